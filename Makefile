@@ -1,0 +1,53 @@
+# What newcomers and continuous integration call. `make` alone lists the targets.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test lint types parts docs bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: .venv/.installed ## make .venv with the command .venv/bin/fleetpulse
+
+run: .venv/.installed ## start the demo: this host and a simulated fleet, dashboard on http://127.0.0.1:8501
+	@$(BIN)/fleetpulse demo
+
+test: .venv/.tests-installed ## run all tests; style, types and import rules are among them
+	@$(BIN)/python -m pytest
+
+lint: .venv/.tests-installed ## check and format-check with ruff
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: .venv/.tests-installed ## check types strictly
+	@$(BIN)/mypy
+
+docs: .venv/.installed ## write docs/signals.md and docs/detectors.md anew from the code
+	@PYTHONPATH=. $(BIN)/python docs/generate.py
+
+bench: .venv/.installed ## print the figures of the README
+	@for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done
+
+parts: ## install what tests need beyond Python: Chromium (Debian or Ubuntu, as root)
+	@deploy/parts.sh
+
+clean: ## remove .venv and caches
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	@find agents pipeline detectors dashboards tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Fleetpulse needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Say which: make install PYTHON=python3.11")'
+	@$(PYTHON) -m venv .venv
+	@$(PIP) install --upgrade 'pip>=25.1'
+	@touch $@
+
+.venv/.installed: .venv/.made pyproject.toml constraints.txt
+	@echo "installing into .venv ..." >&2
+	@$(PIP) install --constraint constraints.txt --editable '.[all]'
+	@touch $@
+
+.venv/.tests-installed: .venv/.installed
+	@echo "installing what tests need into .venv ..." >&2
+	@$(PIP) install --constraint constraints.txt --group dev
+	@touch $@

@@ -1,0 +1,71 @@
+"""Readings -> one Batch: catalogue types, and missing wherever a value is not one.
+
+What lies outside a signal's valid range, does not fit its type or is NaN becomes NaN in floats and the highest value in
+unsigned integers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.collector import Device, Reading
+from pipeline.records import Batch, Block, Event, Origin
+from pipeline.signals import CATALOGUE, Signal
+
+
+def wire_column(signal: Signal, values: NDArray[Any]) -> NDArray[Any]:
+    """`values` in the signal's wire type; missing is NaN or the highest unsigned value."""
+    dtype = np.dtype(signal.type)
+    low, high = signal.valid
+    if dtype.kind == "f":
+        good = (values >= low) & (values <= high)
+        found = np.full(values.shape, np.nan, dtype)
+    else:
+        highest = np.iinfo(dtype).max
+        good = (values >= max(low, 0)) & (values <= high) & (values < highest)
+        found = np.full(values.shape, highest, dtype)
+    found[good] = values[good].astype(dtype)
+    return found
+
+
+def check(reading: Reading, inventory: Mapping[str, Device] | None) -> None:
+    """Raises ValueError or TypeError if a reading or inventory could not be sent: a fault of its collector alone."""
+    if len(set(reading.entities)) != len(reading.entities) or not all(":" in e for e in reading.entities):
+        raise ValueError(f"{reading.device_class}: entities {reading.entities}: wanted kind:name, each once")
+    for name, values in reading.columns.items():
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
+            raise TypeError(f"{name}: {values!r}: wanted an array of numbers")
+        if values.shape != (len(reading.entities),):
+            raise ValueError(f"{name}: values of shape {values.shape} for {len(reading.entities)} devices")
+    facts = [dict(event.data) for event in reading.events]
+    json.dumps([*facts, *(dict(d.attributes) for d in (inventory or {}).values())], allow_nan=False)
+
+
+def blocks(readings: Iterable[Reading]) -> tuple[Block, ...]:
+    """One block per class and list of entities; signals that the catalogue does not have are left out."""
+    merged: dict[tuple[str, tuple[str, ...]], dict[str, NDArray[Any]]] = {}
+    for reading in readings:
+        columns = merged.setdefault((reading.device_class, reading.entities), {})
+        for name, values in reading.columns.items():
+            signal = CATALOGUE.get(name)
+            if signal is not None and signal.device_class == reading.device_class:
+                columns[name] = wire_column(signal, values).reshape(1, -1)
+    return tuple(Block(c, entities, columns) for (c, entities), columns in merged.items() if entities and columns)
+
+
+def batch(origin: Origin, time: int, readings: Iterable[Reading]) -> Batch | None:
+    """What was read at one tick; None if that is nothing."""
+    found = blocks(readings)
+    return Batch(origin, np.array([time], np.int64), found) if found else None
+
+
+def inventory_event(time: int, node: str, devices: Mapping[str, Device]) -> Event:
+    """Which entities there are, with parents and attributes; the node itself is always among them."""
+    whole = {f"node:{node}": Device(), **devices}
+    entities = {e: {"parents": list(d.parents), "attributes": dict(d.attributes)} for e, d in whole.items()}
+    return Event(time, f"node:{node}", "inventory", {"entities": entities})

@@ -1,0 +1,29 @@
+"""The collectors. A new one is one file beside this and one line in COLLECTORS; `[collector.NAME]` configures it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from agents.collector import Collector
+from agents.collectors.host import Host
+from agents.collectors.network import Network
+from agents.collectors.nvml import Nvml
+from pipeline.config import build
+from pipeline.errors import ConfigError
+
+COLLECTORS: tuple[type[Collector], ...] = (Host, Network, Nvml)
+
+
+def configured(tables: Mapping[str, Mapping[str, Any]], source: str = "configuration") -> tuple[Collector, ...]:
+    """Every collector with its table of the configuration. Raises ConfigError on names and keys that nobody has."""
+    known = {collector.name: collector for collector in COLLECTORS}
+    for name in tables:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            mend = f"did you mean [collector.{close[0]}]?" if close else f"known: {', '.join(known)}"
+            raise ConfigError(f"{source}: [collector.{name}]: no such collector; {mend}")
+    return tuple(
+        build(collector, tables.get(name, {}), source, f"collector.{name}") for name, collector in known.items()
+    )

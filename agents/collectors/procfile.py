@@ -1,0 +1,45 @@
+"""A file of /proc or /sys that is opened once and read again and again: one system call per look."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+MAX_READ = 1 << 16
+"""Most bytes of one look; the processor lines of /proc/stat stay below it up to 800 processors."""
+
+
+class ProcFile:
+    """An open file, or the lack of one: `text` and `number` give None where it is absent or cannot be read now."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._handle: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # absent on this kernel, or not for us: the signal is missing, which the store shows
+            self._handle = None
+
+    @property
+    def present(self) -> bool:
+        return self._handle is not None
+
+    def text(self) -> str | None:
+        """What the file says now."""
+        if self._handle is None:
+            return None
+        try:
+            return os.pread(self._handle, MAX_READ, 0).decode("ascii", "replace")
+        except OSError:  # such as the speed of a link that is down (EINVAL), or pressure switched off (EOPNOTSUPP)
+            return None
+
+    def number(self) -> int | None:
+        """The whole number that the file consists of."""
+        text = self.text()
+        try:
+            return None if text is None else int(text)
+        except ValueError:
+            return None
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None

@@ -1,0 +1,66 @@
+"""The few system calls on which durability rests: locking, writing all, waiting for the disk, cutting back."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from pipeline.errors import SpoolError
+from pipeline.transport import segments
+
+
+def boot_id() -> bytes:
+    """The kernel's boot id; 16 zero bytes where the system has none."""
+    try:
+        return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+    except (OSError, ValueError):
+        return bytes(16)
+
+
+def locked(path: Path) -> int:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise SpoolError(
+            f"{path}: another process writes this spool; stop it, or set another [agent] node or [spool] directory"
+        ) from None
+    return handle
+
+
+def write_all(handle: int, data: bytes, at: int) -> None:
+    """Writes until all is written; a short write goes on and so meets the error that cut it short."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(handle, view, at)
+        view, at = view[written:], at + written
+
+
+def sync_data(handle: int) -> None:
+    getattr(os, "fdatasync", os.fsync)(handle)  # macOS has no fdatasync
+
+
+def cut(path: Path, size: int) -> None:
+    """Cuts a file, and makes what stays durable: the process that wrote it may have died before its own sync."""
+    handle = os.open(path, os.O_RDWR)
+    try:
+        os.ftruncate(handle, size)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_mark(path: Path, mark: segments.Mark) -> None:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        os.pwrite(handle, segments.pack_mark(mark), 0)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def free(path: Path) -> int:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize

@@ -1,0 +1,125 @@
+"""Which segments of a spool are kept: unlinked when every reader has stored them, or, oldest first, for want of room.
+
+What is unlinked for want of room is a gap with its cause, written down before the unlinking where the disk allows it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.transport import segments
+
+
+@dataclass(slots=True)
+class Segment:
+    """One segment file: records [first, next) in `size` bytes."""
+
+    folder: Path
+    first: int
+    next: int
+    size: int
+
+    @property
+    def path(self) -> Path:
+        return segments.segment_path(self.folder, self.first)
+
+
+class Retention:
+    """All segments of one node and topic, old epochs included, oldest first. `current` is the epoch being written."""
+
+    def __init__(self, home: Path, current: Path) -> None:
+        self._home, self._current = home, current
+        self._kept = [segment for folder in segments.epoch_folders(home) for segment in _segments(folder)]
+        self._gaps: dict[Path, list[segments.Gap]] = {}  # changed, not yet written down
+        self._sealed = False
+        self.size = sum(segment.size for segment in self._kept)
+        self.dropped = 0
+
+    @property
+    def several(self) -> bool:
+        return len(self._kept) > 1
+
+    def writable(self, sequence: int) -> Segment | None:
+        """The newest segment, if the record `sequence` may go behind it."""
+        newest = self._kept[-1] if self._kept else None
+        if newest is None or self._sealed or newest.folder != self._current or newest.next != sequence:
+            return None
+        return newest
+
+    def seal(self) -> None:
+        """The newest segment gets no more records."""
+        self._sealed = True
+
+    def grow(self, segment: Segment, size: int, behind: int) -> None:
+        """`size` bytes of records up to before `behind` were made durable in `segment`."""
+        if not self._kept or segment is not self._kept[-1]:
+            self._kept.append(segment)
+            self._sealed = False
+        segment.size += size
+        segment.next = behind
+        self.size += size
+
+    def drop_oldest(self) -> bool:
+        """Gives up the oldest segment, as a gap; False if there is none."""
+        if not self._kept:
+            return False
+        oldest = self._kept[0]
+        self.lose(max(oldest.first, _least(segments.cursors(oldest.folder))), oldest.next, "spool full", oldest.folder)
+        self.save_gaps()
+        self._unlink()
+        return True
+
+    def drop_read(self) -> None:
+        """Unlinks segments that every reader has stored, but never the newest."""
+        while self.several:
+            cursors = segments.cursors(self._kept[0].folder)
+            if not cursors or min(cursors) < self._kept[0].next:
+                break
+            self._unlink()
+        self._forget_old_epochs()
+
+    def lose(self, first: int, behind: int, cause: str, folder: Path | None = None) -> None:
+        """Counts records [first, behind) as gone."""
+        if behind > first:
+            self.dropped += behind - first
+            folder = folder or self._current
+            known = self._gaps[folder] if folder in self._gaps else segments.read_gaps(folder)
+            self._gaps[folder] = segments.merged(known, (first, behind, cause))
+
+    def save_gaps(self) -> None:
+        """Writes down new gaps; where the disk has no room even for that, the next call tries again."""
+        for folder, gaps in list(self._gaps.items()):
+            try:
+                segments.write_small(folder / "gaps.json", gaps, durable=True)
+            except OSError:
+                return
+            del self._gaps[folder]
+
+    def _unlink(self) -> None:
+        oldest = self._kept.pop(0)
+        self.size -= oldest.size
+        oldest.path.unlink(missing_ok=True)
+
+    def _forget_old_epochs(self) -> None:
+        """Removes old epochs that every reader has read to the end; what is left of others (mark, gaps) is tiny."""
+        for folder in segments.epoch_folders(self._home):
+            mark, cursors = segments.read_mark(folder), segments.cursors(folder)
+            if folder != self._current and mark and cursors and min(cursors) >= mark.sequence:
+                for name in os.listdir(folder):
+                    (folder / name).unlink(missing_ok=True)
+                folder.rmdir()
+
+
+def _least(cursors: list[int]) -> int:
+    return min(cursors, default=0)
+
+
+def _segments(folder: Path) -> list[Segment]:
+    firsts, mark = segments.segments(folder), segments.read_mark(folder)
+    if not firsts:
+        return []
+    ends = [*firsts[1:], max(mark.sequence if mark else 0, firsts[-1])]
+    paths = [segments.segment_path(folder, first) for first in firsts]
+    return [Segment(folder, f, e, p.stat().st_size) for f, e, p in zip(firsts, ends, paths, strict=True)]

@@ -1,0 +1,237 @@
+"""`fleetpulse simulate`: a fleet with known faults into files, into spools at a chosen speed, or both alike.
+
+Where the scenario names no start: with spools second 0 lies at now - backfill - (duration - backfill) * (1 - 1 /
+speed), so that a stream at speed 1 runs with the clock, one at speed 0 ends now, and no sample ever lies in the
+future.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.sim.faults import KINDS
+from agents.sim.fleet import TICKS_FOR_EVER, Chunk, FleetSimulator
+from agents.sim.scenario import Scenario, load
+from agents.sim.stream import Outlets, Pace
+from pipeline.config import Config
+from pipeline.errors import UsageError
+from pipeline.records import SECOND, Event, iso
+
+BACKFILLED = "back-fill sent"
+"""What is said when the history of --backfill is durable and real time begins; the demo waits for these words."""
+
+
+class Sink(Protocol):
+    """Where the files go: pipeline.recordings.RecordingWriter has this face, and the door passes it in."""
+
+    def telemetry(
+        self,
+        device_class: str,
+        times: NDArray[np.int64],
+        entities: Sequence[str],
+        columns: Mapping[str, NDArray[Any]],
+        present: NDArray[np.bool_],
+    ) -> None:
+        """Rows of one class: times (ticks,), columns (ticks, devices) in wire type, present: which rows exist."""
+
+    def events(self, events: Sequence[Event]) -> None:
+        """Events in order of time."""
+
+    def close(
+        self,
+        parents: Mapping[str, Sequence[str]],
+        attributes: Mapping[str, Mapping[str, object]],
+        truth: Sequence[Mapping[str, Any]],
+        meta: Mapping[str, Any],
+    ) -> None:
+        """Ends all files; writes topology.toml, truth.jsonl and meta.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What was asked for. `to` None: files only. `backfill` (s): history that is sent at once before real time."""
+
+    scenario: str
+    seed: int = 0
+    to: str | None = None
+    speed: float = 1.0
+    backfill: float | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was made."""
+
+    ticks: int = 0
+    rows: int = 0
+    samples: int = 0
+    events: int = 0
+    dropped: int = 0
+    took: float = field(default_factory=time.monotonic)
+
+    def add(self, simulator: FleetSimulator, chunk: Chunk) -> None:
+        """Counts a chunk; rows of silent nodes do not exist."""
+        self.ticks += len(chunk.times)
+        self.events += len(chunk.events)
+        for number, shipper in enumerate(simulator.layout.shippers):
+            live = len(chunk.times) - int(np.count_nonzero(chunk.silent[:, number]))
+            for device_class, part in shipper.parts.items():
+                rows = live * (part.stop - part.start)
+                self.rows += rows
+                self.samples += rows * len(chunk.columns[device_class])
+
+
+def kinds() -> list[dict[str, Any]]:
+    """What --list shows: one row per fault kind."""
+    return [
+        {
+            "kind": name,
+            "class": kind.detectability,
+            "strikes": kind.device_class,
+            "parameters": ", ".join(kind().parameters()),
+            "what": (kind.__doc__ or "").strip(),
+        }
+        for name, kind in KINDS.items()
+    ]
+
+
+def utc_now() -> int:
+    """UTC microseconds of this host's clock."""
+    return time.time_ns() // 1000
+
+
+def simulate(
+    order: Order,
+    config: Config,
+    sink: Sink | None,
+    wait: Callable[[float], bool],
+    now: Callable[[], int] = utc_now,
+    say: Callable[[str], Any] = lambda line: sys.stderr.write(line + "\n"),
+) -> int:
+    """Runs the scenario to its end, or until `wait(seconds)` answers True (somebody stops it). Returns the exit code.
+
+    With `backfill` and a scenario that has [live] faults it goes on in real time until it is stopped.
+    """
+    _check(order, sink)
+    scenario = load(order.scenario)
+    endless = order.backfill is not None and scenario.live.every > 0
+    begin = now()
+    simulator = FleetSimulator(scenario, order.seed, _start(scenario, order, begin), endless)
+    pace = Pace(begin, order.speed if order.to else 0.0, scenario.interval, order.backfill or 0.0)
+    outlets = Outlets(simulator, config.spool, config.site.name, now) if order.to else None
+    tally = Tally()
+    try:
+        _run(simulator, pace, outlets, sink, tally, TICKS_FOR_EVER if endless else scenario.ticks, wait, now, say)
+    finally:
+        if outlets:
+            outlets.close()
+            tally.dropped = outlets.dropped
+    if sink:
+        _finish(simulator, order, sink, tally)
+    took = time.monotonic() - tally.took
+    say(
+        f"simulate: {scenario.fleet.nodes} nodes, {tally.ticks * scenario.interval:g} s, {tally.samples} samples in "
+        f"{tally.rows} rows, {tally.events} events in {took:.1f} s"
+    )
+    if tally.dropped:
+        say(
+            f"simulate: {tally.dropped} messages found no room in the spool and are counted as gaps; "
+            "wanted a higher [spool] max_bytes"
+        )
+    return 1 if tally.dropped else 0
+
+
+def _run(
+    simulator: FleetSimulator,
+    pace: Pace,
+    outlets: Outlets | None,
+    sink: Sink | None,
+    tally: Tally,
+    limit: int,
+    wait: Callable[[float], bool],
+    now: Callable[[], int],
+    say: Callable[[str], Any],
+) -> None:
+    """Sends and writes chunk after chunk, each when its last tick is due."""
+    history = pace.backfill > 0
+    for chunk in simulator.chunks(lambda tick: pace.ready(tick, now()), limit):
+        last = tally.ticks + len(chunk.times) - 1
+        if history and last * pace.interval >= pace.backfill:
+            history = False
+            if outlets:
+                outlets.sync()
+            say(f"simulate: {BACKFILLED}: {tally.samples} samples, {tally.events} events")
+        if wait(max(0, pace.due(last) - now()) / SECOND):
+            return
+        if outlets:
+            outlets.send(chunk)
+        if sink:
+            _write(simulator, sink, chunk)
+        tally.add(simulator, chunk)
+
+
+def _write(simulator: FleetSimulator, sink: Sink, chunk: Chunk) -> None:
+    """The same values into files."""
+    shippers = simulator.layout.shippers
+    for device_class, columns in chunk.columns.items():
+        entities = simulator.entities(device_class)
+        home = np.zeros(len(entities), np.intp)
+        for number, shipper in enumerate(shippers):
+            if device_class in shipper.parts:
+                home[shipper.parts[device_class]] = number
+        sink.telemetry(device_class, chunk.times, entities, columns, chunk.present(home))
+    sink.events([event for _, event in chunk.events])
+
+
+def _finish(simulator: FleetSimulator, order: Order, sink: Sink, tally: Tally) -> None:
+    """Topology, truth and meta, for what was really made."""
+    layout, scenario = simulator.layout, simulator.scenario
+    seconds = tally.ticks * scenario.interval
+    attributes = {entity: found for entity in layout.parents if (found := layout.attributes(entity))}
+    meta = {
+        "name": f"simulated-{order.seed}",
+        "title": f"Simulated fleet of {layout.nodes} nodes with {layout.gpus_per_node} GPUs each",
+        "origin": "fleetpulse simulate",
+        "simulated": True,
+        "seed": order.seed,
+        "nodes": layout.nodes,
+        "start": iso(simulator.start),
+        "end": iso(simulator.at(seconds)),
+        "interval": scenario.interval,
+        "rows": tally.rows,
+        "events": len(truth := simulator.truth(seconds)),
+    }
+    sink.close(layout.parents, attributes, truth, meta)
+
+
+def _start(scenario: Scenario, order: Order, begin: int) -> int | None:
+    """Where second 0 lies: the scenario's own start, else so that a stream fits the clock (whole seconds)."""
+    if scenario.start is not None or not order.to:
+        return scenario.start
+    backfill = order.backfill or 0.0
+    rest = max(0.0, scenario.duration - backfill)
+    ahead = rest if order.speed == 0 else rest * max(0.0, 1 - 1 / order.speed)
+    return (begin - round((backfill + ahead) * SECOND)) // SECOND * SECOND
+
+
+def _check(order: Order, sink: Sink | None) -> None:
+    """Refuses orders that make no sense, or none yet."""
+    if order.to == "kafka":
+        raise UsageError("simulate: --to kafka: this version streams to the spool only; wanted --to spool")
+    if order.to not in (None, "spool"):
+        raise UsageError(f"simulate: --to {order.to}: no such transport; wanted --to spool")
+    if order.to is None and sink is None:
+        raise UsageError("simulate: nowhere to put it; wanted --output DIR, --to spool, or both")
+    if not 0 <= order.speed < float("inf"):
+        raise UsageError(f"simulate: --speed {order.speed}: wanted 0 (as fast as it goes) or a factor on real time")
+    if order.seed < 0:
+        raise UsageError(f"simulate: --seed {order.seed}: wanted a whole number from 0")
+    if order.backfill is not None and (order.backfill <= 0 or order.to is None or order.speed != 1):
+        raise UsageError("simulate: --backfill: wanted seconds above 0, together with --to spool and --speed 1")

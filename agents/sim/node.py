@@ -1,0 +1,66 @@
+"""A simulated node with the face of a collector: for tests and trials of an agent on a host without GPUs.
+
+It is in no agent's list: an agent's messages say that they are real, so whoever passes this collector to an Agent on
+purpose keeps its spool apart. Its entities are named `sim-` and bear the attribute `simulated`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from agents.collector import Collector, Device, NoData, Reading
+from agents.sim.command import utc_now
+from agents.sim.fleet import TICKS_FOR_EVER, Chunk, FleetSimulator
+from agents.sim.layout import Shipper
+from agents.sim.scenario import Fleet, Scenario
+from pipeline.signals import CATALOGUE
+
+
+@dataclass
+class SimulatedNode(Collector):
+    """Node `number` of a quiet simulated fleet, one tick of `interval` seconds per read; the same for the same seed."""
+
+    name: ClassVar[str] = "simulated"
+    signals: ClassVar[tuple[str, ...]] = tuple(s.name for s in CATALOGUE.values() if s.device_class in ("gpu", "nic"))
+    number: int = 1
+    nodes: int = 1
+    gpus: int = 8
+    seed: int = 1
+    now: Callable[[], int] = utc_now
+    _chunks: Iterator[Chunk] | None = field(default=None, init=False, repr=False)
+    _simulator: FleetSimulator | None = field(default=None, init=False, repr=False)
+
+    def open(self, node: str) -> None:
+        if not 1 <= self.number <= self.nodes:
+            raise NoData(f"node {self.number} of a simulated fleet of {self.nodes}")
+        scenario = Scenario(self.interval, self.interval, None, Fleet(self.nodes, self.gpus), source="simulated")
+        self._simulator = FleetSimulator(scenario, self.seed, self.now())
+        self._chunks = self._simulator.chunks(1, TICKS_FOR_EVER)
+
+    def read(self) -> tuple[Reading, ...]:
+        simulator, chunk = self._simulator, next(self._chunks or iter(()), None)
+        if simulator is None or chunk is None:
+            raise NoData("simulated node is not open")
+        events = tuple(event for shipper, event in chunk.events if shipper == self.number - 1)
+        told = tuple(event for event in events if event.kind != "inventory")  # the agent tells that itself
+        readings = []
+        for device_class, part in self._shipper(simulator).parts.items():
+            columns = {name: values[0, part] for name, values in chunk.columns[device_class].items()}
+            readings.append(Reading(device_class, simulator.entities(device_class)[part], columns, told))
+            told = ()
+        return tuple(readings)
+
+    def inventory(self) -> Mapping[str, Device]:
+        if self._simulator is None:
+            return {}
+        layout, home = self._simulator.layout, self.number - 1
+        mine = (entity for entity in layout.parents if layout.shipper_of(entity) == home)
+        return {entity: Device(layout.parents[entity], layout.attributes(entity)) for entity in mine}
+
+    def close(self) -> None:
+        self._chunks = self._simulator = None
+
+    def _shipper(self, simulator: FleetSimulator) -> Shipper:
+        return simulator.layout.shippers[self.number - 1]

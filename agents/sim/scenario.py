@@ -1,0 +1,229 @@
+"""A scenario: how large the fleet is, how long it is watched and what breaks. From TOML, or the built-in `demo`."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agents.sim.faults import KINDS, CoolantLoss, Fault, Kind, LinkDegradation, SilentDataCorruption, Straggler
+from agents.sim.layout import Layout
+from agents.sim.noise import generator
+from pipeline.config import build
+from pipeline.errors import UsageError
+from pipeline.records import from_iso
+
+FAULTS = 5  # key of the generators that draw faults
+_FAULT_KEYS = {"kind", "entity", "onset", "end"}
+_MAX_GPUS = 200_000  # twice the largest site the design names
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """[fleet]: its size. `missing` is the share of rows whose floating-point values are lost."""
+
+    nodes: int = 16
+    gpus_per_node: int = 8
+    missing: float = 0.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """One [[fault]]: a kind with its parameters, in [onset, end) seconds after the start; entity drawn if absent."""
+
+    kind: Kind
+    onset: float
+    end: float
+    entity: str | None = None
+
+
+@dataclass(frozen=True)
+class Live:
+    """[live]: what breaks after `duration` when the fleet goes on in real time: one fault every `every` seconds."""
+
+    every: float = 0.0  # 0: nothing
+    hours: float = 168.0  # for a week; then the fleet stays well
+
+
+@dataclass(frozen=True)
+class _File:
+    """Top of a scenario file, but for version, start and [[fault]]."""
+
+    duration: float
+    interval: float
+    fleet: Fleet = field(default_factory=Fleet)
+    live: Live = field(default_factory=Live)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The whole file. `start` in UTC microseconds; None: 2026-01-01, or chosen so that a stream fits the clock."""
+
+    duration: float
+    interval: float
+    start: int | None = None
+    fleet: Fleet = field(default_factory=Fleet)
+    faults: tuple[Line, ...] = ()
+    live: Live = field(default_factory=Live)
+    source: str = "demo"
+
+    @property
+    def ticks(self) -> int:
+        """Number of samples of each device; the first at 0, the last before `duration`."""
+        return max(1, int(round(self.duration / self.interval, 6)))
+
+
+DEFAULT_START = from_iso("2026-01-01T00:00:00Z")
+
+
+def load(source: str | Path) -> Scenario:
+    """Scenario `demo`, or that of a TOML file. Raises UsageError naming file, key and mend."""
+    if str(source) == "demo":
+        return demo()
+    try:
+        table = tomllib.loads(Path(source).read_text())
+    except OSError as error:
+        raise UsageError(f"{source}: cannot be read: {error.strerror}; wanted a scenario in TOML, or 'demo'") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{source}: is not TOML: {error}") from error
+    return parse(table, str(source))
+
+
+def parse(table: Mapping[str, Any], source: str) -> Scenario:
+    """Scenario of a TOML table. Raises UsageError."""
+    rest = dict(table)
+    version = rest.pop("version", None)
+    if version != 1:
+        raise UsageError(f"{source}: version = {version!r}; wanted version = 1")
+    lines = rest.pop("fault", [])
+    if "faults" in rest:
+        raise UsageError(f"{source}: faults: no such section; did you mean '[[fault]]'?")
+    if not isinstance(lines, list):
+        raise UsageError(f"{source}: [fault] is one table; wanted [[fault]], once per fault")
+    start = _start(rest.pop("start", None), source)
+    file = build(_File, rest, source)
+    found = tuple(_line(line, f"{source}: [[fault]] {i + 1}", file.duration) for i, line in enumerate(lines))
+    scenario = Scenario(file.duration, file.interval, start, file.fleet, found, file.live, source)
+    _check(scenario)
+    return scenario
+
+
+def demo() -> Scenario:
+    """64 nodes for 6 h: four kinds of faults in the last 90 minutes, two of them over at the end; then more, live."""
+    faults = (
+        Line(CoolantLoss(flow=0.35), 16_500.0, 17_700.0),
+        Line(LinkDegradation(), 17_100.0, 18_600.0),
+        Line(SilentDataCorruption(probability=0.7), 18_000.0, 64_800.0),
+        Line(Straggler(slowdown=0.25), 19_200.0, 24_000.0),
+        Line(LinkDegradation(), 20_400.0, 23_400.0),
+    )
+    return Scenario(21_600.0, 10.0, None, Fleet(64, 8), faults, Live(every=150.0))
+
+
+def faults_of(scenario: Scenario, layout: Layout, seed: int, live: bool) -> list[Fault]:
+    """Every fault with entity and parameters drawn from the seed; those of [live] only if asked for."""
+    taken: set[str] = set()
+    found: list[Fault] = []
+    lines = [*scenario.faults, *(_live_lines(scenario, seed) if live else ())]
+    for number, line in enumerate(lines):
+        rng = generator(seed, FAULTS, number)
+        kind = line.kind.drawn(rng)
+        places = layout.entities[kind.device_class]
+        entity = line.entity or _draw(kind.candidates(layout), taken, rng)
+        if entity not in places:
+            raise UsageError(
+                f"{scenario.source}: [[fault]] {number + 1}: entity = {entity!r}: the fleet has none of that name; "
+                f"a {kind.name} strikes one of {places[0]} to {places[-1]}"
+            )
+        taken.add(entity)
+        found.append(
+            Fault(number + 1, kind, entity, places.index(entity), line.onset, line.end, (seed, FAULTS, number, 2))
+        )
+    return found
+
+
+def _draw(candidates: Sequence[str], taken: set[str], rng: Any) -> str:
+    """A candidate that no earlier fault has, while there is one."""
+    free = [e for e in candidates if e not in taken] or list(candidates)
+    return free[int(rng.integers(len(free)))]
+
+
+def _live_lines(scenario: Scenario, seed: int) -> list[Line]:
+    """One fault every `every` seconds (x 0.8 to 1.2), each 5 to 12 min long; every eighth strikes a coolant loop."""
+    if scenario.live.every <= 0:
+        return []
+    rng, names = generator(seed, FAULTS, 0, 1), ("link_degradation", "straggler", "sdc")
+    lines: list[Line] = []
+    time, end = scenario.duration + 15.0, scenario.duration + scenario.live.hours * 3600
+    while time < end:
+        name = "coolant" if len(lines) % 8 == 7 else names[len(lines) % 3]
+        lines.append(Line(KINDS[name](), time, time + float(rng.uniform(300.0, 720.0))))
+        time += scenario.live.every * float(rng.uniform(0.8, 1.2))
+    return lines
+
+
+def _start(value: Any, source: str) -> int | None:
+    if value is None:
+        return None
+    try:
+        return from_iso(value.isoformat() if isinstance(value, datetime.datetime) else value)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{source}: start = {value!r}; wanted a time like 2026-01-01T00:00:00Z") from error
+
+
+def _check(scenario: Scenario) -> None:
+    """Refuses sizes that no fleet has."""
+    fleet = scenario.fleet
+    wrong = {
+        "duration": not scenario.duration > 0,
+        "interval": not 0.1 <= scenario.interval <= 3600,
+        "[fleet] nodes": fleet.nodes < 1,
+        "[fleet] gpus_per_node": not 1 <= fleet.gpus_per_node <= 32,
+        "[fleet] nodes x gpus_per_node": fleet.nodes * fleet.gpus_per_node > _MAX_GPUS,
+        "[fleet] missing": not 0 <= fleet.missing < 1,
+        "[live] every": scenario.live.every < 0,
+    }
+    for key in (k for k, bad in wrong.items() if bad):
+        raise UsageError(
+            f"{scenario.source}: {key}: out of range; wanted duration above 0, interval 0.1 to 3600 s, nodes above 0, "
+            f"gpus_per_node 1 to 32, at most {_MAX_GPUS} GPUs, missing from 0 to below 1, every at least 0"
+        )
+
+
+def _line(table: Any, where: str, duration: float) -> Line:
+    """One [[fault]] table as a Line."""
+    if not isinstance(table, dict) or not isinstance(table.get("kind"), str):
+        raise UsageError(f"{where}: kind: missing; wanted one of {', '.join(KINDS)}")
+    name = table["kind"]
+    if name not in KINDS:
+        close = difflib.get_close_matches(name, KINDS, 1)
+        mend = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(KINDS)}"
+        raise UsageError(f"{where}: kind = {name!r}: no such fault kind; {mend}")
+    known = {*_FAULT_KEYS, *KINDS[name].__dataclass_fields__}
+    for key in (k for k in table if k not in known):
+        close = difflib.get_close_matches(key, known, 1)
+        mend = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(sorted(known))}"
+        raise UsageError(f"{where}: {key}: no such key of {name}; {mend}")
+    onset, end = (_seconds(table, key, where, default) for key, default in (("onset", None), ("end", duration)))
+    entity = table.get("entity")
+    if end <= onset or not (entity is None or isinstance(entity, str)):
+        raise UsageError(
+            f"{where}: onset = {onset}, end = {end}, entity = {entity!r}; wanted end after onset, entity a text"
+        )
+    kind = build(KINDS[name], {k: v for k, v in table.items() if k not in _FAULT_KEYS}, where)
+    for key, (low, high) in kind.limits.items():
+        value = getattr(kind, key)
+        if value is not None and not low <= value <= high:
+            raise UsageError(f"{where}: {key} = {value}; wanted {low:g} to {high:g}")
+    return Line(kind, onset, end, entity)
+
+
+def _seconds(table: Mapping[str, Any], key: str, where: str, default: float | None) -> float:
+    value = table.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise UsageError(f"{where}: {key} = {value!r}; wanted seconds after the start")
+    return float(value)

@@ -1,0 +1,140 @@
+"""From chunks to spools: one agent's telemetry and events per simulated node, at a chosen pace.
+
+A tick is due at `begin + max(0, seconds - backfill) / speed`; what lies in the back-fill is due at once. Messages hold
+about a second of real time, at most BLOCK ticks, so that a fast stream is not a flood of small ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from agents.sim.fleet import BLOCK, Chunk, FleetSimulator
+from agents.sim.layout import Shipper
+from agents.spool import Spool
+from pipeline import config, wire
+from pipeline.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
+
+SYNC_EVERY = SECOND
+"""Least time between two syncs of all spools (us): each costs a disk flush per spool. Chosen."""
+_FILES_PER_NODE, _FILES_BESIDE = 8, 64  # open files: two spools with lock, mark, segment and folder; chosen with room
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When a tick is due. `begin` in UTC us; speed 0: everything at once."""
+
+    begin: int
+    speed: float
+    interval: float
+    backfill: float = 0.0
+
+    @property
+    def group(self) -> int:
+        """Ticks in a message: about a second of real time."""
+        return BLOCK if self.speed == 0 else min(max(round(self.speed / self.interval), 1), BLOCK)
+
+    def due(self, tick: int) -> int:
+        """UTC us at which a tick may be sent."""
+        late = max(0.0, tick * self.interval - self.backfill)
+        return self.begin if self.speed == 0 else self.begin + int(late / self.speed * SECOND)
+
+    def ready(self, tick: int, now: int) -> int:
+        """How many ticks to send together from `tick` on: a group, or all that are due if that is more."""
+        count = self.group
+        while count < BLOCK and self.due(tick + count) <= now:
+            count += 1
+        return count
+
+
+class Outlets:
+    """The spools of all simulated nodes; counts what it sends."""
+
+    def __init__(self, simulator: FleetSimulator, settings: config.Spool, site: str, now: Callable[[], int]) -> None:
+        self._simulator, self._now = simulator, now
+        shippers = simulator.layout.shippers
+        _allow_files(_FILES_PER_NODE * len(shippers) + _FILES_BESIDE)
+        self._origins = [Origin(site, s.node, _boot_id(simulator, s.node), True) for s in shippers]
+        self._stack, self._synced = ExitStack(), now()
+        try:
+            self._events = [self._open(s.node, EVENTS, settings) for s in shippers]
+            self._telemetry = [self._open(s.node, TELEMETRY, settings) for s in shippers]
+        except BaseException:
+            self._stack.close()
+            raise
+
+    @property
+    def dropped(self) -> int:
+        """Messages that found no room."""
+        return sum(spool.dropped for spool in (*self._events, *self._telemetry))
+
+    def send(self, chunk: Chunk) -> None:
+        """Appends a chunk as one telemetry and one events message per node; syncs at most every SYNC_EVERY."""
+        sent = self._now()
+        events: dict[int, list[Event]] = defaultdict(list)
+        for number, event in chunk.events:
+            events[number].append(event)
+        for number, found in events.items():
+            body = wire.encode_events(EventBatch(self._origins[number], tuple(found)))
+            self._events[number].append(body, wire.EVENTS_KIND, sent, True)
+        for number, shipper in enumerate(self._simulator.layout.shippers):
+            batch = self._batch(chunk, number, shipper)
+            if len(batch.times):
+                self._telemetry[number].append(wire.encode(batch), wire.TELEMETRY_KIND, sent, True)
+        if self._now() - self._synced >= SYNC_EVERY:
+            self.sync()
+
+    def sync(self) -> None:
+        """Makes everything sent durable, events first: a reader then knows the entities before their rows."""
+        for spool in (*self._events, *self._telemetry):
+            spool.sync()
+        self._synced = self._now()
+
+    def close(self) -> None:
+        """Syncs and releases all spools; may be called twice."""
+        self._stack.close()
+
+    def _open(self, node: str, topic: str, settings: config.Spool) -> Spool:
+        spool = Spool(
+            settings.directory,
+            node,
+            topic,
+            max_bytes=settings.max_bytes,
+            segment_bytes=settings.segment_bytes,
+            free_bytes=settings.free_bytes,
+        )
+        self._stack.callback(spool.close)
+        return spool
+
+    def _batch(self, chunk: Chunk, number: int, shipper: Shipper) -> Batch:
+        """The rows of one node that exist."""
+        quiet = chunk.silent[:, number]
+        rows = slice(None) if not quiet.any() else np.flatnonzero(~quiet)
+        blocks = tuple(
+            Block(
+                device_class,
+                self._simulator.entities(device_class)[part],
+                {name: values[:, part][rows] for name, values in chunk.columns[device_class].items()},
+            )
+            for device_class, part in shipper.parts.items()
+        )
+        return Batch(self._origins[number], chunk.times[rows], blocks)
+
+
+def _boot_id(simulator: FleetSimulator, node: str) -> bytes:
+    """A simulated kernel's boot id: another one for every run."""
+    return hashlib.blake2b(f"{simulator.seed} {simulator.start} {node}".encode(), digest_size=16).digest()
+
+
+def _allow_files(wanted: int) -> None:
+    """Raises the soft limit of open files where a large fleet needs it and the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    top = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < top:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))

@@ -1,0 +1,244 @@
+"""What the API answers, as types. A text that does not fit raises KeyError, TypeError or ValueError, never passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from pipeline.records import LEVELS, Finding, Incident, Severity, State, from_iso
+
+NodeState = Literal["ok", "watch", "degraded", "critical", "no_data"]
+NODE_STATES: tuple[NodeState, ...] = get_args(NodeState)
+STATES: tuple[State, ...] = get_args(State)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node on the map. `last_seen` is None if it never spoke."""
+
+    entity: str
+    rack: str
+    state: NodeState
+    last_seen: int | None
+    simulated: bool
+    incidents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All nodes at one moment, and how far behind the judgement is."""
+
+    as_of: int
+    watermark: int | None
+    backlog: bool
+    lag_s: float | None
+    nodes: tuple[Node, ...]
+    sources: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One row of an incident's history."""
+
+    time: int
+    kind: str
+    actor: str
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """One message to one receiver, and what became of it."""
+
+    receiver: str
+    kind: str
+    state: str
+    attempts: int
+    created: int | None
+    next_attempt: int | None
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """An incident with everything that is known about it. `blast_radius` is empty where the API has none."""
+
+    incident: Incident
+    findings: tuple[Finding, ...]
+    history: tuple[Change, ...]
+    notifications: tuple[Notification, ...]
+    blast_radius: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One instant of a device beside its peers; what was not measured is None."""
+
+    time: int
+    value: float | None
+    median: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One signal of one device, and the band in which its peers lie."""
+
+    entity: str
+    signal: str
+    unit: str
+    help: str
+    peer_kind: str
+    peers: int
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """One line of the timeline."""
+
+    time: int
+    kind: str
+    entity: str
+    text: str
+
+
+def fleet_of(table: Mapping[str, Any]) -> Fleet:
+    """GET /api/v1/fleet. An unknown state of a node is shown as no data: never as ok."""
+    return Fleet(
+        as_of=from_iso(table["as_of"]),
+        watermark=_moment(table.get("watermark")),
+        backlog=bool(table.get("backlog")),
+        lag_s=_number(table.get("lag_s")),
+        nodes=tuple(_node(n) for n in _list(table["nodes"])),
+        sources={str(k): _count(v) for k, v in (table.get("sources") or {}).items()},
+    )
+
+
+def _node(table: Mapping[str, Any]) -> Node:
+    state = table["state"]
+    return Node(
+        entity=str(table["entity"]),
+        rack=str(table.get("rack") or ""),
+        state=state if state in NODE_STATES else "no_data",
+        last_seen=_moment(table.get("last_seen")),
+        simulated=bool(table["simulated"]),
+        incidents=tuple(map(str, _list(table.get("incidents") or []))),
+    )
+
+
+def incident_of(table: Mapping[str, Any]) -> Incident:
+    """One incident as in incidents.jsonl, with state, summary and simulated."""
+    return Incident(
+        id=str(table["id"]),
+        cause=str(table["cause"]),
+        opened=from_iso(table["opened"]),
+        onset=from_iso(table["onset"]),
+        resolved=_moment(table.get("resolved")),
+        severity=_one_of(table["severity"], get_args(Severity), "severity"),
+        members=tuple(map(str, _list(table["members"]))),
+        confidence=_number(table.get("confidence")),
+        state=_one_of(table["state"], STATES, "state"),
+        summary=str(table["summary"]),
+        simulated=bool(table["simulated"]),
+        detector=str(table.get("detector") or ""),
+        entity=str(table.get("entity") or table["cause"]),
+    )
+
+
+def detail_of(table: Mapping[str, Any]) -> Detail:
+    """GET /api/v1/incidents/{id}."""
+    blast = table.get("blast_radius")
+    return Detail(
+        incident=incident_of(table),
+        findings=tuple(_finding(f) for f in _list(table.get("findings") or [])),
+        history=tuple(
+            Change(from_iso(h["time"]), str(h["kind"]), str(h.get("actor") or ""), str(h.get("comment") or ""))
+            for h in _list(table.get("history") or [])
+        ),
+        notifications=tuple(_notification(n) for n in _list(table.get("notifications") or [])),
+        blast_radius=blast if isinstance(blast, dict) else {},
+    )
+
+
+def _finding(table: Mapping[str, Any]) -> Finding:
+    return Finding(
+        time=from_iso(table["time"]),
+        onset=from_iso(table["onset"]),
+        entity=str(table["entity"]),
+        detector=str(table["detector"]),
+        level=_one_of(table["level"], LEVELS, "level"),
+        score=_number(table.get("score")) or 0.0,
+        summary=str(table["summary"]),
+        evidence=dict(table.get("evidence") or {}),
+        signals=tuple(map(str, _list(table.get("signals") or []))),
+    )
+
+
+def _notification(table: Mapping[str, Any]) -> Notification:
+    return Notification(
+        receiver=str(table["receiver"]),
+        kind=str(table["kind"]),
+        state=str(table["state"]),
+        attempts=int(table.get("attempts") or 0),
+        created=_moment(table.get("created")),
+        next_attempt=_moment(table.get("next_attempt")),
+        answer=str(table.get("answer") or ""),
+    )
+
+
+def series_of(table: Mapping[str, Any]) -> Series:
+    """GET /api/v1/series."""
+    signal = table["signal"]
+    return Series(
+        entity=str(table["entity"]),
+        signal=str(signal["name"]),
+        unit=str(signal.get("unit") or ""),
+        help=str(signal.get("help") or signal["name"]),
+        peer_kind=str(table.get("peer_kind") or ""),
+        peers=_count(table.get("peers")),
+        points=tuple(
+            Point(from_iso(p["time"]), *(_number(p.get(key)) for key in ("value", "median", "low", "high")))
+            for p in _list(table["points"])
+        ),
+    )
+
+
+def timeline_of(table: Mapping[str, Any]) -> tuple[Happening, ...]:
+    """GET /api/v1/timeline."""
+    return tuple(
+        Happening(from_iso(i["time"]), str(i["kind"]), str(i.get("entity") or ""), str(i.get("text") or ""))
+        for i in _list(table["items"])
+    )
+
+
+def incidents_of(table: Mapping[str, Any]) -> tuple[Incident, ...]:
+    """GET /api/v1/incidents."""
+    return tuple(incident_of(i) for i in _list(table["incidents"]))
+
+
+def _list(value: Any) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"a list was wanted, found {type(value).__name__}")
+    return value
+
+
+def _count(value: Any) -> int:
+    """A number, or how many there are of what is listed."""
+    return len(value) if isinstance(value, (list, dict)) else int(value or 0)
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _moment(text: Any) -> int | None:
+    return None if text is None else from_iso(text)
+
+
+def _one_of(value: Any, allowed: Sequence[Any], what: str) -> Any:
+    if value not in allowed:
+        raise ValueError(f"{what} {value!r} is none of {', '.join(map(str, allowed))}")
+    return value

@@ -1,0 +1,146 @@
+"""What an incident's page shows of its findings: which comes first, which curve, which figures, who is hurt."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dashboards import words
+from dashboards.answers import Detail, Happening
+from pipeline.records import LEVELS, SECOND, Finding, Incident
+from pipeline.signals import CATALOGUE
+
+BEFORE = 30 * 60 * SECOND
+"""Least that is shown before the onset: enough to see what was usual. Chosen."""
+GRID = 10 * SECOND
+"""Moments asked for are rounded to this, so that viewers share one answer. Chosen."""
+CURVES = 4
+"""Signals tried until one is served; each is a question to the API. Chosen."""
+LINES = 40
+"""Lines of the timeline. Chosen."""
+OWN = 12
+"""Findings of the incident in its timeline, the earliest: a wide fault has hundreds alike. Chosen."""
+_BALLOT = ("digest", "expected", "peers", "agreeing")
+"""Names in a vote's evidence: own result, the majority's, how many others voted, how many of them agree (optional)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """A vote over one computation. `agreeing` is how many of the others gave the expected result, if it is told."""
+
+    entity: str
+    own: str
+    expected: str
+    others: int
+    agreeing: int | None
+
+
+def leading(detail: Detail) -> Finding | None:
+    """The finding that explains the incident: of its first entity if there is one, then the gravest, then the first."""
+    incident = detail.incident
+    return min(
+        detail.findings,
+        key=lambda f: (f.entity != incident.entity, f.detector != incident.detector, -LEVELS.index(f.level), f.onset),
+        default=None,
+    )
+
+
+def candidates(detail: Detail) -> list[tuple[str, str]]:
+    """(entity, signal) in the order in which a curve is worth showing."""
+    first = leading(detail)
+    ordered = [first, *(f for f in detail.findings if f is not first)] if first else []
+    pairs = dict.fromkeys((f.entity, signal) for f in ordered for signal in f.signals)
+    return list(pairs)[:CURVES]
+
+
+def span(incident: Incident, now: int) -> tuple[int, int]:
+    """From well before the onset until now, or until a little after the end."""
+    end = now if incident.resolved is None else min(now, incident.resolved + BEFORE // 3)
+    end = max(end, incident.onset + GRID)
+    start = incident.onset - max(BEFORE, (end - incident.onset) // 2)
+    return start // GRID * GRID, end // GRID * GRID
+
+
+def vote_of(finding: Finding) -> Ballot | None:
+    """The vote that the evidence describes, else None."""
+    facts = finding.evidence
+    own, expected, others, agreeing = (facts.get(name) for name in _BALLOT)
+    if not isinstance(own, str) or not isinstance(expected, str) or not isinstance(others, int):
+        return None
+    return Ballot(finding.entity, own, expected, others, agreeing if isinstance(agreeing, int) else None)
+
+
+def rows(finding: Finding) -> list[tuple[str, str]]:
+    """The finding's figures in words, with their units, without those that the vote shows."""
+    hidden = _BALLOT if vote_of(finding) else ()
+    found = [("Seen on", words.entity_name(finding.entity))]
+    for key, value in finding.evidence.items():
+        if isinstance(value, Mapping):
+            found += [(f"{words.label(key)}: {words.label(str(k)).lower()}", words.fact(v)) for k, v in value.items()]
+        elif key not in hidden:
+            found.append((words.label(key), _with_unit(key, value, finding)))
+    return found
+
+
+def _with_unit(key: str, value: Any, finding: Finding) -> str:
+    if key == "corroborated_by" and isinstance(value, list):
+        return words.joined([_signal_name(str(name)) for name in value]) or "nothing else"
+    if key.endswith("_s") and isinstance(value, (int, float)):
+        return words.age(value)
+    return words.fact(value, _unit(key, finding))
+
+
+def _signal_name(name: str) -> str:
+    """A signal within a sentence: `coolant.supply_temperature` -> `supply temperature`."""
+    known = CATALOGUE.get(name)
+    return known.column.replace("_", " ") if known else name
+
+
+def _unit(key: str, finding: Finding) -> str:
+    """A figure's unit: the guiltiest signal's for `value` and `expected`, else that of the signal it is named after."""
+    first = next((CATALOGUE[name] for name in finding.signals if name in CATALOGUE), None)
+    if key in ("value", "expected"):
+        return first.unit if first else ""
+    if key.endswith("_rise"):
+        return "K"
+    named = CATALOGUE.get(key) or (CATALOGUE.get(f"{first.device_class}.{key}") if first else None)
+    return named.unit if named else ""
+
+
+def blast(detail: Detail) -> list[str]:
+    """Who is hurt: what the API counts below the cause and the jobs there, else what can be told from the members."""
+    entities, jobs = detail.blast_radius.get("entities"), detail.blast_radius.get("jobs")
+    if not isinstance(entities, dict) or not entities:
+        return words.counted(Counter(e.partition(":")[0] for e in {detail.incident.cause, *detail.incident.members}))
+    others = {kind: number for kind, number in entities.items() if kind != "job" or not jobs}
+    return [*words.counted(others), *(words.entity_name(str(job)) for job in jobs or ())]
+
+
+def sent(detail: Detail, now: int) -> list[tuple[str, str, str, str]]:
+    """Notifications with their fate, the newest first."""
+    ordered = sorted(detail.notifications, key=lambda n: n.created or 0, reverse=True)
+    return [(_when(n.created, now), n.receiver, n.kind, _fate(n.state, n.attempts, n.answer)) for n in ordered]
+
+
+def _when(time: int | None, now: int) -> str:
+    return "" if time is None else words.clock(time, now)
+
+
+def _fate(state: str, attempts: int, answer: str) -> str:
+    tries = "" if attempts <= 1 else f" after {attempts} attempts"
+    return f"{state}{tries}" + (f": {answer}" if answer else "")
+
+
+def timeline(detail: Detail, items: Iterable[Happening], now: int) -> list[tuple[str, str, str, str]]:
+    """Events around the incident and its own findings in one table, the newest first, each said once."""
+    found = {(i.time, i.entity, i.text): i.kind for i in items}
+    for finding in sorted(detail.findings, key=lambda f: f.onset)[:OWN]:
+        said = f"{finding.level} {finding.detector}: {finding.summary}"  # as the API says it in its timeline
+        found.setdefault((finding.onset, finding.entity, said), "finding")
+    ordered = sorted(found.items(), reverse=True)[:LINES]
+    return [
+        (words.clock(time, now), kind.replace("_", " "), words.entity_name(entity), words.plain(text))
+        for (time, entity, text), kind in ordered
+    ]

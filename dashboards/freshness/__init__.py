@@ -1,0 +1,1 @@
+"""How old what you see is, counted on by the browser even when the server falls silent."""

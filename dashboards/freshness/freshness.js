@@ -1,0 +1,36 @@
+// The age counts on in the browser: a server that stopped must not leave a young stamp behind.
+const AMBER_ROUNDS = 3;
+const BEHIND_SECONDS = 120; // chosen: frames wait 30 s for late rows, so 45 s behind is usual
+
+function words(seconds) {
+  const s = Math.max(0, Math.floor(seconds));
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min`;
+  return `${Math.floor(s / 3600)} h ${String(Math.floor((s % 3600) / 60)).padStart(2, "0")} min`;
+}
+
+export default function (component) {
+  const { parentElement, data } = component;
+  const stamp = parentElement.querySelector(".stamp");
+  const what = parentElement.querySelector(".what");
+  const received = performance.now();
+
+  function draw() {
+    const age = data.age + (performance.now() - received) / 1000;
+    const late = age > AMBER_ROUNDS * data.interval;
+    const behind = data.behind !== null && data.behind > BEHIND_SECONDS;
+    const tone = data.unreachable ? "bad" : late || behind ? "late" : data.live ? "fine" : "paused";
+    const parts = [data.clock ? `Data as of ${data.clock} (${words(age)} ago)` : "no data yet"];
+    if (data.behind !== null) parts.push(`judged up to ${words(data.behind)} before that`);
+    if (data.unreachable) parts.unshift("API unreachable");
+    else if (!data.live) parts.unshift("Paused");
+    stamp.className = `stamp ${tone}`;
+    what.textContent = parts.join(" · ");
+  }
+
+  // A refresh calls this again without the clean-up of the call before: two timers would fight over one stamp.
+  clearInterval(stamp.fleetpulseTimer);
+  draw();
+  stamp.fleetpulseTimer = setInterval(draw, 1000);
+  return () => clearInterval(stamp.fleetpulseTimer);
+}

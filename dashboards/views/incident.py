@@ -1,0 +1,178 @@
+"""`/incident?id=`: is it real, who is hurt, what do I do?"""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from dashboards import evidence, markup, routes, snapshot
+from dashboards.answers import Detail
+from dashboards.charts import peers_chart
+from dashboards.client import Act, ApiError
+from dashboards.theme import PALETTES
+from dashboards.views import parts
+from dashboards.words import STATE, advice, age, clock, entity_name, plain
+from pipeline.records import SECOND, Incident
+
+_SAID = "fleetpulse.said"
+_DONE: dict[Act, str] = {
+    "acknowledge": "Acknowledged. Everybody who looks sees it.",
+    "comment": "Comment written.",
+    "resolve": "Resolved. It stays quiet until its cause was gone once and came back.",
+}
+
+
+def page() -> None:
+    """Draws the page of the incident that the address names."""
+    identity = st.query_params.get("id", "").strip()
+    if not identity:
+        _none("No incident was named.", "The address wants one: /incident?id=...")
+        return
+    parts.refreshing(lambda: _body(identity))
+
+
+def _none(heading: str, text: str) -> None:
+    st.html(markup.title("Incident"))
+    st.html(markup.notice(text, "degraded", heading))
+    if st.button("To all incidents", type="primary"):
+        routes.open_incidents()
+
+
+def _body(identity: str) -> None:
+    answer = snapshot.incident(identity)
+    detail = answer.value
+    if detail is None:
+        if answer.status == 404:
+            _none(f"There is no incident {identity}.", "It may belong to another site, or be older than what is kept.")
+        else:
+            parts.head(f"Incident {identity}", [], "", answer, None, None)
+            parts.trouble(answer)
+        return
+    now = snapshot.now()
+    _head(detail.incident, answer, now)
+    parts.trouble(answer)
+    left, right = st.columns([2.1, 1], gap="medium")
+    with left:
+        _why(detail, now)
+    with right:
+        _who(detail)
+        _notes(detail.incident)
+    _more(detail, now)
+
+
+def _head(incident: Incident, answer: snapshot.Answer[Detail], now: int) -> None:
+    badges = [
+        markup.severity_badge(incident.severity),
+        markup.state_badge(incident.state),
+        markup.simulated_badge(incident.simulated),
+    ]
+    parts.head(plain(incident.summary), badges, below(incident, now), answer, answer.fetched, None)
+
+
+def below(incident: Incident, now: int) -> str:
+    """Id, time, sureness and source of an incident in one line."""
+    until = now if incident.resolved is None else incident.resolved
+    late = (incident.opened - incident.onset) / SECOND
+    texts = [
+        incident.id,
+        f"began {clock(incident.onset, now)}, {'lasts' if incident.resolved is None else 'lasted'} "
+        f"{age((until - incident.onset) / SECOND)}",
+        "seen at once" if late < 1 else f"seen {age(late)} after it began",
+        f"by {incident.detector}" if incident.detector else "",
+        "" if incident.confidence is None else f"{incident.confidence:.0%} sure",
+    ]
+    return " · ".join(filter(None, texts))
+
+
+def _why(detail: Detail, now: int) -> None:
+    finding = evidence.leading(detail)
+    if finding is None:
+        st.html(markup.section("Why we think so"))
+        st.html(markup.notice("No finding is attached yet."))
+        return
+    ballot = evidence.vote_of(finding)
+    if ballot is not None:
+        st.html(markup.section("Why we think so", f"vote over one computation, {entity_name(finding.entity)}"))
+        st.html(markup.vote(ballot))
+    else:
+        _chart(detail, now)
+    st.html(markup.section("Evidence", plain(finding.summary)))
+    st.html(markup.facts(evidence.rows(finding), "The detector gave no figures."))
+
+
+def _chart(detail: Detail, now: int) -> None:
+    start, end = evidence.span(detail.incident, now)
+    for entity, signal in evidence.candidates(detail):
+        answer = snapshot.series(entity, signal, start, end)
+        if answer.value is not None and any(p.value is not None for p in answer.value.points):
+            st.html(markup.section("Why we think so", f"{answer.value.help}, {entity_name(entity)} against its peers"))
+            palette = PALETTES["dark" if st.context.theme.type == "dark" else "light"]
+            st.altair_chart(peers_chart(answer.value, detail.incident.onset, palette), key="peers")
+            return
+    st.html(markup.section("Why we think so"))
+    st.html(markup.notice("There is no curve to show for this kind of finding; its figures are below."))
+
+
+def _who(detail: Detail) -> None:
+    st.html(markup.section("Who is hurt"))
+    st.html(f'<div class="fp-narrow">{markup.chips(evidence.blast(detail))}</div>')
+    st.html(markup.section("What to do"))
+    st.html(markup.notice(advice(detail.incident.detector, detail.incident.cause), "advice"))
+
+
+def _notes(incident: Incident) -> None:
+    """Acknowledge, comment, resolve. None of them touches a machine."""
+    st.html(markup.section("Your note"))
+    st.text_area("Comment", key="note", height=68, placeholder="What you know or did", label_visibility="collapsed")
+    row = st.container(horizontal=True)
+    row.button(
+        "Acknowledge",
+        key="acknowledge",
+        type="primary",
+        shortcut="A",
+        disabled=incident.state not in ("open", "silenced"),
+        on_click=_act,
+        args=(incident.id, "acknowledge"),
+    )
+    row.button("Comment", key="comment", on_click=_act, args=(incident.id, "comment"))
+    resolved = incident.state == "resolved"
+    row.button("Resolve", key="resolve", disabled=resolved, on_click=_act, args=(incident.id, "resolve"))
+    said = st.session_state.get(_SAID)
+    if said and said[0] == incident.id:
+        st.html(markup.notice(said[2], said[1]))
+
+
+def _act(identity: str, kind: Act) -> None:
+    """Writes the note and keeps what to say about it until the page is left."""
+    text = str(st.session_state.get("note") or "").strip()
+    if kind == "comment" and not text:
+        st.session_state[_SAID] = (identity, "degraded", "Write the comment first.")
+        return
+    try:
+        snapshot.act(identity, kind, text)
+    except ApiError as error:
+        st.session_state[_SAID] = (identity, "critical", f"Nothing was written. {error}")
+        return
+    st.session_state[_SAID] = (identity, "quiet", _DONE[kind])
+    st.session_state["note"] = ""
+
+
+def _more(detail: Detail, now: int) -> None:
+    left, right = st.columns([2.1, 1], gap="medium")
+    with left:
+        st.html(markup.section("Timeline", "UTC, newest first"))
+        st.html(markup.table(("Time", "Kind", "Where", "What"), _timeline(detail, now), "Nothing happened around it."))
+        st.html(markup.section("Members", f"{len(detail.incident.members):,} with findings of this cause"))
+        st.html(markup.chips([entity_name(member) for member in detail.incident.members]))
+    with right:
+        st.html(markup.section("Notifications sent"))
+        empty = "None: no receiver is configured, or this severity is not sent."
+        st.html(markup.table(("Time", "Receiver", "What", "Fate"), evidence.sent(detail, now), empty))
+        st.html(markup.section("History", STATE[detail.incident.state]))
+        rows = [(clock(c.time, now), c.actor, c.kind.replace("_", " "), c.comment) for c in reversed(detail.history)]
+        st.html(markup.table(("Time", "Who", "What", "Comment"), rows, "No change since it was opened."))
+
+
+def _timeline(detail: Detail, now: int) -> list[tuple[str, str, str, str]]:
+    start, end = evidence.span(detail.incident, now)
+    answer = snapshot.timeline(detail.incident.entity, start, end)
+    return evidence.timeline(detail, answer.value or (), now)

@@ -1,0 +1,46 @@
+"""Detectors: frames -> findings. A new one is one file and one line in DETECTORS."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from detectors.coolant import Coolant
+from detectors.detector import Detector
+from detectors.link import Link
+from detectors.sdc import SdcVote
+from detectors.straggler import Straggler
+from pipeline.config import build
+from pipeline.errors import ConfigError
+
+DETECTORS: tuple[type[Detector], ...] = (Straggler, Link, SdcVote, Coolant)
+
+
+def configured(tables: Mapping[str, Mapping[str, Any]] = {}, source: str = "defaults") -> list[Detector]:
+    """One of each, set up by its table [detector.NAME]. Raises ConfigError on an unknown detector or key."""
+    known = {cls.name: cls for cls in DETECTORS}
+    for name in tables:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            mend = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+            raise ConfigError(f"{source}: [detector.{name}]: no such detector; {mend}")
+    return [build(cls, tables.get(name, {}), source, f"detector.{name}") for name, cls in known.items()]
+
+
+def listing() -> list[dict[str, Any]]:
+    """What `fleetpulse detectors` shows: one row per detector, plain data."""
+    return [
+        {
+            "name": cls.name,
+            "family": cls.family,
+            "class": cls.device_class,
+            "needs": list(cls.needs),
+            "wants": list(cls.wants),
+            "blind": cls.blind,
+            "settings": {f.name: f.default for f in fields(cls) if f.init and f.default is not MISSING},
+            "about": (cls.__doc__ or "").strip(),
+        }
+        for cls in DETECTORS
+    ]

@@ -1,0 +1,262 @@
+"""The one command. It only reads arguments: what a command needs is imported when that command runs.
+
+Exit codes: 0 ok, 1 findings or a failed check, 2 bad usage or configuration, 3 a dependency is unreachable, 4 refused
+by a guard, 130 interrupted. stdout is data, stderr is talk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from pipeline import arguments
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any
+
+    from pipeline.config import Config
+
+SERVICES = ("agent", "pipeline", "dashboard", "up", "demo", "simulate")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = arguments.parser()
+    if given and not given[0].startswith("-") and given[0] not in RUN:
+        parser.error(f"no command '{given[0]}'{arguments.suggestion(given[0])}; fleetpulse --help lists all")
+    parsed = parser.parse_args(given)
+    if parsed.version:
+        print(f"fleetpulse {_version()}")
+        return 0
+    if parsed.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    return _run(parsed)
+
+
+def _run(given: argparse.Namespace) -> int:
+    from pipeline.errors import FleetpulseError
+
+    try:
+        if given.command in SERVICES:
+            _mind_signals()
+        code: int = RUN[given.command](given)
+        sys.stdout.flush()
+        return code
+    except FleetpulseError as error:
+        print(f"fleetpulse: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 0 if given.command in SERVICES else 130
+    except BrokenPipeError:  # the reader of our output went away, as in `fleetpulse signals | head`
+        _silence_stdout()
+        return 0
+
+
+def _mind_signals() -> None:
+    """SIGTERM ends a service as Ctrl-C does, also where a background shell had it ignored; so does the parent's end."""
+    import signal
+
+    from pipeline.supervise import die_with_parent
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    die_with_parent()
+
+
+def _on_signals(act: Callable[[], None]) -> None:
+    """SIGTERM and SIGINT call `act`, for commands that end in good order when they are asked to."""
+    import signal
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: act())
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _silence_stdout() -> None:
+    """Keeps the interpreter from flushing into the closed pipe at exit."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("fleetpulse")
+    except metadata.PackageNotFoundError:
+        return "of this folder, not installed"
+
+
+def _config(given: argparse.Namespace) -> Config:
+    from pipeline.config import load
+
+    return load(given.config)
+
+
+def _command() -> list[str]:
+    """How a child calls this very file."""
+    import os
+
+    return [sys.executable, os.path.abspath(__file__)]
+
+
+def _print(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: str) -> None:
+    from pipeline.output import rendered
+
+    sys.stdout.write(rendered(rows, columns, form))  # type: ignore[arg-type] # argparse admits only the four
+
+
+def _agent(given: argparse.Namespace) -> int:
+    from agents import agent
+
+    return agent.run(_config(given))
+
+
+def _pipeline(given: argparse.Namespace) -> int:
+    config = _config(given)
+    import detectors
+    from detectors.runner import Runner
+    from pipeline import service
+
+    return service.run(config, Runner(detectors.configured(config.detector, config.source)))
+
+
+def _dashboard(given: argparse.Namespace) -> int:
+    config = _config(given)
+    from dashboards import serve
+
+    return serve.run(config)
+
+
+def _up(given: argparse.Namespace) -> int:
+    from pipeline import demo
+
+    return demo.up(_config(given), _command(), given.config)
+
+
+def _demo(given: argparse.Namespace) -> int:
+    from pipeline import demo
+
+    return demo.demo(_config(given), _command())
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from pipeline import doctor
+
+    checks = doctor.examine(_config(given))
+    if given.output == "table":
+        sys.stdout.write(doctor.as_text(checks))
+    else:
+        _print(doctor.as_rows(checks), doctor.COLUMNS, given.output)
+    return doctor.exit_code(checks)
+
+
+def _signals(given: argparse.Namespace) -> int:
+    from pipeline.signals import CATALOGUE
+
+    columns = {"name": "signal", "unit": "unit", "kind": "kind", "device_class": "class", "column": "column"}
+    columns |= {"type": "type", "otel": "otel", "source": "source", "help": "help"}
+    rows = [{shown: getattr(signal, field) for field, shown in columns.items()} for signal in CATALOGUE.values()]
+    _print(rows, list(columns.values()), given.output)
+    return 0
+
+
+def _once(given: argparse.Namespace) -> int:
+    from agents import agent
+
+    return agent.render_once(_config(given), given.output)
+
+
+def _init(given: argparse.Namespace) -> int:
+    from pipeline import setup
+
+    return setup.init(_config(given), _say)
+
+
+def _sql(given: argparse.Namespace) -> int:
+    from pipeline import offline
+
+    columns, rows, truncated = offline.query(_config(given), given.query)
+    _print(rows, columns, given.output)
+    if truncated:
+        _say("fleetpulse: the answer was cut; [api] sql_rows says after how many rows")
+    return 0
+
+
+def _detectors(given: argparse.Namespace) -> int:
+    from detectors import listing
+
+    rows = listing()
+    columns = ["name", "family", "class", "needs", "wants", "blind"]
+    _print(rows, columns if given.output in ("table", "csv") else list(rows[0]), given.output)
+    return 0
+
+
+def _simulate(given: argparse.Namespace) -> int:
+    import threading
+
+    from agents.sim import command
+    from pipeline.errors import UsageError
+    from pipeline.recorder import RecordingWriter
+
+    if given.list:
+        _print(command.kinds(), ("kind", "class", "strikes", "parameters", "what"), "table")
+        return 0
+    if given.scenario is None:
+        raise UsageError("simulate: no scenario; wanted --scenario FILE.toml, or --scenario demo")
+    order = command.Order(given.scenario, given.seed, given.to, given.speed, given.backfill)
+    config, stop = _config(given), threading.Event()
+    sink = RecordingWriter(given.output) if given.output else None
+    _on_signals(stop.set)
+    return command.simulate(order, config, sink, stop.wait)
+
+
+def _replay(given: argparse.Namespace) -> int:
+    config = _config(given)
+    from detectors.replay import replay
+
+    files = {"events": given.events, "signals": given.signals, "topology": given.topology}
+    if given.incidents is None:
+        return replay(config, given.input, given.output, **files)
+    from pipeline.incidents import Desk
+
+    return replay(config, given.input, given.output, **files, incidents=given.incidents, desk=Desk)
+
+
+def _score(given: argparse.Namespace) -> int:
+    from detectors.score import COLUMNS, rows, score, summary
+
+    result = score(given.findings, given.truth, given.incidents, given.topology, given.meta, given.json)
+    _print(rows(result), COLUMNS, "table")
+    sys.stdout.write(summary(result) + "\n")
+    return 0
+
+
+RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "demo": _demo,
+    "up": _up,
+    "agent": _agent,
+    "pipeline": _pipeline,
+    "dashboard": _dashboard,
+    "init": _init,
+    "doctor": _doctor,
+    "once": _once,
+    "sql": _sql,
+    "signals": _signals,
+    "detectors": _detectors,
+    "simulate": _simulate,
+    "replay": _replay,
+    "score": _score,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Arrow tables as JSON: times as 27 characters, missing and NaN as null, whole numbers whole, bytes as base64."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import io
+import json
+import math
+import uuid
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.errors import Refused
+
+ARROW = "application/vnd.apache.arrow.stream"
+TRUNCATED_HEADER = "X-Truncated"
+
+
+def as_json(table: pa.Table, truncated: bool) -> bytes:
+    """`{"columns", "rows", "truncated"}`."""
+    columns = [_values(column) for column in table.columns]
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    return encode({"columns": table.column_names, "rows": rows, "truncated": truncated})
+
+
+def encode(body: Any) -> bytes:
+    """Compact JSON. Raises ValueError on NaN, which JSON does not have."""
+    return json.dumps(body, allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def as_arrow(table: pa.Table) -> bytes:
+    """The table as an Arrow IPC stream."""
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def rows(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows as JSON objects."""
+    names, columns = table.column_names, [_values(column) for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """One column as JSON values; plain numbers and times take the fast way."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        return _times(column)
+    try:
+        if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind):
+            return column.to_pylist()  # type: ignore[no-any-return]
+        return [_plain(value) for value in column.cast(_zoneless(kind)).to_pylist()]
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise Refused(f"a value of type {kind} has no JSON form ({error}); ask for {ARROW}") from error
+
+
+def _times(column: pa.ChunkedArray) -> list[str | None]:
+    """Instants as `YYYY-MM-DDTHH:MM:SS.ffffffZ`. A time without a zone is one in UTC."""
+    micros = column.cast(pa.timestamp("us"), safe=False).combine_chunks()
+    values = micros.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False).view("datetime64[us]")
+    texts = np.char.add(np.datetime_as_string(values, unit="us"), "Z").tolist()
+    return [text if valid else None for text, valid in zip(texts, micros.is_valid().to_pylist(), strict=True)]
+
+
+def _zoneless(kind: pa.DataType) -> pa.DataType:
+    """The type with every time inside it in microseconds without a zone, so that no zone database is needed."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us")
+    if pa.types.is_map(kind):
+        return pa.map_(_zoneless(kind.key_type), _zoneless(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, _zoneless(f.type)) for f in kind])
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_zoneless(kind.value_type), kind.list_size)
+    if pa.types.is_list(kind):
+        return pa.list_(_zoneless(kind.value_type))
+    return kind
+
+
+def _plain(value: Any) -> Any:
+    """One value of any other type as JSON has it."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, decimal.Decimal):
+        # DuckDB's sum() of whole numbers is a HUGEINT, which Arrow has only as a decimal without fraction
+        return int(value) if value == value.to_integral_value() and value.as_tuple().exponent == 0 else float(value)
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(timespec="microseconds") + "Z"
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, (datetime.date, datetime.time, uuid.UUID)):
+        return str(value)
+    raise Refused(f"a {type(value).__name__} has no JSON form; ask for {ARROW}")

@@ -1,0 +1,187 @@
+"""The shapes of requests and answers as /openapi.json shows them. The tests hold every answer against its shape."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+COMMENT_CHARACTERS = 4000
+"""Longest comment (chosen: two pages; a log belongs into an attachment elsewhere)."""
+Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Note(_Strict):
+    """What a person says when they acknowledge, comment or resolve."""
+
+    comment: str = Field("", max_length=COMMENT_CHARACTERS)
+
+
+class Query(_Strict):
+    """One SELECT."""
+
+    query: str
+
+
+class Rows(_Strict):
+    """`truncated`: rows are missing from the end."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+    truncated: bool
+
+
+class Readiness(_Strict):
+    """Whether the pipeline does its work, and if not, why."""
+
+    ready: bool
+    reasons: list[str]
+
+
+class Health(_Strict):
+    """The process serves."""
+
+    status: Literal["ok"]
+
+
+class Version(_Strict):
+    """Program, store and site."""
+
+    version: str
+    schema_version: int
+    site: str
+
+
+class Incident(BaseModel):
+    """One incident as in incidents.jsonl, with its state."""
+
+    id: str
+    cause: str
+    opened: Time
+    onset: Time
+    resolved: Time | None
+    severity: Literal["watch", "ticket", "page"]
+    members: list[str]
+    confidence: float | None
+    state: Literal["open", "acknowledged", "silenced", "resolved"]
+    summary: str
+    simulated: bool
+    detector: str
+    entity: str
+
+
+class Incidents(_Strict):
+    """Several of them, the newest first."""
+
+    incidents: list[Incident]
+
+
+class IncidentDetail(Incident):
+    """One incident with everything that is known about it."""
+
+    findings: list[dict[str, Any]]
+    history: list[dict[str, Any]]
+    notifications: list[dict[str, Any]]
+
+
+class Entity(_Strict):
+    """Something that exists; `last_seen` is null where it bears no telemetry."""
+
+    entity: str
+    kind: str
+    parents: list[str]
+    simulated: bool
+    last_seen: Time | None
+
+
+class Entities(_Strict):
+    """Several of them, by name."""
+
+    entities: list[Entity]
+
+
+class FleetNode(_Strict):
+    """One node on the map."""
+
+    entity: str
+    rack: str | None
+    state: Literal["ok", "watch", "degraded", "critical", "no_data"]
+    last_seen: Time | None
+    simulated: bool
+    incidents: list[str]
+
+
+class Fleet(_Strict):
+    """All nodes at one moment, and where the pipeline stands."""
+
+    as_of: Time
+    watermark: Time | None
+    backlog: bool
+    lag_s: float | None
+    counts: dict[Literal["ok", "watch", "degraded", "critical", "no_data"], int]
+    nodes: list[FleetNode]
+    sources: dict[Literal["agents", "silent", "gaps", "dead_letters"], int]
+
+
+class SignalBrief(_Strict):
+    """What a chart says about its signal; a counter's unit is per second."""
+
+    name: str
+    unit: str
+    help: str
+    kind: Literal["gauge", "counter", "state"]
+
+
+class SignalFull(SignalBrief):
+    """One line of the catalogue."""
+
+    device_class: str
+    type: str
+    source: str
+    column: str
+    states: list[str]
+
+
+class Signals(_Strict):
+    """The catalogue."""
+
+    signals: list[SignalFull]
+
+
+class Point(_Strict):
+    """One instant of a device beside its peers; null where nothing was measured."""
+
+    time: Time
+    value: float | None
+    median: float | None
+    low: float | None
+    high: float | None
+
+
+class Series(_Strict):
+    """One signal of one device against its peers."""
+
+    entity: str
+    signal: SignalBrief
+    peer_kind: str
+    peers: int
+    points: list[Point]
+
+
+class Item(_Strict):
+    """One line of a timeline."""
+
+    time: Time
+    kind: Literal["event", "finding", "gap"]
+    entity: str
+    text: str
+
+
+class Timeline(_Strict):
+    """What happened, newest first."""
+
+    items: list[Item]

@@ -1,0 +1,61 @@
+"""Errors are answered as RFC 9457 problems: `application/problem+json` with type, title, status and detail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from pipeline.errors import Refused, Retryable, UsageError
+
+
+class ProblemResponse(JSONResponse):
+    """One problem."""
+
+    media_type = "application/problem+json"
+
+
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> ProblemResponse:
+    """The answer for one refused or failed request. `detail` is for people and holds nothing internal."""
+    body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+    return ProblemResponse(body, status, headers)
+
+
+def install(app: FastAPI) -> None:
+    """Answers every error that a route may raise on purpose as a problem. The guard answers all others."""
+
+    @app.exception_handler(HTTPException)
+    def _http(request: Request, error: Exception) -> ProblemResponse:
+        assert isinstance(error, HTTPException)
+        detail = error.detail
+        if error.status_code == 404 and detail == "Not Found":
+            detail = f"{request.url.path}: no such route; see /openapi.json"
+        if error.status_code == 405:
+            detail = f"{request.method} {request.url.path}: this route does not take {request.method}"
+        return problem(error.status_code, detail, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    def _invalid(request: Request, error: Exception) -> ProblemResponse:
+        assert isinstance(error, RequestValidationError)
+        return problem(400, "; ".join(_sentence(e) for e in error.errors()))
+
+    @app.exception_handler(UsageError)
+    @app.exception_handler(Refused)
+    def _refused(request: Request, error: Exception) -> ProblemResponse:
+        return problem(400, str(error))
+
+    @app.exception_handler(Retryable)
+    def _later(request: Request, error: Exception) -> ProblemResponse:
+        assert isinstance(error, Retryable)
+        return problem(503, str(error), {"Retry-After": str(max(1, round(error.after_s)))})
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    """`body.query: Field required`: where and what."""
+    return f"{'.'.join(str(part) for part in error['loc'])}: {error['msg']}"

@@ -1,0 +1,69 @@
+"""Routes of incidents: read them, and write the three notes that are no acts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from fastapi import APIRouter
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pipeline.api import models
+from pipeline.api.guard import USER
+from pipeline.api.service import answer, service_of
+from pipeline.records import State
+from pipeline.store import ledger
+
+router = APIRouter(prefix="/api/v1/incidents")
+Write = Callable[[str, str, str], Mapping[str, Any]]
+
+
+@router.get("", response_model=models.Incidents)
+def incidents(request: Request, state: State | None = None) -> Response:
+    """All incidents, resolved ones too, or those in one state; newest first."""
+    with service_of(request).cursor() as cursor:
+        return answer({"incidents": ledger.incidents(cursor, state)})
+
+
+@router.get("/{incident}", response_model=models.IncidentDetail)
+def incident_detail(request: Request, incident: str) -> Response:
+    """One incident with its findings, history and notifications."""
+    with service_of(request).cursor() as cursor:
+        try:
+            return answer(ledger.incident(cursor, incident))
+        except KeyError as error:
+            raise _unknown(incident) from error
+
+
+@router.post("/{incident}/acknowledge", response_model=models.Incident)
+def acknowledge(request: Request, incident: str, note: models.Note) -> Response:
+    """Somebody has seen it."""
+    return _write(request, service_of(request).backend.acknowledge, incident, note)
+
+
+@router.post("/{incident}/comment", response_model=models.Incident)
+def comment(request: Request, incident: str, note: models.Note) -> Response:
+    """Somebody says something; the state stays."""
+    if not note.comment.strip():
+        raise HTTPException(400, "body.comment: is empty; wanted a text")
+    return _write(request, service_of(request).backend.comment, incident, note)
+
+
+@router.post("/{incident}/resolve", response_model=models.Incident)
+def resolve(request: Request, incident: str, note: models.Note) -> Response:
+    """Somebody holds that it is over."""
+    return _write(request, service_of(request).backend.resolve, incident, note)
+
+
+def _write(request: Request, write: Write, incident: str, note: models.Note) -> Response:
+    user = cast(str, request.scope[USER])
+    try:
+        return answer(write(incident, user, note.comment))
+    except KeyError as error:
+        raise _unknown(incident) from error
+
+
+def _unknown(incident: str) -> HTTPException:
+    return HTTPException(404, f"incident {incident!r} is not known")

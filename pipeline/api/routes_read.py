@@ -1,0 +1,95 @@
+"""Routes that read: entities, the fleet, series, timelines, the catalogue, and SQL."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pipeline.api import models
+from pipeline.api.answer import ARROW, TRUNCATED_HEADER, as_arrow, as_json, rows
+from pipeline.api.fleet import fleet
+from pipeline.api.series import Peers, series
+from pipeline.api.service import answer, service_of
+from pipeline.api.timeline import timeline
+from pipeline.signals import CATALOGUE
+
+router = APIRouter(prefix="/api/v1")
+Entity = Annotated[str, Query(min_length=3, max_length=200, pattern=r"^[^:]+:.+$", description="kind:name")]
+From = Annotated[str | None, Query(alias="from", description="ISO 8601; an hour before `to` by default")]
+To = Annotated[str | None, Query(description="ISO 8601; now by default")]
+
+
+@router.get("/entities", response_model=models.Entities)
+def entities(request: Request, kind: str | None = None) -> Response:
+    """Everything known, or all of one kind."""
+    with service_of(request).cursor() as cursor:
+        found = cursor.sql(
+            "SELECT entity, kind, parents, simulated, last_seen FROM entities "
+            "WHERE $1 IS NULL OR kind = $1 ORDER BY entity",
+            params=[kind],
+        ).to_arrow_table()
+    return answer({"entities": rows(found)})
+
+
+@router.get("/fleet", response_model=models.Fleet)
+def fleet_now(request: Request) -> Response:
+    """One state per node, and where the pipeline stands."""
+    service = service_of(request)
+    health = service.backend.health()
+    with service.cursor() as cursor:
+        return answer(fleet(cursor, service.places.topology(), health, service.now()))
+
+
+@router.get("/series", response_model=models.Series)
+def one_series(
+    request: Request,
+    entity: Entity,
+    signal: str,
+    start: From = None,
+    to: To = None,
+    peers: Peers = "auto",
+    points: Annotated[int, Query(ge=1, le=2000)] = 300,
+) -> Response:
+    """One signal of one device over time, against its peers. Counters are rates per second."""
+    service = service_of(request)
+    span = service.span(start, to, points)
+    with service.cursor() as cursor:
+        return answer(series(cursor, service.places.topology(), entity, signal, span, peers))
+
+
+@router.get("/timeline", response_model=models.Timeline)
+def one_timeline(
+    request: Request,
+    entity: Entity,
+    start: From = None,
+    to: To = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> Response:
+    """Events, findings and gaps of an entity, its node and all above it, newest first."""
+    service = service_of(request)
+    span = service.span(start, to)
+    with service.cursor() as cursor:
+        return answer(timeline(cursor, service.places.topology(), entity, span, limit))
+
+
+@router.get("/signals", response_model=models.Signals)
+def signals() -> Response:
+    """The signal catalogue."""
+    names = ("name", "unit", "help", "kind", "device_class", "type", "source", "column", "states")
+    return answer({"signals": [{name: getattr(s, name) for name in names} for s in CATALOGUE.values()]})
+
+
+@router.post(
+    "/sql",
+    response_model=models.Rows,
+    responses={200: {"content": {ARROW: {}}}, 400: {"description": "Not one SELECT over our own tables"}},
+)
+def sql(request: Request, body: models.Query) -> Response:
+    """Runs one SELECT; JSON, or an Arrow IPC stream where the caller accepts that."""
+    table, truncated = service_of(request).queries.run(body.query)
+    if ARROW in request.headers.get("accept", ""):
+        return Response(as_arrow(table), media_type=ARROW, headers={TRUNCATED_HEADER: str(truncated).lower()})
+    return Response(as_json(table, truncated), media_type="application/json")

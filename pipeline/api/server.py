@@ -1,0 +1,139 @@
+"""The HTTP server of the pipeline: the application, and uvicorn in a thread that ends within a second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import uvicorn
+from fastapi import FastAPI
+
+from pipeline.api import problem, routes_incidents, routes_process, routes_read, tokens
+from pipeline.api.backend import Backend
+from pipeline.api.guard import Guard
+from pipeline.api.service import Service
+from pipeline.config import Api, Config
+from pipeline.errors import ConfigError, Unreachable
+
+_LOG = logging.getLogger(__name__)
+_STARTS_WITHIN = 10.0
+"""Seconds that uvicorn may take to begin (chosen: it takes 0.1 s; a busy machine ten times that)."""
+
+GRACE = 0.4
+"""Seconds that answers under way have left at the end (chosen: the whole end takes less than one)."""
+
+
+def _utc_now() -> int:
+    return time.time_ns() // 1000
+
+
+def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_now) -> FastAPI:
+    """The application. Raises ConfigError where it would listen beyond loopback without tokens."""
+    known = tokens.read(config.api)
+    app = FastAPI(
+        title="Fleetpulse",
+        version=routes_process.program_version(),
+        docs_url=None,  # the viewers that FastAPI offers load scripts from the internet
+        redoc_url=None,
+    )
+    app.state.service = Service(backend, config, now)
+    for routes in (routes_process, routes_read, routes_incidents):
+        app.include_router(routes.router)
+    problem.install(app)
+    app.add_middleware(Guard, tokens=known, host=config.api.host)
+    return app
+
+
+class Serving:
+    """A running server. `host` and `port` are where it listens; port 0 in the configuration takes a free one."""
+
+    def __init__(self, server: uvicorn.Server, listener: socket.socket) -> None:
+        self.host, self.port = listener.getsockname()[:2]
+        self._thread = threading.Thread(target=server.run, args=([listener],), name="api", daemon=True)
+        self._server = server
+        self._thread.start()
+
+    def wait_until_started(self) -> None:
+        """Returns when requests are answered. Raises Unreachable if that does not come."""
+        deadline = time.monotonic() + _STARTS_WITHIN
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise Unreachable(f"API on {self.host}:{self.port}: did not start; the log tells why")
+            time.sleep(0.01)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits for the end, which `stop` brings about; whether it has come."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+
+def serve(app: FastAPI, config: Config, stop: threading.Event) -> Serving:
+    """Serves until `stop` is set; returns when requests are answered. Raises ConfigError if the port is taken."""
+    tokens.read(config.api)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=1,
+            backlog=128,
+            h11_max_incomplete_event_size=16 * 1024,
+        ),
+        stop,
+        app.state.service,
+    )
+    serving = Serving(server, _listen(config.api))
+    serving.wait_until_started()
+    _LOG.info("API listens on http://%s:%d", serving.host, serving.port)
+    return serving
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that follows an event instead of signals: the process has one signal handler, and it is not this one."""
+
+    def __init__(self, config: uvicorn.Config, stop: threading.Event, service: Service) -> None:
+        super().__init__(config)
+        self._stop, self._service = stop, service
+
+    async def on_tick(self, counter: int) -> bool:
+        return self._stop.is_set() or await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.queries.close()
+        asyncio.get_running_loop().call_later(GRACE, self._hang_up)
+        await super().shutdown(sockets)
+
+    def _hang_up(self) -> None:
+        """Ends the connections of callers who stopped in the middle of a request."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+def _listen(api: Api) -> socket.socket:
+    """The listening socket, bound here so that a taken port is an error of the configuration and not of a thread."""
+    family = socket.AF_INET
+    with contextlib.suppress(ValueError):
+        family = socket.AF_INET6 if ipaddress.ip_address(api.host).version == 6 else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((api.host, api.port))
+        listener.listen(128)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise ConfigError(
+            f"[api] host = {api.host!r}, port = {api.port}: cannot listen there: {error}; "
+            "end what listens there or choose another port"
+        ) from error
+    return listener

@@ -1,0 +1,92 @@
+"""Every command with its options as a table, and the parser made of it. Loads argparse alone: --help must be quick."""
+
+from __future__ import annotations
+
+import argparse
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+FORMS = ("table", "json", "jsonl", "csv")
+OUTPUT = (("--output",), {"choices": FORMS, "default": "table", "help": "form of the data on stdout (default: table)"})
+INPUT = {"nargs": "+", "metavar": "FILE", "required": True}
+TARGET = {"metavar": "FILE"}
+
+COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    "demo": ("run the whole system here over a simulated fleet, in a temporary folder", ()),
+    "up": ("run agent, pipeline and dashboard on this host, without a broker", ()),
+    "agent": ("collect, spool and send this node's telemetry", ()),
+    "pipeline": ("ingest, store, detect, keep incidents, notify and serve the API", ()),
+    "dashboard": ("serve the dashboard", ()),
+    "init": ("make the store and the folders for state; say what was there already", ()),
+    "doctor": ("check the set-up and say what mends it", (OUTPUT,)),
+    "once": ("print one reading of this host", (OUTPUT,)),
+    "sql": (
+        "query the store, read-only",
+        ((("query",), {"metavar": "QUERY", "help": "one SELECT over our own tables"}), OUTPUT),
+    ),
+    "signals": ("list what is measured", (OUTPUT,)),
+    "detectors": ("list the detectors: what each needs, and what it cannot see", (OUTPUT,)),
+    "simulate": (
+        "produce a fleet with known faults, as files or as a stream",
+        (
+            (("--scenario",), {"metavar": "FILE", "help": "a TOML file, or the built-in 'demo'"}),
+            (("--seed",), {"type": int, "default": 1, "metavar": "N", "help": "same seed, same fleet (default: 1)"}),
+            (("--output",), {"metavar": "DIR", "help": "write telemetry, events, topology and truth there"}),
+            (("--to",), {"choices": ("spool", "kafka"), "help": "stream it as agents would"}),
+            (
+                ("--speed",),
+                {"type": float, "default": 1.0, "metavar": "N", "help": "times real time; 0: at once (default: 1)"},
+            ),
+            (("--backfill",), {"type": float, "metavar": "S", "help": "with --to: send this much history first"}),
+            (("--list",), {"action": "store_true", "help": "name the kinds of faults and end"}),
+        ),
+    ),
+    "replay": (
+        "run recorded telemetry through the detectors",
+        (
+            (("--input",), {**INPUT, "help": "telemetry, Parquet or CSV"}),
+            (("--events",), {**INPUT, "required": False, "default": [], "help": "events beside it, JSON lines"}),
+            (("--signals",), {**TARGET, "help": "declares signals that the catalogue lacks, TOML"}),
+            (("--topology",), {**TARGET, "help": "who is part of or fed by whom, TOML"}),
+            (("--output",), {**TARGET, "required": True, "help": "findings, JSON lines"}),
+            (("--incidents",), {**TARGET, "help": "run the Desk too; incidents, JSON lines"}),
+        ),
+    ),
+    "score": (
+        "compare findings and incidents with the truth",
+        (
+            (("--findings",), {**TARGET, "required": True, "help": "of a replay, JSON lines"}),
+            (("--incidents",), {**TARGET, "help": "of a replay, JSON lines"}),
+            (("--truth",), {**TARGET, "required": True, "help": "what really happened, JSON lines"}),
+            (("--topology",), {**TARGET, "help": "who is part of or fed by whom, TOML"}),
+            (("--meta",), {**TARGET, "help": "origin and length of the recording, JSON"}),
+            (("--json",), {**TARGET, "help": "write the figures there as JSON too"}),
+        ),
+    ),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands; a namespace has `command`, `config` and the options of its command."""
+    top = argparse.ArgumentParser(
+        prog="fleetpulse", description="Watches the health of AI training fleets.", allow_abbrev=False
+    )
+    top.add_argument("--version", action="store_true", help="say the version and end")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+    for name, (text, options) in COMMANDS.items():
+        one = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
+        one.add_argument("--config", metavar="FILE", help="TOML (default: FLEETPULSE_CONFIG, else ./fleetpulse.toml)")
+        for flags, settings in options:
+            one.add_argument(*flags, **settings)
+    return top
+
+
+def suggestion(word: str) -> str:
+    """What a mistyped command may have meant, as the end of a sentence; nothing if it is like none."""
+    import difflib
+
+    close = difflib.get_close_matches(word, COMMANDS, 1)
+    return f"; did you mean '{close[0]}'?" if close else ""

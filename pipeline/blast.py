@@ -1,0 +1,25 @@
+"""How far an incident's trouble can reach: everything below its cause and members, and the jobs that run there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from pipeline.records import Incident
+from pipeline.topology import Topology, kind_of
+
+
+@dataclass(frozen=True, slots=True)
+class Blast:
+    """entities: kind -> how many are in trouble or below it; jobs: those with a rank among them, in order of name."""
+
+    entities: dict[str, int]
+    jobs: tuple[str, ...]
+
+
+def blast_radius(incident: Incident, topology: Topology) -> Blast:
+    """Costs one pass over the topology."""
+    roots = {incident.cause, *incident.members}
+    reached = roots | {e for e in topology.parents if not roots.isdisjoint(topology.above(e))}
+    jobs = {job for e in reached if (job := topology.above_of_kind(e, "job")) is not None}
+    return Blast(dict(sorted(Counter(map(kind_of, reached)).items())), tuple(sorted(jobs)))

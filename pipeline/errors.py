@@ -1,0 +1,77 @@
+"""The error tree. A message says where, what was found, what was wanted, and the mend.
+
+FleetpulseError
+  UsageError          bad arguments or bad input files            exit 2
+    ConfigError       the configuration file or an override       exit 2
+  Unreachable         a dependency does not answer                exit 3
+  Refused             a guard or the sandbox said no              exit 4
+  Permanent           trying again cannot help
+    WireError         bytes that are no message of ours
+    SpoolError        a spool folder that cannot be used
+  Retryable           trying again may help; carries `after_s`
+  GapError            input that is gone for ever; carries its extent
+"""
+
+from __future__ import annotations
+
+
+class FleetpulseError(Exception):
+    """Base of every error that Fleetpulse raises on purpose; `exit_code` is what a command ends with."""
+
+    exit_code = 1
+
+
+class UsageError(FleetpulseError):
+    """Arguments or input files are not what the command wants."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """The configuration file or an override is wrong; the message names file, section and key."""
+
+
+class Unreachable(FleetpulseError):  # noqa: N818 - reads as the state it names
+    """A broker, API or other dependency does not answer."""
+
+    exit_code = 3
+
+
+class Refused(FleetpulseError):  # noqa: N818 - reads as the state it names
+    """A guard or the SQL sandbox refused."""
+
+    exit_code = 4
+
+
+class Permanent(FleetpulseError):  # noqa: N818 - reads as the state it names
+    """Trying again cannot help."""
+
+
+class WireError(Permanent):
+    """Bytes that are no message of ours, or a damaged one."""
+
+
+class SpoolError(Permanent):
+    """A spool folder cannot be used as one."""
+
+
+class Retryable(FleetpulseError):  # noqa: N818 - reads as the state it names
+    """Trying again may help, not before `after_s` seconds."""
+
+    def __init__(self, message: str, after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class GapError(FleetpulseError):
+    """Input [first, next_offset) of one partition is gone for ever; the reader goes on at `next_offset`."""
+
+    def __init__(self, topic: str, partition: str, first: int, next_offset: int, cause: str) -> None:
+        super().__init__(f"{topic}/{partition}: offsets {first} to {next_offset - 1} are gone ({cause})")
+        self.topic, self.partition, self.first, self.next_offset, self.cause = (
+            topic,
+            partition,
+            first,
+            next_offset,
+            cause,
+        )

@@ -1,0 +1,299 @@
+"""The Desk: findings become incidents, one per suspected cause. It reads no clock and no store: the same findings in
+the same instants give the same incidents, live and in replay, in whatever order they stand within an instant."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+
+from pipeline.cases import SEVERITIES, Case, Change, difference, incident_id, order_within_instant
+from pipeline.errors import Refused, UsageError
+from pipeline.folding import EXPLAINS, Folding
+from pipeline.mutes import Mutes
+from pipeline.records import LEVELS, SECOND, Finding, Incident
+from pipeline.topology import Topology, kind_of
+
+QUIET = 600 * SECOND
+"""Quiet with telemetry present that ends a condition: ten repeats of a detector that repeats each minute. Chosen."""
+REFINE = 120 * SECOND
+"""How long after opening the suspected cause may change: slow detectors join, and a page is not moved later. Chosen."""
+ABSORB = 1800 * SECOND
+"""How long a shared cause takes in what begins below it; later troubles have causes of their own. Chosen."""
+REOPEN = 1800 * SECOND
+"""A condition that returns this soon after its incident resolved reopens it: flapping is one incident. Chosen."""
+KEPT = 1000
+"""Most resolved incidents in memory, and none longer than REOPEN; all of them are in the store. Chosen."""
+ACTOR = "fleetpulse"
+Present = Callable[[str], bool]
+__all__ = ["Change", "Desk", "NoSuchIncident"]
+
+
+class NoSuchIncident(UsageError, KeyError):  # noqa: N818 - reads as what it says
+    """The Desk has no incident of that id: it never had, or it was resolved long ago."""
+
+    __str__ = Exception.__str__
+
+
+class Desk:
+    """All that is open, and what was resolved lately."""
+
+    def __init__(self, topology: Topology, is_simulated: Callable[[str], bool] = lambda _: False) -> None:
+        self.topology, self.time = topology, 0
+        self._folding, self._is_simulated = Folding(topology), is_simulated
+        self._cases: dict[str, Case] = {}
+        self._home: dict[tuple[str, str], str] = {}
+        self._mutes = Mutes(QUIET)
+        self._before: dict[str, Incident | None] = {}
+        self._keys: dict[str, list[tuple[str, str, int]]] = {}
+
+    @property
+    def incidents(self) -> dict[str, Incident]:
+        return {id_: case.incident for id_, case in self._cases.items()}
+
+    def observe(self, time: int, findings: Sequence[Finding], present: Present | None = None) -> list[Change]:
+        """Takes all findings of one instant, also none; an instant before the newest one was taken already.
+
+        present: whether telemetry of an entity arrives now; without it silence counts as quiet.
+        """
+        if time < self.time:
+            return []
+        self.time = time
+        self._before, self._keys = {}, {}
+        for finding in sorted(findings, key=order_within_instant):
+            self._take(finding)
+        self._refine()
+        self._let_go(present)
+        self._forget()
+        return self._changes()
+
+    def acknowledge(self, incident_id: str, user: str, comment: str, time: int) -> Change:
+        """Somebody looks after it. Raises Refused if it is resolved."""
+        case = self._case(incident_id)
+        self._refuse_resolved(case, "acknowledged")
+        before = dataclasses.replace(case.incident)
+        case.incident.state, case.incident.updated = "acknowledged", time
+        return case.told("acknowledged", before, user, comment, time)
+
+    def comment(self, incident_id: str, user: str, comment: str, time: int) -> Change:
+        """A note for the history."""
+        case = self._case(incident_id)
+        return case.told("commented", dataclasses.replace(case.incident), user, comment, time)
+
+    def resolve(self, incident_id: str, user: str, comment: str, time: int) -> Change:
+        """Somebody says that it is over: its cause and detectors are mute until they were quiet once."""
+        case = self._case(incident_id)
+        self._refuse_resolved(case, "resolved")
+        before = dataclasses.replace(case.incident)
+        for detector, entity in case.conditions:
+            for suspect in (case.incident.cause, self._folding.base(entity)):
+                self._mutes.add(suspect, detector, self.time)
+        case.by_person = True
+        self._close(case, max(time, case.incident.opened))
+        return case.told("resolved", before, user, comment, time)
+
+    def snapshot(self) -> str:
+        """All state as JSON; belongs into the transaction that stores the changes."""
+        return json.dumps(
+            {
+                "time": self.time,
+                "cases": [case.as_json() for case in self._cases.values()],
+                "mutes": self._mutes.as_json(),
+            }
+        )
+
+    def restore(self, snapshot: str) -> None:
+        """Takes the state of a snapshot; goes on as if it had never stopped."""
+        data = json.loads(snapshot)
+        self.time = data["time"]
+        cases = [Case.from_json(case) for case in data["cases"]]
+        self._cases = {case.incident.id: case for case in cases}
+        self._home = {key: c.incident.id for c in sorted(cases, key=lambda c: c.open) for key in c.conditions}
+        self._mutes.restore(data["mutes"])
+
+    def _case(self, incident_id: str) -> Case:
+        if incident_id not in self._cases:
+            raise NoSuchIncident(f"incident {incident_id}: neither open nor resolved lately; wanted one of those")
+        return self._cases[incident_id]
+
+    def _refuse_resolved(self, case: Case, verb: str) -> None:
+        if not case.open:
+            raise Refused(f"incident {case.incident.id}: is resolved, so it cannot be {verb}; comment on it instead")
+
+    def _take(self, finding: Finding) -> None:
+        if finding.evidence.get("cleared") is True:
+            self._clear(finding)
+            return
+        known = self._known(finding)  # before the mutes: a mute left by another incident must not let this one starve
+        if known is None and self._mutes.hold(self._folding.chain(finding.entity), finding.detector, self.time):
+            return
+        case = known or self._absorber(finding) or self._reopened(finding) or self._created(finding)
+        self._fold(case, finding)
+
+    def _clear(self, finding: Finding) -> None:
+        """A clean retest or a reset: what held the incident open no longer does; quiet begins."""
+        key = (finding.detector, finding.entity)
+        case = self._cases.get(self._home.get(key, ""))
+        if case is not None and key in case.holding:
+            self._touch(case)
+            case.holding.discard(key)
+            case.quiet_from = self.time
+
+    def _known(self, finding: Finding) -> Case | None:
+        """The open case that has this condition already, or takes in what begins anew on its members."""
+        case = self._cases.get(self._home.get((finding.detector, finding.entity), ""))
+        if case is None or not case.open:
+            return None
+        blamed = case.incident.cause == self._folding.base(finding.entity)
+        return case if case.has(finding) or blamed or self._absorbs_now(case) else None
+
+    def _absorber(self, finding: Finding) -> Case | None:
+        """The open case whose cause explains the finding: the nearest, then the one that began first."""
+        chain = self._folding.chain(finding.entity)
+        severity = SEVERITIES[LEVELS.index(finding.level)]
+        found = [
+            case
+            for case in self._cases.values()
+            if case.open
+            and (case.incident.cause == chain[0] or self._absorbs_now(case))
+            and self._folding.absorbs(case, finding.detector, finding.entity, severity)
+        ]
+        near = {entity: i for i, entity in enumerate(chain)}
+        key = lambda c: (near.get(c.incident.cause, len(near)), c.incident.onset, c.incident.id)  # noqa: E731
+        return min(found, key=key, default=None)
+
+    def _absorbs_now(self, case: Case) -> bool:
+        """Whether its cause began lately: a reopened one begins anew with its own condition."""
+        cause = case.incident.cause
+        own = (c.onset for c in case.conditions.values() if self._folding.base(c.entity) == cause)
+        return kind_of(cause) not in EXPLAINS or self.time - max(case.incident.opened, *own, 0) <= ABSORB
+
+    def _reopened(self, finding: Finding) -> Case | None:
+        """The resolved case that this finding continues: the same condition, or its cause flaps."""
+        home = self._home.get((finding.detector, finding.entity), "")
+        case = self._cases.get(home) or self._cases.get(incident_id(finding))
+        if case is None or case.incident.resolved is None:
+            return case
+        blamed = case.incident.cause == self._folding.base(finding.entity)
+        flaps = blamed and not case.by_person and self.time - case.incident.resolved <= REOPEN
+        if not (flaps or case.has(finding) or case.incident.id == incident_id(finding)):
+            return None
+        if (other := self._open_with(case.incident.cause)) is not None:
+            return other
+        self._touch(case)
+        case.incident.resolved, case.incident.state = None, "open"
+        case.by_person, case.folded_into = False, None
+        return case
+
+    def _open_with(self, cause: str) -> Case | None:
+        return next((c for c in self._cases.values() if c.open and c.incident.cause == cause), None)
+
+    def _created(self, finding: Finding) -> Case:
+        base = self._folding.base(finding.entity)
+        incident = Incident(
+            id=incident_id(finding),
+            cause=base,
+            opened=self.time,
+            onset=finding.onset,
+            severity="watch",
+            summary=finding.summary,
+            detector=finding.detector,
+            entity=finding.entity,
+            members=(finding.entity,),
+            simulated=self._is_simulated(base) or self._is_simulated(finding.entity),
+            updated=self.time,
+        )
+        case = Case(incident)
+        self._before[incident.id] = None
+        self._cases[incident.id] = case
+        return case
+
+    def _fold(self, case: Case, finding: Finding) -> None:
+        before = dataclasses.replace(case.incident)
+        self._home[finding.detector, finding.entity] = case.incident.id
+        if case.take(finding, self.time):
+            self._before.setdefault(case.incident.id, before)
+            self._keys.setdefault(case.incident.id, []).append(finding.key)
+            case.describe(self._folding.base, self._before[case.incident.id], self.time)
+
+    def _touch(self, case: Case) -> None:
+        self._before.setdefault(case.incident.id, dataclasses.replace(case.incident))
+        case.incident.updated = self.time
+
+    def _refine(self) -> None:
+        """Folds cases together until each stands for itself; only after news, each round leaves fewer cases."""
+        if not self._keys:
+            return
+        while True:
+            open_ = [c for c in self._cases.values() if c.open]
+            fresh = [c for c in open_ if c.incident.severity == "watch" or self.time - c.incident.opened <= REFINE]
+            fold = self._folding.best(fresh, [c for c in open_ if self._absorbs_now(c)])
+            if fold is None:
+                return
+            self._merge(fold.cause, fold.cases)
+
+    def _merge(self, cause: str, cases: Sequence[Case]) -> None:
+        """Makes one case of several: the one that is known for the cause already, else the first that was opened."""
+        kept = holder = self._open_with(cause)
+        if kept is None or self._before.get(kept.incident.id, kept.incident) is None:
+            kept = min(cases, key=lambda c: (c.incident.opened, c.incident.onset, c.incident.id))
+        self._touch(kept)
+        kept.incident.cause = cause
+        for case in cases if holder is None or holder in cases else (*cases, holder):
+            if case is not kept:
+                self._absorb(kept, case)
+        kept.incident.simulated = kept.incident.simulated or self._is_simulated(cause)
+        kept.describe(self._folding.base, self._before[kept.incident.id], self.time)
+
+    def _absorb(self, kept: Case, case: Case) -> None:
+        self._touch(case)
+        kept.conditions.update(case.conditions)
+        kept.holding |= case.holding
+        kept.quiet_from = max(kept.quiet_from, case.quiet_from)
+        self._home.update(dict.fromkeys(case.conditions, kept.incident.id))
+        self._keys.setdefault(kept.incident.id, []).extend(self._keys.pop(case.incident.id, ()))
+        if self._before[case.incident.id] is None:  # nobody heard of it
+            del self._cases[case.incident.id], self._before[case.incident.id]
+            return
+        case.conditions, case.folded_into = {}, kept.incident.id
+        self._close(case, self.time)
+
+    def _close(self, case: Case, time: int) -> None:
+        case.incident.resolved, case.incident.state, case.incident.updated = time, "resolved", time
+        case.holding.clear()
+
+    def _let_go(self, present: Present | None) -> None:
+        """Resolves what was quiet long enough, and unmutes likewise; silence of a source is not quiet."""
+
+        def seen(entity: str) -> bool:
+            return present is None or present(entity) or present(self._folding.base(entity))
+
+        for case in self._cases.values():
+            if not case.open or case.quiet_from == self.time:
+                continue
+            if not all(seen(member) for member in case.incident.members):
+                case.quiet_from = self.time
+            elif not case.holding and self.time - case.quiet_from >= QUIET:
+                self._touch(case)
+                self._close(case, self.time)
+        self._mutes.end(seen, self.time)
+
+    def _forget(self) -> None:
+        resolved = sorted((c.incident.resolved, i) for i, c in self._cases.items() if c.incident.resolved is not None)
+        old = [i for resolved_at, i in resolved if self.time - resolved_at > REOPEN]
+        for id_ in dict.fromkeys((*old, *(i for _, i in resolved[:-KEPT]))):
+            if id_ not in self._before:
+                for key in self._cases.pop(id_).conditions:
+                    if self._home.get(key) == id_:
+                        del self._home[key]
+
+    def _changes(self) -> list[Change]:
+        changes = []
+        for id_, before in self._before.items():
+            case = self._cases[id_]
+            kind, comment = difference(before, case)
+            if kind is not None:
+                keys, incident = tuple(self._keys.get(id_, ())), dataclasses.replace(case.incident)
+                into = case.folded_into if kind == "resolved" else None
+                changes.append(Change(kind, incident, self.time, ACTOR, comment, keys, before, into))
+        return changes

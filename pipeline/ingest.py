@@ -1,0 +1,217 @@
+"""Ingest: messages -> rows, dead letters, gaps and offsets in one DuckDB transaction; each message stored exactly once.
+
+Messages of all partitions are merged by event time, so that what waits for its peers stays small. A commit takes whole
+messages up to COMMIT_ROWS rows of the fullest table; only when it is durable does memory advance.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import duckdb
+
+from pipeline import wire
+from pipeline.errors import GapError, Retryable
+from pipeline.intake import DeadLetter, Item, Writes, decode_item, to_rows
+from pipeline.offsets import Offsets
+from pipeline.records import Event, EventBatch, Rows
+from pipeline.store.database import Database
+from pipeline.store.devices import Devices
+from pipeline.transport import Partition, Transport
+
+log = logging.getLogger("fleetpulse.ingest")
+
+COMMIT_ROWS = 122_880
+"""Rows of the fullest table per commit: one DuckDB row group goes to the file without passing the write-ahead log."""
+COMMIT_SAMPLES = 8_000_000  # bound of one commit's decoded values: 64 MB as float64
+_FETCH_BYTES = 64 << 20  # bound of fetched, uncommitted messages over all partitions
+_FETCH_MESSAGES = 256
+_SHAPES = 4096  # shapes of messages remembered as sound
+_TRIES = 3  # of one commit before its poison message is looked for
+
+
+@dataclass(slots=True)
+class Committed:
+    """What one commit made durable, for the framer and the topology."""
+
+    rows: list[Rows] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    messages: int = 0
+
+
+class Ingest:
+    """Reads one transport into one database. One thread only.
+
+    `clock` gives UTC microseconds. Raises Retryable from `step` when nothing can be committed now (disk full).
+    """
+
+    def __init__(self, database: Database, transport: Transport, devices: Devices, clock: Callable[[], int]) -> None:
+        self.database, self.transport, self.devices, self.clock = database, transport, devices, clock
+        with database.lock:
+            self.offsets = Offsets(database.connection)
+        self.counters: Counter[str] = Counter()
+        self._waiting: dict[Partition, deque[Item]] = {}
+        self._at_end: dict[Partition, bool] = {}
+        self._newest: dict[Partition, int] = {}  # event time reached in each partition that carries telemetry
+        self._newest_of: dict[str, int] = {}
+        self._gaps: dict[Partition, GapError] = {}
+        self._fetch_bytes = _FETCH_BYTES
+        self._sound: set[wire.Shape] = set()
+        self.first_failure: int | None = None
+
+    # --- what is known about the input ------------------------------------------------------------------------------
+
+    def backlog(self) -> int | None:
+        """Event time from which input still waits to be stored; None if everything was read to its end."""
+        waiting = [queue[0].time for queue in self._waiting.values() if queue]
+        unread = [t for p, t in self._newest.items() if not self._at_end.get(p, True) and not self._waiting.get(p)]
+        return min(waiting + unread, default=None)
+
+    def newest_by_node(self) -> dict[str, int]:
+        """Newest event time of every sender of telemetry."""
+        return dict(self._newest_of)
+
+    def newest(self) -> int | None:
+        """Newest event time committed over all partitions."""
+        return max(self._newest.values(), default=None)
+
+    # --- one commit -------------------------------------------------------------------------------------------------
+
+    def step(self) -> Committed | None:
+        """Commits what is there, at most one full commit; None if there was nothing."""
+        self._fetch()
+        items = self._merge()
+        if not items and not self._gaps:
+            return None
+        gaps = {p: gap for p, gap in self._gaps.items() if not self._waiting.get(p)}
+        try:
+            done = self._commit(items, gaps)
+        except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
+            self._put_back(items)
+            self.first_failure = self.first_failure or self.clock()
+            raise Retryable(f"store {self.database.path}: cannot commit: {error}", after_s=1.0) from error
+        self.first_failure = None
+        return done
+
+    def _fetch(self) -> None:
+        """Fills the queue of every partition whose queue is empty."""
+        partitions = self.transport.partitions()
+        if len(self._sound) > _SHAPES:
+            self._sound.clear()
+        self._fetch_bytes = min(1 << 20, max(64 << 10, _FETCH_BYTES // max(1, len(partitions))))
+        self._forget(set(partitions))
+        for partition in partitions:
+            if not self._waiting.setdefault(partition, deque()):
+                self._fill(partition)
+
+    def _forget(self, present: set[Partition]) -> None:
+        """Lets go of partitions that vanished once all that was fetched of them is stored."""
+        for partition in [p for p, queue in self._waiting.items() if p not in present and not queue]:
+            del self._waiting[partition]
+            self._at_end.pop(partition, None)
+
+    def _fill(self, partition: Partition) -> None:
+        """Fetches and decodes what comes next in one partition; stops at a gap, which the next commit counts."""
+        if partition in self._gaps:
+            return
+        start = self.offsets.next(partition, self.transport)
+        try:
+            messages = self.transport.read(partition, start, _FETCH_MESSAGES, self._fetch_bytes)
+        except GapError as gap:
+            self._gaps[partition] = gap
+            self.offsets.fetched[partition] = gap.next_offset
+            self._at_end[partition] = False
+            return
+        self._at_end[partition] = not messages
+        if messages:
+            self.offsets.fetched[partition] = messages[-1].offset + 1
+            self._waiting[partition].extend(decode_item(m, self._types_of, self._sound) for m in messages)
+
+    def _types_of(self, device_class: str) -> dict[str, str]:
+        """Wire types of the columns that exist, by column."""
+        with self.database.lock:
+            return Writes.column_types(self.database.connection, device_class)
+
+    def _merge(self) -> list[Item]:
+        """Whole messages in order of event time, up to one commit; taken off their queues."""
+        heap = [(queue[0].time, i, queue) for i, queue in enumerate(self._waiting.values()) if queue]
+        heapq.heapify(heap)
+        taken: list[Item] = []
+        rows: Counter[str] = Counter()
+        samples = 0
+        while heap:
+            _, i, queue = heap[0]
+            item = queue[0]
+            full = any(rows[c] + n > COMMIT_ROWS for c, n in item.rows.items())
+            if taken and (full or samples + item.samples > COMMIT_SAMPLES):
+                break
+            taken.append(queue.popleft())
+            rows.update(item.rows)
+            samples += item.samples
+            if not queue:
+                self._fill(item.message.partition)
+            if queue:
+                heapq.heapreplace(heap, (queue[0].time, i, queue))
+            else:
+                heapq.heappop(heap)
+        return taken
+
+    def _put_back(self, items: Iterable[Item]) -> None:
+        for item in reversed(list(items)):
+            self._waiting[item.message.partition].appendleft(item)
+
+    def _commit(self, items: list[Item], gaps: Mapping[Partition, GapError]) -> Committed:
+        """Stores items, then gaps; a message that the store refuses becomes a dead letter by itself."""
+        refusal: duckdb.Error | None = None
+        for attempt in range(1, _TRIES + 1):
+            try:
+                return self._transaction(items, gaps)
+            except (duckdb.IOException, duckdb.OutOfMemoryException):
+                raise
+            except duckdb.Error as error:
+                log.warning("commit of %d messages refused (try %d of %d): %s", len(items), attempt, _TRIES, error)
+                refusal = error
+        if len(items) <= 1:
+            letters = [Item.dead(DeadLetter(item.message, f"the store refused it: {refusal}")) for item in items]
+            return self._transaction(letters, gaps)
+        half = len(items) // 2
+        first, second = self._commit(items[:half], {}), self._commit(items[half:], gaps)
+        return Committed(first.rows + second.rows, first.events + second.events, first.messages + second.messages)
+
+    def _transaction(self, items: list[Item], gaps: Mapping[Partition, GapError]) -> Committed:
+        writes = Writes(self.offsets, self.clock())
+        fresh = [item for item in items if writes.accept(item)]
+        for partition, gap in gaps.items():
+            writes.lost(partition, gap)
+        events = [item.body for item in fresh if isinstance(item.body, EventBatch)]
+        done = Committed(
+            to_rows([item.body for item in fresh if isinstance(item.body, wire.Body)], self.devices),
+            [event for batch in events for event in batch.events],
+            len(items),
+        )
+        with self.database.transaction() as connection:
+            writes.check(connection)
+            self.devices.save(connection)
+            writes.write(connection, done.rows, events)
+        self.devices.saved()
+        self.offsets.advance(writes.next_offsets, writes.marks, writes.last)
+        self._after(items, writes)
+        return done
+
+    def _after(self, items: list[Item], writes: Writes) -> None:
+        """Memory follows what is durable now."""
+        self.counters.update(writes.counters)
+        for item in items:
+            partition = item.message.partition
+            if item.newest is not None and isinstance(item.body, wire.Body):
+                self._newest[partition] = max(self._newest.get(partition, item.newest), item.newest)
+                node = item.body.layout.node
+                self._newest_of[node] = max(self._newest_of.get(node, item.newest), item.newest)
+        for partition, next_offset in writes.next_offsets.items():
+            if partition in self._gaps and self._gaps[partition].next_offset == next_offset:
+                del self._gaps[partition]
+            self.transport.committed(partition, next_offset)

@@ -1,0 +1,56 @@
+"""Where ingest stands in its input, as the store has it: offsets of partitions, sequences of spools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import duckdb
+
+from pipeline.transport import Partition, Transport
+
+
+class Offsets:
+    """Where ingest stands: the next offset of each partition, and the highest sequence of each sender's spool."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._next = stored_offsets(connection)
+        self.marks: dict[tuple[str, str, str], int] = {
+            (topic, node, epoch): sequence
+            for topic, node, epoch, sequence in connection.execute(
+                "SELECT topic, node, epoch, sequence FROM producer_mark"
+            ).fetchall()
+        }
+        self.last: dict[tuple[str, str], int] = {}
+        for (topic, node, _), sequence in self.marks.items():
+            self.last[topic, node] = max(sequence, self.last.get((topic, node), -1))
+        self.fetched: dict[Partition, int] = {}
+        self.durable: dict[Partition, int] = dict(self._next)
+
+    def next(self, partition: Partition, transport: Transport) -> int:
+        """Offset to fetch from. A partition that begins anew is read from its start."""
+        if partition not in self.fetched:
+            known = any(p.topic == partition.topic and p.name == partition.name for p in self._next)
+            start = transport.bounds(partition)[0] if known else 0
+            self.fetched[partition] = self._next.get(partition, start)
+            self.durable.setdefault(partition, self.fetched[partition])
+        return self.fetched[partition]
+
+    def advance(
+        self,
+        next_offsets: Mapping[Partition, int],
+        marks: Mapping[tuple[str, str, str], int],
+        last: Mapping[tuple[str, str], int],
+    ) -> None:
+        """Takes over what a commit made durable."""
+        self.durable.update(next_offsets)
+        self._next.update(next_offsets)
+        self.marks.update(marks)
+        self.last.update(last)
+
+
+def stored_offsets(connection: duckdb.DuckDBPyConnection) -> dict[Partition, int]:
+    """Next offset of every partition, as the store has it."""
+    rows = connection.execute(
+        "SELECT topic, partition, incarnation, max(next_offset) FROM ingest_commit GROUP BY ALL"
+    ).fetchall()
+    return {Partition(topic, name, incarnation): offset for topic, name, incarnation, offset in rows}

@@ -1,0 +1,56 @@
+"""Rows of a command as a table for people, or as JSON, JSON lines or CSV for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from pipeline.records import finite
+
+Form = Literal["table", "json", "jsonl", "csv"]
+FORMS: tuple[Form, ...] = ("table", "json", "jsonl", "csv")
+
+
+def rendered(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: Form) -> str:
+    """The rows as text that ends with a newline. Missing and non-finite values are empty, in JSON null."""
+    plain = [{name: finite(row.get(name)) for name in columns} for row in rows]
+    if form == "json":
+        return json.dumps(plain, indent=1, default=str) + "\n"
+    if form == "jsonl":
+        return "".join(json.dumps(row, default=str) + "\n" for row in plain)
+    return _csv(plain, columns) if form == "csv" else _table(plain, columns)
+
+
+def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_text(row[name]) for name in columns] for row in rows)
+    return out.getvalue()
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Columns as wide as their longest value, two spaces between them; numbers stand at the right."""
+    cells = [[_text(row[name]).replace("\n", " ") for name in columns] for row in rows]
+    widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
+    right = [bool(rows) and all(isinstance(row[name], (int, float, type(None))) for row in rows) for name in columns]
+    lines = [
+        "  ".join(
+            text.rjust(w) if r else text.ljust(w) for text, w, r in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in [list(columns), *cells]
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}" if abs(value) < 1e15 else f"{value:.0f}"
+    if isinstance(value, list):
+        return " ".join(map(_text, value))
+    return json.dumps(value) if isinstance(value, dict) else str(value)

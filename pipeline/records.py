@@ -1,0 +1,210 @@
+"""What flows, in the order in which it is born: Event, Block, Batch, Rows, Frame, Finding, Incident.
+
+Every `time`, `onset`, `opened` and the like is an int: UTC microseconds since 1970. Text form: `iso(time)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.topology import Topology
+
+SECOND = 1_000_000
+Level = Literal["suspect", "ticket", "page"]
+LEVELS: tuple[Level, ...] = ("suspect", "ticket", "page")
+Severity = Literal["watch", "ticket", "page"]
+State = Literal["open", "acknowledged", "silenced", "resolved"]
+TELEMETRY = "telemetry.v1"
+EVENTS = "events.v1"
+
+
+def iso(time: int) -> str:
+    """`YYYY-MM-DDTHH:MM:SS.ffffffZ`: always 27 characters, so that text order is time order."""
+    return datetime.fromtimestamp(time // SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{time % SECOND:06d}Z"
+
+
+def from_iso(text: str) -> int:
+    """UTC microseconds of an ISO 8601 text; without a zone it is taken as UTC. Raises ValueError."""
+    moment = datetime.fromisoformat(text)
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    whole = moment.replace(microsecond=0)
+    return int(whole.timestamp()) * SECOND + moment.microsecond
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened once to an entity: xid, link_state, digest, job_start, inventory, ..."""
+
+    time: int
+    entity: str
+    kind: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a message comes from: constant for one run of one agent. `boot_id` is the kernel's, as 16 bytes."""
+
+    site: str
+    node: str
+    boot_id: bytes
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One device class of a batch. columns: signal -> (ticks, devices), in the signal's wire type."""
+
+    device_class: str
+    entities: tuple[str, ...]
+    columns: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One node, one or more ticks. times: (ticks,) int64, ascending."""
+
+    origin: Origin
+    times: NDArray[np.int64]
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Events of one node, in order of time."""
+
+    origin: Origin
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one device class from one or many batches, ready for the store and the framer.
+
+    time:    (R,) int64.   device: (R,) int32, the store's id of each row's device within its class.
+    columns: signal -> (R,) in wire type; missing = NaN or the highest unsigned value.
+    """
+
+    device_class: str
+    time: NDArray[np.int64]
+    device: NDArray[np.int32]
+    columns: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One instant of one device class, aligned and read-only.
+
+    entities: stable order that only grows from frame to frame; index i means the same device for ever.
+    values:   signal -> (N,) float64, NaN = not measured in this instant.
+    events:   events of this instant whose entity is of this class.
+    """
+
+    time: int
+    device_class: str
+    entities: Sequence[str]
+    values: Mapping[str, NDArray[np.float64]]
+    topology: Topology
+    events: tuple[Event, ...] = ()
+
+    def __getitem__(self, signal: str) -> NDArray[np.float64]:
+        found = self.values.get(signal)
+        return found if found is not None else np.full(len(self.entities), np.nan)
+
+
+Frames = Mapping[str, Frame]
+"""The frames of one instant by device class: what a detector observes. A class without news is absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A detector holds that one entity is wrong now. Keyed by (detector, entity, onset).
+
+    time is the newest sample used; onset is when it probably began and never lies after `time`; `score` compares within
+    one detector only; `signals` has the guiltiest first.
+    """
+
+    time: int
+    onset: int
+    entity: str
+    detector: str
+    level: Level
+    score: float
+    summary: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    signals: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return (self.detector, self.entity, self.onset)
+
+    def as_json(self) -> dict[str, Any]:
+        """The line of findings.jsonl; non-finite numbers become null."""
+        return {
+            "time": iso(self.time),
+            "onset": iso(self.onset),
+            "entity": self.entity,
+            "detector": self.detector,
+            "level": self.level,
+            "score": finite(self.score),
+            "summary": self.summary,
+            "evidence": finite(dict(self.evidence)),
+            "signals": list(self.signals),
+        }
+
+
+@dataclass(slots=True)
+class Incident:
+    """Findings with one suspected cause. The id comes from first entity, detector and onset, and never changes."""
+
+    id: str
+    cause: str
+    opened: int
+    onset: int
+    severity: Severity
+    summary: str
+    detector: str
+    entity: str
+    members: tuple[str, ...]
+    resolved: int | None = None
+    confidence: float | None = None
+    state: State = "open"
+    simulated: bool = False
+    updated: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of incidents.jsonl and of the API."""
+        return {
+            "id": self.id,
+            "cause": self.cause,
+            "opened": iso(self.opened),
+            "onset": iso(self.onset),
+            "resolved": None if self.resolved is None else iso(self.resolved),
+            "severity": self.severity,
+            "members": list(self.members),
+            "confidence": finite(self.confidence),
+            "state": self.state,
+            "summary": self.summary,
+            "simulated": self.simulated,
+            "detector": self.detector,
+            "entity": self.entity,
+        }
+
+
+def finite(value: Any) -> Any:
+    """`value` with NumPy scalars as Python ones and non-finite numbers as None, as JSON wants it."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    return value

@@ -1,0 +1,236 @@
+"""The pipeline process: ingest, judge, notify and serve, composed and kept going until somebody asks for the end.
+
+One loop reads and judges; the API and the notifier have threads of their own. Nothing here ends for a dead transport, a
+full disk or a refusing receiver: the loop waits, and /readyz tells.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import duckdb
+
+from pipeline.api.backend import Health, Sources
+from pipeline.api.server import create_app, serve
+from pipeline.cases import Change
+from pipeline.config import Config, Notify
+from pipeline.engine import Engine, Judge
+from pipeline.errors import Retryable
+from pipeline.incidents import Desk
+from pipeline.ingest import Ingest
+from pipeline.recordings import read_topology
+from pipeline.records import SECOND, iso
+from pipeline.respond.outbox import Notifier
+from pipeline.store.database import Database
+from pipeline.store.devices import Devices
+from pipeline.store.retention import expire
+from pipeline.topology import Topology
+from pipeline.transport import Transport
+from pipeline.transport.spool import SpoolTransport
+
+log = logging.getLogger("fleetpulse.pipeline")
+
+IDLE = 0.5  # seconds between looks at a transport that had nothing
+STALE = 30 * SECOND  # waiting input that stands uncommitted for so long makes the pipeline unready
+SILENT = 60 * SECOND  # an agent without a message for so long counts as silent
+_HOUR = 3600 * SECOND
+
+
+def now() -> int:
+    """UTC microseconds."""
+    return time.time_ns() // 1000
+
+
+class Service:
+    """Everything of one pipeline process but its threads; the backend of its API."""
+
+    def __init__(self, config: Config, judge: Judge, clock: Callable[[], int] = now) -> None:
+        self.config, self.clock = config, clock
+        self.database = Database(config.store.path, config.store.memory_limit)
+        self.transport = open_transport(config)
+        self.devices = Devices(self.database.connection)
+        self.topology = known_topology(self.database, config)
+        self.ingest = Ingest(self.database, self.transport, self.devices, clock)
+        self.notifier = Notifier(
+            self.database, linked(config), config.site.name, clock, alive=lambda: not self.unready()
+        )
+        self.engine: Engine | None = None
+        self._judge = judge
+        self._moved = clock()
+        self._expired = 0
+        self._trouble: str | None = "starting: what was stored before is being judged"
+
+    # --- the loop -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Judges what a restart left unjudged."""
+        step = int(self.config.pipeline.frame * SECOND)
+        enqueue = self.notifier.payloads
+        self.engine = Engine(self.database, self.devices, self.topology, self._judge, enqueue, self.clock, step)
+        self._trouble = None
+
+    def turn(self) -> bool:
+        """One commit and its judgement; False if there was nothing to do. Raises Retryable."""
+        assert self.engine is not None, "start() comes first"
+        committed = self.ingest.step()
+        if committed is not None:
+            self.engine.observe(committed)
+            self._moved = self.clock()
+        watermark = self.watermark()
+        judged = self.engine.advance(watermark) if watermark is not None else 0
+        if self.clock() - self._expired >= _HOUR:
+            expire(self.database, self.clock() - int(self.config.store.hot_hours * _HOUR))
+            self._expired = self.clock()
+        return bool(committed or judged)
+
+    def watermark(self) -> int | None:
+        """Least event time of what is still unread; newest minus the lateness for what was read to its end."""
+        newest = self.ingest.newest()
+        if newest is None:
+            return None
+        mark = min(newest, self.clock()) - int(self.config.pipeline.lateness * SECOND)
+        waiting = self.ingest.backlog()
+        return mark if waiting is None else min(mark, waiting)
+
+    def run(self, stop: threading.Event) -> None:
+        """Turns until `stop`; trouble is told, never the end."""
+        while not stop.is_set():
+            try:
+                if self.engine is None:
+                    self.start()
+                busy = self.turn()
+                self._trouble = None
+                if not busy:
+                    stop.wait(IDLE)
+            except (Retryable, duckdb.Error) as error:
+                if str(error) != self._trouble:
+                    log.error("%s", error)
+                self._trouble = str(error)
+                stop.wait(getattr(error, "after_s", 0.0) or 1.0)
+
+    def close(self) -> None:
+        """Tells readers' positions and lets go of the store."""
+        self.transport.close()
+        self.database.close()
+
+    # --- backend of the API -------------------------------------------------------------------------
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        return self.database.cursor()
+
+    def acknowledge(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        return self._note(lambda desk: desk.acknowledge(incident, user, comment, self.clock()))
+
+    def comment(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        return self._note(lambda desk: desk.comment(incident, user, comment, self.clock()))
+
+    def resolve(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        return self._note(lambda desk: desk.resolve(incident, user, comment, self.clock()))
+
+    def _note(self, change: Callable[[Desk], Change]) -> Mapping[str, Any]:
+        if self.engine is None:
+            raise Retryable("the pipeline is still judging what was stored before; try again", after_s=2.0)
+        return self.engine.note(change).incident.as_json()
+
+    def health(self) -> Health:
+        newest, waiting = self.ingest.newest(), self.ingest.backlog()
+        oldest = waiting if waiting is not None else newest
+        return {
+            "watermark": self.engine.standing.judged if self.engine and self.engine.standing.judged > 0 else None,
+            "backlog": self.engine is None or waiting is not None,
+            "lag_s": None if oldest is None else max(0.0, (self.clock() - oldest) / SECOND),
+            "sources": self._sources(),
+        }
+
+    def _sources(self) -> Sources:
+        cursor = self.database.cursor()
+        try:
+            nodes = self.ingest.newest_by_node()
+            gaps, letters = cursor.execute(
+                "SELECT (SELECT count(*) FROM gaps), (SELECT count(*) FROM dead_letter)"
+            ).fetchall()[0]
+        finally:
+            cursor.close()
+        silent = sum(self.clock() - time > SILENT for time in nodes.values())
+        return {"agents": len(nodes), "silent": silent, "gaps": gaps, "dead_letters": letters}
+
+    def unready(self) -> list[str]:
+        reasons = [reason for reason in (self._trouble, self.transport.reachable()) if reason]
+        if self.ingest.backlog() is not None and self.clock() - self._moved > STALE:
+            reasons.append(f"waiting input has stood uncommitted since {iso(self._moved)}")
+        free = shutil.disk_usage(self.config.store.path.parent).free
+        if free < self.config.spool.free_bytes:
+            reasons.append(
+                f"{self.config.store.path.parent}: {free} bytes free, wanted at least {self.config.spool.free_bytes}"
+            )
+        return reasons
+
+    def counters(self) -> Mapping[str, float]:
+        health = self.health()
+        out = {f"fleetpulse_ingest_{name}_total": float(n) for name, n in self.ingest.counters.items()}
+        out["fleetpulse_ready"] = float(not self.unready())
+        out["fleetpulse_lag_seconds"] = health["lag_s"] or 0.0
+        out["fleetpulse_agents"] = health["sources"]["agents"]
+        out["fleetpulse_agents_silent"] = health["sources"]["silent"]
+        if self.engine is not None:
+            late = self.engine.framer.late
+            out |= {f'fleetpulse_rows_late_total{{class="{c}"}}': float(n) for c, n in sorted(late.items())}
+            out["fleetpulse_rows_ahead_total"] = float(self.engine.ahead)
+        return out
+
+
+def linked(config: Config) -> Notify:
+    """[notify] with the dashboard's address as the links in alerts, unless another one is configured."""
+    own = f"http://{config.dashboard.host}:{config.dashboard.port}"
+    return dataclasses.replace(config.notify, external_url=config.notify.external_url or own)
+
+
+def open_transport(config: Config) -> Transport:
+    """The transport that the configuration names."""
+    if config.pipeline.transport == "spool":
+        return SpoolTransport(config.spool.directory)
+    raise Retryable("transport 'kafka' arrives with the next version; wanted [pipeline] transport = 'spool'")
+
+
+def known_topology(database: Database, config: Config) -> Topology:
+    """What inventory said before, and on top of it the file of [topology], which knows what agents cannot."""
+    topology = Topology()
+    cursor = database.cursor()
+    try:
+        rows = cursor.execute("SELECT entity, parents, attributes FROM entity ORDER BY entity").fetchall()
+    finally:
+        cursor.close()
+    topology.merge({e: p for e, p, _ in rows if p}, {e: json.loads(a) for e, _, a in rows if a != "{}"})
+    if config.topology.path is not None:
+        extra = read_topology(config.topology.path)
+        topology.merge(extra.parents, extra.attributes)
+    return topology
+
+
+def run(config: Config, judge: Judge) -> int:
+    """`fleetpulse pipeline`: serves until SIGTERM or SIGINT, then ends within seconds."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    service = Service(config, judge)
+    print(f"fleetpulse pipeline: store {config.store.path}", file=sys.stderr)  # noqa: T201 - talk of a command
+    api = serve(create_app(service, config), config, stop)
+    notifier = threading.Thread(target=service.notifier.run, args=(stop,), name="notifier")
+    notifier.start()
+    try:
+        service.run(stop)
+    finally:
+        stop.set()
+        notifier.join()
+        api.join()
+        service.close()
+    return 0

@@ -1,0 +1,47 @@
+"""`fleetpulse init`: makes the store and the folders for state, and says what was there already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.config import Config
+from pipeline.errors import Unreachable, UsageError
+
+
+def init(config: Config, say: Callable[[str], None]) -> int:
+    """Makes what is missing; harmless to repeat. Raises Unreachable where a pipeline has the store."""
+    _folder(config.spool.directory, "spool", say)
+    _folder(config.store.path.parent, "folder of the store", say)
+    _store(config, say)
+    if config.pipeline.transport == "kafka":
+        raise UsageError(
+            f"{config.source}: [pipeline] transport = 'kafka': this version makes no topics on "
+            f"{config.kafka.bootstrap_servers} yet; wanted transport = 'spool'. Store and folders are ready"
+        )
+    return 0
+
+
+def _folder(path: Path, what: str, say: Callable[[str], None]) -> None:
+    """State is its owner's business: new folders are closed to others."""
+    if path.is_dir():
+        say(f"{what}: {path} was there already")
+        return
+    try:
+        path.mkdir(parents=True, mode=0o700)
+    except OSError as error:
+        raise UsageError(
+            f"{what}: {path} cannot be made: {error.strerror}; wanted a folder that we may write"
+        ) from error
+    say(f"{what}: {path} made")
+
+
+def _store(config: Config, say: Callable[[str], None]) -> None:
+    from pipeline.store.database import Database
+
+    path, known = config.store.path, config.store.path.exists()
+    try:
+        Database(path, config.store.memory_limit).close()
+    except Unreachable as error:
+        raise Unreachable(f"{error} It is in use, so nothing had to be made") from error
+    say(f"store: {path} {'was there already; its schema is current' if known else 'made'}")

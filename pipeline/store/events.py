@@ -1,0 +1,55 @@
+"""Events -> rows, and what inventory events say of entities."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import duckdb
+import pyarrow as pa
+
+from pipeline.records import EventBatch
+from pipeline.store.append import insert, times
+from pipeline.topology import kind_of
+
+
+def write_events(connection: duckdb.DuckDBPyConnection, batches: Sequence[EventBatch]) -> None:
+    """Events as rows; inventory also becomes what is known of the entities."""
+    flat = [(event, batch.origin) for batch in batches for event in batch.events]
+    insert(
+        connection,
+        "events",
+        {
+            "time": times([event.time for event, _ in flat]),
+            "entity": [event.entity for event, _ in flat],
+            "kind": [event.kind for event, _ in flat],
+            "data": [json.dumps(dict(event.data), sort_keys=True) for event, _ in flat],
+            "site": [origin.site for _, origin in flat],
+            "node": [origin.node for _, origin in flat],
+            "simulated": [origin.simulated for _, origin in flat],
+        },
+    )
+    known: dict[str, tuple[str, str, str, bool, list[str], str]] = {}
+    for event, origin in flat:
+        if event.kind == "inventory":
+            for entity, parents, attributes in inventory(event.data):
+                facts = json.dumps(attributes, sort_keys=True)
+                known[entity] = (entity, kind_of(entity), origin.site, origin.simulated, parents, facts)
+    if known:
+        names = ("entity", "kind", "site", "simulated", "parents", "attributes")
+        columns = dict(zip(names, map(list, zip(*known.values(), strict=True)), strict=True))
+        columns["parents"] = pa.array(columns["parents"], pa.list_(pa.string()))
+        renew = ", ".join(f"{n} = excluded.{n}" for n in names[1:])
+        insert(connection, "entity", columns, f"ON CONFLICT (entity) DO UPDATE SET {renew}")
+
+
+def inventory(data: Mapping[str, object]) -> list[tuple[str, list[str], dict[str, object]]]:
+    """(entity, parents, attributes) of an inventory event; lines of another form are left out."""
+    found = data.get("entities")
+    out: list[tuple[str, list[str], dict[str, object]]] = []
+    for entity, line in found.items() if isinstance(found, dict) else ():
+        if isinstance(line, dict) and ":" in entity:
+            parents, attributes = line.get("parents", []), line.get("attributes", {})
+            if isinstance(parents, list) and isinstance(attributes, dict) and all(isinstance(p, str) for p in parents):
+                out.append((entity, parents, attributes))
+    return out

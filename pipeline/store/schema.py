@@ -1,0 +1,128 @@
+"""Every table and view of the store, and the schema version that migrates forward, never back.
+
+Telemetry is wide: per device class `hot_CLASS` holds one row per device and tick, `latest_CLASS` the newest row of each
+device, and the view named like the class shows `time, entity, signals...` over all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import duckdb
+
+from pipeline.errors import UsageError
+from pipeline.signals import CATALOGUE, CLASSES, Signal, of_class
+
+SCHEMA_VERSION = 1
+SQL_TYPES: Mapping[str, str] = {
+    "u1": "UTINYINT",
+    "u2": "USMALLINT",
+    "u4": "UINTEGER",
+    "u8": "UBIGINT",
+    "f4": "FLOAT",
+    "f8": "DOUBLE",
+}
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (key VARCHAR PRIMARY KEY, value VARCHAR NOT NULL);
+CREATE TABLE IF NOT EXISTS device (
+    class VARCHAR NOT NULL, id INTEGER NOT NULL, site VARCHAR NOT NULL, entity VARCHAR NOT NULL, node VARCHAR NOT NULL,
+    simulated BOOLEAN NOT NULL, PRIMARY KEY (class, id));
+CREATE TABLE IF NOT EXISTS entity (
+    entity VARCHAR PRIMARY KEY, kind VARCHAR NOT NULL, site VARCHAR NOT NULL, simulated BOOLEAN NOT NULL,
+    parents VARCHAR[] NOT NULL, attributes VARCHAR NOT NULL);
+CREATE TABLE IF NOT EXISTS events (
+    time TIMESTAMPTZ NOT NULL, entity VARCHAR NOT NULL, kind VARCHAR NOT NULL, data VARCHAR NOT NULL,
+    site VARCHAR NOT NULL, node VARCHAR NOT NULL, simulated BOOLEAN NOT NULL);
+CREATE TABLE IF NOT EXISTS ingest_commit (
+    topic VARCHAR NOT NULL, partition VARCHAR NOT NULL, incarnation VARCHAR NOT NULL, first_offset BIGINT NOT NULL,
+    next_offset BIGINT NOT NULL, rows BIGINT NOT NULL, committed TIMESTAMPTZ NOT NULL,
+    PRIMARY KEY (topic, partition, incarnation, first_offset));
+CREATE TABLE IF NOT EXISTS producer_mark (
+    topic VARCHAR NOT NULL, node VARCHAR NOT NULL, epoch VARCHAR NOT NULL, sequence BIGINT NOT NULL,
+    PRIMARY KEY (topic, node, epoch));
+CREATE TABLE IF NOT EXISTS gaps (
+    time TIMESTAMPTZ NOT NULL, topic VARCHAR NOT NULL, source VARCHAR NOT NULL, epoch VARCHAR NOT NULL,
+    first_sequence BIGINT NOT NULL, next_sequence BIGINT NOT NULL, cause VARCHAR NOT NULL);
+CREATE TABLE IF NOT EXISTS dead_letter (
+    time TIMESTAMPTZ NOT NULL, topic VARCHAR NOT NULL, partition VARCHAR NOT NULL, "offset" BIGINT NOT NULL,
+    reason VARCHAR NOT NULL, payload BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS findings (
+    time TIMESTAMPTZ NOT NULL, onset TIMESTAMPTZ NOT NULL, entity VARCHAR NOT NULL, detector VARCHAR NOT NULL,
+    level VARCHAR NOT NULL, score DOUBLE, summary VARCHAR NOT NULL, evidence VARCHAR NOT NULL,
+    signals VARCHAR[] NOT NULL, incident VARCHAR, PRIMARY KEY (detector, entity, onset));
+CREATE TABLE IF NOT EXISTS incidents (
+    id VARCHAR PRIMARY KEY, cause VARCHAR NOT NULL, opened TIMESTAMPTZ NOT NULL, onset TIMESTAMPTZ NOT NULL,
+    resolved TIMESTAMPTZ, severity VARCHAR NOT NULL, members VARCHAR[] NOT NULL, confidence DOUBLE,
+    state VARCHAR NOT NULL, summary VARCHAR NOT NULL, simulated BOOLEAN NOT NULL, detector VARCHAR NOT NULL,
+    entity VARCHAR NOT NULL, updated TIMESTAMPTZ NOT NULL);
+CREATE TABLE IF NOT EXISTS history (
+    incident VARCHAR NOT NULL, number INTEGER NOT NULL, time TIMESTAMPTZ NOT NULL, kind VARCHAR NOT NULL,
+    actor VARCHAR NOT NULL, comment VARCHAR NOT NULL, incident_json VARCHAR NOT NULL, PRIMARY KEY (incident, number));
+CREATE TABLE IF NOT EXISTS outbox (
+    id VARCHAR PRIMARY KEY, incident VARCHAR NOT NULL, number INTEGER NOT NULL, receiver VARCHAR NOT NULL,
+    kind VARCHAR NOT NULL, payload VARCHAR NOT NULL, created TIMESTAMPTZ NOT NULL, attempts INTEGER NOT NULL,
+    next_attempt TIMESTAMPTZ NOT NULL, state VARCHAR NOT NULL, answer VARCHAR NOT NULL);
+CREATE TABLE IF NOT EXISTS snapshot (key VARCHAR PRIMARY KEY, time TIMESTAMPTZ NOT NULL, state VARCHAR NOT NULL);
+"""
+
+
+def create(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal] = CATALOGUE) -> None:
+    """Makes what is missing. Raises UsageError if the file was written by a newer schema."""
+    connection.execute(_TABLES)
+    found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchall()
+    if found and int(found[0][0]) > SCHEMA_VERSION:
+        raise UsageError(
+            f"store: schema version {found[0][0]}, wanted at most {SCHEMA_VERSION}: a newer fleetpulse wrote it"
+        )
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
+    for device_class in CLASSES:
+        ensure_class(connection, device_class, of_class(device_class, catalogue))
+    _entities_view(connection)
+
+
+def ensure_class(
+    connection: duckdb.DuckDBPyConnection, device_class: str, signals: Iterable[Signal], view: bool = True
+) -> None:
+    """Tables and view of a device class with at least these signals; a new signal is a new column."""
+    for table in (f"hot_{device_class}", f"latest_{device_class}"):
+        key = "PRIMARY KEY" if table.startswith("latest") else ""
+        connection.execute(
+            f'CREATE TABLE IF NOT EXISTS "{table}" (time TIMESTAMPTZ NOT NULL, device INTEGER NOT NULL {key})'
+        )
+        have = set(columns(connection, table))
+        for signal in signals:
+            if signal.column not in have:
+                connection.execute(f'ALTER TABLE "{table}" ADD COLUMN "{signal.column}" {SQL_TYPES[signal.type]}')
+    if view:
+        names = ", ".join(f'h."{c}"' for c in columns(connection, f"hot_{device_class}") if c not in ("time", "device"))
+        connection.execute(
+            f'CREATE OR REPLACE VIEW "{device_class}" AS SELECT h.time, d.entity{", " if names else ""}{names} '
+            f"FROM \"hot_{device_class}\" h JOIN device d ON d.id = h.device AND d.class = '{device_class}'"
+        )
+
+
+def columns(connection: duckdb.DuckDBPyConnection, table: str) -> list[str]:
+    """Column names of a table in their order."""
+    rows = connection.execute(
+        "SELECT column_name FROM duckdb_columns() WHERE table_name = ? ORDER BY column_index", [table]
+    ).fetchall()
+    return [name for (name,) in rows]
+
+
+def _entities_view(connection: duckdb.DuckDBPyConnection) -> None:
+    """`entities`: everything known, whether announced by inventory or seen in telemetry, with when it was last seen."""
+    seen = " UNION ALL ".join(
+        f"SELECT d.entity, d.site, d.simulated, l.time FROM latest_{c} l "
+        f"JOIN device d ON d.id = l.device AND d.class = '{c}'"
+        for c in CLASSES
+    )
+    connection.execute(f"""
+        CREATE OR REPLACE VIEW entities AS
+        WITH seen AS (SELECT entity, any_value(site) AS site, bool_and(simulated) AS simulated, max(time) AS last_seen
+                      FROM ({seen}) GROUP BY entity)
+        SELECT coalesce(e.entity, s.entity) AS entity,
+               split_part(coalesce(e.entity, s.entity), ':', 1) AS kind,
+               coalesce(e.parents, []) AS parents, coalesce(e.simulated, s.simulated) AS simulated, s.last_seen,
+               coalesce(e.site, s.site) AS site, coalesce(e.attributes, '{{}}') AS attributes
+        FROM entity e FULL JOIN seen s ON s.entity = e.entity""")

@@ -1,0 +1,103 @@
+"""Who is part of, runs on, or is fed by whom: entities `kind:name` and their parents, nearest first.
+
+A fault of a parent reaches its children; children of one parent are peers at the level of that parent's kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import UsageError
+
+
+def kind_of(entity: str) -> str:
+    """What stands before the first colon of an entity: `gpu` of `gpu:n042.3`."""
+    return entity.split(":", 1)[0]
+
+
+class Topology:
+    """A typed directed acyclic graph of entities.
+
+    parents:    entity -> its parents, nearest first; a parent needs no line of its own.
+    attributes: entity -> facts that make entities comparable (SKU, speed, role).
+    `version` counts changes, so that others know when to renew what they derived.
+    """
+
+    def __init__(
+        self, parents: Mapping[str, Sequence[str]] = {}, attributes: Mapping[str, Mapping[str, object]] = {}
+    ) -> None:
+        self.parents: dict[str, tuple[str, ...]] = {}
+        self.attributes: dict[str, dict[str, object]] = {}
+        self.version = 0
+        self._above: dict[str, tuple[str, ...]] = {}
+        self.merge(parents, attributes)
+
+    def merge(self, parents: Mapping[str, Sequence[str]], attributes: Mapping[str, Mapping[str, object]] = {}) -> bool:
+        """Adds or replaces lines; True if anything changed. Raises UsageError, and changes nothing, on a circle."""
+        new = {e: tuple(p) for e, p in parents.items() if self.parents.get(e) != tuple(p)}
+        facts = {e: dict(a) for e, a in attributes.items() if self.attributes.get(e) != dict(a)}
+        if not new and not facts:
+            return False
+        combined = {**self.parents, **new}
+        if circle := _circle(combined, new):
+            raise UsageError(f"topology: parents form a circle: {' -> '.join(circle)}; wanted a graph without circles")
+        self.parents, self.version, self._above = combined, self.version + 1, {}
+        self.attributes.update(facts)
+        return True
+
+    def above(self, entity: str) -> tuple[str, ...]:
+        """All ancestors, nearest first (breadth first), each once."""
+        if entity not in self._above:
+            found: dict[str, None] = {}
+            level = list(self.parents.get(entity, ()))
+            while level:
+                fresh = [e for e in dict.fromkeys(level) if e not in found]
+                found.update(dict.fromkeys(fresh))
+                level = [p for e in fresh for p in self.parents.get(e, ())]
+            self._above[entity] = tuple(found)
+        return self._above[entity]
+
+    def above_of_kind(self, entity: str, kind: str) -> str | None:
+        """Nearest ancestor of that kind, or the entity itself if it is one; None if there is none."""
+        if kind_of(entity) == kind:
+            return entity
+        return next((e for e in self.above(entity) if kind_of(e) == kind), None)
+
+    def below(self, entity: str) -> tuple[str, ...]:
+        """All entities that have `entity` among their ancestors, in the order in which they were first named."""
+        return tuple(e for e in self.parents if entity in self.above(e))
+
+    def groups(self, entities: Sequence[str], kind: str) -> NDArray[np.int32]:
+        """(N,) number of each entity's ancestor of `kind`; -1 where it has none. Numbers follow first appearance."""
+        numbers: dict[str, int] = {}
+        out = np.full(len(entities), -1, np.int32)
+        for i, entity in enumerate(entities):
+            parent = self.above_of_kind(entity, kind)
+            if parent is not None:
+                out[i] = numbers.setdefault(parent, len(numbers))
+        return out
+
+
+def _circle(parents: Mapping[str, Sequence[str]], start: Iterable[str]) -> list[str] | None:
+    """A path that returns to itself, reached from one of `start`; None if there is none."""
+    done: set[str] = set()
+    for root in start:
+        path: list[str] = []
+        stack: list[tuple[str, int]] = [(root, 0)]
+        while stack:
+            entity, depth = stack.pop()
+            del path[depth:]
+            if entity in path:
+                return [*path[path.index(entity) :], entity]
+            if entity in done:
+                continue
+            path.append(entity)
+            above = parents.get(entity, ())
+            if not above:
+                done.add(entity)
+            stack.extend((p, depth + 1) for p in above)
+        done.update(path)
+    return None

@@ -1,0 +1,226 @@
+"""The spool on disk, as its writer (agents/spool.py) and its readers (pipeline/transport/spool.py) share it.
+
+    DIRECTORY/NODE/TOPIC/lock                      held by the one writer
+    DIRECTORY/NODE/TOPIC/ORDINAL-EPOCH/            one run of sequences; made anew only if one could be used twice
+        SEQUENCE.seg                               records; named by the sequence of the first
+        mark                                       how far the records are durable: nobody reads beyond
+        gaps.json                                  [first, next, cause] of ranges that the writer gave up
+        READER.cursor                              what that reader has stored durably; only the writer unlinks segments
+
+A record is length u32, CRC32C u32 over (sequence, body), sequence u64, body; little endian. Sequences within a segment
+are contiguous.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote, unquote
+
+from crc32c import crc32c
+
+from pipeline.errors import SpoolError
+
+HEAD = struct.Struct("<IIQ")
+MAX_RECORD = 8 << 20
+"""Bound of one record: twice wire.MAX_MESSAGE; a greater length is damage."""
+RESYNC = 64
+"""How many sequences behind a damaged record are searched for before its whole segment is given up; chosen."""
+_MARK = struct.Struct("<4s16sQ")
+_MARK_CRC = struct.Struct("<I")
+_SEQUENCE = struct.Struct("<Q")
+
+Gap = tuple[int, int, str]
+"""[first, next) and why it is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Everything before `sequence` is durable or given up; written under kernel boot `boot_id`."""
+
+    sequence: int
+    boot_id: bytes
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def folder_name(name: str) -> str:
+    """`name` of a node or topic as the name of a folder. Raises SpoolError where that would leave the spool."""
+    encoded = quote(name, safe="", errors="strict")
+    if name in ("", ".", "..") or "/" in name or "\0" in name or len(encoded) > 200:
+        raise SpoolError(
+            f"spool: node or topic {name!r}: wanted 1 to 200 characters without '/' or NUL, not '.' or '..'"
+        )
+    return encoded
+
+
+def name_of(folder: str) -> str:
+    """The node or topic that `folder` stands for."""
+    return unquote(folder)
+
+
+def epoch_folders(home: Path) -> list[Path]:
+    """The runs of sequences of one node and topic, oldest first."""
+    return [home / name for name in sorted(os.listdir(home)) if is_epoch(name)]
+
+
+def is_epoch(name: str) -> bool:
+    """Whether a folder is one run of sequences: ORDINAL-EPOCH."""
+    ordinal, _, epoch = name.partition("-")
+    return ordinal.isdecimal() and len(epoch) == 32
+
+
+def segments(folder: Path) -> list[int]:
+    """First sequences of the segments in a folder, ascending; [] where the folder is gone."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted(int(name[:-4]) for name in names if name.endswith(".seg") and name[:-4].isdecimal())
+
+
+def segment_path(folder: Path, first: int) -> Path:
+    """The file whose first record has sequence `first`."""
+    return folder / f"{first:020d}.seg"
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def record(sequence: int, body: bytes) -> bytes:
+    """The bytes of one record."""
+    rest = _SEQUENCE.pack(sequence) + body
+    return struct.pack("<II", len(body), crc32c(rest)) + rest
+
+
+def take(
+    data: bytes, at: int, sequence: int, count: int, size: int
+) -> tuple[list[bytes], int, Literal["enough", "short", "bad"]]:
+    """Bodies of the records `sequence`, `sequence` + 1, ... from position `at`, and the position behind them.
+
+    Ends at `count` records or `size` bytes, but not before one record: "enough"; where `data` ends: "short"; at damage:
+    "bad".
+    """
+    bodies: list[bytes] = []
+    view, end, until = memoryview(data), len(data), at + size
+    while len(bodies) < count and (at < until or not bodies):
+        if at + 16 > end:
+            return bodies, at, "short"
+        length, crc, found = HEAD.unpack_from(data, at)
+        if found != sequence or length > MAX_RECORD:
+            return bodies, at, "bad"
+        behind = at + 16 + length
+        if behind > end:
+            return bodies, at, "short"
+        if crc32c(view[at + 8 : behind]) != crc:
+            return bodies, at, "bad"
+        bodies.append(data[at + 16 : behind])
+        at, sequence = behind, sequence + 1
+    return bodies, at, "enough"
+
+
+def scan(data: bytes, first: int) -> tuple[int, int]:
+    """(sequence behind the sound records that `data` begins with, their bytes)."""
+    bodies, end, _ = take(data, 0, first, len(data), len(data) + 1)
+    return first + len(bodies), end
+
+
+def resync(data: bytes, sequence: int, end: int) -> tuple[int, int] | None:
+    """(position, sequence) of the first sound record in `data` from `sequence` to before `end`, or None."""
+    for wanted in range(sequence, min(end, sequence + RESYNC)):
+        pattern = _SEQUENCE.pack(wanted)
+        found = data.find(pattern, 8)
+        while found >= 0:
+            if take(data, found - 8, wanted, 1, 1)[0]:
+                return found - 8, wanted
+            found = data.find(pattern, found + 1)
+    return None
+
+
+# --- the small files -------------------------------------------------------------------------------------------------
+
+
+def pack_mark(mark: Mark) -> bytes:
+    """The content of a `mark` file."""
+    head = _MARK.pack(b"FPM1", mark.boot_id, mark.sequence)
+    return head + _MARK_CRC.pack(crc32c(head))
+
+
+def read_mark(folder: Path) -> Mark | None:
+    """The mark of a folder; None if it is absent or not whole (a reader then goes on with what it knew)."""
+    try:
+        with open(folder / "mark", "rb", buffering=0) as file:
+            data = file.read(_MARK.size + _MARK_CRC.size)
+    except FileNotFoundError:
+        return None
+    if len(data) < _MARK.size + _MARK_CRC.size or _MARK_CRC.unpack_from(data, _MARK.size)[0] != crc32c(data[:28]):
+        return None
+    magic, boot_id, sequence = _MARK.unpack_from(data)
+    return Mark(sequence, boot_id) if magic == b"FPM1" else None
+
+
+def read_gaps(folder: Path) -> list[Gap]:
+    """The ranges that the writer gave up, ascending; a damaged file is as good as none, for causes only explain."""
+    try:
+        return [
+            (int(first), int(behind), str(cause)) for first, behind, cause in json.loads(_text(folder / "gaps.json"))
+        ]
+    except (ValueError, TypeError):
+        return []
+
+
+def read_cursor(path: Path) -> int:
+    """What a reader has stored: 0 if its file is not whole, which only keeps segments longer."""
+    try:
+        return int(json.loads(_text(path))["next"])
+    except (ValueError, TypeError, KeyError):
+        return 0
+
+
+def cursors(folder: Path) -> list[int]:
+    """The cursor of every reader of a folder; [] where the folder is gone."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return [read_cursor(folder / name) for name in sorted(names) if name.endswith(".cursor")]
+
+
+def write_small(path: Path, content: object, *, durable: bool) -> None:
+    """Replaces a JSON file in one step; `durable` also waits for the disk."""
+    other = path.with_name(path.name + ".tmp")
+    with open(other, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+    os.replace(other, path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def merged(gaps: Sequence[Gap], new: Gap, limit: int = 1000) -> list[Gap]:
+    """`gaps` with `new` behind them, joined where it continues the last; the oldest go beyond `limit`."""
+    if gaps and gaps[-1][1] == new[0] and gaps[-1][2] == new[2]:
+        return [*gaps[:-1], (gaps[-1][0], new[1], new[2])]
+    return [*gaps[1 - limit :], new]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,227 @@
+"""SpoolTransport: reads agents' spools straight from disk. Partition = node, incarnation = epoch, offset = sequence.
+
+Never reads beyond the writer's mark, so whatever it returns is durable. Holds at most one read of one segment in memory
+(max_bytes, and a whole segment only to find the way round damage) and OPEN open files.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import GapError
+from pipeline.transport import Message, Partition, segments
+
+OPEN = 256
+"""Segments held open at once; chosen: a quarter of the usual limit of 1,024 files."""
+CURSOR_S = 1.0
+"""A cursor file is written at most so often: it only lets the writer unlink, and is written in full by close."""
+_LEAST = 4096  # bytes of the smallest read, one page
+_SETTLED_NS = 2_000_000_000  # a folder changed longer ago than this before it was listed has no unseen change
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where reading stands: record `sequence` lies at `position` of the segment that begins at `first`."""
+
+    folder: Path
+    end: int = 0
+    first: int = -1
+    position: int = 0
+    sequence: int = -1
+    typical: int = 512
+
+
+class SpoolTransport:
+    """Reads every spool below `directory` on behalf of one `reader`, whose cursor it keeps. For one thread."""
+
+    def __init__(
+        self, directory: Path, reader: str = "pipeline", monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._directory, self._monotonic = Path(directory), monotonic
+        self._cursor_name = f"{segments.folder_name(reader)}.cursor"
+        self._listed: dict[Path, tuple[int, list[str]]] = {}
+        self._places: dict[Partition, _Place] = {}
+        self._files: OrderedDict[Path, int] = OrderedDict()
+        self._stored: dict[Partition, int] = {}
+        self._written: dict[Partition, tuple[int, float]] = {}
+
+    # --- the contract ------------------------------------------------------------------------------------------------
+
+    def partitions(self) -> Sequence[Partition]:
+        found: dict[Partition, Path] = {}
+        for node in self._names(self._directory):
+            for topic in self._names(self._directory / node):
+                home = self._directory / node / topic
+                for name in filter(segments.is_epoch, self._names(home)):
+                    epoch = name.partition("-")[2]
+                    found[Partition(segments.name_of(topic), segments.name_of(node), epoch)] = home / name
+        for partition in self._places.keys() - found.keys():
+            del self._places[partition]
+        for partition, folder in found.items():
+            if partition not in self._places:
+                self._places[partition] = _Place(folder)
+        return tuple(found)
+
+    def bounds(self, partition: Partition) -> tuple[int, int]:
+        place = self._place(partition)
+        if place is None:
+            return 0, 0
+        end = self._renewed_end(place)
+        return min([*segments.segments(place.folder)[:1], end]), end
+
+    def read(self, partition: Partition, offset: int, max_messages: int, max_bytes: int) -> list[Message]:
+        place = self._place(partition)
+        if place is None or (offset >= place.end and offset >= self._renewed_end(place)):
+            return []
+        if place.sequence != offset:
+            self._seek(partition, place, offset)
+        count = min(max_messages, place.end - offset)
+        while True:
+            bodies, state = self._take(place, count, max_bytes)
+            if bodies:
+                return [Message(partition, at, body) for at, body in enumerate(bodies, offset)]
+            self._pass_on(partition, place, state)
+
+    def committed(self, partition: Partition, next_offset: int) -> None:
+        self._stored[partition] = next_offset
+        written, at = self._written.get(partition, (-1, -CURSOR_S))
+        if next_offset != written and self._monotonic() - at >= CURSOR_S:
+            self._write_cursor(partition)
+
+    def reachable(self) -> str | None:
+        if self._directory.is_dir():
+            return None
+        return (
+            f"spool: {self._directory} is no folder yet: no agent has run here; wanted [spool] directory of the agents"
+        )
+
+    def close(self) -> None:
+        for partition in list(self._stored):
+            self._write_cursor(partition)
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    # --- finding -----------------------------------------------------------------------------------------------------
+
+    def _names(self, folder: Path) -> list[str]:
+        """Names of the folders in a folder, sorted; listed anew only if the folder changed."""
+        try:
+            changed = folder.stat().st_mtime_ns
+            known = self._listed.get(folder)
+            if known and known[0] == changed:
+                return known[1]
+            names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            self._listed.pop(folder, None)
+            return []
+        settled = time.time_ns() - changed > _SETTLED_NS
+        self._listed[folder] = (changed if settled else -1, names)
+        return names
+
+    def _place(self, partition: Partition) -> _Place | None:
+        if partition not in self._places:
+            self.partitions()
+        return self._places.get(partition)
+
+    def _renewed_end(self, place: _Place) -> int:
+        mark = segments.read_mark(place.folder)
+        if mark is not None:
+            place.end = mark.sequence
+        return place.end
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _take(self, place: _Place, count: int, size: int) -> tuple[list[bytes], str]:
+        """Bodies from `place` on, which moves behind them, or none and why: "short" (the segment ends) or "bad"."""
+        handle = self._file(segments.segment_path(place.folder, place.first))
+        if handle is None:
+            return [], "short"
+        wanted = max(_LEAST, min(size, count * place.typical) + segments.HEAD.size)
+        data = os.pread(handle, wanted, place.position)
+        bodies, end, state = segments.take(data, 0, place.sequence, count, size)
+        if not bodies and state == "short" and len(data) >= segments.HEAD.size:
+            length = segments.HEAD.unpack_from(data)[0]
+            data = os.pread(handle, segments.HEAD.size + length, place.position)
+            bodies, end, state = segments.take(data, 0, place.sequence, 1, 1)
+        place.position += end
+        place.sequence += len(bodies)
+        if bodies:
+            place.typical = end // len(bodies) * 9 // 8 + segments.HEAD.size  # an eighth more, as sizes vary
+        return bodies, state
+
+    def _seek(self, partition: Partition, place: _Place, offset: int) -> None:
+        """Puts `place` at the record `offset`; raises GapError if all segments begin behind it."""
+        firsts = segments.segments(place.folder)
+        at = bisect_right(firsts, offset) - 1
+        if at < 0:
+            self._gap(partition, place, offset, firsts[0] if firsts else place.end, firsts, "unlinked")
+        place.first, place.sequence = firsts[at], offset
+        data = self._rest(place, 0)
+        position, sequence = 0, place.first
+        while sequence < offset and position + segments.HEAD.size <= len(data):
+            length, _, found = segments.HEAD.unpack_from(data, position)
+            if found != sequence:
+                place.position = (segments.resync(data, offset, offset + 1) or (position, offset))[0]
+                return
+            position, sequence = position + segments.HEAD.size + length, sequence + 1
+        place.position = position
+
+    def _pass_on(self, partition: Partition, place: _Place, state: str) -> None:
+        """Moves `place` over the end of a segment; raises GapError where records are missing."""
+        sequence, firsts = place.sequence, segments.segments(place.folder)
+        following = next((first for first in firsts if first > place.first), None)
+        if state == "short" and following == sequence:
+            place.first, place.position = sequence, 0
+            return
+        end = min(following, place.end) if following is not None else place.end
+        if found := segments.resync(self._rest(place, place.position), sequence + 1, end):
+            place.position += found[0]
+            place.sequence = found[1]
+            self._raise(partition, place, sequence, found[1], "damaged")
+        self._gap(partition, place, sequence, end, firsts, "damaged")
+
+    def _gap(
+        self, partition: Partition, place: _Place, offset: int, end: int, firsts: list[int], otherwise: str
+    ) -> None:
+        """Raises GapError from `offset` to the next record that can be; the writer's own note tells the cause."""
+        gaps = segments.read_gaps(place.folder)
+        cause = next((why for first, behind, why in gaps if first < end and behind > offset), otherwise)
+        place.sequence = -1
+        if end in firsts:
+            place.first, place.position, place.sequence = end, 0, end
+        self._raise(partition, place, offset, end, cause)
+
+    def _raise(self, partition: Partition, place: _Place, first: int, end: int, cause: str) -> None:
+        raise GapError(partition.topic, partition.name, first, end, cause)
+
+    def _rest(self, place: _Place, position: int) -> bytes:
+        handle = self._file(segments.segment_path(place.folder, place.first))
+        return b"" if handle is None else os.pread(handle, max(0, os.fstat(handle).st_size - position), position)
+
+    def _file(self, path: Path) -> int | None:
+        """The open file; None if it was unlinked before it was opened."""
+        handle = self._files.get(path)
+        if handle is not None:
+            self._files.move_to_end(path)
+            return handle
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        self._files[path] = handle
+        if len(self._files) > OPEN:
+            os.close(self._files.popitem(last=False)[1])
+        return handle
+
+    def _write_cursor(self, partition: Partition) -> None:
+        """Without fsync: a cursor that is lost only keeps segments longer, and it never runs ahead of the store."""
+        place, stored = self._place(partition), self._stored[partition]
+        self._written[partition] = (stored, self._monotonic())
+        if place is not None:
+            segments.write_small(place.folder / self._cursor_name, {"next": stored}, durable=False)

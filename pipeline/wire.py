@@ -1,0 +1,379 @@
+"""Batches <-> bytes. The one file that knows the encoding; every released version has golden bytes in the tests.
+
+A message is an envelope and one zstd frame:
+
+    envelope (48 bytes, little endian)
+      magic "FPW"  version u8  kind u8 (1 telemetry, 2 events)  flags u8 (bit 0: simulated)  zero u16
+      epoch 16 bytes  sequence u64  sent i64 (UTC us)  length u32 of the zstd frame  crc u32 (zlib.crc32 of all else)
+    zstd frame, decompressed at most MAX_BODY bytes
+      boot id 16 bytes  layout length u32  ticks u32
+      layout  JSON: site, node and, for telemetry, [class, entities, [[signal, type], ...]] per block
+      telemetry: ticks x i64 times, then per block per signal ticks x devices values
+      events:    one JSON object per line: time, entity, kind, data
+
+The layout is the same in every message of a sender, so decoders look it up by its bytes and parse it once.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from pipeline.errors import WireError
+from pipeline.records import Batch, Block, Event, EventBatch, Origin
+from pipeline.signals import TYPES
+
+VERSION = 1
+TELEMETRY_KIND, EVENTS_KIND = 1, 2
+MAX_BODY = 16 << 20
+"""Bound of one decompressed body: 16 MiB is 80 times an agent's largest batch (60 ticks x 16 GPUs x 50 signals)."""
+MAX_MESSAGE = 4 << 20
+"""Bound of one message, as Kafka's max_request_size is set."""
+MAX_LAYOUT = 256 << 10
+"""Bound of one layout: 256 KiB is 100 times that of a node with 16 GPUs and 16 ports."""
+MAX_TIME = 253_402_300_800_000_000
+"""First microsecond of the year 10000, from which on datetime cannot say a time."""
+_TICK_COUNTS = 256  # row layouts kept per shape
+_LAYOUTS = 4096  # parsed layouts kept; each node has one or two, a few kB each
+
+_ENVELOPE = struct.Struct("<3sBBBH16sQqI")
+_CRC = struct.Struct("<I")
+_HEAD = struct.Struct("<16sII")
+ENVELOPE_BYTES = _ENVELOPE.size + _CRC.size
+_I64 = struct.Struct("<q")
+_TIME = np.dtype("<i8")
+_per_thread = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What is known of a message before it is decompressed. (topic, node, epoch, sequence) is its dedupe key."""
+
+    kind: int
+    simulated: bool
+    epoch: bytes
+    sequence: int
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """Names and types of one block."""
+
+    device_class: str
+    entities: tuple[str, ...]
+    signals: tuple[tuple[str, str], ...]
+
+
+class Shape:
+    """What decides how the values of a body lie for a given number of ticks. Interned: compared by identity.
+
+    blocks: per block its class, number of devices, and (signal, type) pairs.
+    """
+
+    def __init__(self, blocks: tuple[tuple[str, int, tuple[tuple[str, str], ...]], ...]) -> None:
+        self.blocks = blocks
+        self.samples = sum(devices * len(signals) for _, devices, signals in blocks)
+        self._dtypes: dict[int, np.dtype[Any]] = {}
+
+    def dtype(self, ticks: int) -> np.dtype[Any]:
+        """Structured type of times and values. Raises WireError if there can be no such body."""
+        if ticks not in self._dtypes:
+            if len(self._dtypes) >= _TICK_COUNTS:
+                self._dtypes.clear()
+            self._dtypes[ticks] = _dtype(self.blocks, ticks)
+        return self._dtypes[ticks]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Layout:
+    """Everything about a telemetry body but its values; parsed once, so compared by identity."""
+
+    site: str
+    node: str
+    blocks: tuple[BlockLayout, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A checked, decompressed telemetry message whose values are still bytes (`data` begins with the times)."""
+
+    envelope: Envelope
+    boot_id: bytes
+    layout: Layout
+    ticks: int
+    data: memoryview
+
+    @property
+    def first_time(self) -> int:
+        return int(np.frombuffer(self.data, _TIME, 1)[0])
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+def encode(batch: Batch) -> bytes:
+    """Body of a telemetry message, compressed; `seal` makes it a message. Raises WireError on unequal shapes."""
+    layout = [
+        [b.device_class, list(b.entities), [[name, _code(values)] for name, values in b.columns.items()]]
+        for b in batch.blocks
+    ]
+    names = _json({"site": batch.origin.site, "node": batch.origin.node, "blocks": layout})
+    if len(names) > MAX_LAYOUT:
+        raise WireError(f"layout of {len(names)} bytes, wanted at most {MAX_LAYOUT}: send fewer devices per batch")
+    ticks = len(batch.times)
+    parts = [_HEAD.pack(batch.origin.boot_id, len(names), ticks), names, batch.times.astype(_TIME).tobytes()]
+    for block in batch.blocks:
+        for name, values in block.columns.items():
+            if values.shape != (ticks, len(block.entities)):
+                raise WireError(
+                    f"{name}: values have shape {values.shape}, wanted {(ticks, len(block.entities))} (ticks, devices)"
+                )
+            parts.append(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes())
+    return _compress(b"".join(parts))
+
+
+def encode_events(batch: EventBatch) -> bytes:
+    """Body of an events message, compressed."""
+    names = _json({"site": batch.origin.site, "node": batch.origin.node})
+    lines = [_json({"time": e.time, "entity": e.entity, "kind": e.kind, "data": dict(e.data)}) for e in batch.events]
+    return _compress(_HEAD.pack(batch.origin.boot_id, len(names), len(lines)) + names + b"\n".join(lines))
+
+
+def seal(body: bytes, kind: int, epoch: bytes, sequence: int, sent: int, simulated: bool = False) -> bytes:
+    """The message: envelope with checksum, then the body."""
+    head = _ENVELOPE.pack(b"FPW", VERSION, kind, int(simulated), 0, epoch, sequence, sent, len(body))
+    return head + _CRC.pack(zlib.crc32(body, zlib.crc32(head))) + body
+
+
+def _compress(raw: bytes) -> bytes:
+    if len(raw) > MAX_BODY:
+        raise WireError(f"body of {len(raw)} bytes, wanted at most {MAX_BODY}: send fewer ticks per batch")
+    return zstandard.ZstdCompressor(level=1).compress(raw)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _code(values: NDArray[Any]) -> str:
+    code = values.dtype.kind + str(values.dtype.itemsize)
+    if code not in TYPES:
+        raise WireError(f"values of type {values.dtype}, wanted one of {', '.join(TYPES)}")
+    return code
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def open_envelope(message: bytes | memoryview) -> Envelope:
+    """Envelope of a message whose checksum holds. Raises WireError on anything else."""
+    if len(message) < ENVELOPE_BYTES:
+        raise WireError(f"message of {len(message)} bytes, wanted at least {ENVELOPE_BYTES}: truncated")
+    magic, version, kind, flags, _, epoch, sequence, sent, length = _ENVELOPE.unpack_from(message)
+    if magic != b"FPW":
+        raise WireError(f"message begins with {magic!r}, wanted b'FPW': not written by Fleetpulse")
+    if version != VERSION:
+        raise WireError(f"wire version {version}, wanted {VERSION}: upgrade the older side")
+    if length != len(message) - ENVELOPE_BYTES:
+        raise WireError(f"body of {len(message) - ENVELOPE_BYTES} bytes, wanted {length}: truncated or joined")
+    wanted = _CRC.unpack_from(message, _ENVELOPE.size)[0]
+    view = memoryview(message)
+    if zlib.crc32(view[ENVELOPE_BYTES:], zlib.crc32(view[: _ENVELOPE.size])) != wanted:
+        raise WireError("checksum does not match: the message was damaged on its way")
+    if kind not in (TELEMETRY_KIND, EVENTS_KIND) or flags > 1:
+        raise WireError(f"kind {kind} with flags {flags}, wanted kind 1 or 2 with flags 0 or 1")
+    return Envelope(kind, bool(flags & 1), epoch, sequence, sent)
+
+
+def peek(message: bytes | memoryview) -> Envelope:
+    """Envelope without a check of magic, version or checksum. Raises WireError if it is truncated."""
+    if len(message) < ENVELOPE_BYTES:
+        raise WireError(f"message of {len(message)} bytes, wanted at least {ENVELOPE_BYTES}: truncated")
+    _, _, kind, flags, _, epoch, sequence, sent, _ = _ENVELOPE.unpack_from(message)
+    return Envelope(kind, bool(flags & 1), epoch, sequence, sent)
+
+
+def open_telemetry(message: bytes | memoryview) -> Body:
+    """Checked telemetry message; lengths agree with the layout. Raises WireError."""
+    envelope = open_envelope(message)
+    if envelope.kind != TELEMETRY_KIND:
+        raise WireError(f"message of kind {envelope.kind}, wanted {TELEMETRY_KIND} (telemetry)")
+    boot_id, names, ticks, data = _decompress(message)
+    layout = _parse_layout(names)
+    wanted = layout.shape.dtype(ticks).itemsize if 0 < ticks <= MAX_BODY // 8 else -1
+    if len(data) != wanted:
+        raise WireError(f"{len(data)} bytes of values for {ticks} ticks, wanted {wanted} by the layout")
+    _check_times(data, ticks)
+    return Body(envelope, boot_id, layout, ticks, data)
+
+
+def _check_times(data: memoryview, ticks: int) -> None:
+    if ticks == 1:  # the usual message: this saves building an array
+        sound = 0 <= _I64.unpack_from(data)[0] < MAX_TIME
+    else:
+        times = np.frombuffer(data, _TIME, ticks)
+        sound = bool(times[0] >= 0 and times[-1] < MAX_TIME and (times[1:] >= times[:-1]).all())
+    if not sound:
+        raise WireError("times run backwards or lie outside the years 1970 to 9999")
+
+
+def decode(message: bytes | memoryview) -> Batch:
+    """A telemetry message as a Batch of read-only arrays. Raises WireError."""
+    body = open_telemetry(message)
+    record = np.frombuffer(body.data, body.layout.shape.dtype(body.ticks))
+    blocks = []
+    for b, block in enumerate(body.layout.blocks):
+        shape = (body.ticks, len(block.entities))
+        columns = {name: record[f"{b}/{name}"][0].reshape(shape) for name, _ in block.signals}
+        blocks.append(Block(block.device_class, block.entities, columns))
+    origin = Origin(body.layout.site, body.layout.node, body.boot_id, body.envelope.simulated)
+    return Batch(origin, record["time"][0], tuple(blocks))
+
+
+def decode_events(message: bytes | memoryview) -> EventBatch:
+    """An events message. Raises WireError."""
+    envelope = open_envelope(message)
+    if envelope.kind != EVENTS_KIND:
+        raise WireError(f"message of kind {envelope.kind}, wanted {EVENTS_KIND} (events)")
+    boot_id, names, count, data = _decompress(message)
+    layout = _parse_layout(names)
+    try:
+        lines = [json.loads(line) for line in bytes(data).splitlines()]
+        events = tuple(Event(e["time"], e["entity"], e["kind"], e["data"]) for e in lines)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise WireError(f"events are not one JSON object with time, entity, kind and data per line: {error}") from error
+    if len(events) != count:
+        raise WireError(f"{len(events)} events, wanted {count}: truncated")
+    if bad := next((e for e in events if not _sound(e)), None):
+        raise WireError(f"event {bad}: wanted time (int, UTC us), entity (kind:name), kind (string), data (object)")
+    return EventBatch(Origin(layout.site, layout.node, boot_id, envelope.simulated), events)
+
+
+def _sound(event: Event) -> bool:
+    return (
+        type(event.time) is int
+        and 0 <= event.time < MAX_TIME
+        and isinstance(event.entity, str)
+        and ":" in event.entity
+        and isinstance(event.kind, str)
+        and isinstance(event.data, dict)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Telemetry bodies of equal shape, decoded together: M messages of T ticks and D devices.
+
+    times: (M, T).  blocks: per block its class, (M,) tuple of entity tuples, and signal -> (M, T * D) values.
+    """
+
+    bodies: Sequence[Body]
+    times: NDArray[np.int64]
+    blocks: tuple[tuple[str, tuple[tuple[str, ...], ...], dict[str, NDArray[Any]]], ...]
+
+
+def join(bodies: Sequence[Body]) -> Iterator[Joined]:
+    """Decodes many bodies without a loop over samples: one structured view per shape and number of ticks."""
+    alike: dict[tuple[int, Shape], list[Body]] = {}
+    for body in bodies:
+        alike.setdefault((body.ticks, body.layout.shape), []).append(body)
+    for (ticks, shape), group in alike.items():
+        record = np.frombuffer(b"".join([b.data for b in group]), shape.dtype(ticks))
+        yield Joined(
+            group,
+            record["time"],
+            tuple(
+                (
+                    device_class,
+                    tuple(g.layout.blocks[b].entities for g in group),
+                    {name: record[f"{b}/{name}"] for name, _ in signals},
+                )
+                for b, (device_class, _, signals) in enumerate(shape.blocks)
+            ),
+        )
+
+
+def _decompress(message: bytes | memoryview) -> tuple[bytes, bytes, int, memoryview]:
+    """(boot id, layout bytes, ticks or events, values). Never allocates more than MAX_BODY."""
+    frame = memoryview(message)[ENVELOPE_BYTES:]
+    try:
+        size = zstandard.get_frame_parameters(frame).content_size
+        if size > MAX_BODY:  # an unknown size is the highest u64 and refused with the rest
+            raise WireError(f"body of {size} bytes when decompressed, wanted at most {MAX_BODY}")
+        raw = _decompressor().decompress(frame, allow_extra_data=False)
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise WireError(f"body is no sound zstd frame: {error}") from error
+    if len(raw) < _HEAD.size:
+        raise WireError(f"body of {len(raw)} bytes, wanted at least {_HEAD.size}")
+    boot_id, length, count = _HEAD.unpack_from(raw)
+    if length > MAX_LAYOUT or _HEAD.size + length > len(raw):
+        raise WireError(f"layout of {length} bytes in a body of {len(raw)}, wanted at most {MAX_LAYOUT}")
+    view = memoryview(raw)
+    return boot_id, bytes(view[_HEAD.size : _HEAD.size + length]), count, view[_HEAD.size + length :]
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """One per thread: it keeps its context, and is not made for several threads at once."""
+    if not hasattr(_per_thread, "decompressor"):
+        _per_thread.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BODY)
+    found: zstandard.ZstdDecompressor = _per_thread.decompressor
+    return found
+
+
+@lru_cache(_LAYOUTS)
+def _parse_layout(names: bytes) -> Layout:
+    try:
+        found = json.loads(names)
+        blocks = tuple(
+            BlockLayout(c, tuple(entities), tuple((name, code) for name, code in signals))
+            for c, entities, signals in found.get("blocks", ())
+        )
+        site, node = found["site"], found["node"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WireError(f"layout is not the JSON object it should be: {error}") from error
+    _check_names([site, node], blocks)
+    return Layout(site, node, blocks, _shape(tuple((b.device_class, len(b.entities), b.signals) for b in blocks)))
+
+
+def _check_names(texts: list[str], blocks: tuple[BlockLayout, ...]) -> None:
+    """Raises WireError unless all is text, types are known and nothing is named twice in one block."""
+    texts += [text for b in blocks for text in (b.device_class, *b.entities)]
+    texts += [text for b in blocks for signal in b.signals for text in signal]
+    if not all(isinstance(text, str) for text in texts):
+        raise WireError("layout has names or types that are no text")
+    if any(code not in TYPES for b in blocks for _, code in b.signals):
+        raise WireError(f"layout has types other than {', '.join(TYPES)}")
+    for block in blocks:
+        if len({name for name, _ in block.signals}) != len(block.signals):
+            raise WireError("layout names a signal twice in one block")
+        if len(set(block.entities)) != len(block.entities) or not all(":" in entity for entity in block.entities):
+            raise WireError("layout names an entity twice in one block, or one that is not kind:name")
+
+
+@lru_cache(_LAYOUTS)
+def _shape(blocks: tuple[tuple[str, int, tuple[tuple[str, str], ...]], ...]) -> Shape:
+    return Shape(blocks)
+
+
+def _dtype(blocks: tuple[tuple[str, int, tuple[tuple[str, str], ...]], ...], ticks: int) -> np.dtype[Any]:
+    fields: list[Any] = [("time", _TIME, (ticks,))]
+    for b, (_, devices, signals) in enumerate(blocks):
+        if devices * ticks > MAX_BODY:
+            raise WireError(f"{devices} devices x {ticks} ticks, wanted at most {MAX_BODY} values per signal")
+        fields += [(f"{b}/{name}", f"<{code}", (ticks * devices,)) for name, code in signals]
+    try:
+        return np.dtype(fields)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"layout cannot be laid out: {error}") from error

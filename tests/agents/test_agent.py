@@ -1,0 +1,357 @@
+"""The loop goes on whatever a collector or the disk does, and says every change once."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from agents.agent import Agent, run
+from agents.collector import Collector, Device, NoData, Reading
+from pipeline import wire
+from pipeline.config import Agent as AgentSection
+from pipeline.config import Config
+from pipeline.config import Spool as SpoolSection
+from pipeline.errors import ConfigError, SpoolError
+from pipeline.records import EVENTS, SECOND, TELEMETRY, Batch, Event
+from pipeline.transport import Message
+
+Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]
+ROOT = Path(__file__).parents[2]
+START = 1_800_000_000 * SECOND
+
+
+@dataclass
+class SteppedClock:
+    """Time that passes only by waiting; `stop` is set after `ticks` waits."""
+
+    ticks: int
+    time: int = START - SECOND // 3
+    start: int = START
+
+    def now(self) -> int:
+        return self.time
+
+    def monotonic(self) -> float:
+        return (self.time - self.start) / SECOND
+
+    def wait(self, seconds: float, stop: threading.Event) -> bool:
+        self.ticks -= 1
+        if self.ticks < 0:
+            stop.set()
+            return True
+        self.time += round(seconds * SECOND)
+        return False
+
+
+@dataclass
+class Node(Collector):
+    """A collector that counts its looks and can be told to misbehave."""
+
+    name: ClassVar[str] = "node"
+    signals: ClassVar[tuple[str, ...]] = ("node.load1", "node.cpu_count")
+    faults: dict[int, Exception] = field(default_factory=dict)
+    looks: int = 0
+    opened: int = 0
+    closed: int = 0
+    count: float = 8
+
+    def open(self, node: str) -> None:
+        self.opened += 1
+
+    def read(self) -> tuple[Reading, ...]:
+        self.looks += 1
+        if fault := self.faults.get(self.looks):
+            raise fault
+        columns = {"node.load1": np.array([self.looks]), "node.cpu_count": np.array([self.count])}
+        return (Reading("node", ("node:n1",), columns),)
+
+    def inventory(self) -> dict[str, Device]:
+        return {"node:n1": Device((), {"looks": 0})}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class Hanging(Node):
+    """Hangs in its first look until it is released."""
+
+    name: ClassVar[str] = "hanging"
+    release: threading.Event = field(default_factory=threading.Event)
+
+    def read(self) -> tuple[Reading, ...]:
+        self.looks += 1
+        if self.looks == 1:
+            self.release.wait(30)
+        return (Reading("gpu", ("gpu:n1.0",), {"gpu.power": np.array([100.0 + self.looks])}),)
+
+    def inventory(self) -> dict[str, Device]:
+        return {"gpu:n1.0": Device(("node:n1",))}
+
+
+@dataclass
+class AbsentAtFirst(Hanging):
+    """A device that comes later."""
+
+    def open(self, node: str) -> None:
+        self.opened += 1
+        if self.opened == 1:
+            raise NoData("not yet")
+
+
+def config_at(folder: Path, interval: float = 1.0, free_bytes: int = 0) -> Config:
+    return Config(agent=AgentSection("n1", interval), spool=SpoolSection(folder, free_bytes=free_bytes))
+
+
+@dataclass
+class Ran:
+    """What a run of the agent left behind."""
+
+    batches: list[Batch]
+    events: list[Event]
+    log: list[str]
+
+    def values(self, signal_name: str) -> list[float]:
+        return [float(b.columns[signal_name][0, 0]) for t in self.batches for b in t.blocks if signal_name in b.columns]
+
+
+@pytest.fixture
+def loop(tmp_path: Path, drain: Drain) -> Callable[..., Ran]:
+    """Runs an agent for some ticks over the given collectors."""
+
+    def run_it(*collectors: Collector, ticks: int, interval: float = 1.0, patience: float = 5.0) -> Ran:
+        log = io.StringIO()
+        Agent(config_at(tmp_path, interval), collectors, SteppedClock(ticks), log, patience).loop(threading.Event())
+        messages, gaps = drain(tmp_path)
+        assert gaps == []
+        batches = [wire.decode(m.value) for m in messages if m.partition.topic == TELEMETRY]
+        events = [e for m in messages if m.partition.topic == EVENTS for e in wire.decode_events(m.value).events]
+        return Ran(batches, events, [line.split(" ", 1)[1] for line in log.getvalue().splitlines()])
+
+    return run_it
+
+
+def test_every_tick_is_one_batch_at_a_whole_multiple_of_the_interval(loop: Callable[..., Ran]) -> None:
+    ran = loop(Node(), ticks=5)
+    assert [int(t) for b in ran.batches for t in b.times] == [START + i * SECOND for i in range(5)]
+    assert ran.values("node.load1") == [1, 2, 3, 4, 5]
+    assert {b.origin.node for b in ran.batches} == {"n1"}
+    assert {len(b.origin.boot_id) for b in ran.batches} == {16}
+
+
+def test_values_travel_in_the_type_of_the_catalogue_and_broken_ones_are_missing(loop: Callable[..., Ran]) -> None:
+    (block,) = loop(Node(count=-3), ticks=1).batches[0].blocks
+    assert block.columns["node.load1"].dtype == np.dtype("<f4")
+    assert block.columns["node.cpu_count"].dtype == np.dtype("<u2")
+    assert block.columns["node.cpu_count"][0, 0] == 65535
+
+
+def test_a_hung_collector_stops_neither_tick_nor_others_and_is_said_once(loop: Callable[..., Ran]) -> None:
+    hanging, threads = Hanging(deadline=3), threading.active_count()
+    try:
+        ran = loop(Node(), hanging, ticks=20, patience=0.3)
+    finally:
+        hanging.release.set()
+    assert ran.values("node.load1") == list(range(1, 21))
+    assert ran.log.count("collector hanging: hung: no answer within 3 s") == 1
+    assert [e.data["state"] for e in ran.events if e.kind == "collector" and e.data["collector"] == "hanging"] == [
+        "hung"
+    ]
+    assert hanging.looks == 1
+    assert threading.active_count() <= threads + 1
+
+
+def test_a_collector_that_hung_is_taken_up_again_without_its_old_reading(tmp_path: Path, drain: Drain) -> None:
+    hanging, clock, log = Hanging(deadline=3), SteppedClock(99), io.StringIO()
+    agent = Agent(config_at(tmp_path), [hanging], clock, log, patience=0.2)
+    for _ in range(6):
+        clock.time += SECOND
+        agent.tick(clock.time)
+    hanging.release.set()
+    (worker,) = agent.workers
+    deadline = time.monotonic() + 10
+    while worker.busy:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)  # another thread's turn; nothing is measured by it
+    for _ in range(4):
+        clock.time += SECOND
+        agent.tick(clock.time)
+    agent.close()
+    messages, _ = drain(tmp_path)
+    batches = [wire.decode(m.value) for m in messages if m.partition.topic == TELEMETRY]
+    powers = [float(b.blocks[0].columns["gpu.power"][0, 0]) for b in batches]
+    assert powers
+    assert 101.0 not in powers
+    assert "collector hanging: ok" in log.getvalue()
+
+
+def test_a_faulting_collector_is_said_once_reopened_and_not_pestered(loop: Callable[..., Ran]) -> None:
+    collector = Node(faults={i: RuntimeError("bus error") for i in range(3, 6)})
+    ran = loop(collector, ticks=40)
+    assert ran.log.count("collector node: fault: RuntimeError: bus error") == 1
+    assert ran.log.count("collector node: ok") == 2
+    assert collector.opened == 4
+    assert collector.looks < 25  # after the second fault in a row it is left alone for 10 s
+    assert [e.data["state"] for e in ran.events if e.kind == "collector"] == ["ok", "fault", "ok"]
+
+
+@dataclass
+class Broken(Node):
+    """Delivers a reading that cannot be sent."""
+
+    name: ClassVar[str] = "broken"
+    reading: Reading = field(default_factory=lambda: Reading("gpu", ("gpu:n1.0",), {}))
+
+    def read(self) -> tuple[Reading, ...]:
+        return (self.reading,)
+
+
+@pytest.mark.parametrize(
+    ("reading", "complaint"),
+    [
+        (Reading("gpu", ("gpu:n1.0",), {"gpu.power": np.zeros(2)}), "values of shape (2,) for 1 devices"),
+        (Reading("gpu", ("gpu:n1.0",), {"gpu.power": np.array(["hot"])}), "wanted an array of numbers"),
+        (Reading("gpu", ("gpu:a", "gpu:a"), {"gpu.power": np.zeros(2)}), "wanted kind:name, each once"),
+        (Reading("gpu", ("a",), {"gpu.power": np.zeros(1)}), "wanted kind:name, each once"),
+        (Reading("gpu", (), {}, (Event(1, "gpu:a", "xid", {"what": object()}),)), "not JSON serializable"),
+    ],
+)
+def test_a_reading_that_cannot_be_sent_is_a_fault_of_its_collector_alone(
+    loop: Callable[..., Ran], reading: Reading, complaint: str
+) -> None:
+    ran = loop(Broken(reading=reading), Node(), ticks=3)
+    assert ran.values("node.load1") == [1, 2, 3]
+    assert any(line.startswith("collector broken: fault: ") and complaint in line for line in ran.log)
+
+
+def test_a_source_that_is_not_there_is_said_once_and_tried_every_minute(loop: Callable[..., Ran]) -> None:
+    absent = Node(faults={i: NoData("no such device") for i in range(1, 99)})
+    ran = loop(absent, Hanging(release=_set()), ticks=150)
+    assert ran.log.count("collector node: no data: no such device") == 1
+    assert absent.looks == 3
+    assert len(ran.values("gpu.power")) == 150
+
+
+def _set() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
+def test_a_slow_interval_of_a_collector_is_kept(loop: Callable[..., Ran]) -> None:
+    slow = Node(interval=10.0)
+    assert len(loop(slow, Hanging(release=_set()), ticks=30).values("gpu.power")) == 30
+    assert slow.looks == 3
+
+
+def test_inventory_is_told_at_the_start_hourly_and_on_change(loop: Callable[..., Ran]) -> None:
+    ran = loop(Node(), ticks=130, interval=60.0)
+    told = [e for e in ran.events if e.kind == "inventory"]
+    assert [e.time - told[0].time for e in told] == [0, 3600 * SECOND, 7200 * SECOND]
+    assert told[0].entity == "node:n1"
+    assert told[0].data == {"entities": {"node:n1": {"parents": [], "attributes": {"looks": 0}}}}
+
+
+def test_a_new_device_is_told_at_once(loop: Callable[..., Ran]) -> None:
+    late = AbsentAtFirst(release=_set(), interval=5.0)
+    ran = loop(Node(), late, ticks=100)
+    told = [sorted(e.data["entities"]) for e in ran.events if e.kind == "inventory"]
+    assert told == [["node:n1"], ["gpu:n1.0", "node:n1"]]
+
+
+def test_a_clock_set_back_gives_no_second_batch_of_one_time(tmp_path: Path, drain: Drain) -> None:
+    clock = SteppedClock(9)
+    agent = Agent(config_at(tmp_path), [Node(interval=0.0)], clock, io.StringIO(), 5.0)
+    agent.tick(START)
+    agent.tick(START)
+    agent.close()
+    assert len([m for m in drain(tmp_path)[0] if m.partition.topic == TELEMETRY]) == 1
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 KiB of its own."""
+    place = tmp_path / "full"
+    place.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(place)], capture_output=True)
+    if mount.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {mount.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_ends_nothing_and_is_said_once(full_disk: Path, drain: Drain) -> None:
+    (full_disk / "hog").write_bytes(bytes(60 << 10))
+    log, clock = io.StringIO(), SteppedClock(400)
+    agent = Agent(config_at(full_disk), [Node()], clock, log, 5.0)
+    agent.loop(threading.Event())
+    assert log.getvalue().count("losing data") == 1
+    assert "No space left" in log.getvalue()
+    messages, _ = drain(full_disk)
+    newest = [wire.decode(m.value) for m in messages if m.partition.topic == TELEMETRY][-1]
+    assert int(newest.times[0]) == START + 399 * SECOND
+
+
+def test_a_spool_of_another_process_or_without_permission_is_refused(tmp_path: Path) -> None:
+    first = Agent(config_at(tmp_path), [], SteppedClock(0), io.StringIO())
+    with pytest.raises(SpoolError, match="another process writes this spool"):
+        Agent(config_at(tmp_path), [], SteppedClock(0), io.StringIO())
+    first.close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpoolError, match=r"wanted a folder that the agent may write: set \[spool\] directory"):
+        Agent(config_at(tmp_path / "file"), [], SteppedClock(0), io.StringIO())
+
+
+def test_an_interval_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\[agent\] interval = 0: wanted more than 0 s"):
+        run(config_at(tmp_path, interval=0))
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from agents.agent import run
+from pipeline.config import Agent, Config, Spool
+sys.exit(run(Config(agent=Agent("n1", 0.05), spool=Spool(Path(sys.argv[1])))))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_agent_cleanly_within_two_seconds(tmp_path: Path, drain: Drain, number: int) -> None:
+    agent = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    assert agent.stderr is not None
+    assert "started" in agent.stderr.readline()
+    assert "collector" in agent.stderr.readline()
+    os.kill(agent.pid, number)
+    assert agent.wait(timeout=2) == 0
+    assert "stopped" in agent.stderr.read()
+    agent.stderr.close()
+    assert drain(tmp_path)[0]
+
+
+LOADED = """
+import sys
+import agents.agent
+import agents.collectors
+heavy = {"duckdb", "pyarrow", "pandas", "streamlit", "fastapi", "numba", "torch", "pynvml"} & set(sys.modules)
+print(sorted(heavy))
+"""
+
+
+def test_the_agent_stays_light(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,66 @@
+"""What is no value becomes missing, in every wire type, and counters keep every digit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.batches import batch, blocks, inventory_event, wire_column
+from agents.collector import Device, Reading
+from pipeline.records import Origin
+from pipeline.signals import CATALOGUE, Signal
+
+
+def column(name: str, *values: float, dtype: Any = None) -> list[float]:
+    found: list[float] = wire_column(CATALOGUE[name], np.array(values, dtype)).tolist()
+    return found
+
+
+def test_outside_the_valid_range_and_nan_are_missing() -> None:
+    assert column("gpu.temperature", 40, -21, 151, 150)[0::3] == [40, 150]
+    assert np.isnan(column("gpu.temperature", np.nan, -21, 151, np.inf)).all()
+    assert column("gpu.sm_clock", 1980, 10_001, -1, np.nan) == [1980, 65535, 65535, 65535]
+    assert column("gpu.pcie_generation", 5, 17, 255, 300) == [5, 255, 255, 255]
+
+
+def test_counters_keep_every_digit_and_the_highest_value_means_missing() -> None:
+    assert column("gpu.energy", 2**53 + 1, 2**64 - 2, 2**64 - 1, dtype=np.uint64) == [2**53 + 1, 2**64 - 2, 2**64 - 1]
+    assert column("gpu.energy", 5.0, np.nan, -1.0, 1e30) == [5, 2**64 - 1, 2**64 - 1, 2**64 - 1]
+
+
+@pytest.mark.parametrize("signal", CATALOGUE.values(), ids=lambda s: s.name)
+@given(values=st.lists(st.one_of(st.floats(), st.integers(-(2**60), 2**60).map(float)), min_size=1, max_size=5))
+def test_whatever_is_measured_fits_the_wire_type_or_is_missing(signal: Signal, values: list[float]) -> None:
+    found = wire_column(signal, np.array(values))
+    assert found.dtype == np.dtype(signal.type)
+    for value, sent in zip(values, found.tolist(), strict=True):
+        missing = np.isnan(sent) if found.dtype.kind == "f" else sent == np.iinfo(found.dtype).max
+        if not missing:
+            assert signal.valid[0] <= value <= signal.valid[1]
+            assert sent == pytest.approx(value, rel=1e-6, abs=1.0 if found.dtype.kind == "u" else 1e-30)
+
+
+def test_readings_of_the_same_devices_share_one_block_and_strangers_are_left_out() -> None:
+    first = Reading("gpu", ("gpu:n1.0",), {"gpu.power": np.array([300.0]), "gpu.made_up": np.array([1.0])})
+    second = Reading("gpu", ("gpu:n1.0",), {"gpu.temperature": np.array([50.0]), "node.load1": np.array([1.0])})
+    (block,) = blocks([first, second])
+    assert set(block.columns) == {"gpu.power", "gpu.temperature"}
+    assert block.columns["gpu.power"].shape == (1, 1)
+
+
+def test_nothing_read_is_no_batch() -> None:
+    origin = Origin("local", "n1", bytes(16))
+    assert batch(origin, 1, []) is None
+    assert batch(origin, 1, [Reading("gpu", (), {"gpu.power": np.array([])})]) is None
+
+
+def test_the_node_is_always_in_its_inventory() -> None:
+    event = inventory_event(5, "n1", {"gpu:n1.0": Device(("node:n1",), {"sku": "H100"})})
+    assert event.data["entities"] == {
+        "node:n1": {"parents": [], "attributes": {}},
+        "gpu:n1.0": {"parents": ["node:n1"], "attributes": {"sku": "H100"}},
+    }

@@ -1,0 +1,232 @@
+"""`simulate` end to end: files and spools hold the same samples, the clock is kept, bad orders are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from agents.sim.command import BACKFILLED, Order, kinds, simulate
+from pipeline import wire
+from pipeline.config import Config, Spool
+from pipeline.errors import UsageError
+from pipeline.recorder import RecordingWriter
+from pipeline.recordings import Recording, read_events, read_topology
+from pipeline.records import SECOND, from_iso
+from pipeline.topology import kind_of
+
+NOW = from_iso("2026-06-01T12:00:00Z")
+TEXT = """version = 1
+duration = 600
+interval = 5
+[fleet]
+nodes = 3
+gpus_per_node = 4
+[[fault]]
+kind = "telemetry_gap"
+entity = "node:sim-n002"
+onset = 100
+end = 200
+[[fault]]
+kind = "link_degradation"
+onset = 50
+"""
+
+
+class Clock:
+    """A clock that only waiting moves."""
+
+    def __init__(self) -> None:
+        self.now, self.waits = NOW, 0.0
+
+    def __call__(self) -> int:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.now += round(seconds * SECOND)
+        self.waits += seconds
+        return False
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> str:
+    path = tmp_path / "scenario.toml"
+    path.write_text(TEXT)
+    return str(path)
+
+
+def config(tmp_path: Path) -> Config:
+    return Config(spool=Spool(tmp_path / "spool"))
+
+
+def run(order: Order, tmp_path: Path, clock: Clock, sink: RecordingWriter | None = None, **more: Any) -> list[str]:
+    said: list[str] = []
+    assert simulate(order, config(tmp_path), sink, more.get("wait", clock.wait), clock, said.append) == 0
+    return said
+
+
+def test_files_and_spools_hold_exactly_the_same_samples(
+    scenario: str, tmp_path: Path, drain: Callable[[Path], Any]
+) -> None:
+    run(Order(scenario, 7, "spool", 20.0), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
+    messages, gaps = drain(tmp_path / "spool")
+    assert gaps == []
+    sent: dict[str, set[tuple[Any, ...]]] = {}
+    for message in (m for m in messages if m.partition.topic == "telemetry.v1"):
+        batch = wire.decode(message.value)
+        assert batch.origin.simulated
+        for block in batch.blocks:
+            for t, time in enumerate(batch.times):
+                for d, entity in enumerate(block.entities):
+                    row = (int(time), entity, *(_plain(v[t, d]) for v in block.columns.values()))
+                    assert row not in sent.setdefault(block.device_class, set())
+                    sent[block.device_class].add(row)
+    assert set(sent) == {"gpu", "nic", "node", "rank", "power", "coolant"}
+    for device_class, rows in sent.items():
+        table = pq.read_table(tmp_path / "out" / f"telemetry-{device_class}.parquet")
+        columns = [table["time"].cast("int64").to_pylist(), *(table[n].to_pylist() for n in table.column_names[1:])]
+        assert set(zip(*columns, strict=True)) == rows
+    events = [e for m in messages if m.partition.topic == "events.v1" for e in wire.decode_events(m.value).events]
+    assert sorted(map(repr, events)) == sorted(map(repr, read_events([tmp_path / "out/events.jsonl"])))
+
+
+def _plain(value: Any) -> Any:
+    if value.dtype.kind == "f":
+        return None if np.isnan(value) else float(value)
+    return None if value == np.iinfo(value.dtype).max else int(value)
+
+
+def test_a_silent_node_leaves_no_rows_in_the_files(scenario: str, tmp_path: Path) -> None:
+    run(Order(scenario, 7), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
+    rows = pq.read_table(tmp_path / "out/telemetry-node.parquet").to_pylist()
+    assert len(rows) == 3 * 120 - 20
+    assert sum(r["entity"] == "node:sim-n002" for r in rows) == 100
+
+
+def test_a_recording_says_what_it_is(scenario: str, tmp_path: Path) -> None:
+    run(Order(scenario, 7), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
+    meta = json.loads((tmp_path / "out/meta.json").read_text())
+    assert meta["nodes"] == 3
+    assert meta["simulated"] is True
+    assert (meta["start"], meta["end"]) == ("2026-01-01T00:00:00.000000Z", "2026-01-01T00:10:00.000000Z")
+    truth = [json.loads(line) for line in (tmp_path / "out/truth.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in truth] == ["telemetry_gap", "link_degradation"]
+    topology = read_topology(tmp_path / "out/topology.toml")
+    assert topology.above_of_kind("gpu:sim-n001.2", "cdu") == "cdu:sim-c1"
+    assert topology.attributes["gpu:sim-n001.2"]["simulated"] is True
+
+
+def test_what_is_written_is_sorted_and_reads_back(scenario: str, tmp_path: Path) -> None:
+    run(Order(scenario, 7), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
+    for path in (tmp_path / "out").glob("telemetry-*.parquet"):
+        table = pq.read_table(path)
+        keys = list(zip(table["time"].to_pylist(), table["entity"].to_pylist(), strict=True))
+        assert keys == sorted(keys)
+    loaded = Recording(sorted((tmp_path / "out").glob("telemetry-*.parquet"))).load()
+    assert len(loaded["node"].time) == 340
+
+
+@pytest.mark.parametrize(("speed", "first", "waited"), [(1.0, 0.0, 600.0), (20.0, 570.0, 30.0), (0.0, 600.0, 0.0)])
+def test_a_stream_ends_when_the_clock_says_so(
+    scenario: str, tmp_path: Path, drain: Callable[[Path], Any], speed: float, first: float, waited: float
+) -> None:
+    clock = Clock()
+    run(Order(scenario, 7, "spool", speed), tmp_path, clock)
+    messages = [m for m in drain(tmp_path / "spool")[0] if m.partition.name == "sim-n001"]
+    times = np.concatenate([wire.decode(m.value).times for m in messages if m.partition.topic == "telemetry.v1"])
+    assert times[0] == NOW - first * SECOND
+    assert clock.waits == pytest.approx(waited, abs=max(5 / speed, 1) if speed else 0)
+    assert times[-1] <= clock.now
+
+
+def test_no_sample_is_sent_before_its_time(scenario: str, tmp_path: Path, drain: Callable[[Path], Any]) -> None:
+    for speed in (1.0, 3.0, 20.0):
+        run(Order(scenario, 7, "spool", speed), tmp_path / str(speed), Clock())
+        for message in drain(tmp_path / str(speed) / "spool")[0]:
+            sent = wire.open_envelope(message.value).sent
+            if message.partition.topic == "telemetry.v1":
+                assert wire.decode(message.value).times.max() <= sent
+            else:
+                assert max(e.time for e in wire.decode_events(message.value).events) <= sent
+
+
+def test_inventory_comes_first_and_names_every_entity(
+    scenario: str, tmp_path: Path, drain: Callable[[Path], Any]
+) -> None:
+    run(Order(scenario, 7, "spool", 0.0), tmp_path, Clock())
+    known: set[str] = set()
+    measured: set[str] = set()
+    for message in drain(tmp_path / "spool")[0]:
+        if message.partition.topic == "events.v1":
+            events = wire.decode_events(message.value).events
+            assert message.offset > 0 or events[0].kind == "inventory"
+            known |= {entity for e in events if e.kind == "inventory" for entity in e.data["entities"]}
+        else:
+            measured |= {e for b in wire.decode(message.value).blocks for e in b.entities}
+    assert measured <= known
+    assert {"rack", "stage", "job"} <= {kind_of(e) for e in known}
+
+
+def test_backfill_is_sent_at_once_and_then_goes_on_in_real_time_until_stopped(
+    tmp_path: Path, drain: Callable[[Path], Any]
+) -> None:
+    clock = Clock()
+    path = tmp_path / "live.toml"
+    path.write_text("version = 1\nduration = 1200\ninterval = 10\n[fleet]\nnodes = 2\n[live]\nevery = 60\n")
+
+    def wait(seconds: float) -> bool:
+        clock.wait(seconds)
+        return clock.now >= NOW + 300 * SECOND
+
+    said = run(Order(str(path), 1, "spool", 1.0, 1200.0), tmp_path, clock, wait=wait)
+    assert BACKFILLED in said[0]
+    messages = [m for m in drain(tmp_path / "spool")[0] if m.partition.name == "sim-n001"]
+    batches = [wire.decode(m.value) for m in messages if m.partition.topic == "telemetry.v1"]
+    times = np.concatenate([b.times for b in batches])
+    assert times[0] == NOW - 1200 * SECOND
+    assert set(np.diff(times)) == {10 * SECOND}
+    assert NOW + 280 * SECOND <= times[-1] <= NOW + 300 * SECOND
+    assert [len(b.times) for b in batches[:2]] == [60, 60]
+    assert {len(b.times) for b in batches[3:]} == {1}
+
+
+def test_a_stopped_simulation_leaves_complete_files(scenario: str, tmp_path: Path) -> None:
+    clock = Clock()
+
+    def wait(seconds: float) -> bool:
+        clock.wait(seconds)
+        return clock.now > NOW + 100 * SECOND
+
+    run(Order(scenario, 7, "spool", 1.0), tmp_path, clock, RecordingWriter(tmp_path / "out"), wait=wait)
+    meta = json.loads((tmp_path / "out/meta.json").read_text())
+    assert from_iso(meta["end"]) - from_iso(meta["start"]) == 105 * SECOND
+    assert pq.read_metadata(tmp_path / "out/telemetry-gpu.parquet").num_rows == 21 * 12 - 4
+    assert not list((tmp_path / "out").glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (Order("demo", 1, "kafka"), "wanted --to spool"),
+        (Order("demo", 1, "carrier-pigeon"), "no such transport"),
+        (Order("demo", 1), "nowhere to put it"),
+        (Order("demo", 1, "spool", -1.0), "--speed"),
+        (Order("demo", 1, "spool", float("nan")), "--speed"),
+        (Order("demo", -1, "spool"), "--seed"),
+        (Order("demo", 1, "spool", 20.0, 600.0), "--backfill"),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused(tmp_path: Path, order: Order, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as error:
+        simulate(order, config(tmp_path), None, lambda _: False)
+    assert error.value.exit_code == 2
+
+
+def test_the_list_names_every_fault_kind() -> None:
+    assert {row["kind"] for row in kinds()} >= {"sdc", "link_degradation", "straggler", "coolant"}
+    assert all(row["what"] and row["class"] for row in kinds())

@@ -1,0 +1,180 @@
+"""The simulated fleet: repeatable by seed, and physics that a person on site would believe."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agents.sim.faults import CoolantLoss, Straggler
+from agents.sim.fleet import Chunk, FleetSimulator
+from agents.sim.layout import Layout
+from agents.sim.scenario import Fleet, Line, Scenario
+from pipeline.signals import CATALOGUE
+from pipeline.topology import Topology
+
+
+def quiet(nodes: int = 4, duration: float = 7200.0, interval: float = 10.0, **more: object) -> Scenario:
+    return Scenario(duration, interval, None, Fleet(nodes, 8), **more)  # type: ignore[arg-type]
+
+
+def whole(chunks: list[Chunk], device_class: str, signal: str) -> np.ndarray:
+    return np.concatenate([c.columns[device_class][signal] for c in chunks])
+
+
+def same(one: list[Chunk], other: list[Chunk]) -> bool:
+    return all(
+        np.array_equal(whole(one, c, name), whole(other, c, name), equal_nan=values.dtype.kind == "f")
+        for c, block in one[0].columns.items()
+        for name, values in block.items()
+    )
+
+
+def test_the_same_seed_gives_the_same_fleet_however_the_chunks_are_cut() -> None:
+    scenario = quiet(faults=(Line(Straggler(), 500.0, 900.0),), duration=1800.0)
+    one = list(FleetSimulator(scenario, 5).chunks(60))
+    other = list(FleetSimulator(scenario, 5).chunks(7))
+    third = list(FleetSimulator(scenario, 5).chunks(lambda tick: 1 + tick % 13))
+    assert same(one, other)
+    assert same(one, third)
+    events = [[e for c in cut for e in c.events] for cut in (one, other, third)]
+    assert events[0] == events[1] == events[2]
+    assert all(len(c.times) <= 7 for c in other)
+
+
+def test_another_seed_gives_another_fleet() -> None:
+    one, other = (list(FleetSimulator(quiet(duration=600.0), seed).chunks()) for seed in (1, 2))
+    assert not np.array_equal(whole(one, "gpu", "gpu.power"), whole(other, "gpu", "gpu.power"))
+
+
+def test_values_do_not_depend_on_where_the_scenario_starts() -> None:
+    one = list(FleetSimulator(quiet(duration=600.0), 1, start=0).chunks())
+    other = list(FleetSimulator(quiet(duration=600.0), 1, start=1_000_000_000).chunks())
+    assert same(one, other)
+    assert int(other[0].times[0]) == 1_000_000_000
+
+
+def test_the_number_of_ticks_is_duration_over_interval() -> None:
+    times = np.concatenate([c.times for c in FleetSimulator(quiet(duration=605.0), 1).chunks()])
+    assert len(times) == 60
+    assert set(np.diff(times)) == {10_000_000}
+
+
+def test_every_column_is_in_its_wire_type_and_its_valid_range() -> None:
+    chunks = list(FleetSimulator(quiet(), 3).chunks())
+    for block in chunks[0].columns.values():
+        for name in block:
+            values = whole(chunks, CATALOGUE[name].device_class, name)
+            low, high = CATALOGUE[name].valid
+            assert values.dtype == np.dtype(CATALOGUE[name].type), name
+            assert low <= float(np.nanmin(values)), name
+            assert float(np.nanmax(values)) <= high, name
+
+
+def test_counters_never_fall() -> None:
+    chunks = list(FleetSimulator(quiet(), 3).chunks())
+    for block in chunks[0].columns.values():
+        for name in (n for n in block if CATALOGUE[n].kind == "counter"):
+            values = whole(chunks, CATALOGUE[name].device_class, name).astype(np.int64)
+            assert (np.diff(values, axis=0) >= 0).all(), name
+
+
+def test_a_quiet_fleet_has_no_fault_and_no_sign_of_one() -> None:
+    simulator = FleetSimulator(quiet(nodes=8, duration=21_600.0), 4)
+    chunks = list(simulator.chunks())
+    busy = simulator.layout.ranks
+    assert simulator.truth() == []
+    assert whole(chunks, "gpu", "gpu.throttle_reasons")[:, :busy].max() == 0
+    assert whole(chunks, "gpu", "gpu.temperature").max() < 75
+    assert (whole(chunks, "nic", "nic.state") == 1).all()
+    assert np.ptp(whole(chunks, "nic", "nic.carrier_changes").astype(int), axis=0).max() == 0
+    flow = whole(chunks, "coolant", "coolant.flow")
+    assert (flow > 0.9 * flow.mean(axis=0)).all()
+    digests = {(e.data["canary"], e.data["digest"]) for c in chunks for _, e in c.events if e.kind == "digest"}
+    assert len(digests) == len({canary for canary, _ in digests}) == 3
+    assert not [e for c in chunks for _, e in c.events if e.kind == "link_state"]
+
+
+def test_temperature_follows_power_with_a_lag() -> None:
+    simulator = FleetSimulator(quiet(nodes=2, interval=1.0, duration=2400.0), 1)
+    chunks = list(simulator.chunks())
+    power, heat = whole(chunks, "gpu", "gpu.power")[:, 0], whole(chunks, "gpu", "gpu.temperature")[:, 0]
+    fall = int(np.flatnonzero(power < 400)[0])  # a checkpoint begins: power falls at once
+    assert power[fall - 1] > 550
+    assert heat[fall] > heat[fall - 1] - 4
+    assert heat[fall + 40] < heat[fall - 1] - 10
+    half = np.argmax(heat[fall:] < (heat[fall - 1] + heat[fall + 40]) / 2)
+    assert 4 <= half <= 20  # 12 s first order: half of the way after 8.3 s
+
+
+def test_the_slowest_rank_sets_the_step_time_of_its_whole_job() -> None:
+    simulator = FleetSimulator(quiet(duration=600.0), 1)
+    chunk = next(simulator.chunks())
+    step, compute = (
+        chunk.columns["rank"][f"rank.{n}"][:, simulator.layout.jobs[0].ranks] for n in ("step_time", "compute_time")
+    )
+    assert np.ptp(step, axis=1).max() == 0
+    assert (step[:, 0] > compute.max(axis=1)).all()
+
+
+def test_loss_of_flow_heats_the_racks_of_its_loop_and_no_others() -> None:
+    fault = Line(CoolantLoss(flow=0.35), 1200.0, 2400.0, "cdu:sim-c1")
+    simulator = FleetSimulator(quiet(nodes=64, duration=3000.0, faults=(fault,)), 2)
+    chunks = list(simulator.chunks())
+    heat = whole(chunks, "gpu", "gpu.temperature")[:, : simulator.layout.ranks]
+    loop = simulator.layout.loop_of_gpu[: simulator.layout.ranks]
+    before, after = np.median(heat[100:119], axis=0), np.median(heat[140:235], axis=0)
+    assert (after - before)[loop == 0].min() > 15
+    assert np.abs(after - before)[loop == 1].max() < 4
+    supply = whole(chunks, "coolant", "coolant.supply_temperature")
+    assert np.abs(supply[130:] - supply[0]).max() < 2
+
+
+def test_throttled_racks_lose_clock_power_and_time() -> None:
+    fault = Line(CoolantLoss(flow=0.3), 600.0, 3000.0, "cdu:sim-c1")
+    chunks = list(FleetSimulator(quiet(nodes=8, duration=3000.0, faults=(fault,)), 2).chunks())
+    clock, heat = whole(chunks, "gpu", "gpu.sm_clock")[:, 0], whole(chunks, "gpu", "gpu.temperature")[:, 0]
+    assert clock[200:].mean() < 0.96 * clock[:50].mean()
+    assert 83 < heat[200:].max() < 95
+    assert whole(chunks, "gpu", "gpu.throttle_reasons")[200:, 0].max() == 0x40
+
+
+def test_missing_samples_are_as_many_as_asked_for() -> None:
+    scenario = Scenario(6000.0, 10.0, None, Fleet(4, 8, missing=0.1))
+    power = whole(list(FleetSimulator(scenario, 1).chunks()), "gpu", "gpu.power")
+    assert 0.08 < np.isnan(power).mean() < 0.12
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (1, 8), (3, 4), (65, 2)])
+def test_fleets_of_any_size_run_and_hang_together(nodes: int, gpus: int) -> None:
+    simulator = FleetSimulator(Scenario(100.0, 10.0, None, Fleet(nodes, gpus)), 1)
+    chunk = next(simulator.chunks())
+    for device_class, block in chunk.columns.items():
+        assert all(v.shape == (10, len(simulator.entities(device_class))) for v in block.values())
+    shipped = [e for s in simulator.layout.shippers for c, part in s.parts.items() for e in simulator.entities(c)[part]]
+    assert sorted(shipped) == sorted(e for names in simulator.layout.entities.values() for e in names)
+    told = [e.data["entities"] for _, e in chunk.events if e.kind == "inventory"]
+    assert sorted(entity for entities in told for entity in entities) == sorted(simulator.layout.parents)
+
+
+def test_parents_lead_from_a_rank_to_its_loop() -> None:
+    topology = Topology(Layout(64, 8).parents)
+    assert topology.parents["rank:sim-81.17"] == ("stage:sim-81.0", "job:sim-81", "gpu:sim-n003.1")
+    assert topology.above_of_kind("rank:sim-81.17", "cdu") == "cdu:sim-c1"
+    assert topology.parents["port:sim-n001.mlx5_3"] == ("node:sim-n001", "leaf:sim-l4", "rail:sim-3")
+    assert len(topology.below("pdu:sim-p1")) > 16 * 8
+
+
+def test_inventory_is_told_at_the_start_and_every_hour() -> None:
+    chunks = FleetSimulator(quiet(nodes=2, duration=7300.0), 1).chunks()
+    told = [
+        (e.time, e.entity) for c in chunks for _, e in c.events if e.kind == "inventory" and e.entity == "node:sim-n001"
+    ]
+    first = told[0][0]
+    assert [time - first for time, _ in told] == [0, 3_600_000_000, 7_200_000_000]
+
+
+def test_each_gpu_answers_a_canary_every_120_seconds() -> None:
+    chunks = FleetSimulator(quiet(nodes=4, duration=1200.0), 1).chunks()
+    times = [e.time for c in chunks for _, e in c.events if e.kind == "digest" and e.entity == "gpu:sim-n003.5"]
+    assert set(np.diff(times)) == {120_000_000}
+    assert len(times) == 10

@@ -1,0 +1,54 @@
+"""A simulated node looks to an agent like any other collector."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agents.collector import NoData
+from agents.sim.node import SimulatedNode
+from pipeline.signals import CATALOGUE
+
+
+def opened(**fields: int) -> SimulatedNode:
+    node = SimulatedNode(now=lambda: 1_000_000, **fields)
+    node.open("host")
+    return node
+
+
+def test_each_read_is_the_next_tick_of_one_node() -> None:
+    node = opened(nodes=3, number=2, gpus=4)
+    one, other = node.read(), node.read()
+    classes = {r.device_class: r for r in one}
+    assert set(classes) == {"gpu", "nic", "node", "rank"}
+    assert classes["gpu"].entities == tuple(f"gpu:sim-n002.{i}" for i in range(4))
+    assert all(len(v) == len(r.entities) for r in one for v in r.columns.values())
+    assert all(CATALOGUE[n].device_class == r.device_class for r in one for n in r.columns)
+    energy = [
+        next(r for r in look if r.device_class == "gpu").columns["gpu.energy"].astype(int) for look in (one, other)
+    ]
+    assert (energy[1] > energy[0]).all()
+
+
+def test_the_same_seed_reads_the_same() -> None:
+    one, other = opened(seed=4).read(), opened(seed=4).read()
+    for a, b in zip(one, other, strict=True):
+        assert a.events == b.events
+        assert all(np.array_equal(v, b.columns[n], equal_nan=v.dtype.kind == "f") for n, v in a.columns.items())
+
+
+def test_inventory_tells_the_parents_and_that_it_is_simulated() -> None:
+    devices = opened().inventory()
+    assert devices["gpu:sim-n001.0"].parents == ("node:sim-n001",)
+    assert devices["gpu:sim-n001.0"].attributes["simulated"] is True
+
+
+def test_what_is_closed_or_not_there_has_no_data() -> None:
+    node = opened()
+    node.close()
+    node.close()
+    assert node.inventory() == {}
+    with pytest.raises(NoData):
+        node.read()
+    with pytest.raises(NoData):
+        opened(nodes=2, number=3)

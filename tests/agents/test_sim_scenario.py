@@ -1,0 +1,101 @@
+"""Scenario files: what they understand, and errors that name file, key and mend."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from agents.sim.fleet import FleetSimulator
+from agents.sim.scenario import demo, faults_of, load
+from pipeline.errors import UsageError
+from pipeline.records import iso
+
+BASE = "version = 1\nduration = 600\ninterval = 10\n"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "scenario.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_scenario_file_is_read_whole(tmp_path: Path) -> None:
+    text = BASE + (
+        "start = 2026-03-01T00:00:00Z\n[fleet]\nnodes = 3\ngpus_per_node = 4\n"
+        '[[fault]]\nkind = "coolant"\nonset = 100\nend = 200\nflow = 0.5\n'
+        '[[fault]]\nkind = "sdc"\nentity = "gpu:sim-n002.1"\nonset = 50\n'
+    )
+    scenario = load(written(tmp_path, text))
+    simulator = FleetSimulator(scenario, 1)
+    assert iso(simulator.start) == "2026-03-01T00:00:00.000000Z"
+    assert (simulator.layout.nodes, simulator.layout.gpus_per_node, scenario.ticks) == (3, 4, 60)
+    assert [(f.kind.name, f.entity, f.onset, f.end) for f in simulator.faults] == [
+        ("coolant", "cdu:sim-c1", 100.0, 200.0),
+        ("sdc", "gpu:sim-n002.1", 50.0, 600.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[[", "is not TOML"),
+        ("duration = 1\ninterval = 1\n", "version = None; wanted version = 1"),
+        ("version = 2\nduration = 1\ninterval = 1\n", "version = 2"),
+        ("version = 1\ninterval = 1\n", "duration: missing"),
+        ("version = 1\nduration = 'x'\ninterval = 1\n", "duration"),
+        ("version = 1\nduration = -1\ninterval = 1\n", "duration: out of range"),
+        (BASE + "intervall = 3\n", "did you mean 'interval'?"),
+        (BASE + "start = 'noon'\n", "start = 'noon'"),
+        (BASE + "[fleet]\nnode = 3\n", "did you mean 'nodes'?"),
+        (BASE + "[fleet]\nnodes = 0\n", "[fleet] nodes"),
+        (BASE + "[[fault]]\nonset = 3\n", "[[fault]] 1: kind: missing"),
+        (BASE + "[[fault]]\nkind = 'stragler'\nonset = 3\n", "did you mean 'straggler'?"),
+        (BASE + "[[fault]]\nkind = 'sdc'\n", "onset = None"),
+        (BASE + "[[fault]]\nkind = 'sdc'\nonset = 10\nend = 5\n", "wanted end after onset"),
+        (BASE + "[[fault]]\nkind = 'sdc'\nonset = 10\nprobabilty = 0.5\n", "did you mean 'probability'?"),
+        (BASE + "[[fault]]\nkind = 'sdc'\nonset = 10\nprobability = 1.5\n", "wanted 0 to 1"),
+        (BASE + "[fault]\nkind = 'sdc'\n", "wanted [[fault]]"),
+        (BASE + "[[faults]]\nkind = 'sdc'\n", "did you mean '[[fault]]'?"),
+    ],
+)
+def test_a_bad_scenario_is_named_with_its_mend(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load(written(tmp_path, text))
+    assert "scenario.toml" in str(error.value)
+    assert said in str(error.value)
+    assert error.value.exit_code == 2
+
+
+def test_a_missing_scenario_is_named() -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.toml: cannot be read"):
+        load("nowhere.toml")
+
+
+def test_an_entity_that_the_fleet_has_not_is_refused(tmp_path: Path) -> None:
+    scenario = load(written(tmp_path, BASE + "[[fault]]\nkind = 'sdc'\nentity = 'gpu:n1.1'\nonset = 3\n"))
+    with pytest.raises(UsageError, match=r"the fleet has none of that name; a sdc strikes one of gpu:sim-n001\.0"):
+        FleetSimulator(scenario, 1)
+
+
+def test_the_demo_has_each_required_fault_late_and_one_that_is_long_over() -> None:
+    scenario = demo()
+    last = scenario.duration - 90 * 60
+    assert {line.kind.name for line in scenario.faults} >= {"sdc", "link_degradation", "straggler", "coolant"}
+    assert all(line.onset >= last for line in scenario.faults)
+    assert any(line.end < scenario.duration - 15 * 60 for line in scenario.faults)
+    assert any(line.end > scenario.duration for line in scenario.faults)
+    assert scenario.fleet.nodes >= 64
+
+
+def test_live_faults_go_on_every_couple_of_minutes_and_only_when_asked_for() -> None:
+    scenario = demo()
+    layout = FleetSimulator(scenario, 1).layout
+    live = [f for f in faults_of(scenario, layout, 1, True) if f.onset > scenario.duration]
+    gaps = [b.onset - a.onset for a, b in itertools.pairwise(live)]
+    assert live[0].onset - scenario.duration < 60
+    assert all(100 < gap < 200 for gap in gaps)
+    assert {f.kind.name for f in live} == {"sdc", "link_degradation", "straggler", "coolant"}
+    assert faults_of(scenario, layout, 1, True) == faults_of(scenario, layout, 1, True)
+    assert len(faults_of(scenario, layout, 1, False)) == len(scenario.faults)

@@ -1,0 +1,191 @@
+"""A real HTTP server with the API's shapes, which can be told to misbehave."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from dashboards.client import API_TOKEN_FILE, API_URL
+from pipeline.records import SECOND, iso
+
+NOW = 1_767_268_800 * SECOND  # 2026-01-01T12:00:00Z
+
+
+def incident_table(identity: str, **changes: Any) -> dict[str, Any]:
+    """An incident as the API answers it."""
+    return {
+        "id": identity,
+        "cause": "rank:81.17",
+        "opened": iso(NOW - 600 * SECOND),
+        "onset": iso(NOW - 900 * SECOND),
+        "resolved": None,
+        "severity": "page",
+        "members": ["rank:81.17", "gpu:n003.1"],
+        "confidence": 0.88,
+        "state": "open",
+        "summary": "rank:81.17 computes 0.61 s a step, 1.42 times its stage's 0.43 s",
+        "simulated": True,
+        "detector": "straggler",
+        "entity": "rank:81.17",
+        **changes,
+    }
+
+
+def finding_table(**changes: Any) -> dict[str, Any]:
+    """A finding as the API answers it."""
+    return {
+        "time": iso(NOW - 600 * SECOND),
+        "onset": iso(NOW - 900 * SECOND),
+        "entity": "rank:81.17",
+        "detector": "straggler",
+        "level": "page",
+        "score": 6.5,
+        "summary": "rank:81.17 computes 0.61 s a step",
+        "evidence": {"slowdown": 1.42, "value": 0.61, "expected": 0.43, "peers": 511},
+        "signals": ["rank.compute_time"],
+        **changes,
+    }
+
+
+def series_table(entity: str, signal: str, points: int = 60) -> dict[str, Any]:
+    """A series as the API answers it: the value leaves the band after two thirds."""
+    return {
+        "entity": entity,
+        "signal": {"name": signal, "unit": "s", "help": "Computation of the last step", "kind": "gauge"},
+        "peer_kind": "stage",
+        "peers": 7,
+        "points": [
+            {
+                "time": iso(NOW - (points - i) * 60 * SECOND),
+                "value": 0.43 if i < points * 2 // 3 else 0.61,
+                "median": 0.43,
+                "low": 0.42,
+                "high": 0.44,
+            }
+            for i in range(points)
+        ],
+    }
+
+
+class Api:
+    """What the server answers. `broken` maps a path to (status, bytes); `released` holds back answers while clear."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.asked: list[tuple[str, dict[str, list[str]]]] = []
+        self.posted: list[tuple[str, dict[str, Any]]] = []
+        self.headers: list[dict[str, str]] = []
+        self.broken: dict[str, tuple[int, bytes]] = {}
+        self.released = threading.Event()
+        self.released.set()
+        self.fleet: dict[str, Any] = {
+            "as_of": iso(NOW),
+            "watermark": iso(NOW - 40 * SECOND),
+            "backlog": False,
+            "lag_s": 40.0,
+            "counts": {"ok": 1, "watch": 0, "degraded": 0, "critical": 1, "no_data": 1},
+            "nodes": [
+                self.node("n003", "critical", incidents=["A1"]),
+                self.node("n004", "no_data"),
+                {**self.node("host", "ok"), "simulated": False, "rack": None},
+            ],
+            "sources": {"agents": 3, "silent": 1, "gaps": 2, "dead_letters": 0},
+        }
+        self.incidents = {
+            "A1": {**incident_table("A1"), "findings": [finding_table()], "history": [], "notifications": []},
+            "B2": {**incident_table("B2", severity="ticket", state="resolved", resolved=iso(NOW))},
+        }
+
+    def node(self, name: str, state: str, incidents: list[str] | None = None) -> dict[str, Any]:
+        """A node as the API answers it."""
+        seen = iso(NOW - (900 if state == "no_data" else 3) * SECOND)
+        own = {"entity": f"node:{name}", "rack": "rack:r1", "state": state, "last_seen": seen, "simulated": True}
+        return {**own, "incidents": incidents or []}
+
+    def get(self, path: str, query: dict[str, list[str]]) -> tuple[int, bytes]:
+        """(status, body) of a GET."""
+        self.asked.append((path, query))
+        if path in self.broken:
+            return self.broken[path]
+        if path == "fleet":
+            return 200, json.dumps(self.fleet).encode()
+        if path == "incidents":
+            return 200, json.dumps({"incidents": list(self.incidents.values())}).encode()
+        if path.startswith("incidents/") and path[10:] in self.incidents:
+            return 200, json.dumps(self.incidents[path[10:]]).encode()
+        if path == "series" and query["signal"][0].startswith("rank."):
+            return 200, json.dumps(series_table(query["entity"][0], query["signal"][0])).encode()
+        if path == "timeline":
+            item = {"time": iso(NOW), "kind": "event", "entity": "job:81", "text": "checkpoint: step 7"}
+            return 200, json.dumps({"items": [item]}).encode()
+        return 404, json.dumps({"title": "Not Found", "status": 404, "detail": f"no {path} here"}).encode()
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        """(status, body) of a POST."""
+        if path in self.broken:
+            return self.broken[path]
+        self.posted.append((path, body))
+        _, identity, act = path.split("/")
+        state = {"acknowledge": "acknowledged", "resolve": "resolved"}.get(act)
+        if state:
+            self.incidents[identity]["state"] = state
+        return 200, json.dumps(self.incidents[identity]).encode()
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    """A running API, to which the environment of the dashboard points."""
+    state = Api()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+        def answer(self, found: tuple[int, bytes]) -> None:
+            state.released.wait(20)
+            self.send_response(found[0])
+            if found[0] in (301, 302):
+                self.send_header("Location", found[1].decode())
+            self.send_header("Content-Length", str(len(found[1])))
+            self.end_headers()
+            self.wfile.write(found[1])
+
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            state.headers.append(dict(self.headers))
+            self.answer(state.get(unquote(parts.path).removeprefix("/api/v1/"), parse_qs(parts.query)))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.answer(state.post(unquote(self.path).removeprefix("/api/v1/"), body))
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    state.url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv(API_URL, state.url)
+    monkeypatch.delenv(API_TOKEN_FILE, raising=False)
+    yield state
+    state.released.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def chromium() -> str:
+    """Path of a Chromium; the test is skipped without one, unless this run must have all parts."""
+    for path in (os.environ.get("FLEETPULSE_TEST_CHROMIUM", ""), "/usr/bin/chromium", "/usr/bin/chromium-browser"):
+        if path and os.path.exists(path):
+            return path
+    reason = "no Chromium found: run 'make parts', or set FLEETPULSE_TEST_CHROMIUM to its path"
+    if "chromium" in os.environ.get("FLEETPULSE_REQUIRE_PARTS", ""):
+        pytest.fail(reason)
+    pytest.skip(reason)

@@ -1,0 +1,124 @@
+"""The pages in a real Chromium: they load without error, in light and dark, and a click reaches the API."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+pytestmark = pytest.mark.chromium
+ROOT = Path(__file__).parents[2]
+READY = "[data-testid=stApp][data-test-script-state=notRunning][data-test-connection-state=CONNECTED]"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+SCRIPT = """
+import sys
+from dashboards import serve
+from pipeline.config import Config, Dashboard
+sys.exit(serve.run(Config(dashboard=Dashboard(port=int(sys.argv[1]), api_url=sys.argv[2]))))
+"""
+
+
+@pytest.fixture
+def address(api: Any) -> Iterator[str]:
+    """Where a dashboard of its own process serves."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-c", SCRIPT, str(port), api.url]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "server started" in line:
+                break
+        yield f"http://127.0.0.1:{port}"
+        process.terminate()
+        process.communicate(timeout=10)
+
+
+@pytest.fixture
+def browser(chromium: str) -> Iterator[Any]:
+    """A running Chromium."""
+    with sync_playwright() as play:
+        running = play.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield running
+        running.close()
+
+
+def open_page(browser: Any, url: str, scheme: str = "light") -> tuple[Any, list[str]]:
+    """A loaded page, and what failed on it or was asked for elsewhere than on this machine."""
+    context = browser.new_context(color_scheme=scheme, viewport={"width": 1440, "height": 900}, locale="en-GB")
+    page = context.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on(
+        "request", lambda r: None if "127.0.0.1" in r.url or r.url[:5] in ("data:", "blob:") else faults.append(r.url)
+    )
+    page.goto(url)
+    page.locator(READY).wait_for(timeout=60_000)
+    return page, faults
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("/?live=0", "canvas"),
+        ("/incidents?live=0", "a.row"),
+        ("/incident?id=A1&live=0", "[data-testid=stVegaLiteChart]"),
+    ],
+)
+def test_a_page_opens_by_its_address_without_error(
+    address: str, browser: Any, scheme: str, path: str, part: str
+) -> None:
+    page, faults = open_page(browser, address + path, scheme)
+    page.locator(part).first.wait_for()
+    assert page.locator("[data-testid=stException]").count() == 0
+    assert faults == []
+
+
+def test_a_node_is_found_by_keys_and_leads_to_its_incident(address: str, browser: Any) -> None:
+    page, _ = open_page(browser, f"{address}/?live=0")
+    canvas = page.locator("canvas[role=application]")
+    canvas.focus()
+    page.keyboard.press("n")
+    said = page.locator(".said")
+    assert said.inner_text().startswith("node n003 - CRITICAL")
+    assert said.inner_text().endswith("SIMULATED")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/incident?*id=A1*")
+    assert "live=0" in page.url
+
+
+def test_a_click_in_the_list_leads_to_the_incident_and_acknowledges_it(address: str, browser: Any, api: Any) -> None:
+    page, _ = open_page(browser, f"{address}/incidents?live=0")
+    page.locator("a.row").first.click()
+    page.wait_for_url("**/incident?*id=A1*")
+    page.get_by_role("button", name="Acknowledge").click()
+    page.get_by_text("Acknowledged. Everybody who looks sees it.").wait_for()
+    assert api.posted == [("incidents/A1/acknowledge", {"comment": ""})]
+
+
+@pytest.mark.slow
+def test_the_stamp_turns_red_when_the_api_is_gone(address: str, browser: Any, api: Any) -> None:
+    page, _ = open_page(browser, address)
+    page.locator(".stamp").wait_for()
+    api.broken["fleet"] = (503, b'{"detail": "the store is not open yet"}')
+    page.locator(".stamp.bad").wait_for(timeout=30_000)
+    assert "API unreachable" in page.locator(".stamp").inner_text()
+    assert page.locator("canvas.stale").count() == 1
+
+
+def test_names_of_the_fleet_are_text_never_markup(address: str, browser: Any, api: Any) -> None:
+    api.incidents["A1"]["summary"] = "<img src=x onerror=alert(1)> is wrong"
+    for path in ("/?live=0", "/incident?id=A1&live=0"):
+        page, faults = open_page(browser, address + path)
+        page.get_by_text("<img src=x onerror=alert(1)> is wrong").first.wait_for()
+        assert faults == []

@@ -1,0 +1,64 @@
+"""From a series to a chart."""
+
+from __future__ import annotations
+
+import pytest
+
+from dashboards.answers import Point, Series
+from dashboards.charts import legend_names, peers_chart, table
+from dashboards.theme import PALETTES
+from pipeline.records import SECOND
+
+
+def series(values: list[float | None], peers: int = 7, peer_kind: str = "rack", step: int = 10) -> Series:
+    points = tuple(
+        Point(i * step * SECOND, v, *((1.0, 0.9, 1.1) if peers else (None,) * 3)) for i, v in enumerate(values)
+    )
+    return Series("gpu:n1.0", "gpu.temperature", "Cel", "Temperature", peer_kind, peers, points)
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_a_chart_is_valid_vega_lite_with_a_utc_axis_and_the_onset(mode: str) -> None:
+    chart = peers_chart(series([1.0, 2.0, 3.0]), 10 * SECOND, PALETTES[mode]).to_dict()  # type: ignore[index]
+    assert {layer["encoding"]["x"]["scale"]["type"] for layer in chart["layer"]} == {"utc"}
+    assert [layer["mark"]["type"] for layer in chart["layer"]] == ["area", "line", "line", "rule", "text"]
+    onset = chart["datasets"][chart["layer"][-1]["data"]["name"]]
+    assert onset == [{"time": 10_000, "label": "onset 00:00:10Z"}]
+
+
+def test_without_peers_the_device_is_drawn_alone() -> None:
+    chart = peers_chart(series([1.0, 2.0], peers=0), 0, PALETTES["light"]).to_dict()
+    assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line", "rule", "text"]
+
+
+def test_too_few_peers_for_a_band_are_shown_as_a_line() -> None:
+    chart = peers_chart(series([1.0, 2.0], peers=1, peer_kind="class"), 0, PALETTES["light"]).to_dict()
+    assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line", "line", "rule", "text"]
+    assert chart["layer"][0]["encoding"]["color"]["scale"]["domain"] == ["GPU 0 of n1", "its one peer of its kind"]
+
+
+def test_an_empty_series_is_no_error() -> None:
+    assert peers_chart(series([]), 0, PALETTES["light"]).to_dict()["layer"]
+
+
+def test_a_hole_of_one_bucket_is_bridged_and_a_long_silence_breaks_the_line() -> None:
+    short = table(series([1.0, None, 1.0, 1.0]), "value")
+    assert [row["value"] for row in short] == [1.0, 1.0, 1.0]
+    long = table(series([1.0, 1.0, None, None, None, None, 1.0]), "value")
+    assert [row["value"] for row in long] == [1.0, 1.0, None, 1.0]
+    assert [row["time"] for row in long] == [0, 10_000, 20_000, 60_000]
+
+
+def test_a_signal_slower_than_the_buckets_is_one_line() -> None:
+    values: list[float | None] = [1.0 if i % 6 == 0 else None for i in range(60)]
+    assert None not in [row["value"] for row in table(series(values), "value")]
+
+
+def test_the_legend_says_who_the_peers_are() -> None:
+    assert legend_names(series([1.0]))[1] == "median of 7 peers in the same rack"
+    assert legend_names(series([1.0], peer_kind="class"))[1] == "median of 7 peers of its kind"
+
+
+def test_a_name_with_quotes_does_not_break_the_chart() -> None:
+    odd = Series('gpu:n"1.0', "s", "", "h", "rack", 1, series([1.0]).points)
+    assert peers_chart(odd, 0, PALETTES["light"]).to_dict()

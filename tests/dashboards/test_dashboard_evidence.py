@@ -1,0 +1,120 @@
+"""What an incident's page shows of its findings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboards import evidence
+from dashboards.answers import Detail, Happening, Notification, detail_of
+from pipeline.records import SECOND, Finding, from_iso, iso
+
+NOON = from_iso("2026-01-01T12:00:00Z")
+
+
+def finding(entity: str = "gpu:n1.0", level: str = "page", detector: str = "sdc", **more: Any) -> Finding:
+    return Finding(NOON, more.pop("onset", NOON), entity, detector, level, 1.0, "it is wrong", **more)  # type: ignore[arg-type]
+
+
+def detail(*findings: Finding, **changes: Any) -> Detail:
+    table = {
+        "id": "A",
+        "cause": "gpu:n1.0",
+        "opened": iso(NOON),
+        "onset": iso(NOON),
+        "resolved": None,
+        "severity": "page",
+        "members": ["gpu:n1.0"],
+        "confidence": None,
+        "state": "open",
+        "summary": "s",
+        "simulated": False,
+        "detector": "sdc",
+        "entity": "gpu:n1.0",
+        "findings": [f.as_json() for f in findings],
+        **changes,
+    }
+    return detail_of(table)
+
+
+def test_the_finding_of_the_first_entity_leads_even_if_another_is_graver() -> None:
+    found = detail(finding("gpu:n1.1", "page"), finding("gpu:n1.0", "suspect"))
+    leading = evidence.leading(found)
+    assert leading is not None
+    assert leading.entity == "gpu:n1.0"
+    assert evidence.leading(detail()) is None
+
+
+def test_curves_are_tried_from_the_leading_finding_on_each_once_and_few() -> None:
+    first = finding(signals=("gpu.sm_clock", "gpu.power"))
+    second = finding("gpu:n1.1", signals=("gpu.sm_clock", "gpu.power", "gpu.temperature"))
+    assert evidence.candidates(detail(second, first)) == [
+        ("gpu:n1.0", "gpu.sm_clock"),
+        ("gpu:n1.0", "gpu.power"),
+        ("gpu:n1.1", "gpu.sm_clock"),
+        ("gpu:n1.1", "gpu.power"),
+    ]
+
+
+def test_the_span_shows_what_was_usual_and_is_the_same_for_all_viewers_within_10_s() -> None:
+    incident = detail().incident
+    start, end = evidence.span(incident, NOON + 600 * SECOND)
+    assert start == NOON - 1800 * SECOND
+    assert end == NOON + 600 * SECOND
+    assert evidence.span(incident, NOON + 609 * SECOND) == (start, end)
+    assert evidence.span(incident, NOON - 5 * SECOND)[1] > NOON  # a clock behind ours gives no empty span
+
+
+def test_a_vote_needs_two_results_and_a_number_of_others() -> None:
+    facts = {"digest": "aa", "expected": "bb", "peers": 7}
+    ballot = evidence.vote_of(finding(evidence=facts))
+    assert ballot == evidence.Ballot("gpu:n1.0", "aa", "bb", 7, None)
+    assert evidence.vote_of(finding(evidence={**facts, "agreeing": 7})) != ballot
+    assert evidence.vote_of(finding(evidence={"digest": "aa"})) is None
+
+
+def test_figures_have_the_unit_of_the_signal_they_belong_to() -> None:
+    facts = {"value": 412.2, "expected": 624.0, "supply_temperature": 33.9, "supply_rise": 4.2, "down_s": 75.0}
+    coolant = finding(
+        "cdu:c1",
+        evidence={**facts, "corroborated_by": ["pump.speed", "odd"]},
+        signals=("coolant.flow",),
+    )
+    said = dict(evidence.rows(coolant))
+    assert said["Measured"] == "412 L/min"
+    assert said["Supply temperature"] == "33.9 °C"
+    assert said["Supply rise"] == "4.2 K"
+    assert said["Down for"] == "1 min"
+    assert said["Also seen in"] == "pump speed and odd"
+
+
+def test_what_the_vote_shows_is_not_said_twice() -> None:
+    facts = {"digest": "aa", "expected": "bb", "peers": 7, "mismatches": 3}
+    assert [label for label, _ in evidence.rows(finding(evidence=facts))] == ["Seen on", "Wrong results"]
+
+
+@pytest.mark.parametrize(
+    ("blast", "said"),
+    [
+        ({}, ["1 GPU"]),
+        ({"entities": {"gpu": 64, "node": 8}, "jobs": ["job:81"]}, ["8 nodes", "64 GPUs", "job 81"]),
+        ({"entities": {"gpu": 1, "job": 1}, "jobs": ["job:81"]}, ["1 GPU", "job 81"]),
+    ],
+)
+def test_who_is_hurt_comes_from_the_api_or_else_from_the_members(blast: dict[str, Any], said: list[str]) -> None:
+    assert evidence.blast(detail(blast_radius=blast)) == said
+
+
+def test_the_timeline_says_a_finding_once_even_if_the_api_has_it_too() -> None:
+    found = finding()
+    item = Happening(found.onset, "finding", found.entity, "page sdc: it is wrong")
+    rows = evidence.timeline(detail(found), [item], NOON)
+    assert rows == [("12:00:00Z", "finding", "GPU 0 of n1", "Page sdc: it is wrong")]
+
+
+def test_notifications_tell_their_fate() -> None:
+    base = detail()
+    late = Notification("chat", "firing", "waiting", 3, NOON, NOON, "503")
+    shown = evidence.sent(Detail(base.incident, (), (), (late,), {}), NOON)
+    assert shown == [("12:00:00Z", "chat", "firing", "waiting after 3 attempts: 503")]

@@ -1,0 +1,63 @@
+"""Pieces of HTML: what is dangerous is escaped, what is simulated says so, silence is never healthy."""
+
+from __future__ import annotations
+
+from dashboards import markup
+from dashboards.answers import Fleet, Node
+from dashboards.evidence import Ballot
+
+EVIL = '<script>alert("x")</script>'
+
+
+def fleet(*states: str, simulated: bool = False) -> Fleet:
+    nodes = tuple(Node(f"node:n{i}", "rack:r1", s, 0, simulated) for i, s in enumerate(states))  # type: ignore[arg-type]
+    return Fleet(0, None, False, None, nodes)
+
+
+def test_every_piece_escapes_what_comes_from_outside() -> None:
+    pieces = [
+        markup.badge(EVIL, EVIL),
+        markup.title(EVIL, (), EVIL),
+        markup.section(EVIL, EVIL),
+        markup.notice(EVIL, EVIL, EVIL),
+        markup.table((EVIL,), [(EVIL,)], EVIL),
+        markup.table((), [], EVIL),
+        markup.facts([(EVIL, EVIL)]),
+        markup.chips([EVIL]),
+        markup.vote(Ballot(EVIL, EVIL, EVIL, 3, 3)),
+    ]
+    assert not [piece for piece in pieces if "<script" in piece]
+
+
+def test_the_headline_never_calls_silence_healthy() -> None:
+    assert markup.headline(fleet("ok", "ok")) == "Nothing wrong on 2 nodes"
+    assert markup.headline(fleet("ok", "no_data")) == "1 of 2 nodes silent, nothing wrong on the others"
+    assert markup.headline(fleet("critical", "degraded", "no_data", "ok")) == (
+        "1 critical and 1 degraded, 1 silent of 4 nodes"
+    )
+    assert markup.headline(fleet()) == "No node has reported yet"
+
+
+def test_counts_tell_how_many_are_simulated() -> None:
+    assert "SIMULATED" in markup.tiles(fleet("critical", simulated=True))
+    assert "SIMULATED" not in markup.tiles(fleet("critical"))
+
+
+def test_a_vote_is_drawn_only_where_it_is_told_how_many_agree() -> None:
+    told = markup.vote(Ballot("gpu:n1.0", "aaaabbbb", "aaaacccc", 7, 7))
+    assert told.count("fp-vote-yes") == 7
+    assert told.count("fp-vote-no") == 1
+    assert "All 7 others" in told
+    untold = markup.vote(Ballot("gpu:n1.0", "aaaabbbb", "aaaacccc", 7, None))
+    assert "fp-vote-yes" not in untold
+    assert "Most of 7 others" in untold
+
+
+def test_a_vote_marks_where_the_results_differ() -> None:
+    drawn = markup.vote(Ballot("gpu:n1.0", "aaaabbbb", "aaaacccc", 7, None))
+    assert "aaaa <mark>bbbb</mark>" in drawn
+    assert "aaaa <mark>cccc</mark>" in drawn
+
+
+def test_long_lists_are_counted_not_listed() -> None:
+    assert "and 6 more" in markup.chips([str(i) for i in range(30)])

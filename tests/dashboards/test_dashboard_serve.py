@@ -1,0 +1,105 @@
+"""`fleetpulse dashboard` as a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboards import serve
+from pipeline.config import Api, Config, Dashboard
+from pipeline.errors import Refused, UsageError
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import sys
+from dashboards import serve
+from pipeline.config import Config, Dashboard
+sys.exit(serve.run(Config(dashboard=Dashboard(port=int(sys.argv[1]), api_url=sys.argv[2]))))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=1) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_is_and_ends_within_3_s_of_a_signal(api: Any, number: signal.Signals) -> None:
+    port = free_port()
+    command = [sys.executable, "-c", SCRIPT, str(port), api.url]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not healthy(port):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)  # polls a real process that has no other way to tell
+        began = time.monotonic()
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=10)
+        assert time.monotonic() - began < 3
+    assert process.returncode == 0
+    assert f"dashboard: http://127.0.0.1:{port} (reads {api.url})" in stderr
+    assert stdout == ""
+
+
+def test_a_taken_port_is_a_usage_error_that_names_the_key() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"\[dashboard\] port = {port}: .* wanted a free port") as caught:
+            serve.run(Config(dashboard=Dashboard(port=port)))
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org"])
+def test_pages_that_ask_nobody_who_they_are_stay_on_loopback(host: str) -> None:
+    with pytest.raises(Refused, match="loopback"):
+        serve.run(Config(dashboard=Dashboard(host=host)))
+
+
+@pytest.mark.parametrize(
+    ("config", "url"),
+    [
+        (Config(), "http://127.0.0.1:8600"),
+        (Config(api=Api(host="0.0.0.0", port=9)), "http://127.0.0.1:9"),
+        (Config(api=Api(host="::1")), "http://[::1]:8600"),
+        (Config(dashboard=Dashboard(api_url="http://pipeline:8600")), "http://pipeline:8600"),
+    ],
+)
+def test_the_pages_read_the_configured_api(config: Config, url: str) -> None:
+    assert serve.environment(config)["FLEETPULSE_API_URL"] == url
+
+
+def test_streamlit_phones_nobody_and_collects_no_garbage_after_each_run() -> None:
+    options = serve.options("127.0.0.1", 8501)
+    assert options["browser_gatherUsageStats"] is False
+    assert options["runner_postScriptGC"] is False
+    assert options["server_fileWatcherType"] == "none"
+    assert options["client_toolbarMode"] == "minimal"
+    assert options["theme_light_backgroundColor"] != options["theme_dark_backgroundColor"]
+
+
+def test_an_unreadable_token_file_is_told_before_anything_is_served(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="token_file"):
+        serve.run(Config(dashboard=Dashboard(port=free_port(), token_file=tmp_path / "absent")))

@@ -1,0 +1,88 @@
+"""How things are said on screen."""
+
+from __future__ import annotations
+
+import pytest
+
+from dashboards import words
+from pipeline.records import SECOND, from_iso
+
+NOON = from_iso("2026-01-01T12:00:00Z")
+
+
+@pytest.mark.parametrize(
+    ("entity", "name"),
+    [
+        ("gpu:n042.3", "GPU 3 of n042"),
+        ("port:n042.mlx5_0", "network port mlx5_0 of n042"),
+        ("rank:81.17", "rank 17 of job 81"),
+        ("cdu:c1", "cooling loop c1"),
+        ("node:n042", "node n042"),
+        ("quark:q1", "quark:q1"),
+        ("gpu:", "gpu:"),
+        ("", ""),
+    ],
+)
+def test_an_entity_has_a_name_and_an_unknown_kind_is_shown_as_it_is(entity: str, name: str) -> None:
+    assert words.entity_name(entity) == name
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (7500, "2 h 05 min"), (86_399, "23 h 59 min"), (273_600, "3 d 4 h")],
+)
+def test_an_age_has_two_units_at_most_and_is_never_negative(seconds: float, said: str) -> None:
+    assert words.age(seconds) == said
+
+
+def test_a_clock_names_the_day_only_when_it_is_not_today() -> None:
+    assert words.clock(NOON, NOON + 3600 * SECOND) == "12:00:00Z"
+    assert words.clock(NOON, NOON + 13 * 3600 * SECOND) == "2026-01-01 12:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "said"),
+    [
+        (412.2, "L/min", "412 L/min"),
+        (33.94, "Cel", "33.9 °C"),
+        (41_233, "{error}", "41,233"),
+        (8.6e10, "By", "86 GB"),
+        (0.611, "s", "0.611 s"),
+        (41.0, "{error}/s", "41 error/s"),
+        (float("nan"), "W", "not measured"),
+    ],
+)
+def test_a_quantity_has_three_figures_and_the_unit_that_people_write(value: float, unit: str, said: str) -> None:
+    assert words.quantity(value, unit) == said
+
+
+def test_a_detectors_sentence_names_entities_and_units_for_people() -> None:
+    assert words.plain("gpu:n042.5 is at 71 Cel") == "GPU 5 of n042 is at 71 °C"
+    assert words.plain("cdu:c2: flow is low") == "Cooling loop c2: flow is low"
+    assert words.plain("n055 runs warm") == "n055 runs warm"
+    assert words.plain("") == ""
+
+
+def test_facts_are_said_in_words() -> None:
+    assert words.fact(None) == "not measured"
+    assert words.fact(True) == "yes"
+    assert words.fact(["gpu:n1.0", "gpu:n1.1"]) == "GPU 0 of n1, GPU 1 of n1"
+    assert words.fact(list(range(10))).endswith("and 2 more")
+    assert words.fact("2026-01-01T12:00:00.000000Z") == "2026-01-01 12:00:00Z"
+    assert words.fact("x" * 27) == "x" * 27
+
+
+def test_labels_keep_acronyms_and_drop_the_unit_in_the_name() -> None:
+    assert words.label("sm_clock_below_peers") == "SM clock below peers"
+    assert words.label("lag_s") == "Lag"
+    assert words.label("nic.crc_errors") == "NIC CRC errors"
+
+
+def test_every_detector_family_has_advice_and_a_stranger_gets_the_general_one() -> None:
+    said = {words.advice(name, "gpu:n1.0") for name in ("sdc", "straggler", "link", "coolant", "novel")}
+    assert len(said) == 5
+    assert all("GPU 0 of n1" in text for text in said)
+
+
+def test_parts_are_joined_as_in_a_sentence() -> None:
+    assert [words.joined(p) for p in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]

@@ -1,0 +1,166 @@
+"""The link detector: flaps, drops, errors, leaves, resets and ports that are nobody's trouble."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.link import Link
+from pipeline.records import SECOND, Event
+
+START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
+PORT = "port:n1.p2"  # index 6
+
+
+def flap_at(site, *ticks):
+    """At each tick the port goes down; it is up again in the next one."""
+
+    def change(tick, values):
+        if tick in ticks:
+            values["nic"]["nic.state"][6] = 0
+            site.counters["nic.carrier_changes"][6] += 1
+        if tick - 1 in ticks:
+            site.counters["nic.carrier_changes"][6] += 1
+        values["nic"]["nic.carrier_changes"] = site.counters["nic.carrier_changes"].copy()
+
+    return change
+
+
+def test_the_third_flap_in_twelve_hours_pages_within_a_minute(site, watch):
+    found = watch(Link(), site, 1500, flap_at(site, 100, 700, 1300))
+    page = next(f for f in found if f.level == "page")
+    assert page.entity == PORT
+    assert page.evidence["flaps"] == 3
+    assert page.time == START + 1301 * STEP
+    assert {f.level for f in found if f.time < page.time} == {"suspect"}
+
+
+def test_flaps_more_than_twelve_hours_apart_never_add_up(site, watch):
+    half_a_day = 4400
+    found = watch(Link(), site, 2 * half_a_day + 300, flap_at(site, 100, half_a_day, 2 * half_a_day + 100))
+    assert {f.level for f in found} == {"suspect"}
+
+
+def test_a_flap_between_two_samples_is_told_by_the_counter_alone(site, watch):
+    def change(tick, values):
+        if tick >= 50:
+            values["nic"]["nic.carrier_changes"][6] += 2 * min(3, (tick - 40) // 10)
+
+    found = watch(Link(), site, 100, change)
+    assert found[-1].level == "page"
+    assert found[-1].evidence["flaps"] == 3
+
+
+def test_events_alone_tell_flaps_where_there_is_no_counter(site, watch):
+    def change(tick, values):
+        del values["nic"]["nic.carrier_changes"]
+        if tick in (50, 60, 70):
+            time = START + tick * STEP
+            return [
+                Event(time - 5 * SECOND, PORT, "link_state", {"state": "down"}),
+                Event(time - SECOND, PORT, "link_state", {"state": "up"}),
+            ]
+        return ()
+
+    found = watch(Link(), site, 100, change)
+    assert found[-1].level == "page"
+    assert found[-1].evidence["flaps"] == 3
+
+
+def test_events_and_counter_of_the_same_flap_count_once(site, watch):
+    def change(tick, values):
+        flap_at(site, 50)(tick, values)
+        states = {50: "down", 51: "up"}
+        return (
+            [Event(START + tick * STEP - SECOND, PORT, "link_state", {"state": states[tick]})] if tick in states else ()
+        )
+
+    found = watch(Link(), site, 100, change)
+    assert max(f.evidence.get("flaps", 0) for f in found) == 1
+
+
+def test_a_port_down_for_four_minutes_pages_until_it_is_up(site, watch):
+    def change(tick, values):
+        if 50 <= tick < 120:
+            values["nic"]["nic.state"][6] = 0
+
+    found = watch(Link(), site, 200, change)
+    page = next(f for f in found if f.level == "page")
+    assert (page.time - page.onset) == 240 * SECOND
+    assert page.onset == START + 50 * STEP
+    assert not [f for f in found if "down_s" in f.evidence and f.time >= START + 120 * STEP]
+
+
+def test_a_port_that_was_never_up_is_left_alone_and_its_bring_up_is_no_flap(site, watch):
+    def change(tick, values):
+        if tick < 400:
+            values["nic"]["nic.state"][6] = 0
+        else:
+            values["nic"]["nic.carrier_changes"][6] += 1
+
+    assert watch(Link(), site, 600, change) == []
+
+
+def errors(site, per_tick, since=50, until=10**9, signal="nic.symbol_errors"):
+    def change(tick, values):
+        count = per_tick * max(0, min(tick, until) - since + 1)
+        values["nic"][signal] = np.zeros(16)
+        values["nic"][signal][6] = count
+
+    return change
+
+
+@pytest.mark.parametrize("signal", ["nic.symbol_errors", "nic.crc_errors"])
+def test_errors_at_a_hundred_times_the_healthy_rate_page_within_five_minutes(site, watch, signal):
+    change = errors(site, 0.4, signal=signal)  # 144 an hour, BER 1e-13 at 400 Gb/s
+
+    def whole(tick, values):
+        change(tick, values)
+        values["nic"][signal] = np.floor(values["nic"][signal])
+
+    page = next(f for f in watch(Link(), site, 120, whole) if f.level == "page")
+    assert page.time <= START + (50 + 30) * STEP
+    assert page.signals == (signal,)
+
+
+def test_errors_at_the_healthy_rate_give_nothing_in_a_day(site, watch):
+    rng, total = np.random.default_rng(1), np.zeros(16)
+
+    def change(tick, values):
+        total[:] += rng.poisson(1.44 / 360, 16)
+        values["nic"]["nic.symbol_errors"] = total.copy()
+
+    assert [f for f in watch(Link(), site, 8640, change) if f.level != "suspect"] == []
+
+
+def test_one_burst_cannot_page_alone(site, watch):
+    assert [f for f in watch(Link(), site, 200, errors(site, 10_000, 50, 50)) if f.level == "page"] == []
+
+
+def test_a_counter_reset_is_no_burst(site, watch):
+    def change(tick, values):
+        values["nic"]["nic.symbol_errors"] = np.full(16, 1e6 if tick < 50 else 3.0)
+        values["nic"]["nic.carrier_changes"] = np.full(16, 900.0 if tick < 50 else 2.0)
+
+    assert watch(Link(), site, 150, change) == []
+
+
+def test_a_leaf_that_takes_its_ports_with_it_is_blamed_alone(site, watch):
+    def change(tick, values):
+        if 50 <= tick < 80:
+            values["nic"]["nic.state"][2::4] = 0
+
+    found = watch(Link(), site, 200, change)
+    assert {(f.entity, f.level) for f in found} == {("leaf:l2", "page")}
+    assert found[0].time == START + 50 * STEP
+    assert found[-1].time < START + 80 * STEP
+
+
+def test_ports_of_one_leaf_that_fail_one_by_one_are_blamed_themselves(site, watch):
+    def change(tick, values):
+        for k, port in enumerate((2, 6, 10)):
+            if tick >= 50 + 30 * k:
+                values["nic"]["nic.state"][port] = 0
+
+    found = watch(Link(), site, 200, change)
+    assert {f.entity for f in found} == {"port:n0.p2", "port:n1.p2", "port:n2.p2"}

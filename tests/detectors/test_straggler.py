@@ -1,0 +1,129 @@
+"""The straggler detector: own stage, corroboration by the GPU, hold, and who is never blamed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.straggler import Straggler
+from pipeline.records import SECOND
+
+START = 1_790_000_000 * SECOND
+
+
+def slowed(rank, factor, since=60, until=10**9):
+    def change(tick, values):
+        if since <= tick < until:
+            values["rank"]["rank.compute_time"][rank] *= factor
+
+    return change
+
+
+def first(found, level):
+    return next(f for f in found if f.level == level)
+
+
+def test_a_slow_rank_is_suspected_within_minutes_and_paged_after_the_hold(site, watch):
+    found = watch(Straggler(), site, 160, slowed(3, 1.15))
+    suspect, page = first(found, "suspect"), first(found, "page")
+    assert {f.entity for f in found} == {"rank:7.3"}
+    assert (suspect.time - found[0].onset) / 1e6 <= 300
+    assert 600 <= (page.time - page.onset) / 1e6 <= 900
+    assert page.evidence["slowdown"] == pytest.approx(1.15, abs=0.06)
+    assert page.evidence["gpu"] == "gpu:n0.3"
+
+
+def test_a_clock_below_that_of_the_peers_pages_at_once(site, watch):
+    def change(tick, values):
+        slowed(3, 1.15)(tick, values)
+        if tick >= 60:
+            values["gpu"]["gpu.sm_clock"][3] = 1700.0
+
+    found = watch(Straggler(), site, 100, change)
+    page = first(found, "page")
+    assert (page.time - page.onset) / 1e6 <= 300
+    assert "sm_clock_below_peers" in page.evidence
+    assert page.signals == ("rank.compute_time", "gpu.sm_clock")
+
+
+@pytest.mark.parametrize(("bits", "pages"), [(0x20, True), (0x40, True), (0x8, True), (0x80, True), (0x4, False)])
+def test_throttle_bits_page_at_once_but_a_power_cap_is_policy(site, watch, bits, pages):
+    def change(tick, values):
+        slowed(3, 1.15)(tick, values)
+        if tick >= 60:
+            values["gpu"]["gpu.throttle_reasons"][3] = bits
+
+    found = watch(Straggler(), site, 90, change)
+    assert found
+    assert any(f.level == "page" for f in found) == pages
+
+
+def test_a_clock_that_alone_is_low_blames_nobody(site, watch):
+    def change(tick, values):
+        values["gpu"]["gpu.sm_clock"][3] = 1200.0
+
+    assert watch(Straggler(), site, 300, change) == []
+
+
+def test_a_stage_that_is_slow_as_a_whole_blames_nobody(site, watch):
+    assert watch(Straggler(), site, 300, slowed(slice(8, 16), 1.5)) == []
+
+
+def test_a_third_of_a_stage_blames_nobody_since_its_median_is_no_witness(site, watch):
+    assert watch(Straggler(), site, 300, slowed(slice(8, 11), 1.5)) == []
+
+
+def test_stages_are_never_pooled_however_much_they_differ(site, watch):
+    site.slow = np.where(np.arange(16) < 8, 1.0, 2.0)
+    assert watch(Straggler(), site, 300) == []
+
+
+def test_a_checkpoint_that_slows_all_ranks_blames_nobody(site, watch):
+    def change(tick, values):
+        if 100 <= tick < 110:
+            values["rank"]["rank.compute_time"][:] *= 3
+
+    assert watch(Straggler(), site, 300, change) == []
+
+
+def test_a_pause_of_one_step_blames_nobody(site, watch):
+    def change(tick, values):
+        if tick % 40 == 0:
+            values["rank"]["rank.compute_time"][tick % 16] *= 2
+
+    assert watch(Straggler(), site, 500, change) == []
+
+
+def test_a_rank_of_two_that_was_slow_from_the_start_is_suspected_and_never_paged_alone(site, watch):
+    site.names["rank"] = ["rank:8.0", "rank:8.1"]
+    site.topology.merge({r: ["stage:8.0", "job:8"] for r in site.names["rank"]})
+
+    def change(tick, values):
+        values["rank"]["rank.compute_time"] = np.array([4.0, 8.0]) * (1 + 0.01 * site.rng.standard_normal(2))
+
+    found = watch(Straggler(), site, 200, change)
+    assert {(f.entity, f.level) for f in found} == {("rank:8.1", "suspect")}
+    assert found[0].evidence["slowdown"] == pytest.approx(2.0, abs=0.1)
+
+
+def test_the_condition_ends_with_the_slowness_and_comes_back_with_a_new_onset(site, watch):
+    def change(tick, values):
+        slowed(3, 1.3, 60, 120)(tick, values)
+        slowed(3, 1.3, 200)(tick, values)
+
+    found = watch(Straggler(), site, 260, change)
+    assert len({f.onset for f in found}) == 2
+    told = [(f.time - START) // (10 * SECOND) for f in found]
+    assert not [tick for tick in told if 145 <= tick < 200]
+
+
+def test_a_step_that_is_told_again_and_again_is_one_witness(site, watch):
+    """One slow step of a long job: 30 samples of it are no more than one."""
+
+    def change(tick, values):
+        values["rank"]["rank.step"] = np.full(16, float(tick // 30))
+        values["rank"]["rank.compute_time"] = 4.0 * site.slow
+        if 900 <= tick < 930:
+            values["rank"]["rank.compute_time"][3] *= 1.4
+
+    assert watch(Straggler(), site, 1200, change) == []

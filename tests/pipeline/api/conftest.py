@@ -1,0 +1,207 @@
+"""A small store with 4 nodes in 2 racks, a backend over it made of real parts, and the API in front of both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from pipeline.api.backend import Health
+from pipeline.api.server import create_app
+from pipeline.config import Api, Config
+from pipeline.records import SECOND
+from pipeline.store import ledger
+from pipeline.store.database import Database
+from pipeline.topology import Topology
+
+NOW = 1_790_000_000 * SECOND
+TICKS = 60
+STEP = 10 * SECOND
+CLOCKS = {"gpu:n1.0": 1000, "gpu:n1.1": 1100, "gpu:n2.0": 1200, "gpu:n2.1": 1300, "gpu:n3.0": 500, "gpu:n3.1": 600}
+PARENTS = {
+    **{gpu: (f"node:{gpu[4:6]}",) for gpu in CLOCKS},
+    "node:n1": ("rack:r1",),
+    "node:n2": ("rack:r1",),
+    "node:n3": ("rack:r2",),
+    "node:n4": ("rack:r2",),
+    "rack:r1": ("cdu:c1",),
+    "rack:r2": ("cdu:c2",),
+    "port:n1.mlx5_0": ("node:n1", "leaf:l1"),
+    "port:n3.mlx5_0": ("node:n3", "leaf:l1"),
+    **{f"rank:81.{i}": (f"stage:81.{i % 2}", "job:81", gpu) for i, gpu in enumerate(CLOCKS)},
+}
+
+
+STANDING: Health = {
+    "watermark": NOW - 30 * SECOND,
+    "backlog": False,
+    "lag_s": 1.5,
+    "sources": {"agents": 4, "silent": 1, "gaps": 0, "dead_letters": 0},
+}
+
+
+@dataclass
+class StoreBackend:
+    """Notes are written straight into the tables; everything else is what a test sets it to."""
+
+    database: Database
+    topology: Topology
+    reasons: list[str] = field(default_factory=list)
+    counts: dict[str, float] = field(default_factory=dict)
+    standing: Health = field(default_factory=lambda: STANDING)
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        return self.database.cursor()
+
+    def acknowledge(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        return self._note(incident, user, comment, "acknowledged", "acknowledged")
+
+    def comment(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        return self._note(incident, user, comment, "commented", None)
+
+    def resolve(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        return self._note(incident, user, comment, "resolved", "resolved")
+
+    def health(self) -> Health:
+        return self.standing
+
+    def unready(self) -> list[str]:
+        return self.reasons
+
+    def counters(self) -> Mapping[str, float]:
+        return self.counts
+
+    def _note(self, incident: str, user: str, comment: str, kind: str, state: str | None) -> Mapping[str, Any]:
+        with self.database.transaction() as connection:
+            connection.execute("UPDATE incidents SET state = coalesce(?, state) WHERE id = ?", [state, incident])
+            stored = ledger.incident(connection, incident)
+            connection.execute(
+                """INSERT INTO history SELECT ?, count(*), make_timestamptz(?), ?, ?, ?, ? FROM history
+                   WHERE incident = ?""",
+                [incident, NOW, kind, user, comment, json.dumps(stored), incident],
+            )
+        return {k: v for k, v in stored.items() if k not in ("findings", "history", "notifications")}
+
+
+class InProcess(httpx.BaseTransport):
+    """Hands requests to an application without a socket, each in an event loop of its own."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self.app = app
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return asyncio.run(self._ask(request))
+
+    async def _ask(self, request: httpx.Request) -> httpx.Response:
+        async with httpx.ASGITransport(self.app, raise_app_exceptions=False) as transport:
+            answer = await transport.handle_async_request(request)
+            return httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
+
+
+@pytest.fixture
+def now() -> int:
+    """The instant at which the API believes to be."""
+    return NOW
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed store with everything in it but incidents; made once and copied for each test."""
+    path = tmp_path_factory.mktemp("filled") / "store.duckdb"
+    opened = Database(path)
+    with opened.transaction() as connection:
+        _fill(connection)
+    opened.close()
+    return path
+
+
+@pytest.fixture
+def database(tmp_path: Path, filled: Path) -> Iterator[Database]:
+    opened = Database(Path(shutil.copy(filled, tmp_path)))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def backend(database: Database) -> StoreBackend:
+    return StoreBackend(database, Topology(PARENTS))
+
+
+@pytest.fixture
+def client(backend: StoreBackend) -> httpx.Client:
+    """The API on loopback without tokens, as a program on this machine sees it."""
+    app = create_app(backend, Config(), lambda: NOW)
+    return httpx.Client(transport=InProcess(app), base_url="http://127.0.0.1:8600")
+
+
+@pytest.fixture
+def with_tokens(backend: StoreBackend, tmp_path: Path) -> httpx.Client:
+    """The API beyond loopback, where `ada` and `bob` have tokens."""
+    file = tmp_path / "tokens"
+    file.write_text("# people\nada:ada-has-a-long-token\nbob:bob-has-a-long-token\n")
+    config = Config(api=Api(host="0.0.0.0", token_file=file))
+    app = create_app(backend, config, lambda: NOW)
+    return httpx.Client(transport=InProcess(app), base_url="http://fleet.example.org")
+
+
+Open = Callable[..., None]
+
+
+@pytest.fixture
+def open_incident(database: Database) -> Open:
+    """Writes one incident: open_incident(id, cause, severity="page", members=(), state="open")."""
+
+    def write(
+        number: str, cause: str, severity: str = "page", members: tuple[str, ...] = (), state: str = "open"
+    ) -> None:
+        with database.transaction() as connection:
+            connection.execute(
+                """INSERT INTO incidents SELECT $id, $cause, t, t, NULL, $severity, $members, 0.9, $state,
+                   'something is wrong', true, 'straggler', $cause, t FROM (SELECT make_timestamptz($time) AS t)""",
+                {
+                    "id": number,
+                    "cause": cause,
+                    "severity": severity,
+                    "members": list(members) or [cause],
+                    "state": state,
+                    "time": NOW - 600 * SECOND,
+                },
+            )
+
+    return write
+
+
+def _fill(connection: duckdb.DuckDBPyConnection) -> None:
+    """10 minutes of GPUs; n3 fell silent 5 minutes ago, n4 was only announced, a facility sender has no node."""
+    for entity, above in PARENTS.items():
+        kind = entity.partition(":")[0]
+        connection.execute("INSERT INTO entity VALUES (?, ?, 'local', true, ?, '{}')", [entity, kind, list(above)])
+    for number, (gpu, clock) in enumerate(CLOCKS.items()):
+        node = gpu[4:6]
+        connection.execute("INSERT INTO device VALUES ('gpu', ?, 'local', ?, ?, true)", [number, gpu, node])
+        last = NOW - (300 * SECOND if node == "n3" else SECOND)
+        # the clock is missing in every second row, the energy counter rises by 3000 a second and starts anew once
+        connection.execute(
+            """INSERT INTO hot_gpu (time, device, sm_clock, energy, temperature)
+               SELECT make_timestamptz($last - i * $step), $number, CASE WHEN i % 2 = 0 THEN $clock END,
+                      1 + ($ticks - i) * 30000 - CASE WHEN i < 10 AND $number = 0 THEN 1400000 ELSE 0 END,
+                      CASE WHEN i = 3 THEN 'nan'::FLOAT ELSE 40 END
+               FROM range($ticks) r(i)""",
+            {"last": last, "step": STEP, "number": number, "clock": clock, "ticks": TICKS},
+        )
+        connection.execute(
+            "INSERT INTO latest_gpu (time, device, sm_clock) VALUES (make_timestamptz(?), ?, ?)", [last, number, clock]
+        )
+    connection.execute("INSERT INTO device VALUES ('coolant', 0, 'local', 'cdu:c1', 'facility', true)")
+    connection.execute("INSERT INTO latest_coolant (time, device, flow) VALUES (make_timestamptz(?), 0, 200)", [NOW])
+    for i in range(6):
+        connection.execute("INSERT INTO device VALUES ('rank', ?, 'local', ?, ?, true)", [i, f"rank:81.{i}", "n1"])

@@ -1,0 +1,66 @@
+"""Incidents over HTTP: reading them, and notes with the name of who wrote them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from pipeline.api import models
+
+INCIDENTS = "/api/v1/incidents"
+
+
+def test_incidents_are_listed_all_or_by_state(client: httpx.Client, open_incident: Any) -> None:
+    open_incident("inc-1", "gpu:n1.0")
+    open_incident("inc-2", "gpu:n2.0", state="resolved")
+    everything = models.Incidents.model_validate(client.get(INCIDENTS).json())
+    assert {i.id for i in everything.incidents} == {"inc-1", "inc-2"}
+    resolved = client.get(INCIDENTS, params={"state": "resolved"}).json()["incidents"]
+    assert [i["id"] for i in resolved] == ["inc-2"]
+    answer = client.get(INCIDENTS, params={"state": "closed"})
+    assert answer.status_code == 400
+    assert "state" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("route", ["acknowledge", "comment", "resolve"])
+def test_a_note_is_written_as_local_where_nobody_has_a_token(
+    client: httpx.Client, open_incident: Any, route: str
+) -> None:
+    open_incident("inc-1", "gpu:n1.0")
+    answer = client.post(f"{INCIDENTS}/inc-1/{route}", json={"comment": "seen; looking"})
+    assert answer.status_code == 200
+    assert models.Incident.model_validate(answer.json()).id == "inc-1"
+    after = models.IncidentDetail.model_validate(client.get(f"{INCIDENTS}/inc-1").json())
+    assert after.state == {"acknowledge": "acknowledged", "comment": "open", "resolve": "resolved"}[route]
+    assert [(h["actor"], h["comment"]) for h in after.history] == [("local", "seen; looking")]
+
+
+def test_a_note_bears_the_name_of_the_token(with_tokens: httpx.Client, open_incident: Any) -> None:
+    open_incident("inc-1", "gpu:n1.0")
+    headers = {"Authorization": "Bearer bob-has-a-long-token"}
+    with_tokens.post(f"{INCIDENTS}/inc-1/comment", json={"comment": "mine"}, headers=headers)
+    history = with_tokens.get(f"{INCIDENTS}/inc-1", headers=headers).json()["history"]
+    assert history[0]["actor"] == "bob"
+    assert with_tokens.post(f"{INCIDENTS}/inc-1/comment", json={"comment": "not mine"}).status_code == 401
+    assert len(with_tokens.get(f"{INCIDENTS}/inc-1", headers=headers).json()["history"]) == 1
+
+
+def test_an_unknown_incident_is_a_404(client: httpx.Client) -> None:
+    answers = [client.get(f"{INCIDENTS}/nope")]
+    answers += [client.post(f"{INCIDENTS}/nope/{r}", json={"comment": "x"}) for r in ("acknowledge", "comment")]
+    for answer in answers:
+        assert answer.status_code == 404
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert "nope" in answer.json()["detail"]
+
+
+def test_a_comment_is_bounded_and_an_empty_one_is_none(client: httpx.Client, open_incident: Any) -> None:
+    open_incident("inc-1", "gpu:n1.0")
+    for comment in ("x" * 4001, "", "  "):
+        answer = client.post(f"{INCIDENTS}/inc-1/comment", json={"comment": comment})
+        assert answer.status_code == 400
+        assert "comment" in answer.json()["detail"]
+    assert client.post(f"{INCIDENTS}/inc-1/comment", json={"comment": "x" * 4000}).status_code == 200
+    assert client.post(f"{INCIDENTS}/inc-1/acknowledge", json={}).status_code == 200

@@ -1,0 +1,95 @@
+"""Shared by the tests of the pipeline: small batches in real spools, and an ingest over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agents.spool import Spool
+from pipeline import wire
+from pipeline.ingest import Ingest
+from pipeline.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
+from pipeline.store.database import Database
+from pipeline.store.devices import Devices
+from pipeline.transport.spool import SpoolTransport
+
+NOW = 1_790_000_000 * SECOND
+GPUS = 2
+
+
+def gpu_body(node: str, start: int, ticks: int = 1, first: float = 0.0) -> bytes:
+    """Body of a batch: 2 GPUs, temperatures counting up from `first`, one a tick; clocks 1000 + GPU."""
+    times = start + np.arange(ticks) * SECOND
+    temperature = (first + np.arange(ticks, dtype="f4"))[:, None] + np.zeros(GPUS, "f4")
+    clock = np.full((ticks, GPUS), [1000, 1001], "u2")
+    columns = {"gpu.temperature": temperature, "gpu.sm_clock": clock}
+    block = Block("gpu", tuple(f"gpu:{node}.{i}" for i in range(GPUS)), columns)
+    return wire.encode(Batch(Origin("local", node, b"b" * 16), times, (block,)))
+
+
+class Site:
+    """One spool directory with writers, and a store that reads it; every part real and restartable."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.spools = folder, {}
+        self.database: Database | None = None
+
+    def spool(self, node: str, topic: str = TELEMETRY) -> Spool:
+        if (node, topic) not in self.spools:
+            self.spools[node, topic] = Spool(self.folder / "spool", node, topic, segment_bytes=1 << 16, free_bytes=0)
+        return self.spools[node, topic]
+
+    def send(self, node: str, start: int, ticks: int = 1, first: float = 0.0) -> None:
+        spool = self.spool(node)
+        spool.append(gpu_body(node, start, ticks, first), wire.TELEMETRY_KIND, start)
+        spool.sync()
+
+    def send_raw(self, node: str, body: bytes) -> None:
+        self.spool(node).append(body, wire.TELEMETRY_KIND, 0)
+        self.spool(node).sync()
+
+    def send_events(self, node: str, *events: Event) -> None:
+        spool = self.spool(node, EVENTS)
+        spool.append(wire.encode_events(EventBatch(Origin("local", node, b"b" * 16), events)), wire.EVENTS_KIND, 0)
+        spool.sync()
+
+    def open(self) -> Ingest:
+        self.shut()
+        self.database = Database(self.folder / "store.duckdb")
+        self.transport = SpoolTransport(self.folder / "spool")
+        return Ingest(self.database, self.transport, Devices(self.database.connection), lambda: NOW)
+
+    def drain(self) -> Ingest:
+        """A fresh ingest (a restart), run until nothing is left."""
+        ingest = self.open()
+        while ingest.step() is not None:
+            pass
+        return ingest
+
+    def rows(self, query: str) -> list[tuple[object, ...]]:
+        assert self.database is not None
+        return self.database.connection.execute(query).fetchall()
+
+    def shut(self) -> None:
+        if self.database is not None:
+            self.transport.close()
+            self.database.close()
+            self.database = None
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    made.shut()
+    for spool in made.spools.values():
+        spool.close()
+
+
+@pytest.fixture
+def new_site(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Site]:
+    """Several sites in one test; the test shuts them."""
+    return lambda: Site(tmp_path_factory.mktemp("site"))

@@ -1,0 +1,107 @@
+"""Asking a pipeline over HTTP: what each answer means to a command."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import client
+from pipeline.config import Api, Config
+from pipeline.errors import FleetpulseError, Refused, Unreachable, UsageError
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[tuple[int, list[tuple[str, str, str | None]]]]:
+    """A real HTTP server with one answer: (its port, what it was asked as (method, path, authorization))."""
+    asked: list[tuple[str, str, str | None]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.command, self.path, self.headers.get("Authorization")))
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port, asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def at(port: int, token_file: Path | None = None) -> Config:
+    return Config(api=Api(port=port, token_file=token_file))
+
+
+def test_a_query_gives_columns_and_rows() -> None:
+    body = json.dumps({"columns": ["n"], "rows": [[1]], "truncated": False}).encode()
+    with answering(200, body) as (port, asked):
+        assert client.query(at(port), "SELECT 1 AS n") == (["n"], [[1]], False)
+    assert asked == [("POST", "/api/v1/sql", None)]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code"), [(400, Refused, 4), (401, Refused, 4), (404, UsageError, 2), (503, FleetpulseError, 1)]
+)
+def test_a_problem_becomes_the_error_of_its_kind(status: int, kind: type[FleetpulseError], code: int) -> None:
+    with answering(status, b'{"detail": "only SELECT is served"}') as (port, _):
+        with pytest.raises(kind, match="only SELECT is served") as refused:
+            client.query(at(port), "DROP TABLE gpu")
+        assert refused.value.exit_code == code
+
+
+def test_an_error_that_is_no_json_is_shown_as_it_is() -> None:
+    with answering(502, b"<html>proxy</html>") as (port, _):
+        assert client.get(at(port), "/readyz") == (502, {"detail": "<html>proxy</html>"})
+
+
+@pytest.mark.parametrize("body", [b"no json", b""])
+def test_an_answer_that_is_no_json_means_that_no_pipeline_is_there(body: bytes) -> None:
+    with answering(200, body) as (port, _), pytest.raises(Unreachable, match="fleetpulse pipeline"):
+        client.get(at(port), "/readyz")
+
+
+def test_nobody_there_is_unreachable_and_names_the_address() -> None:
+    with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:1 does not answer"):
+        client.get(at(1), "/readyz")
+
+
+def test_the_first_token_of_the_file_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("# who: what\n\nops: 0123456789abcdef\nother:x\n")
+    with answering(200, b"{}") as (port, asked):
+        client.get(at(port, tmp_path / "tokens"), "/readyz")
+    assert asked == [("GET", "/readyz", "Bearer 0123456789abcdef")]
+
+
+def test_a_token_file_without_a_token_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("# nothing\n")
+    for path in (tmp_path / "tokens", tmp_path / "gone"):
+        with pytest.raises(UsageError, match="name:token"):
+            client.get(at(1, path), "/readyz")
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:5"), ("0.0.0.0", "http://127.0.0.1:5"), ("::", "http://[::1]:5")],
+)
+def test_an_address_to_listen_on_becomes_one_to_call(host: str, url: str) -> None:
+    assert client.base_url(Config(api=Api(host=host, port=5))) == url

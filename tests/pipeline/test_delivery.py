@@ -1,0 +1,263 @@
+"""One post: who may be called, and what each way of failing means. Against real sockets."""
+
+from __future__ import annotations
+
+import email.utils
+import http.server
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pipeline.config import Webhook
+from pipeline.errors import ConfigError, Refused
+from pipeline.respond.delivery import check, check_address, judge, post
+
+
+def hook(url: str, **more: Any) -> Webhook:
+    return Webhook("ops", url, **more)
+
+
+class Misbehaving(http.server.BaseHTTPRequestHandler):
+    """Does what the path says."""
+
+    protocol_version = "HTTP/1.1"
+    visited: list[str]
+
+    def do_POST(self) -> None:
+        self.server.visited.append(self.path)  # type: ignore[attr-defined]
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        what = self.path.strip("/")
+        if what.isdecimal():
+            self.send_response(int(what))
+            self.send_header("Location", "/200")
+            self.send_header("Retry-After", "42")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        elif what == "close":
+            self.close_connection = True
+        elif what == "nonsense":
+            self.wfile.write(b"SECRET from the receiver\r\n\r\n")
+            self.close_connection = True
+        elif what == "flood":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n" + b"x" * 8192)
+        elif what == "hang":
+            self.server.released.wait(10)  # type: ignore[attr-defined]
+        elif what == "drip":
+            self.drip()
+
+    def drip(self) -> None:
+        """A byte now and then: each one alone is in time."""
+        try:
+            for byte in b"HTTP/1.1 200 OK and so on and on":
+                self.wfile.write(bytes([byte]))
+                if self.server.released.wait(0.1):  # type: ignore[attr-defined]
+                    return
+        except OSError:
+            self.close_connection = True
+
+    def log_message(self, *_: Any) -> None:
+        """The tests look at the answers."""
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Misbehaving)
+        self.visited: list[str] = []
+        self.released = threading.Event()
+
+    def handle_error(self, *_: Any) -> None:
+        """The caller went away, as it should."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+    thread.start()
+    yield made
+    made.released.set()
+    made.shutdown()
+    made.server_close()
+    thread.join()
+
+
+def answer(server: Server, path: str, timeout_s: float = 5.0) -> Any:
+    return post(hook(f"http://127.0.0.1:{server.server_port}/{path}"), b'{"a":1}', {"Idempotency-Key": "k"}, timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("path", "outcome"),
+    [
+        ("200", "delivered"),
+        ("202", "delivered"),
+        ("flood", "delivered"),
+        ("503", "retry"),
+        ("500", "retry"),
+        ("408", "retry"),
+        ("429", "retry"),
+        ("close", "retry"),
+        ("nonsense", "retry"),
+        ("400", "dead"),
+        ("404", "dead"),
+        ("302", "dead"),
+        ("307", "dead"),
+        ("410", "gone"),
+    ],
+)
+def test_each_way_of_answering_means_one_thing(server: Server, path: str, outcome: str) -> None:
+    assert answer(server, path).outcome == outcome
+    assert server.visited == [f"/{path}"], "one post, and no redirect is followed"
+
+
+@pytest.mark.parametrize("path", ["hang", "drip"])
+def test_a_receiver_that_takes_too_long_is_left(server: Server, path: str) -> None:
+    began = time.monotonic()
+    told = answer(server, path, 0.3)
+    assert (told.outcome, told.told) == ("retry", "no answer within 0.3 s")
+    assert time.monotonic() - began < 3
+
+
+def test_what_the_receiver_writes_is_never_repeated(server: Server) -> None:
+    for path in ("nonsense", "400", "503"):
+        assert "SECRET" not in answer(server, path).told
+        assert '"a"' not in answer(server, path).told
+
+
+def test_nobody_listening_is_tried_again() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        told = post(hook(f"http://127.0.0.1:{taken.getsockname()[1]}/"), b"{}", {}, 1.0)
+    assert told.outcome == "retry"
+    assert "refused" in told.told
+
+
+def test_retry_after_is_read_in_seconds_and_as_a_date(server: Server) -> None:
+    assert answer(server, "429").after_s == 42
+    later = email.utils.format_datetime(email.utils.localtime().replace(microsecond=0), usegmt=False)
+    assert judge(503, later).after_s <= 1
+    assert judge(503, "soon").after_s == 0
+    assert judge(503).after_s == 0
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://hook.example/",
+        "file:///etc/passwd",
+        "https:///path",
+        "https://user:word@hook.example/",
+        "https://hook.example:0/",
+        "https://hook.example:99999/",
+        "https://hook.example/a b",
+        "https://hook.example/\r\nX: y",
+        "https://hök.example/",
+        "http://hook.example/",
+        "http://10.0.0.1/",
+        "http://2130706433/",
+        "http://0x7f.1/",
+        "hook.example",
+        "https://[::1/",
+    ],
+)
+def test_a_url_that_can_never_be_called_is_refused_at_the_start(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"\[\[notify.webhooks\]\] ops: url"):
+        check(hook(url))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://hook.example/a?b=c",
+        "http://127.0.0.1:9/",
+        "http://localhost/",
+        "http://[::1]:80/x",
+        "https://10.0.0.1/",
+    ],
+)
+def test_a_url_that_may_be_called_is_taken(url: str) -> None:
+    check(hook(url))
+
+
+def test_http_to_others_needs_a_word_and_cidrs_must_be_cidrs() -> None:
+    check(hook("http://hook.example/", allow_http=True))
+    with pytest.raises(ConfigError, match="allow_private"):
+        check(hook("https://hook.example/", allow_private=("ten",)))
+
+
+BLOCKED = [
+    "10.0.0.1",
+    "172.16.0.1",
+    "192.168.1.1",
+    "100.64.0.1",
+    "169.254.169.254",
+    "0.0.0.0",
+    "224.0.0.1",
+    "255.255.255.255",
+    "127.0.0.1",
+    "::1",
+    "::",
+    "fe80::1",
+    "fe80::1%lo",
+    "fd00::1",
+    "ff02::1",
+    "::ffff:93.184.216.34",
+    "::ffff:127.0.0.1",
+    "::127.0.0.1",
+    "64:ff9b::7f00:1",
+    "64:ff9b:1::1",
+    "2002:7f00:1::",
+    "2001:0:7f00:1::",
+]
+
+
+@pytest.mark.parametrize("address", BLOCKED)
+def test_a_public_name_that_leads_inside_is_refused(address: str) -> None:
+    with pytest.raises(Refused):
+        check_address(address, hook("https://hook.example/"), "hook.example")
+
+
+@pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1"])
+def test_a_public_address_may_be_called(address: str) -> None:
+    check_address(address, hook("https://hook.example/"), "hook.example")
+
+
+def test_a_private_address_may_be_called_where_its_range_is_allowed() -> None:
+    allowed = hook("https://hook.example/", allow_private=("10.1.2.0/24", "fd00::/8"))
+    check_address("10.1.2.3", allowed, "hook.example")
+    check_address("fd00::7", allowed, "hook.example")
+    for other in ("10.1.3.3", "::ffff:10.1.2.3", "2002:a01:203::"):
+        with pytest.raises(Refused):
+            check_address(other, allowed, "hook.example")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_loopback_may_be_called_where_the_url_itself_says_so(host: str) -> None:
+    check_address("127.0.0.1", hook("https://x/"), host)
+    check_address("::1", hook("https://x/"), host)
+
+
+def test_one_bad_address_among_good_ones_stops_the_post(server: Server) -> None:
+    receiver = hook(f"http://127.0.0.1:{server.server_port}/200")
+    found = [(0, 0, 0, "", (address, server.server_port)) for address in ("127.0.0.1", "10.0.0.1")]
+    told = post(receiver, b"{}", {}, 1.0, lambda host, port: found)
+    assert told.outcome == "retry"
+    assert "10.0.0.1 is not public" in told.told
+    assert server.visited == []
+
+
+def test_the_post_goes_to_the_checked_address_under_the_name_of_the_url(server: Server) -> None:
+    receiver = hook(f"http://hook.example:{server.server_port}/200", allow_http=True, allow_private=("127.0.0.0/8",))
+    found = [(0, 0, 0, "", ("127.0.0.1", server.server_port))]
+    assert post(receiver, b"{}", {}, 1.0, lambda host, port: found).outcome == "delivered"
+
+
+def test_proxies_of_the_environment_are_not_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert answer(server, "200").outcome == "delivered"

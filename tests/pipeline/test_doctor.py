@@ -1,0 +1,201 @@
+"""`fleetpulse doctor`: each check against the real thing, well and broken."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from pipeline import doctor
+from pipeline.config import Api, Config, Kafka, Notify, Pipeline, Spool, Store, Webhook
+from pipeline.errors import Unreachable
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """State in a folder of the test's own, and an API port at which nobody listens."""
+    return Config(
+        store=Store(path=tmp_path / "store.duckdb"),
+        spool=Spool(directory=tmp_path / "spool"),
+        api=Api(port=free_port()),
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@contextmanager
+def answering(status: int, body: Any) -> Iterator[int]:
+    """A real HTTP server that gives one answer to everything."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def with_broker(config: Config, server: str) -> Config:
+    kafka = Kafka(bootstrap_servers=server)
+    return dataclasses.replace(config, pipeline=Pipeline(transport="kafka"), kafka=kafka)
+
+
+def test_an_old_python_fails_and_says_which_is_wanted(config: Config) -> None:
+    assert doctor.python_version(config, (3, 10, 2)).state == "fail"
+    assert doctor.python_version(config, (3, 11, 0)).state == "ok"
+
+
+def test_a_foreign_package_of_the_same_name_is_named(config: Config) -> None:
+    found = doctor.package_names(config, {"agents": ["fleetpulse", "openai-agents"], "numpy": ["numpy"]})
+    assert found.state == "fail"
+    assert "agents (of openai-agents)" in found.found
+    assert doctor.package_names(config, {"agents": ["fleetpulse"]}).state == "ok"
+
+
+def test_a_store_that_is_not_there_yet_is_a_warning_with_the_mend(config: Config) -> None:
+    found = doctor.store(config)
+    assert (found.state, found.mend) == ("warn", "fleetpulse init")
+
+
+def test_a_store_below_a_file_cannot_be_written(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    broken = dataclasses.replace(config, store=Store(path=tmp_path / "file" / "store.duckdb"))
+    assert doctor.store(broken).state == "fail"
+
+
+def test_a_store_held_by_another_process_is_well_and_the_process_is_named(config: Config) -> None:
+    program = f"import duckdb; c = duckdb.connect({str(config.store.path)!r}); print('open', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "open\n"
+        found = doctor.store(config)
+        other.communicate("\n")
+    assert found.state == "ok"
+    assert f"held by process {other.pid}" in found.found
+
+
+def test_a_store_that_nobody_holds_is_well(config: Config) -> None:
+    duckdb.connect(str(config.store.path)).close()
+    found = doctor.store(config)
+    assert found.state == "ok"
+    assert "held" not in found.found
+
+
+def test_a_store_that_is_no_database_fails(config: Config) -> None:
+    config.store.path.write_text("no database" * 1000)
+    found = doctor.examine(config, [doctor.store])[0]
+    assert found.state == "fail"
+    assert str(config.store.path) in found.found
+
+
+def test_the_spool_counts_its_nodes(config: Config) -> None:
+    assert doctor.spool(config).state == "warn"
+    (config.spool.directory / "n1").mkdir(parents=True)
+    assert "1 node" in doctor.spool(config).found
+
+
+def test_a_nearly_full_disk_fails(config: Config) -> None:
+    assert doctor.disk(config, floor=1).state == "ok"
+    assert doctor.disk(config, floor=1 << 62).state == "fail"
+
+
+def test_a_missing_nvidia_library_is_a_warning(config: Config) -> None:
+    assert doctor.nvml(config, "libno-such-thing.so.1").state == "warn"
+    assert doctor.nvml(config, "libc.so.6").state == "ok"
+
+
+def test_an_unreachable_broker_is_named_and_ends_with_3(config: Config) -> None:
+    found = doctor.transport(with_broker(config, "127.0.0.1:1"))
+    assert found.unreachable
+    assert "127.0.0.1:1" in found.found
+    assert doctor.exit_code([found]) == 3
+
+
+def test_every_broker_of_the_list_is_tried(config: Config) -> None:
+    with answering(200, {}) as port:
+        assert doctor.transport(with_broker(config, f"127.0.0.1:{port}")).state == "ok"
+        found = doctor.transport(with_broker(config, f"127.0.0.1:{port}, 127.0.0.1:1"))
+    assert found.state == "fail"
+    assert str(port) not in found.found
+
+
+def test_a_server_without_a_port_is_said_to_be_none(config: Config) -> None:
+    assert "no host:port" in doctor.transport(with_broker(config, "broker")).found
+
+
+def test_the_spool_needs_no_broker(config: Config) -> None:
+    assert doctor.transport(config).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "state"),
+    [(200, {"ready": True}, "ok"), (503, {"reasons": ["disk is full"]}, "fail"), (500, "odd", "fail")],
+)
+def test_the_api_is_asked_whether_it_is_ready(config: Config, status: int, body: Any, state: str) -> None:
+    with answering(status, body) as port:
+        found = doctor.api(dataclasses.replace(config, api=Api(port=port)))
+    assert found.state == state
+    assert status != 503 or "disk is full" in found.found
+
+
+def test_without_a_pipeline_the_api_is_a_warning(config: Config) -> None:
+    assert doctor.api(config).state == "warn"
+
+
+@pytest.mark.parametrize("url", ["alerts.example", "ftp://host/", "http://", "http://host:99999/", "http://[::1/"])
+def test_a_webhook_that_cannot_be_posted_to_fails(config: Config, url: str) -> None:
+    hooks = (Webhook("good", "https://alerts.example/x"), Webhook("bad", url))
+    found = doctor.webhooks(dataclasses.replace(config, notify=Notify(webhooks=hooks)))
+    assert found.state == "fail"
+    assert "bad" in found.found
+    assert "good" not in found.found
+
+
+def test_unreachable_wins_over_a_failed_check() -> None:
+    failed, away = doctor.Check("a", "fail", ""), doctor.Check("b", "fail", "", unreachable=True)
+    fine, warned = doctor.Check("c", "ok", ""), doctor.Check("d", "warn", "")
+    assert [doctor.exit_code(c) for c in ([failed, away], [failed, fine], [fine, warned])] == [3, 1, 0]
+
+
+def test_a_check_that_breaks_is_itself_a_fail(config: Config) -> None:
+    def breaks(_: Config) -> doctor.Check:
+        raise Unreachable("nobody there")
+
+    assert doctor.examine(config, [breaks])[0].state == "fail"
+
+
+def test_the_checks_are_numbered_and_say_what_they_mean_and_what_mends_them(config: Config) -> None:
+    text = doctor.as_text(doctor.examine(config))
+    assert text.startswith(" 1 ok   configuration: defaults")
+    assert "means: nothing was ever stored here" in text
+    assert "mend: fleetpulse init" in text
+    assert [row["number"] for row in doctor.as_rows(doctor.examine(config))] == list(range(1, len(doctor.CHECKS) + 1))

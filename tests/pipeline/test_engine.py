@@ -1,0 +1,177 @@
+"""Engine: judged once, whatever the restarts; results and the state behind them in one transaction."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.engine import Engine
+from pipeline.errors import UsageError
+from pipeline.frames import Instant
+from pipeline.ingest import Committed
+from pipeline.presence import LastSeen
+from pipeline.records import SECOND, Event, Finding, Frame
+from pipeline.topology import Topology
+
+STEP = 10 * SECOND
+T0 = 1_780_000_000 * SECOND
+
+
+class HotForThree:
+    """A judge with state: a GPU above 90 Cel in three instants running is a page from the first of them on."""
+
+    def __init__(self):
+        self.since, self.count = {}, {}
+
+    def observe(self, frames):
+        out = []
+        frame = frames.get("gpu")
+        for entity, value in zip(frame.entities, frame["gpu.temperature"], strict=True) if frame else ():
+            if not value > 90:
+                self.since.pop(entity, None)
+                self.count.pop(entity, None)
+                continue
+            onset = self.since.setdefault(entity, frame.time)
+            self.count[entity] = self.count.get(entity, 0) + 1
+            if self.count[entity] >= 3:
+                out.append(Finding(frame.time, onset, entity, "hot", "page", float(value), f"{entity} is hot"))
+        return out
+
+    def snapshot(self):
+        return json.dumps([self.since, self.count])
+
+    def restore(self, state):
+        self.since, self.count = json.loads(state)
+
+
+class Running:
+    """A site whose engine can be stopped and started at any time."""
+
+    def __init__(self, site):
+        self.site, self.engine = site, None
+
+    def start(self):
+        self.ingest = self.site.open()
+        self.devices = self.ingest.devices
+        self.engine = Engine(
+            self.site.database, self.devices, Topology(), HotForThree(), lambda changes, now: [], lambda: T0 * 2, STEP
+        )
+
+    def run(self, watermark):
+        while (committed := self.ingest.step()) is not None:
+            self.engine.observe(committed)
+        self.engine.advance(watermark)
+
+    def results(self):
+        findings = self.site.rows("SELECT detector, entity, epoch_us(onset), level, score FROM findings ORDER BY ALL")
+        incidents = self.site.rows(
+            "SELECT id, cause, epoch_us(opened), epoch_us(resolved), state FROM incidents ORDER BY ALL"
+        )
+        history = self.site.rows("SELECT incident, number, kind, epoch_us(time) FROM history ORDER BY ALL")
+        return findings, incidents, history
+
+
+def play(site, temperatures, stops=()):
+    """One tick of 10 s per temperature; the engine restarts before the ticks in `stops`."""
+    running = Running(site)
+    running.start()
+    for i, value in enumerate(temperatures):
+        if i in stops:
+            running.start()
+        site.send("n1", T0 + i * STEP, first=value)
+        running.run(T0 + i * STEP)
+    running.run(T0 + len(temperatures) * STEP)
+    return running
+
+
+def test_a_finding_opens_an_incident_that_is_stored_with_it(site):
+    findings, incidents, history = play(site, [50, 95, 95, 95, 95]).results()
+    assert [(d, e, t) for d, e, t, *_ in findings] == [("hot", f"gpu:n1.{g}", T0 + STEP) for g in range(2)]
+    assert {i[4] for i in incidents} == {"open"}
+    assert history[0][2] == "opened"
+
+
+def test_what_was_said_is_not_said_twice_after_a_restart(site):
+    running = play(site, [95] * 6)
+    before = running.results()
+    running.start()
+    running.run(T0 + 6 * STEP)
+    assert running.results() == before
+
+
+def test_a_restart_between_state_and_snapshot_judges_the_frames_since_then_again(site, new_site):
+    temperatures = [50] * 8 + [95] * 4 + [50] * 70
+    wanted = play(new_site(), temperatures).results()
+    assert play(site, temperatures, stops=range(1, 82, 3)).results() == wanted
+    assert wanted[1][0][3] is not None  # quiet for ten minutes with telemetry present: resolved
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    hot=st.lists(st.booleans(), min_size=4, max_size=20),
+    stops=st.sets(st.integers(1, 19), max_size=4),
+)
+def test_any_restarts_give_the_results_of_a_run_without(new_site, hot, stops):
+    temperatures = [95 if h else 50 for h in hot]
+    plain, broken = new_site(), new_site()
+    wanted = play(plain, temperatures).results()
+    assert play(broken, temperatures, stops).results() == wanted
+    for site in (plain, broken):
+        site.shut()
+        for spool in site.spools.values():
+            spool.close()
+
+
+def test_a_note_and_its_history_are_stored_or_neither_is(site, monkeypatch):
+    running = play(site, [95] * 5)
+    engine = running.engine
+    incident = min(i.id for i in engine.desk.incidents.values() if i.state == "open")
+    engine.note(lambda desk: desk.acknowledge(incident, "ada", "mine", T0 + 60 * STEP))
+    assert {row[0]: row[4] for row in running.results()[1]}[incident] == "acknowledged"
+
+    def broken(*_):
+        raise OSError("no disk")
+
+    monkeypatch.setattr("pipeline.engine.ledger.record", broken)
+    with pytest.raises(OSError, match="no disk"):
+        engine.note(lambda desk: desk.resolve(incident, "ada", "done", T0 + 61 * STEP))
+    assert engine.desk.incidents[incident].state == "acknowledged"
+
+
+def test_a_note_on_an_unknown_incident_is_refused(site):
+    engine = play(site, [50]).engine
+    with pytest.raises(UsageError, match="inc-nope"):
+        engine.note(lambda desk: desk.comment("inc-nope", "ada", "?", T0))
+
+
+def test_rows_from_the_future_are_counted_and_do_not_move_time(site):
+    running = Running(site)
+    running.start()
+    running.engine.clock = lambda: T0
+    site.send("n1", T0 + 3600 * SECOND)
+    running.run(T0)
+    assert running.engine.ahead == 2
+    assert site.rows("SELECT count(*) FROM gpu") == [(2,)]
+
+
+def test_inventory_teaches_the_topology_and_a_circle_is_left_out(site, caplog):
+    running = Running(site)
+    running.start()
+    good = Event(T0, "node:n1", "inventory", {"entities": {"gpu:n1.0": {"parents": ["node:n1"]}}})
+    bad = Event(T0, "node:n2", "inventory", {"entities": {"node:n2": {"parents": ["node:n2"]}}})
+    running.engine.observe(Committed(events=[good, bad]))
+    assert running.engine.topology.above("gpu:n1.0") == ("node:n1",)
+    assert "circle" in caplog.text
+
+
+def test_silence_is_not_quiet():
+    seen = LastSeen()
+    values = {"gpu.temperature": np.array([50.0])}
+    frame = Frame(T0, "gpu", ("gpu:n1.0",), values, Topology())
+    seen.note(Instant(T0, T0 + STEP, {"gpu": frame}))
+    assert seen.present("gpu:n1.0")
+    seen.note(Instant(T0 + 7 * STEP, T0 + 8 * STEP, {}))
+    assert not seen.present("gpu:n1.0")
+    assert seen.present("rack:r1")  # bears no telemetry of its own

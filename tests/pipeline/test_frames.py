@@ -1,0 +1,133 @@
+"""Frames: aligned, closed by the watermark, the same whatever the order and the commit boundaries."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.frames import Framer, as_float, class_of
+from pipeline.records import SECOND, Event, Rows
+from pipeline.topology import Topology
+
+STEP = 10 * SECOND
+NAMES = {"gpu": ["gpu:a.0", "gpu:a.1", "gpu:b.0"], "nic": ["port:a.x"]}
+
+
+def framer(start=None):
+    return Framer(STEP, Topology(), lambda c: NAMES.get(c, []), start=start)
+
+
+def rows(*samples, device_class="gpu", signal="gpu.temperature"):
+    """Rows from (second, device, value)."""
+    time, device, value = zip(*samples, strict=True)
+    return Rows(device_class, np.array(time) * SECOND, np.array(device, np.int32), {signal: np.array(value, "f4")})
+
+
+def test_a_frame_has_one_cell_per_device_and_nan_where_nothing_was_measured():
+    f = framer()
+    f.add(rows((1, 0, 50.0), (2, 2, 60.0)))
+    [instant] = f.advance(STEP)
+    frame = instant.frames["gpu"]
+    assert list(frame.entities) == NAMES["gpu"]
+    np.testing.assert_array_equal(frame["gpu.temperature"], [50.0, np.nan, 60.0])
+    assert np.isnan(frame["gpu.power"]).all()
+
+
+def test_an_instant_has_the_time_of_its_newest_sample():
+    f = framer()
+    f.add(rows((1, 0, 1.0), (7, 1, 1.0)))
+    f.add(rows((8, 0, 1.0), device_class="nic", signal="nic.speed"))
+    [instant] = f.advance(STEP)
+    assert (instant.time, instant.end) == (8 * SECOND, STEP)
+    assert {frame.time for frame in instant.frames.values()} == {8 * SECOND}
+
+
+def test_the_newest_of_several_samples_in_a_cell_holds_but_a_missing_one_hides_nothing():
+    f = framer()
+    f.add(rows((5, 0, 2.0), (1, 0, 1.0), (9, 0, np.nan)))
+    [instant] = f.advance(STEP)
+    assert instant.frames["gpu"]["gpu.temperature"][0] == 2.0
+
+
+def test_a_cell_waits_for_the_watermark():
+    f = framer()
+    f.add(rows((1, 0, 1.0), (11, 0, 2.0)))
+    assert list(f.advance(STEP - 1)) == []
+    assert len(list(f.advance(STEP))) == 1
+    assert len(list(f.advance(2 * STEP))) == 1
+
+
+def test_rows_behind_the_watermark_are_counted_and_not_judged():
+    f = framer()
+    f.add(rows((11, 0, 1.0)))
+    list(f.advance(2 * STEP))
+    f.add(rows((3, 0, 1.0), (25, 0, 5.0)))
+    f.add_events([Event(3 * SECOND, "gpu:a.0", "xid")])
+    assert f.late == {"gpu": 1, "events": 1}
+    [instant] = f.advance(3 * STEP)
+    assert instant.frames["gpu"]["gpu.temperature"][0] == 5.0
+
+
+def test_a_value_outside_the_valid_range_counts_as_missing():
+    f = framer()
+    f.add(rows((1, 0, 5000.0)))
+    [instant] = f.advance(STEP)
+    assert np.isnan(instant.frames["gpu"]["gpu.temperature"][0])
+
+
+def test_events_come_with_the_frame_of_their_class_also_without_samples():
+    f = framer()
+    f.add_events([Event(4 * SECOND, "gpu:a.1", "digest", {"digest": "x"}), Event(2 * SECOND, "port:a.x", "link_state")])
+    [instant] = f.advance(STEP)
+    assert [e.kind for e in instant.frames["gpu"].events] == ["digest"]
+    assert [e.kind for e in instant.frames["nic"].events] == ["link_state"]
+    assert instant.time == 4 * SECOND
+
+
+def test_frames_cannot_be_written_to():
+    f = framer()
+    f.add(rows((1, 0, 1.0)))
+    [instant] = f.advance(STEP)
+    with pytest.raises(ValueError, match="read-only"):
+        instant.frames["gpu"]["gpu.temperature"][0] = 3.0
+
+
+def test_a_restart_begins_at_the_cell_of_its_snapshot():
+    f = framer(start=25 * SECOND)
+    f.add(rows((15, 0, 1.0), (21, 0, 2.0)))
+    assert f.late == {"gpu": 1}
+    [instant] = f.advance(3 * STEP)
+    assert instant.frames["gpu"]["gpu.temperature"][0] == 2.0
+
+
+def test_the_highest_unsigned_value_means_not_measured():
+    np.testing.assert_array_equal(as_float(np.array([7, 255], "u1")), [7.0, np.nan])
+
+
+def test_the_class_of_an_entity_is_that_of_its_kind():
+    assert [class_of(e) for e in ("port:a.x", "cdu:c1", "job:81")] == ["nic", "coolant", "job"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    samples=st.dictionaries(
+        st.tuples(st.integers(0, 59), st.integers(0, 2)), st.floats(0, 100, width=32), min_size=1, max_size=30
+    ),
+    data=st.data(),
+)
+def test_order_and_commit_boundaries_never_show(samples, data):
+    whole = [(second, device, value) for (second, device), value in sorted(samples.items())]
+    plain = framer()
+    plain.add(rows(*whole))
+    wanted = list(plain.advance(6 * STEP))
+    shuffled = data.draw(st.permutations(whole))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(whole)), max_size=5)) | {len(whole)})
+    other, got, done = framer(), [], 0
+    for cut in cuts:
+        other.add(rows(*shuffled[done:cut])) if cut > done else None
+        done = cut
+        rest = [second for second, _, _ in shuffled[cut:]]
+        got += list(other.advance(min(rest, default=60) * SECOND))  # no watermark passes what is still to come
+    assert [i.time for i in got] == [i.time for i in wanted]
+    for one, two in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(one.frames["gpu"]["gpu.temperature"], two.frames["gpu"]["gpu.temperature"])

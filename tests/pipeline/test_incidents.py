@@ -1,0 +1,458 @@
+"""The Desk: the life of an incident, and that it depends on what was found when, on nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.blast import blast_radius
+from pipeline.errors import Refused, UsageError
+from pipeline.incidents import KEPT, QUIET, REFINE, REOPEN, Change, Desk
+from pipeline.records import SECOND, Finding, Incident, Level
+from pipeline.topology import Topology
+
+START = 1_790_000_000 * SECOND
+STEP = 10 * SECOND
+
+
+def fleet(nodes: int = 8, gpus: int = 4) -> Topology:
+    """Two racks on one loop and one PDU; port i of every node on leaf i; a job with one rank per GPU."""
+    parents: dict[str, tuple[str, ...]] = {"rack:r0": ("pdu:p1", "cdu:c1"), "rack:r1": ("pdu:p1", "cdu:c1")}
+    for n in range(nodes):
+        parents[f"node:n{n}"] = (f"rack:r{n * 2 // nodes}",)
+        for i in range(gpus):
+            parents[f"gpu:n{n}.{i}"] = (f"node:n{n}",)
+            parents[f"port:n{n}.mlx5_{i}"] = (f"node:n{n}", f"leaf:l{i}", f"rail:{i}")
+            parents[f"rank:81.{n * gpus + i}"] = ("stage:81.0", "job:81", f"gpu:n{n}.{i}")
+    return Topology(parents)
+
+
+def found(entity: str, detector: str = "straggler", level: Level = "page", onset: int = START, **more: Any) -> Finding:
+    evidence = more.pop("evidence", {})
+    signals = more.pop("signals", (f"{detector}.signal",))
+    return Finding(onset, onset, entity, detector, level, 9.0, f"{entity} is wrong", evidence, signals)
+
+
+class Case:
+    """A Desk with a clock that goes on by ten seconds with each look."""
+
+    def __init__(self, topology: Topology | None = None) -> None:
+        self.desk = Desk(topology or fleet(), lambda entity: ":sim-" in entity)
+        self.time = START
+        self.changes: list[Change] = []
+        self.silent: set[str] = set()
+
+    def see(self, *findings: Finding, seconds: int = 10) -> list[Change]:
+        self.time += seconds * SECOND
+        new = self.desk.observe(self.time, findings, lambda entity: entity not in self.silent)
+        self.changes += new
+        return new
+
+    def wait(self, microseconds: int) -> list[Change]:
+        return [c for _ in range(0, microseconds, STEP) for c in self.see()]
+
+    def only(self) -> Incident:
+        (incident,) = [i for i in self.desk.incidents.values() if i.resolved is None]
+        return incident
+
+    def causes(self) -> set[str]:
+        return {i.cause for i in self.desk.incidents.values() if i.resolved is None}
+
+
+@pytest.fixture
+def case() -> Case:
+    return Case()
+
+
+def kinds(changes: Sequence[Change]) -> list[str]:
+    return [c.kind for c in changes]
+
+
+def test_a_page_opens_an_incident_at_once_with_a_stable_id(case: Case) -> None:
+    (opened,) = case.see(found("gpu:n1.2", "sdc"))
+    assert (opened.kind, opened.before, opened.actor) == ("opened", None, "fleetpulse")
+    incident = opened.incident
+    assert (incident.cause, incident.severity, incident.members) == ("gpu:n1.2", "page", ("gpu:n1.2",))
+    assert incident.id == "inc-d9e3c02676dd"
+    assert opened.finding_keys == (("sdc", "gpu:n1.2", START),)
+    assert incident.opened == case.time
+    assert incident.onset == START
+
+
+@pytest.mark.parametrize(("level", "severity"), [("suspect", "watch"), ("ticket", "ticket"), ("page", "page")])
+def test_the_level_of_a_finding_is_the_severity_of_its_incident(case: Case, level: Level, severity: str) -> None:
+    case.see(found("gpu:n1.2", "sdc", level))
+    assert case.only().severity == severity
+
+
+def test_a_repeated_finding_changes_nothing(case: Case) -> None:
+    case.see(found("gpu:n1.2", "sdc"))
+    assert case.see(found("gpu:n1.2", "sdc")) == []
+
+
+def test_a_rising_level_raises_the_severity_and_it_never_falls_again(case: Case) -> None:
+    case.see(found("gpu:n1.2", "sdc", "suspect"))
+    (raised,) = case.see(found("gpu:n1.2", "sdc", "page"))
+    assert raised.kind == "severity_raised"
+    assert raised.before is not None
+    assert (raised.before.severity, raised.incident.severity) == ("watch", "page")
+    case.see(found("gpu:n1.2", "sdc", "suspect"))
+    assert case.only().severity == "page"
+
+
+def test_two_suspects_of_different_detectors_on_one_node_become_a_ticket(case: Case) -> None:
+    case.see(found("rank:81.4", "straggler", "suspect"))
+    case.see(found("port:n1.mlx5_0", "link", "suspect"))
+    incident = case.only()
+    assert incident.severity == "ticket"
+    assert set(incident.members) == {"rank:81.4", "port:n1.mlx5_0"}
+    assert incident.cause == "port:n1.mlx5_0", "slow ranks follow links, not the other way round"
+
+
+def test_two_suspects_that_look_at_the_same_signal_corroborate_nothing(case: Case) -> None:
+    case.see(found("gpu:n1.0", "thermal", "suspect", signals=("gpu.temperature",)))
+    case.see(found("gpu:n1.0", "generic", "suspect", signals=("gpu.temperature",)))
+    assert case.only().severity == "watch"
+
+
+def test_two_suspects_of_one_detector_on_one_node_stay_two_watches(case: Case) -> None:
+    case.see(found("gpu:n1.0", "thermal", "suspect"), found("gpu:n1.1", "thermal", "suspect"))
+    assert case.causes() == {"gpu:n1.0", "gpu:n1.1"}
+
+
+def test_a_rank_stands_for_its_gpu(case: Case) -> None:
+    case.see(found("rank:81.5"))
+    incident = case.only()
+    assert (incident.cause, incident.entity, incident.members) == ("gpu:n1.1", "rank:81.5", ("rank:81.5",))
+    case.see(found("gpu:n1.1", "thermal"))
+    assert case.only().members == ("rank:81.5", "gpu:n1.1")
+
+
+def test_without_topology_an_entity_is_its_own_cause() -> None:
+    case = Case(Topology())
+    case.see(found("rank:81.5"), found("gpu:a.1", "sdc"))
+    assert case.causes() == {"rank:81.5", "gpu:a.1"}
+
+
+@pytest.mark.parametrize(
+    ("entities", "detector", "cause"),
+    [
+        (["gpu:n1.0", "gpu:n1.1", "gpu:n1.2"], "thermal", "node:n1"),
+        (["rank:81.4", "rank:81.5", "rank:81.6"], "straggler", "node:n1"),
+        (["node:n0", "node:n1", "node:n2"], "thermal", "rack:r0"),
+        (["node:n0", "node:n1", "node:n4"], "coolant", "cdu:c1"),
+        (["node:n0", "node:n1", "node:n4"], "power", "pdu:p1"),
+        (["port:n0.mlx5_3", "port:n1.mlx5_3", "port:n5.mlx5_3"], "link", "leaf:l3"),
+    ],
+)
+def test_three_children_in_the_same_trouble_put_their_parent_under_suspicion(
+    case: Case, entities: list[str], detector: str, cause: str
+) -> None:
+    case.see(*(found(e, detector) for e in entities))
+    incident = case.only()
+    assert incident.cause == cause
+    assert set(incident.members) == set(entities)
+    assert kinds(case.changes) == ["opened"], "nobody heard of the three, so nobody hears of their end"
+
+
+def test_two_children_are_a_coincidence(case: Case) -> None:
+    case.see(found("node:n0", "thermal"), found("node:n1", "thermal"))
+    assert case.causes() == {"node:n0", "node:n1"}
+
+
+def test_few_of_many_children_are_a_coincidence() -> None:
+    case = Case(fleet(nodes=40, gpus=1))
+    case.see(*(found(f"port:n{n}.mlx5_0", "link") for n in (0, 13, 31)))
+    assert case.causes() == {f"port:n{n}.mlx5_0" for n in (0, 13, 31)}
+    case.see(*(found(f"port:n{n}.mlx5_0", "link") for n in range(8)))
+    assert case.causes() == {"leaf:l0"}
+
+
+def test_a_parent_explains_only_the_trouble_that_it_can_cause(case: Case) -> None:
+    case.see(*(found(f"port:n{n}.mlx5_{n}", "link") for n in range(3)))
+    assert len(case.causes()) == 3, "different leaves and rails, and no rack or loop makes links fail"
+    case.see(found("cdu:c1", "coolant"), found("gpu:n7.0", "sdc"))
+    assert {"cdu:c1", "gpu:n7.0"} <= case.causes(), "coolant makes no wrong results"
+
+
+def test_what_is_blamed_takes_in_what_it_explains_below(case: Case) -> None:
+    case.see(found("rank:81.0"), found("node:n4", "thermal"))
+    new = case.see(found("cdu:c1", "coolant"), seconds=30)
+    incident = case.only()
+    assert incident.cause == "cdu:c1"
+    assert set(incident.members) == {"cdu:c1", "rank:81.0", "node:n4"}
+    assert sorted(kinds(new)) == ["cause_changed", "resolved"]
+    folded = next(c for c in new if c.kind == "resolved")
+    assert (folded.folded_into, folded.comment) == (incident.id, f"folded into {incident.id}")
+    case.see(found("rank:81.9"), seconds=300)
+    assert case.causes() == {"cdu:c1"}, "what begins below an open incident joins it"
+
+
+def test_a_suspect_above_does_not_hide_a_page_below(case: Case) -> None:
+    case.see(found("gpu:n1.0", "memory", "page"), found("node:n1", "power", "suspect"))
+    assert case.causes() == {"gpu:n1.0", "node:n1"}
+
+
+def test_slow_ranks_join_the_bad_link_of_their_node(case: Case) -> None:
+    case.see(found("port:n2.mlx5_1", "link"))
+    case.see(found("rank:81.9"))
+    assert case.only().cause == "port:n2.mlx5_1"
+
+
+def test_the_id_stays_while_the_cause_is_refined(case: Case) -> None:
+    (opened,) = case.see(found("node:n0", "coolant"))
+    case.see(found("node:n1", "coolant"))
+    new = case.see(found("node:n2", "coolant"))
+    changed = next(c for c in new if c.kind == "cause_changed")
+    assert changed.incident.id == opened.incident.id == case.only().id
+    assert changed.incident.cause == "rack:r0"
+    assert changed.before is not None
+    assert changed.before.cause == "node:n0"
+
+
+def test_the_cause_of_a_page_stays_after_two_minutes(case: Case) -> None:
+    case.see(found("node:n0", "coolant"), found("node:n1", "coolant"))
+    case.wait(REFINE)
+    case.see(found("node:n2", "coolant"))
+    assert case.causes() == {"node:n0", "node:n1", "node:n2"}
+
+
+def test_a_long_open_shared_cause_takes_in_nothing_new_but_what_blames_it(case: Case) -> None:
+    case.see(found("cdu:c1", "coolant"))
+    for _ in range(35):
+        case.see(found("cdu:c1", "coolant"), seconds=60)
+    case.see(found("rank:81.3"), found("cdu:c1", "coolant"))
+    assert case.causes() == {"cdu:c1", "gpu:n0.3"}
+
+
+def test_a_shared_cause_that_begins_anew_takes_in_what_begins_below_it_again(case: Case) -> None:
+    case.see(found("cdu:c1", "coolant"))
+    for _ in range(35):
+        case.see(found("cdu:c1", "coolant"), seconds=60)
+    case.see(found("cdu:c1", "coolant", onset=case.time))
+    case.see(found("rank:81.3"))
+    assert case.causes() == {"cdu:c1"}
+
+
+def test_the_earliest_onset_wins_a_tie() -> None:
+    """Two links of one node are open; a slow rank there follows the one that went bad first."""
+    case = Case()
+    case.see(found("port:n2.mlx5_1", "link", onset=START - 5), found("port:n2.mlx5_0", "link"))
+    case.see(found("rank:81.9"))
+    slow = next(i for i in case.desk.incidents.values() if "rank:81.9" in i.members)
+    assert slow.cause == "port:n2.mlx5_1"
+
+
+def test_ten_minutes_of_quiet_resolve(case: Case) -> None:
+    case.see(found("gpu:n1.2", "sdc"))
+    assert case.wait(QUIET - STEP) == []
+    (resolved,) = case.see()
+    assert (resolved.kind, resolved.incident.state, resolved.incident.resolved) == ("resolved", "resolved", case.time)
+
+
+def test_silence_of_a_member_is_not_quiet(case: Case) -> None:
+    case.see(found("gpu:n1.2", "sdc"))
+    case.silent = {"gpu:n1.2"}
+    assert case.wait(3 * QUIET) == []
+    case.silent = set()
+    assert case.wait(QUIET - STEP) == [], "quiet begins when telemetry is back"
+    assert kinds(case.see()) == ["resolved"]
+
+
+def test_a_rank_whose_job_ended_does_not_hold_its_incident_open(case: Case) -> None:
+    case.see(found("rank:81.5"))
+    case.silent = {"rank:81.5"}
+    assert kinds(case.wait(QUIET)) == ["resolved"]
+
+
+def test_what_holds_ends_only_after_it_is_cleared_and_quiet(case: Case) -> None:
+    case.see(found("gpu:n1.2", "sdc", evidence={"holds": True}))
+    assert case.wait(3 * QUIET) == []
+    assert kinds(case.see(found("gpu:n1.2", "sdc", evidence={"cleared": True}))) == ["updated"]
+    assert case.wait(QUIET - STEP) == []
+    assert kinds(case.see()) == ["resolved"]
+
+
+def test_a_cleared_finding_opens_nothing(case: Case) -> None:
+    assert case.see(found("gpu:n1.2", "sdc", evidence={"cleared": True})) == []
+
+
+def test_a_condition_that_comes_back_soon_reopens_its_incident(case: Case) -> None:
+    case.see(found("port:n1.mlx5_0", "link"))
+    case.wait(QUIET)
+    (reopened,) = case.see(found("port:n1.mlx5_0", "link", onset=case.time))
+    assert reopened.kind == "reopened"
+    assert reopened.incident.state == "open"
+    assert reopened.incident.resolved is None
+    assert len(case.desk.incidents) == 1
+
+
+def test_a_member_in_new_trouble_does_not_bring_back_the_cause_that_explained_its_last(case: Case) -> None:
+    case.see(found("cdu:c1", "coolant"), found("rank:81.5"))
+    case.wait(QUIET)
+    (opened,) = case.see(found("rank:81.5", onset=case.time))
+    assert (opened.kind, opened.incident.cause) == ("opened", "gpu:n1.1")
+
+
+def test_a_condition_that_fades_keeps_its_strongest_words(case: Case) -> None:
+    case.see(found("cdu:c1", "coolant"))
+    weak = dataclasses.replace(found("cdu:c1", "coolant"), score=0.1, summary="all is well", level="page")
+    case.see(weak, found("rank:81.5"))
+    assert case.only().summary == "cdu:c1 is wrong (and 1 more entity)"
+
+
+def test_a_condition_that_comes_back_late_is_a_new_incident(case: Case) -> None:
+    case.see(found("port:n1.mlx5_0", "link"))
+    first = case.only().id
+    case.wait(QUIET + REOPEN + 2 * STEP)
+    assert case.desk.incidents == {}, "what was resolved long ago is in the store only"
+    (opened,) = case.see(found("port:n1.mlx5_0", "link", onset=case.time))
+    assert opened.kind == "opened"
+    assert opened.incident.id != first
+
+
+def test_acknowledged_is_not_resolved(case: Case) -> None:
+    case.see(found("gpu:n1.2", "sdc"))
+    change = case.desk.acknowledge(case.only().id, "ada", "mine", case.time)
+    assert (change.kind, change.actor, change.comment) == ("acknowledged", "ada", "mine")
+    assert case.only().state == "acknowledged"
+    case.see(found("gpu:n1.2", "sdc", onset=START + 1))
+    assert case.only().state == "acknowledged"
+    assert case.wait(QUIET)[0].incident.state == "resolved", "resolved stands over acknowledged"
+
+
+def test_a_resolved_incident_cannot_be_acknowledged_nor_resolved_again(case: Case) -> None:
+    case.see(found("gpu:n1.2", "sdc"))
+    id_ = case.only().id
+    case.desk.resolve(id_, "ada", "swapped", case.time)
+    for verb in (case.desk.acknowledge, case.desk.resolve):
+        with pytest.raises(Refused, match="is resolved"):
+            verb(id_, "ada", "", case.time)
+    assert case.desk.comment(id_, "ada", "still wondering", case.time).kind == "commented"
+
+
+def test_an_unknown_incident_is_a_clear_error(case: Case) -> None:
+    with pytest.raises(UsageError, match=r"^incident inc-0: neither open nor resolved lately") as error:
+        case.desk.comment("inc-0", "ada", "hm", case.time)
+    assert isinstance(error.value, KeyError)
+
+
+def test_a_persons_resolve_mutes_until_it_was_quiet_once(case: Case) -> None:
+    case.see(found("gpu:n1.2", "sdc"))
+    case.desk.resolve(case.only().id, "ada", "known", case.time)
+    for _ in range(20):
+        assert case.see(found("gpu:n1.2", "sdc"), seconds=60) == []
+    assert kinds(case.see(found("gpu:n1.2", "memory", onset=case.time))) == ["opened"], "another detector speaks"
+    case.wait(QUIET + STEP)
+    assert kinds(case.see(found("gpu:n1.2", "sdc", onset=case.time))) == ["opened"]
+
+
+def test_a_mute_does_not_starve_another_open_incident(case: Case) -> None:
+    case.see(found("node:n0", "thermal"))
+    case.wait(REFINE)
+    case.see(*(found(e, "thermal", onset=case.time) for e in ("node:n1", "node:n2", "node:n3")))
+    rack = next(i for i in case.desk.incidents.values() if i.cause == "rack:r0")
+    case.desk.resolve(rack.id, "ada", "known", case.time)
+    for _ in range(20):
+        case.see(found("node:n0", "thermal"), seconds=60)
+    assert case.only().cause == "node:n0"
+
+
+def test_a_restart_goes_on_as_if_it_had_never_stopped() -> None:
+    script = story(random.Random(5))
+    straight, torn = Case(), Case()
+    for findings in script:
+        torn.desk.restore((before := torn.desk).snapshot())
+        fresh = Desk(before.topology, lambda entity: ":sim-" in entity)
+        fresh.restore(before.snapshot())
+        torn.desk = fresh
+        assert torn.see(*findings) == straight.see(*findings)
+    assert json.loads(torn.desk.snapshot()) == json.loads(straight.desk.snapshot())
+
+
+def test_an_instant_seen_before_says_nothing(case: Case) -> None:
+    case.see(found("gpu:n1.2", "sdc"))
+    assert case.desk.observe(case.time - STEP, [found("gpu:n2.2", "sdc")]) == []
+
+
+def test_memory_of_what_is_resolved_is_bounded() -> None:
+    case = Case(Topology())
+    case.see(*(found(f"gpu:n{n}.0", "sdc", "suspect") for n in range(KEPT + 50)))
+    case.wait(QUIET)
+    case.see()
+    assert len(case.desk.incidents) == KEPT
+
+
+def test_simulated_trouble_says_so() -> None:
+    case = Case(Topology({"gpu:sim-n1.0": ("node:sim-n1",)}))
+    case.see(found("gpu:sim-n1.0", "sdc"), found("gpu:n1.0", "sdc"))
+    assert {i.cause: i.simulated for i in case.desk.incidents.values()} == {"gpu:sim-n1.0": True, "gpu:n1.0": False}
+
+
+def test_the_blast_radius_counts_what_is_below_and_who_runs_there(case: Case) -> None:
+    case.see(found("node:n1", "power"))
+    blast = blast_radius(case.only(), case.desk.topology)
+    assert blast.entities == {"gpu": 4, "node": 1, "port": 4, "rank": 4}
+    assert blast.jobs == ("job:81",)
+
+
+DETECTORS = ("coolant", "link", "power", "sdc", "straggler", "thermal")
+
+
+def story(dice: random.Random, instants: int = 60) -> list[list[Finding]]:
+    """Random trouble over the whole fleet: bursts, repeats, quiet, cleared ones."""
+    entities = sorted(fleet().parents)
+    conditions = [
+        found(dice.choice(entities), dice.choice(DETECTORS), dice.choice(("suspect", "ticket", "page")), START + i)
+        for i in range(25)
+    ]
+    script = []
+    for _ in range(instants):
+        some = dice.sample(conditions, dice.randrange(6))
+        if dice.random() < 0.1:
+            some += [found(e, "coolant", "page") for e in entities if e.startswith("node:")]
+        script.append(some)
+    return script
+
+
+def check(desk: Desk) -> None:
+    causes = [i.cause for i in desk.incidents.values() if i.resolved is None]
+    assert len(causes) == len(set(causes)), "two open incidents for one cause"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_one_cause_never_has_two_open_incidents_and_the_order_within_an_instant_does_not_count(seed: int) -> None:
+    dice = random.Random(seed)
+    script = story(dice)
+    one, other = Case(), Case()
+    for findings in script:
+        pause = dice.choice((10, 10, 60, 700, 2000))
+        shuffled = dice.sample(findings, len(findings))
+        assert one.see(*findings, seconds=pause) == other.see(*shuffled, seconds=pause)
+        check(one.desk)
+        if dice.random() < 0.1 and (open_ := [i for i in one.desk.incidents.values() if i.resolved is None]):
+            for desk in (one.desk, other.desk):
+                desk.resolve(open_[0].id, "ada", "", one.time)
+    assert one.desk.snapshot() == other.desk.snapshot()
+
+
+def test_the_history_of_an_incident_never_leaves_a_gap() -> None:
+    """Each change of the Desk begins where the one before it ended."""
+    case = Case()
+    last: dict[str, Incident] = {}
+    for findings in story(random.Random(11), 200):
+        for change in case.see(*findings, seconds=60):
+            known = last.get(change.incident.id)
+            assert (change.before is None) == (change.kind == "opened")
+            if known is not None and change.before is not None:
+                assert (change.before.state, change.before.cause) == (known.state, known.cause)
+                assert change.before.severity == known.severity
+            last[change.incident.id] = change.incident

@@ -1,0 +1,339 @@
+"""The notifier against real receivers that misbehave, and across a kill -9."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cases import Change
+from pipeline.config import Notify, Webhook
+from pipeline.errors import ConfigError
+from pipeline.records import SECOND, Incident
+from pipeline.respond.outbox import KEEP_S, RETRY_S, WATCHDOG_S, Notifier
+from pipeline.store import ledger
+from pipeline.store.database import Database
+
+START = 1_790_000_000 * SECOND
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Receiver(http.server.ThreadingHTTPServer):
+    """Answers with the next status of `script`, then 200; keeps what it got."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script: list[int] = []
+        self.got: list[tuple[str, dict[str, Any]]] = []
+        self.arrived = threading.Event()
+
+    @property
+    def alerts(self) -> list[tuple[str, str]]:
+        """(status of the body, cause) of what arrived."""
+        return [(body["status"], body["alerts"][-1]["labels"]["cause"]) for _, body in self.got]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        server: Any = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        status = server.script.pop(0) if server.script else 200
+        server.got.append((self.headers["Idempotency-Key"], body))
+        self.send_response(status)
+        self.send_header("Retry-After", "300")
+        self.end_headers()
+        server.arrived.set()
+
+    def log_message(self, *_: Any) -> None:
+        """The tests look at what arrived."""
+
+
+class Desk:
+    """A store with an outbox, its notifier and a clock that stands until it is moved."""
+
+    def __init__(self, folder: Path, urls: list[str]) -> None:
+        self.now = START
+        self.folder, self.urls, self.alive = folder, urls, True
+        self.database: Database | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        self.close()
+        self.database = Database(self.folder / "store.duckdb")
+        self.notifier = Notifier(
+            self.database, self.notify(), "here", lambda: self.now, lambda: self.alive, timeout_s=5.0
+        )
+
+    def notify(self) -> Notify:
+        return Notify(tuple(Webhook(f"r{i}", url) for i, url in enumerate(self.urls)))
+
+    def change(self, kind: Any, cause: str = "gpu:n1.0", **more: Any) -> None:
+        plain = Incident(f"inc-{cause}", cause, START, START, "page", "wrong", "sdc", cause, (cause,))
+        now = dataclasses.replace(plain, **more)
+        made = Change(kind, now, self.now, "fleetpulse", before=None if kind == "opened" else plain)
+        assert self.database is not None
+        with self.database.transaction() as connection:
+            ledger.record(connection, [], [made], self.notifier.payloads([made], self.now), self.now)
+
+    def end(self, cause: str = "gpu:n1.0") -> None:
+        self.change("resolved", cause, resolved=self.now, state="resolved")
+
+    def step(self, seconds: float = 0, name: str = "r0") -> int:
+        self.now += int(seconds * SECOND)
+        return self.notifier.step(name)
+
+    def rows(self) -> list[tuple[str, str, int]]:
+        assert self.database is not None
+        query = "SELECT kind, state, attempts FROM outbox ORDER BY incident, number"
+        return self.database.cursor().execute(query).fetchall()
+
+    def answer(self) -> str:
+        assert self.database is not None
+        return str(ledger.notifications(self.database.cursor())[0]["answer"])
+
+    def close(self) -> None:
+        if self.database is not None:
+            self.database.close()
+
+
+@pytest.fixture
+def receivers() -> Iterator[Callable[[], Receiver]]:
+    made: list[tuple[Receiver, threading.Thread]] = []
+
+    def make() -> Receiver:
+        receiver = Receiver()
+        made.append((receiver, threading.Thread(target=receiver.serve_forever, args=(0.01,))))
+        made[-1][1].start()
+        return receiver
+
+    yield make
+    for receiver, thread in made:
+        receiver.shutdown()
+        receiver.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def receiver(receivers: Callable[[], Receiver]) -> Receiver:
+    return receivers()
+
+
+@pytest.fixture
+def desk(tmp_path: Path, receiver: Receiver) -> Iterator[Desk]:
+    made = Desk(tmp_path, [f"http://127.0.0.1:{receiver.server_port}/"])
+    yield made
+    made.close()
+
+
+def test_an_alert_is_delivered_once_and_then_its_end(desk: Desk, receiver: Receiver) -> None:
+    desk.change("opened")
+    assert desk.step() == 1
+    assert desk.step() == 0
+    desk.end()
+    desk.step()
+    assert receiver.alerts == [("firing", "gpu:n1.0"), ("resolved", "gpu:n1.0")]
+    assert [key for key, _ in receiver.got] == ["inc-gpu:n1.0.1.r0", "inc-gpu:n1.0.2.r0"]
+    assert desk.rows() == [("firing", "delivered", 1), ("resolved", "delivered", 1)]
+
+
+def test_a_refused_alert_is_tried_again_on_schedule_under_the_same_key(desk: Desk, receiver: Receiver) -> None:
+    receiver.script = [502, 502, 502]
+    desk.change("opened")
+    desk.step()
+    waits = []
+    for _ in range(3):
+        seconds = 0
+        while desk.step(1) == 0:
+            seconds += 1
+        waits.append(seconds + 1)
+    assert waits == [300, 300, 300], "the receiver asked for five minutes with Retry-After"
+    assert len({key for key, _ in receiver.got}) == 1
+    assert desk.rows() == [("firing", "delivered", 4)]
+
+
+def test_delays_are_those_of_the_schedule_with_jitter_from_two_minutes_on(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, ["http://127.0.0.1:1/"])
+    desk.change("opened")
+    waits = []
+    for _ in range(len(RETRY_S)):
+        assert desk.step() == 1
+        assert desk.database is not None
+        query = "SELECT epoch_us(next_attempt) FROM outbox"
+        due = desk.database.cursor().execute(query).fetchall()[0][0]
+        waits.append((due - desk.now) / SECOND)
+        desk.now = due
+    assert waits[:3] == [1, 5, 30]
+    for wait, planned in zip(waits[3:], RETRY_S[3:], strict=True):
+        assert 0.9 * planned <= wait <= 1.1 * planned
+        assert wait != planned
+    assert desk.step() == 1
+    assert desk.rows() == [("firing", "dead", 9)]
+    assert desk.step(1e6) == 0
+    assert desk.answer() == "ConnectionRefusedError: Connection refused, 9 times"
+    desk.close()
+
+
+def test_the_end_waits_until_the_trigger_is_delivered(desk: Desk, receiver: Receiver) -> None:
+    receiver.script = [503]
+    desk.change("opened")
+    desk.end()
+    desk.change("opened", "gpu:n2.0")
+    desk.step()
+    assert receiver.alerts == [("firing", "gpu:n1.0"), ("firing", "gpu:n2.0")], "another incident does not wait"
+    desk.step(301)
+    desk.step()
+    assert receiver.alerts[2:] == [("firing", "gpu:n1.0"), ("resolved", "gpu:n1.0")]
+
+
+def test_a_refusal_for_good_is_a_dead_letter_and_the_end_is_still_told(desk: Desk, receiver: Receiver) -> None:
+    receiver.script = [400]
+    desk.change("opened")
+    desk.end()
+    desk.step()
+    assert desk.rows()[0] == ("firing", "dead", 1)
+    desk.step()
+    assert desk.rows() == [("firing", "dead", 1), ("resolved", "delivered", 1)]
+
+
+def test_a_receiver_that_is_gone_gets_nothing_until_the_next_start(desk: Desk, receiver: Receiver) -> None:
+    receiver.script = [410]
+    desk.change("opened")
+    desk.change("opened", "gpu:n2.0")
+    desk.step()
+    assert [row[1] for row in desk.rows()] == ["dead", "dead"]
+    assert len(receiver.got) == 1
+    desk.restart()
+    desk.change("opened", "gpu:n3.0")
+    desk.step()
+    assert len(receiver.got) == 2
+
+
+def test_one_receiver_does_not_wait_for_another(tmp_path: Path, receiver: Receiver) -> None:
+    desk = Desk(tmp_path, ["http://127.0.0.1:1/", f"http://127.0.0.1:{receiver.server_port}/"])
+    desk.change("opened")
+    desk.step(name="r0")
+    desk.step(name="r1")
+    assert receiver.alerts == [("firing", "gpu:n1.0")]
+    assert sorted(row[1] for row in desk.rows()) == ["delivered", "pending"]
+    desk.close()
+
+
+def test_what_was_enqueued_survives_a_restart(desk: Desk, receiver: Receiver) -> None:
+    desk.change("opened")
+    desk.restart()
+    desk.step()
+    assert receiver.alerts == [("firing", "gpu:n1.0")]
+
+
+def test_kill_9_between_enqueue_and_delivery_loses_nothing(desk: Desk, receiver: Receiver) -> None:
+    """The killed process had committed an incident with its alert and died in the middle of the post."""
+    desk.close()
+    program = f"""
+        import os, signal, sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from pipeline.cases import Change
+        from pipeline.config import Notify, Webhook
+        from pipeline.records import Incident
+        from pipeline.respond import delivery
+        from pipeline.respond.outbox import Notifier
+        from pipeline.store import ledger
+        from pipeline.store.database import Database
+        from pathlib import Path
+        import socket
+        trap = socket.create_server(("127.0.0.1", 0))
+        hook = Webhook("r0", f"http://127.0.0.1:{{trap.getsockname()[1]}}/")
+        database = Database(Path({str(desk.folder)!r}) / "store.duckdb")
+        notifier = Notifier(database, Notify((hook,)), "here", lambda: {START})
+        one = Incident("inc-1", "gpu:n1.0", {START}, {START}, "page", "wrong", "sdc", "gpu:n1.0", ("gpu:n1.0",))
+        change = Change("opened", one, {START}, "fleetpulse")
+        with database.transaction() as connection:
+            ledger.record(connection, [], [change], notifier.payloads([change], {START}), {START})
+        print("committed", flush=True)
+        notifier.step("r0")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "committed\n"
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait(10) == -signal.SIGKILL
+    desk.restart()
+    assert desk.step() == 1
+    assert receiver.alerts == [("firing", "gpu:n1.0")]
+    assert [key for key, _ in receiver.got] == ["inc-1.1.r0"]
+
+
+def test_the_threads_deliver_by_themselves_and_end_when_asked(desk: Desk, receiver: Receiver) -> None:
+    desk.alive = False
+    stop = threading.Event()
+    thread = threading.Thread(target=desk.notifier.run, args=(stop,))
+    thread.start()
+    desk.change("opened")
+    assert receiver.arrived.wait(10)
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert receiver.alerts == [("firing", "gpu:n1.0")]
+
+
+def test_the_watchdog_fires_at_the_start_and_every_five_minutes(desk: Desk, receiver: Receiver) -> None:
+    for seconds in (0, 0, WATCHDOG_S - 1, 1, 1):
+        desk.now += seconds * SECOND
+        desk.notifier.watch("r0")
+    assert receiver.alerts == [("firing", "site:here")] * 2
+    assert len({body["alerts"][0]["startsAt"] for _, body in receiver.got}) == 1
+    assert desk.rows() == [], "a heartbeat that is late is no heartbeat: it is never queued"
+
+
+def test_the_watchdog_is_silent_while_the_pipeline_does_not_work(desk: Desk, receiver: Receiver) -> None:
+    desk.alive = False
+    desk.notifier.watch("r0")
+    assert receiver.got == []
+    desk.alive = True
+    desk.notifier.watch("r0")
+    assert len(receiver.got) == 1
+
+
+def test_what_is_over_is_forgotten_after_a_week_and_what_is_open_is_not(desk: Desk) -> None:
+    for cause in ("gpu:n1.0", "gpu:n2.0"):
+        desk.change("opened", cause)
+    desk.end("gpu:n1.0")
+    desk.step()
+    desk.step()
+    assert len(desk.rows()) == 3
+    desk.now += (KEEP_S + 60) * SECOND
+    stop = threading.Event()
+    stop.set()
+    desk.notifier.run(stop)
+    assert desk.rows() == [("firing", "delivered", 1)]
+
+
+def test_payloads_of_a_receiver_that_is_no_longer_configured_are_given_up(desk: Desk) -> None:
+    desk.change("opened")
+    desk.urls = []
+    desk.restart()
+    stop = threading.Event()
+    stop.set()
+    desk.notifier.run(stop)
+    assert desk.rows() == [("firing", "dead", 0)]
+    assert desk.answer() == "the receiver is no longer configured"
+
+
+def test_two_receivers_of_one_name_are_refused(desk: Desk) -> None:
+    twice = Notify((Webhook("a", "https://x.example/"), Webhook("a", "https://y.example/")))
+    assert desk.database is not None
+    with pytest.raises(ConfigError, match="same"):
+        Notifier(desk.database, twice, "here", lambda: START)

@@ -1,0 +1,173 @@
+"""What receivers are told: the body of version 4, and the contract that every payload format keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cases import Change
+from pipeline.config import Webhook
+from pipeline.records import SECOND, Incident
+from pipeline.respond import alertmanager
+from pipeline.respond.payloads import FORMATS, Sender, payloads_of
+
+START = 1_790_000_000 * SECOND
+SENDER = Sender("fra1", "https://fleet.example")
+GOLDEN = Path(__file__).parent / "golden" / "alertmanager.json"
+
+
+def incident(**more: Any) -> Incident:
+    plain = Incident(
+        id="inc-3f9a00112233",
+        cause="port:n1.mlx5_0",
+        opened=START + 60 * SECOND,
+        onset=START,
+        severity="page",
+        summary="port:n1.mlx5_0 lost 3 frames in 10^6",
+        detector="link_flap",
+        entity="port:n1.mlx5_0",
+        members=("port:n1.mlx5_0", "rank:81.8"),
+    )
+    return dataclasses.replace(plain, **more)
+
+
+def change(kind: Any, now: Incident, before: Incident | None = None) -> Change:
+    return Change(kind, now, START + 300 * SECOND, "fleetpulse", before=before)
+
+
+def hook(name: str = "ops", **more: Any) -> Webhook:
+    return Webhook(name, "https://hook.example/a", **more)
+
+
+def told(what: Change, receiver: Webhook | None = None) -> list[dict[str, Any]]:
+    return [json.loads(p.body) for p in payloads_of(what, [receiver or hook()], SENDER, START)]
+
+
+def test_the_body_of_version_4_is_the_golden_one() -> None:
+    (body,) = told(change("opened", incident(simulated=True)))
+    assert body == json.loads(GOLDEN.read_text())
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("", 0xCBF29CE484222325), ("a", 0xAF63DC4C8601EC8C), ("foobar", 0x85944171F73967E8)]
+)
+def test_the_hash_is_fnv_1a_of_its_authors_test_vectors(text: str, value: int) -> None:
+    assert alertmanager.fnv1a(text.encode()) == value
+
+
+def test_a_fingerprint_is_16_digits_of_the_sorted_labels() -> None:
+    assert alertmanager.fingerprint({"b": "2", "a": "1"}) == alertmanager.fingerprint({"a": "1", "b": "2"})
+    assert (
+        alertmanager.fingerprint({"a": "1"}) == f"{alertmanager.fnv1a(b'a' + bytes([255]) + b'1' + bytes([255])):016x}"
+    )
+    assert alertmanager.fingerprint({"a": "1b"}) != alertmanager.fingerprint({"a": "1", "b": ""})
+
+
+@pytest.mark.parametrize(
+    ("detector", "name"),
+    [
+        ("link", "LinkDegraded"),
+        ("link_flap", "LinkDegraded"),
+        ("straggler", "Straggler"),
+        ("sdc", "SilentDataCorruption"),
+        ("coolant", "CoolantFault"),
+        ("my_own", "MyOwn"),
+    ],
+)
+def test_the_alert_is_named_after_the_trouble(detector: str, name: str) -> None:
+    assert alertmanager.labels(incident(detector=detector), "fra1")["alertname"] == name
+
+
+def test_a_resolved_alert_has_the_labels_of_the_firing_one_and_an_end() -> None:
+    (firing,) = told(change("opened", incident()))
+    (resolved,) = told(change("resolved", incident(resolved=START + 900 * SECOND, state="resolved"), incident()))
+    assert (firing["status"], resolved["status"]) == ("firing", "resolved")
+    assert firing["groupKey"] == resolved["groupKey"]
+    assert resolved["notification_reason"] == "all alerts resolved"
+    (was,), (now,) = firing["alerts"], resolved["alerts"]
+    assert was["fingerprint"] == now["fingerprint"]
+    assert was["startsAt"] == now["startsAt"]
+    assert (was["endsAt"], now["endsAt"]) == ("0001-01-01T00:00:00Z", "2026-09-21T14:28:20.000000Z")
+
+
+def test_a_new_label_set_ends_the_old_alert_and_fires_anew_in_one_body() -> None:
+    (body,) = told(change("cause_changed", incident(cause="leaf:l0"), incident()))
+    old, new = body["alerts"]
+    assert (old["status"], new["status"], body["status"]) == ("resolved", "firing", "firing")
+    assert (old["labels"]["cause"], new["labels"]["cause"]) == ("port:n1.mlx5_0", "leaf:l0")
+    assert old["fingerprint"] != new["fingerprint"]
+    assert "cause" not in body["commonLabels"]
+
+
+def test_new_members_alone_are_no_news() -> None:
+    assert told(change("updated", incident(members=("a:1", "b:2", "c:3")), incident())) == []
+
+
+def test_a_long_list_of_members_is_cut_and_counted() -> None:
+    (body,) = told(change("opened", incident(members=tuple(f"gpu:n1.{i}" for i in range(500)))))
+    assert body["alerts"][0]["annotations"]["description"].endswith("gpu:n1.9 and 490 more")
+
+
+def test_all_values_of_labels_and_annotations_are_text() -> None:
+    (body,) = told(change("opened", incident(confidence=0.9, simulated=True)))
+    tables = [body["groupLabels"], body["commonLabels"], body["commonAnnotations"]]
+    tables += [a[key] for a in body["alerts"] for key in ("labels", "annotations")]
+    assert all(isinstance(v, str) and v for table in tables for v in table.values())
+
+
+def test_the_watchdog_always_fires_about_the_site() -> None:
+    body = alertmanager.watchdog("fra1", START, "ops", "")
+    (alert,) = body["alerts"]
+    labels = alert["labels"]
+    assert (labels["alertname"], labels["severity"], labels["entity"], labels["cause"]) == (
+        "Watchdog",
+        "none",
+        "site:fra1",
+        "site:fra1",
+    )
+    assert (body["status"], alert["status"]) == ("firing", "firing")
+
+
+# --- the contract of every format -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=sorted(FORMATS))
+def receiver(request: pytest.FixtureRequest) -> Webhook:
+    return hook(format=request.param)
+
+
+@pytest.mark.parametrize("severity", ["ticket", "page"])
+def test_every_format_tells_opening_return_and_end(receiver: Webhook, severity: Any) -> None:
+    now = incident(severity=severity)
+    over = dataclasses.replace(now, resolved=START, state="resolved")
+    for what, kind in (
+        (change("opened", now), "firing"),
+        (change("reopened", now, over), "firing"),
+        (change("resolved", over, now), "resolved"),
+    ):
+        (payload,) = payloads_of(what, [receiver], SENDER, START)
+        assert (payload.kind, payload.incident, payload.receiver) == (kind, now.id, receiver.name)
+        assert isinstance(json.loads(payload.body), dict)
+
+
+def test_every_format_keeps_quiet_about_watches_unless_asked(receiver: Webhook) -> None:
+    watch = incident(severity="watch")
+    assert payloads_of(change("opened", watch), [receiver], SENDER, START) == []
+    asked = dataclasses.replace(receiver, send_watch=True)
+    assert len(payloads_of(change("opened", watch), [asked], SENDER, START)) == 1
+    (first,) = payloads_of(change("severity_raised", incident(), watch), [receiver], SENDER, START)
+    assert first.kind == "firing"
+
+
+def test_no_format_tells_of_notes(receiver: Webhook) -> None:
+    for kind in ("acknowledged", "commented"):
+        assert payloads_of(change(kind, incident(), incident()), [receiver], SENDER, START) == []
+
+
+def test_every_format_is_deterministic(receiver: Webhook) -> None:
+    what = change("opened", incident())
+    assert payloads_of(what, [receiver], SENDER, START) == payloads_of(what, [receiver], SENDER, START)

@@ -1,0 +1,185 @@
+"""Bad recordings are refused with the file, the place and the mend, never with a traceback from a library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import UsageError
+from pipeline.recorder import RecordingWriter
+from pipeline.recordings import Recording, read_events, read_signals, read_topology
+
+TIME = pa.array([0, 1], pa.timestamp("us", "UTC"))
+SIGNAL = '[signals."x.y"]\nunit = "1"\nkind = "gauge"\nclass = "x"\nhelp = "x"\n'
+
+
+def refused(tmp_path: Path, name: str, read: object) -> str:
+    with pytest.raises(UsageError) as error:
+        read()  # type: ignore[operator]
+    assert name in str(error.value)
+    assert error.value.exit_code == 2
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"time": TIME, "gpu.power": [1.0, 2.0]}, "column 'entity' is missing"),
+        ({"entity": ["gpu:a", "gpu:b"], "gpu.power": [1.0, 2.0]}, "column 'time' is missing"),
+        ({"time": TIME, "entity": ["gpu:a", "gpu:b"]}, "wanted at least one signal"),
+        ({"time": TIME, "entity": ["gpu:a", "gpu:b"], "gpu.powr": [1.0, 2.0]}, "did you mean 'gpu.power'?"),
+        ({"time": TIME, "entity": ["gpu:a", "gpu:b"], "zzz": [1.0, 2.0]}, "declare it in signals.toml"),
+        ({"time": TIME, "entity": ["gpu:a", "b"], "gpu.power": [1.0, 2.0]}, "row 2: entity = 'b'; wanted kind:name"),
+        ({"time": TIME, "entity": ["gpu:a", None], "gpu.power": [1.0, 2.0]}, "row 2: entity is missing"),
+        (
+            {"time": TIME, "entity": ["gpu:a", "gpu:b"], "gpu.power": ["1", "2"]},
+            "'gpu.power' holds string; wanted numbers",
+        ),
+        ({"time": TIME, "entity": [1, 2], "gpu.power": [1.0, 2.0]}, "'entity' holds int64; wanted text"),
+        ({"time": ["a", "b"], "entity": ["gpu:a", "gpu:b"], "gpu.power": [1.0, 2.0]}, "wanted timestamp"),
+        (
+            {
+                "time": pa.array([0, None], pa.timestamp("us", "UTC")),
+                "entity": ["gpu:a", "gpu:b"],
+                "gpu.power": [1.0, 2.0],
+            },
+            "row 2: time is missing",
+        ),
+        (
+            {"time": TIME, "entity": ["gpu:a", "gpu:b"], "gpu.power": [1.0, 2.0], "nic.state": [1, 1]},
+            "wanted one class per file",
+        ),
+    ],
+)
+def test_a_bad_parquet_file_is_named_with_column_and_row(tmp_path: Path, columns: dict[str, object], said: str) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "bad.parquet")
+    assert said in refused(tmp_path, "bad.parquet", lambda: Recording([tmp_path / "bad.parquet"]).load())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "column 'time' is missing; found none"),
+        (
+            "time,entity,gpu.power\n2026-01-01T00:00:00Z,gpu:a,1\nyesterday,gpu:a,2\n",
+            "line 3: time = 'yesterday'; wanted ISO",
+        ),
+        ("time,entity,gpu.power\n2026-01-01T00:00:00Z,gpu:a,warm\n", "line 2: gpu.power = 'warm'; wanted a number"),
+        ("time,entity,gpu.power\n2026-01-01T00:00:00Z,gpu:a\n", "is no readable CSV file"),
+        ("time,entity,gpu.power\n,gpu:a,1\n", "row 1: time is missing"),
+        ("time,entity,gpu.power\n2026-01-01T00:00:00Z,a,1\n", "row 1: entity = 'a'"),
+        ("time,entity,gpu.power,gpu.power\n", "stands there twice"),
+    ],
+)
+def test_a_bad_csv_file_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "odd.csv").write_text(text)
+    assert said in refused(tmp_path, "odd.csv", lambda: Recording([tmp_path / "odd.csv"]).load())
+
+
+def test_a_csv_file_without_rows_is_an_empty_recording(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("time,entity,gpu.power\n")
+    assert Recording([tmp_path / "t.csv"]).load() == {}
+
+
+def test_a_truncated_parquet_file_is_named(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"time": TIME, "entity": ["gpu:a", "gpu:b"], "gpu.power": [1.0, 2.0]}), tmp_path / "cut.parquet"
+    )
+    data = (tmp_path / "cut.parquet").read_bytes()
+    for length in (0, 3, len(data) // 2, len(data) - 1):
+        (tmp_path / "cut.parquet").write_bytes(data[:length])
+        said = refused(tmp_path, "cut.parquet", lambda: Recording([tmp_path / "cut.parquet"]))
+        assert "was it cut off?" in said
+
+
+def test_a_parquet_file_with_damaged_pages_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "hurt.parquet"
+    entities = [f"gpu:{i}" for i in range(2000)]
+    times = pa.array(range(2000), pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"time": times, "entity": entities, "gpu.power": [1.0 * i for i in range(2000)]}), path)
+    data = bytearray(path.read_bytes())
+    place = pq.read_metadata(path).row_group(0).column(2).dictionary_page_offset
+    data[place : place + 400] = b"\xff" * 400
+    path.write_bytes(data)
+    refused(tmp_path, "hurt.parquet", lambda: Recording([path]).load())
+
+
+def test_a_missing_file_and_no_file_at_all_are_named(tmp_path: Path) -> None:
+    assert "no such file" in refused(tmp_path, "gone.parquet", lambda: Recording([tmp_path / "gone.parquet"]))
+    assert "no such file" in refused(tmp_path, tmp_path.name, lambda: Recording([tmp_path]))
+    with pytest.raises(UsageError, match="at least one"):
+        Recording([])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("version = 1\n[[[", "is not TOML"),
+        (SIGNAL, "version = None; wanted version = 1"),
+        ("version = 2\n", "version = 2"),
+        ("version = 1\n" + SIGNAL.replace('unit = "1"\n', ""), '[signals."x.y"]: unit is missing'),
+        ("version = 1\n" + SIGNAL.replace('"gauge"', '"gage"'), "kind = 'gage': did you mean 'gauge'?"),
+        ("version = 1\n" + SIGNAL + 'harn = "up"\n', "harn: no such key; did you mean 'harm'?"),
+        ("version = 1\n" + SIGNAL + 'harm = "sideways"\n', "harm = 'sideways'"),
+        ("version = 1\n" + SIGNAL + "valid = [1, 0]\n", "valid = [1, 0]; wanted [lowest, highest]"),
+        ("version = 1\n" + SIGNAL + "valid = 3\n", "valid = 3"),
+        ("version = 1\n" + SIGNAL + "interval = 0\n", "interval = 0; wanted seconds above 0"),
+        ("version = 1\n" + SIGNAL + 'states = ["a"]\nnormal = ["b"]\n', "normal = ['b']; wanted some of states"),
+        ("version = 1\n" + SIGNAL + "states = 3\n", "states = 3; wanted a list of texts"),
+        ("version = 1\nsignal = 3\n", "did you mean 'signals'?"),
+        ("version = 1\nsignals = 3\n", "signals = 3"),
+        ('version = 1\n[signals]\n"x.y" = 3\n', "is 3; wanted a table"),
+    ],
+)
+def test_a_bad_signals_file_is_named_with_its_key(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "bad.toml").write_text(text)
+    assert said in refused(tmp_path, "bad.toml", lambda: read_signals(tmp_path / "bad.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[[", "is not TOML"),
+        ("[node]\n", "version = None"),
+        ("version = '1'\n", "version = '1'"),
+        ('version = 1\n[node]\na = ["node:b"]\nb = ["node:a"]\n', "circle"),
+        ('version = 1\n[node]\na = "rack:b"\n', '[node] "a" = '),
+        ('version = 1\n[node]\na = ["b"]\n', "wanted a list of entities"),
+        ("version = 1\nnode = 3\n", "node = 3; wanted a table"),
+        ('version = 1\n[attributes]\n"node:a" = 3\n', "[attributes]"),
+    ],
+)
+def test_a_bad_topology_file_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "bad.toml").write_text(text)
+    assert said in refused(tmp_path, "bad.toml", lambda: read_topology(tmp_path / "bad.toml"))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 2"),
+        ('{"entity": "gpu:a", "kind": "xid"}', "line 2: 'time' is missing"),
+        ('{"time": "noon", "entity": "gpu:a", "kind": "xid"}', "line 2"),
+        ('{"time": "2026-01-01T00:00:00Z", "entity": "a", "kind": "xid"}', "line 2: wanted entity (kind:name)"),
+        ('{"time": "2026-01-01T00:00:00Z", "entity": "gpu:a", "kind": "xid", "data": [1]}', "data (object)"),
+        ("[1]", "line 2"),
+    ],
+)
+def test_a_bad_event_is_named_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+    good = '{"time": "2026-01-01T00:00:00Z", "entity": "gpu:a", "kind": "xid", "data": {"code": 79}}'
+    (tmp_path / "bad.jsonl").write_text(f"{good}\n{line}\n")
+    assert said in refused(tmp_path, "bad.jsonl", lambda: read_events([tmp_path / "bad.jsonl"]))
+
+
+def test_text_that_is_not_utf8_or_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b"version = 1 # \xe9\xff")
+    assert "UTF-8" in refused(tmp_path, "latin.toml", lambda: read_signals(tmp_path / "latin.toml"))
+    assert "cannot be read" in refused(tmp_path, "gone.toml", lambda: read_topology(tmp_path / "gone.toml"))
+
+
+def test_an_output_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    refused(tmp_path, "taken", lambda: RecordingWriter(tmp_path / "taken"))

@@ -1,0 +1,184 @@
+"""The pipeline process: one loop that never ends for trouble outside, and says on /readyz what is wrong."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import duckdb
+import pytest
+
+from pipeline import config as configuration
+from pipeline.errors import Retryable
+from pipeline.records import SECOND
+from pipeline.service import Service
+
+T0 = 1_780_000_000 * SECOND
+
+
+class Nothing:
+    """A judge that finds nothing."""
+
+    def observe(self, frames):
+        return []
+
+    def snapshot(self):
+        return "{}"
+
+    def restore(self, state):
+        assert state == "{}"
+
+
+@pytest.fixture
+def service(site):
+    table = {"store": {"path": str(site.folder / "store.duckdb")}, "spool": {"directory": str(site.folder / "spool")}}
+    made = Service(configuration.build(configuration.Config, table, "test"), Nothing(), clock=lambda: T0 + 600 * SECOND)
+    yield made
+    made.close()
+
+
+def drain(service):
+    while service.turn():
+        pass
+
+
+def test_the_watermark_is_the_newest_sample_less_the_lateness_once_all_is_read(site, service):
+    service.start()
+    assert service.watermark() is None
+    site.send("n1", T0, ticks=5)
+    site.send("n2", T0 - 300 * SECOND)  # silent since: must not hold the others
+    drain(service)
+    assert service.watermark() == T0 + 4 * SECOND - 30 * SECOND
+
+
+def test_unread_input_holds_the_watermark(site, service):
+    service.start()
+    site.send("n1", T0 + 500 * SECOND)
+    drain(service)
+    site.send("n2", T0)
+    service.ingest._fetch()
+    assert service.watermark() == T0
+    assert service.health()["backlog"]
+
+
+def test_a_clock_ahead_of_ours_does_not_close_frames_early(site, service):
+    service.start()
+    site.send("n1", T0 + 3600 * SECOND)
+    drain(service)
+    assert service.watermark() == service.clock() - 30 * SECOND
+
+
+def test_a_store_that_cannot_commit_is_said_and_survived(site, service, monkeypatch):
+    service.start()
+    site.send("n1", T0)
+    stop = threading.Event()
+    transaction, tries = service.database.transaction, []
+
+    def full():
+        tries.append(1)
+        if len(tries) < 3:
+            assert len(tries) == 1 or any("disk full" in reason for reason in service.unready())
+            raise duckdb.IOException("disk full")
+        stop.set()
+        return transaction()
+
+    monkeypatch.setattr(service.database, "transaction", full)
+    monkeypatch.setattr(Retryable, "__init__", _at_once)
+    service.run(stop)
+    assert service.unready() == []
+    assert service.ingest.counters["messages"] == 1
+
+
+def _at_once(self, message, after_s=0.0):
+    Exception.__init__(self, message)
+    self.after_s = min(after_s, 0.01)
+
+
+def test_silent_agents_are_counted_and_are_no_reason_to_be_unready(site, service):
+    service.start()
+    site.send("n1", T0)
+    site.send("n2", T0 + 590 * SECOND)
+    drain(service)
+    sources = service.health()["sources"]
+    assert (sources["agents"], sources["silent"]) == (2, 1)
+    assert service.unready() == []
+
+
+def test_a_note_before_the_start_is_asked_to_come_again(service):
+    with pytest.raises(Retryable, match="try again"):
+        service.acknowledge("inc-1", "ada", "")
+
+
+def test_metrics_count_what_came_in(site, service):
+    service.start()
+    site.send("n1", T0, ticks=3)
+    drain(service)
+    counters = service.counters()
+    assert counters["fleetpulse_ingest_samples_total"] == 12
+    assert counters["fleetpulse_ready"] == 1
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def ask(port, path):
+    """(status, JSON) of a GET; status 0 while nobody answers."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+    except OSError:
+        return 0, None
+
+
+def until(holds, seconds=30.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError("did not come true")
+
+
+@pytest.mark.slow
+def test_the_process_serves_survives_a_kill_and_ends_on_sigterm(site, tmp_path):
+    port, now = free_port(), time.time_ns() // 1000
+    for second in range(50):
+        site.send("n1", now - (100 - second) * SECOND)
+    (tmp_path / "fleetpulse.toml").write_text(
+        f"[api]\nport = {port}\n[store]\npath = '{site.folder}/store.duckdb'\n"
+        f"[spool]\ndirectory = '{site.folder}/spool'\n"
+    )
+    command = [
+        sys.executable,
+        os.path.abspath("fleetpulse.py"),
+        "pipeline",
+        "--config",
+        str(tmp_path / "fleetpulse.toml"),
+    ]
+    start = lambda: subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)  # noqa: E731
+    first = start()
+    until(lambda: ask(port, "/readyz")[0] == 200)
+    first.kill()
+    first.communicate()
+    second = start()
+    until(lambda: ask(port, "/api/v1/entities?kind=gpu")[1] is not None)
+    until(lambda: len(ask(port, "/api/v1/entities?kind=gpu")[1]["entities"]) == 2)
+    began = time.monotonic()
+    second.send_signal(signal.SIGTERM)
+    _, talk = second.communicate(timeout=10)
+    assert time.monotonic() - began < 5
+    assert second.returncode == 0
+    assert "Traceback" not in talk
+    site.open()
+    assert site.rows("SELECT count(*), count(DISTINCT (time, entity)) FROM gpu") == [(100, 100)]

@@ -1,0 +1,160 @@
+"""The store: one owner, one lock, migrated forward, and nothing reachable but its own tables."""
+
+import subprocess
+import sys
+
+import duckdb
+import numpy as np
+import pytest
+
+from pipeline.errors import Unreachable, UsageError
+from pipeline.records import SECOND, Event, Rows
+from pipeline.signals import CATALOGUE, CLASSES, Signal, of_class
+from pipeline.store import schema
+from pipeline.store.append import append_rows
+from pipeline.store.database import Database
+from pipeline.store.devices import Devices
+from pipeline.store.reread import CHUNK, reread
+from pipeline.store.retention import expire
+
+T0 = 1_780_000_000 * SECOND
+
+
+@pytest.fixture
+def database(tmp_path):
+    made = Database(tmp_path / "store.duckdb")
+    yield made
+    made.close()
+
+
+def test_every_device_class_has_a_view_with_all_signals_of_the_catalogue(database):
+    for device_class in CLASSES:
+        wanted = ["time", "entity", *(s.column for s in of_class(device_class))]
+        found = [row[0] for row in database.connection.execute(f'DESCRIBE "{device_class}"').fetchall()]
+        assert found == wanted
+
+
+def test_no_two_signals_of_a_class_share_a_column():
+    columns = [(s.device_class, s.column) for s in CATALOGUE.values()]
+    assert len(set(columns)) == len(columns)
+
+
+def test_a_failed_transaction_leaves_nothing_behind(database):
+    def twice():
+        with database.transaction() as connection:
+            connection.execute("INSERT INTO meta VALUES ('a', '1')")
+            connection.execute("INSERT INTO meta VALUES ('a', '2')")
+
+    with pytest.raises(duckdb.ConstraintException):
+        twice()
+    assert database.connection.execute("SELECT count(*) FROM meta WHERE key = 'a'").fetchall() == [(0,)]
+    with database.transaction() as connection:
+        connection.execute("INSERT INTO meta VALUES ('a', '3')")
+    assert database.connection.execute("SELECT value FROM meta WHERE key = 'a'").fetchall() == [("3",)]
+
+
+def test_a_second_process_is_told_who_has_the_store(database):
+    names = "from pathlib import Path; from pipeline.store.database import Database;"
+    program = f"{names} Database(Path({str(database.path)!r}))"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert answer.returncode != 0
+    assert "is another 'fleetpulse pipeline' running on it?" in answer.stderr
+
+
+def test_a_file_that_is_no_database_is_unreachable_with_its_name(tmp_path):
+    path = tmp_path / "store.duckdb"
+    path.write_bytes(b"this is no database" * 1000)
+    with pytest.raises(Unreachable, match=r"store\.duckdb"):
+        Database(path)
+
+
+def test_a_store_of_a_newer_schema_is_refused(tmp_path):
+    path = tmp_path / "store.duckdb"
+    first = Database(path)
+    first.connection.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
+    first.close()
+    with pytest.raises(UsageError, match="newer fleetpulse"):
+        Database(path)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM read_text('/etc/hostname')",
+        "ATTACH '/tmp/other.duckdb'",
+        "COPY meta TO '/tmp/x.csv'",
+        "SET threads = 1",
+    ],
+)
+def test_the_connection_itself_reaches_no_file_and_no_setting(database, query):
+    with pytest.raises(duckdb.Error):
+        database.cursor().execute(query)
+
+
+def test_python_variables_are_no_tables(database):
+    secret = [1, 2, 3]
+    with pytest.raises(duckdb.CatalogException):
+        database.cursor().execute("SELECT * FROM secret")
+    assert secret
+
+
+def test_device_ids_are_dense_per_class_and_survive_a_restart(tmp_path):
+    first = Database(tmp_path / "store.duckdb")
+    devices = Devices(first.connection)
+    assert devices.ids("gpu", "local", "n1", True, ("gpu:n1.0", "gpu:n1.1")).tolist() == [0, 1]
+    assert devices.ids("nic", "local", "n1", True, ("port:n1.x",)).tolist() == [0]
+    devices.save(first.connection)
+    first.close()
+    second = Database(tmp_path / "store.duckdb")
+    again = Devices(second.connection)
+    assert again.ids("gpu", "local", "n1", True, ("gpu:n1.1", "gpu:n9.0")).tolist() == [1, 2]
+    assert again.names("gpu") == ["gpu:n1.0", "gpu:n1.1", "gpu:n9.0"]
+    assert again.is_simulated("gpu:n1.0")
+    second.close()
+
+
+def put(database, *samples):
+    """Rows of one GPU from (second, temperature)."""
+    devices = Devices(database.connection)
+    devices.ids("gpu", "local", "n1", False, ("gpu:n1.0",))
+    time, value = zip(*samples, strict=True)
+    stamps = T0 + np.array(time) * SECOND
+    with database.transaction() as connection:
+        devices.save(connection)
+        rows = Rows("gpu", stamps, np.zeros(len(time), np.int32), {"gpu.temperature": np.array(value, "f4")})
+        append_rows(connection, rows)
+
+
+def test_retention_removes_what_is_older_and_keeps_the_newest_offset(database):
+    put(database, (0, 40.0), (100, 41.0))
+    old, new = f"make_timestamptz({T0})", f"make_timestamptz({T0 + SECOND})"
+    database.connection.execute(
+        f"INSERT INTO ingest_commit VALUES ('t', 'n1', 'e', 0, 5, 1, {old}), ('t', 'n1', 'e', 5, 9, 1, {new})"
+    )
+    assert expire(database, T0 + 50 * SECOND) == 1
+    assert database.connection.execute("SELECT temperature FROM gpu").fetchall() == [(41.0,)]
+    assert database.connection.execute("SELECT next_offset FROM ingest_commit").fetchall() == [(9,)]
+
+
+def test_a_restart_reads_rows_and_events_again_in_chunks_of_time(database):
+    put(database, (0, 40.0), (1, np.nan), (2 * CHUNK // SECOND, 42.0))
+    database.connection.execute(
+        "INSERT INTO events VALUES (make_timestamptz(?), 'gpu:n1.0', 'xid', '{\"code\": 79}', 'local', 'n1', false)",
+        [T0 + SECOND],
+    )
+    chunks = []
+    reread(database, T0 + SECOND, lambda rows, events, until: chunks.append((rows, events, until)))
+    assert len(chunks) == 2
+    (rows, events, until), (later, none, _) = chunks
+    assert rows[0].time.tolist() == [T0 + SECOND]
+    assert np.isnan(rows[0].columns["gpu.temperature"]).all()
+    assert events == [Event(T0 + SECOND, "gpu:n1.0", "xid", {"code": 79})]
+    assert until % CHUNK == 0
+    assert later[0].columns["gpu.temperature"].tolist() == [42.0]
+    assert none == []
+
+
+def test_a_new_signal_is_a_new_column_and_old_rows_have_none_of_it(database):
+    put(database, (0, 40.0))
+    schema.ensure_class(database.connection, "gpu", [Signal("gpu.brand_new", "1", "gauge", "gpu", "f4", "new")])
+    assert database.connection.execute("SELECT temperature, brand_new FROM gpu").fetchall() == [(40.0, None)]

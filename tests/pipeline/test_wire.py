@@ -1,0 +1,390 @@
+"""Bytes of every released version decode for ever; anything else is a WireError, at bounded cost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from pipeline import wire
+from pipeline.errors import WireError
+from pipeline.records import Batch, Block, Event, EventBatch, Origin
+
+GOLDEN = Path(__file__).parent / "golden"
+EPOCH = bytes(range(16))
+ORIGIN = Origin("oslo-1", "n042", bytes.fromhex("00112233445566778899aabbccddeeff"), False)
+
+
+def golden_batch() -> Batch:
+    """Every wire type, two ticks, two classes, missing values, a name outside ASCII."""
+    gpu = Block(
+        "gpu",
+        ("gpu:n042.0", "gpu:n042.1"),
+        {
+            "gpu.power": np.array([[310.5, np.nan], [311.0, 95.25]], "f4"),
+            "gpu.memory_used": np.array([[8e10, 1.0], [8.1e10, np.nan]], "f8"),
+            "gpu.pcie_width": np.array([[16, 255], [8, 16]], "u1"),
+            "gpu.sm_clock": np.array([[1980, 65535], [1410, 210]], "u2"),
+            "gpu.made_up": np.array([[7, 8], [9, 2**32 - 1]], "u4"),
+            "gpu.energy": np.array([[2**53 + 1, 2**64 - 1], [2**53 + 2, 0]], "u8"),
+        },
+    )
+    node = Block("node", ("node:n042",), {"node.température": np.array([[1.5], [2.5]], "f4")})
+    return Batch(ORIGIN, np.array([1_700_000_000_000_000, 1_700_000_001_000_000], np.int64), (gpu, node))
+
+
+def golden_events() -> EventBatch:
+    return EventBatch(
+        Origin("oslo-1", "n042", ORIGIN.boot_id, True),
+        (
+            Event(1_700_000_000_000_000, "gpu:n042.3", "xid", {"code": 79, "text": "fallen off the bus: «ø»"}),
+            Event(1_700_000_000_500_000, "node:n042", "inventory", {"entities": {"node:n042": {"parents": []}}}),
+        ),
+    )
+
+
+def telemetry_message(batch: Batch | None = None) -> bytes:
+    return wire.seal(wire.encode(batch or golden_batch()), wire.TELEMETRY_KIND, EPOCH, 41, 1_700_000_002_000_000)
+
+
+def events_message() -> bytes:
+    body = wire.encode_events(golden_events())
+    return wire.seal(body, wire.EVENTS_KIND, EPOCH, 42, 1_700_000_002_000_001, simulated=True)
+
+
+MESSAGES: dict[str, tuple[Callable[[], bytes], Callable[[bytes], Any]]] = {
+    "telemetry": (telemetry_message, wire.decode),
+    "events": (events_message, wire.decode_events),
+}
+
+
+def assert_same(found: Batch, wanted: Batch) -> None:
+    assert found.origin == wanted.origin
+    np.testing.assert_array_equal(found.times, wanted.times)
+    assert [(b.device_class, b.entities) for b in found.blocks] == [(b.device_class, b.entities) for b in wanted.blocks]
+    for a, b in zip(found.blocks, wanted.blocks, strict=True):
+        assert list(a.columns) == list(b.columns)
+        for name in b.columns:
+            assert a.columns[name].dtype == b.columns[name].dtype
+            np.testing.assert_array_equal(a.columns[name], b.columns[name])
+
+
+# --- golden bytes ----------------------------------------------------------------------------------------------------
+
+
+def test_golden_telemetry_of_version_1_still_decodes() -> None:
+    message = (GOLDEN / "wire-v1-telemetry.bin").read_bytes()
+    assert wire.open_envelope(message) == wire.Envelope(1, False, EPOCH, 41, 1_700_000_002_000_000)
+    assert_same(wire.decode(message), golden_batch())
+
+
+def test_golden_events_of_version_1_still_decode() -> None:
+    message = (GOLDEN / "wire-v1-events.bin").read_bytes()
+    assert wire.open_envelope(message) == wire.Envelope(2, True, EPOCH, 42, 1_700_000_002_000_001)
+    assert wire.decode_events(message) == golden_events()
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_what_is_written_today_differs_from_the_golden_bytes_at_most_in_compression(name: str) -> None:
+    golden, today = (GOLDEN / f"wire-v1-{name}.bin").read_bytes(), MESSAGES[name][0]()
+    assert today[:40] == golden[:40]  # all of the envelope before length and checksum of the compressed body
+    assert raw_of(today) == raw_of(golden)
+
+
+def raw_of(message: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompress(message[wire.ENVELOPE_BYTES :])
+
+
+# --- round trips -----------------------------------------------------------------------------------------------------
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+TYPES = st.sampled_from(["u1", "u2", "u4", "u8", "f4", "f8"])
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    ticks = draw(st.integers(1, 4))
+    blocks = []
+    for _ in range(draw(st.integers(0, 3))):
+        entities = tuple(f"gpu:{name}" for name in draw(st.lists(NAMES, min_size=0, max_size=4, unique=True)))
+        shape = (ticks, len(entities))
+        columns = {n: draw(npst.arrays(draw(TYPES), shape)) for n in draw(st.lists(NAMES, max_size=4, unique=True))}
+        blocks.append(Block(draw(NAMES), entities, columns))
+    times = sorted(draw(st.lists(st.integers(0, 2**57), min_size=ticks, max_size=ticks)))
+    origin = Origin(draw(NAMES), draw(NAMES), draw(st.binary(min_size=16, max_size=16)), draw(st.booleans()))
+    return Batch(origin, np.array(times, np.int64), tuple(blocks))
+
+
+@settings(max_examples=150, deadline=None)
+@given(batch=batches())
+def test_any_batch_comes_back_as_it_was(batch: Batch) -> None:
+    message = wire.seal(wire.encode(batch), wire.TELEMETRY_KIND, EPOCH, 1, 2, batch.origin.simulated)
+    assert_same(wire.decode(message), batch)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    events=st.lists(
+        st.builds(
+            Event,
+            time=st.integers(0, 2**57),
+            entity=NAMES.map(lambda n: f"node:{n}"),
+            kind=NAMES,
+            data=st.dictionaries(NAMES, st.one_of(st.integers(-(2**60), 2**60), NAMES, st.none(), st.booleans())),
+        ),
+        max_size=5,
+    )
+)
+def test_any_events_come_back_as_they_were(events: list[Event]) -> None:
+    batch = EventBatch(ORIGIN, tuple(events))
+    message = wire.seal(wire.encode_events(batch), wire.EVENTS_KIND, EPOCH, 1, 2)
+    assert wire.decode_events(message) == batch
+
+
+@settings(max_examples=50, deadline=None)
+@given(found=st.lists(batches(), min_size=1, max_size=6))
+def test_joined_messages_hold_the_same_values_as_each_alone(found: list[Batch]) -> None:
+    bodies = [
+        wire.open_telemetry(wire.seal(wire.encode(batch), wire.TELEMETRY_KIND, EPOCH, i, 2))
+        for i, batch in enumerate(found)
+    ]
+    seen = 0
+    for joined in wire.join(bodies):
+        for m, body in enumerate(joined.bodies):
+            batch = found[body.envelope.sequence]
+            np.testing.assert_array_equal(joined.times[m], batch.times)
+            for (_, entities, columns), block in zip(joined.blocks, batch.blocks, strict=True):
+                assert entities[m] == block.entities
+                for name, values in block.columns.items():
+                    np.testing.assert_array_equal(columns[name][m], values.ravel())
+            seen += 1
+    assert seen == len(found)
+
+
+def test_decoded_arrays_cannot_be_changed() -> None:
+    column = wire.decode(telemetry_message()).blocks[0].columns["gpu.power"]
+    with pytest.raises(ValueError, match="read-only"):
+        column[0, 0] = 1
+
+
+def test_a_batch_of_unequal_shapes_or_strange_types_is_refused_by_the_writer() -> None:
+    def of(values: Any) -> Batch:
+        return Batch(ORIGIN, np.array([1], np.int64), (Block("gpu", ("gpu:a",), {"gpu.power": values}),))
+
+    with pytest.raises(WireError, match=r"shape \(1, 2\), wanted \(1, 1\)"):
+        wire.encode(of(np.zeros((1, 2), "f4")))
+    with pytest.raises(WireError, match="type int32"):
+        wire.encode(of(np.zeros((1, 1), "i4")))
+
+
+# --- hostile input ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_cut_at_any_byte_is_refused(name: str) -> None:
+    make, decode = MESSAGES[name]
+    message = make()
+    for cut in range(len(message)):
+        with pytest.raises(WireError):
+            decode(message[:cut])
+    with pytest.raises(WireError, match="truncated or joined"):
+        decode(message + b"\0")
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_any_flipped_bit_is_refused(name: str) -> None:
+    make, decode = MESSAGES[name]
+    message = make()
+    for bit in range(len(message) * 8):
+        damaged = bytearray(message)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(WireError):
+            decode(bytes(damaged))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=300))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    for decode in (wire.open_envelope, wire.decode, wire.decode_events):
+        with pytest.raises(WireError):
+            decode(data)
+
+
+def sealed(raw: bytes, kind: int = wire.TELEMETRY_KIND) -> bytes:
+    """A message with a sound envelope and checksum around any body: what a hostile or broken sender can make."""
+    return wire.seal(zstandard.ZstdCompressor().compress(raw), kind, EPOCH, 1, 2)
+
+
+def body(layout: Any, ticks: int, data: bytes, length: int | None = None) -> bytes:
+    names = layout if isinstance(layout, bytes) else json.dumps(layout).encode()
+    return struct.pack("<16sII", bytes(16), len(names) if length is None else length, ticks) + names + data
+
+
+@settings(max_examples=300, deadline=None)
+@given(raw=st.binary(max_size=200))
+def test_any_body_under_a_sound_envelope_is_refused_as_a_wire_error(raw: bytes) -> None:
+    for kind, decode in ((wire.TELEMETRY_KIND, wire.decode), (wire.EVENTS_KIND, wire.decode_events)):
+        with pytest.raises(WireError):
+            decode(sealed(raw, kind))
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_a_changed_body_decodes_or_is_a_wire_error_and_nothing_else(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(MESSAGES)))
+    make, decode = MESSAGES[name]
+    raw = bytearray(raw_of(make()))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(WireError):
+        decode(sealed(bytes(raw), wire.TELEMETRY_KIND if name == "telemetry" else wire.EVENTS_KIND))
+
+
+TIME = struct.pack("<q", 1)
+ONE = {"site": "s", "node": "n", "blocks": [["gpu", ["gpu:a"], [["gpu.power", "f4"]]]]}
+
+
+def with_blocks(*blocks: Any) -> dict[str, Any]:
+    return {"site": "s", "node": "n", "blocks": list(blocks)}
+
+
+HOSTILE: dict[str, bytes] = {
+    "more ticks than bytes": body(ONE, 2**32 - 1, TIME),
+    "no tick": body(ONE, 0, b""),
+    "a tick too many": body(ONE, 2, TIME + bytes(4)),
+    "a byte too many": body(ONE, 1, TIME + bytes(5)),
+    "a layout longer than the body": body(ONE, 1, TIME, length=2**32 - 1),
+    "a layout that is no JSON": body(b"{", 1, TIME),
+    "a layout that is a list": body([], 1, TIME),
+    "a layout nested without end": body(b"[" * 100_000, 1, TIME),
+    "a number of 10,000 digits": body(b'{"site":' + b"9" * 10_000 + b"}", 1, TIME),
+    "no node": body({"site": "s", "blocks": []}, 1, TIME),
+    "a node that is a number": body({"site": "s", "node": 5, "blocks": []}, 1, TIME),
+    "blocks that are a number": body({"site": "s", "node": "n", "blocks": 5}, 1, TIME),
+    "a block of four": body(with_blocks(["gpu", [], [], []]), 1, TIME),
+    "entities that are a number": body(with_blocks(["gpu", 5, []]), 1, TIME),
+    "an entity that is a list": body(with_blocks(["gpu", [["gpu:a"]], [["gpu.power", "f4"]]]), 1, TIME + bytes(4)),
+    "an entity without a kind": body(with_blocks(["gpu", ["a"], [["gpu.power", "f4"]]]), 1, TIME + bytes(4)),
+    "an entity twice": body(with_blocks(["gpu", ["gpu:a", "gpu:a"], [["gpu.power", "f4"]]]), 1, TIME + bytes(8)),
+    "a type that is an object": body(with_blocks(["gpu", ["gpu:a"], [["gpu.power", "O"]]]), 1, TIME + bytes(8)),
+    "a type that is a list": body(with_blocks(["gpu", ["gpu:a"], [["gpu.power", ["f4"]]]]), 1, TIME + bytes(4)),
+    "a type that is a number": body(with_blocks(["gpu", ["gpu:a"], [["gpu.power", 4]]]), 1, TIME + bytes(4)),
+    "a signal twice": body(with_blocks(["gpu", ["gpu:a"], [["gpu.power", "f4"]] * 2]), 1, TIME + bytes(8)),
+    "100,000 signals of no device": body(with_blocks(["gpu", [], [[f"s{i}", "u1"] for i in range(100_000)]]), 1, TIME),
+    "100,000 blocks": body(with_blocks(*[["gpu", [], []]] * 100_000), 1, TIME),
+    "time before 1970": body(ONE, 1, struct.pack("<q", -1) + bytes(4)),
+    "time after the year 9999": body(ONE, 1, struct.pack("<q", 2**62) + bytes(4)),
+    "time running backwards": body(ONE, 2, struct.pack("<qq", 5, 4) + bytes(8)),
+}
+
+
+def peak_of_refusal(message: bytes) -> int:
+    """Bytes that Python held at most while it refused a message."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError):
+            wire.decode(message)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_body_is_refused_at_bounded_cost(name: str) -> None:
+    message = sealed(HOSTILE[name])
+    began = time.process_time()
+    assert peak_of_refusal(message) < 64 << 20
+    assert time.process_time() - began < 2.0
+
+
+EVENT = {"time": 1, "entity": "gpu:a", "kind": "xid", "data": {}}
+HOSTILE_EVENTS = {
+    "no object": b"5",
+    "no JSON": b"{",
+    "no time": json.dumps({k: v for k, v in EVENT.items() if k != "time"}).encode(),
+    "a time that is a text": json.dumps({**EVENT, "time": "now"}).encode(),
+    "a time that is true": json.dumps({**EVENT, "time": True}).encode(),
+    "a time beyond all clocks": json.dumps({**EVENT, "time": 10**30}).encode(),
+    "a negative time": json.dumps({**EVENT, "time": -5}).encode(),
+    "an entity without a kind": json.dumps({**EVENT, "entity": "a"}).encode(),
+    "data that is a list": json.dumps({**EVENT, "data": []}).encode(),
+    "two events where one was said": json.dumps(EVENT).encode() + b"\n" + json.dumps(EVENT).encode(),
+    "nested without end": b'{"time":1,"entity":"a:b","kind":"k","data":' + b"[" * 100_000,
+    "bytes that are no UTF-8": b'{"time":1,"entity":"a:\xff","kind":"k","data":{}}',
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_EVENTS)
+def test_hostile_events_are_refused(name: str) -> None:
+    message = sealed(body({"site": "s", "node": "n"}, 1, HOSTILE_EVENTS[name]), wire.EVENTS_KIND)
+    with pytest.raises(WireError):
+        wire.decode_events(message)
+
+
+def bombs() -> dict[str, bytes]:
+    """A gigabyte of zeros in some 32 kB: with its size declared, without, and as several frames."""
+    zeros = bytes(1 << 20)
+    declared, silent = zstandard.ZstdCompressor(), zstandard.ZstdCompressor(write_content_size=False)
+    with_size = declared.compressobj(size=1 << 30)
+    without = silent.compressobj()
+    return {
+        "declared": b"".join([with_size.compress(zeros) for _ in range(1 << 10)]) + with_size.flush(),
+        "undeclared": b"".join([without.compress(zeros) for _ in range(1 << 10)]) + without.flush(),
+        "many frames": declared.compress(zeros) * 1024,
+    }
+
+
+def test_a_decompression_bomb_costs_no_more_than_the_bound() -> None:
+    for name, bomb in bombs().items():
+        message = wire.seal(bomb, wire.TELEMETRY_KIND, EPOCH, 1, 2)
+        assert peak_of_refusal(message) < 4 * wire.MAX_BODY, name
+
+
+def test_a_body_larger_than_the_bound_is_refused_by_the_writer() -> None:
+    ticks = 1 << 20
+    block = Block("gpu", ("gpu:a",), {name: np.zeros((ticks, 1), "f8") for name in ("gpu.power", "gpu.energy")})
+    with pytest.raises(WireError, match="send fewer ticks"):
+        wire.encode(Batch(ORIGIN, np.arange(ticks), (block,)))
+    crowd = Block("gpu", tuple(f"gpu:{i}" for i in range(50_000)), {})
+    with pytest.raises(WireError, match="send fewer devices"):
+        wire.encode(Batch(ORIGIN, np.array([1]), (crowd,)))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"magic": b"XYZ"}, "not written by Fleetpulse"),
+        ({"version": 2}, "wire version 2, wanted 1: upgrade the older side"),
+        ({"kind": 3}, "kind 3"),
+        ({"flags": 2}, "flags 2"),
+    ],
+)
+def test_an_envelope_of_another_kind_is_refused_with_the_reason(change: dict[str, Any], complaint: str) -> None:
+    field = {"magic": b"FPW", "version": 1, "kind": 1, "flags": 0, **change}
+    content = wire.encode(golden_batch())
+    head = struct.pack(
+        "<3sBBBH16sQqI", field["magic"], field["version"], field["kind"], field["flags"], 0, EPOCH, 1, 2, len(content)
+    )
+    message = head + struct.pack("<I", zlib.crc32(content, zlib.crc32(head))) + content
+    with pytest.raises(WireError, match=complaint):
+        wire.decode(message)
+
+
+def test_telemetry_is_no_events_message_and_the_other_way_round() -> None:
+    with pytest.raises(WireError, match="wanted 2"):
+        wire.decode_events(telemetry_message())
+    with pytest.raises(WireError, match="wanted 1"):
+        wire.decode(events_message())

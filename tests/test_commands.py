@@ -1,0 +1,313 @@
+"""The command line from the outside: exit codes, data on stdout, talk on stderr. Every call is a real process."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+COMMAND = [sys.executable, str(ROOT / "fleetpulse.py")]
+COMMANDS = (
+    "agent pipeline dashboard up demo init once simulate replay score doctor sql signals detectors".split()  # noqa: SIM905
+)
+
+
+class Bench:
+    """A folder of its own, with a configuration whose state lies in it and whose ports are free."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {k: v for k, v in os.environ.items() if not k.startswith("FLEETPULSE")} | {"NO_COLOR": "1"}
+        self.config = folder / "fleetpulse.toml"
+        self.port = free_port()
+        self.config.write_text(
+            f"[api]\nport = {self.port}\n"
+            f"[store]\npath = '{folder}/store.duckdb'\n[spool]\ndirectory = '{folder}/spool'\n"
+        )
+
+    def call(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """One command to its end."""
+        return subprocess.run(
+            [*COMMAND, *words],
+            cwd=self.folder,
+            env=self.environ | variables,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
+        )
+
+    @contextmanager
+    def running(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """A service; it is killed if it does not end within the block."""
+        with (self.folder / "service.log").open("w") as log:
+            process = subprocess.Popen(
+                [*COMMAND, *words], cwd=self.folder, env=self.environ, stdout=log, stderr=log, text=True
+            )
+            try:
+                yield process
+            finally:
+                process.kill()
+                process.wait()
+
+    def log(self) -> str:
+        return (self.folder / "service.log").read_text()
+
+    def wait_for_api(self, process: subprocess.Popen[str], path: str = "/healthz") -> None:
+        """Until the API answers 200; fails when the service ended instead."""
+        while process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5):
+                    return
+            except OSError:
+                time.sleep(0.05)  # another process is busy: no event tells us when it is done
+        raise AssertionError(self.log())
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def refused(ran: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """Ended with `code`, one message for people on stderr, nothing on stdout."""
+    assert (ran.returncode, ran.stdout) == (code, ""), ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert all(word in ran.stderr for word in words), ran.stderr
+
+
+def test_help_names_every_command_and_each_has_its_own(bench: Bench) -> None:
+    top = bench.call("--help")
+    assert top.returncode == 0
+    assert [name for name in COMMANDS if name not in top.stdout] == []
+    for name in COMMANDS:
+        own = bench.call(name, "--help")
+        assert own.returncode == 0
+        assert "--config FILE" in own.stdout
+
+
+def test_the_version_is_data(bench: Bench) -> None:
+    ran = bench.call("--version")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("fleetpulse ")
+
+
+def test_no_command_at_all_is_a_usage_error(bench: Bench) -> None:
+    refused(bench.call(), 2, "usage: fleetpulse")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nonsense"], "--nonsense"),
+        (["nonsense"], "no command 'nonsense'"),
+        (["pipelin"], "did you mean 'pipeline'?"),
+        (["replay"], "--input"),
+        (["replay", "--input", "missing.parquet", "--output", "o"], "missing.parquet"),
+        (["once", "--output", "xml"], "xml"),
+        (["simulate"], "--scenario"),
+        (["simulate", "--scenario", "missing.toml", "--output", "o"], "missing.toml"),
+        (["simulate", "--scenario", "demo"], "--output"),
+        (["score", "--findings", "missing.jsonl", "--truth", "missing.jsonl"], "missing.jsonl"),
+        (["sql"], "QUERY"),
+    ],
+)
+def test_a_usage_error_is_exit_2_and_says_what_was_wanted(bench: Bench, words: list[str], said: str) -> None:
+    refused(bench.call(*words), 2, said)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("replay", "score", "signals", "detectors")])
+def test_every_command_refuses_a_bad_configuration(bench: Bench, name: str) -> None:
+    (bench.folder / "bad.toml").write_text("[api]\nprot = 1\n")
+    more = {"sql": ["SELECT 1"], "simulate": ["--scenario", "demo", "--output", "o"]}.get(name, [])
+    refused(bench.call(name, *more, "--config", "bad.toml"), 2, "bad.toml", "[api] prot", "did you mean 'port'?")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("[api]\nport = 'x'\n", ["port", "wants int"]), ("[apii]\n", ["apii", "'api'"]), ("[api\n", ["not TOML"])],
+)
+def test_what_is_wrong_in_the_file_is_named(bench: Bench, text: str, words: list[str]) -> None:
+    (bench.folder / "bad.toml").write_text(text)
+    refused(bench.call("pipeline", "--config", "bad.toml"), 2, "bad.toml", *words)
+
+
+def test_once_reads_this_host_in_every_form(bench: Bench) -> None:
+    found = bench.call("once", "--output", "json")
+    assert found.returncode == 0
+    assert any(entity.startswith("node:") for entity in json.loads(found.stdout)["entities"])
+    lines = bench.call("once", "--output", "jsonl").stdout.splitlines()
+    assert all("entity" in json.loads(line) for line in lines)
+    assert next(csv.reader(io.StringIO(bench.call("once", "--output", "csv").stdout)))[:2] == ["time", "entity"]
+    assert "node.uptime" in bench.call("once").stdout
+
+
+@pytest.mark.parametrize(("name", "least"), [("signals", 40), ("detectors", 4), ("doctor", 8)])
+def test_listings_are_data_in_every_form(bench: Bench, name: str, least: int) -> None:
+    rows = json.loads(bench.call(name, "--output", "json").stdout)
+    assert len(rows) >= least
+    assert len(bench.call(name, "--output", "jsonl").stdout.splitlines()) == len(rows)
+    assert len(list(csv.reader(io.StringIO(bench.call(name, "--output", "csv").stdout)))) == len(rows) + 1
+    assert len(bench.call(name).stdout.splitlines()) > len(rows) - 1
+
+
+def test_a_reader_that_goes_away_early_is_no_error(bench: Bench) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "signals"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=bench.environ
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 0
+
+
+def test_doctor_names_an_unreachable_broker_with_exit_3(bench: Bench) -> None:
+    bench.config.write_text(
+        bench.config.read_text() + "[pipeline]\ntransport = 'kafka'\n[kafka]\nbootstrap_servers = '127.0.0.1:1'\n"
+    )
+    ran = bench.call("doctor", "--config", str(bench.config))
+    assert ran.returncode == 3
+    assert "127.0.0.1:1" in ran.stdout
+
+
+def test_init_makes_what_is_missing_and_says_what_was_there(bench: Bench) -> None:
+    first, second = (bench.call("init", "--config", str(bench.config)) for _ in range(2))
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert first.stderr.count(" made") == 2
+    assert second.stderr.count("was there already") == 3
+    assert (bench.folder / "spool").stat().st_mode & 0o777 == 0o700
+
+
+def test_init_for_kafka_says_that_topics_are_not_made_yet(bench: Bench) -> None:
+    refused(bench.call("init", "--config", str(bench.config), FLEETPULSE__PIPELINE__TRANSPORT="kafka"), 2, "topics")
+
+
+def test_sql_without_pipeline_and_store_is_exit_3(bench: Bench) -> None:
+    refused(bench.call("sql", "SELECT 1", "--config", str(bench.config)), 3, str(bench.port), "store.duckdb")
+
+
+def test_sql_reads_the_file_itself_when_no_pipeline_runs(bench: Bench) -> None:
+    bench.call("init", "--config", str(bench.config))
+    ran = bench.call("sql", "SELECT count(*) AS n FROM gpu", "--config", str(bench.config), "--output", "json")
+    assert json.loads(ran.stdout) == [{"n": 0}]
+
+
+@pytest.mark.parametrize("query", ["DROP TABLE events", "SELECT * FROM read_csv('/etc/passwd')", "SELECT 1; SELECT 2"])
+def test_sql_beyond_reading_our_tables_is_refused_with_exit_4(bench: Bench, query: str) -> None:
+    bench.call("init", "--config", str(bench.config))
+    refused(bench.call("sql", query, "--config", str(bench.config)), 4)
+
+
+def test_a_simulated_fleet_is_replayed_and_scored(bench: Bench) -> None:
+    (bench.folder / "small.toml").write_text(
+        "version = 1\nduration = 3600\ninterval = 10\n[fleet]\nnodes = 4\n"
+        "[[fault]]\nkind = 'coolant'\nonset = 2400\nend = 3600\n"
+    )
+    made = bench.call("simulate", "--scenario", "small.toml", "--seed", "3", "--output", "truth")
+    assert made.returncode == 0, made.stderr
+    telemetry = sorted(str(path) for path in (bench.folder / "truth").glob("telemetry-*.parquet"))
+    ran = bench.call(
+        *("replay", "--input", *telemetry, "--events", "truth/events.jsonl", "--topology", "truth/topology.toml"),
+        *("--output", "findings.jsonl", "--incidents", "incidents.jsonl"),
+    )
+    assert ran.returncode in (0, 1), ran.stderr
+    findings = [json.loads(line) for line in (bench.folder / "findings.jsonl").read_text().splitlines()]
+    assert {"coolant"} <= {finding["detector"] for finding in findings}
+    assert [f["time"] for f in findings] == sorted(f["time"] for f in findings)
+    scored = bench.call(
+        *("score", "--findings", "findings.jsonl", "--incidents", "incidents.jsonl", "--truth", "truth/truth.jsonl"),
+        *("--topology", "truth/topology.toml", "--meta", "truth/meta.json", "--json", "score.json"),
+    )
+    assert scored.returncode == 0, scored.stderr
+    assert json.loads((bench.folder / "score.json").read_text())
+
+
+def test_the_pipeline_answers_sql_and_ends_in_good_order(bench: Bench) -> None:
+    bench.call("init", "--config", str(bench.config))
+    (bench.folder / "small.toml").write_text("version = 1\nduration = 100\ninterval = 10\n[fleet]\nnodes = 2\n")
+    sent = bench.call(
+        *("simulate", "--config", str(bench.config), "--scenario", "small.toml", "--to", "spool", "--speed", "0")
+    )
+    assert sent.returncode == 0, sent.stderr
+    with bench.running("pipeline", "--config", str(bench.config)) as process:
+        bench.wait_for_api(process)
+        while rows(bench)[0]["n"] < 2 * 8 * 10:
+            assert process.poll() is None, bench.log()
+        held = bench.call("doctor", "--config", str(bench.config), "--output", "json")
+        assert f"held by process {process.pid}" in held.stdout
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0, bench.log()
+    assert "Traceback" not in bench.log()
+
+
+def rows(bench: Bench) -> Any:
+    ran = bench.call("sql", "SELECT count(*) AS n FROM gpu", "--config", str(bench.config), "--output", "json")
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_agent_ends_with_0_when_asked(bench: Bench, number: signal.Signals) -> None:
+    with bench.running("agent", "--config", str(bench.config)) as process:
+        while "started" not in bench.log():
+            assert process.poll() is None, bench.log()
+            time.sleep(0.05)  # another process is busy: no event tells us when it is done
+        process.send_signal(number)
+        assert process.wait(10) == 0, bench.log()
+    assert "Traceback" not in bench.log()
+
+
+@pytest.mark.slow
+def test_the_demo_shows_incidents_and_ends_within_5_seconds(bench: Bench) -> None:
+    """The whole system for real: history, incidents, printed alerts, the page, and nothing left after Ctrl-C."""
+    page = free_port()
+    bench.environ |= {"FLEETPULSE__API__PORT": str(bench.port), "FLEETPULSE__DASHBOARD__PORT": str(page)}
+    bench.environ |= {"TMPDIR": str(bench.folder)}
+    with bench.running("demo") as process:
+        until = time.monotonic() + 240
+        while not answers(f"http://127.0.0.1:{page}/_stcore/health"):
+            assert process.poll() is None, bench.log()
+            assert time.monotonic() < until, bench.log()
+            time.sleep(0.5)  # another process is busy: no event tells us when it is done
+        with urllib.request.urlopen(f"http://127.0.0.1:{bench.port}/api/v1/incidents", timeout=10) as found:
+            incidents = json.load(found)["incidents"]
+        assert {i["cause"].partition(":")[0] for i in incidents} >= {"cdu", "port", "gpu"}
+        assert all(i["simulated"] for i in incidents)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 0, bench.log()
+    said = bench.log()
+    assert "ALERT SIMULATED FIRING critical" in said
+    assert "Traceback" not in said
+    assert list(bench.folder.glob("fleetpulse-demo-*")) == []
+    assert not answers(f"http://127.0.0.1:{bench.port}/healthz")
+
+
+def answers(url: str) -> bool:
+    """Whether a GET gives 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,163 @@
+"""The documents say what the code has: every signal, detector, key, route and command, and code that runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pytest
+
+from agents.collector import Collector
+from detectors import DETECTORS
+from detectors.detector import Detector
+from pipeline import config
+from pipeline.api import routes_incidents, routes_process, routes_read
+from pipeline.arguments import COMMANDS
+from pipeline.records import SECOND, Frame
+from pipeline.topology import Topology
+
+ROOT = Path(__file__).parents[1]
+
+
+def loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = loaded(ROOT / "docs" / "generate.py")
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_a_written_page_is_what_the_code_says_now(name: str) -> None:
+    assert text(f"docs/{name}") == generate.PAGES[name](), "run 'make docs'"
+
+
+def keys(cls: Any, section: str = "") -> Iterator[tuple[str, Field[Any]]]:
+    """(section, field) of every key that is not itself a section."""
+    hints = get_type_hints(cls)
+    for one in fields(cls):
+        inner = [hints[one.name], *get_args(hints[one.name])]
+        below = next((t for t in inner if is_dataclass(t) and isinstance(t, type)), None)
+        name = f"{section}.{one.name}" if section else one.name
+        if below is not None:
+            yield from keys(below, name)
+        if below is None or section:
+            yield section, one
+
+
+@pytest.mark.parametrize(("section", "key"), [(s, f) for s, f in keys(config.Config) if s])
+def test_every_key_is_documented_with_its_default(section: str, key: Field[Any]) -> None:
+    heading = f"### [[{section}]]" if section == "notify.webhooks" else f"## [{section}]"
+    page = text("docs/configuration.md")
+    assert f"\n{heading}\n" in page, f"docs/configuration.md has no section {heading}"
+    part = page.split(f"\n{heading}\n")[1].split("\n## ")[0]
+    found = re.search(rf"^\| `{key.name}` \| (.*?) \|", part, re.M)
+    assert found, f"docs/configuration.md: {heading}: no line for {key.name}"
+    written = found[1].strip("`")
+    if key.default is not MISSING and isinstance(key.default, (bool, int, float)):
+        assert written == str(key.default).lower()
+    elif isinstance(key.default, str) and key.default:
+        assert written == f'"{key.default}"'
+
+
+def test_every_open_section_is_documented() -> None:
+    page = text("docs/configuration.md")
+    assert "## [detector.NAME]" in page
+    assert "## [collector.NAME]" in page
+
+
+ROUTERS = (routes_process.router, routes_read.router, routes_incidents.router)
+
+
+@pytest.mark.parametrize("route", [r for router in ROUTERS for r in router.routes], ids=lambda r: str(r.path))
+def test_every_route_is_documented(route: Any) -> None:
+    page = text("docs/api.md")
+    for method in route.methods - {"HEAD", "OPTIONS"}:
+        assert f"`{method} {route.path}" in page
+
+
+def test_every_command_is_documented() -> None:
+    page = text("docs/commands.md")
+    assert [name for name in COMMANDS if f"`fleetpulse {name}" not in page and f"`{name}`" not in page] == []
+
+
+def test_every_option_is_documented_or_explains_itself() -> None:
+    silent = [
+        f"{name} {flags[0]}"
+        for name, (_, options) in COMMANDS.items()
+        for flags, settings in options
+        if not settings.get("help")
+    ]
+    assert silent == []
+
+
+def test_every_detector_says_what_it_cannot_see() -> None:
+    page = text("docs/detectors.md")
+    assert [cls.name for cls in DETECTORS if f"## {cls.name}\n" not in page or cls.blind not in page] == []
+
+
+def test_the_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z]+):", text("Makefile"), re.M))
+    named = set(re.findall(r"make ([a-z]+)", text("README.md")))
+    assert {"run", "test"} <= named <= targets
+
+
+def test_every_link_of_the_documents_leads_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#]+)\)", page.read_text())]
+    assert [f"{p.name}: {link}" for p, link in links if "://" not in link and not (p.parent / link).exists()] == []
+
+
+def example(name: str) -> dict[str, Any]:
+    """What the README's example of that name defines, run as it stands there."""
+    found = re.search(rf"<!-- test: {name} -->\n```python\n(.*?)```", text("README.md"), re.S)
+    assert found is not None
+    space: dict[str, Any] = {"__name__": f"readme_{name}"}
+    exec(compile(found[1], f"README.md ({name})", "exec", dont_inherit=True), space)
+    return space
+
+
+def test_the_collector_of_the_readme_reads_this_host() -> None:
+    collector: Collector = example("collector")["Uptime"]()
+    collector.open("n1")
+    (reading,) = collector.read()
+    assert reading.entities == ("node:n1",)
+    assert reading.columns["node.uptime"][0] > 0
+
+
+def test_the_detector_of_the_readme_speaks_at_the_third_hot_frame() -> None:
+    detector: Detector = example("detector")["Hot"]()
+    temperatures = ([95.0, 50.0], [95.0, 95.0], [95.0, np.nan], [50.0, 95.0])
+    found = [detector.observe({"gpu": frame(i, values)}) for i, values in enumerate(temperatures)]
+    assert [[(f.entity, f.onset) for f in findings] for findings in found] == [[], [], [("gpu:n1.0", 0)], []]
+
+
+def frame(number: int, values: list[float]) -> Frame:
+    entities = ("gpu:n1.0", "gpu:n1.1")
+    return Frame(number * 10 * SECOND, "gpu", entities, {"gpu.temperature": np.array(values)}, Topology())
+
+
+def test_the_version_has_its_entry_in_the_changelog() -> None:
+    found = re.search(r'^version = "(.*)"', text("pyproject.toml"), re.M)
+    assert found is not None
+    assert f"## [{found[1]}]" in text("CHANGELOG.md")
+
+
+def test_every_exact_version_that_is_installed_is_pinned_once() -> None:
+    lines = [line for line in text("constraints.txt").splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.+!-]+", line) for line in lines)
+    assert len({line.partition("==")[0].lower() for line in lines}) == len(lines)

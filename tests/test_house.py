@@ -1,0 +1,198 @@
+"""The house: who may import whom, what stays light, how long things may be, style and types."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("agents", "pipeline", "detectors", "dashboards")
+HEAVY = ("duckdb", "pyarrow", "pandas", "streamlit", "fastapi", "numba", "torch")
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "manager", "common", "misc", "base", "core"}
+FILE_LINES = 300
+FUNCTION_LINES = 40
+LONG_FILES: Mapping[str, str] = {
+    "pipeline/wire.py": "the encoding lives in one file, so that a version can be read as a whole",
+}
+LONG_FUNCTIONS: Mapping[str, str] = {}
+
+
+def sources() -> list[Path]:
+    return [ROOT / "fleetpulse.py", *(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def tool(*words: str) -> tuple[int, str]:
+    """Runs a tool of this interpreter's environment in the root: (exit status, all it said)."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    ran = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=environ, capture_output=True, text=True)
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+def loaded_by(program: str) -> set[str]:
+    """Top-level modules that are loaded after a program ran in a fresh interpreter."""
+    tail = "\nimport sys, json; print(json.dumps(sorted({m.partition('.')[0] for m in sys.modules})))"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "-c", program + tail], cwd=ROOT, env=environ, capture_output=True, text=True, check=True
+    )
+    return set(json.loads(ran.stdout.splitlines()[-1]))
+
+
+def test_every_import_contract_of_pyproject_holds() -> None:
+    program = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_only_the_door_joins_packages() -> None:
+    """The contracts above bind the packages; nobody below may call the door as a module either."""
+    guests = [name_of(p) for p in sources()[1:] if any(m == "fleetpulse" for m in imported(p))]
+    assert guests == []
+
+
+def test_ruff_finds_nothing() -> None:
+    status, said = tool("ruff", "check", ".")
+    assert status == 0, said
+
+
+def test_every_file_is_formatted() -> None:
+    status, said = tool("ruff", "format", "--check", ".")
+    assert status == 0, said
+
+
+def test_mypy_is_content_with_all_four_packages_and_the_door() -> None:
+    status, said = tool("mypy")
+    assert status == 0, said
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_a_file_is_short_enough_or_listed_with_a_reason(path: Path) -> None:
+    lines = path.read_text().count("\n")
+    if name_of(path) in LONG_FILES:
+        assert lines > FILE_LINES, f"{name_of(path)} is short again: take it off LONG_FILES"
+    else:
+        assert lines <= FILE_LINES, f"{name_of(path)} has {lines} lines; wanted at most {FILE_LINES}: split it"
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_every_function_is_short_enough(path: Path) -> None:
+    long = [
+        f"{name_of(path)}:{function.lineno} {function.name} has {length(function)} lines"
+        for function in functions(path)
+        if length(function) > FUNCTION_LINES and f"{name_of(path)}:{function.name}" not in LONG_FUNCTIONS
+    ]
+    assert long == [], f"wanted at most {FUNCTION_LINES}"
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [p for p in sources() if p.read_text().strip() and ast.get_docstring(ast.parse(p.read_text())) is None]
+    assert [name_of(p) for p in silent] == [], "wanted a docstring whose first line is a fact"
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    assert [name_of(path) for path in sources() if path.stem in FORBIDDEN_NAMES] == []
+
+
+def test_nothing_is_left_undone() -> None:
+    marks = ("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")
+    undone = [f"{name_of(p)}: {mark}" for p in sources() for mark in marks if mark in p.read_text()]
+    assert undone == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = {module_of(path): path for path in sources()}
+    edges = {m: {target(name, modules) for name in imported(path)} - {None, m} for m, path in modules.items()}
+    while leaves := [module for module, needs in edges.items() if not needs]:
+        for leaf in leaves:
+            del edges[leaf]
+        for needs in edges.values():
+            needs.difference_update(leaves)
+    assert edges == {}, "these modules cannot be put in order"
+
+
+def test_help_loads_nothing_but_the_standard_library() -> None:
+    program = (
+        "import contextlib, io, fleetpulse\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): fleetpulse.main(['--help'])"
+    )
+    foreign = loaded_by(program) - set(sys.stdlib_module_names) - loaded_by("")
+    assert foreign == {"fleetpulse", "pipeline"}  # of pipeline, the table of arguments
+
+
+def test_loading_all_of_agents_loads_nothing_heavy() -> None:
+    program = (
+        "import agents, importlib, pkgutil\n"
+        "for m in pkgutil.walk_packages(agents.__path__, 'agents.'): importlib.import_module(m.name)"
+    )
+    assert loaded_by(program) & set(HEAVY) == set()
+
+
+def test_the_top_level_holds_only_what_the_design_names() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listed.returncode != 0:  # an unpacked archive has no index to ask
+        return
+    top = {name.partition("/")[0] for name in listed.stdout.splitlines()}
+    plain = {name for name in top if not name.startswith(".")}
+    assert plain <= {
+        *PACKAGES,
+        *("tests", "docs", "deploy", "benchmarks", "docker-compose.yml", "pyproject.toml", "constraints.txt"),
+        *("fleetpulse.py", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "SECURITY.md"),
+    }
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its docstring."""
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    if ast.get_docstring(function) is None:
+        return lines
+    text = function.body[0]
+    return lines - ((text.end_lineno or text.lineno) - text.lineno + 1)
+
+
+def module_of(path: Path) -> str:
+    return name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imported(path: Path) -> set[str]:
+    """Names that a file imports when it is loaded; `from a import b` may mean a.b or what a holds."""
+    names: set[str] = set()
+    for node in runs_at_load(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def runs_at_load(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those inside functions and `if TYPE_CHECKING:`."""
+    for child in ast.iter_child_nodes(node):
+        lazy = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        if not lazy and not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+            yield child
+            yield from runs_at_load(child)
+
+
+def target(name: str, modules: Mapping[str, Path]) -> str | None:
+    """The module of ours that an imported name means, if it is one."""
+    return next((n for n in (name, name.rpartition(".")[0]) if n in modules), None)
