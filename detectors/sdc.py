@@ -85,19 +85,21 @@ class SdcVote(Detector):
                 self._clean(gpu, key)
             elif len(votes[answer]) < self.same_answer:
                 # a wrong answer that several GPUs share is another software version, not a broken GPU
-                self._mismatch(gpu, key, time, answer, right, total)
+                self._mismatch(gpu, key, time, answer, right, (total, len(agree)))
         held["waiting"] = []
         # the rarest and oldest answers go first: years of single wrong ones must not outvote the right one
         kept = sorted(votes, key=lambda d: len(votes[d]))[-_ANSWERS:]
         held["votes"] = {d: voters for d, voters in votes.items() if d in kept}
 
-    def _mismatch(self, gpu: str, key: str, time: int, answer: str, expected: str, peers: int) -> None:
+    def _mismatch(self, gpu: str, key: str, time: int, answer: str, expected: str, votes: tuple[int, int]) -> None:
+        """Keeps a wrong answer. votes: how many GPUs answered, and how many of them alike."""
         entry = {
             "time": time,
             "canary": key,
             "digest": answer,
             "expected": expected,
-            "peers": peers,
+            "peers": votes[0],
+            "agreeing": votes[1],
             "clean": 0,
             "cleared": False,
         }
@@ -182,6 +184,7 @@ class SdcVote(Detector):
                 "digest": last["digest"],
                 "expected": last["expected"],
                 "peers": last["peers"] - 1,
+                "agreeing": last["agreeing"],
             },
             signals=("event:digest",),
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.records import Incident
 from pipeline.topology import Topology, kind_of
 
 
@@ -17,9 +17,9 @@ class Blast:
     jobs: tuple[str, ...]
 
 
-def blast_radius(incident: Incident, topology: Topology) -> Blast:
+def blast_radius(cause: str, members: Iterable[str], topology: Topology) -> Blast:
     """Costs one pass over the topology."""
-    roots = {incident.cause, *incident.members}
+    roots = {cause, *members}
     reached = roots | {e for e in topology.parents if not roots.isdisjoint(topology.above(e))}
     jobs = {job for e in reached if (job := topology.above_of_kind(e, "job")) is not None}
     return Blast(dict(sorted(Counter(map(kind_of, reached)).items())), tuple(sorted(jobs)))

@@ -21,6 +21,11 @@ def page() -> None:
     parts.refreshing(_body)
 
 
+def behind(fleet: Fleet) -> float | None:
+    """Seconds by which judgement is behind the present; None before the first judgement."""
+    return None if fleet.watermark is None else max(0.0, (fleet.as_of - fleet.watermark) / SECOND)
+
+
 def _body() -> None:
     answer = snapshot.fleet()
     fleet = answer.value
@@ -28,7 +33,7 @@ def _body() -> None:
         parts.head("The fleet is out of sight", [], "", answer, None, None)
         parts.trouble(answer)
         return
-    parts.head(markup.headline(fleet), [], sources(fleet), answer, fleet.as_of, fleet.lag_s)
+    parts.head(markup.headline(fleet), [], sources(fleet), answer, fleet.as_of, behind(fleet))
     parts.trouble(answer)
     st.html(markup.tiles(fleet))
     picked = fleet_map(fleet.nodes, fleet.as_of, stale=bool(answer.error))

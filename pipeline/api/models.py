@@ -86,6 +86,7 @@ class IncidentDetail(Incident):
     findings: list[dict[str, Any]]
     history: list[dict[str, Any]]
     notifications: list[dict[str, Any]]
+    blast_radius: dict[str, Any]
 
 
 class Entity(_Strict):

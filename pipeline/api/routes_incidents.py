@@ -13,6 +13,7 @@ from starlette.responses import Response
 from pipeline.api import models
 from pipeline.api.guard import USER
 from pipeline.api.service import answer, service_of
+from pipeline.blast import blast_radius
 from pipeline.records import State
 from pipeline.store import ledger
 
@@ -29,12 +30,15 @@ def incidents(request: Request, state: State | None = None) -> Response:
 
 @router.get("/{incident}", response_model=models.IncidentDetail)
 def incident_detail(request: Request, incident: str) -> Response:
-    """One incident with its findings, history and notifications."""
-    with service_of(request).cursor() as cursor:
+    """One incident with its findings, history, notifications and blast radius."""
+    service = service_of(request)
+    with service.cursor() as cursor:
         try:
-            return answer(ledger.incident(cursor, incident))
+            found = ledger.incident(cursor, incident)
         except KeyError as error:
             raise _unknown(incident) from error
+    blast = blast_radius(found["cause"], found["members"], service.places.topology())
+    return answer({**found, "blast_radius": {"entities": blast.entities, "jobs": list(blast.jobs)}})
 
 
 @router.post("/{incident}/acknowledge", response_model=models.Incident)

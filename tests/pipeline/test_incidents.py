@@ -398,7 +398,7 @@ def test_simulated_trouble_says_so() -> None:
 
 def test_the_blast_radius_counts_what_is_below_and_who_runs_there(case: Case) -> None:
     case.see(found("node:n1", "power"))
-    blast = blast_radius(case.only(), case.desk.topology)
+    blast = blast_radius(case.only().cause, case.only().members, case.desk.topology)
     assert blast.entities == {"gpu": 4, "node": 1, "port": 4, "rank": 4}
     assert blast.jobs == ("job:81",)
 
