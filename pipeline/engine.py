@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -57,6 +58,15 @@ class Standing:
     snapshot: int = -(1 << 62)
 
 
+@dataclass(slots=True)
+class Unwritten:
+    """Results of the instants before `end` that no transaction holds yet."""
+
+    end: int
+    findings: list[Finding] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+
+
 class Engine:
     """Judges what ingest committed. `observe` and `advance` run in one thread; notes come from others, under `lock`."""
 
@@ -78,7 +88,9 @@ class Engine:
         self.ahead = 0
         self._enqueue = enqueue
         self._seen = LastSeen()
+        self._ready: deque[Instant] = deque()
         self._restore()
+        self._unwritten = Unwritten(self.standing.judged)
         start = self.standing.snapshot if self.standing.snapshot > 0 else None
         self.framer = Framer(step, topology, devices.names, start=start)
         reread(database, start or 0, self._refill)
@@ -116,43 +128,49 @@ class Engine:
     # --- what goes out ------------------------------------------------------------------------------
 
     def advance(self, watermark: int) -> int:
-        """Judges every cell that the watermark has passed; returns how many there were."""
-        count = 0
-        waiting: list[tuple[Instant, list[Finding]]] = []
-        for instant in self.framer.advance(watermark):
-            waiting.append((instant, self.judge.observe(instant.frames)))
-            count += 1
-            if len(waiting) >= INSTANTS_PER_RESULT:
-                self._conclude(waiting)
-                waiting = []
-        if waiting:
-            self._conclude(waiting)
+        """Judges every cell that the watermark has passed; returns how many there were.
+
+        A transaction that fails leaves its results in memory: they are written first when this is called again.
+        """
+        self._ready.extend(self.framer.advance(watermark))
+        count = len(self._ready)
+        self._write()
+        while self._ready:
+            for _ in range(min(INSTANTS_PER_RESULT, len(self._ready))):
+                self._judge(self._ready.popleft())
+            self._write()
         return count
 
-    def _conclude(self, judged: Sequence[tuple[Instant, list[Finding]]]) -> None:
-        """Shows findings to the Desk, then writes findings, incidents, alerts and state in one transaction."""
-        end = judged[-1][0].end
+    def _judge(self, instant: Instant) -> None:
+        """Shows an instant to the judge, and its findings to the Desk unless the Desk saw them before a restart."""
+        found = self.judge.observe(instant.frames)
         with self.lock:
-            changes: list[Change] = []
-            findings: list[Finding] = []
-            for instant, found in judged:
-                self._seen.note(instant)
-                if instant.end > self.standing.judged:
-                    changes += self.desk.observe(instant.time, found, self._seen.present)
-                    findings += found
-            if end <= self.standing.judged:
+            self._seen.note(instant)
+            if instant.end > self._unwritten.end:
+                self._unwritten.end = instant.end
+                self._unwritten.findings += found
+                self._unwritten.changes += self.desk.observe(instant.time, found, self._seen.present)
+
+    def _write(self) -> None:
+        """Writes findings, incidents, alerts and state in one transaction."""
+        with self.lock:
+            done = self._unwritten
+            if done.end == self.standing.judged:
                 return
-            snapshot = end - self.standing.snapshot >= SNAPSHOT_EVERY
+            snapshot = done.end - self.standing.snapshot >= SNAPSHOT_EVERY
             with self.database.transaction() as connection:
-                ledger.record(connection, findings, changes, self._enqueue(changes, self.clock()), end)
-                ledger.save_snapshot(connection, "desk", end, self.desk.snapshot())
+                payloads = self._enqueue(done.changes, self.clock())
+                ledger.record(connection, done.findings, done.changes, payloads, done.end)
+                ledger.save_snapshot(connection, "desk", done.end, self.desk.snapshot())
                 if snapshot:
-                    ledger.save_snapshot(connection, "judge", end, self.judge.snapshot())
-        self.standing = Standing(end, end if snapshot else self.standing.snapshot)
+                    ledger.save_snapshot(connection, "judge", done.end, self.judge.snapshot())
+            self.standing = Standing(done.end, done.end if snapshot else self.standing.snapshot)
+            self._unwritten = Unwritten(done.end)
 
     def note(self, change: Callable[[Desk], Change]) -> Change:
         """Applies a person's note to the Desk and writes it with its alerts, or neither."""
         with self.lock:
+            self._write()
             before = self.desk.snapshot()
             made = change(self.desk)
             try:

@@ -67,6 +67,7 @@ class Service:
         self._judge = judge
         self._moved = clock()
         self._expired = 0
+        self._fault: str | None = None
         self._trouble: str | None = "starting: what was stored before is being judged"
 
     # --- the loop -----------------------------------------------------------------------------------
@@ -86,11 +87,23 @@ class Service:
             self.engine.observe(committed)
             self._moved = self.clock()
         watermark = self.watermark()
-        judged = self.engine.advance(watermark) if watermark is not None else 0
+        judged = self._judged(self.engine, watermark) if watermark is not None else 0
         if self.clock() - self._expired >= _HOUR:
             expire(self.database, self.clock() - int(self.config.store.hot_hours * _HOUR))
             self._expired = self.clock()
         return bool(committed or judged)
+
+    def _judged(self, engine: Engine, watermark: int) -> int:
+        """Judges what can be judged. A fault there must not stop storing: it is logged, and said on /readyz."""
+        try:
+            return engine.advance(watermark)
+        except (Retryable, duckdb.Error):
+            raise
+        except Exception as error:
+            if self._fault is None:
+                log.exception("judging failed; storing goes on")
+            self._fault = f"judging failed: {type(error).__name__}: {error}; see the log"
+            return 0
 
     def watermark(self) -> int | None:
         """Least event time of what is still unread; newest minus the lateness for what was read to its end."""
@@ -164,7 +177,7 @@ class Service:
         return {"agents": len(nodes), "silent": silent, "gaps": gaps, "dead_letters": letters}
 
     def unready(self) -> list[str]:
-        reasons = [reason for reason in (self._trouble, self.transport.reachable()) if reason]
+        reasons = [reason for reason in (self._trouble, self._fault, self.transport.reachable()) if reason]
         if self.ingest.backlog() is not None and self.clock() - self._moved > STALE:
             reasons.append(f"waiting input has stood uncommitted since {iso(self._moved)}")
         free = shutil.disk_usage(self.config.store.path.parent).free

@@ -1,7 +1,9 @@
 """Engine: judged once, whatever the restarts; results and the state behind them in one transaction."""
 
+import contextlib
 import json
 
+import duckdb
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +15,7 @@ from pipeline.frames import Instant
 from pipeline.ingest import Committed
 from pipeline.presence import LastSeen
 from pipeline.records import SECOND, Event, Finding, Frame
+from pipeline.store import ledger
 from pipeline.topology import Topology
 
 STEP = 10 * SECOND
@@ -175,3 +178,28 @@ def test_silence_is_not_quiet():
     seen.note(Instant(T0 + 7 * STEP, T0 + 8 * STEP, {}))
     assert not seen.present("gpu:n1.0")
     assert seen.present("rack:r1")  # bears no telemetry of its own
+
+
+def test_results_that_could_not_be_written_are_written_later_and_nothing_is_judged_twice(site, new_site, monkeypatch):
+    temperatures = [50, 95, 95, 95, 95, 50]
+    wanted = play(new_site(), temperatures).results()
+    running = Running(site)
+    running.start()
+    record, tries = ledger.record, []
+
+    def often_full(*arguments):
+        tries.append(1)
+        if len(tries) % 3:
+            raise duckdb.IOException("disk full")
+        record(*arguments)
+
+    monkeypatch.setattr("pipeline.engine.ledger.record", often_full)
+    for i, value in enumerate(temperatures):
+        site.send("n1", T0 + i * STEP, first=value)
+        with contextlib.suppress(duckdb.IOException):
+            running.run(T0 + i * STEP)
+    for _ in range(3):
+        with contextlib.suppress(duckdb.IOException):
+            running.run(T0 + len(temperatures) * STEP)
+    assert len(tries) > 5
+    assert running.results() == wanted

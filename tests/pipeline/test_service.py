@@ -182,3 +182,22 @@ def test_the_process_serves_survives_a_kill_and_ends_on_sigterm(site, tmp_path):
     assert "Traceback" not in talk
     site.open()
     assert site.rows("SELECT count(*), count(DISTINCT (time, entity)) FROM gpu") == [(100, 100)]
+
+
+def test_a_fault_in_judging_is_said_and_storing_goes_on(site, service, caplog):
+    service.start()
+
+    def broken(frames):
+        raise ZeroDivisionError("a detector's arithmetic")
+
+    service.engine.judge.observe = broken
+    for second in range(0, 100, 10):
+        site.send("n1", T0 + second * SECOND)
+        drain(service)
+    assert any("judging failed: ZeroDivisionError" in reason for reason in service.unready())
+    assert caplog.text.count("storing goes on") == 1
+    assert site_rows(service, "SELECT count(*) FROM gpu") == 20
+
+
+def site_rows(service, query):
+    return service.database.connection.execute(query).fetchall()[0][0]
