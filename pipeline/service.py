@@ -24,7 +24,7 @@ from pipeline.api.server import create_app, serve
 from pipeline.cases import Change
 from pipeline.config import Config, Notify
 from pipeline.engine import Engine, Judge
-from pipeline.errors import Retryable
+from pipeline.errors import ConfigError, Retryable
 from pipeline.incidents import Desk
 from pipeline.ingest import Ingest
 from pipeline.recordings import read_topology
@@ -211,7 +211,9 @@ def open_transport(config: Config) -> Transport:
     """The transport that the configuration names."""
     if config.pipeline.transport == "spool":
         return SpoolTransport(config.spool.directory)
-    raise Retryable("transport 'kafka' arrives with the next version; wanted [pipeline] transport = 'spool'")
+    raise ConfigError(
+        f"{config.source}: [pipeline] transport = 'kafka': this version reads spools only; wanted transport = 'spool'"
+    )
 
 
 def known_topology(database: Database, config: Config) -> Topology:
