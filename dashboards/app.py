@@ -7,9 +7,16 @@ from pathlib import Path
 import streamlit as st
 
 from dashboards import routes, theme
+from dashboards.views import fleet, incident, incidents
 
 ICON = Path(__file__).parent / "icon.png"  # a file: a named icon would be fetched from the internet
 
 st.set_page_config(page_title="Fleetpulse", layout="wide", page_icon=ICON)
 st.html(f"<style>{theme.page_css()}</style>")
-st.navigation([routes.fleet_page(), routes.incidents_page(), routes.incident_page()], position="top").run()
+pages = {
+    "fleet": st.Page(fleet.page, title="Fleet", url_path="fleet", icon=":material/grid_view:", default=True),
+    "incidents": st.Page(incidents.page, title="Incidents", url_path="incidents", icon=":material/notifications:"),
+    "incident": st.Page(incident.page, title="Incident", url_path="incident", visibility="hidden"),
+}
+routes.remember(pages)
+st.navigation(list(pages.values()), position="top").run()
