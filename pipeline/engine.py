@@ -18,11 +18,12 @@ import numpy as np
 
 from pipeline.cases import Change
 from pipeline.errors import UsageError
-from pipeline.frames import Framer, Instant
+from pipeline.frames import Framer, Instant, select
 from pipeline.incidents import Desk
 from pipeline.ingest import Committed
 from pipeline.presence import LastSeen
-from pipeline.records import SECOND, Event, Finding, Frame, Rows
+from pipeline.records import SECOND, Event, Finding, Frame, Rows, iso
+from pipeline.signals import CLASSES
 from pipeline.store import ledger
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
@@ -65,6 +66,7 @@ class Unwritten:
     end: int
     findings: list[Finding] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    shown: list[tuple[int, list[Finding]]] = field(default_factory=list)
 
 
 class Engine:
@@ -85,12 +87,14 @@ class Engine:
         self.lock = threading.RLock()
         self.desk = Desk(topology, devices.is_simulated)
         self.standing = Standing()
-        self.ahead = 0
+        self.ahead = self.faults = 0
         self._enqueue = enqueue
         self._seen = LastSeen()
         self._ready: deque[Instant] = deque()
         self._restore()
-        self._unwritten = Unwritten(self.standing.judged)
+        self._unwritten, self._desk_state = Unwritten(self.standing.judged), self.desk.snapshot()
+        for device_class in CLASSES:
+            self._seen.know(device_class, devices.names(device_class))
         start = self.standing.snapshot if self.standing.snapshot > 0 else None
         self.framer = Framer(step, topology, devices.names, start=start)
         reread(database, start or 0, self._refill)
@@ -99,30 +103,25 @@ class Engine:
 
     def observe(self, committed: Committed) -> None:
         """Takes rows and events that are durable now."""
-        limit = self.clock() + AHEAD
-        for rows in committed.rows:
-            sane = rows.time <= limit
-            self.ahead += len(sane) - int(np.count_nonzero(sane))
-            if not sane.all():
-                columns = {name: column[sane] for name, column in rows.columns.items()}
-                rows = Rows(rows.device_class, rows.time[sane], rows.device[sane], columns)
-            self.framer.add(rows)
-        self._take_events([e for e in committed.events if e.time <= limit])
+        self._take(committed.rows, committed.events)
 
-    def _take_events(self, events: Iterable[Event]) -> None:
+    def _take(self, rows: Iterable[Rows], events: Iterable[Event]) -> None:
+        limit = self.clock() + AHEAD
+        for block in rows:
+            sane = block.time <= limit
+            self.ahead += len(sane) - int(np.count_nonzero(sane))
+            self.framer.add(block if sane.all() else select(block, sane))
         judged = []
         for event in events:
             if event.kind == "inventory":
                 learn(self.topology, event)
-            else:
+            elif event.time <= limit:
                 judged.append(event)
         self.framer.add_events(judged)
 
     def _refill(self, rows: Sequence[Rows], events: Sequence[Event], until: int) -> None:
         """A restart: what the store holds after the snapshot, in chunks; all before `until` is complete."""
-        for block in rows:
-            self.framer.add(block)
-        self._take_events(events)
+        self._take(rows, events)
         self.advance(min(until, self.standing.judged))
 
     # --- what goes out ------------------------------------------------------------------------------
@@ -132,9 +131,9 @@ class Engine:
 
         A transaction that fails leaves its results in memory: they are written first when this is called again.
         """
+        self._write()
         self._ready.extend(self.framer.advance(watermark))
         count = len(self._ready)
-        self._write()
         while self._ready:
             for _ in range(min(INSTANTS_PER_RESULT, len(self._ready))):
                 self._judge(self._ready.popleft())
@@ -147,9 +146,24 @@ class Engine:
         with self.lock:
             self._seen.note(instant)
             if instant.end > self._unwritten.end:
-                self._unwritten.end = instant.end
-                self._unwritten.findings += found
-                self._unwritten.changes += self.desk.observe(instant.time, found, self._seen.present)
+                self._show(instant, found)
+
+    def _show(self, instant: Instant, found: list[Finding]) -> None:
+        """Takes what the Desk makes of an instant; all of it or, if the Desk fails, nothing of it."""
+        new = self._unwritten
+        try:
+            changes = self.desk.observe(instant.time, found, self._seen.present)
+        except Exception:
+            self.faults += 1
+            log.exception("the Desk failed on %d findings of %s; they are left out", len(found), iso(instant.time))
+            self.desk.restore(self._desk_state)
+            for time, findings in new.shown:
+                self.desk.observe(time, findings, self._seen.present)
+            return
+        new.end = instant.end
+        new.findings += found
+        new.changes += changes
+        new.shown.append((instant.time, found))
 
     def _write(self) -> None:
         """Writes findings, incidents, alerts and state in one transaction."""
@@ -161,11 +175,12 @@ class Engine:
             with self.database.transaction() as connection:
                 payloads = self._enqueue(done.changes, self.clock())
                 ledger.record(connection, done.findings, done.changes, payloads, done.end)
-                ledger.save_snapshot(connection, "desk", done.end, self.desk.snapshot())
+                state = self.desk.snapshot()
+                ledger.save_snapshot(connection, "desk", done.end, state)
                 if snapshot:
                     ledger.save_snapshot(connection, "judge", done.end, self.judge.snapshot())
             self.standing = Standing(done.end, done.end if snapshot else self.standing.snapshot)
-            self._unwritten = Unwritten(done.end)
+            self._unwritten, self._desk_state = Unwritten(done.end), state
 
     def note(self, change: Callable[[Desk], Change]) -> Change:
         """Applies a person's note to the Desk and writes it with its alerts, or neither."""
@@ -176,10 +191,12 @@ class Engine:
             try:
                 with self.database.transaction() as connection:
                     ledger.record(connection, [], [made], self._enqueue([made], self.clock()), self.clock())
-                    ledger.save_snapshot(connection, "desk", self.standing.judged, self.desk.snapshot())
+                    after = self.desk.snapshot()
+                    ledger.save_snapshot(connection, "desk", self.standing.judged, after)
             except BaseException:
                 self.desk.restore(before)
                 raise
+            self._desk_state = after
         return made
 
     def _restore(self) -> None:

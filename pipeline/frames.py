@@ -67,7 +67,7 @@ class Framer:
         late = len(rows.time) - int(np.count_nonzero(fresh))
         if late:
             self.late[rows.device_class] += late
-            rows = _select(rows, fresh)
+            rows = select(rows, fresh)
         if len(rows.time):
             self._rows[rows.device_class].append(rows)
 
@@ -117,9 +117,9 @@ class Framer:
             if before.all():
                 now.append(rows)
                 continue
-            self._rows[device_class].append(_select(rows, ~before))
+            self._rows[device_class].append(select(rows, ~before))
             if before.any():
-                now.append(_select(rows, before))
+                now.append(select(rows, before))
         if not now:
             return None
         return _planes(now, self.step, len(self._names(device_class)), self.catalogue)
@@ -185,6 +185,7 @@ def as_float(column: NDArray[Any]) -> Floats:
     return out
 
 
-def _select(rows: Rows, mask: NDArray[np.bool_]) -> Rows:
+def select(rows: Rows, mask: NDArray[np.bool_]) -> Rows:
+    """The rows where `mask` holds."""
     columns = {name: column[mask] for name, column in rows.columns.items()}
     return Rows(rows.device_class, rows.time[mask], rows.device[mask], columns)

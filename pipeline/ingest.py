@@ -9,13 +9,13 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import duckdb
 
 from pipeline import wire
-from pipeline.errors import GapError, Retryable
+from pipeline.errors import GapError, Retryable, WireError
 from pipeline.intake import DeadLetter, Item, Writes, decode_item, to_rows
 from pipeline.offsets import Offsets
 from pipeline.records import Event, EventBatch, Rows
@@ -28,7 +28,7 @@ log = logging.getLogger("fleetpulse.ingest")
 COMMIT_ROWS = 122_880
 """Rows of the fullest table per commit: one DuckDB row group goes to the file without passing the write-ahead log."""
 COMMIT_SAMPLES = 8_000_000  # bound of one commit's decoded values: 64 MB as float64
-_FETCH_BYTES = 64 << 20  # bound of fetched, uncommitted messages over all partitions
+_FETCH_BYTES = 64 << 20  # bound of fetched messages over all partitions; decoded they may be 8 times as large
 _FETCH_MESSAGES = 256
 _SHAPES = 4096  # shapes of messages remembered as sound
 _TRIES = 3  # of one commit before its poison message is looked for
@@ -41,6 +41,19 @@ class Committed:
     rows: list[Rows] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     messages: int = 0
+    gaps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where ingest stood after its last step; other threads read this and nothing else of it.
+
+    backlog: event time from which input waits.  newest: newest event time stored.  nodes: the same by sender.
+    """
+
+    backlog: int | None = None
+    newest: int | None = None
+    nodes: Mapping[str, int] = field(default_factory=dict)
 
 
 class Ingest:
@@ -61,7 +74,8 @@ class Ingest:
         self._gaps: dict[Partition, GapError] = {}
         self._fetch_bytes = _FETCH_BYTES
         self._sound: set[wire.Shape] = set()
-        self.first_failure: int | None = None
+        self._done = Committed()
+        self.progress = Progress()
 
     # --- what is known about the input ------------------------------------------------------------------------------
 
@@ -71,10 +85,6 @@ class Ingest:
         unread = [t for p, t in self._newest.items() if not self._at_end.get(p, True) and not self._waiting.get(p)]
         return min(waiting + unread, default=None)
 
-    def newest_by_node(self) -> dict[str, int]:
-        """Newest event time of every sender of telemetry."""
-        return dict(self._newest_of)
-
     def newest(self) -> int | None:
         """Newest event time committed over all partitions."""
         return max(self._newest.values(), default=None)
@@ -82,20 +92,33 @@ class Ingest:
     # --- one commit -------------------------------------------------------------------------------------------------
 
     def step(self) -> Committed | None:
-        """Commits what is there, at most one full commit; None if there was nothing."""
-        self._fetch()
-        items = self._merge()
-        if not items and not self._gaps:
-            return None
-        gaps = {p: gap for p, gap in self._gaps.items() if not self._waiting.get(p)}
+        """Commits what is there, at most one full commit; None if there was nothing.
+
+        After any failure everything that is not durable is fetched again; what a failed step did make durable comes
+        with the next result.
+        """
         try:
-            done = self._commit(items, gaps)
+            self._fetch()
+            items = self._merge()
+            if items or self._gaps:
+                self._commit(items, {p: gap for p, gap in self._gaps.items() if not self._waiting.get(p)})
         except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
-            self._put_back(items)
-            self.first_failure = self.first_failure or self.clock()
+            self._fetch_again()
             raise Retryable(f"store {self.database.path}: cannot commit: {error}", after_s=1.0) from error
-        self.first_failure = None
-        return done
+        except BaseException:
+            self._fetch_again()
+            raise
+        finally:
+            self.progress = Progress(self.backlog(), self.newest(), dict(self._newest_of))
+        done, self._done = self._done, Committed()
+        return done if done.messages or done.gaps else None
+
+    def _fetch_again(self) -> None:
+        """Forgets what was fetched and not stored: the next step reads on from where the store stands."""
+        self._waiting.clear()
+        self._at_end.clear()
+        self._gaps.clear()
+        self.offsets.fetched.clear()
 
     def _fetch(self) -> None:
         """Fills the queue of every partition whose queue is empty."""
@@ -127,9 +150,14 @@ class Ingest:
             self._at_end[partition] = False
             return
         self._at_end[partition] = not messages
-        if messages:
-            self.offsets.fetched[partition] = messages[-1].offset + 1
-            self._waiting[partition].extend(decode_item(m, self._types_of, self._sound) for m in messages)
+        size = 0
+        for message in messages:
+            item = decode_item(message, self._types_of, self._sound)
+            self._waiting[partition].append(item)
+            self.offsets.fetched[partition] = message.offset + 1
+            size += len(item.body.data) if isinstance(item.body, wire.Body) else len(message.value)
+            if size > 8 * self._fetch_bytes:
+                break  # messages that compress so well are decoded a few at a time
 
     def _types_of(self, device_class: str) -> dict[str, str]:
         """Wire types of the columns that exist, by column."""
@@ -160,47 +188,45 @@ class Ingest:
                 heapq.heappop(heap)
         return taken
 
-    def _put_back(self, items: Iterable[Item]) -> None:
-        for item in reversed(list(items)):
-            self._waiting[item.message.partition].appendleft(item)
-
-    def _commit(self, items: list[Item], gaps: Mapping[Partition, GapError]) -> Committed:
+    def _commit(self, items: list[Item], gaps: Mapping[Partition, GapError]) -> None:
         """Stores items, then gaps; a message that the store refuses becomes a dead letter by itself."""
-        refusal: duckdb.Error | None = None
+        refusal: Exception | None = None
         for attempt in range(1, _TRIES + 1):
             try:
                 return self._transaction(items, gaps)
-            except (duckdb.IOException, duckdb.OutOfMemoryException):
+            except (Retryable, duckdb.IOException, duckdb.OutOfMemoryException):
                 raise
-            except duckdb.Error as error:
-                log.warning("commit of %d messages refused (try %d of %d): %s", len(items), attempt, _TRIES, error)
+            except Exception as error:
                 refusal = error
-        if len(items) <= 1:
-            letters = [Item.dead(DeadLetter(item.message, f"the store refused it: {refusal}")) for item in items]
-            return self._transaction(letters, gaps)
-        half = len(items) // 2
-        first, second = self._commit(items[:half], {}), self._commit(items[half:], gaps)
-        return Committed(first.rows + second.rows, first.events + second.events, first.messages + second.messages)
+                told = "commit of %d messages refused (try %d of %d): %s"
+                ours = not isinstance(error, (duckdb.Error, WireError))
+                log.warning(told, len(items), attempt, _TRIES, error, exc_info=ours)
+        if len(items) > 1:
+            half = len(items) // 2
+            self._commit(items[:half], {})
+            return self._commit(items[half:], gaps)
+        if not items or isinstance(items[0].body, DeadLetter):
+            raise Retryable(f"store {self.database.path}: refuses what was lost: {refusal}", after_s=5.0) from refusal
+        return self._commit([Item.dead(DeadLetter(items[0].message, f"the store refused it: {refusal}"))], gaps)
 
-    def _transaction(self, items: list[Item], gaps: Mapping[Partition, GapError]) -> Committed:
+    def _transaction(self, items: list[Item], gaps: Mapping[Partition, GapError]) -> None:
         writes = Writes(self.offsets, self.clock())
         fresh = [item for item in items if writes.accept(item)]
         for partition, gap in gaps.items():
             writes.lost(partition, gap)
         events = [item.body for item in fresh if isinstance(item.body, EventBatch)]
-        done = Committed(
-            to_rows([item.body for item in fresh if isinstance(item.body, wire.Body)], self.devices),
-            [event for batch in events for event in batch.events],
-            len(items),
-        )
+        rows = to_rows([item.body for item in fresh if isinstance(item.body, wire.Body)], self.devices)
         with self.database.transaction() as connection:
             writes.check(connection)
             self.devices.save(connection)
-            writes.write(connection, done.rows, events)
+            writes.write(connection, rows, events)
         self.devices.saved()
         self.offsets.advance(writes.next_offsets, writes.marks, writes.last)
+        self._done.rows += rows
+        self._done.events += [event for batch in events for event in batch.events]
+        self._done.messages += len(items)
+        self._done.gaps += len(gaps)
         self._after(items, writes)
-        return done
 
     def _after(self, items: list[Item], writes: Writes) -> None:
         """Memory follows what is durable now."""

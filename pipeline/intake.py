@@ -15,7 +15,7 @@ from pipeline import wire
 from pipeline.errors import GapError, Retryable, WireError
 from pipeline.offsets import Offsets, stored_offsets
 from pipeline.records import EventBatch, Rows
-from pipeline.signals import CATALOGUE, Signal, column_of
+from pipeline.signals import CATALOGUE, CLASSES, Signal, column_of
 from pipeline.store import schema
 from pipeline.store.append import append_rows, insert, times
 from pipeline.store.devices import Devices
@@ -79,7 +79,7 @@ def _event_item(message: Message, batch: EventBatch) -> Item:
 
 def _check_shape(shape: wire.Shape, types: Types) -> None:
     for device_class, _, signals in shape.blocks:
-        _check_block(device_class, signals, types(device_class) if _NAME.fullmatch(device_class) else {})
+        _check_block(device_class, signals, types(device_class) if device_class in CLASSES else {})
 
 
 def _telemetry_item(message: Message, body: wire.Body) -> Item:
@@ -97,9 +97,11 @@ def _check_times(first: int, last: int) -> None:
 
 
 def _check_block(device_class: str, signals: Sequence[tuple[str, str]], known: Mapping[str, str]) -> None:
-    """Names must be fit for columns, and a signal must have the type of its column."""
-    if "." in device_class or not _NAME.fullmatch(device_class):
-        raise WireError(f"device class {device_class!r}: wanted a lower-case word of at most 64 characters")
+    """The class must be ours, names fit for columns, and a signal must have the type of its column."""
+    if device_class not in CLASSES:
+        raise WireError(f"device class {device_class!r}: wanted one of {', '.join(CLASSES)}: upgrade the pipeline")
+    if len({column_of(name, device_class) for name, _ in signals}) < len(signals):
+        raise WireError(f"class {device_class}: two signals would share one column")
     for name, code in signals:
         wanted = known.get(column_of(name, device_class))
         if wanted is None and not _NAME.fullmatch(name):
@@ -161,6 +163,9 @@ class Writes:
         self._passed(message.partition, message.offset, message.offset + 1)
         if isinstance(body, DeadLetter):
             self.letters.append(body)
+            mark = (message.partition.topic, message.partition.name, message.partition.incarnation)
+            # in a spool the offset is the sequence: what comes next must not look as if something were missing
+            self.marks[mark] = self.last[mark[:2]] = max(message.offset, self._mark(mark))
             self.counters["dead_letters"] += 1
             return False
         envelope = wire.peek(message.value)
@@ -275,17 +280,12 @@ class Writes:
     def ensure_columns(connection: duckdb.DuckDBPyConnection, rows: Rows) -> None:
         """Columns for signals that no batch had before."""
         known = Writes.column_types(connection, rows.device_class)
-        new = [
-            Signal(
-                name,
-                "1",
-                "gauge",
-                rows.device_class,
-                values.dtype.kind + str(values.dtype.itemsize),
-                "not in the catalogue",
-            )
-            for name, values in rows.columns.items()
-            if column_of(name, rows.device_class) not in known
-        ]
+        new = []
+        for name, values in rows.columns.items():
+            code, column = f"{values.dtype.kind}{values.dtype.itemsize}", column_of(name, rows.device_class)
+            if known.get(column, code) != code:
+                raise WireError(f"{name}: values of type {code}, wanted {known[column]}: senders disagree")
+            if column not in known:
+                new.append(Signal(name, "1", "gauge", rows.device_class, code, "not in the catalogue"))
         if new or not known:
             schema.ensure_class(connection, rows.device_class, new)

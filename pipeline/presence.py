@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,23 +20,23 @@ class LastSeen:
     def __init__(self) -> None:
         self._times: dict[str, NDArray[np.int64]] = {}
         self._place: dict[str, tuple[str, int]] = {}
-        self._known: dict[str, int] = defaultdict(int)
         self.now = 0
+
+    def know(self, device_class: str, entities: Sequence[str]) -> None:
+        """Takes devices that are known to bear telemetry; they are absent until a sample of theirs is noted."""
+        times = self._times.get(device_class, np.zeros(0, np.int64))
+        for i in range(len(times), len(entities)):
+            self._place[entities[i]] = (device_class, i)
+        self._times[device_class] = np.concatenate([times, np.zeros(max(0, len(entities) - len(times)), np.int64)])
 
     def note(self, instant: Instant) -> None:
         """Takes the samples of one instant, which is now the present."""
         self.now = instant.time
         for device_class, frame in instant.frames.items():
-            size = len(frame.entities)
-            for i in range(self._known[device_class], size):
-                self._place[frame.entities[i]] = (device_class, i)
-            self._known[device_class] = max(size, self._known[device_class])
-            times = self._times.get(device_class, np.zeros(0, np.int64))
-            if len(times) < size:
-                times = np.concatenate([times, np.zeros(size - len(times), np.int64)])
+            if frame.values:
+                self.know(device_class, frame.entities)
             for values in frame.values.values():
-                times[: len(values)][~np.isnan(values)] = frame.time
-            self._times[device_class] = times
+                self._times[device_class][: len(values)][~np.isnan(values)] = frame.time
 
     def present(self, entity: str) -> bool:
         """Whether the entity had a sample lately; True for what bears no telemetry of its own (racks, jobs)."""

@@ -96,7 +96,7 @@ class Service:
     def _judged(self, engine: Engine, watermark: int) -> int:
         """Judges what can be judged. A fault there must not stop storing: it is logged, and said on /readyz."""
         try:
-            return engine.advance(watermark)
+            judged = engine.advance(watermark)
         except (Retryable, duckdb.Error):
             raise
         except Exception as error:
@@ -104,6 +104,9 @@ class Service:
                 log.exception("judging failed; storing goes on")
             self._fault = f"judging failed: {type(error).__name__}: {error}; see the log"
             return 0
+        if judged:
+            self._fault = None
+        return judged
 
     def watermark(self) -> int | None:
         """Least event time of what is still unread; newest minus the lateness for what was read to its end."""
@@ -124,7 +127,7 @@ class Service:
                 self._trouble = None
                 if not busy:
                     stop.wait(IDLE)
-            except (Retryable, duckdb.Error) as error:
+            except (Retryable, duckdb.Error, OSError) as error:
                 if str(error) != self._trouble:
                     log.error("%s", error)
                 self._trouble = str(error)
@@ -155,7 +158,7 @@ class Service:
         return self.engine.note(change).incident.as_json()
 
     def health(self) -> Health:
-        newest, waiting = self.ingest.newest(), self.ingest.backlog()
+        newest, waiting = self.ingest.progress.newest, self.ingest.progress.backlog
         oldest = waiting if waiting is not None else newest
         return {
             "watermark": self.engine.standing.judged if self.engine and self.engine.standing.judged > 0 else None,
@@ -167,7 +170,7 @@ class Service:
     def _sources(self) -> Sources:
         cursor = self.database.cursor()
         try:
-            nodes = self.ingest.newest_by_node()
+            nodes = self.ingest.progress.nodes
             gaps, letters = cursor.execute(
                 "SELECT (SELECT count(*) FROM gaps), (SELECT count(*) FROM dead_letter)"
             ).fetchall()[0]
@@ -178,7 +181,7 @@ class Service:
 
     def unready(self) -> list[str]:
         reasons = [reason for reason in (self._trouble, self._fault, self.transport.reachable()) if reason]
-        if self.ingest.backlog() is not None and self.clock() - self._moved > STALE:
+        if self.ingest.progress.backlog is not None and self.clock() - self._moved > STALE:
             reasons.append(f"waiting input has stood uncommitted since {iso(self._moved)}")
         free = shutil.disk_usage(self.config.store.path.parent).free
         if free < self.config.spool.free_bytes:
@@ -198,6 +201,7 @@ class Service:
             late = self.engine.framer.late
             out |= {f'fleetpulse_rows_late_total{{class="{c}"}}': float(n) for c, n in sorted(late.items())}
             out["fleetpulse_rows_ahead_total"] = float(self.engine.ahead)
+            out["fleetpulse_desk_faults_total"] = float(self.engine.faults)
         return out
 
 

@@ -258,7 +258,17 @@ def decode_events(message: bytes | memoryview) -> EventBatch:
         raise WireError(f"{len(events)} events, wanted {count}: truncated")
     if bad := next((e for e in events if not _sound(e)), None):
         raise WireError(f"event {bad}: wanted time (int, UTC us), entity (kind:name), kind (string), data (object)")
+    for event in events:
+        _check_text(event.entity + event.kind + json.dumps(event.data, ensure_ascii=False))
     return EventBatch(Origin(layout.site, layout.node, boot_id, envelope.simulated), events)
+
+
+def _check_text(text: str) -> None:
+    """Raises WireError on halves of surrogate pairs: JSON can spell them, and nothing behind us can write them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise WireError(f"text that is no Unicode: {error.reason} at position {error.start}") from error
 
 
 def _sound(event: Event) -> bool:
@@ -353,6 +363,7 @@ def _check_names(texts: list[str], blocks: tuple[BlockLayout, ...]) -> None:
     texts += [text for b in blocks for signal in b.signals for text in signal]
     if not all(isinstance(text, str) for text in texts):
         raise WireError("layout has names or types that are no text")
+    _check_text("".join(texts))
     if any(code not in TYPES for b in blocks for _, code in b.signals):
         raise WireError(f"layout has types other than {', '.join(TYPES)}")
     for block in blocks:

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline import wire
 from pipeline.engine import Engine
 from pipeline.errors import UsageError
 from pipeline.frames import Instant
+from pipeline.incidents import Desk
 from pipeline.ingest import Committed
 from pipeline.presence import LastSeen
-from pipeline.records import SECOND, Event, Finding, Frame
+from pipeline.records import SECOND, Batch, Block, Event, Finding, Frame, Origin
 from pipeline.store import ledger
 from pipeline.topology import Topology
 
@@ -203,3 +205,49 @@ def test_results_that_could_not_be_written_are_written_later_and_nothing_is_judg
             running.run(T0 + len(temperatures) * STEP)
     assert len(tries) > 5
     assert running.results() == wanted
+
+
+def test_a_failing_desk_leaves_out_one_instant_and_nothing_half_done(site, monkeypatch):
+    running = Running(site)
+    running.start()
+    observe, calls = Desk.observe, []
+
+    def once(desk, time, findings, present=None):
+        changes = observe(desk, time, findings, present)
+        if findings and not calls:
+            calls.append(time)
+            raise KeyError("a fault of ours")
+        return changes
+
+    monkeypatch.setattr(Desk, "observe", once)
+    for i, value in enumerate([50, 95, 95, 95, 95, 95]):
+        site.send("n1", T0 + i * STEP, first=value)
+    running.run(T0 + 10 * STEP)
+    assert running.engine.faults == 1
+    stored = {row[0] for row in running.results()[1]}
+    assert stored == set(running.engine.desk.incidents) != set()
+
+
+def test_silence_before_a_restart_is_still_silence_after_it(site):
+    """A hot GPU's telemetry stops while another node goes on: no restart may turn that into quiet."""
+    running = play(site, [95] * 5)
+    for second in range(5, 100):
+        if second == 20:
+            running.start()
+        block = Block("node", ("node:n9",), {"node.load1": np.ones((1, 1), "f4")})
+        times = np.array([T0 + second * STEP])
+        body = wire.encode(Batch(Origin("local", "n9", b"b" * 16), times, (block,)))
+        site.send_raw("n9", body)
+        running.run(T0 + second * STEP)
+    assert {row[4] for row in running.results()[1]} == {"open"}
+
+
+def test_rows_from_the_future_are_left_out_after_a_restart_too(site):
+    running = play(site, [50] * 8)
+    site.send("n1", T0 * 2 + 3600 * SECOND)
+    running.run(T0 + 9 * STEP)
+    running.start()
+    assert running.engine.ahead == 2
+    assert running.engine.framer._rows == {} or all(
+        int(rows.time.max()) < T0 * 2 for block in running.engine.framer._rows.values() for rows in block
+    )

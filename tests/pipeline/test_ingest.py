@@ -2,13 +2,16 @@
 
 import json
 import shutil
+import struct
 
 import duckdb
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import pipeline.ingest
 from pipeline import wire
 from pipeline.errors import Retryable
 from pipeline.records import SECOND, TELEMETRY, Batch, Block, Event, Origin
@@ -59,7 +62,8 @@ def test_a_message_that_is_no_batch_becomes_a_dead_letter_and_stops_nothing(site
     [
         ("gpu", "gpu.sm_clock", np.ones((1, 1), "f4"), "values of type f4, wanted u2"),
         ("gpu", 'gpu."; DROP TABLE hot_gpu; --', np.ones((1, 1), "f4"), "lower-case"),
-        ("GPU", "gpu.x", np.ones((1, 1), "f4"), "lower-case"),
+        ("GPU", "gpu.x", np.ones((1, 1), "f4"), "wanted one of gpu"),
+        ("entities", "entities.x", np.ones((1, 1), "f4"), "wanted one of gpu"),
         ("gpu", "gpu.time", np.ones((1, 1), "f4"), "taken by the store"),
     ],
 )
@@ -247,3 +251,105 @@ def test_offsets_are_per_incarnation(site):
     [partition] = site.transport.partitions()
     assert ingest.offsets.durable == {partition: 1}
     assert partition != Partition(partition.topic, partition.name, "another")
+
+
+def one_signal(node, name, values):
+    block = Block("gpu", (f"gpu:{node}.0",), {name: values})
+    return wire.encode(Batch(Origin("local", node, b"b" * 16), np.array([T0]), (block,)))
+
+
+def test_text_that_no_store_can_write_is_a_dead_letter(site):
+    layout = json.dumps({"site": "local", "node": "n1", "blocks": [["gpu", ["gpu:\ud800"], [["gpu.power", "f4"]]]]})
+    names = layout.encode()
+    raw = b"b" * 16 + struct.pack("<II", len(names), 1) + names + struct.pack("<qf", T0, 1.0)
+    site.send_raw("n1", zstandard.ZstdCompressor().compress(raw))
+    site.send_raw("n1", one_signal("n1", "gpu.power", np.ones((1, 1), "f4")))
+    site.send_events("n2", Event(T0, "gpu:n2.0", "xid", {"text": "\\ud800"}))
+    site.drain()
+    assert "no Unicode" in site.rows("SELECT reason FROM dead_letter")[0][0]
+    assert site.rows("SELECT count(*) FROM gpu") == [(1,)]
+
+
+def test_a_dead_letter_leaves_no_second_record_of_the_same_loss(site):
+    site.send("n1", T0)
+    site.send_raw("n1", b"not a zstd frame")
+    site.send("n1", T0 + SECOND)
+    site.drain()
+    assert site.rows("SELECT count(*) FROM dead_letter") == [(1,)]
+    assert site.rows("SELECT count(*) FROM gaps") == [(0,)]
+
+
+def test_senders_that_disagree_on_the_type_of_a_new_signal_are_told_apart(site):
+    site.send_raw("n1", one_signal("n1", "gpu.brand_new", np.array([[3]], "u1")))
+    site.send_raw("n2", one_signal("n2", "gpu.brand_new", np.array([[3.7]], "f4")))
+    site.drain()
+    assert site.rows("SELECT count(*) FROM gpu") == [(1,)]
+    assert "senders disagree" in site.rows("SELECT reason FROM dead_letter")[0][0]
+
+
+def test_two_signals_that_would_share_a_column_are_refused(site):
+    columns = {"gpu.fan.speed": np.ones((1, 1), "f4"), "gpu.fan_speed": np.ones((1, 1), "f4")}
+    batch = Batch(Origin("local", "n1", b"b" * 16), np.array([T0]), (Block("gpu", ("gpu:n1.0",), columns),))
+    site.send_raw("n1", wire.encode(batch))
+    site.drain()
+    assert "share one column" in site.rows("SELECT reason FROM dead_letter")[0][0]
+
+
+def test_a_disk_that_fills_while_a_poison_message_is_looked_for_loses_nothing(site, monkeypatch):
+    """The first half is durable, the second fails: the next step goes on behind it, and both reach the framer."""
+    for second in range(4):
+        site.send("n1", T0 + second * SECOND)
+    ingest = site.open()
+    transaction = ingest._transaction
+    failures = [*[duckdb.ConversionException("poison")] * 3, None, duckdb.IOException("disk full")]
+
+    def failing(items, gaps):
+        error = failures.pop(0) if failures else None
+        if error is not None:
+            raise error
+        transaction(items, gaps)
+
+    monkeypatch.setattr(ingest, "_transaction", failing)
+    with pytest.raises(Retryable, match="disk full"):
+        ingest.step()
+    assert site.rows("SELECT count(*) FROM gpu") == [(4,)]
+    done = ingest.step()
+    assert site.rows("SELECT count(*), count(DISTINCT (time, entity)) FROM gpu") == [(8, 8)]
+    assert sum(len(rows.time) for rows in done.rows) == 8
+    assert ingest.step() is None
+
+
+def test_an_error_that_is_not_the_stores_is_told_and_the_message_set_aside(site, monkeypatch):
+    site.send("n1", T0)
+    site.send("n2", T0, first=13.0)
+    ingest = site.open()
+    rows = pipeline.ingest.to_rows
+
+    def unlucky(bodies, devices):
+        if any(b.layout.node == "n2" for b in bodies):
+            raise ZeroDivisionError("a fault of ours")
+        return rows(bodies, devices)
+
+    monkeypatch.setattr(pipeline.ingest, "to_rows", unlucky)
+    assert ingest.step().messages == 2
+    assert site.rows("SELECT count(*) FROM gpu") == [(2,)]
+    assert "a fault of ours" in site.rows("SELECT reason FROM dead_letter")[0][0]
+
+
+def test_messages_that_compress_too_well_are_decoded_a_few_at_a_time(site):
+    block = Block("gpu", tuple(f"gpu:n1.{i}" for i in range(100)), {"gpu.power": np.zeros((10_000, 100), "f4")})
+    body = wire.encode(Batch(Origin("local", "n1", b"b" * 16), T0 + np.arange(10_000), (block,)))
+    for _ in range(20):
+        site.send_raw("n1", body)
+    ingest = site.open()
+    ingest._fetch()
+    assert sum(len(queue) for queue in ingest._waiting.values()) <= 3
+
+
+def test_other_threads_read_only_what_the_last_step_published(site):
+    site.send("n1", T0)
+    ingest = site.open()
+    before = ingest.progress
+    ingest.step()
+    assert (before.newest, before.nodes) == (None, {})
+    assert (ingest.progress.newest, ingest.progress.nodes) == (T0, {"n1": T0})
