@@ -192,9 +192,14 @@ def _sql(given: argparse.Namespace) -> int:
 
 
 def _detectors(given: argparse.Namespace) -> int:
-    from detectors import listing
+    from detectors import explain, listing
 
-    rows = listing()
+    rows = listing() if given.name is None else [explain(given.name)]
+    if given.name is not None and given.output == "table":
+        row = rows[0]
+        settings = [f"  {key} = {value!r}" for key, value in row["settings"].items()]
+        sys.stdout.write("\n".join([row["about"], "", f"Cannot see: {row['blind']}", "", *settings, ""]))
+        return 0
     columns = ["name", "family", "class", "needs", "wants", "blind"]
     _print(rows, columns if given.output in ("table", "csv") else list(rows[0]), given.output)
     return 0

@@ -22,8 +22,10 @@ def locked(path: Path) -> int:
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(handle)
+        if not isinstance(error, BlockingIOError):
+            raise
         raise SpoolError(
             f"{path}: another process writes this spool; stop it, or set another [agent] node or [spool] directory"
         ) from None

@@ -22,6 +22,7 @@ from pipeline.transport import segments
 BUFFER = 1 << 20
 """Bytes that wait for `sync` at most before append syncs by itself; chosen: 80 ticks of a node with 8 GPUs."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_GONE = (errno.ENOENT, errno.ENOTDIR)  # the folder was removed, or something else lies in its place
 
 
 class Spool:
@@ -50,6 +51,7 @@ class Spool:
         self._pending: list[bytes] = []
         self._waiting = self._dropped_before = 0
         self._closed = self._vanished = self._rolled = False
+        self._mark = self._lock = -1
         self._open()
 
     # --- what others call --------------------------------------------------------------------------------------------
@@ -65,8 +67,8 @@ class Spool:
 
     def append(self, body: bytes, kind: int, sent: int, simulated: bool = False) -> int:
         """Seals a wire body and queues it; returns its sequence. Durable, and seen by readers, after `sync`."""
-        if self._vanished:
-            self._open_anew()
+        if self._closed:
+            raise SpoolError(f"{self.home}: message after close; wanted an open spool")
         sequence = self.next
         message = wire.seal(body, kind, self.epoch, sequence, sent, simulated)
         if len(message) > wire.MAX_MESSAGE:
@@ -87,26 +89,32 @@ class Spool:
 
     def sync(self) -> None:
         """Makes everything appended durable and visible, or counts it as dropped."""
-        if not self._pending:
-            return
+        if self._pending:
+            self._sync_pending()
+        if self._vanished and not self._closed:
+            self._open_anew()
+
+    def _sync_pending(self) -> None:
         pending, first = self._pending, self.next - len(self._pending)
-        self._pending, self._waiting, self.trouble = [], 0, None
+        self._pending, self._waiting, self.trouble = [], 0, self.trouble if self._vanished else None
         start = 0
-        while start < len(pending):
+        while start < len(pending) and not self._vanished:
             end = self._fitting(pending, start, first + start)
             self._store(b"".join(pending[start:end]), first + start, first + end)
             start = end
+        if start < len(pending):
+            self._lose(first + start, first + len(pending), "write failed")
         self._retention.save_gaps()
-        self._move_mark()
-        self._tidy()
+        if self._mark >= 0:
+            self._move_mark()
+            self._tidy()
 
     def close(self) -> None:
         """Syncs and lets another writer in; may be called twice."""
         if not self._closed:
             self._closed = True
             self.sync()
-            os.close(self._mark)
-            os.close(self._lock)
+            self._release()
 
     def __enter__(self) -> Spool:
         return self
@@ -122,16 +130,30 @@ class Spool:
         try:
             self._begin()
         except BaseException:
-            os.close(self._lock)
+            self._release()
             raise
 
+    def _release(self) -> None:
+        """Closes mark and lock, and forgets their numbers, which the next file opened by anybody may get."""
+        handles = [handle for handle in (self._mark, self._lock) if handle >= 0]
+        self._mark = self._lock = -1
+        for handle in handles:
+            try:
+                os.close(handle)
+            except OSError as error:  # closed all the same; what the mark says is written again at the next opening
+                self.trouble = f"{self.home}: {error.strerror}"
+
     def _open_anew(self) -> None:
-        """Makes the spool again whose folder somebody removed; what it held is lost, and its epoch with it."""
-        os.close(self._mark)
-        os.close(self._lock)
-        self._dropped_before += self._retention.dropped
-        self._vanished = False
-        self._open()
+        """Makes the spool again whose folder was removed, in a new epoch; until that succeeds, messages are lost."""
+        dropped = self.dropped
+        self._release()
+        try:
+            self._open()
+        except (OSError, SpoolError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self.trouble = f"{self.home}: cannot be made anew: {why}; tried again at the next sync"
+            return
+        self._dropped_before, self._vanished = dropped, False
 
     def _begin(self) -> None:
         """Goes on in the newest epoch if no sequence of it could be used twice, else makes a new one."""
@@ -201,14 +223,26 @@ class Spool:
                 return
             except OSError as error:
                 self.trouble = f"{self.home}: {error.strerror}"
-                self._vanished |= error.errno == errno.ENOENT
-                if error.errno == errno.EFBIG and self._retention.writable(first):
-                    self._retention.seal()
-                elif error.errno not in _FULL or not self._retention.drop_oldest():
-                    self._retention.lose(first, behind, "spool full" if error.errno in _FULL else "write failed")
-                    self._retention.save_gaps()
-                    self._durable = behind
+                self._vanished |= error.errno in _GONE
+                if not self._room_made(error, first):
+                    self._lose(first, behind, "spool full" if error.errno in _FULL else "write failed")
                     return
+
+    def _room_made(self, error: OSError, first: int) -> bool:
+        """Whether a write that failed may be tried again: in a new segment, or where the oldest one was."""
+        if error.errno == errno.EFBIG and self._retention.writable(first):
+            self._retention.seal()
+            return True
+        try:
+            return error.errno in _FULL and self._retention.drop_oldest()
+        except OSError as other:
+            self.trouble = f"{self.home}: {error.strerror}, and nothing can be unlinked: {other.strerror}"
+            return False
+
+    def _lose(self, first: int, behind: int, cause: str) -> None:
+        self._retention.lose(first, behind, cause)
+        self._retention.save_gaps()
+        self._durable = behind
 
     def _make_room(self, size: int) -> None:
         """Keeps to max_bytes, and to one segment while less than free_bytes would be left to others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
@@ -13,7 +14,7 @@ from detectors.link import Link
 from detectors.sdc import SdcVote
 from detectors.straggler import Straggler
 from pipeline.config import build
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, UsageError
 
 DETECTORS: tuple[type[Detector], ...] = (Straggler, Link, SdcVote, Coolant)
 
@@ -40,7 +41,17 @@ def listing() -> list[dict[str, Any]]:
             "wants": list(cls.wants),
             "blind": cls.blind,
             "settings": {f.name: f.default for f in fields(cls) if f.init and f.default is not MISSING},
-            "about": (cls.__doc__ or "").strip(),
+            "about": inspect.getdoc(cls) or "",
         }
         for cls in DETECTORS
     ]
+
+
+def explain(name: str) -> dict[str, Any]:
+    """The row of one detector. Raises UsageError with a suggestion if there is none of that name."""
+    rows = {row["name"]: row for row in listing()}
+    if name in rows:
+        return rows[name]
+    close = difflib.get_close_matches(name, rows, 1)
+    mend = f"did you mean '{close[0]}'?" if close else f"wanted one of {', '.join(rows)}"
+    raise UsageError(f"detectors: no detector '{name}'; {mend}")

@@ -13,7 +13,7 @@ from detectors.baseline import COUNTER, LEARN, Cells, counter_delta, poisson_cus
 from detectors.cohorts import Cohorts
 from detectors.conditions import Open, close, tell
 from detectors.detector import Detector, memory, notes
-from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.records import LEVELS, SECOND, Finding, Frame, Level
 
 PORT = np.dtype(
     [
@@ -36,6 +36,9 @@ class Link(Detector):
     Suspect: one flap, a port that is down, or errors at half of `limit`. Page: `flaps` within `flap_window` s, down
     for `drop` s, or errors at `limit`; a burst counts at most `error_cap` errors per 30 s. More than `leaf_share` of
     a leaf's ports (at least `leaf_ports`) down within `leaf_within` s: one page for the leaf, none for its ports.
+
+    Only a port of a fabric, below a leaf or a rail in the topology, pages. Elsewhere people pull cables and laptops
+    move: what would page is a ticket there, and stays a suspect on a port with the attribute `wireless`.
 
     Source: 3 flaps in 12 h as in gpud's rule; error rates of BER 1e-15 (healthy, InfiniBand cable test) against 1e-13
     (faulty) at 400 Gb/s; Poisson CUSUM of Lucas (Technometrics 27, 1985) with exp(23) windows between false alarms.
@@ -75,6 +78,7 @@ class Link(Detector):
     leaves: dict[str, int] = notes()
     conditions: Open = notes()
     _leaf: Cohorts = field(default_factory=lambda: Cohorts("leaf"), init=False, repr=False)
+    _fabric: Cohorts = field(default_factory=lambda: Cohorts("leaf", "rail"), init=False, repr=False)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         frame = frames.get("nic")
@@ -209,6 +213,12 @@ class Link(Detector):
         quiet = int(self.flap_quiet * SECOND)
         return next((b for a, b in zip(times[-2::-1], times[:0:-1], strict=True) if b - a > quiet), times[0])
 
+    def _highest(self, frame: Frame, i: int) -> Level:
+        """How loud a port may get: a link of the fabric holds up a job, another one at most its own host."""
+        if frame.topology.attributes.get(frame.entities[i], {}).get("wireless") is True:
+            return "suspect"
+        return "page" if self._fabric.of(frame)[i] >= 0 else "ticket"
+
     def _of_port(self, frame: Frame, i: int) -> Finding | None:
         """One finding per port, of its worst trouble first."""
         entity, time = frame.entities[i], frame.time
@@ -233,7 +243,8 @@ class Link(Detector):
                 text = f"has {count} {signal.removeprefix('nic.').replace('_', ' ')}"
                 troubles.append((level, int(cells["since"]), total / self.limit, text, {signal: count}, signal))
         troubles.sort(key=lambda t: (t[0] != "page", -t[2]))
-        due = tell(self.conditions, entity, time, min(t[1] for t in troubles), troubles[0][0])
+        level = min(troubles[0][0], self._highest(frame, i), key=LEVELS.index)
+        due = tell(self.conditions, entity, time, min(t[1] for t in troubles), level)
         if due is None:
             return None
         evidence = {k: v for t in troubles for k, v in t[4].items()}

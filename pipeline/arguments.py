@@ -28,7 +28,10 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         ((("query",), {"metavar": "QUERY", "help": "one SELECT over our own tables"}), OUTPUT),
     ),
     "signals": ("list what is measured", (OUTPUT,)),
-    "detectors": ("list the detectors: what each needs, and what it cannot see", (OUTPUT,)),
+    "detectors": (
+        "list the detectors: what each needs, and what it cannot see",
+        ((("name",), {"nargs": "?", "metavar": "NAME", "help": "explain this one, with its settings"}), OUTPUT),
+    ),
     "simulate": (
         "produce a fleet with known faults, as files or as a stream",
         (

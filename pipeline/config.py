@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 import socket
 import tomllib
 import types
@@ -32,6 +33,10 @@ _POSITIVE = wants("a number above 0", lambda value: 0 < value < math.inf)
 _PORT = wants("a port, 0 to 65535", lambda value: 0 <= value <= 65535)
 _NAME = wants(
     "a name: not empty, no slash, not '.' or '..'", lambda value: value not in ("", ".", "..") and "/" not in value
+)
+_RECEIVER = wants(
+    "1 to 64 of A-Z a-z 0-9 _ . - (it goes into an HTTP header)",
+    lambda value: re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", value) is not None,
 )
 
 
@@ -117,7 +122,7 @@ class Pipeline:
 class Webhook:
     """[[notify.webhooks]]: one receiver of alerts."""
 
-    name: str
+    name: str = field(metadata=_RECEIVER)
     url: str
     format: typing.Literal["alertmanager"] = "alertmanager"
     allow_http: bool = False

@@ -61,7 +61,7 @@ class Service:
         self.topology = known_topology(self.database, config)
         self.ingest = Ingest(self.database, self.transport, self.devices, clock)
         self.notifier = Notifier(
-            self.database, linked(config), config.site.name, clock, alive=lambda: not self.unready()
+            self.database, linked(config), config.site.name, clock, alive=lambda: not self._reasons()
         )
         self.engine: Engine | None = None
         self._judge = judge
@@ -180,6 +180,10 @@ class Service:
         return {"agents": len(nodes), "silent": silent, "gaps": gaps, "dead_letters": letters}
 
     def unready(self) -> list[str]:
+        trouble = self.notifier.trouble()
+        return [*self._reasons(), *([trouble] if trouble else [])]
+
+    def _reasons(self) -> list[str]:
         reasons = [reason for reason in (self._trouble, self._fault, self.transport.reachable()) if reason]
         if self.ingest.progress.backlog is not None and self.clock() - self._moved > STALE:
             reasons.append(f"waiting input has stood uncommitted since {iso(self._moved)}")
@@ -241,8 +245,9 @@ def run(config: Config, judge: Judge) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     service = Service(config, judge)
-    print(f"fleetpulse pipeline: store {config.store.path}", file=sys.stderr)  # noqa: T201 - talk of a command
     api = serve(create_app(service, config), config, stop)
+    where = f"store {config.store.path}, API http://{api.host}:{api.port}"
+    print(f"fleetpulse pipeline: {where}", file=sys.stderr)  # noqa: T201 - talk of a command
     notifier = threading.Thread(target=service.notifier.run, args=(stop,), name="notifier")
     notifier.start()
     try:

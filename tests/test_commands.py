@@ -311,3 +311,11 @@ def answers(url: str) -> bool:
             return True
     except OSError:
         return False
+
+
+def test_a_detector_explains_itself_with_what_it_cannot_see_and_its_settings(bench: Bench) -> None:
+    said = bench.call("detectors", "sdc")
+    assert said.returncode == 0
+    assert "Cannot see: " in said.stdout
+    assert "  quorum = 5" in said.stdout
+    refused(bench.call("detectors", "sdcc"), 2, "did you mean 'sdc'?")

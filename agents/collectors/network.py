@@ -100,9 +100,9 @@ class Network(Collector):
         for file in self._ports.pop(name).values():
             file.close()
 
-    def _facts(self, name: str) -> dict[str, str]:
-        """What tells this port from others: its address, and the driver that its peers share."""
-        facts = {"interface": name}
+    def _facts(self, name: str) -> dict[str, object]:
+        """What tells this port from others: its address, the driver that its peers share, and whether it is radio."""
+        facts: dict[str, object] = {"interface": name}
         address = ProcFile(self.root / name / "address")
         if text := (address.text() or "").strip():
             facts["address"] = text
@@ -110,6 +110,8 @@ class Network(Collector):
         driver = self.root / name / "device" / "driver"
         if driver.exists():
             facts["driver"] = os.path.basename(os.path.realpath(driver))
+        if (self.root / name / "wireless").exists():
+            facts["wireless"] = True
         return facts
 
 

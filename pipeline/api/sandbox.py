@@ -20,6 +20,9 @@ TABLES = frozenset(CLASSES) | {
 }  # fmt: skip
 QUERY_CHARACTERS = 64 * 1024
 """Longest query text (chosen: no person writes more, and its parsed tree stays below some tens of MB)."""
+CALLS = 300
+"""Most function calls in one query (chosen: counting and summing all columns of a view takes about 100). Each may add
+as much as its input, and DuckDB looks at its time and memory limits between them, not within."""
 _QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 _RELATIONS = frozenset({"BASE_TABLE", "SUBQUERY", "JOIN", "EMPTY", "EXPRESSION_LIST", "TABLE_FUNCTION"})
 _MODIFIERS = frozenset({"ORDER_MODIFIER", "LIMIT_MODIFIER", "LIMIT_PERCENT_MODIFIER", "DISTINCT_MODIFIER"})
@@ -62,6 +65,8 @@ def _tree(cursor: duckdb.DuckDBPyConnection, query: str) -> dict[str, Any]:
         text: str = cursor.execute("SELECT json_serialize_sql(?)", [query]).fetchall()[0][0]
     except duckdb.Error as error:
         raise Refused(f"not a SELECT: {_first_line(error)}") from error
+    if (calls := text.count('"class":"FUNCTION"')) > CALLS:
+        raise Refused(f"the query calls {calls} functions; wanted at most {CALLS}")
     parsed: dict[str, Any] = json.loads(text)
     if parsed["error"] or len(parsed["statements"]) != 1:
         raise Refused(f"not a SELECT: {parsed.get('error_message', 'no statement')}")

@@ -10,9 +10,11 @@ import contextlib
 import email.utils
 import http.client
 import ipaddress
+import re
 import socket
 import ssl
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ TIMEOUT_S = 15.0
 """From connecting to the answer's status. Chosen: shorter than any group interval of Alertmanager."""
 READ_BYTES = 4096
 """Of the answer's body, which nobody looks at: enough that an honest receiver finishes writing. Chosen."""
+LATER_S, LATER_CHARACTERS = 86400.0, 64
+"""Longest wait that a Retry-After may ask for, and its longest text; a date of RFC 9110 has 29 characters. Chosen."""
 RETRYABLE = frozenset({408, 425, 429})
 """4xx that mean `later`: RFC 9110 15.5.9, RFC 8470 5.2, RFC 6585 4. All 5xx do too."""
 _TUNNELS = tuple(
@@ -169,7 +173,7 @@ def _exchange(connection: _Checked, url: urllib.parse.SplitResult, body: bytes, 
         with contextlib.suppress(OSError, http.client.HTTPException):  # the status decides, not the body
             response.read(READ_BYTES)
         return judge(response.status, response.getheader("Retry-After"))
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a header that cannot be written
         late = connection.aborted or isinstance(error, TimeoutError)
         return Answer("retry", f"no answer within {connection.timeout_s:g} s" if late else _words(error))
     finally:
@@ -192,19 +196,20 @@ def judge(status: int, retry_after: str | None = None) -> Answer:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Seconds of a Retry-After header (RFC 9110 10.2.3); 0 without one or with one that says nothing."""
-    if retry_after is None:
+    """Seconds of a Retry-After header (RFC 9110 10.2.3), 0 to LATER_S; 0 with one that says nothing."""
+    text = (retry_after or "").strip(" \t")
+    if not text or len(text) > LATER_CHARACTERS:
         return 0.0
-    if retry_after.strip().isdecimal():
-        return float(retry_after[:9])
+    if re.fullmatch("[0-9]+", text):
+        return min(float(text), LATER_S)
     try:
-        moment = email.utils.parsedate_to_datetime(retry_after)
-    except ValueError:
+        seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+    except (ValueError, TypeError, LookupError, OverflowError, OSError):  # all that hostile dates have led to
         return 0.0
-    return max(0.0, moment.timestamp() - email.utils.localtime().timestamp())
+    return min(max(0.0, seconds), LATER_S)
 
 
 def _words(error: Exception) -> str:
     """What the system says of the error; never text that came from the receiver."""
     said = error.strerror if isinstance(error, OSError) else None
-    return f"{type(error).__name__}: {said or 'no valid HTTP answer'}"
+    return f"{type(error).__name__}: {said or 'no valid HTTP request or answer'}"

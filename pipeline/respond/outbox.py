@@ -7,6 +7,7 @@ between the two sends it again under the same idempotency key. All state is in t
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import random
@@ -14,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import duckdb
 
@@ -27,6 +28,7 @@ from pipeline.respond.payloads import Sender, payloads_of
 from pipeline.store.ledger import Payload
 
 log = logging.getLogger("fleetpulse.notify")
+T = TypeVar("T")
 
 RETRY_S = (1, 5, 30, 120, 600, 1800, 7200, 21600)
 """Seconds between attempts: quick for a restart of the receiver, then up to a night. After the last one it is dead."""
@@ -40,6 +42,9 @@ POLL_S = 0.5
 """How often a thread looks into the outbox. Chosen: far below the first retry."""
 END_S = 2.0
 """How long the end waits for a post under way; what was not written down is sent again at the next start. Chosen."""
+FAULT_S = 5.0
+"""Pause after a look that failed: what cannot be written down as delivered is not sent twice a second. Chosen."""
+FAULTS = 100  # distinct faults remembered as logged; chosen
 BATCH = 100  # bound of what one look takes
 
 _HEADS = """
@@ -103,14 +108,20 @@ class Notifier:
         self._started = clock()
         self._watchdog_due = dict.fromkeys(self.receivers, self._started)
         self._random = random.Random()
+        self._troubles: dict[str, str] = {}
+        self._logged: set[str] = set()
 
     def payloads(self, changes: Sequence[Change], now: int) -> list[Payload]:
         """What receivers are to be told of changes; to be written in the transaction that writes the changes."""
         return [p for c in changes for p in payloads_of(c, tuple(self.receivers.values()), self._sender, now)]
 
+    def trouble(self) -> str | None:
+        """A sentence on what fails now, for whoever watches the pipeline; None if all is well."""
+        return "; ".join(text for _, text in sorted(dict(self._troubles).items())) or None
+
     def run(self, stop: threading.Event) -> None:
         """Delivers until `stop`."""
-        self._tidy()
+        self._attempt("outbox", self._tidy, stop)
         threads = [
             threading.Thread(target=self._serve, args=(name, stop), name=f"notify-{name}", daemon=True)
             for name in self.receivers
@@ -118,7 +129,7 @@ class Notifier:
         for thread in threads:
             thread.start()
         while not stop.wait(3600.0):
-            self._tidy()
+            self._attempt("outbox", self._tidy, stop)
         for thread in threads:
             thread.join(END_S / len(threads))
 
@@ -150,16 +161,32 @@ class Notifier:
             log.warning("receiver %s: Watchdog not delivered: %s", name, answer.told)
 
     def _serve(self, name: str, stop: threading.Event) -> None:
+        step = functools.partial(self.step, name, stop.is_set)
+        watch = functools.partial(self.watch, name)
         while not stop.is_set():
-            try:
-                self.watch(name)
-                busy = self.step(name, stop.is_set)
-            except duckdb.Error as error:  # a full disk ends some day, and the store may be closed at the end
-                if not stop.is_set():
-                    log.error("receiver %s: outbox: %s", name, error)
-                busy = 0
+            self._attempt(f"receiver {name}: Watchdog", watch, stop)  # apart: its faults hold up no alert
+            busy = self._attempt(f"receiver {name}: alerts", step, stop)
             if not busy:
-                stop.wait(POLL_S)
+                stop.wait(FAULT_S if busy is None else POLL_S)
+
+    def _attempt(self, what: str, act: Callable[[], T], stop: threading.Event) -> T | None:
+        """What `act` returns; None if it failed, which is a trouble until it succeeds. No fault ends the thread."""
+        try:
+            done = act()
+        except Exception as error:  # noqa: BLE001 # a thread that ends is an alert that nobody gets
+            if not (stop.is_set() and isinstance(error, duckdb.Error)):  # the store may be closed at the end
+                self._fail(what, error)
+            return None
+        self._troubles.pop(what, None)
+        return done
+
+    def _fail(self, what: str, error: Exception) -> None:
+        self._troubles[what] = text = f"{what}: {type(error).__name__}: {error}"
+        if text not in self._logged:
+            if len(self._logged) >= FAULTS:
+                self._logged.clear()
+            self._logged.add(text)
+            log.error("%s; tried again until it works, said once", text, exc_info=error)
 
     def _due(self, name: str) -> list[Due]:
         with contextlib.closing(self._store.cursor()) as cursor:
@@ -196,13 +223,10 @@ class Notifier:
 
     def _tidy(self) -> None:
         """Gives up what is for receivers that are no longer configured, and forgets what is long over."""
-        try:
-            with self._store.transaction() as connection:
-                connection.execute(
-                    "UPDATE outbox SET state = 'dead', answer = 'the receiver is no longer configured' "
-                    "WHERE state = 'pending' AND NOT list_contains($1::VARCHAR[], receiver)",
-                    [list(self.receivers)],
-                )
-                connection.execute(_PRUNE, [self._clock() - KEEP_S * SECOND])
-        except duckdb.Error as error:
-            log.error("outbox: not tidied: %s", error)
+        with self._store.transaction() as connection:
+            connection.execute(
+                "UPDATE outbox SET state = 'dead', answer = 'the receiver is no longer configured' "
+                "WHERE state = 'pending' AND NOT list_contains($1::VARCHAR[], receiver)",
+                [list(self.receivers)],
+            )
+            connection.execute(_PRUNE, [self._clock() - KEEP_S * SECOND])

@@ -13,9 +13,11 @@ are contiguous.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +145,45 @@ def resync(data: bytes, sequence: int, end: int) -> tuple[int, int] | None:
     return None
 
 
+class OpenSegments:
+    """Segments held open for reading: one of each epoch folder, and at most `limit` in all.
+
+    Opening another one of a folder closes the one before: a file that is held open keeps its space when it is unlinked.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._files: OrderedDict[Path, tuple[int, int]] = OrderedDict()  # (first sequence, open file) by folder
+
+    def handle(self, folder: Path, first: int) -> int | None:
+        """The open file of a segment; None if it was unlinked before it was opened."""
+        known, handle = self._files.get(folder, (-1, -1))
+        if handle >= 0 and known == first:
+            self._files.move_to_end(folder)
+            return handle
+        self.close(folder)
+        try:
+            handle = os.open(segment_path(folder, first), os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        self._files[folder] = first, handle
+        if len(self._files) > self._limit:
+            self.close(next(iter(self._files)))
+        return handle
+
+    def close(self, folder: Path) -> None:
+        """Closes what is open of a folder; nothing if nothing is."""
+        _, handle = self._files.pop(folder, (-1, -1))
+        if handle >= 0:
+            with contextlib.suppress(OSError):  # nothing was written to it, and it is closed whatever close says
+                os.close(handle)
+
+    def close_all(self) -> None:
+        """Closes what is open of all folders."""
+        for folder in list(self._files):
+            self.close(folder)
+
+
 # --- the small files -------------------------------------------------------------------------------------------------
 
 
@@ -166,20 +207,20 @@ def read_mark(folder: Path) -> Mark | None:
 
 
 def read_gaps(folder: Path) -> list[Gap]:
-    """The ranges that the writer gave up, ascending; a damaged file is as good as none, for causes only explain."""
+    """The ranges that the writer gave up, ascending; what cannot be read is as good as none: causes only explain."""
     try:
         return [
             (int(first), int(behind), str(cause)) for first, behind, cause in json.loads(_text(folder / "gaps.json"))
         ]
-    except (ValueError, TypeError):
+    except (OSError, ValueError, TypeError):
         return []
 
 
 def read_cursor(path: Path) -> int:
-    """What a reader has stored: 0 if its file is not whole, which only keeps segments longer."""
+    """What a reader has stored: 0 if its file cannot be read or is not whole, which only keeps segments longer."""
     try:
         return int(json.loads(_text(path))["next"])
-    except (ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError):
         return 0
 
 

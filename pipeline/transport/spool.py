@@ -1,15 +1,17 @@
 """SpoolTransport: reads agents' spools straight from disk. Partition = node, incarnation = epoch, offset = sequence.
 
 Never reads beyond the writer's mark, so whatever it returns is durable. Holds at most one read of one segment in memory
-(max_bytes, and a whole segment only to find the way round damage) and OPEN open files.
+(max_bytes, and a whole segment only to find the way round damage) and OPEN open files, none of a segment it has passed.
+
+What cannot be read or written here (rights, disk) costs only its own node: `reachable` tells it, the others go on.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ OPEN = 256
 """Segments held open at once; chosen: a quarter of the usual limit of 1,024 files."""
 CURSOR_S = 1.0
 """A cursor file is written at most so often: it only lets the writer unlink, and is written in full by close."""
+_OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # this process wants for something: no fault of one node
 _LEAST = 4096  # bytes of the smallest read, one page
 _SETTLED_NS = 2_000_000_000  # a folder changed longer ago than this before it was listed has no unseen change
 
@@ -47,7 +50,10 @@ class SpoolTransport:
         self._cursor_name = f"{segments.folder_name(reader)}.cursor"
         self._listed: dict[Path, tuple[int, list[str]]] = {}
         self._places: dict[Partition, _Place] = {}
-        self._files: OrderedDict[Path, int] = OrderedDict()
+        self._files = segments.OpenSegments(OPEN)
+        self._unlisted: dict[Path, str] = {}
+        self._unread: dict[Partition, str] = {}
+        self._unwritten: dict[Partition, str] = {}
         self._stored: dict[Partition, int] = {}
         self._written: dict[Partition, tuple[int, float]] = {}
 
@@ -55,6 +61,7 @@ class SpoolTransport:
 
     def partitions(self) -> Sequence[Partition]:
         found: dict[Partition, Path] = {}
+        self._unlisted = {}
         for node in self._names(self._directory):
             for topic in self._names(self._directory / node):
                 home = self._directory / node / topic
@@ -62,22 +69,41 @@ class SpoolTransport:
                     epoch = name.partition("-")[2]
                     found[Partition(segments.name_of(topic), segments.name_of(node), epoch)] = home / name
         for partition in self._places.keys() - found.keys():
-            del self._places[partition]
+            self._forget(partition)
         for partition, folder in found.items():
             if partition not in self._places:
                 self._places[partition] = _Place(folder)
+        for partition in list(self._unwritten):
+            self._write_cursor_in_time(partition)
         return tuple(found)
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         place = self._place(partition)
         if place is None:
             return 0, 0
-        end = self._renewed_end(place)
-        return min([*segments.segments(place.folder)[:1], end]), end
+        try:
+            end = self._renewed_end(place)
+            return min([*segments.segments(place.folder)[:1], end]), end
+        except OSError as error:
+            self._cannot_read(partition, place, error)
+            return 0, place.end
 
     def read(self, partition: Partition, offset: int, max_messages: int, max_bytes: int) -> list[Message]:
         place = self._place(partition)
-        if place is None or (offset >= place.end and offset >= self._renewed_end(place)):
+        if place is None:
+            return []
+        try:
+            found = self._messages(partition, place, offset, max_messages, max_bytes)
+        except OSError as error:
+            self._cannot_read(partition, place, error)
+            return []
+        self._unread.pop(partition, None)
+        return found
+
+    def _messages(
+        self, partition: Partition, place: _Place, offset: int, max_messages: int, max_bytes: int
+    ) -> list[Message]:
+        if offset >= place.end and offset >= self._renewed_end(place):
             return []
         if place.sequence != offset:
             self._seek(partition, place, offset)
@@ -90,22 +116,23 @@ class SpoolTransport:
 
     def committed(self, partition: Partition, next_offset: int) -> None:
         self._stored[partition] = next_offset
-        written, at = self._written.get(partition, (-1, -CURSOR_S))
-        if next_offset != written and self._monotonic() - at >= CURSOR_S:
-            self._write_cursor(partition)
+        self._write_cursor_in_time(partition)
 
     def reachable(self) -> str | None:
-        if self._directory.is_dir():
+        """May be called from any thread: it looks at copies."""
+        told = [t for known in (self._unlisted, self._unread, self._unwritten) for t in list(known.values())]
+        if told:
+            return f"spool: {told[0]}" + (f" (and {len(told) - 1} more like it)" if told[1:] else "")
+        if os.path.isdir(self._directory):  # unlike Path.is_dir it is False, and does not raise, where we may not look
             return None
         return (
             f"spool: {self._directory} is no folder yet: no agent has run here; wanted [spool] directory of the agents"
         )
 
     def close(self) -> None:
-        for partition in list(self._stored):
+        for partition in self._places.keys() & self._stored.keys():
             self._write_cursor(partition)
-        while self._files:
-            os.close(self._files.popitem()[1])
+        self._files.close_all()
 
     # --- finding -----------------------------------------------------------------------------------------------------
 
@@ -116,13 +143,51 @@ class SpoolTransport:
             known = self._listed.get(folder)
             if known and known[0] == changed:
                 return known[1]
-            names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+            with os.scandir(folder) as entries:
+                names = sorted(entry.name for entry in entries if self._is_folder(entry))
         except (FileNotFoundError, NotADirectoryError):
             self._listed.pop(folder, None)
+            return []
+        except OSError as error:
+            self._listed.pop(folder, None)
+            self._cannot_list(folder, error)
             return []
         settled = time.time_ns() - changed > _SETTLED_NS
         self._listed[folder] = (changed if settled else -1, names)
         return names
+
+    def _is_folder(self, entry: os.DirEntry[str]) -> bool:
+        try:
+            return entry.is_dir()
+        except OSError as error:
+            if error.errno != errno.ELOOP:  # a link to itself is a stranger here, and no node
+                self._cannot_list(Path(entry.path), error)
+            return False
+
+    def _cannot_list(self, folder: Path, error: OSError) -> None:
+        if error.errno in _OURS:
+            raise error
+        self._unlisted[folder] = (
+            f"{folder}: cannot be listed: {error.strerror}; what lies in it is left out; "
+            "wanted a folder that the pipeline's user may read"
+        )
+
+    def _cannot_read(self, partition: Partition, place: _Place, error: OSError) -> None:
+        """Keeps the trouble of one partition, which reads as ended until it is mended."""
+        if error.errno in _OURS:
+            raise error
+        place.sequence = -1
+        self._files.close(place.folder)
+        self._unread[partition] = (
+            f"{place.folder}: cannot be read: {error.strerror}; node {partition.name} is left out; "
+            "wanted a sound disk and files that the pipeline's user may read"
+        )
+
+    def _forget(self, partition: Partition) -> None:
+        """Lets go of a partition that vanished; its open file would keep the space of an unlinked segment."""
+        self._files.close(self._places.pop(partition).folder)
+        self._unread.pop(partition, None)
+        self._unwritten.pop(partition, None)
 
     def _place(self, partition: Partition) -> _Place | None:
         if partition not in self._places:
@@ -139,7 +204,7 @@ class SpoolTransport:
 
     def _take(self, place: _Place, count: int, size: int) -> tuple[list[bytes], str]:
         """Bodies from `place` on, which moves behind them, or none and why: "short" (the segment ends) or "bad"."""
-        handle = self._file(segments.segment_path(place.folder, place.first))
+        handle = self._files.handle(place.folder, place.first)
         if handle is None:
             return [], "short"
         wanted = max(_LEAST, min(size, count * place.typical) + segments.HEAD.size)
@@ -193,6 +258,7 @@ class SpoolTransport:
         gaps = segments.read_gaps(place.folder)
         cause = next((why for first, behind, why in gaps if first < end and behind > offset), otherwise)
         place.sequence = -1
+        self._files.close(place.folder)
         if end in firsts:
             place.first, place.position, place.sequence = end, 0, end
         self._raise(partition, place, offset, end, cause)
@@ -201,27 +267,33 @@ class SpoolTransport:
         raise GapError(partition.topic, partition.name, first, end, cause)
 
     def _rest(self, place: _Place, position: int) -> bytes:
-        handle = self._file(segments.segment_path(place.folder, place.first))
+        handle = self._files.handle(place.folder, place.first)
         return b"" if handle is None else os.pread(handle, max(0, os.fstat(handle).st_size - position), position)
 
-    def _file(self, path: Path) -> int | None:
-        """The open file; None if it was unlinked before it was opened."""
-        handle = self._files.get(path)
-        if handle is not None:
-            self._files.move_to_end(path)
-            return handle
-        try:
-            handle = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            return None
-        self._files[path] = handle
-        if len(self._files) > OPEN:
-            os.close(self._files.popitem(last=False)[1])
-        return handle
+    # --- the cursor --------------------------------------------------------------------------------------------------
+
+    def _write_cursor_in_time(self, partition: Partition) -> None:
+        written, at = self._written.get(partition, (-1, -CURSOR_S))
+        if self._stored[partition] != written and self._monotonic() - at >= CURSOR_S:
+            self._write_cursor(partition)
 
     def _write_cursor(self, partition: Partition) -> None:
-        """Without fsync: a cursor that is lost only keeps segments longer, and it never runs ahead of the store."""
-        place, stored = self._place(partition), self._stored[partition]
-        self._written[partition] = (stored, self._monotonic())
-        if place is not None:
-            segments.write_small(place.folder / self._cursor_name, {"next": stored}, durable=False)
+        """Without fsync: a cursor that is lost only keeps segments longer, and it never runs ahead of the store.
+
+        One that cannot be written is told by `reachable` and tried again CURSOR_S later.
+        """
+        place, stored, now = self._place(partition), self._stored[partition], self._monotonic()
+        self._written[partition] = (-1, now)
+        if place is None:
+            return
+        path = place.folder / self._cursor_name
+        try:
+            segments.write_small(path, {"next": stored}, durable=False)
+        except OSError as error:
+            self._unwritten[partition] = (
+                f"{path}: cannot be written: {error.strerror}; the agent keeps what is stored already; "
+                "wanted room on that disk and a folder that the pipeline's user may write"
+            )
+            return
+        self._written[partition] = (stored, now)
+        self._unwritten.pop(partition, None)

@@ -255,6 +255,18 @@ def test_interfaces_that_come_are_followed(tree: Tree) -> None:
     network.close()
 
 
+def test_radio_is_told_in_the_inventory(tree: Tree) -> None:
+    root = tree(port("eth0") | port("wlan0"))
+    (root / "wlan0" / "wireless").mkdir()
+    network = Network(root=root)
+    network.open("n1")
+    read(network)
+    found = network.inventory()
+    network.close()
+    assert found["port:n1.wlan0"].attributes["wireless"] is True
+    assert "wireless" not in found["port:n1.eth0"].attributes
+
+
 def test_no_interface_at_all_is_no_data(tree: Tree, tmp_path: Path) -> None:
     with pytest.raises(NoData):
         Network(root=tmp_path / "absent").open("n1")

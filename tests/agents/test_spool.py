@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -270,6 +271,104 @@ def test_a_spool_whose_folder_was_removed_is_made_anew_under_a_new_epoch(tmp_pat
         assert spool.epoch != epoch
         assert (spool.dropped, spool.next) == (1, 2)
     assert bodies_of(drain(tmp_path)[0]) == [b"after", b"that"]
+
+
+def test_a_spool_that_cannot_be_made_anew_counts_its_losses_and_writes_to_no_other_file(
+    tmp_path: Path, drain: Drain
+) -> None:
+    precious = [tmp_path / f"precious{i}" for i in range(8)]
+    with spool_at(tmp_path / "spool") as spool, contextlib.ExitStack() as others:
+        put(spool, b"first")
+        shutil.rmtree(tmp_path / "spool")
+        (tmp_path / "spool").write_text("a file where the folder was")
+        put(spool, b"lost")
+        for path in precious:
+            path.write_text("precious" * 10)
+            others.enter_context(path.open("r+"))  # gets the numbers of the files that the spool closed
+        for i in range(3):
+            put(spool, b"lost %d" % i, b"lost too")
+            assert "cannot be made anew" in str(spool.trouble)
+            assert spool.dropped == 3 + 2 * i
+        (tmp_path / "spool").unlink()
+        put(spool, b"the last that is lost")
+        assert spool.dropped == 8
+        put(spool, b"after")
+        assert (spool.trouble, spool.dropped) == (None, 8)
+    assert {path.read_text() for path in precious} == {"precious" * 10}
+    assert bodies_of(drain(tmp_path / "spool")[0]) == [b"after"]
+
+
+def test_a_vanished_spool_whose_place_another_writer_took_counts_its_losses(tmp_path: Path, drain: Drain) -> None:
+    with spool_at(tmp_path) as spool:
+        put(spool, b"first")
+        shutil.rmtree(tmp_path / "n1")
+        with spool_at(tmp_path) as other:
+            put(other, b"theirs")
+            put(spool, b"lost")
+            put(spool, b"lost as well")
+            assert "another process writes this spool" in str(spool.trouble)
+            assert spool.dropped == 2
+        put(spool, b"the last that is lost")
+        put(spool, b"mine")
+    assert bodies_of(drain(tmp_path)[0]) == [b"theirs", b"mine"]
+
+
+def test_a_closed_spool_takes_nothing_more(tmp_path: Path) -> None:
+    spool = spool_at(tmp_path)
+    spool.close()
+    spool.close()
+    with pytest.raises(SpoolError, match="after close"):
+        spool.append(b"x", wire.TELEMETRY_KIND, sent=1)
+
+
+def test_a_segment_that_cannot_be_unlinked_on_a_full_disk_never_raises(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    with spool_at(small_disk, segment_bytes=32 << 10) as spool:
+        put(spool, b"before")
+        fill(small_disk / "hog")
+        monkeypatch.setattr(Path, "unlink", refused)
+        for i in range(5):
+            put(spool, b"%04000d" % i)
+        monkeypatch.undo()
+        assert spool.trouble is not None
+        assert spool.dropped >= 5 - 4096 // 4000
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The system calls that write and sync, as they are made: (call, suffix or name of the file)."""
+    made: list[tuple[str, str]] = []
+
+    def recorded(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(handle: int, *rest: object) -> object:
+            path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+            made.append((name, path.suffix or ("folder" if path.is_dir() else path.name)))
+            return real(handle, *rest)
+
+        monkeypatch.setattr(os, name, call)
+
+    for name in ("pwrite", "fdatasync", "fsync"):
+        recorded(name)
+    return made
+
+
+def test_a_segment_is_durable_before_the_mark_that_readers_obey_moves(
+    tmp_path: Path, calls: list[tuple[str, str]]
+) -> None:
+    with spool_at(tmp_path) as spool:
+        calls.clear()
+        put(spool, b"into a new segment")
+        new = ["pwrite .seg", "fdatasync .seg", "fsync folder", "pwrite mark", "fdatasync mark", "pwrite mark"]
+        assert [" ".join(call) for call in calls] == new
+        calls.clear()
+        put(spool, b"behind it")
+        assert [" ".join(call) for call in calls] == ["pwrite .seg", "fdatasync .seg", "pwrite mark"]
 
 
 def test_a_message_larger_than_the_wire_allows_is_refused(tmp_path: Path) -> None:

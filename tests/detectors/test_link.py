@@ -7,6 +7,7 @@ import pytest
 
 from detectors.link import Link
 from pipeline.records import SECOND, Event
+from pipeline.topology import Topology
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 PORT = "port:n1.p2"  # index 6
@@ -33,6 +34,51 @@ def test_the_third_flap_in_twelve_hours_pages_within_a_minute(site, watch):
     assert page.evidence["flaps"] == 3
     assert page.time == START + 1301 * STEP
     assert {f.level for f in found if f.time < page.time} == {"suspect"}
+
+
+def below(site, *parents, **facts):
+    """Puts the port below these instead, with these facts."""
+    site.topology = Topology({**site.topology.parents, PORT: parents}, {PORT: facts})
+
+
+def pulled(tick, values):
+    """A cable is out for five minutes."""
+    if 50 <= tick < 80:
+        values["nic"]["nic.state"][6] = 0
+
+
+@pytest.mark.parametrize(
+    ("parents", "facts", "highest"),
+    [
+        (("node:n1",), {}, "ticket"),
+        (("node:n1",), {"wireless": True}, "suspect"),
+        (("node:n1", "leaf:l2"), {"wireless": True}, "suspect"),
+        (("node:n1", "leaf:l2"), {}, "page"),
+        (("node:n1", "rail:2"), {}, "page"),
+    ],
+)
+def test_a_port_outside_the_fabric_never_pages(site, watch, parents, facts, highest):
+    below(site, *parents, **facts)
+    flaps = watch(Link(), site, 1500, flap_at(site, 100, 700, 1300))
+    assert {f.level for f in flaps} == {"suspect", highest}
+    assert flaps[0].level == "suspect"
+    assert flaps[-1].evidence["flaps"] == 3
+    assert {f.level for f in watch(Link(), site, 200, pulled)} == {"suspect", highest}
+    assert {f.level for f in watch(Link(), site, 200, errors(site, 1))} == {"suspect", highest}
+
+
+def test_a_port_that_turns_out_to_be_of_a_fabric_pages_from_then_on(site, watch):
+    below(site, "node:n1")
+
+    def change(tick, values):
+        if tick >= 50:
+            values["nic"]["nic.state"][6] = 0
+        if tick == 150:
+            site.topology.merge({PORT: ["node:n1", "leaf:l2"]})
+
+    found = watch(Link(), site, 200, change)
+    assert [*dict.fromkeys(f.level for f in found)] == ["suspect", "ticket", "page"]
+    assert next(f.time for f in found if f.level == "page") == START + 150 * STEP
 
 
 def test_flaps_more_than_twelve_hours_apart_never_add_up(site, watch):

@@ -135,6 +135,17 @@ def test_what_is_wrong_is_named_with_file_and_key_and_what_was_wanted(
         ("[pipeline]\nframe = -1\n", ("[pipeline] frame = -1", "above 0")),
         ("[spool]\nmax_bytes = 0\n", ("[spool] max_bytes = 0", "above 0")),
         ("[kafka]\npartitions = 0\n", ("[kafka] partitions = 0", "above 0")),
+        *(
+            (f"[[notify.webhooks]]\nurl = 'u'\nname = {text}\n", ("[notify.webhooks[0]] name = ", shown, "A-Z a-z 0-9"))
+            for text, shown in (
+                ("'値班'", "'値班'"),
+                ('"a\\nb"', r"'a\nb'"),
+                ('"a\\n"', r"'a\n'"),
+                ("''", "''"),
+                ("'a b'", "'a b'"),
+                (f"'{'x' * 65}'", "x" * 65),
+            )
+        ),
     ],
 )
 def test_numbers_that_cannot_be_meant_are_refused(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:

@@ -146,6 +146,47 @@ def test_retry_after_is_read_in_seconds_and_as_a_date(server: Server) -> None:
     assert judge(503).after_s == 0
 
 
+HOSTILE_DELAYS = [
+    "\x0b" * 10 + "5",
+    "\x0b*10 5",
+    "-5",
+    "+5",
+    "1e9",
+    "inf",
+    "nan",
+    "٣",
+    "5" * 65,
+    "9" * 65536,
+    "",
+    " ",
+    "Mon, 99 Foo 99999 99:99:99 +9999",
+    "Fri, 31 Dec 0001 23:59:59 -0000",
+    "Fri, 31 Dec 9999 23:59:59 -9959",
+    "1 Jan 2020 00:00:00 +99999999999",
+    ", , , , ,",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE_DELAYS, ids=range(len(HOSTILE_DELAYS)))
+def test_a_hostile_retry_after_asks_for_nothing_or_for_a_day_at_most(text: str) -> None:
+    assert judge(503, text).after_s in (0.0, 86400.0)
+
+
+def test_a_retry_after_is_a_day_at_most() -> None:
+    assert judge(503, " 9 ").after_s == 9
+    assert judge(503, "9" * 60).after_s == 86400
+    assert judge(503, "Fri, 31 Dec 9999 23:59:59 GMT").after_s == 86400
+    assert judge(503, "Fri, 31 Dec 1999 23:59:59 GMT").after_s == 0
+
+
+@pytest.mark.parametrize("key", ["inc-1.1.値班", "inc-1.1.a\nb", "a\r\nHost: evil"])
+def test_a_header_that_cannot_be_written_is_a_failed_try(server: Server, key: str) -> None:
+    told = post(hook(f"http://127.0.0.1:{server.server_port}/200"), b"{}", {"Idempotency-Key": key}, 1.0)
+    assert told.outcome == "retry"
+    assert "no valid HTTP request" in told.told
+    assert server.visited == []
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -21,6 +21,7 @@ from pipeline.cases import Change
 from pipeline.config import Notify, Webhook
 from pipeline.errors import ConfigError
 from pipeline.records import SECOND, Incident
+from pipeline.respond import outbox
 from pipeline.respond.outbox import KEEP_S, RETRY_S, WATCHDOG_S, Notifier
 from pipeline.store import ledger
 from pipeline.store.database import Database
@@ -67,15 +68,19 @@ class Desk:
     def __init__(self, folder: Path, urls: list[str]) -> None:
         self.now = START
         self.folder, self.urls, self.alive = folder, urls, True
+        self.broken = ""
         self.database: Database | None = None
         self.restart()
 
     def restart(self) -> None:
         self.close()
         self.database = Database(self.folder / "store.duckdb")
-        self.notifier = Notifier(
-            self.database, self.notify(), "here", lambda: self.now, lambda: self.alive, timeout_s=5.0
-        )
+        self.notifier = Notifier(self.database, self.notify(), "here", lambda: self.now, self.is_alive, timeout_s=5.0)
+
+    def is_alive(self) -> bool:
+        if self.broken:
+            raise RuntimeError(self.broken)
+        return self.alive
 
     def notify(self) -> Notify:
         return Notify(tuple(Webhook(f"r{i}", url) for i, url in enumerate(self.urls)))
@@ -287,6 +292,58 @@ def test_the_threads_deliver_by_themselves_and_end_when_asked(desk: Desk, receiv
     thread.join(10)
     assert not thread.is_alive()
     assert receiver.alerts == [("firing", "gpu:n1.0")]
+
+
+@pytest.fixture
+def running(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    """A desk whose threads deliver by themselves, with short pauses."""
+    monkeypatch.setattr(outbox, "POLL_S", 0.01)
+    monkeypatch.setattr(outbox, "FAULT_S", 0.01)
+    desk.broken, stop = "the heart is broken", threading.Event()
+    thread = threading.Thread(target=desk.notifier.run, args=(stop,))
+    thread.start()
+    yield desk
+    stop.set()
+    thread.join(10)
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Looks again and again for ten seconds."""
+    for _ in range(1000):
+        if holds():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("not within ten seconds")
+
+
+def test_a_fault_of_the_watchdog_is_told_once_with_its_trace_and_holds_up_no_alert(
+    running: Desk, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    until(running.notifier.trouble)
+    running.change("opened")
+    until(lambda: receiver.got)
+    assert receiver.alerts == [("firing", "gpu:n1.0")]
+    assert running.notifier.trouble() == "receiver r0: Watchdog: RuntimeError: the heart is broken"
+    running.broken = "another fault"
+    until(lambda: len(caplog.records) > 1)
+    assert [r.exc_info is not None for r in caplog.records] == [True, True], "two faults, each said once"
+    running.broken = ""
+    until(lambda: running.notifier.trouble() is None)
+    until(lambda: ("firing", "site:here") in receiver.alerts)
+
+
+def test_a_fault_of_the_outbox_is_a_trouble_until_it_is_mended(running: Desk, receiver: Receiver) -> None:
+    running.broken = ""
+    assert running.database is not None
+    good = running.database.connection
+    with running.database.transaction() as connection:
+        connection.execute("ALTER TABLE outbox RENAME TO away")
+    until(running.notifier.trouble)
+    assert "receiver r0: alerts: CatalogException: " in str(running.notifier.trouble())
+    good.execute("ALTER TABLE away RENAME TO outbox")
+    running.change("opened")
+    until(lambda: ("firing", "gpu:n1.0") in receiver.alerts)
+    until(lambda: running.notifier.trouble() is None)
 
 
 def test_the_watchdog_fires_at_the_start_and_every_five_minutes(desk: Desk, receiver: Receiver) -> None:

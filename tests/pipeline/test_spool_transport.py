@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -121,3 +124,174 @@ def test_open_files_stay_bounded_however_many_nodes_there_are(tmp_path: Path, mo
 def test_an_unknown_partition_has_nothing(tmp_path: Path) -> None:
     filled(tmp_path)
     assert SpoolTransport(tmp_path).read(Partition("telemetry.v1", "n9", "0" * 32), 0, 1, 1) == []
+
+
+@pytest.fixture
+def common(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder used without the rights of root, which no file mode binds."""
+    with tempfile.TemporaryDirectory() as name:
+        root = os.geteuid() == 0
+        if root:
+            os.chmod(name, 0o777)
+            os.seteuid(65534)  # nobody
+        try:
+            yield Path(name)
+        finally:
+            if root:
+                os.seteuid(0)
+            for folder, _, _ in os.walk(name):
+                os.chmod(folder, 0o700)
+
+
+def read_by_node(transport: SpoolTransport) -> dict[str, int]:
+    return {p.name: len(transport.read(p, 0, 100, 1 << 20)) for p in transport.partitions()}
+
+
+def test_a_cursor_that_cannot_be_written_is_told_and_tried_again(common: Path) -> None:
+    filled(common)
+    now = 100.0
+    transport = SpoolTransport(common, monotonic=lambda: now)
+    (partition,) = transport.partitions()
+    (folder,) = segments.epoch_folders(common / "n1" / "telemetry.v1")
+    folder.chmod(0o500)
+    transport.committed(partition, 1)
+    told = str(transport.reachable())
+    assert "pipeline.cursor: cannot be written: Permission denied" in told
+    assert "wanted room on that disk and a folder that the pipeline's user may write" in told
+    folder.chmod(0o700)
+    assert transport.partitions() == (partition,)
+    assert cursor(common) is None
+    now += 1.0
+    assert transport.partitions() == (partition,)
+    assert cursor(common) == 1
+    assert transport.reachable() is None
+    folder.chmod(0o500)
+    transport.committed(partition, 2)
+    transport.close()
+    assert cursor(common) == 1
+
+
+def test_a_cursor_whose_temporary_name_is_taken_never_raises(tmp_path: Path) -> None:
+    filled(tmp_path)
+    transport = SpoolTransport(tmp_path)
+    (partition,) = transport.partitions()
+    (folder,) = segments.epoch_folders(tmp_path / "n1" / "telemetry.v1")
+    (folder / "pipeline.cursor.tmp").mkdir()
+    transport.committed(partition, 1)
+    assert "Is a directory" in str(transport.reachable())
+    transport.close()
+
+
+def test_a_spool_removed_between_reading_and_storing_is_no_error(tmp_path: Path) -> None:
+    filled(tmp_path)
+    filled(tmp_path, node="n2")
+    transport = SpoolTransport(tmp_path)
+    first, second = transport.partitions()
+    assert len(transport.read(first, 0, 100, 1 << 20)) == 5
+    shutil.rmtree(tmp_path / "n1")
+    transport.committed(first, 5)
+    assert "n1" in str(transport.reachable())
+    assert transport.partitions() == (second,)
+    assert transport.reachable() is None
+    transport.committed(first, 5)
+    transport.close()
+
+
+@pytest.mark.parametrize("depth", ["n1", "n1/telemetry.v1", "n1/telemetry.v1/0*", "n1/telemetry.v1/*/mark"])
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_node_that_cannot_be_read_is_left_out_told_and_taken_again(common: Path, depth: str, seen: bool) -> None:
+    filled(common)
+    filled(common, node="n2")
+    transport = SpoolTransport(common)
+    if seen:
+        assert len(transport.partitions()) == 2
+    (barred,) = common.glob(depth)
+    barred.chmod(0)
+    assert read_by_node(transport).get("n1", 0) == 0
+    assert read_by_node(transport)["n2"] == 5
+    told = str(transport.reachable())
+    assert str(common / "n1") in told
+    assert "Permission denied" in told
+    assert "left out" in told
+    for partition in transport.partitions():
+        transport.bounds(partition)
+    barred.chmod(0o700)
+    assert read_by_node(transport) == {"n1": 5, "n2": 5}
+    assert transport.reachable() is None
+    transport.close()
+
+
+def test_a_spool_directory_that_cannot_be_looked_into_is_told(common: Path) -> None:
+    inner = common / "inner"
+    filled(inner / "spool")
+    inner.chmod(0)
+    transport = SpoolTransport(inner / "spool")
+    assert transport.partitions() == ()
+    assert "cannot be listed: Permission denied" in str(transport.reachable())
+
+
+def test_a_link_to_itself_is_a_stranger(tmp_path: Path) -> None:
+    filled(tmp_path)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    transport = SpoolTransport(tmp_path)
+    assert [p.name for p in transport.partitions()] == ["n1"]
+    assert transport.reachable() is None
+
+
+def open_segments(folder: Path) -> list[str]:
+    """Segments below `folder` held open by this process; the kernel marks those that were unlinked."""
+    found = []
+    for handle in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{handle}"))
+        except FileNotFoundError:  # the listing's own
+            continue
+    return [name for name in found if name.startswith(f"{folder}/") and ".seg" in name]
+
+
+def test_a_segment_read_past_is_closed_so_that_unlinking_it_frees_its_space(tmp_path: Path) -> None:
+    now = 100.0
+    with Spool(tmp_path, "n1", "telemetry.v1", free_bytes=0, segment_bytes=1000) as spool:
+        transport = SpoolTransport(tmp_path, monotonic=lambda: now)
+        offset = 0
+        for _ in range(20):
+            spool.append_many([bytes(100)] * 7, wire.TELEMETRY_KIND, 0)
+            spool.sync()
+            (partition,) = transport.partitions()
+            while messages := transport.read(partition, offset, 4, 1 << 20):
+                offset += len(messages)
+            assert len(open_segments(tmp_path)) == 1
+            assert not open_segments(tmp_path)[0].endswith("(deleted)")
+            transport.committed(partition, offset)
+            now += 1.0
+    assert len(list(tmp_path.glob("*/*/*/*.seg"))) <= 2  # the writer did unlink what was read
+    transport.close()
+    assert open_segments(tmp_path) == []
+
+
+def test_want_of_file_numbers_is_not_blamed_on_a_node_and_close_never_raises(tmp_path: Path) -> None:
+    filled(tmp_path)
+    transport = SpoolTransport(tmp_path)
+    (partition,) = transport.partitions()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            transport.read(partition, 0, 100, 1 << 20)
+        transport.committed(partition, 1)
+        transport.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "cannot be written: Too many open files" in str(transport.reachable())
+
+
+def test_what_is_open_of_a_partition_that_vanished_is_closed(tmp_path: Path) -> None:
+    filled(tmp_path)
+    filled(tmp_path, node="n2")
+    transport = SpoolTransport(tmp_path)
+    assert read_by_node(transport) == {"n1": 5, "n2": 5}
+    shutil.rmtree(tmp_path / "n1")
+    transport.partitions()
+    assert len(open_segments(tmp_path)) == 1
+    assert "(deleted)" not in open_segments(tmp_path)[0]
+    transport.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -168,6 +169,15 @@ SELECT lpad('x', 1000000000, 'y')
 SELECT format('{:1000000000}', 1)
 SELECT printf('%1000000000d', 1)
 SELECT list_resize([1], 1000000000)
+SELECT sum(length(replace(replace(replace({long} || range, 'a', {long}), 'a', {long}), 'a', {long}))) FROM range(40)
+SELECT length(regexp_replace(regexp_replace({long}, 'a', {long}, 'g'), 'a', {long}, 'g'))
+SELECT length(list_reduce([{long}, 'b', 'c'], lambda x, y: x || x))
+SELECT length(bin(bin(bin(bin(bin(bin(bin(bin({long})))))))))
+SELECT length(hex(hex(to_hex(to_base64(encode(regexp_escape({long})))))))
+SELECT levenshtein({long}, {long}) + editdist3({long}, {long})
+SELECT jaro_similarity({long}, {long}) + jaro_winkler_similarity({long}, {long})
+SELECT reservoir_quantile(range, 0.5, 2000000000) FROM range(10)
+SELECT list_aggregate([1], 'reservoir_quantile', 0.5, 2000000000)
 SELECT * FROM repeat('x', 10)
 SELECT * FROM duckdb_settings()
 SELECT * FROM duckdb_tables()
@@ -258,7 +268,8 @@ def test_a_select_over_our_tables_is_answered(queries: Queries, query: str) -> N
 def test_every_hostile_statement_is_refused_and_changes_nothing(database: Database, queries: Queries) -> None:
     folder = database.path.parent
     before, files = _state(database), sorted(p.name for p in folder.iterdir())
-    hostile = [query.replace("{folder}", str(folder)) for query in ("", *HOSTILE)]
+    words = {"{folder}": str(folder), "{long}": f"'{'a' * 1000}'"}
+    hostile = [re.sub(r"\{folder\}|\{long\}", lambda found: words[found[0]], query) for query in ("", *HOSTILE)]
     assert [query for query in hostile if not _refused(partial(queries.run, query))] == []
     assert _state(database) == before
     assert sorted(p.name for p in folder.iterdir()) == files
@@ -295,6 +306,17 @@ def test_every_function_offered_is_known_to_duckdb_and_none_reads_the_outside() 
     assert functions.SCALARS - known == {"->"}  # the parser's own name for json_extract
     forbidden = ("read_", "duckdb_", "pragma_", "pg_", "current_setting", "getenv", "query", "sleep", "write_", "sniff")
     assert not [name for name in functions.SCALARS if name.startswith(forbidden)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    """replace regexp_replace regexp_escape bin to_binary hex to_hex base64 to_base64 levenshtein damerau_levenshtein
+    editdist3 jaro_similarity jaro_winkler_similarity reservoir_quantile list_reduce reduce array_reduce aggregate
+    list_aggregate list_aggr array_aggregate array_aggr""".split(),  # noqa: SIM905
+)
+def test_a_function_that_one_call_can_hold_past_every_limit_is_not_offered(queries: Queries, name: str) -> None:
+    with pytest.raises(Refused, match="is not served in expressions"):
+        queries.run(f"SELECT {name}('a')")
 
 
 WORDS = st.sampled_from(
@@ -389,3 +411,9 @@ def test_the_examples_of_the_documentation_are_answered(queries: Queries) -> Non
     assert len(examples) == 2
     for example in examples:
         queries.run(example.partition("\n")[2])
+
+
+def test_a_query_of_very_many_calls_is_refused() -> None:
+    query = "SELECT length(" + "||".join(["entity"] * (sandbox.CALLS + 2)) + ") FROM gpu"
+    with duckdb.connect() as connection, pytest.raises(Refused, match=f"at most {sandbox.CALLS}"):
+        sandbox.check(connection.cursor(), query)
