@@ -206,11 +206,10 @@ def _detectors(given: argparse.Namespace) -> int:
 
 
 def _simulate(given: argparse.Namespace) -> int:
-    import threading
-
     from agents.sim import command
     from pipeline.errors import UsageError
     from pipeline.recorder import RecordingWriter
+    from pipeline.stopping import Stop
 
     if given.list:
         _print(command.kinds(), ("kind", "class", "strikes", "parameters", "what"), "table")
@@ -218,7 +217,7 @@ def _simulate(given: argparse.Namespace) -> int:
     if given.scenario is None:
         raise UsageError("simulate: no scenario; wanted --scenario FILE.toml, or --scenario demo")
     order = command.Order(given.scenario, given.seed, given.to, given.speed, given.backfill)
-    config, stop = _config(given), threading.Event()
+    config, stop = _config(given), Stop()
     sink = RecordingWriter(given.output) if given.output else None
     _on_signals(stop.set)
     return command.simulate(order, config, sink, stop.wait)

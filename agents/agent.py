@@ -25,6 +25,7 @@ from pipeline import wire
 from pipeline.config import Config
 from pipeline.errors import ConfigError, Permanent, SpoolError
 from pipeline.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Origin, iso
+from pipeline.stopping import Stop
 
 __all__ = ["Agent", "Clock", "Look", "SystemClock", "once", "render_once", "run"]
 
@@ -237,7 +238,7 @@ def run(config: Config, stop: threading.Event | None = None) -> int:
     """`fleetpulse agent`: runs until SIGTERM, SIGINT or `stop`. Raises ConfigError or SpoolError before it starts."""
     if not config.agent.interval > 0:
         raise ConfigError(f"{config.source}: [agent] interval = {config.agent.interval}: wanted more than 0 s")
-    stop = stop or threading.Event()
+    stop = stop or Stop()
     agent = Agent(config, configured(config.collector, config.source))
     before = _on_signals(lambda *_: stop.set())
     try:

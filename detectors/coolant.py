@@ -117,7 +117,9 @@ class Coolant(Detector):
         evidence: dict[str, Any] = {"value": flow, "expected": round(usual, 2), "corroborated_by": others}
         told = []
         if self.flow["on"][i] or self.low[i] >= 2:
-            told.append(f"flow is {flow:.4g} L/min, {flow / usual:.0%} of its usual {usual:.4g} L/min")
+            low = flow < (1 - self.flow_delta) * usual
+            now = "is" if low else "was low and is back at"
+            told.append(f"flow {now} {flow:.4g} L/min, {flow / usual:.0%} of its usual {usual:.4g} L/min")
         if self.warmth["on"][i]:
             rise = float(self.warmth["effect"][i])
             told.append(f"supply temperature is {supply:.1f} Cel, {rise:.1f} K above what is usual")

@@ -29,6 +29,7 @@ def wants(text: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
     return {"fleetpulse.wants": (text, holds)}
 
 
+_SECONDS = wants("seconds, above 0 and at most 3600", lambda value: 0 < value <= 3600)
 _POSITIVE = wants("a number above 0", lambda value: 0 < value < math.inf)
 _PORT = wants("a port, 0 to 65535", lambda value: 0 <= value <= 65535)
 _NAME = wants(
@@ -57,7 +58,7 @@ class Agent:
     """[agent]: which node this is, and how often it looks (s)."""
 
     node: str = field(default_factory=lambda: socket.gethostname().split(".")[0], metadata=_NAME)
-    interval: float = field(default=1.0, metadata=_POSITIVE)
+    interval: float = field(default=1.0, metadata=_SECONDS)
 
 
 @dataclass(frozen=True)

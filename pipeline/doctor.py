@@ -12,7 +12,6 @@ import re
 import shutil
 import socket
 import sys
-import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, Literal
 from pipeline import client
 from pipeline.config import Config
 from pipeline.errors import FleetpulseError, Unreachable
+from pipeline.respond import delivery
 
 LEAST_PYTHON = (3, 11)
 PACKAGES = ("agents", "pipeline", "detectors", "dashboards")
@@ -155,7 +155,7 @@ def api(config: Config) -> Check:
 def webhooks(config: Config) -> Check:
     """Every receiver's address is one that can be posted to. Nothing is sent."""
     hooks = config.notify.webhooks
-    bad = [f"{hook.name}: {hook.url!r}" for hook in hooks if not _is_web_address(hook.url)]
+    bad = [f"{hook.name}: {why}" for hook in hooks if (why := delivery.refusal(hook))]
     if bad:
         meaning = "alerts to this receiver would go nowhere"
         return Check("webhooks", "fail", "; ".join(bad), meaning, "[[notify.webhooks]] url = 'https://HOST/PATH'")
@@ -236,11 +236,3 @@ def _holder(path: Path) -> str | None:
             raise FleetpulseError(f"{path}: cannot be opened: {error}") from error
         return f"process {owner[1]}" if owner else "another process"
     return None
-
-
-def _is_web_address(url: str) -> bool:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False

@@ -17,7 +17,7 @@ import duckdb
 from pipeline import wire
 from pipeline.errors import GapError, Retryable, WireError
 from pipeline.intake import DeadLetter, Item, Writes, decode_item, to_rows
-from pipeline.offsets import Offsets
+from pipeline.offsets import Offsets, stored_senders
 from pipeline.records import Event, EventBatch, Rows
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
@@ -70,12 +70,12 @@ class Ingest:
         self._waiting: dict[Partition, deque[Item]] = {}
         self._at_end: dict[Partition, bool] = {}
         self._newest: dict[Partition, int] = {}  # event time reached in each partition that carries telemetry
-        self._newest_of: dict[str, int] = {}
+        self._newest_of = stored_senders(database)
         self._gaps: dict[Partition, GapError] = {}
         self._fetch_bytes = _FETCH_BYTES
         self._sound: set[wire.Shape] = set()
         self._done = Committed()
-        self.progress = Progress()
+        self.progress = Progress(nodes=dict(self._newest_of))
 
     # --- what is known about the input ------------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import duckdb
 
+from pipeline.signals import CLASSES
+from pipeline.store.database import Database
 from pipeline.transport import Partition, Transport
 
 
@@ -54,3 +56,13 @@ def stored_offsets(connection: duckdb.DuckDBPyConnection) -> dict[Partition, int
         "SELECT topic, partition, incarnation, max(next_offset) FROM ingest_commit GROUP BY ALL"
     ).fetchall()
     return {Partition(topic, name, incarnation): offset for topic, name, incarnation, offset in rows}
+
+
+def stored_senders(database: Database) -> dict[str, int]:
+    """Newest event time of every node that ever sent telemetry: a restart must not forget who is silent."""
+    each = " UNION ALL ".join(
+        f"SELECT d.node, l.time FROM latest_{c} l JOIN device d ON d.id = l.device AND d.class = '{c}'" for c in CLASSES
+    )
+    with database.lock:
+        rows = database.connection.execute(f"SELECT node, epoch_us(max(time)) FROM ({each}) GROUP BY node").fetchall()
+    return dict(rows)

@@ -30,6 +30,8 @@ from pipeline.ingest import Ingest
 from pipeline.recordings import read_topology
 from pipeline.records import SECOND, iso
 from pipeline.respond.outbox import Notifier
+from pipeline.stopping import Stop
+from pipeline.store import ledger
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.store.retention import expire
@@ -60,15 +62,20 @@ class Service:
         self.devices = Devices(self.database.connection)
         self.topology = known_topology(self.database, config)
         self.ingest = Ingest(self.database, self.transport, self.devices, clock)
-        self.notifier = Notifier(
-            self.database, linked(config), config.site.name, clock, alive=lambda: not self._reasons()
-        )
+        self.notifier = self._notifier(config)
         self.engine: Engine | None = None
         self._judge = judge
         self._moved = clock()
         self._expired = 0
         self._fault: str | None = None
         self._trouble: str | None = "starting: what was stored before is being judged"
+
+    def _notifier(self, config: Config) -> Notifier:
+        alive = lambda: not self._reasons()  # noqa: E731 - asked from the notifier's thread, not now
+        try:
+            return Notifier(self.database, linked(config), config.site.name, self.clock, alive)
+        except ConfigError as error:
+            raise ConfigError(f"{config.source}: {error}") from error
 
     # --- the loop -----------------------------------------------------------------------------------
 
@@ -197,6 +204,13 @@ class Service:
     def counters(self) -> Mapping[str, float]:
         health = self.health()
         out = {f"fleetpulse_ingest_{name}_total": float(n) for name, n in self.ingest.counters.items()}
+        cursor = self.database.cursor()
+        try:
+            letters = ledger.payloads_by_state(cursor)
+        finally:
+            cursor.close()
+        for (receiver, state), number in sorted(letters.items()):
+            out[f'fleetpulse_outbox{{receiver="{receiver}",state="{state}"}}'] = float(number)
         out["fleetpulse_ready"] = float(not self.unready())
         out["fleetpulse_lag_seconds"] = health["lag_s"] or 0.0
         out["fleetpulse_agents"] = health["sources"]["agents"]
@@ -241,7 +255,7 @@ def known_topology(database: Database, config: Config) -> Topology:
 
 def run(config: Config, judge: Judge) -> int:
     """`fleetpulse pipeline`: serves until SIGTERM or SIGINT, then ends within seconds."""
-    stop = threading.Event()
+    stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     service = Service(config, judge)

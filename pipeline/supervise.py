@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
+from pipeline.stopping import Stop
+
 PATIENCE = 3.0
 """Seconds between SIGTERM and SIGKILL: leaves two of the five in which everything has to be gone. Chosen."""
 KEPT_LINES = 20
@@ -72,7 +74,7 @@ class Supervisor:
         self.children: dict[str, Child] = {}
         self._environ = environ
         self._echo = say if echo is None else echo
-        self._asked = threading.Event()
+        self._asked = Stop()
 
     def start(self, name: str, argv: Sequence[str]) -> Child:
         """Starts one more child."""

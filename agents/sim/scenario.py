@@ -210,6 +210,8 @@ def _line(table: Any, where: str, duration: float) -> Line:
         raise UsageError(f"{where}: {key}: no such key of {name}; {mend}")
     onset, end = (_seconds(table, key, where, default) for key, default in (("onset", None), ("end", duration)))
     entity = table.get("entity")
+    if onset >= duration:
+        raise UsageError(f"{where}: onset = {onset:g}; wanted it before the end of the scenario at {duration:g} s")
     if end <= onset or not (entity is None or isinstance(entity, str)):
         raise UsageError(
             f"{where}: onset = {onset}, end = {end}, entity = {entity!r}; wanted end after onset, entity a text"

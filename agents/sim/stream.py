@@ -19,6 +19,7 @@ from agents.sim.fleet import BLOCK, Chunk, FleetSimulator
 from agents.sim.layout import Shipper
 from agents.spool import Spool
 from pipeline import config, wire
+from pipeline.errors import SpoolError
 from pipeline.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
 
 SYNC_EVERY = SECOND
@@ -101,14 +102,13 @@ class Outlets:
         self._stack.close()
 
     def _open(self, node: str, topic: str, settings: config.Spool) -> Spool:
-        spool = Spool(
-            settings.directory,
-            node,
-            topic,
-            max_bytes=settings.max_bytes,
-            segment_bytes=settings.segment_bytes,
-            free_bytes=settings.free_bytes,
-        )
+        sizes = {"max_bytes": settings.max_bytes, "segment_bytes": settings.segment_bytes}
+        try:
+            spool = Spool(settings.directory, node, topic, **sizes, free_bytes=settings.free_bytes)
+        except OSError as error:
+            raise SpoolError(
+                f"{settings.directory}: {error.strerror}; wanted a folder that can be written: set [spool] directory"
+            ) from error
         self._stack.callback(spool.close)
         return spool
 

@@ -56,7 +56,7 @@ def check_url(receiver: Webhook) -> urllib.parse.SplitResult:
     except ValueError as error:
         raise ConfigError(f"{where}: {error}; wanted https://HOST[:PORT]/PATH") from error
     if url.scheme not in ("http", "https") or not url.hostname or not port_is_number:
-        raise ConfigError(f"{where}: wanted https://HOST[:PORT]/PATH (or http, see allow_http)")
+        raise ConfigError(f"{where} = {receiver.url!r}: wanted https://HOST[:PORT]/PATH (or http, see allow_http)")
     if "@" in url.netloc:
         raise ConfigError(f"{where}: holds a user or password; wanted none")
     if not receiver.url.isascii() or any(c <= " " or c == "\x7f" for c in receiver.url):
@@ -89,9 +89,24 @@ def _networks(receiver: Webhook) -> list[ipaddress.IPv4Network | ipaddress.IPv6N
 
 
 def check(receiver: Webhook) -> None:
-    """Raises ConfigError if the receiver can never be called."""
-    check_url(receiver)
+    """Raises ConfigError if the receiver can never be called; names are resolved, and judged, at each call."""
+    host = str(check_url(receiver).hostname)
     _networks(receiver)
+    try:
+        check_address(str(ipaddress.ip_address(host)), receiver, host)
+    except Refused as error:
+        raise ConfigError(f"[[notify.webhooks]] {receiver.name}: url = {receiver.url!r}: {error}") from error
+    except ValueError:
+        return  # a name
+
+
+def refusal(receiver: Webhook) -> str | None:
+    """Why the receiver can never be called; None if it can."""
+    try:
+        check(receiver)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _is_loopback_name(host: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import duckdb
 
-from pipeline.errors import Unreachable
+from pipeline.errors import Unreachable, UsageError
 from pipeline.signals import CATALOGUE, Signal
 from pipeline.store import schema
 
@@ -21,7 +21,10 @@ class Database:
     """One open store. Raises Unreachable if another process holds the file, UsageError if its schema is newer."""
 
     def __init__(self, path: Path, memory_limit: str = "2GB", catalogue: Mapping[str, Signal] = CATALOGUE) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"[store] path = {str(path)!r}: its folder cannot be made: {error.strerror}") from error
         self.path = path
         self.lock = threading.RLock()
         try:

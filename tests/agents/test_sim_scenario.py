@@ -99,3 +99,13 @@ def test_live_faults_go_on_every_couple_of_minutes_and_only_when_asked_for() -> 
     assert {f.kind.name for f in live} == {"sdc", "link_degradation", "straggler", "coolant"}
     assert faults_of(scenario, layout, 1, True) == faults_of(scenario, layout, 1, True)
     assert len(faults_of(scenario, layout, 1, False)) == len(scenario.faults)
+
+
+def test_a_fault_after_the_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "late.toml"
+    path.write_text(
+        "version = 1\nduration = 600\ninterval = 1\n[fleet]\nnodes = 1\ngpus_per_node = 8\n"
+        "[[fault]]\nkind = 'sdc'\nonset = 900\nend = 1000\n"
+    )
+    with pytest.raises(UsageError, match="wanted it before the end of the scenario at 600 s"):
+        load(str(path))

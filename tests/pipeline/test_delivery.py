@@ -201,6 +201,8 @@ def test_a_header_that_cannot_be_written_is_a_failed_try(server: Server, key: st
         "https://hök.example/",
         "http://hook.example/",
         "http://10.0.0.1/",
+        "https://10.0.0.1/",
+        "https://224.0.0.1/",
         "http://2130706433/",
         "http://0x7f.1/",
         "hook.example",
@@ -219,7 +221,7 @@ def test_a_url_that_can_never_be_called_is_refused_at_the_start(url: str) -> Non
         "http://127.0.0.1:9/",
         "http://localhost/",
         "http://[::1]:80/x",
-        "https://10.0.0.1/",
+        "https://192.0.2.1.example/",
     ],
 )
 def test_a_url_that_may_be_called_is_taken(url: str) -> None:

@@ -14,7 +14,7 @@ import duckdb
 import pytest
 
 from pipeline import config as configuration
-from pipeline.errors import Retryable
+from pipeline.errors import ConfigError, Retryable
 from pipeline.records import SECOND
 from pipeline.service import Service
 
@@ -201,3 +201,23 @@ def test_a_fault_in_judging_is_said_and_storing_goes_on(site, service, caplog):
 
 def site_rows(service, query):
     return service.database.connection.execute(query).fetchall()[0][0]
+
+
+def test_a_restart_does_not_forget_who_is_silent(site, service):
+    service.start()
+    site.send("n1", T0)
+    site.send("n2", T0 + 590 * SECOND)
+    drain(service)
+    service.close()
+    again = Service(service.config, Nothing(), clock=service.clock)
+    try:
+        assert (again.health()["sources"]["agents"], again.health()["sources"]["silent"]) == (2, 1)
+    finally:
+        again.close()
+
+
+def test_a_receiver_that_can_never_be_called_is_refused_with_the_name_of_the_file(site):
+    hook = {"name": "pager", "url": "https://10.0.0.5/x"}
+    table = {"store": {"path": str(site.folder / "other.duckdb")}, "notify": {"webhooks": [hook]}}
+    with pytest.raises(ConfigError, match=r"test\.toml: \[\[notify\.webhooks\]\] pager: url = .*allow_private"):
+        Service(configuration.build(configuration.Config, {**table, "source": "test.toml"}, "test.toml"), Nothing())

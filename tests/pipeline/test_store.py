@@ -158,3 +158,9 @@ def test_a_new_signal_is_a_new_column_and_old_rows_have_none_of_it(database):
     put(database, (0, 40.0))
     schema.ensure_class(database.connection, "gpu", [Signal("gpu.brand_new", "1", "gauge", "gpu", "f4", "new")])
     assert database.connection.execute("SELECT temperature, brand_new FROM gpu").fetchall() == [(40.0, None)]
+
+
+def test_a_store_whose_folder_cannot_be_made_is_said_with_its_key(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"\[store\] path = .*cannot be made"):
+        Database(tmp_path / "file" / "store.duckdb")
