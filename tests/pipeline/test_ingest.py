@@ -68,8 +68,7 @@ def test_a_message_that_is_no_batch_becomes_a_dead_letter_and_stops_nothing(site
     ],
 )
 def test_a_batch_that_does_not_fit_the_store_is_refused_with_its_reason(site, device_class, signal, values, reason):
-    block = Block(device_class, ("gpu:n1.0",), {signal: values})
-    site.send_raw("n1", wire.encode(Batch(Origin("local", "n1", b"b" * 16), np.array([T0]), (block,))))
+    site.send_raw("n1", one_signal("n1", signal, values, device_class))
     site.send("n2", T0)
     site.drain()
     assert reason in site.rows("SELECT reason FROM dead_letter")[0][0]
@@ -253,8 +252,8 @@ def test_offsets_are_per_incarnation(site):
     assert partition != Partition(partition.topic, partition.name, "another")
 
 
-def one_signal(node, name, values):
-    block = Block("gpu", (f"gpu:{node}.0",), {name: values})
+def one_signal(node, name, values, device_class="gpu"):
+    block = Block(device_class, (f"gpu:{node}.0",), {name: values})
     return wire.encode(Batch(Origin("local", node, b"b" * 16), np.array([T0]), (block,)))
 
 
