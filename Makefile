@@ -4,10 +4,10 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint types parts docs bench clean
+.PHONY: help install run test lint types parts docs bench compose-test clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: .venv/.installed ## make .venv with the command .venv/bin/fleetpulse
 
@@ -27,10 +27,13 @@ docs: .venv/.installed ## write docs/signals.md and docs/detectors.md anew from 
 	@PYTHONPATH=. $(BIN)/python docs/generate.py
 
 bench: .venv/.installed ## print the figures of the README
-	@for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done
+	@for name in ingest kafka; do echo "== benchmarks/$$name.py"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-parts: ## install what tests need beyond Python: Chromium (Debian or Ubuntu, as root)
-	@deploy/parts.sh
+parts: ## install what tests need beyond Python: Chromium, Java, Maven, Kafka's jars (Debian or Ubuntu, as root)
+	@PYTHON="$(PYTHON)" deploy/parts.sh
+
+compose-test: .venv/.tests-installed ## bring docker-compose.yml up for real, kill its broker, take it down (RESULTS=folder)
+	@PYTHON=$(BIN)/python deploy/compose_test/run $(RESULTS)
 
 clean: ## remove .venv and caches
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

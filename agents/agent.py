@@ -20,6 +20,7 @@ from agents.collector import Collector, Device
 from agents.collectors import configured
 from agents.once import Look, once, render_once
 from agents.spool import Spool
+from agents.uplink import open_uplink
 from agents.worker import Delivery, State, Worker
 from pipeline import wire
 from pipeline.config import Config
@@ -35,6 +36,8 @@ PATIENCE = 0.5
 """Share of the interval that a tick waits for its collectors; chosen, what comes later goes with the next tick."""
 STOP_S = 1.0
 """How long stopping waits for the collectors to close; with the last sync the agent ends within 2 s."""
+UPLINK_S = 0.8
+"""How much longer it waits for the sender to Kafka, which has then had all that time: what is left of the 2 s."""
 QUIET_S = 600.0
 """A spool that lost nothing for so long is well again; chosen: longer than a 4 MiB segment takes to fill."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -90,6 +93,7 @@ class Agent:
         self._finished = threading.Condition()
         self.unspooled = 0
         self._open_spools()
+        self.uplink = open_uplink(config, config.pipeline.transport, [self._origin.node], self._say_uplink, "agent")
         self.workers = [Worker(c, config.agent.node, self.clock.monotonic, self._finished) for c in collectors]
 
     # --- the loop ----------------------------------------------------------------------------------------------------
@@ -98,6 +102,8 @@ class Agent:
         """Ticks at whole multiples of the interval until `stop` is set, then closes."""
         interval = round(self._config.agent.interval * SECOND)
         self._say("agent", f"{self._origin.node}: started, every {self._config.agent.interval:g} s")
+        if self.uplink:
+            self.uplink.start()
         while not self.clock.wait((interval - self.clock.now() % interval) / SECOND, stop):
             now = self.clock.now()
             self.tick(now - now % interval)
@@ -114,19 +120,26 @@ class Agent:
         readings = [reading for found in delivered.values() for reading in found.readings]
         events += [event for reading in readings for event in reading.events]
         events += self._inventory(time, delivered)
+        events += self.uplink.take_events() if self.uplink else []
         if found := batch(self._origin, time, readings):
             self._put(TELEMETRY, lambda: wire.encode(found), wire.TELEMETRY_KIND)
         if events:
             whole = EventBatch(self._origin, tuple(sorted(events, key=lambda e: e.time)))
             self._put(EVENTS, lambda: wire.encode_events(whole), wire.EVENTS_KIND)
+        if self.uplink:
+            self.uplink.wake()
 
     def close(self) -> None:
         """Stops the workers that do not hang, and makes everything spooled durable."""
         until = self.clock.monotonic() + STOP_S
+        if self.uplink:
+            self.uplink.stop()
         for worker in self.workers:
             worker.stop(max(0.0, until - self.clock.monotonic()))
         for spool in self._spools.values():
             spool.close()
+        if self.uplink:
+            self.uplink.close(max(0.0, until + UPLINK_S - self.clock.monotonic()))
 
     # --- collectors --------------------------------------------------------------------------------------------------
 
@@ -225,6 +238,9 @@ class Agent:
         elif now - self._losing.get(topic, now) > QUIET_S:
             del self._losing[topic]
             self._say(f"spool {topic}", f"no loss for {QUIET_S:g} s; {spool.dropped} messages lost since the start")
+
+    def _say_uplink(self, text: str) -> None:
+        self._say("kafka", text)
 
     def _say(self, subject: str, text: str) -> None:
         """One line per change of what is to be said of a subject."""

@@ -77,10 +77,11 @@ def options(host: str, port: int) -> dict[str, Any]:
 def _check(config: Config) -> None:
     """Fails early, with words, where Streamlit would fail late without."""
     host, port = config.dashboard.host, config.dashboard.port
-    if not _loopback(host):
+    if not config.dashboard.behind_proxy and not _loopback(host):
         raise Refused(
             f"{config.source}: [dashboard] host = {host!r}: the pages ask nobody who they are, so that they listen on "
-            "loopback only; wanted 127.0.0.1 (put a proxy that signs people in before it)"
+            "loopback only; wanted 127.0.0.1, or behind_proxy = true where a proxy before them signs people in and "
+            "nobody reaches them but through it"
         )
     if config.dashboard.token_file:
         token_of(config.dashboard.token_file)

@@ -13,8 +13,8 @@ from detectors.detector import Detector
 from detectors.link import Link
 from detectors.sdc import SdcVote
 from detectors.straggler import Straggler
-from pipeline.config import build
 from pipeline.errors import ConfigError, UsageError
+from pipeline.settings import build
 
 DETECTORS: tuple[type[Detector], ...] = (Straggler, Link, SdcVote, Coolant)
 

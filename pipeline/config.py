@@ -5,28 +5,21 @@ Read from --config, else FLEETPULSE_CONFIG, else ./fleetpulse.toml, else default
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
 import socket
 import tomllib
-import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pipeline.errors import ConfigError
+from pipeline.settings import Variable, build, wants
 
 PREFIX = "FLEETPULSE__"
-T = TypeVar("T")
-
-
-def wants(text: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
-    """Metadata of a field whose value must fulfil `holds`; `text` says so in the message of the ConfigError."""
-    return {"fleetpulse.wants": (text, holds)}
 
 
 _SECONDS = wants("seconds, above 0 and at most 3600", lambda value: 0 < value <= 3600)
@@ -34,6 +27,11 @@ _POSITIVE = wants("a number above 0", lambda value: 0 < value < math.inf)
 _PORT = wants("a port, 0 to 65535", lambda value: 0 <= value <= 65535)
 _NAME = wants(
     "a name: not empty, no slash, not '.' or '..'", lambda value: value not in ("", ".", "..") and "/" not in value
+)
+_REPLICAS = wants("a number of replicas, or -1 for the broker's default", lambda value: value == -1 or value > 0)
+_SERVERS = wants(
+    "host:port, several with commas between them",
+    lambda value: all(re.fullmatch(r"[^\s,:]+:\d{1,5}|\[[^\s,]+\]:\d{1,5}", s.strip()) for s in value.split(",")),
 )
 _RECEIVER = wants(
     "1 to 64 of A-Z a-z 0-9 _ . - (it goes into an HTTP header)",
@@ -73,11 +71,22 @@ class Spool:
 
 @dataclass(frozen=True)
 class Kafka:
-    """[kafka]: the brokers, and how `fleetpulse init` makes topics (-1: the broker's default)."""
+    """[kafka]: the brokers, who we are to them, and how `fleetpulse init` makes topics (-1: the broker's default).
 
-    bootstrap_servers: str = "127.0.0.1:9092"
+    Certificates and keys are PEM files. A password is read from its file alone, never from here.
+    """
+
+    bootstrap_servers: str = field(default="127.0.0.1:9092", metadata=_SERVERS)
     partitions: int = field(default=32, metadata=_POSITIVE)
-    replication_factor: int = -1
+    replication_factor: int = field(default=-1, metadata=_REPLICAS)
+    retention_hours: float = field(default=72.0, metadata=_POSITIVE)
+    security_protocol: typing.Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: typing.Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
+    username: str = ""
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -102,10 +111,14 @@ class Api:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """[dashboard]: where pages are served, and which API they read (default: that of [api])."""
+    """[dashboard]: where pages are served, and which API they read (default: that of [api]).
+
+    `behind_proxy`: something before the pages sees to who reaches them, so that they may leave loopback.
+    """
 
     host: str = "127.0.0.1"
     port: int = field(default=8501, metadata=_PORT)
+    behind_proxy: bool = False
     api_url: str = ""
     token_file: Path | None = None
 
@@ -188,26 +201,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
 
 
-class _Variable(str):
-    """The text of an environment variable: what it means depends on the type that its key wants."""
-
-    __slots__ = ("name",)
-    name: str
-
-    @property
-    def place(self) -> str:
-        return f"environment: {self.name}"
-
-    def meant(self, wanted: Any) -> Any:
-        """The text itself where text is wanted and it bears no quotes, else its value as TOML, if it is that."""
-        if wanted in (str, Path) and not self.startswith(("'", '"')):
-            return str(self)
-        try:
-            return tomllib.loads(f"v = {self}")["v"]
-        except tomllib.TOMLDecodeError:
-            return str(self)
-
-
 def _override(table: dict[str, Any], name: str, text: str) -> None:
     """Puts one environment variable into the table."""
     keys = name.removeprefix(PREFIX).lower().split("__")
@@ -218,68 +211,5 @@ def _override(table: dict[str, Any], name: str, text: str) -> None:
         if not isinstance(below, dict):
             raise ConfigError(f"environment: {name}: '{key}' is no section")
         table = below
-    table[keys[-1]] = variable = _Variable(text)
+    table[keys[-1]] = variable = Variable(text)
     variable.name = name
-
-
-def build(cls: type[T], table: Mapping[str, Any], where: str, section: str = "") -> T:
-    """Instance of dataclass `cls` from a TOML table. Raises ConfigError on unknown, missing or mistyped keys."""
-    hints = typing.get_type_hints(cls)
-    known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type] # T is a dataclass by contract
-    for key, value in table.items():
-        if key not in known:
-            close = difflib.get_close_matches(key, known, 1)
-            mend = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(k for k in known if k != 'source')}"
-            raise ConfigError(
-                f"{_place(where, section, key, value)}: no such {'key' if section else 'section'}; {mend}"
-            )
-    for name, f in known.items():
-        if name not in table and f.default is MISSING and f.default_factory is MISSING:
-            raise ConfigError(f"{_place(where, section, name)}: missing; wanted a value")
-    converted = {k: _convert(v, hints[k], where, f"{section}.{k}" if section else k) for k, v in table.items()}
-    for key, value in converted.items():
-        text, holds = known[key].metadata.get("fleetpulse.wants", ("", None))
-        if holds is not None and not holds(value):
-            raise ConfigError(f"{_place(where, section, key, table[key])} = {value!r}: wants {text}")
-    return cls(**converted)
-
-
-def _convert(value: Any, wanted: Any, where: str, key: str) -> Any:
-    """`value` as type `wanted`, or ConfigError."""
-    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
-    if origin is types.UnionType:
-        return _convert(value, arguments[0], where, key)
-    if isinstance(value, _Variable):
-        where, value = value.place, value.meant(wanted)
-    if is_dataclass(wanted) and isinstance(wanted, type):
-        return build(wanted, _table(value, where, key), where, key)
-    if origin is not None and origin is not tuple and isinstance(origin, type) and issubclass(origin, Mapping):
-        return {k: _convert(v, arguments[1], where, f"{key}.{k}") for k, v in _table(value, where, key).items()}
-    if origin is tuple and isinstance(value, list):
-        return tuple(_convert(v, arguments[0], where, f"{key}[{i}]") for i, v in enumerate(value))
-    if origin is typing.Literal:
-        if value in arguments:
-            return value
-        raise ConfigError(f"{_place(where, key)} = {value!r}: wants one of {', '.join(map(repr, arguments))}")
-    if wanted is Path and isinstance(value, str):
-        return Path(value).expanduser()
-    if wanted is float and type(value) in (int, float):
-        return float(value)
-    if wanted is Any or type(value) is wanted:
-        return value
-    name = "list" if origin is tuple else getattr(wanted, "__name__", str(wanted))
-    raise ConfigError(f"{_place(where, key)} = {value!r}: wants {name}, got {type(value).__name__}")
-
-
-def _table(value: Any, where: str, key: str) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    raise ConfigError(f"{where}: [{key}] is {value!r}; wanted a table")
-
-
-def _place(where: str, section: str, key: str = "", value: Any = None) -> str:
-    """`FILE: [section] key`, or the variable that `value` came from before it; one dotted name may stand for both."""
-    where = value.place if isinstance(value, _Variable) else where
-    if not key:
-        section, _, key = section.rpartition(".")
-    return f"{where}: [{section}] {key}" if section else f"{where}: {key}"

@@ -1,6 +1,7 @@
 """`fleetpulse doctor`: numbered checks, each ok, warn or fail, with what it means and the command that mends it.
 
-A check is a function Config -> Check, and one line in CHECKS. None changes anything.
+A check is a function Config -> Check (or several), and one line in CHECKS. None changes anything; with Kafka, two tiny
+records go into a topic that is there for this alone.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ import importlib.metadata
 import os
 import re
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pipeline import client
+from pipeline.checks import Check
 from pipeline.config import Config
 from pipeline.errors import FleetpulseError, Unreachable
 from pipeline.respond import delivery
@@ -26,21 +26,8 @@ LEAST_PYTHON = (3, 11)
 PACKAGES = ("agents", "pipeline", "detectors", "dashboards")
 DISK_FLOOR = 1 << 30
 """Bytes below which a disk is called nearly full: about an hour of hot telemetry of 1,000 nodes. Chosen."""
-PROBE_S = 3.0
-"""Seconds that a broker has to accept a connection. Chosen."""
+Examiner = Callable[[Config], "Check | list[Check]"]
 COLUMNS = ("number", "check", "state", "found", "meaning", "mend")
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What one check found. `unreachable` makes the command end with 3, any other fail with 1."""
-
-    name: str
-    state: Literal["ok", "warn", "fail"]
-    found: str
-    meaning: str = ""
-    mend: str = ""
-    unreachable: bool = False
 
 
 def python_version(config: Config, version: tuple[int, ...] = sys.version_info[:3]) -> Check:
@@ -114,28 +101,13 @@ def nvml(config: Config, library: str = "libnvidia-ml.so.1") -> Check:
     return Check("nvml", "ok", library)
 
 
-def transport(config: Config) -> Check:
-    """The brokers accept a connection; the spool needs none."""
+def transport(config: Config) -> Check | list[Check]:
+    """What the transport needs: the spool nothing, Kafka brokers that let us in, topics, and clocks that agree."""
     if config.pipeline.transport == "spool":
         return Check("transport", "ok", "spool: no broker needed")
-    bad = [reason for server in config.kafka.bootstrap_servers.split(",") if (reason := probe(server.strip()))]
-    if not bad:
-        return Check("transport", "ok", f"kafka: {config.kafka.bootstrap_servers} accepts connections")
-    meaning = "agents keep telemetry in their spools and the pipeline waits until the broker is back"
-    mend = "start the broker, or mend [kafka] bootstrap_servers"
-    return Check("transport", "fail", "; ".join(bad), meaning, mend, unreachable=True)
+    from pipeline import doctor_kafka  # loads the client, which the spool does not need
 
-
-def probe(server: str, seconds: float = PROBE_S) -> str | None:
-    """None if `host:port` accepts a TCP connection, else why not."""
-    host, _, port = server.rpartition(":")
-    if not host or not port.isdigit():
-        return f"{server!r} is no host:port"
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), seconds):
-            return None
-    except (OSError, OverflowError) as error:
-        return f"{server} is not reached ({getattr(error, 'strerror', None) or error})"
+    return doctor_kafka.checks(config)
 
 
 def api(config: Config) -> Check:
@@ -164,7 +136,7 @@ def webhooks(config: Config) -> Check:
     return Check("webhooks", "ok", ", ".join(hook.name for hook in hooks))
 
 
-CHECKS: tuple[Callable[[Config], Check], ...] = (
+CHECKS: tuple[Examiner, ...] = (
     configuration,
     python_version,
     package_names,
@@ -178,12 +150,13 @@ CHECKS: tuple[Callable[[Config], Check], ...] = (
 )
 
 
-def examine(config: Config, checks: Sequence[Callable[[Config], Check]] = CHECKS) -> list[Check]:
+def examine(config: Config, checks: Sequence[Examiner] = CHECKS) -> list[Check]:
     """All checks in order. One that breaks is itself a fail."""
-    found = []
+    found: list[Check] = []
     for check in checks:
         try:
-            found.append(check(config))
+            made = check(config)
+            found += [made] if isinstance(made, Check) else made
         except (OSError, FleetpulseError) as error:
             found.append(Check(check.__name__, "fail", str(error), "the check itself could not be made"))
     return found

@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 import duckdb
 
 from pipeline import wire
+from pipeline.catchup import CatchUp
 from pipeline.errors import GapError, Retryable, WireError
-from pipeline.intake import DeadLetter, Item, Writes, decode_item, to_rows
+from pipeline.intake import DeadLetter, Item, decode_item, to_rows
 from pipeline.offsets import Offsets, stored_senders
-from pipeline.records import Event, EventBatch, Rows
+from pipeline.records import SECOND, Event, EventBatch, Rows
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
-from pipeline.transport import Partition, Transport
+from pipeline.transport import Message, Partition, Transport
+from pipeline.writes import Writes
 
 log = logging.getLogger("fleetpulse.ingest")
 
@@ -49,20 +51,30 @@ class Progress:
     """Where ingest stood after its last step; other threads read this and nothing else of it.
 
     backlog: event time from which input waits.  newest: newest event time stored.  nodes: the same by sender.
+    unanswered: the partition that has not answered for longest, and since when (UTC us).
     """
 
     backlog: int | None = None
     newest: int | None = None
     nodes: Mapping[str, int] = field(default_factory=dict)
+    unanswered: tuple[Partition, int] | None = None
 
 
 class Ingest:
     """Reads one transport into one database. One thread only.
 
-    `clock` gives UTC microseconds. Raises Retryable from `step` when nothing can be committed now (disk full).
+    `clock` gives UTC microseconds, `lateness` is that of [pipeline] in microseconds. Raises Retryable from `step` when
+    nothing can be committed now (disk full).
     """
 
-    def __init__(self, database: Database, transport: Transport, devices: Devices, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        transport: Transport,
+        devices: Devices,
+        clock: Callable[[], int],
+        lateness: int = 30 * SECOND,
+    ) -> None:
         self.database, self.transport, self.devices, self.clock = database, transport, devices, clock
         with database.lock:
             self.offsets = Offsets(database.connection)
@@ -71,7 +83,9 @@ class Ingest:
         self._at_end: dict[Partition, bool] = {}
         self._newest: dict[Partition, int] = {}  # event time reached in each partition that carries telemetry
         self._newest_of = stored_senders(database)
+        self._catch_up = CatchUp(lateness)
         self._gaps: dict[Partition, GapError] = {}
+        self._unknown: dict[Partition, int] = {}  # since when their transport cannot say whether there is more
         self._fetch_bytes = _FETCH_BYTES
         self._sound: set[wire.Shape] = set()
         self._done = Committed()
@@ -80,10 +94,16 @@ class Ingest:
     # --- what is known about the input ------------------------------------------------------------------------------
 
     def backlog(self) -> int | None:
-        """Event time from which input still waits to be stored; None if everything was read to its end."""
-        waiting = [queue[0].time for queue in self._waiting.values() if queue]
+        """Event time from which input still waits to be stored; None if everything was read to its end.
+
+        A sender that is catching up over Kafka counts as unread, from what came of it last. 0 while a partition of
+        which nothing was read since the start cannot be asked: what it holds may be old.
+        """
+        held = self._catch_up.hold(self.clock(), self._newest_of)
+        waiting = [queue[0].time for queue in self._waiting.values() if queue] + ([] if held is None else [held])
         unread = [t for p, t in self._newest.items() if not self._at_end.get(p, True) and not self._waiting.get(p)]
-        return min(waiting + unread, default=None)
+        unknown = [0 for p in self._unknown if p not in self._newest]
+        return min(waiting + unread + unknown, default=None)
 
     def newest(self) -> int | None:
         """Newest event time committed over all partitions."""
@@ -109,7 +129,8 @@ class Ingest:
             self._fetch_again()
             raise
         finally:
-            self.progress = Progress(self.backlog(), self.newest(), dict(self._newest_of))
+            unanswered = min(self._unknown.items(), key=lambda item: item[1], default=None)
+            self.progress = Progress(self.backlog(), self.newest(), dict(self._newest_of), unanswered)
         done, self._done = self._done, Committed()
         return done if done.messages or done.gaps else None
 
@@ -118,6 +139,7 @@ class Ingest:
         self._waiting.clear()
         self._at_end.clear()
         self._gaps.clear()
+        self._unknown.clear()
         self.offsets.fetched.clear()
 
     def _fetch(self) -> None:
@@ -136,19 +158,24 @@ class Ingest:
         for partition in [p for p, queue in self._waiting.items() if p not in present and not queue]:
             del self._waiting[partition]
             self._at_end.pop(partition, None)
+        self._unknown = {p: since for p, since in self._unknown.items() if p in present}
 
     def _fill(self, partition: Partition) -> None:
         """Fetches and decodes what comes next in one partition; stops at a gap, which the next commit counts."""
         if partition in self._gaps:
             return
-        start = self.offsets.next(partition, self.transport)
+        self._at_end[partition] = False
+        self._unknown.setdefault(partition, self.clock())
         try:
+            start = self.offsets.next(partition, self.transport)
             messages = self.transport.read(partition, start, _FETCH_MESSAGES, self._fetch_bytes)
-        except GapError as gap:
-            self._gaps[partition] = gap
-            self.offsets.fetched[partition] = gap.next_offset
-            self._at_end[partition] = False
+        except Retryable:  # reachable() says why; the other partitions go on
             return
+        except GapError as gap:
+            self._gaps[partition], self._unknown[partition] = gap, self.clock()
+            self.offsets.fetched[partition] = gap.next_offset
+            return
+        self._unknown.pop(partition, None)
         self._at_end[partition] = not messages
         size = 0
         for message in messages:
@@ -221,7 +248,7 @@ class Ingest:
             self.devices.save(connection)
             writes.write(connection, rows, events)
         self.devices.saved()
-        self.offsets.advance(writes.next_offsets, writes.marks, writes.last)
+        self.offsets.advance(writes.next_offsets, writes.marks, writes.last, writes.gaps)
         self._done.rows += rows
         self._done.events += [event for batch in events for event in batch.events]
         self._done.messages += len(items)
@@ -231,13 +258,19 @@ class Ingest:
     def _after(self, items: list[Item], writes: Writes) -> None:
         """Memory follows what is durable now."""
         self.counters.update(writes.counters)
+        for letter in writes.letters:
+            self.transport.dead_letter(letter.message, letter.reason)
         for item in items:
-            partition = item.message.partition
             if item.newest is not None and isinstance(item.body, wire.Body):
-                self._newest[partition] = max(self._newest.get(partition, item.newest), item.newest)
-                node = item.body.layout.node
-                self._newest_of[node] = max(self._newest_of.get(node, item.newest), item.newest)
+                self._reached(item.message, item.body.layout.node, item.newest, writes.now)
         for partition, next_offset in writes.next_offsets.items():
             if partition in self._gaps and self._gaps[partition].next_offset == next_offset:
                 del self._gaps[partition]
             self.transport.committed(partition, next_offset)
+
+    def _reached(self, message: Message, node: str, newest: int, now: int) -> None:
+        """Moves on the event times of a message's partition and sender."""
+        if message.appended:
+            self._catch_up.heard(node, newest, message.appended, now, self._newest_of)
+        self._newest[message.partition] = max(self._newest.get(message.partition, newest), newest)
+        self._newest_of[node] = max(self._newest_of.get(node, newest), newest)

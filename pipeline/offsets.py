@@ -8,15 +8,16 @@ import duckdb
 
 from pipeline.signals import CLASSES
 from pipeline.store.database import Database
+from pipeline.store.gaps import HOLES, Gap, Sender, stored_gaps
 from pipeline.transport import Partition, Transport
 
 
 class Offsets:
-    """Where ingest stands: the next offset of each partition, and the highest sequence of each sender's spool."""
+    """Where ingest stands: the next offset of each partition, the highest sequence and the gaps of each sender."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._next = stored_offsets(connection)
-        self.marks: dict[tuple[str, str, str], int] = {
+        self.marks: dict[Sender, int] = {
             (topic, node, epoch): sequence
             for topic, node, epoch, sequence in connection.execute(
                 "SELECT topic, node, epoch, sequence FROM producer_mark"
@@ -25,6 +26,8 @@ class Offsets:
         self.last: dict[tuple[str, str], int] = {}
         for (topic, node, _), sequence in self.marks.items():
             self.last[topic, node] = max(sequence, self.last.get((topic, node), -1))
+        self.gaps = stored_gaps(connection)
+        self._held = sum(map(len, self.gaps.values()))
         self.fetched: dict[Partition, int] = {}
         self.durable: dict[Partition, int] = dict(self._next)
 
@@ -40,14 +43,21 @@ class Offsets:
     def advance(
         self,
         next_offsets: Mapping[Partition, int],
-        marks: Mapping[tuple[str, str, str], int],
+        marks: Mapping[Sender, int],
         last: Mapping[tuple[str, str], int],
+        gaps: Mapping[Sender, list[Gap]],
     ) -> None:
         """Takes over what a commit made durable."""
         self.durable.update(next_offsets)
         self._next.update(next_offsets)
         self.marks.update(marks)
         self.last.update(last)
+        for sender, left in gaps.items():
+            self._held += len(left) - len(self.gaps.pop(sender, ()))
+            if left:
+                self.gaps[sender] = left
+        while self._held > HOLES:  # those of the sender that found none for longest; they stay counted
+            self._held -= len(self.gaps.pop(next(iter(self.gaps))))
 
 
 def stored_offsets(connection: duckdb.DuckDBPyConnection) -> dict[Partition, int]:

@@ -27,6 +27,7 @@ from pipeline.engine import Engine, Judge
 from pipeline.errors import ConfigError, Retryable
 from pipeline.incidents import Desk
 from pipeline.ingest import Ingest
+from pipeline.offsets import stored_offsets
 from pipeline.recordings import read_topology
 from pipeline.records import SECOND, iso
 from pipeline.respond.outbox import Notifier
@@ -58,10 +59,11 @@ class Service:
     def __init__(self, config: Config, judge: Judge, clock: Callable[[], int] = now) -> None:
         self.config, self.clock = config, clock
         self.database = Database(config.store.path, config.store.memory_limit)
-        self.transport = open_transport(config)
+        self.transport = open_transport(config, self.database)
         self.devices = Devices(self.database.connection)
         self.topology = known_topology(self.database, config)
-        self.ingest = Ingest(self.database, self.transport, self.devices, clock)
+        lateness = int(config.pipeline.lateness * SECOND)
+        self.ingest = Ingest(self.database, self.transport, self.devices, clock, lateness)
         self.notifier = self._notifier(config)
         self.engine: Engine | None = None
         self._judge = judge
@@ -166,7 +168,7 @@ class Service:
 
     def health(self) -> Health:
         newest, waiting = self.ingest.progress.newest, self.ingest.progress.backlog
-        oldest = waiting if waiting is not None else newest
+        oldest = waiting or newest  # 0: it is not known how old what waits is
         return {
             "watermark": self.engine.standing.judged if self.engine and self.engine.standing.judged > 0 else None,
             "backlog": self.engine is None or waiting is not None,
@@ -194,6 +196,10 @@ class Service:
         reasons = [reason for reason in (self._trouble, self._fault, self.transport.reachable()) if reason]
         if self.ingest.progress.backlog is not None and self.clock() - self._moved > STALE:
             reasons.append(f"waiting input has stood uncommitted since {iso(self._moved)}")
+        if not reasons and (unanswered := self.ingest.progress.unanswered):
+            partition, since = unanswered
+            if self.clock() - since > STALE:
+                reasons.append(f"{partition.topic}/{partition.name}: cannot be read: no answer since {iso(since)}")
         free = shutil.disk_usage(self.config.store.path.parent).free
         if free < self.config.spool.free_bytes:
             reasons.append(
@@ -229,13 +235,17 @@ def linked(config: Config) -> Notify:
     return dataclasses.replace(config.notify, external_url=config.notify.external_url or own)
 
 
-def open_transport(config: Config) -> Transport:
-    """The transport that the configuration names."""
+def open_transport(config: Config, database: Database) -> Transport:
+    """The transport that the configuration names. Raises ConfigError on credentials that cannot be read."""
     if config.pipeline.transport == "spool":
         return SpoolTransport(config.spool.directory)
-    raise ConfigError(
-        f"{config.source}: [pipeline] transport = 'kafka': this version reads spools only; wanted transport = 'spool'"
-    )
+    from pipeline.transport.kafka import KafkaTransport  # only here: one host needs no Kafka client
+
+    cursor = database.cursor()
+    try:
+        return KafkaTransport(config.kafka, stored_offsets(cursor))
+    finally:
+        cursor.close()
 
 
 def known_topology(database: Database, config: Config) -> Topology:

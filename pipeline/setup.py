@@ -1,4 +1,4 @@
-"""`fleetpulse init`: makes the store and the folders for state, and says what was there already."""
+"""`fleetpulse init`: makes the store, the folders for state and the topics, and says what was there already."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ def init(config: Config, say: Callable[[str], None]) -> int:
     """Makes what is missing; harmless to repeat. Raises Unreachable where a pipeline has the store."""
     _folder(config.spool.directory, "spool", say)
     _folder(config.store.path.parent, "folder of the store", say)
+    if config.api.token_file is not None:
+        _tokens(config.api.token_file, say)
     _store(config, say)
     if config.pipeline.transport == "kafka":
-        raise UsageError(
-            f"{config.source}: [pipeline] transport = 'kafka': this version makes no topics on "
-            f"{config.kafka.bootstrap_servers} yet; wanted transport = 'spool'. Store and folders are ready"
-        )
+        from pipeline import topic_setup
+
+        topic_setup.make(config.kafka, say)
     return 0
 
 
@@ -34,6 +35,21 @@ def _folder(path: Path, what: str, say: Callable[[str], None]) -> None:
             f"{what}: {path} cannot be made: {error.strerror}; wanted a folder that we may write"
         ) from error
     say(f"{what}: {path} made")
+
+
+def _tokens(path: Path, say: Callable[[str], None]) -> None:
+    from pipeline.api import tokens
+
+    try:
+        tokens.make(path)
+    except FileExistsError:
+        say(f"tokens: {path} was there already")
+        return
+    except OSError as error:
+        raise UsageError(
+            f"tokens: {path} cannot be made: {error.strerror}; wanted a place that we may write"
+        ) from error
+    say(f"tokens: {path} made, for {' and '.join(tokens.MADE)}")
 
 
 def _store(config: Config, say: Callable[[str], None]) -> None:

@@ -200,8 +200,12 @@ def test_init_makes_what_is_missing_and_says_what_was_there(bench: Bench) -> Non
     assert (bench.folder / "spool").stat().st_mode & 0o777 == 0o700
 
 
-def test_init_for_kafka_says_that_topics_are_not_made_yet(bench: Bench) -> None:
-    refused(bench.call("init", "--config", str(bench.config), FLEETPULSE__PIPELINE__TRANSPORT="kafka"), 2, "topics")
+def test_init_for_kafka_names_brokers_that_it_cannot_reach(bench: Bench) -> None:
+    away = {"FLEETPULSE__PIPELINE__TRANSPORT": "kafka", "FLEETPULSE__KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+    ran = bench.call("init", "--config", str(bench.config), **away)
+    assert (ran.returncode, ran.stdout) == (3, "")
+    assert "127.0.0.1:1: connection refused" in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 def test_sql_without_pipeline_and_store_is_exit_3(bench: Bench) -> None:

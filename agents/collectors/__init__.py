@@ -10,8 +10,8 @@ from agents.collector import Collector
 from agents.collectors.host import Host
 from agents.collectors.network import Network
 from agents.collectors.nvml import Nvml
-from pipeline.config import build
 from pipeline.errors import ConfigError
+from pipeline.settings import build
 
 COLLECTORS: tuple[type[Collector], ...] = (Host, Network, Nvml)
 

@@ -1,6 +1,6 @@
-"""`fleetpulse simulate`: a fleet with known faults into files, into spools at a chosen speed, or both alike.
+"""`fleetpulse simulate`: a fleet with known faults into files, to spools or Kafka at a chosen speed, or both alike.
 
-Where the scenario names no start: with spools second 0 lies at now - backfill - (duration - backfill) * (1 - 1 /
+Where the scenario names no start: with --to second 0 lies at now - backfill - (duration - backfill) * (1 - 1 /
 speed), so that a stream at speed 1 runs with the clock, one at speed 0 ends now, and no sample ever lies in the
 future.
 """
@@ -16,10 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.sim.arrival import Arrival
 from agents.sim.faults import KINDS
 from agents.sim.fleet import TICKS_FOR_EVER, Chunk, FleetSimulator
 from agents.sim.scenario import Scenario, load
 from agents.sim.stream import Outlets, Pace
+from agents.uplink import open_uplink
 from pipeline.config import Config
 from pipeline.errors import UsageError
 from pipeline.records import SECOND, Event, iso
@@ -56,7 +58,10 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What was asked for. `to` None: files only. `backfill` (s): history that is sent at once before real time."""
+    """What was asked for. `to`: spool or kafka; None: files only.
+
+    backfill: history (s) that is sent at once before real time.
+    """
 
     scenario: str
     seed: int = 0
@@ -74,6 +79,7 @@ class Tally:
     samples: int = 0
     events: int = 0
     dropped: int = 0
+    refused: int = 0
     took: float = field(default_factory=time.monotonic)
 
     def add(self, simulator: FleetSimulator, chunk: Chunk) -> None:
@@ -125,14 +131,16 @@ def simulate(
     begin = now()
     simulator = FleetSimulator(scenario, order.seed, _start(scenario, order, begin), endless)
     pace = Pace(begin, order.speed if order.to else 0.0, scenario.interval, order.backfill or 0.0)
-    outlets = Outlets(simulator, config.spool, config.site.name, now) if order.to else None
+    outlets = _outlets(order, config, simulator, now, wait, say)
     tally = Tally()
     try:
         _run(simulator, pace, outlets, sink, tally, TICKS_FOR_EVER if endless else scenario.ticks, wait, now, say)
+        if outlets and not outlets.arrive():
+            say("simulate: stopped; what the brokers did not acknowledge is in the spool")
     finally:
         if outlets:
             outlets.close()
-            tally.dropped = outlets.dropped
+            tally.dropped, tally.refused = outlets.dropped, outlets.refused
     if sink:
         _finish(simulator, order, sink, tally)
     took = time.monotonic() - tally.took
@@ -145,7 +153,26 @@ def simulate(
             f"simulate: {tally.dropped} messages found no room in the spool and are counted as gaps; "
             "wanted a higher [spool] max_bytes"
         )
-    return 1 if tally.dropped else 0
+    if tally.refused:
+        say(f"simulate: {tally.refused} messages were refused by the brokers for ever and are counted as gaps")
+    return 1 if tally.dropped or tally.refused else 0
+
+
+def _outlets(
+    order: Order,
+    config: Config,
+    simulator: FleetSimulator,
+    now: Callable[[], int],
+    wait: Callable[[float], bool],
+    say: Callable[[str], Any],
+) -> Outlets | None:
+    """Where the stream goes, if there is one. Raises ConfigError before anything is made."""
+    if order.to is None:
+        return None
+    nodes = [shipper.node for shipper in simulator.layout.shippers]
+    sender = open_uplink(config, order.to, nodes, lambda text: say(f"simulate: kafka: {text}"), "simulate")
+    arrival = Arrival(sender, config.spool, wait) if sender else None
+    return Outlets(simulator, config.spool, config.site.name, now, arrival)
 
 
 def _run(
@@ -165,8 +192,8 @@ def _run(
         last = tally.ticks + len(chunk.times) - 1
         if history and last * pace.interval >= pace.backfill:
             history = False
-            if outlets:
-                outlets.sync()
+            if outlets and not outlets.arrive():
+                return
             say(f"simulate: {BACKFILLED}: {tally.samples} samples, {tally.events} events")
         if wait(max(0, pace.due(last) - now()) / SECOND):
             return
@@ -222,16 +249,14 @@ def _start(scenario: Scenario, order: Order, begin: int) -> int | None:
 
 
 def _check(order: Order, sink: Sink | None) -> None:
-    """Refuses orders that make no sense, or none yet."""
-    if order.to == "kafka":
-        raise UsageError("simulate: --to kafka: this version streams to the spool only; wanted --to spool")
-    if order.to not in (None, "spool"):
-        raise UsageError(f"simulate: --to {order.to}: no such transport; wanted --to spool")
+    """Refuses orders that make no sense."""
+    if order.to not in (None, "spool", "kafka"):
+        raise UsageError(f"simulate: --to {order.to}: no such transport; wanted --to spool or --to kafka")
     if order.to is None and sink is None:
-        raise UsageError("simulate: nowhere to put it; wanted --output DIR, --to spool, or both")
+        raise UsageError("simulate: nowhere to put it; wanted --output DIR, --to spool or kafka, or both")
     if not 0 <= order.speed < float("inf"):
         raise UsageError(f"simulate: --speed {order.speed}: wanted 0 (as fast as it goes) or a factor on real time")
     if order.seed < 0:
         raise UsageError(f"simulate: --seed {order.seed}: wanted a whole number from 0")
     if order.backfill is not None and (order.backfill <= 0 or order.to is None or order.speed != 1):
-        raise UsageError("simulate: --backfill: wanted seconds above 0, together with --to spool and --speed 1")
+        raise UsageError("simulate: --backfill: wanted seconds above 0, together with --to and --speed 1")

@@ -13,9 +13,9 @@ from typing import Any
 from agents.sim.faults import KINDS, CoolantLoss, Fault, Kind, LinkDegradation, SilentDataCorruption, Straggler
 from agents.sim.layout import Layout
 from agents.sim.noise import generator
-from pipeline.config import build
 from pipeline.errors import UsageError
 from pipeline.records import from_iso
+from pipeline.settings import build
 
 FAULTS = 5  # key of the generators that draw faults
 _FAULT_KEYS = {"kind", "entity", "onset", "end"}

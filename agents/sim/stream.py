@@ -1,4 +1,4 @@
-"""From chunks to spools: one agent's telemetry and events per simulated node, at a chosen pace.
+"""From chunks to spools, and on to Kafka: one agent's telemetry and events per simulated node, at a chosen pace.
 
 A tick is due at `begin + max(0, seconds - backfill) / speed`; what lies in the back-fill is due at once. Messages hold
 about a second of real time, at most BLOCK ticks, so that a fast stream is not a flood of small ones.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agents.sim.arrival import Arrival
 from agents.sim.fleet import BLOCK, Chunk, FleetSimulator
 from agents.sim.layout import Shipper
 from agents.spool import Spool
@@ -57,38 +58,57 @@ class Pace:
 class Outlets:
     """The spools of all simulated nodes; counts what it sends."""
 
-    def __init__(self, simulator: FleetSimulator, settings: config.Spool, site: str, now: Callable[[], int]) -> None:
-        self._simulator, self._now = simulator, now
+    def __init__(
+        self,
+        simulator: FleetSimulator,
+        settings: config.Spool,
+        site: str,
+        now: Callable[[], int],
+        arrival: Arrival | None = None,
+    ) -> None:
+        self._simulator, self._now, self._arrival = simulator, now, arrival
         shippers = simulator.layout.shippers
         _allow_files(_FILES_PER_NODE * len(shippers) + _FILES_BESIDE)
         self._origins = [Origin(site, s.node, _boot_id(simulator, s.node), True) for s in shippers]
-        self._stack, self._synced = ExitStack(), now()
+        self._stack, self._synced, self._written = ExitStack(), now(), 0
         try:
             self._events = [self._open(s.node, EVENTS, settings) for s in shippers]
             self._telemetry = [self._open(s.node, TELEMETRY, settings) for s in shippers]
         except BaseException:
-            self._stack.close()
+            self.close()
             raise
+        if arrival:
+            arrival.sender.start()
 
     @property
     def dropped(self) -> int:
         """Messages that found no room."""
         return sum(spool.dropped for spool in (*self._events, *self._telemetry))
 
+    @property
+    def refused(self) -> int:
+        """Messages that the brokers will never have."""
+        return self._arrival.sender.flow.refused if self._arrival else 0
+
     def send(self, chunk: Chunk) -> None:
         """Appends a chunk as one telemetry and one events message per node; syncs at most every SYNC_EVERY."""
         sent = self._now()
         events: dict[int, list[Event]] = defaultdict(list)
-        for number, event in chunk.events:
+        for number, event in (*chunk.events, *self._gaps()):
             events[number].append(event)
         for number, found in events.items():
             body = wire.encode_events(EventBatch(self._origins[number], tuple(found)))
             self._events[number].append(body, wire.EVENTS_KIND, sent, True)
+            self._written += len(body)
         for number, shipper in enumerate(self._simulator.layout.shippers):
             batch = self._batch(chunk, number, shipper)
             if len(batch.times):
-                self._telemetry[number].append(wire.encode(batch), wire.TELEMETRY_KIND, sent, True)
-        if self._now() - self._synced >= SYNC_EVERY:
+                body = wire.encode(batch)
+                self._telemetry[number].append(body, wire.TELEMETRY_KIND, sent, True)
+                self._written += len(body)
+        if self._arrival and self._written > self._arrival.backlog:
+            self.arrive()
+        elif self._now() - self._synced >= SYNC_EVERY:
             self.sync()
 
     def sync(self) -> None:
@@ -96,10 +116,26 @@ class Outlets:
         for spool in (*self._events, *self._telemetry):
             spool.sync()
         self._synced = self._now()
+        if self._arrival:
+            self._arrival.sender.wake()
+
+    def arrive(self) -> bool:
+        """Syncs, and with Kafka waits until the brokers have everything; False if somebody stopped that."""
+        self.sync()
+        self._written = 0
+        return self._arrival is None or self._arrival.wait()
 
     def close(self) -> None:
-        """Syncs and releases all spools; may be called twice."""
+        """Syncs and releases all spools, and ends the way to Kafka; may be called twice."""
         self._stack.close()
+        if self._arrival:
+            self._arrival.sender.close()
+
+    def _gaps(self) -> list[tuple[int, Event]]:
+        """What the sender found gone, each gap with the number of its node."""
+        found = self._arrival.sender.take_events() if self._arrival else []
+        numbers = {f"node:{origin.node}": number for number, origin in enumerate(self._origins)} if found else {}
+        return [(numbers[event.entity], event) for event in found]
 
     def _open(self, node: str, topic: str, settings: config.Spool) -> Spool:
         sizes = {"max_bytes": settings.max_bytes, "segment_bytes": settings.segment_bytes}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import os
 import re
+import secrets
 from pathlib import Path
 
 from pipeline.config import Api
@@ -13,6 +15,8 @@ from pipeline.errors import ConfigError
 
 SHORTEST = 16
 """Characters of a token at least (chosen: 16 random letters cannot be guessed over a network)."""
+MADE = ("dashboard", "operator")
+"""Who gets a token from `fleetpulse init`; the first line is the one that a client shows."""
 
 
 def is_loopback(host: str) -> bool:
@@ -52,6 +56,13 @@ def read(api: Api) -> Tokens:
             )
         return Tokens({})
     return Tokens(_users(api.token_file))
+
+
+def make(path: Path) -> None:
+    """A new file with a random token for each of MADE, for its owner alone. Raises OSError, also where there is one."""
+    text = "".join(f"{name}:{secrets.token_urlsafe(24)}\n" for name in MADE)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
 
 
 def _users(path: Path) -> dict[str, str]:

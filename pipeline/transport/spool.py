@@ -12,17 +12,16 @@ import errno
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import GapError
 from pipeline.transport import Message, Partition, segments
+from pipeline.transport.cursors import Cursors
 
 OPEN = 256
 """Segments held open at once; chosen: a quarter of the usual limit of 1,024 files."""
-CURSOR_S = 1.0
-"""A cursor file is written at most so often: it only lets the writer unlink, and is written in full by close."""
 _OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # this process wants for something: no fault of one node
 _LEAST = 4096  # bytes of the smallest read, one page
 _SETTLED_NS = 2_000_000_000  # a folder changed longer ago than this before it was listed has no unseen change
@@ -41,40 +40,44 @@ class _Place:
 
 
 class SpoolTransport:
-    """Reads every spool below `directory` on behalf of one `reader`, whose cursor it keeps. For one thread."""
+    """Reads every spool below `directory`, or those of `nodes`, on behalf of one `reader`, whose cursor it keeps.
+
+    For one thread.
+    """
 
     def __init__(
-        self, directory: Path, reader: str = "pipeline", monotonic: Callable[[], float] = time.monotonic
+        self,
+        directory: Path,
+        reader: str = "pipeline",
+        monotonic: Callable[[], float] = time.monotonic,
+        nodes: Iterable[str] | None = None,
     ) -> None:
-        self._directory, self._monotonic = Path(directory), monotonic
-        self._cursor_name = f"{segments.folder_name(reader)}.cursor"
+        self._directory = Path(directory)
+        self._only = None if nodes is None else {segments.folder_name(node) for node in nodes}
+        self._cursors = Cursors(reader, self._folder_of, monotonic)
         self._listed: dict[Path, tuple[int, list[str]]] = {}
         self._places: dict[Partition, _Place] = {}
         self._files = segments.OpenSegments(OPEN)
         self._unlisted: dict[Path, str] = {}
         self._unread: dict[Partition, str] = {}
-        self._unwritten: dict[Partition, str] = {}
-        self._stored: dict[Partition, int] = {}
-        self._written: dict[Partition, tuple[int, float]] = {}
 
     # --- the contract ------------------------------------------------------------------------------------------------
 
     def partitions(self) -> Sequence[Partition]:
         found: dict[Partition, Path] = {}
         self._unlisted = {}
-        for node in self._names(self._directory):
+        for node in self._nodes():
             for topic in self._names(self._directory / node):
                 home = self._directory / node / topic
                 for name in filter(segments.is_epoch, self._names(home)):
                     epoch = name.partition("-")[2]
-                    found[Partition(segments.name_of(topic), segments.name_of(node), epoch)] = home / name
+                    found[Partition(segments.name_of(topic), segments.name_of(node), epoch, True)] = home / name
         for partition in self._places.keys() - found.keys():
             self._forget(partition)
         for partition, folder in found.items():
             if partition not in self._places:
                 self._places[partition] = _Place(folder)
-        for partition in list(self._unwritten):
-            self._write_cursor_in_time(partition)
+        self._cursors.retry()
         return tuple(found)
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
@@ -115,12 +118,22 @@ class SpoolTransport:
             self._pass_on(partition, place, state)
 
     def committed(self, partition: Partition, next_offset: int) -> None:
-        self._stored[partition] = next_offset
-        self._write_cursor_in_time(partition)
+        self._cursors.move(partition, next_offset)
+
+    def cursor(self, partition: Partition) -> int | None:
+        """What this reader has stored, as its cursor file says; None if it never stored anything."""
+        return self._cursors.known(partition)
+
+    def write_cursors(self) -> None:
+        """Writes every cursor now, not only in time."""
+        self._cursors.write_all()
+
+    def dead_letter(self, message: Message, reason: str) -> None:
+        """Nobody else reads a spool: the table dead_letter is enough."""
 
     def reachable(self) -> str | None:
         """May be called from any thread: it looks at copies."""
-        told = [t for known in (self._unlisted, self._unread, self._unwritten) for t in list(known.values())]
+        told = [t for known in (self._unlisted, self._unread, self._cursors.told) for t in list(known.values())]
         if told:
             return f"spool: {told[0]}" + (f" (and {len(told) - 1} more like it)" if told[1:] else "")
         if os.path.isdir(self._directory):  # unlike Path.is_dir it is False, and does not raise, where we may not look
@@ -130,11 +143,14 @@ class SpoolTransport:
         )
 
     def close(self) -> None:
-        for partition in self._places.keys() & self._stored.keys():
-            self._write_cursor(partition)
+        self._cursors.write_all()
         self._files.close_all()
 
     # --- finding -----------------------------------------------------------------------------------------------------
+
+    def _nodes(self) -> list[str]:
+        found = self._names(self._directory)
+        return found if self._only is None else [name for name in found if name in self._only]
 
     def _names(self, folder: Path) -> list[str]:
         """Names of the folders in a folder, sorted; listed anew only if the folder changed."""
@@ -187,7 +203,11 @@ class SpoolTransport:
         """Lets go of a partition that vanished; its open file would keep the space of an unlinked segment."""
         self._files.close(self._places.pop(partition).folder)
         self._unread.pop(partition, None)
-        self._unwritten.pop(partition, None)
+        self._cursors.forget(partition)
+
+    def _folder_of(self, partition: Partition) -> Path | None:
+        place = self._place(partition)
+        return place.folder if place else None
 
     def _place(self, partition: Partition) -> _Place | None:
         if partition not in self._places:
@@ -269,31 +289,3 @@ class SpoolTransport:
     def _rest(self, place: _Place, position: int) -> bytes:
         handle = self._files.handle(place.folder, place.first)
         return b"" if handle is None else os.pread(handle, max(0, os.fstat(handle).st_size - position), position)
-
-    # --- the cursor --------------------------------------------------------------------------------------------------
-
-    def _write_cursor_in_time(self, partition: Partition) -> None:
-        written, at = self._written.get(partition, (-1, -CURSOR_S))
-        if self._stored[partition] != written and self._monotonic() - at >= CURSOR_S:
-            self._write_cursor(partition)
-
-    def _write_cursor(self, partition: Partition) -> None:
-        """Without fsync: a cursor that is lost only keeps segments longer, and it never runs ahead of the store.
-
-        One that cannot be written is told by `reachable` and tried again CURSOR_S later.
-        """
-        place, stored, now = self._place(partition), self._stored[partition], self._monotonic()
-        self._written[partition] = (-1, now)
-        if place is None:
-            return
-        path = place.folder / self._cursor_name
-        try:
-            segments.write_small(path, {"next": stored}, durable=False)
-        except OSError as error:
-            self._unwritten[partition] = (
-                f"{path}: cannot be written: {error.strerror}; the agent keeps what is stored already; "
-                "wanted room on that disk and a folder that the pipeline's user may write"
-            )
-            return
-        self._written[partition] = (stored, now)
-        self._unwritten.pop(partition, None)

@@ -212,8 +212,7 @@ def test_a_stopped_simulation_leaves_complete_files(scenario: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        (Order("demo", 1, "kafka"), "wanted --to spool"),
-        (Order("demo", 1, "carrier-pigeon"), "no such transport"),
+        (Order("demo", 1, "carrier-pigeon"), "no such transport; wanted --to spool or --to kafka"),
         (Order("demo", 1), "nowhere to put it"),
         (Order("demo", 1, "spool", -1.0), "--speed"),
         (Order("demo", 1, "spool", float("nan")), "--speed"),

@@ -14,6 +14,7 @@ import pytest
 
 from dashboards.client import API_TOKEN_FILE, API_URL
 from pipeline.records import SECOND, iso
+from tests.parts import do_without
 
 NOW = 1_767_268_800 * SECOND  # 2026-01-01T12:00:00Z
 
@@ -182,10 +183,8 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
 @pytest.fixture
 def chromium() -> str:
     """Path of a Chromium; the test is skipped without one, unless this run must have all parts."""
-    for path in (os.environ.get("FLEETPULSE_TEST_CHROMIUM", ""), "/usr/bin/chromium", "/usr/bin/chromium-browser"):
-        if path and os.path.exists(path):
-            return path
-    reason = "no Chromium found: run 'make parts', or set FLEETPULSE_TEST_CHROMIUM to its path"
-    if "chromium" in os.environ.get("FLEETPULSE_REQUIRE_PARTS", ""):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    paths = (os.environ.get("FLEETPULSE_TEST_CHROMIUM", ""), "/usr/bin/chromium", "/usr/bin/chromium-browser")
+    found = [path for path in paths if path and os.path.exists(path)]
+    if not found:
+        do_without("chromium", "no Chromium found: run 'make parts', or set FLEETPULSE_TEST_CHROMIUM to its path")
+    return found[0]

@@ -78,6 +78,15 @@ def test_pages_that_ask_nobody_who_they_are_stay_on_loopback(host: str) -> None:
         serve.run(Config(dashboard=Dashboard(host=host)))
 
 
+def test_behind_a_proxy_the_pages_may_leave_loopback() -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"cannot listen on 0\.0\.0\.0:{port}"):
+            serve.run(Config(dashboard=Dashboard(host="0.0.0.0", port=port, behind_proxy=True)))
+
+
 @pytest.mark.parametrize(
     ("config", "url"),
     [

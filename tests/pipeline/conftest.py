@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,10 @@ from pipeline.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, Eve
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport.spool import SpoolTransport
+
+if TYPE_CHECKING:
+    from pipeline.config import Kafka
+    from tests.pipeline.kafka_line import Line
 
 NOW = 1_790_000_000 * SECOND
 GPUS = 2
@@ -93,3 +99,29 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def new_site(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Site]:
     """Several sites in one test; the test shuts them."""
     return lambda: Site(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipeline looks for its brokers ten times as often as it does, so that tests wait less."""
+    from pipeline.transport import kafka_watch
+
+    monkeypatch.setattr(kafka_watch, "WATCH_S", 0.5)
+    monkeypatch.setattr(kafka_watch, "ANSWER_S", 1.0)
+
+
+@pytest.fixture
+def new_line(tmp_path: Path) -> Iterator[Callable[..., Line]]:
+    """Makes the whole line from spools to a store over the brokers of a [kafka]; ended with the test."""
+    from tests.pipeline.kafka_line import Line  # here: most tests need no Kafka client
+
+    made: list[Line] = []
+
+    def make(kafka: Kafka, **more: Any) -> Line:
+        made.append(Line(tmp_path / "line", kafka, **more))
+        return made[-1]
+
+    yield make
+    for line in made:
+        line.close()
+    gc.collect()  # sockets that kafka-python left to it, while their warnings are still ignored

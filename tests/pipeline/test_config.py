@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import Config, build, load
+from pipeline.config import Config, load
 from pipeline.errors import ConfigError
+from pipeline.settings import build
 
 
 def written(folder: Path, text: str) -> Path:

@@ -18,7 +18,7 @@ import duckdb
 import pytest
 
 from pipeline import doctor
-from pipeline.config import Api, Config, Kafka, Notify, Pipeline, Spool, Store, Webhook
+from pipeline.config import Api, Config, Notify, Spool, Store, Webhook
 from pipeline.errors import Unreachable
 
 
@@ -60,11 +60,6 @@ def answering(status: int, body: Any) -> Iterator[int]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def with_broker(config: Config, server: str) -> Config:
-    kafka = Kafka(bootstrap_servers=server)
-    return dataclasses.replace(config, pipeline=Pipeline(transport="kafka"), kafka=kafka)
 
 
 def test_an_old_python_fails_and_says_which_is_wanted(config: Config) -> None:
@@ -133,27 +128,8 @@ def test_a_missing_nvidia_library_is_a_warning(config: Config) -> None:
     assert doctor.nvml(config, "libc.so.6").state == "ok"
 
 
-def test_an_unreachable_broker_is_named_and_ends_with_3(config: Config) -> None:
-    found = doctor.transport(with_broker(config, "127.0.0.1:1"))
-    assert found.unreachable
-    assert "127.0.0.1:1" in found.found
-    assert doctor.exit_code([found]) == 3
-
-
-def test_every_broker_of_the_list_is_tried(config: Config) -> None:
-    with answering(200, {}) as port:
-        assert doctor.transport(with_broker(config, f"127.0.0.1:{port}")).state == "ok"
-        found = doctor.transport(with_broker(config, f"127.0.0.1:{port}, 127.0.0.1:1"))
-    assert found.state == "fail"
-    assert str(port) not in found.found
-
-
-def test_a_server_without_a_port_is_said_to_be_none(config: Config) -> None:
-    assert "no host:port" in doctor.transport(with_broker(config, "broker")).found
-
-
 def test_the_spool_needs_no_broker(config: Config) -> None:
-    assert doctor.transport(config).state == "ok"
+    assert [check.state for check in doctor.examine(config, [doctor.transport])] == ["ok"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pipeline import config as configuration
 from pipeline.errors import ConfigError, Retryable
 from pipeline.records import SECOND
 from pipeline.service import Service
+from pipeline.settings import build
 
 T0 = 1_780_000_000 * SECOND
 
@@ -37,7 +38,7 @@ class Nothing:
 @pytest.fixture
 def service(site):
     table = {"store": {"path": str(site.folder / "store.duckdb")}, "spool": {"directory": str(site.folder / "spool")}}
-    made = Service(configuration.build(configuration.Config, table, "test"), Nothing(), clock=lambda: T0 + 600 * SECOND)
+    made = Service(build(configuration.Config, table, "test"), Nothing(), clock=lambda: T0 + 600 * SECOND)
     yield made
     made.close()
 
@@ -106,6 +107,32 @@ def test_silent_agents_are_counted_and_are_no_reason_to_be_unready(site, service
     drain(service)
     sources = service.health()["sources"]
     assert (sources["agents"], sources["silent"]) == (2, 1)
+    assert service.unready() == []
+
+
+def test_a_partition_that_gives_no_answer_while_others_do_is_a_reason_to_be_unready(site, service, monkeypatch):
+    service.start()
+    site.send("n1", T0)
+    site.send("n2", T0)
+    drain(service)
+    read, now = service.transport.read, service.clock()
+
+    def mute(partition, *more):
+        if partition.name == "n2":
+            raise Retryable("no answer")
+        return read(partition, *more)
+
+    monkeypatch.setattr(service.transport, "read", mute)
+    for second in range(0, 40, 10):
+        monkeypatch.setattr(service, "clock", lambda second=second: now + second * SECOND)
+        monkeypatch.setattr(service.ingest, "clock", service.clock)
+        site.send("n1", T0 + (1 + second) * SECOND)
+        service.turn()
+        assert service.unready() == []
+    monkeypatch.setattr(service, "clock", lambda: now + 31 * SECOND)
+    assert any("telemetry.v1/n2: cannot be read" in reason for reason in service.unready())
+    monkeypatch.undo()
+    drain(service)
     assert service.unready() == []
 
 
@@ -220,4 +247,4 @@ def test_a_receiver_that_can_never_be_called_is_refused_with_the_name_of_the_fil
     hook = {"name": "pager", "url": "https://10.0.0.5/x"}
     table = {"store": {"path": str(site.folder / "other.duckdb")}, "notify": {"webhooks": [hook]}}
     with pytest.raises(ConfigError, match=r"test\.toml: \[\[notify\.webhooks\]\] pager: url = .*allow_private"):
-        Service(configuration.build(configuration.Config, {**table, "source": "test.toml"}, "test.toml"), Nothing())
+        Service(build(configuration.Config, {**table, "source": "test.toml"}, "test.toml"), Nothing())

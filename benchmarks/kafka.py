@@ -1,0 +1,171 @@
+"""The whole path from Kafka into durable DuckDB: samples per CPU-second, beside DuckDB's own append in the same run.
+
+    python -m benchmarks.kafka [--nodes 64] [--messages 120] [--ticks 10] [--single 480] [--partitions 32]
+
+Starts a real broker (on a core of its own where there are two), makes the product's topics and fills telemetry.v1.
+Then reads it into a fresh store as the pipeline does: fetch, checksums, zstd, decode, dedupe, insert, commit with
+offsets, checkpoint. CPU is that of the whole client process, its I/O threads included. Two fillings: messages of
+`ticks` ticks in large Kafka batches, as senders that catch up leave them, and `single` messages of one tick per node,
+each a Kafka batch of its own, as an agent at 1 Hz leaves them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.fleet import Fleet, cpu, raw
+from pipeline import wire
+from pipeline.config import Kafka
+from pipeline.ingest import Ingest
+from pipeline.records import TELEMETRY
+from pipeline.store.database import Database
+from pipeline.store.devices import Devices
+from pipeline.transport import clients, topics
+from pipeline.transport.kafka import KafkaTransport
+from tests.kafka_broker import Broker, BrokerError, missing
+
+PATIENT = {"broker.session.timeout.ms": "9000"}
+"""Kafka's own value: with the 1 s of the tests, a busy machine makes the broker lose its leadership for seconds."""
+BATCH_BYTES = 256 << 10
+"""Kafka batch of a sender that catches up; streaming clients gain nothing beyond it."""
+WAITING = 4096  # messages handed to the producer before it is flushed; it has no bound of its own
+IDLE_S = 0.01  # pause after a step that found nothing
+LIMIT_S = 120.0  # chosen: 20 times what reading takes; a path that stands still must not hang the program
+
+
+@dataclass(frozen=True)
+class Read:
+    """What reading everything took."""
+
+    cpu: float
+    wall: float
+    commits: int
+    rows: int
+    file_bytes: int
+
+
+def apart() -> Sequence[str]:
+    """Puts this process on the first core and returns the words that put the broker on the second; () with only one."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) < 2 or shutil.which("taskset") is None:
+        return ()
+    os.sched_setaffinity(0, {cores[0]})
+    return ("taskset", "-c", str(cores[1]))
+
+
+def make_topics(kafka: Kafka) -> None:
+    """The topics of `fleetpulse init`, made anew."""
+    with closing(clients.admin(kafka, "benchmark", 10.0)) as admin:
+        admin.create_topics(
+            {
+                topic.name: {
+                    "num_partitions": topic.partitions,
+                    "replication_factor": kafka.replication_factor,
+                    "configs": dict(topic.settings),
+                }
+                for topic in topics.wanted(kafka)
+            }
+        )
+
+
+def fill(kafka: Kafka, fleet: Fleet, batch_bytes: int) -> int:
+    """Sends all messages in the order of their times; returns their bytes."""
+    producer = clients.producer(kafka, "benchmark", batch_size=batch_bytes, linger_ms=50)
+    epochs = [n.to_bytes(16, "big") for n in range(1, fleet.nodes + 1)]
+    size, sent = 0, []
+    for m in range(fleet.messages):
+        for n in range(fleet.nodes):
+            value = wire.seal(fleet.body(n, m), wire.TELEMETRY_KIND, epochs[n], m, fleet.time(m))
+            size += len(value)
+            sent.append(producer.send(TELEMETRY, key=fleet.node(n).encode(), value=value))
+        if len(sent) >= WAITING or m + 1 == fleet.messages:
+            producer.flush(LIMIT_S)
+            for future in sent:
+                future.get(0)  # raises what kept a message from the brokers
+            sent.clear()
+    clients.close_producer(producer, 5.0)
+    return size
+
+
+def read(kafka: Kafka, store: Path, fleet: Fleet) -> Read:
+    """Reads until everything is stored and checkpointed."""
+    database = Database(store)
+    devices = Devices(database.connection)
+    commits, until = 0, time.monotonic() + LIMIT_S
+    start, wall = cpu(), time.perf_counter()
+    transport = KafkaTransport(kafka)
+    reader = Ingest(database, transport, devices, lambda: time.time_ns() // 1000)
+    while reader.counters["samples"] < fleet.samples:
+        if reader.step() is None:
+            time.sleep(IDLE_S)
+        else:
+            commits += 1
+        if time.monotonic() > until:
+            raise SystemExit(f"{reader.counters['samples']} of {fleet.samples} samples stored after {LIMIT_S:.0f} s")
+    database.connection.execute("CHECKPOINT")
+    used = cpu() - start, time.perf_counter() - wall
+    transport.close()
+    found = database.connection.execute("SELECT count(*) FROM hot_gpu").fetchone()
+    database.close()
+    return Read(*used, commits, found[0] if found else 0, store.stat().st_size)
+
+
+def measure(kafka: Kafka, fleet: Fleet, folder: Path, batch_bytes: int) -> None:
+    """Fills, reads and prints one filling."""
+    make_topics(kafka)
+    wire_bytes = fill(kafka, fleet, batch_bytes)
+    before = raw(folder / "before.duckdb", fleet)
+    got = read(kafka, folder / "store.duckdb", fleet)
+    bare = (before + raw(folder / "after.duckdb", fleet)) / 2
+    if got.rows != fleet.rows:
+        raise SystemExit(f"{got.rows} rows stored, wanted {fleet.rows}")
+    samples, messages = fleet.samples, fleet.nodes * fleet.messages
+    print(
+        f"{messages} messages of {fleet.ticks} ticks, {wire_bytes / messages / 1e3:.1f} kB each, all rows stored once"
+    )
+    print(f"  {samples / 1e6:.1f} M samples in {got.commits} commits, {got.cpu:.2f} CPU s, {got.wall:.2f} s")
+    print(f"  {wire_bytes / samples:.2f} B per sample on the wire, {got.file_bytes / samples:.2f} in the file")
+    print(f"  Kafka to durable DuckDB: {samples / got.cpu / 1e6:6.1f} M samples per CPU-second")
+    print(f"  raw append of the same:  {samples / bare / 1e6:6.1f} M samples per CPU-second")
+    print(f"  ratio:                   {bare / got.cpu:6.2f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--messages", type=int, default=120, help="per node in the first filling; 0: without it")
+    parser.add_argument("--ticks", type=int, default=10, help="per message in the first filling")
+    parser.add_argument("--single", type=int, default=480, help="messages of one tick per node; 0: without it")
+    parser.add_argument("--partitions", type=int, default=32)
+    options = parser.parse_args()
+    logging.getLogger("kafka").setLevel(logging.ERROR)
+    if lacking := missing():
+        sys.exit(f"benchmarks.kafka: {lacking}: run 'make parts'")
+    fillings = [(options.messages, options.ticks, BATCH_BYTES), (options.single, 1, 1)]
+    beside = apart()
+    for messages, ticks, batch_bytes in fillings:
+        if not messages:
+            continue
+        fleet = Fleet.make(options.nodes, messages, ticks)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            with Broker(folder / "broker", heap="512m", prefix=beside, properties=PATIENT) as broker:
+                kafka = Kafka(bootstrap_servers=broker.bootstrap, partitions=options.partitions)
+                measure(kafka, fleet, folder, batch_bytes)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BrokerError as error:
+        sys.exit(f"benchmarks.kafka: {error}")

@@ -1,0 +1,104 @@
+"""TOML tables -> dataclasses: fields say the keys, types and ranges of a section. Wrong ones are ConfigErrors."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def wants(text: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
+    """Metadata of a field whose value must fulfil `holds`; `text` says so in the message of the ConfigError."""
+    return {"fleetpulse.wants": (text, holds)}
+
+
+class Variable(str):
+    """The text of an environment variable: what it means depends on the type that its key wants."""
+
+    __slots__ = ("name",)
+    name: str
+
+    @property
+    def place(self) -> str:
+        return f"environment: {self.name}"
+
+    def meant(self, wanted: Any) -> Any:
+        """The text itself where text is wanted and it bears no quotes, else its value as TOML, if it is that."""
+        if wanted in (str, Path) and not self.startswith(("'", '"')):
+            return str(self)
+        try:
+            return tomllib.loads(f"v = {self}")["v"]
+        except tomllib.TOMLDecodeError:
+            return str(self)
+
+
+def build(cls: type[T], table: Mapping[str, Any], where: str, section: str = "") -> T:
+    """Instance of dataclass `cls` from a TOML table. Raises ConfigError on unknown, missing or mistyped keys."""
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type] # T is a dataclass by contract
+    for key, value in table.items():
+        if key not in known:
+            close = difflib.get_close_matches(key, known, 1)
+            mend = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(k for k in known if k != 'source')}"
+            raise ConfigError(
+                f"{_place(where, section, key, value)}: no such {'key' if section else 'section'}; {mend}"
+            )
+    for name, f in known.items():
+        if name not in table and f.default is MISSING and f.default_factory is MISSING:
+            raise ConfigError(f"{_place(where, section, name)}: missing; wanted a value")
+    converted = {k: _convert(v, hints[k], where, f"{section}.{k}" if section else k) for k, v in table.items()}
+    for key, value in converted.items():
+        text, holds = known[key].metadata.get("fleetpulse.wants", ("", None))
+        if holds is not None and not holds(value):
+            raise ConfigError(f"{_place(where, section, key, table[key])} = {value!r}: wants {text}")
+    return cls(**converted)
+
+
+def _convert(value: Any, wanted: Any, where: str, key: str) -> Any:
+    """`value` as type `wanted`, or ConfigError."""
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin is types.UnionType:
+        return _convert(value, arguments[0], where, key)
+    if isinstance(value, Variable):
+        where, value = value.place, value.meant(wanted)
+    if is_dataclass(wanted) and isinstance(wanted, type):
+        return build(wanted, _table(value, where, key), where, key)
+    if origin is not None and origin is not tuple and isinstance(origin, type) and issubclass(origin, Mapping):
+        return {k: _convert(v, arguments[1], where, f"{key}.{k}") for k, v in _table(value, where, key).items()}
+    if origin is tuple and isinstance(value, list):
+        return tuple(_convert(v, arguments[0], where, f"{key}[{i}]") for i, v in enumerate(value))
+    if origin is typing.Literal:
+        if value in arguments:
+            return value
+        raise ConfigError(f"{_place(where, key)} = {value!r}: wants one of {', '.join(map(repr, arguments))}")
+    if wanted is Path and isinstance(value, str):
+        return Path(value).expanduser()
+    if wanted is float and type(value) in (int, float):
+        return float(value)
+    if wanted is Any or type(value) is wanted:
+        return value
+    name = "list" if origin is tuple else getattr(wanted, "__name__", str(wanted))
+    raise ConfigError(f"{_place(where, key)} = {value!r}: wants {name}, got {type(value).__name__}")
+
+
+def _table(value: Any, where: str, key: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise ConfigError(f"{where}: [{key}] is {value!r}; wanted a table")
+
+
+def _place(where: str, section: str, key: str = "", value: Any = None) -> str:
+    """`FILE: [section] key`, or the variable that `value` came from before it; one dotted name may stand for both."""
+    where = value.place if isinstance(value, Variable) else where
+    if not key:
+        section, _, key = section.rpartition(".")
+    return f"{where}: [{section}] {key}" if section else f"{where}: {key}"

@@ -1,0 +1,120 @@
+"""Makers of kafka-python's clients that leave nothing behind when they fail.
+
+The client starts its I/O thread before it looks for a broker, and forgets the thread when it finds none: a service that
+tries every few seconds would gather threads for as long as the broker is away.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka.errors import KafkaError
+from kafka.net.compat import KafkaNetClient
+
+from pipeline import wire
+from pipeline.config import Kafka
+from pipeline.transport import brokers, topics
+
+API_VERSION = (3, 9)
+"""Protocol of a producer that has not met a broker yet; Kafka 2.1 to 4.3 understand what it sends."""
+CONNECTING_MS = 100
+"""How long a producer's I/O thread waits for a broker that is no further yet; chosen: any news ends the wait."""
+
+GRACE_S = 0.5
+"""How much longer than it was told a client may take to find no broker. Chosen: it ends 0.01 s late if it can."""
+
+LONGEST_MS = 60_000
+"""As much for a producer, which looks for its brokers later and is made in no time. Chosen."""
+
+
+def admin(kafka: Kafka, role: str, seconds: float) -> KafkaAdminClient:
+    """A connected admin client. Raises kafka's KafkaTimeoutError if no broker answers within `seconds`."""
+    limit = round(seconds * 1000)
+    own = {**brokers.settings(kafka, role), "bootstrap_timeout_ms": limit, "request_timeout_ms": limit}
+    return _made(KafkaAdminClient, own)
+
+
+def consumer(kafka: Kafka, role: str, seconds: float, **more: Any) -> KafkaConsumer:
+    """A connected consumer without group. Raises kafka's KafkaTimeoutError if no broker answers within `seconds`."""
+    own = {**brokers.settings(kafka, role), "bootstrap_timeout_ms": round(seconds * 1000), **more}
+    return _made(_Reader, own)
+
+
+def producer(kafka: Kafka, role: str, **more: Any) -> KafkaProducer:
+    """A producer that connects when a broker is there, whenever that is.
+
+    Without idempotence: with it this client never sends again after an outage that outlasts delivery_timeout_ms, nor
+    after one refused message (measured on 3.0.12). Our own key (topic, node, epoch, sequence) makes copies harmless.
+    """
+    own: dict[str, Any] = {
+        "acks": "all",
+        "enable_idempotence": False,
+        "max_in_flight_requests_per_connection": 1,
+        "compression_type": None,  # a message is one zstd frame
+        "allow_auto_create_topics": False,
+        "max_request_size": wire.MAX_MESSAGE + topics.BATCH_OVERHEAD,
+        "api_version": API_VERSION,
+    }
+    return _made(KafkaProducer, {**brokers.settings(kafka, role), **own, **more}, _CalmClient)
+
+
+def close_producer(client: KafkaProducer, seconds: float) -> None:
+    """Ends a producer, also one that cannot deliver: its close() raises then and leaves its thread running."""
+    try:
+        client.close(seconds)
+    except KafkaError:
+        # private, for want of a public way; the version of kafka-python is pinned and a test holds this to it
+        client._sender.force_close()
+        client._sender.join(seconds)
+
+
+class _Reader(KafkaConsumer):  # type: ignore[misc] # kafka-python ships no types
+    """A consumer that goes on with partitions that were paused and resumed.
+
+    It parks what it has of a paused partition, and takes it up again only while no other partition's records are in
+    hand. A drained one stays in its hand, so that the parked partition is never fetched again (measured on 3.0.12).
+    """
+
+    def poll(self, *given: Any, **more: Any) -> Any:
+        fetcher = getattr(self, "_fetcher", None)  # private, for want of a public way
+        if fetcher is not None and not getattr(fetcher, "_next_partition_records", None):
+            fetcher._next_partition_records = None
+        return super().poll(*given, **more)
+
+
+class _CalmClient(KafkaNetClient):  # type: ignore[misc] # kafka-python ships no types
+    """A client whose producer sleeps while a broker connects, answers or does not.
+
+    The producer takes these seconds for milliseconds, and 0, which it gets while a connection is being made or has a
+    request open, for "ask again at once": it turned up to a whole core with a broker that hangs (measured on 3.0.12).
+    """
+
+    def connection_delay(self, node_id: Any) -> float:
+        seconds: float = super().connection_delay(node_id)
+        return max(seconds * 1000, CONNECTING_MS)
+
+
+def _made(kind: type, settings: dict[str, Any], network: type = KafkaNetClient) -> Any:
+    begun: list[KafkaNetClient] = []
+
+    def client(**configuration: Any) -> KafkaNetClient:
+        begun.append(network(**configuration))
+        return begun[-1]
+
+    def end() -> None:
+        for left in begun:
+            left.close()
+
+    # the client's TLS handshake heeds no limit: with a frozen broker it would never return (seen with 3.0.12)
+    watchdog = threading.Timer(settings.get("bootstrap_timeout_ms", LONGEST_MS) / 1000 + GRACE_S, end)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        return kind(kafka_client=client, **settings)
+    except BaseException:
+        end()
+        raise
+    finally:
+        watchdog.cancel()

@@ -1,0 +1,149 @@
+"""The agent over Kafka: the same loop, and a sender beside it."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agents.agent import Agent
+from agents.collectors.host import Host
+from agents.sender import Sender
+from agents.uplink import open_uplink
+from pipeline import wire
+from pipeline.config import Agent as AgentSection
+from pipeline.config import Config, Kafka, Pipeline, Spool
+from pipeline.records import EVENTS, TELEMETRY
+from tests.kafka_broker import Address, Broker, held
+from tests.kafka_clients import make_topics, read
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.filterwarnings(
+    # kafka-python leaves the socket of a refused connection to the garbage collector
+    "ignore:unclosed <socket:ResourceWarning"
+)
+
+
+def config(folder: Path, kafka: Kafka, **spool: int) -> Config:
+    section = AgentSection("n1", 0.05)
+    return Config(agent=section, spool=Spool(folder, **spool), kafka=kafka, pipeline=Pipeline(transport="kafka"))
+
+
+@pytest.fixture
+def nobody() -> Iterator[Kafka]:
+    """Brokers that are not there."""
+    with held() as port:
+        yield Kafka(bootstrap_servers=f"127.0.0.1:{port.getsockname()[1]}")
+
+
+def until(holds: Callable[[], object], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@contextmanager
+def running(agent: Agent) -> Iterator[Sender]:
+    """The agent's loop in a thread, and its sender."""
+    stop = threading.Event()
+    loop = threading.Thread(target=agent.loop, args=(stop,))
+    loop.start()
+    try:
+        assert agent.uplink is not None
+        yield agent.uplink
+    finally:
+        stop.set()
+        loop.join()
+
+
+def test_what_the_collectors_bring_is_in_the_topics(kafka: Address, tmp_path: Path) -> None:
+    log = io.StringIO()
+    with running(Agent(config(tmp_path, make_topics(kafka)), [Host()], log=log)) as sender:
+        until(lambda: sender.flow.sent > 5)
+    batches = [wire.decode(record.value) for record in read(kafka, TELEMETRY)]
+    assert len(batches) > 3
+    assert {batch.origin.node for batch in batches} == {"n1"}
+    kinds = {event.kind for record in read(kafka, EVENTS) for event in wire.decode_events(record.value).events}
+    assert {"inventory", "collector"} <= kinds
+    assert "kafka:" not in log.getvalue()
+
+
+def test_what_the_spool_lost_in_an_outage_is_told_as_an_event(own_broker: Broker, tmp_path: Path) -> None:
+    settings, log = make_topics(own_broker), io.StringIO()
+    own_broker.kill()
+
+    def gaps() -> list[dict[str, object]]:
+        found = [event for record in read(own_broker, EVENTS) for event in wire.decode_events(record.value).events]
+        return [dict(event.data) for event in found if event.kind == "gap" and event.entity == "node:n1"]
+
+    with running(Agent(config(tmp_path, settings, max_bytes=4000), [Host()], log=log)):
+        until(lambda: "losing data" in log.getvalue())
+        until(lambda: "kafka: topic" in log.getvalue())
+        own_broker.start()
+        until(gaps, 60)
+    assert gaps()[0]["cause"] == "spool full"
+    assert gaps()[0]["topic"] in (TELEMETRY, EVENTS)
+    assert log.getvalue().count("connection refused") == 1
+    assert log.getvalue().count("kafka: messages get through again") == 1
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from agents.agent import run
+from pipeline.config import Agent, Config, Kafka, Pipeline, Spool
+spool, brokers = Path(sys.argv[1]), Kafka(bootstrap_servers=sys.argv[2])
+sys.exit(run(Config(agent=Agent("n1", 0.05), spool=Spool(spool), kafka=brokers, pipeline=Pipeline(transport="kafka"))))
+"""
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_sigterm_in_an_outage_ends_the_agent_within_2_s_and_its_log_is_one_line_per_change(
+    frozen: bool, own_broker: Broker, tmp_path: Path
+) -> None:
+    make_topics(own_broker)
+    own_broker.freeze() if frozen else own_broker.kill()
+    words = [sys.executable, "-c", PROGRAM, str(tmp_path), own_broker.bootstrap]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "kafka:" in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        lines += process.stderr.readlines()
+        assert process.wait() == 0
+        assert time.monotonic() - began < 2.5  # two seconds, and the interpreter's end on a busy machine
+    if frozen:
+        own_broker.thaw()
+    assert sum("kafka:" in line for line in lines) == 1, lines
+    assert all(" collector " in line or " agent: " in line or " kafka: " in line for line in lines), lines
+
+
+def test_over_the_spool_nothing_of_kafka_is_loaded(tmp_path: Path) -> None:
+    program = PROGRAM.split("sys.exit")[0] + (
+        "from agents.agent import Agent as A\n"
+        "A(Config(agent=Agent('n1'), spool=Spool(spool)), []).close()\n"
+        "print('kafka' in sys.modules)"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path), "h:1"]
+    assert subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_the_transport_decides_whether_there_is_a_sender(nobody: Kafka, tmp_path: Path) -> None:
+    settings = config(tmp_path, nobody)
+    assert open_uplink(settings, "spool", ["n1"], print, "agent") is None
+    sender = open_uplink(settings, "kafka", ["n1"], print, "agent")
+    assert sender is not None
+    sender.close()

@@ -1,0 +1,222 @@
+"""The parts of the sender that need no broker: what a stream has acknowledged, what is read, and what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agents.outlook import QUIET_S, Outlook
+from agents.spool import Spool
+from agents.streams import WINDOW, Stream, Streams
+from agents.uplink import only_reader
+from pipeline import wire
+from pipeline.config import Kafka
+from pipeline.records import EVENTS, TELEMETRY
+from pipeline.transport import Message, Partition
+from pipeline.transport.spool import SpoolTransport
+from tests.kafka_broker import held
+
+PARTITION = Partition(TELEMETRY, "n0", "0" * 32, True)
+
+
+def stream(count: int, size: int = 100) -> Stream:
+    found = Stream(PARTITION, 0)
+    found.ahead.extend(Message(PARTITION, offset, bytes(size)) for offset in range(count))
+    return found
+
+
+def test_only_what_is_acknowledged_without_a_hole_is_done() -> None:
+    one = stream(4)
+    for _ in range(4):
+        one.hand_out(0.0)
+    one.came_back(2)
+    assert (one.done, one.size) == (0, 300)
+    one.came_back(0)
+    assert one.done == 1
+    one.came_back(1)
+    one.came_back(3)
+    assert (one.done, one.size) == (4, 0)
+
+
+def test_a_failure_takes_a_stream_back_to_the_first_message_that_is_not_acknowledged() -> None:
+    one = stream(5)
+    for _ in range(5):
+        one.hand_out(0.0)
+    one.came_back(0)
+    for offset in (3, 1):
+        one.came_back(offset)
+        one.fail(offset)
+    assert one.done == 1
+    one.came_back(2)
+    one.came_back(4)
+    one.rewind()
+    assert (one.position, one.done, one.waiting, one.ended) == (1, 1, {}, False)
+
+
+def test_what_is_known_to_be_gone_is_not_told_again_when_a_stream_goes_back_before_it() -> None:
+    one = stream(40)
+    for _ in range(10):
+        one.hand_out(0.0)
+    assert one.gone(10, 30) == [(10, 30)]
+    assert one.gone(5, 35) == [(5, 10), (30, 35)]
+    assert one.gone(5, 35) == []
+    assert one.gone(35, 36) == [(35, 36)]
+
+
+def test_a_window_admits_one_message_however_large_and_no_more_than_it_holds() -> None:
+    one = stream(2, WINDOW)
+    assert one.admits(WINDOW * 2)
+    one.hand_out(0.0)
+    assert not one.admits(1)
+
+
+@pytest.fixture
+def spools(tmp_path: Path) -> Iterator[Callable[..., Spool]]:
+    opened: list[Spool] = []
+
+    def open_spool(node: str, topic: str = TELEMETRY, **more: Any) -> Spool:
+        opened.append(Spool(tmp_path, node, topic, **more))
+        return opened[-1]
+
+    yield open_spool
+    for spool in opened:
+        spool.close()
+
+
+def filled(spool: Spool, sizes: list[int]) -> Spool:
+    for number, size in enumerate(sizes):
+        spool.append(bytes(size), wire.TELEMETRY_KIND, number)
+    spool.sync()
+    return spool
+
+
+def test_a_transport_for_some_nodes_sees_only_theirs(spools: Callable[..., Spool], tmp_path: Path) -> None:
+    filled(spools("n0"), [10])
+    filled(spools("n1"), [10])
+    transport = SpoolTransport(tmp_path, "kafka", nodes=["n1"])
+    assert [partition.name for partition in transport.partitions()] == ["n1"]
+    transport.close()
+
+
+def test_a_transport_knows_its_own_cursor_and_none_before_it_stored_anything(
+    spools: Callable[..., Spool], tmp_path: Path
+) -> None:
+    filled(spools("n0"), [10, 10, 10])
+    transport = SpoolTransport(tmp_path, "kafka")
+    (partition,) = transport.partitions()
+    assert transport.cursor(partition) is None
+    transport.committed(partition, 2)
+    transport.close()
+    again = SpoolTransport(tmp_path, "kafka")
+    assert again.cursor(again.partitions()[0]) == 2
+    assert SpoolTransport(tmp_path, "pipeline").cursor(partition) is None
+
+
+def test_cursors_can_be_written_without_waiting_for_their_time(spools: Callable[..., Spool], tmp_path: Path) -> None:
+    filled(spools("n0"), [10, 10, 10])
+    transport = SpoolTransport(tmp_path, "kafka", lambda: 0.0)
+    (partition,) = transport.partitions()
+    transport.committed(partition, 1)
+    transport.committed(partition, 2)
+    assert transport.cursor(partition) == 1
+    transport.write_cursors()
+    assert transport.cursor(partition) == 2
+    transport.close()
+
+
+def test_what_was_dropped_unsent_is_told_with_its_cause_and_reading_goes_on_behind_it(
+    spools: Callable[..., Spool], tmp_path: Path
+) -> None:
+    filled(spools("n0", max_bytes=40_000), [3000] * 30)
+    lost: list[tuple[int, int, str]] = []
+    transport = SpoolTransport(tmp_path, "kafka")
+    streams = Streams(transport, lambda _, *gap: lost.append(gap))
+    streams.look()
+    (one,) = streams
+    assert streams.read_ahead(one)
+    assert lost == [(0, one.next, "spool full")]
+    transport.close()
+
+
+def test_what_another_reader_had_before_us_is_no_gap(spools: Callable[..., Spool], tmp_path: Path) -> None:
+    spool = filled(spools("n0", segment_bytes=6000), [3000] * 9)
+    reader = SpoolTransport(tmp_path, "pipeline")
+    reader.committed(reader.partitions()[0], 6)
+    reader.close()
+    filled(spool, [3000] * 3)
+    only_reader(tmp_path, ["n0"], "kafka")
+    lost: list[tuple[int, int, str]] = []
+    transport = SpoolTransport(tmp_path, "kafka")
+    streams = Streams(transport, lambda _, *gap: lost.append(gap))
+    streams.look()
+    (one,) = streams
+    assert streams.read_ahead(one)
+    assert one.next > 0
+    assert lost == []
+    transport.close()
+
+
+def test_only_the_other_transports_cursors_of_the_named_nodes_are_removed(
+    spools: Callable[..., Spool], tmp_path: Path
+) -> None:
+    for node in ("n0", "n1"):
+        for topic in (TELEMETRY, EVENTS):
+            filled(spools(node, topic), [10])
+    for reader in ("pipeline", "kafka"):
+        transport = SpoolTransport(tmp_path, reader)
+        for partition in transport.partitions():
+            transport.committed(partition, 1)
+        transport.close()
+
+    def left() -> list[str]:
+        return sorted(f"{p.parts[-4]} {p.stem}" for p in tmp_path.glob("*/*/*/*.cursor"))
+
+    only_reader(tmp_path, ["n0", "absent"], "kafka")
+    assert left() == ["n0 kafka"] * 2 + ["n1 kafka"] * 2 + ["n1 pipeline"] * 2
+    only_reader(tmp_path, ["n1"], "spool")
+    assert left() == ["n0 kafka"] * 2 + ["n1 pipeline"] * 2
+
+
+@pytest.fixture
+def outlook() -> Iterator[SimpleNamespace]:
+    said: list[str] = []
+    with held() as port:  # nobody listens there, and nobody else will
+        made = Outlook(Kafka(bootstrap_servers=f"127.0.0.1:{port.getsockname()[1]}"), said.append)
+        yield SimpleNamespace(it=made, said=said)
+        made.close()
+
+
+def weigh(outlook: Outlook, streams: list[Stream], now: float) -> None:
+    """As the sender does once a second; the cause is asked for in a thread of its own."""
+    outlook.weigh(streams, now, None)
+    if outlook._question is not None:
+        outlook._question.join(10)
+        outlook.weigh(streams, now, None)
+
+
+def test_silence_of_the_brokers_is_told_once_with_its_cause_and_once_when_it_ends(outlook: SimpleNamespace) -> None:
+    one = stream(1)
+    one.hand_out(100.0)
+    weigh(outlook.it, [one], 100.0 + QUIET_S)
+    assert outlook.said == []
+    for second in range(1, 60):
+        weigh(outlook.it, [one], 100.0 + QUIET_S + second)
+    one.came_back(0)
+    weigh(outlook.it, [one], 200.0)
+    assert len(outlook.said) == 2
+    assert "connection refused" in outlook.said[0]
+    assert "kept in the spool" in outlook.said[0]
+    assert outlook.said[1] == "messages get through again"
+    assert outlook.it.trouble is None
+
+
+def test_a_refused_message_is_told_once_per_topic_and_reason_with_the_mend(outlook: SimpleNamespace) -> None:
+    for _ in range(3):
+        outlook.it.refused(stream(1), 5000, ValueError())
+    (line,) = outlook.said
+    assert "5000 bytes" in line
+    assert "max.message.bytes of at least 9096" in line

@@ -1,0 +1,83 @@
+"""Fixtures of all tests: real Kafka brokers. Who uses one carries the mark `kafka` by that alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kafka_broker import Address, Broker, BrokerError, External, class_path, missing
+from tests.kafka_security import Security
+from tests.parts import do_without
+
+EXTERNAL = "FLEETPULSE_TEST_KAFKA"
+"""host:port of brokers to use in place of the shared one. Tests that kill or freeze a broker always start their own."""
+MEND = "run 'make parts'"
+BROKERS = {"kafka", "own_broker", "new_broker", "secure_kafka"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if BROKERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("kafka")
+
+
+def need_broker() -> None:
+    """Skips (or fails, see tests/parts.py) where no broker of our own can be started."""
+    if lacking := missing():
+        do_without("kafka", f"{lacking}: {MEND}, or set {EXTERNAL} to host:port")
+    try:
+        class_path()
+    except BrokerError as error:
+        do_without("kafka", f"{error}: {MEND}")
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    """Brokers that all tests share: never stop these, and make topics anew with tests.kafka_clients.make_topics."""
+    if address := os.environ.get(EXTERNAL):
+        yield External(address)
+        return
+    need_broker()
+    with Broker(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker that all tests share and that wants TLS and SCRAM; its `security` has the files for it."""
+    need_broker()
+    if shutil.which("openssl") is None:
+        do_without("kafka", f"no openssl: {MEND}")
+    folder = tmp_path_factory.mktemp("secure")
+    with Broker(folder / "broker", security=Security(folder / "security")) as broker:
+        yield broker
+
+
+@pytest.fixture
+def new_broker(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
+    """Makes and starts brokers for this test alone, with the keywords of Broker; the test may do anything to them."""
+    need_broker()
+    with ExitStack() as stack:
+        yield partial(_started, stack, tmp_path)
+
+
+def _started(stack: ExitStack, folder: Path, name: str = "broker", **keywords: Any) -> Broker:
+    broker = Broker(folder / name, **keywords)
+    stack.callback(broker.close)
+    stack.callback(broker.kill)  # first: an orderly stop takes 0.3 s, and nobody reads this folder again
+    broker.start()
+    return broker
+
+
+@pytest.fixture
+def own_broker(new_broker: Callable[..., Broker]) -> Broker:
+    """A started broker for this test alone: kill it, freeze it, fill its disk."""
+    return new_broker()

@@ -1,0 +1,118 @@
+"""What tests need of any broker: our configuration for it, our topics in few partitions, records in and out."""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from kafka import KafkaAdminClient, TopicPartition
+from kafka.errors import KafkaError
+
+from pipeline.config import Kafka
+from pipeline.transport import clients, topics
+from tests.kafka_broker import Address
+from tests.kafka_security import MECHANISM
+
+SECONDS = 20.0
+"""Longest wait for a broker that is up; chosen: answers take milliseconds, a test machine may stall for seconds."""
+PARTITIONS = 4
+"""Chosen: several nodes share one, and each is made in milliseconds."""
+
+
+def kafka_of(address: Address, **more: Any) -> Kafka:
+    """Section [kafka] for these brokers; `more` overrules single keys."""
+    found: dict[str, Any] = {"bootstrap_servers": address.bootstrap, "partitions": PARTITIONS}
+    if security := address.security:
+        found |= {
+            "security_protocol": "SASL_SSL",
+            "sasl_mechanism": MECHANISM,
+            "username": security.username,
+            "password_file": security.password_file,
+            "ca_file": security.ca_file,
+        }
+        if security.mutual:
+            found |= {"certificate_file": security.certificate_file, "key_file": security.key_file}
+    return Kafka(**(found | more))
+
+
+@contextmanager
+def untidy_refusals() -> Iterator[None]:
+    """Within it, TLS handshakes may fail: kafka-python leaves their sockets to the collector, which warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            yield
+        finally:
+            gc.collect()
+
+
+def refusal(kafka: Kafka, seconds: float = 1.0) -> str:
+    """What kafka-python says when the brokers do not let this configuration in. Fails if they do."""
+    with untidy_refusals():
+        try:
+            clients.admin(kafka, "tests", seconds).close()
+        except KafkaError as error:
+            return str(error)
+    raise AssertionError("the brokers let it in; wanted a refusal")
+
+
+@contextmanager
+def admin_of(address: Address) -> Iterator[KafkaAdminClient]:
+    """A connected admin client, closed at the end."""
+    with closing(clients.admin(kafka_of(address), "tests", SECONDS)) as admin:
+        yield admin
+
+
+def make_topics(address: Address, **more: Any) -> Kafka:
+    """All topics as `fleetpulse init` makes them, empty (what was there is deleted), and the [kafka] they are for."""
+    kafka = kafka_of(address, **more)
+    wanted = {
+        topic.name: {"num_partitions": topic.partitions, "configs": dict(topic.settings)}
+        for topic in topics.wanted(kafka)
+    }
+    with admin_of(address) as admin:
+        _delete(admin, wanted)
+        admin.create_topics(wanted, wait_for_metadata=True)
+    return kafka
+
+
+def delete_topics(address: Address, names: Iterable[str]) -> None:
+    """Deletes those of the topics that exist, and returns when the broker has forgotten them."""
+    with admin_of(address) as admin:
+        _delete(admin, names)
+
+
+def _delete(admin: KafkaAdminClient, names: Iterable[str]) -> None:
+    wanted = set(names)
+    if there := wanted & set(admin.list_topics()):
+        admin.delete_topics(sorted(there))
+    end = time.monotonic() + SECONDS
+    while left := wanted & set(admin.list_topics()):  # brokers follow their controller with a small delay
+        assert time.monotonic() < end, f"topics {sorted(left)} are still there after {SECONDS} s"
+        time.sleep(0.01)
+
+
+def write(address: Address, topic: str, values: Iterable[bytes], *, key: str = "n0", **more: Any) -> None:
+    """Sends values in order under one key with our producer's settings; returns when the broker has them all."""
+    with closing(clients.producer(kafka_of(address), "tests", **more)) as producer:
+        for sent in [producer.send(topic, value, key=key.encode()) for value in values]:
+            sent.get(timeout=SECONDS)
+
+
+def read(address: Address, topic: str) -> list[Any]:
+    """All records that the topic holds now, partition by partition in order of offsets."""
+    found: list[Any] = []
+    settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+    with closing(clients.consumer(kafka_of(address), "tests", SECONDS, **settings)) as consumer:
+        partitions = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
+        ends = consumer.end_offsets(partitions)
+        consumer.assign(partitions)
+        end = time.monotonic() + SECONDS
+        while any(consumer.position(partition) < ends[partition] for partition in partitions):
+            assert time.monotonic() < end, f"{topic}: not read within {SECONDS} s"
+            found += [r for records in consumer.poll(timeout_ms=100).values() for r in records]
+    return sorted(found, key=lambda record: (record.partition, record.offset))

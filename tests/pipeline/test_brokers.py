@@ -1,0 +1,80 @@
+"""Settings of every client of the brokers: what the configuration says, secrets from files and shown to nobody."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config import Kafka
+from pipeline.errors import ConfigError
+from pipeline.transport import brokers
+from tests.kafka_broker import Broker
+from tests.kafka_clients import kafka_of, make_topics, read, write
+
+SIGNED_IN: dict[str, Any] = {"security_protocol": "SASL_PLAINTEXT", "username": "fleetpulse"}
+
+
+def test_servers_are_a_list_and_the_client_says_who_it_is() -> None:
+    found = brokers.settings(Kafka("a:1, b:2"), "agent")
+    assert (found["bootstrap_servers"], found["client_id"]) == (["a:1", "b:2"], "fleetpulse-agent")
+    assert not [key for key in found if key.startswith(("ssl_", "sasl_"))]
+
+
+def test_the_password_is_the_files_text_without_its_line_end(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text(" with spaces \r\n")
+    found = brokers.settings(Kafka(**SIGNED_IN, password_file=tmp_path / "password"), "agent")
+    assert found["sasl_plain_password"] == " with spaces "
+
+
+def test_files_of_tls_are_given_only_where_tls_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("x")
+    files = {"ca_file": tmp_path / "ca.pem"}
+    assert brokers.settings(Kafka(security_protocol="SSL", **files), "agent")["ssl_cafile"] == str(files["ca_file"])
+    assert "ssl_cafile" not in brokers.settings(Kafka(**files), "agent")
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (SIGNED_IN, "wants username and password_file"),
+        ({**SIGNED_IN, "password_file": Path("/nowhere/p")}, r"password_file = '/nowhere/p': No such file.*wanted"),
+        ({**SIGNED_IN, "password_file": Path("/")}, "password_file = '/': Is a directory"),
+        ({**SIGNED_IN, "password_file": Path("/dev/null")}, "is empty; wanted the password"),
+        ({"security_protocol": "SSL", "ca_file": Path("/nowhere/ca")}, "ca_file = '/nowhere/ca'"),
+        ({"security_protocol": "SSL", "key_file": Path("/dev/null")}, "one without the other"),
+    ],
+)
+def test_credentials_that_cannot_be_used_name_key_and_file(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        brokers.settings(Kafka(**keys), "agent")
+
+
+def test_what_is_no_text_is_said_to_be_none_and_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "password").write_bytes(b"\xff\xfesecret")
+    with pytest.raises(ConfigError, match="is not text") as refused:
+        brokers.settings(Kafka(**SIGNED_IN, password_file=tmp_path / "password"), "agent")
+    assert "secret" not in str(refused.value)
+
+
+def test_the_clients_log_goes_nowhere_by_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    logger = brokers.quiet()
+    logging.getLogger("kafka.net.manager").error("Connection failed: %s", "x")
+    assert (logger.propagate, logger.level) == (False, logging.WARNING)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_messages_go_and_come_over_tls_and_scram_and_no_log_holds_the_password(
+    secure_kafka: Broker, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    security = secure_kafka.security
+    assert security is not None
+    caplog.set_level(logging.DEBUG)
+    kafka = make_topics(secure_kafka)
+    values = [str(number).encode() for number in range(50)]
+    write(secure_kafka, "telemetry.v1", values)
+    assert [record.value for record in read(secure_kafka, "telemetry.v1")] == values
+    talk = "".join(capfd.readouterr()) + caplog.text + repr(kafka_of(secure_kafka)) + repr(kafka) + secure_kafka.log
+    assert security.password not in talk

@@ -1,0 +1,194 @@
+"""What `fleetpulse doctor` says of Kafka: broker, credential, topics and clock are told apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.admin import ConfigResource
+
+from pipeline import doctor, doctor_kafka, topic_setup
+from pipeline.checks import Check
+from pipeline.config import Config, Kafka, Pipeline, Store
+from pipeline.transport import topics
+from tests.kafka_broker import Address, Broker
+from tests.kafka_clients import admin_of, delete_topics, kafka_of, make_topics, read
+
+ORDER = ["broker", "credential", "topics", "clock"]
+
+
+def examined(kafka: Kafka, **more: Any) -> dict[str, Check]:
+    checks = doctor.examine(Config(kafka=kafka, pipeline=Pipeline(transport="kafka", **more)), [doctor.transport])
+    assert [check.name for check in checks] == ORDER
+    return {check.name: check for check in checks}
+
+
+def states(found: dict[str, Check]) -> list[str]:
+    return [found[name].state for name in ORDER]
+
+
+def code(found: dict[str, Check]) -> int:
+    return doctor.exit_code(list(found.values()))
+
+
+def nothing(_: str) -> None:
+    """What init says does not matter here."""
+
+
+def test_all_is_well_after_init(kafka: Address) -> None:
+    found = examined(make_topics(kafka))
+    assert states(found) == ["ok"] * 4
+    assert kafka.bootstrap in found["broker"].found
+    assert "round trip" in found["clock"].found
+
+
+def test_all_is_well_over_tls_and_scram(secure_kafka: Broker) -> None:
+    topic_setup.make(kafka_of(secure_kafka), nothing)
+    found = examined(kafka_of(secure_kafka))
+    assert states(found) == ["ok"] * 4
+    assert "SASL_SSL: user 'fleetpulse', SCRAM-SHA-512" in found["credential"].found
+
+
+def test_an_unreachable_broker_is_one_failure_and_ends_with_3() -> None:
+    found = examined(Kafka("127.0.0.1:1"))
+    assert states(found) == ["fail", "warn", "warn", "warn"]
+    assert "127.0.0.1:1" in found["broker"].found
+    assert all("not tried" in found[name].found for name in ORDER[1:])
+    assert code(found) == 3
+
+
+def test_a_frozen_broker_is_unreachable(own_broker: Broker) -> None:
+    own_broker.freeze()
+    found = examined(kafka_of(own_broker))
+    assert "does not answer" in found["broker"].found
+    assert code(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "file", "words"),
+    [
+        ("password_file", "wrong_password_file", "user 'fleetpulse' is refused"),
+        ("ca_file", "strangers_ca_file", "certificate is refused"),
+    ],
+)
+def test_who_is_not_let_in_is_told_from_who_finds_nobody(secure_kafka: Broker, key: str, file: str, words: str) -> None:
+    found = examined(kafka_of(secure_kafka, **{key: getattr(secure_kafka.security, file)}))
+    assert states(found) == ["ok", "fail", "warn", "warn"]
+    assert words in found["credential"].found
+    assert code(found) == 1
+
+
+def test_a_password_file_that_is_not_there_is_named(secure_kafka: Broker, tmp_path: Path) -> None:
+    found = examined(kafka_of(secure_kafka, password_file=tmp_path / "gone"))
+    assert str(tmp_path / "gone") in found["credential"].found
+    assert code(found) == 1
+
+
+@pytest.mark.parametrize(("mode", "state"), [(0o600, "ok"), (0o640, "ok"), (0o644, "warn")])
+def test_a_password_that_everybody_may_read_is_a_warning(
+    secure_kafka: Broker, tmp_path: Path, mode: int, state: str
+) -> None:
+    assert secure_kafka.security is not None
+    copy = tmp_path / "password"
+    copy.write_text(secure_kafka.security.password)
+    copy.chmod(mode)
+    found = examined(kafka_of(secure_kafka, password_file=copy))["credential"]
+    assert found.state == state
+    assert state == "ok" or found.mend == f"chmod o-rwx {copy}"
+
+
+def test_a_missing_topic_is_named_and_init_mends_it(kafka: Address) -> None:
+    configured = make_topics(kafka)
+    delete_topics(kafka, ["events.v1"])
+    found = examined(configured)
+    assert (found["topics"].state, found["topics"].found) == ("fail", "missing: events.v1")
+    assert found["topics"].mend == "fleetpulse init"
+    assert code(found) == 1
+    topic_setup.make(configured, nothing)
+    assert states(examined(configured)) == ["ok"] * 4
+
+
+def test_settings_that_differ_are_a_warning_with_the_command_that_mends_them(kafka: Address) -> None:
+    make_topics(kafka)
+    found = examined(kafka_of(kafka, retention_hours=1.0))
+    assert found["topics"].state == "warn"
+    assert "telemetry.v1: retention.ms is 259200000, wanted 3600000" in found["topics"].found
+    assert "--add-config retention.ms=3600000" in found["topics"].mend
+    assert code(found) == 0
+
+
+def test_without_the_probes_topic_the_clock_is_not_tried(kafka: Address) -> None:
+    configured = make_topics(kafka)
+    delete_topics(kafka, [topics.PROBE])
+    found = examined(configured)["clock"]
+    assert (found.state, found.mend) == ("warn", "fleetpulse init")
+    assert topics.PROBE in found.found
+
+
+def test_a_topic_that_does_not_bear_the_brokers_time_tells_no_clock(kafka: Address) -> None:
+    configured = make_topics(kafka)
+    own_time = {"message.timestamp.type": "CreateTime"}
+    with admin_of(kafka) as admin:
+        admin.alter_configs([ConfigResource("TOPIC", topics.PROBE, own_time)])
+    found = examined(configured)["clock"]
+    assert (found.state, "cannot be compared" in found.found) == ("warn", True)
+    delete_topics(kafka, [topics.PROBE])
+
+
+def test_looking_at_the_clock_leaves_two_tiny_records_and_nothing_else(kafka: Address) -> None:
+    configured = make_topics(kafka)
+    examined(configured)
+    assert sum(len(record.value) for record in read(kafka, topics.PROBE)) < 100
+    assert [read(kafka, topic.name) for topic in topics.wanted(configured) if topic.name != topics.PROBE] == [[]] * 6
+
+
+@pytest.mark.parametrize(
+    ("ahead", "trip", "state"),
+    [
+        (0.004, 0.01, "ok"),
+        (-0.9, 0.01, "ok"),
+        (1.2, 1.0, "ok"),  # the round trip hides 0.5 s of it
+        (1.2, 0.01, "warn"),
+        (-29.0, 0.01, "warn"),
+        (31.0, 0.01, "fail"),
+        (-31.0, 0.01, "fail"),
+    ],
+)
+def test_clocks_that_differ_by_a_tick_warn_and_by_the_lateness_fail(ahead: float, trip: float, state: str) -> None:
+    found = doctor_kafka.judged(ahead, trip, lateness=30.0)
+    assert found.state == state
+    assert ("ahead of" if ahead > 0 else "behind") in found.found
+    assert f"{abs(ahead) * 1000:.0f} ms" in found.found
+
+
+@pytest.mark.parametrize("wrong", [120.0, -120.0])
+def test_a_clock_that_is_wrong_is_seen_against_the_real_broker(kafka: Address, wrong: float) -> None:
+    ahead, trip = doctor_kafka.compared(make_topics(kafka), lambda: time.time() + wrong)
+    assert ahead == pytest.approx(wrong, abs=1.0)
+    assert doctor_kafka.judged(ahead, trip, 30.0).state == "fail"
+
+
+def test_the_password_shows_in_no_answer_of_doctor(
+    secure_kafka: Broker, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    security = secure_kafka.security
+    assert security is not None
+    caplog.set_level("DEBUG")
+    wrong = security.wrong_password_file.read_text().strip()
+    for file in (security.password_file, security.wrong_password_file):
+        config = Config(kafka=kafka_of(secure_kafka, password_file=file), pipeline=Pipeline(transport="kafka"))
+        shown = doctor.as_text(doctor.examine(config, [doctor.transport])) + repr(config)
+        shown += "".join(capfd.readouterr()) + caplog.text
+        assert security.password not in shown
+        assert wrong not in shown
+
+
+def test_the_checks_of_kafka_are_numbered_among_the_others(kafka: Address, tmp_path: Path) -> None:
+    config = Config(kafka=make_topics(kafka), pipeline=Pipeline(transport="kafka"))
+    config = dataclasses.replace(config, store=Store(path=tmp_path / "store.duckdb"))
+    text = doctor.as_text(doctor.examine(config))
+    assert f" 8 ok   broker: kafka: {kafka.bootstrap} answers" in text
+    assert "10 ok   topics: 7 topics are as configured" in text

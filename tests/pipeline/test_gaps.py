@@ -1,0 +1,200 @@
+"""Messages of one sender may overtake one another, come twice or never: each is stored once or lies in a gap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import wire
+from pipeline.errors import GapError
+from pipeline.ingest import Ingest
+from pipeline.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
+from pipeline.store.database import Database
+from pipeline.store.devices import Devices
+from pipeline.transport import Message, Partition
+
+T0 = 1_780_000_000 * SECOND
+EPOCH = bytes(range(16))
+FIRST, SECOND_PARTITION = Partition(TELEMETRY, "0", "id"), Partition(TELEMETRY, "1", "id")
+EVENTS_PARTITION = Partition(EVENTS, "0", "id")
+
+
+class Log:
+    """Partitions that many senders share, as Kafka's are, in memory: a test decides what lies where."""
+
+    def __init__(self) -> None:
+        self.held: dict[Partition, list[bytes]] = {FIRST: [], SECOND_PARTITION: [], EVENTS_PARTITION: []}
+        self.starts: dict[Partition, int] = {}
+        self.letters: list[tuple[int, str]] = []
+
+    def partitions(self) -> list[Partition]:
+        return list(self.held)
+
+    def bounds(self, partition: Partition) -> tuple[int, int]:
+        return self.starts.get(partition, 0), len(self.held[partition])
+
+    def read(self, partition: Partition, offset: int, max_messages: int, max_bytes: int) -> list[Message]:
+        if offset < (start := self.starts.get(partition, 0)):
+            raise GapError(partition.topic, partition.name, offset, start, "retention")
+        found = self.held[partition][offset : offset + max_messages]
+        return [Message(partition, offset + i, value) for i, value in enumerate(found)]
+
+    def committed(self, partition: Partition, next_offset: int) -> None: ...
+
+    def dead_letter(self, message: Message, reason: str) -> None:
+        self.letters.append((message.offset, reason))
+
+    def reachable(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Store:
+    """A store and the log that is read into it; `restart` forgets all that is not on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.log = folder / "store.duckdb", Log()
+        self.database: Database | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        self.close()
+        self.database = Database(self.path)
+        self.ingest = Ingest(self.database, self.log, Devices(self.database.connection), lambda: T0)
+
+    def drain(self) -> None:
+        while self.ingest.step() is not None:
+            pass
+
+    def rows(self, query: str) -> list[tuple[object, ...]]:
+        assert self.database is not None
+        return self.database.connection.execute(query).fetchall()
+
+    @property
+    def stored(self) -> list[int]:
+        """Sequences that were stored, with repetition."""
+        return [int(value) for (value,) in self.rows("SELECT temperature FROM gpu ORDER BY ALL")]  # type: ignore[call-overload]
+
+    @property
+    def missing(self) -> list[int]:
+        """Sequences that lie in gaps, with repetition."""
+        gaps = self.rows("SELECT first_sequence, next_sequence FROM gaps WHERE source = 'n1'")
+        return sorted(s for first, after in gaps for s in range(first, after))  # type: ignore[call-overload]
+
+    def close(self) -> None:
+        if self.database is not None:
+            self.database.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path)
+    yield made
+    made.close()
+
+
+def sealed(sequence: int, node: str = "n1", epoch: bytes = EPOCH) -> bytes:
+    """One row of one GPU, whose temperature is the sequence."""
+    block = Block("gpu", (f"gpu:{node}.0",), {"gpu.temperature": np.full((1, 1), sequence, "f4")})
+    body = wire.encode(Batch(Origin("local", node, bytes(16)), np.array([T0 + sequence * SECOND]), (block,)))
+    return wire.seal(body, wire.TELEMETRY_KIND, epoch, sequence, 0)
+
+
+def told(topic: str, first: int, after: int, cause: str) -> bytes:
+    """The event with which an agent says what its spool had to drop."""
+    data = {"topic": topic, "epoch": EPOCH.hex(), "first": first, "next": after, "cause": cause}
+    batch = EventBatch(Origin("local", "n1", bytes(16)), (Event(T0, "node:n1", "gap", data),))
+    return wire.seal(wire.encode_events(batch), wire.EVENTS_KIND, EPOCH, 0, 0)
+
+
+def test_a_message_that_was_overtaken_is_stored_and_its_gap_is_gone(store: Store) -> None:
+    store.log.held[FIRST] += [sealed(0), sealed(3)]
+    store.drain()
+    assert store.missing == [1, 2]
+    store.log.held[SECOND_PARTITION] += [sealed(1), sealed(2)]
+    store.drain()
+    assert store.stored == [0, 1, 2, 3]
+    assert store.rows("FROM gaps") == []
+    assert store.ingest.counters["healed"] == 2
+
+
+def test_a_gap_heals_after_a_restart_too(store: Store) -> None:
+    store.log.held[FIRST] += [sealed(0), sealed(5)]
+    store.drain()
+    store.restart()
+    store.log.held[FIRST] += [sealed(2), sealed(2)]
+    store.drain()
+    assert store.stored == [0, 2, 5]
+    assert store.missing == [1, 3, 4]
+    assert store.ingest.counters["duplicates"] == 1
+
+
+def test_what_was_sent_before_this_store_existed_is_one_gap(store: Store) -> None:
+    store.log.held[FIRST].append(sealed(4))
+    store.drain()
+    assert store.rows("SELECT first_sequence, next_sequence, cause FROM gaps") == [
+        (0, 4, "sent before this store existed")
+    ]
+
+
+def test_retention_of_the_broker_is_a_gap_of_offsets_and_of_the_sequences_that_were_in_it(store: Store) -> None:
+    store.log.held[FIRST] += [sealed(i) for i in range(10)]
+    store.drain()
+    store.log.held[FIRST] += [sealed(i) for i in range(10, 20)]
+    store.log.starts[FIRST] = 15
+    store.drain()
+    assert store.stored == [*range(10), *range(15, 20)]
+    assert store.rows("SELECT source, first_sequence, next_sequence, cause FROM gaps ORDER BY ALL") == [
+        ("0", 10, 15, "retention"),
+        ("n1", 10, 15, "lost before the transport"),
+    ]
+    assert store.ingest.counters["gap_messages"] == 5
+
+
+@pytest.mark.parametrize("event_first", [True, False])
+def test_a_gap_bears_the_cause_that_its_agent_tells(store: Store, event_first: bool) -> None:
+    steps = [(EVENTS_PARTITION, [told(TELEMETRY, 1, 4, "spool full")]), (FIRST, [sealed(0), sealed(4)])]
+    for partition, messages in steps if event_first else reversed(steps):
+        store.log.held[partition] += messages
+        store.drain()
+    assert store.rows("SELECT first_sequence, next_sequence, cause FROM gaps") == [(1, 4, "spool full")]
+
+
+def test_a_message_of_no_kind_is_a_dead_letter_and_is_passed_on(store: Store) -> None:
+    future = bytearray(sealed(1))
+    future[3] = 99  # version
+    store.log.held[FIRST] += [sealed(0), bytes(future), b"", sealed(1)]
+    store.drain()
+    assert store.stored == [0, 1]
+    assert [offset for offset, _ in store.log.letters] == [1, 2]
+    assert "99" in store.log.letters[0][1]
+    assert store.rows("SELECT count(*) FROM dead_letter") == [(2,)]
+    assert store.rows("FROM gaps") == []
+
+
+orders = st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_size=60)
+
+
+@given(orders, st.integers(1, 10))
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_order_each_message_is_stored_once_or_lies_in_a_gap(
+    arrivals: list[tuple[int, bool]], at_once: int
+) -> None:
+    with TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        for start in range(0, len(arrivals), at_once):
+            for sequence, second in arrivals[start : start + at_once]:
+                store.log.held[SECOND_PARTITION if second else FIRST].append(sealed(sequence))
+            store.drain()
+            if start % 3 == 0:
+                store.restart()
+        came = {sequence for sequence, _ in arrivals}
+        assert store.stored == sorted(came)
+        assert store.missing == [s for s in range(max(came)) if s not in came]
+        store.close()

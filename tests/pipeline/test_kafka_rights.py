@@ -1,0 +1,106 @@
+"""The rights that docs/kafka.md lists are what our clients need, on a broker that gives nobody any other."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient
+from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+from kafka.errors import CoordinatorNotAvailableError, NoError, NotCoordinatorError
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from pipeline import doctor, topic_setup
+from pipeline.config import Config, Pipeline
+from pipeline.errors import Unreachable
+from pipeline.transport import clients, topics
+from tests.kafka_broker import Address, Broker, External
+from tests.kafka_clients import SECONDS, admin_of, kafka_of, read, write
+from tests.kafka_security import Security
+
+PAGE = Path(__file__).parents[2] / "docs" / "kafka.md"
+STRICT = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",  # the broker to itself, and the listener inside
+}
+
+
+@pytest.fixture
+def strict(new_broker: Callable[..., Broker], tmp_path: Path) -> Broker:
+    return new_broker("strict", security=Security(tmp_path / "security"), properties=STRICT)
+
+
+def listed() -> list[tuple[str, str, str]]:
+    """(kind of resource, name, operation) of each line in the table of rights."""
+    part = PAGE.read_text().split("\n## Rights\n")[1].split("\n## ")[0]
+    found = []
+    for kind, names, operations in re.findall(r"^\| [^|]+ \| (\w+) \| (.*?) \| (.*?) \|$", part, re.M):
+        for name in re.findall(r"`(.*?)`", names):
+            found += [(kind, name, operation) for operation in re.findall(r"`(.*?)`", operations)]
+    return found
+
+
+def grant(broker: Broker, user: str) -> None:
+    inside = re.search(r"INSIDE://(\S+?),", (broker.folder / "server.properties").read_text())
+    assert inside is not None
+    rules = [
+        ACL(
+            f"User:{user}",
+            "*",
+            getattr(ACLOperation, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).upper()),
+            ACLPermissionType.ALLOW,
+            ResourcePattern(getattr(ResourceType, kind.upper()), name),
+        )
+        for kind, name, operation in listed()
+    ]
+    with admin_of(External(inside[1])) as admin:
+        admin.create_acls(rules)
+
+
+def publish(address: Address, offset: int) -> None:
+    """As the pipeline publishes what it stored; the brokers make the topic for it when they are first asked."""
+    stored: dict[Any, Any] = {TopicPartition("telemetry.v1", 0): OffsetAndMetadata(offset, "", -1)}
+    end = time.monotonic() + SECONDS
+    with closing(clients.admin(kafka_of(address), "tests", SECONDS)) as admin:
+        while _refused(admin, stored):
+            assert time.monotonic() < end, "offsets are not taken"
+            time.sleep(0.05)
+
+
+def _refused(admin: KafkaAdminClient, stored: dict[Any, Any]) -> bool:
+    """Whether the group has no coordinator yet. Fails on any other refusal."""
+    try:
+        answers = set(admin.alter_group_offsets("fleetpulse", stored).values())
+    except CoordinatorNotAvailableError:
+        return True
+    assert answers <= {NoError, NotCoordinatorError}
+    return answers != {NoError}
+
+
+def test_without_rights_init_says_which_are_lacking_and_with_the_listed_ones_all_works(strict: Broker) -> None:
+    kafka = kafka_of(strict)
+    with pytest.raises(Unreachable, match=r"user 'fleetpulse' lacks rights on the topic .*docs/kafka\.md"):
+        topic_setup.make(kafka, str)
+    config = Config(kafka=kafka, pipeline=Pipeline(transport="kafka"))
+    before = {check.name: check for check in doctor.examine(config, [doctor.transport])}
+    assert [check.state for check in before.values()] == ["ok", "ok", "fail", "warn"]
+    assert "docs/kafka.md" in before["topics"].mend
+    grant(strict, "fleetpulse")
+    topic_setup.make(kafka, str)
+    assert {check.state for check in doctor.examine(config, [doctor.transport])} == {"ok"}
+    for topic in topics.READ:
+        write(strict, topic, [b"x"])
+        assert len(read(strict, topic)) == 1
+    publish(strict, 1)
+
+
+def test_nobody_else_has_these_rights(strict: Broker) -> None:
+    grant(strict, "somebody")
+    with pytest.raises(Unreachable, match="lacks rights"):
+        topic_setup.make(replace(kafka_of(strict)), str)

@@ -1,0 +1,157 @@
+"""`fleetpulse init` over real brokers: makes what is missing, changes nothing that is there, says how it differs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline import setup, topic_setup
+from pipeline.config import Config, Kafka, Pipeline, Spool, Store
+from pipeline.errors import Unreachable, UsageError
+from pipeline.transport import topic_state, topics
+from tests.kafka_broker import Address, Broker
+from tests.kafka_clients import admin_of, delete_topics, kafka_of, read, write
+
+NAMES = [topic.name for topic in topics.wanted(Kafka())]
+
+
+def lines_of(kafka: Kafka) -> list[str]:
+    lines: list[str] = []
+    topic_setup.make(kafka, lines.append)
+    return lines
+
+
+@pytest.fixture
+def bare(kafka: Address) -> Address:
+    """Brokers without any topic of ours."""
+    delete_topics(kafka, NAMES)
+    return kafka
+
+
+def state_of(address: Address) -> Mapping[str, topic_state.State]:
+    with admin_of(address) as admin:
+        return topic_state.look(admin, topics.wanted(kafka_of(address)))
+
+
+def test_topics_are_made_with_their_settings_and_lead(bare: Address) -> None:
+    lines = lines_of(kafka_of(bare))
+    assert len(lines) == len(NAMES)
+    assert "topic telemetry.v1: made: 4 partitions, 1 replica, retention 72 h" in lines
+    assert "topic telemetry.v1.dlq: made: 1 partition, 1 replica, retention 168 h" in lines
+    state = state_of(bare)
+    for topic in topics.wanted(kafka_of(bare)):
+        found = state[topic.name]
+        assert (found.partitions, found.headless) == (topic.partitions, 0)
+        assert {key: found.settings[key] for key in topic.settings} == dict(topic.settings)
+
+
+def test_a_topic_that_nobody_reads_yet_is_said_to_be_one(bare: Address) -> None:
+    for lines in (lines_of(kafka_of(bare)), lines_of(kafka_of(bare))):
+        (line,) = [line for line in lines if line.startswith(f"topic {topics.OTLP}:")]
+        assert line.endswith("this version does not read it yet")
+
+
+def test_a_second_time_all_was_there_already_and_messages_stay(bare: Address) -> None:
+    lines_of(kafka_of(bare))
+    write(bare, "telemetry.v1", [b"kept"])
+    assert all("was there already, as wanted" in line for line in lines_of(kafka_of(bare)))
+    assert [record.value for record in read(bare, "telemetry.v1")] == [b"kept"]
+
+
+def test_what_differs_is_named_with_its_mend_and_left_alone(bare: Address) -> None:
+    lines_of(kafka_of(bare, partitions=2))
+    before = state_of(bare)
+    lines = [line for line in lines_of(kafka_of(bare, partitions=5, retention_hours=1.0)) if "telemetry.v1:" in line]
+    assert lines[0] == "topic telemetry.v1: was there already"
+    assert "number of partitions is 2, wanted 5; mend: kafka-topics.sh" in lines[1]
+    assert "[kafka] partitions = 2" in lines[1]
+    assert "retention.ms is 259200000, wanted 3600000; mend: kafka-configs.sh" in lines[2]
+    assert "--add-config retention.ms=3600000" in lines[2]
+    assert state_of(bare) == before
+
+
+def test_more_partitions_than_configured_are_a_matter_of_the_configuration(bare: Address) -> None:
+    lines_of(kafka_of(bare, partitions=5))
+    (line,) = [text for text in lines_of(kafka_of(bare, partitions=2)) if "telemetry.v1: differs" in text]
+    assert line.endswith("number of partitions is 5, wanted 2; mend: [kafka] partitions = 5")
+
+
+def test_two_at_once_make_each_topic_once(bare: Address) -> None:
+    said: list[list[str]] = []
+    both = [threading.Thread(target=lambda: said.append(lines_of(kafka_of(bare)))) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join(60)
+    assert [len(lines) for lines in said] == [len(NAMES)] * 2
+    assert sum("made:" in line for lines in said for line in lines) == len(NAMES)
+
+
+def test_more_copies_than_brokers_is_refused_with_the_mend(bare: Address) -> None:
+    with pytest.raises(UsageError, match=r"telemetry\.v1.*\[kafka\] replication_factor = 3.*start them, or lower it"):
+        lines_of(kafka_of(bare, replication_factor=3))
+
+
+def test_fewer_copies_than_configured_differ_and_need_no_more_acknowledgements_than_there_are(bare: Address) -> None:
+    lines_of(kafka_of(bare))
+    lines = [text for text in lines_of(kafka_of(bare, replication_factor=3)) if "telemetry.v1: differs" in text]
+    assert len(lines) == 1
+    assert "replication factor is 1, wanted 3" in lines[0]
+
+
+def test_with_three_copies_two_must_have_a_message() -> None:
+    assert {t.settings.get("min.insync.replicas") for t in topics.wanted(Kafka(replication_factor=3))} == {"2"}
+    assert {t.settings.get("min.insync.replicas") for t in topics.wanted(Kafka(replication_factor=2))} == {None}
+
+
+def test_partitions_without_a_leader_are_counted(bare: Address) -> None:
+    lines_of(kafka_of(bare))
+    with admin_of(bare) as admin:
+        found = admin.describe_topics(["telemetry.v1"])
+        found[0]["partitions"][1]["leader_id"] = -1
+        admin.describe_topics = lambda names: found
+        assert topic_state.look(admin, topics.wanted(kafka_of(bare)))["telemetry.v1"].headless == 1
+
+
+def test_brokers_that_are_away_are_unreachable_and_named() -> None:
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1.*refused.*bootstrap_servers"):
+        lines_of(Kafka("127.0.0.1:1"))
+
+
+def test_init_works_over_tls_and_scram(secure_kafka: Broker) -> None:
+    delete_topics(secure_kafka, NAMES)
+    assert "topic telemetry.v1: made: 4 partitions, 1 replica, retention 72 h" in lines_of(kafka_of(secure_kafka))
+    write(secure_kafka, "events.v1", [b"sealed"])
+    assert [record.value for record in read(secure_kafka, "events.v1")] == [b"sealed"]
+
+
+@pytest.mark.parametrize(
+    ("key", "file", "words"),
+    [
+        ("password_file", "wrong_password_file", "user 'fleetpulse' is refused"),
+        ("ca_file", "strangers_ca_file", "certificate is refused"),
+    ],
+)
+def test_init_says_why_it_is_not_let_in(secure_kafka: Broker, key: str, file: str, words: str) -> None:
+    with pytest.raises(Unreachable, match=words) as refused:
+        lines_of(kafka_of(secure_kafka, **{key: getattr(secure_kafka.security, file)}))
+    assert secure_kafka.security.password not in str(refused.value)
+
+
+def test_the_whole_command_makes_store_folders_and_topics(bare: Address, tmp_path: Path) -> None:
+    config = Config(
+        store=Store(path=tmp_path / "store.duckdb"),
+        spool=Spool(directory=tmp_path / "spool"),
+        kafka=kafka_of(bare),
+        pipeline=Pipeline(transport="kafka"),
+    )
+    lines: list[str] = []
+    assert setup.init(config, lines.append) == 0
+    assert sum(" made" in line for line in lines) == 2 + len(NAMES)
+    lines.clear()
+    assert setup.init(replace(config), lines.append) == 0
+    assert sum("was there already" in line for line in lines) == 3 + len(NAMES)

@@ -1,0 +1,85 @@
+"""docker-compose.yml says what the rest says. Whether it runs is for `make compose-test`, with a real Docker Engine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline import config
+from pipeline.arguments import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+COMPOSE = (ROOT / "docker-compose.yml").read_text()
+SERVICES = COMPOSE.partition("\nservices:\n")[2].partition("\nnetworks:\n")[0]
+BLOCKS = dict(re.findall(r"^  ([a-z]+):(.*?)(?=^  [a-z]+:|\Z)", SERVICES, re.M | re.S))
+"""Service -> its lines. Read as text: a YAML parser would be one more dependency for this file alone."""
+OURS = [name for name, block in BLOCKS.items() if "<<: *fleetpulse" in block]
+
+
+def settings(block: str) -> dict[str, str]:
+    """The variables of Fleetpulse that a stretch of the file sets, with Compose's own variables at their defaults."""
+    found = re.findall(r"^ +(FLEETPULSE__\w+): (?:\"(.*?)\"|(\S+))", block, re.M)
+    return {name: re.sub(r"\$\{\w+:-(.*?)\}", r"\1", quoted or plain) for name, quoted, plain in found}
+
+
+def test_there_is_a_service_for_every_part() -> None:
+    assert {"kafka", "init", "pipeline", "dashboard", "agent", "simulator"} == set(BLOCKS)
+    assert sorted(OURS) == sorted(set(BLOCKS) - {"kafka"})
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_every_variable_is_a_key_that_the_configuration_knows(service: str) -> None:
+    shared = COMPOSE.partition("\nx-settings:")[2].partition("\nservices:")[0]
+    found = {**(settings(shared) if "*settings" in BLOCKS[service] else {}), **settings(BLOCKS[service])}
+    assert found
+    loaded = config.load(environ=found)
+    if service != "dashboard":
+        assert loaded.pipeline.transport == "kafka"
+        assert loaded.kafka.bootstrap_servers in re.findall(r"PLAINTEXT://(\S+?),", BLOCKS["kafka"])
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_a_service_runs_a_command_that_exists(service: str) -> None:
+    named = re.findall(r"^    command: \[(\w+)\]", BLOCKS[service], re.M) or re.findall(
+        r"exec fleetpulse (\w+)", BLOCKS[service]
+    )
+    assert named
+    assert set(named) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("service", BLOCKS)
+def test_every_service_has_its_limits(service: str) -> None:
+    shared = COMPOSE.partition("\nx-fleetpulse:")[2].partition("\nx-settings:")[0]
+    block = BLOCKS[service] + (shared if service in OURS else "")
+    wanted = (
+        "mem_limit",
+        "cpus",
+        "pids_limit",
+        "read_only: true",
+        "cap_drop: [ALL]",
+        "no-new-privileges:true",
+        "logging",
+    )
+    assert [word for word in (*wanted, "restart", "stop_grace_period") if word not in block] == []
+
+
+def test_ports_are_published_on_loopback_only() -> None:
+    ports = re.findall(r"^    ports: \[(.*)\]", COMPOSE, re.M)
+    assert len(ports) == 2
+    assert all(port.startswith('"127.0.0.1:') for port in ports)
+
+
+def test_the_broker_is_the_release_that_the_tests_run_against() -> None:
+    image = re.search(r"image: apache/kafka:(\S+)", COMPOSE)
+    assert image is not None
+    assert f"<version>{image[1]}</version>" in (ROOT / "tests/kafka_broker_pom.xml").read_text()
+
+
+def test_the_image_runs_the_oldest_python_that_is_supported() -> None:
+    images = re.findall(r"^FROM python:(\S+)-slim", (ROOT / "deploy/Dockerfile").read_text(), re.M)
+    assert [f'requires-python = ">={image}"' in (ROOT / "pyproject.toml").read_text() for image in images] == [
+        True,
+        True,
+    ]
