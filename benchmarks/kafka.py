@@ -31,6 +31,7 @@ from pipeline.records import TELEMETRY
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport import clients, topics
+from pipeline.transport.allocator import collect_seldom, keep_large_blocks
 from pipeline.transport.kafka import KafkaTransport
 from tests.kafka_broker import Broker, BrokerError, missing
 
@@ -153,6 +154,8 @@ def main() -> None:
         sys.exit(f"benchmarks.kafka: {lacking}: run 'make parts'")
     fillings = [(options.messages, options.ticks, BATCH_BYTES), (options.single, 1, 1)]
     beside = apart()
+    keep_large_blocks()  # as the pipeline does
+    collect_seldom()
     for messages, ticks, batch_bytes in fillings:
         if not messages:
             continue

@@ -34,11 +34,15 @@ class Offsets:
     def next(self, partition: Partition, transport: Transport) -> int:
         """Offset to fetch from. A partition that begins anew is read from its start."""
         if partition not in self.fetched:
-            known = any(p.topic == partition.topic and p.name == partition.name for p in self._next)
-            start = transport.bounds(partition)[0] if known else 0
-            self.fetched[partition] = self._next.get(partition, start)
+            start = self._next.get(partition)
+            self.fetched[partition] = self._first(partition, transport) if start is None else start
             self.durable.setdefault(partition, self.fetched[partition])
         return self.fetched[partition]
+
+    def _first(self, partition: Partition, transport: Transport) -> int:
+        """Where a partition begins that the store does not know; one that it knows by name was made anew."""
+        anew = any(p.topic == partition.topic and p.name == partition.name for p in self._next)
+        return transport.bounds(partition)[0] if anew else 0
 
     def advance(
         self,

@@ -137,10 +137,17 @@ class Service:
                 if not busy:
                     stop.wait(IDLE)
             except (Retryable, duckdb.Error, OSError) as error:
-                if str(error) != self._trouble:
-                    log.error("%s", error)
-                self._trouble = str(error)
+                self._stumble(str(error))
                 stop.wait(getattr(error, "after_s", 0.0) or 1.0)
+            except Exception as error:  # noqa: BLE001 - a fault of ours; what is not durable is fetched again
+                self._stumble(f"{type(error).__name__}: {error}; see the log", unforeseen=True)
+                stop.wait(1.0)
+
+    def _stumble(self, trouble: str, unforeseen: bool = False) -> None:
+        """Says why nothing moves, once."""
+        if trouble != self._trouble:
+            log.error("%s", trouble, exc_info=unforeseen)
+        self._trouble = trouble
 
     def close(self) -> None:
         """Tells readers' positions and lets go of the store."""
@@ -239,8 +246,11 @@ def open_transport(config: Config, database: Database) -> Transport:
     """The transport that the configuration names. Raises ConfigError on credentials that cannot be read."""
     if config.pipeline.transport == "spool":
         return SpoolTransport(config.spool.directory)
+    from pipeline.transport.allocator import collect_seldom, keep_large_blocks
     from pipeline.transport.kafka import KafkaTransport  # only here: one host needs no Kafka client
 
+    keep_large_blocks()
+    collect_seldom()
     cursor = database.cursor()
     try:
         return KafkaTransport(config.kafka, stored_offsets(cursor))

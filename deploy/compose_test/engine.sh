@@ -27,9 +27,10 @@ engine_up() {
     ip netns add "$NAMESPACE"
     ip -n "$NAMESPACE" link set lo up
     export DOCKER_HOST=unix://$OWN_ENGINE/docker.sock
+    # setsid, because a Ctrl-C that ends the checks must leave them an engine to clean up;
     # nsenter, because "ip netns exec" mounts /sys anew and hides the cgroups from the engine;
     # nofile, because a root without CAP_SYS_RESOURCE cannot raise that limit, as the engine would by default.
-    inside dockerd --host "$DOCKER_HOST" --data-root "$OWN_ENGINE/data" --exec-root "$OWN_ENGINE/exec" \
+    inside setsid dockerd --host "$DOCKER_HOST" --data-root "$OWN_ENGINE/data" --exec-root "$OWN_ENGINE/exec" \
         --pidfile "$OWN_ENGINE/docker.pid" --default-ulimit nofile=1024:1024 >"$OWN_ENGINE/log" 2>&1 &
     for _ in $(seq 150); do
         docker info >/dev/null 2>&1 && return

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 PROJECT = "fleetpulse-compose-test"
 """Not the name in docker-compose.yml: whoever runs that one on the same engine keeps it."""
+SERVICES = ("kafka", "init", "simulator", "pipeline", "dashboard", "agent")
 PERIOD_S = 0.5
 """How often a condition is looked at. Chosen."""
 
@@ -37,6 +38,17 @@ class Stack:
 
     def inspect(self, service: str) -> Any:
         return json.loads(command("docker", "inspect", self.container(service)))[0]
+
+    def state(self, service: str) -> str:
+        """healthy, running, or how it ended."""
+        found = self.inspect(service)["State"]
+        if found["Status"] == "exited":
+            return f"ended with {found['ExitCode']}"
+        return str(found.get("Health", found)["Status"])
+
+    def up(self, seconds: float) -> None:
+        """As docs/compose.md says; every service is healthy or running then, init has ended."""
+        self.compose("up", "--detach", "--wait", "--wait-timeout", f"{seconds:.0f}")
 
     def address(self, service: str, port: int) -> str:
         """Where this machine reaches a published port."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
 
@@ -77,11 +77,20 @@ class _Reader(KafkaConsumer):  # type: ignore[misc] # kafka-python ships no type
     hand. A drained one stays in its hand, so that the parked partition is never fetched again (measured on 3.0.12).
     """
 
+    # private names, for want of a public way; see close_producer
+
     def poll(self, *given: Any, **more: Any) -> Any:
-        fetcher = getattr(self, "_fetcher", None)  # private, for want of a public way
-        if fetcher is not None and not getattr(fetcher, "_next_partition_records", None):
-            fetcher._next_partition_records = None
+        if not self._fetcher._next_partition_records:
+            self._fetcher._next_partition_records = None
         return super().poll(*given, **more)
+
+    def reached(self, partition: TopicPartition) -> int | None:
+        """Offset behind what was polled: `position`, which may ask the brokers, without limit, and fail in their stead.
+
+        After a broker's restart it asks whether the log was cut short, and raises what else the next poll raises.
+        """
+        position = self._subscription.assignment[partition].position
+        return None if position is None else int(position.offset)
 
 
 class _CalmClient(KafkaNetClient):  # type: ignore[misc] # kafka-python ships no types

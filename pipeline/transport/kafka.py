@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import CorruptRecordError, IllegalStateError, KafkaError, LogTruncationError, OffsetOutOfRangeError
@@ -20,11 +17,17 @@ from pipeline.config import Kafka
 from pipeline.errors import GapError, Retryable
 from pipeline.transport import Message, Partition, brokers, clients, topics
 from pipeline.transport.dead_letters import DeadLetterTopics
+from pipeline.transport.kafka_stream import Stream
 from pipeline.transport.kafka_watch import Watch
 
 FETCH_BYTES = 1 << 20
 """Of one partition per response. A single larger message still comes, up to what the topic admits."""
 RESPONSE_BYTES = 8 << 20
+ALL = 1_000_000_000
+"""Of a response, which RESPONSE_BYTES bounds."""
+LONG_POLL_MS = 100
+"""How long a broker keeps a question for partitions that have nothing. One that has records again waits behind it; with
+the client's 500 ms reading small messages took 2.5 times as long. Idle it costs ten small requests a second."""
 AHEAD = 1 << 20
 """Bytes waiting here from which on a partition is fetched no further."""
 PATIENCE = 0.5
@@ -36,25 +39,6 @@ SWEEP = 0.02
 STALLED = 30.0
 """Seconds without an answer, brokers being well, after which the client is made anew; chosen: 3 requests' time."""
 _CLOSE_MS = 1000
-_APPEND_TIME = 1  # timestamp type: the brokers' clock, as topics.py sets it
-
-
-@dataclass(slots=True)
-class _Stream:
-    """One partition as it is being read: records that wait, and the offset behind them."""
-
-    partition: Partition
-    waiting: deque[Any] = field(default_factory=deque)
-    behind: int = -1
-    size: int = 0
-    lost: bool = False
-    damage: str = ""
-    paused: bool = False
-
-    @property
-    def offset(self) -> int:
-        """Of the next record that `read` would give."""
-        return self.waiting[0].offset if self.waiting else self.behind
 
 
 class KafkaTransport:
@@ -72,7 +56,7 @@ class KafkaTransport:
         self._watch = Watch(kafka, known, read)
         self._letters = DeadLetterTopics(kafka)
         self._made: KafkaConsumer | None = None
-        self._streams: dict[TopicPartition, _Stream] = {}
+        self._streams: dict[TopicPartition, Stream] = {}
         self._polled = self._in_vain = float("-inf")
         self._unanswered: dict[TopicPartition, float] = {}
         self._told_end: dict[TopicPartition, int] = {}  # what `bounds` told, `read` must not deny
@@ -93,10 +77,13 @@ class KafkaTransport:
 
     def read(self, partition: Partition, offset: int, max_messages: int, max_bytes: int) -> list[Message]:
         place = _place(partition)
-        if partition not in self.partitions():
+        if not self._watch.has(partition):
             self._let_go(place)
             return []
-        stream = self._stream(place, partition, offset)
+        if self._begun(place, partition, offset):
+            # not waited for: its brokers shall be asked together with those of the partitions that are read next
+            raise Retryable(f"kafka: {partition.topic}/{partition.name}: is asked from now on")
+        stream = self._streams[place]
         if not stream.waiting:
             self._wait_for(place, stream)
         if stream.lost or stream.damage:
@@ -122,34 +109,22 @@ class KafkaTransport:
 
     # --- one stream --------------------------------------------------------------------------------------------------
 
-    def _stream(self, place: TopicPartition, partition: Partition, offset: int) -> _Stream:
-        """The stream, put to `offset` if it does not stand there."""
+    def _begun(self, place: TopicPartition, partition: Partition, offset: int) -> bool:
+        """Puts the stream to `offset` if it does not stand there; whether it is a new one."""
         stream = self._streams.get(place)
-        if stream is None or stream.partition != partition:
-            stream = self._streams[place] = _Stream(partition)
+        new = stream is None or stream.partition != partition
+        if stream is None or new:
+            stream = self._streams[place] = Stream(partition)
             self._consumer.assign(list(self._streams))
         if stream.offset != offset:
             stream.waiting.clear()
             stream.behind, stream.size, stream.lost, stream.damage = offset, 0, False, ""
             self._consumer.seek(place, offset)
             self._resume(place, stream)
-        return stream
+        return new
 
-    def _taken(self, place: TopicPartition, stream: _Stream, max_messages: int, max_bytes: int) -> list[Message]:
-        out: list[Message] = []
-        size = 0
-        while stream.waiting and len(out) < max_messages:
-            value = stream.waiting[0].value or b""
-            if out and size + len(value) > max_bytes:
-                break
-            record = stream.waiting.popleft()
-            if out and record.offset != out[-1].offset + 1:
-                stream.waiting.appendleft(record)
-                break
-            size += len(value)
-            stream.size -= len(value)
-            appended = record.timestamp * 1000 if record.timestamp_type == _APPEND_TIME else 0
-            out.append(Message(stream.partition, record.offset, value, appended))
+    def _taken(self, place: TopicPartition, stream: Stream, max_messages: int, max_bytes: int) -> list[Message]:
+        out = stream.take(max_messages, max_bytes)
         if stream.paused and stream.size < AHEAD:
             self._resume(place, stream)
         return out
@@ -160,21 +135,22 @@ class KafkaTransport:
         if self._streams.pop(place, None) is not None and self._made is not None:
             self._made.assign(list(self._streams))
 
-    def _resume(self, place: TopicPartition, stream: _Stream) -> None:
+    def _resume(self, place: TopicPartition, stream: Stream) -> None:
         self._consumer.resume(place)
         stream.paused = False
 
-    def _pause(self, place: TopicPartition, stream: _Stream) -> None:
+    def _pause(self, place: TopicPartition, stream: Stream) -> None:
         self._consumer.pause(place)
         stream.paused = True
 
     # --- polling -----------------------------------------------------------------------------------------------------
 
-    def _wait_for(self, place: TopicPartition, stream: _Stream) -> None:
+    def _wait_for(self, place: TopicPartition, stream: Stream) -> None:
         """Polls until the stream has records or is known to be at its end. Raises Retryable after PATIENCE."""
         if self._at_end(place, stream):
             self._unanswered.pop(place, None)
-            if self._monotonic() - self._polled >= SWEEP:
+            # while others have records in hand, those are taken first: each poll costs more than a record
+            if not any(other.waiting for other in self._streams.values()) and self._monotonic() - self._polled >= SWEEP:
                 self._poll(0)
             return
         until = self._monotonic() + PATIENCE
@@ -189,14 +165,14 @@ class KafkaTransport:
             self._poll(SHORT_WAIT_MS)
         self._unanswered.pop(place, None)
 
-    def _at_end(self, place: TopicPartition, stream: _Stream) -> bool:
+    def _at_end(self, place: TopicPartition, stream: Stream) -> bool:
         """Whether the brokers said that nothing lies behind what was read."""
         if stream.waiting or stream.lost or stream.damage:
             return False
         end = self._consumer.highwater(place)
         # the client's position passes what is no record, such as the marker of a stranger's transaction
-        position = self._consumer.position(place)
-        return position == end and position >= self._told_end.get(place, 0) and self._watch.answering
+        reached = self._consumer.reached(place)
+        return reached is not None and self._told_end.get(place, 0) <= reached == end and self._watch.answering
 
     def _poll(self, wait_ms: int) -> None:
         """Takes what has arrived, for whichever partition."""
@@ -230,7 +206,7 @@ class KafkaTransport:
             if cut:
                 self._watch.cut_short(stream.partition)
 
-    def _explained(self, place: TopicPartition, stream: _Stream) -> GapError | Retryable:
+    def _explained(self, place: TopicPartition, stream: Stream) -> GapError | Retryable:
         """Why a stream cannot go on where it stands. A log that was cut short begins anew as another partition."""
         partition, offset = stream.partition, stream.offset
         if stream.damage:
@@ -280,7 +256,8 @@ class KafkaTransport:
                     enable_auto_commit=False,
                     auto_offset_reset="none",
                     allow_auto_create_topics=False,
-                    max_poll_records=2000,
+                    max_poll_records=ALL,  # a response that is taken in part makes others wait behind it
+                    fetch_max_wait_ms=LONG_POLL_MS,
                     max_partition_fetch_bytes=FETCH_BYTES,
                     fetch_max_bytes=RESPONSE_BYTES,
                     metadata_max_age_ms=10_000,

@@ -43,12 +43,13 @@ class Watch:
         self._cuts = _cuts(known)
         self._described: tuple[tuple[str, int, str], ...] = ()
         self._partitions: tuple[Partition, ...] = ()
+        self._known: frozenset[Partition] = frozenset()
         self._answering = False
         self._stored: dict[TopicPartition, int] = {}
         self._published: dict[TopicPartition, int] = {}
         self._trouble: str | None = f"kafka {kafka.bootstrap_servers}: no answer yet"
         self._changed, self._wake = threading.Condition(), threading.Event()
-        self._first = self._closed = False
+        self._first = self._closed = self._said = False
         self._refusals = 0
         self._causes.attach()
         self._begin()
@@ -62,6 +63,10 @@ class Watch:
         with self._changed:
             self._changed.wait_for(lambda: self._first, wait)
             return self._partitions
+
+    def has(self, partition: Partition) -> bool:
+        """Whether it is one of `partitions`."""
+        return partition in self._known
 
     def cut_short(self, partition: Partition) -> None:
         """The log ends before what we stored: the brokers lost messages. It begins anew as another incarnation."""
@@ -144,12 +149,12 @@ class Watch:
             if headless:
                 bad.append(f"topic {name}: {len(headless)} partitions have no leader: their brokers are away")
             described += [(name, p["partition_index"], str(answer["topic_id"])) for p in answer["partitions"]]
+        self._tell(f"kafka {self._kafka.bootstrap_servers}: {'; '.join(bad)}" if bad else None)
         with self._changed:
             self._described = tuple(sorted(described))
             self._name_partitions()
             self._first = self._answering = True
             self._changed.notify_all()
-        self._tell(f"kafka {self._kafka.bootstrap_servers}: {'; '.join(bad)}" if bad else None)
 
     def _publish(self, admin: KafkaAdminClient) -> None:
         """Tells the offsets that changed. A refusal, as for want of rights, harms only lag tools: said once each."""
@@ -176,13 +181,18 @@ class Watch:
             log.warning("group %s: offsets for lag tools are refused: %s; trying again", GROUP, why)
 
     def _tell(self, trouble: str | None) -> None:
-        if trouble != self._trouble:
-            log.log(logging.ERROR if trouble else logging.INFO, "%s", trouble or "kafka: answers, topics are there")
+        if trouble and trouble != self._trouble:
+            log.error("%s", trouble)
+            self._said = True
+        elif trouble is None and self._said:
+            log.warning("kafka %s: answers again, all topics are there", self._kafka.bootstrap_servers)
+            self._said = False
         self._trouble = trouble
 
     def _name_partitions(self) -> None:
         named = ((topic, number, self._incarnation(topic, number, i)) for topic, number, i in self._described)
         self._partitions = tuple(Partition(topic, str(number), name) for topic, number, name in named)
+        self._known = frozenset(self._partitions)
 
     def _incarnation(self, topic: str, number: int, identity: str) -> str:
         cuts = self._cuts.get((topic, str(number), identity), 0)

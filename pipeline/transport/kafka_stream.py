@@ -1,0 +1,46 @@
+"""One partition of Kafka as it is being read: what was polled and waits, and where that stands."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.transport import Message, Partition
+
+APPEND_TIME = 1
+"""Type of a record's time: the brokers' clock, as topics.py sets it."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """Records that wait, and the offset behind them. lost: that offset is out of range.  damage: what it suffered."""
+
+    partition: Partition
+    waiting: deque[Any] = field(default_factory=deque)
+    behind: int = -1
+    size: int = 0
+    lost: bool = False
+    damage: str = ""
+    paused: bool = False
+
+    @property
+    def offset(self) -> int:
+        """Of the next record that `take` would give."""
+        return self.waiting[0].offset if self.waiting else self.behind
+
+    def take(self, max_messages: int, max_bytes: int) -> list[Message]:
+        """What waits, contiguous, at least one if there is one."""
+        out: list[Message] = []
+        size = 0
+        while self.waiting and len(out) < max_messages:
+            record = self.waiting[0]
+            value = record.value or b""
+            if out and (size + len(value) > max_bytes or record.offset != out[-1].offset + 1):
+                break
+            self.waiting.popleft()
+            size += len(value)
+            appended = record.timestamp * 1000 if record.timestamp_type == APPEND_TIME else 0
+            out.append(Message(self.partition, record.offset, value, appended))
+        self.size -= size
+        return out

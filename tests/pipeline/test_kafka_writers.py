@@ -1,0 +1,159 @@
+"""Two that would write one store, and one that dies while it writes: over real brokers every row is stored once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import Retryable
+from pipeline.ingest import Ingest
+from pipeline.store.database import Database
+from pipeline.store.devices import Devices
+from pipeline.transport.kafka import KafkaTransport
+from tests.kafka_broker import Address
+from tests.kafka_clients import make_topics
+from tests.pipeline.kafka_line import SEEN_S, Line, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("brisk")]
+Lines = Callable[..., Line]
+
+
+def test_a_second_pipeline_on_the_store_ends_with_3_and_names_the_holder(
+    kafka: Address, new_line: Lines, tmp_path: Path
+) -> None:
+    line = new_line(make_topics(kafka)).begin()
+    line.well()
+    (tmp_path / "second.toml").write_text(
+        f'[pipeline]\ntransport = "kafka"\n[kafka]\nbootstrap_servers = "{kafka.bootstrap}"\n'
+        f'[store]\npath = "{line.config.store.path}"\n[api]\nport = 0\n'
+    )
+    words = [sys.executable, os.path.abspath("fleetpulse.py"), "pipeline", "--config", str(tmp_path / "second.toml")]
+    begin = time.monotonic()
+    second = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    visible = time.monotonic() - begin
+    assert second.returncode == 3
+    assert f"PID {os.getpid()}" in second.stderr
+    line.notes.append(f"exit 3: {second.stderr.strip()}")
+    recovered = line.well()
+    books = line.settle()
+    assert not books.gaps
+    line.tell("a second pipeline on the same store", visible, recovered, books)
+
+
+def test_of_two_writers_on_one_store_one_is_fenced_and_every_row_is_stored_once(
+    kafka: Address, new_line: Lines
+) -> None:
+    """DuckDB keeps a second process out; this is the lock behind that one: both are in one process here."""
+    line = new_line(make_topics(kafka))
+    line.sender.start()
+    line.write(200)
+    line.sent()
+    with closing(Database(line.config.store.path)) as database:
+        line.database = database
+        transports = [KafkaTransport(line.config.kafka) for _ in range(2)]
+        writers = [
+            Ingest(database, transport, Devices(database.connection), lambda: time.time_ns() // 1000)
+            for transport in transports
+        ]
+        refusals: list[list[str]] = [[], []]
+        stop = threading.Event()
+        threads = [
+            threading.Thread(target=_keep_on, args=(writer, found, stop))
+            for writer, found in zip(writers, refusals, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        visible = until(lambda: any(refusals), SEEN_S, "one is fenced")
+        for _ in range(20):
+            line.write(5)
+            line.sent()
+        books = line.settle()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        for transport in transports:
+            transport.close()
+        fenced = [found for found in refusals if found]
+        assert len(fenced) == 1, "the other one goes on"
+        assert all("another pipeline wrote to it" in text for text in fenced[0])
+        assert not books.gaps
+        assert line.rows("SELECT 'letters', count(*) FROM dead_letter") == [("letters", 0)]
+        line.notes.append(fenced[0][0])
+        line.tell("two writers on one store", visible, None, books)
+        line.database = None
+
+
+def _keep_on(ingest: Ingest, refusals: list[str], stop: threading.Event) -> None:
+    """As the loop of the pipeline does it."""
+    while not stop.wait(0.01):
+        try:
+            ingest.step()
+        except Retryable as error:
+            refusals.append(str(error))
+
+
+# --- kill -9 ---------------------------------------------------------------------------------------------------------
+
+MESSAGES, KILLS = 400, 8
+READER = """
+import sys, time
+from pathlib import Path
+from pipeline import ingest as module
+from pipeline.config import Kafka
+from pipeline.ingest import Ingest
+from pipeline.offsets import stored_offsets
+from pipeline.store.database import Database
+from pipeline.store.devices import Devices
+from pipeline.transport.kafka import KafkaTransport
+module.COMMIT_ROWS = 40  # many small commits: many moments to die in
+database = Database(Path(sys.argv[1]))
+kafka = Kafka(bootstrap_servers=sys.argv[2])
+transport = KafkaTransport(kafka, stored_offsets(database.connection))
+ingest = Ingest(database, transport, Devices(database.connection), lambda: time.time_ns() // 1000)
+while not transport.partitions():
+    pass
+while ingest.step() is not None or ingest.backlog() is not None:
+    print(".", flush=True)
+"""
+
+
+def test_no_row_is_lost_or_doubled_when_the_pipeline_is_killed_while_it_commits(
+    kafka: Address, new_line: Lines
+) -> None:
+    line = new_line(make_topics(kafka))
+    line.sender.start()
+    for _ in range(10):
+        line.write(MESSAGES // 10)
+        line.sent()
+    words = [sys.executable, "-c", READER, str(line.config.store.path), kafka.bootstrap]
+    rng, kills, last = random.Random(1), 0, 1
+    while last:
+        reader = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=os.getcwd())
+        assert reader.stdout is not None
+        wanted = rng.randint(1, 4)
+        for steps, _ in enumerate(reader.stdout, 1):
+            if kills < KILLS and steps >= wanted:
+                time.sleep(rng.uniform(0, 0.02))  # the kill falls anywhere within a commit
+                reader.send_signal(signal.SIGKILL)
+                kills += 1
+                break
+        reader.stdout.close()
+        last = reader.wait()
+        assert last in (0, -signal.SIGKILL)
+    assert kills == KILLS
+    line.open()
+    recovered = line.well()
+    books = line.settle()
+    assert not books.gaps
+    line.notes.append(f"{kills} kills")
+    line.tell("pipeline killed (kill -9) while it commits", None, recovered, books)

@@ -1,0 +1,124 @@
+"""The identical scenario over spool and over Kafka gives identical findings and incidents, and the same rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import detectors
+from agents.sim.command import Order, simulate
+from detectors.runner import Runner
+from pipeline import config
+from pipeline.errors import Retryable
+from pipeline.records import SECOND, from_iso
+from pipeline.service import Service
+from tests.kafka_broker import Address
+from tests.kafka_clients import make_topics
+
+SCENARIO = """version = 1
+duration = 3600
+interval = 10
+start = "2026-01-01T00:00:00Z"
+[fleet]
+nodes = 8
+gpus_per_node = 8
+[[fault]]
+kind = "sdc"
+onset = 1200
+[[fault]]
+kind = "straggler"
+onset = 1500
+[[fault]]
+kind = "link_degradation"
+onset = 1800
+"""
+END = from_iso("2026-01-01T01:00:00Z")
+PATIENCE = 60 * SECOND
+"""How much later the clock is when all is read: no sender is waited for any more."""
+SECONDS = 120.0
+"""Longest reading and judging; chosen: it takes 10 s on an idle machine."""
+FINDINGS = (
+    "SELECT time::VARCHAR, onset::VARCHAR, entity, detector, level, score, summary, evidence FROM findings ORDER BY ALL"
+)
+INCIDENTS = (
+    "SELECT id, cause, opened::VARCHAR, onset::VARCHAR, resolved::VARCHAR, severity, members, confidence, state, "
+    "summary FROM incidents ORDER BY ALL"
+)
+ROWS = "SELECT count(*), sum(hash(t)) FROM {} t"
+
+
+class Run:
+    """One whole path: simulate, transport, ingest, detectors, Desk. The clock stands just after the scenario's end."""
+
+    def __init__(self, folder: Path, transport: str, base: config.Config) -> None:
+        self.config = dataclasses.replace(
+            base,
+            spool=config.Spool(folder / "spool", free_bytes=0),
+            store=config.Store(folder / "store.duckdb"),
+            pipeline=config.Pipeline(transport=transport),  # type: ignore[arg-type] # one of the two
+        )
+        (folder / "scenario.toml").write_text(SCENARIO)
+        order = Order(str(folder / "scenario.toml"), 3, transport, 0.0)
+        assert simulate(order, self.config, None, self._wait) == 0
+        self.now = END + SECOND
+        self.service = Service(self.config, Runner(detectors.configured({}, "")), clock=lambda: self.now)
+
+    @staticmethod
+    def _wait(seconds: float) -> bool:
+        time.sleep(seconds)
+        return False
+
+    def judge(self, messages: int = 0) -> None:
+        """Reads all there is (at least so many messages) and judges it."""
+        self.service.start()
+        self._turn(lambda: self.messages >= messages)
+        self.now += PATIENCE
+        self._turn(lambda: self.service.ingest.progress.backlog is None)
+
+    def _turn(self, done: Any) -> None:
+        end = time.monotonic() + SECONDS
+        busy = True
+        while busy or not done():
+            assert time.monotonic() < end, f"not within {SECONDS:g} s: {self.service.unready()}"
+            with suppress(Retryable):
+                busy = self.service.turn()
+
+    @property
+    def messages(self) -> int:
+        """Messages stored, over all senders."""
+        return int(self.rows("SELECT coalesce(sum(sequence + 1), 0) FROM producer_mark")[0][0])
+
+    def rows(self, query: str) -> Sequence[tuple[Any, ...]]:
+        with self.service.cursor() as cursor:
+            return cursor.execute(query).fetchall()
+
+
+@pytest.mark.slow
+def test_the_identical_scenario_over_spool_and_over_kafka_gives_identical_findings(
+    kafka: Address, tmp_path: Path
+) -> None:
+    runs = []
+    for transport in ("spool", "kafka"):
+        (tmp_path / transport).mkdir()
+        run = Run(tmp_path / transport, transport, config.Config(kafka=make_topics(kafka)))
+        try:
+            run.judge(runs[0][0] if runs else 0)
+            queries = [FINDINGS, INCIDENTS, *(ROWS.format(c) for c in ("gpu", "nic", "node", "rank", "events"))]
+            runs.append((run.messages, [run.rows(query) for query in queries]))
+            assert run.rows("FROM gaps") == run.rows("FROM dead_letter") == []
+            assert run.service.engine is not None
+            assert not run.service.engine.framer.late
+        finally:
+            run.service.close()
+    (count, over_spool), (count_kafka, over_kafka) = runs
+    assert count == count_kafka > 0
+    findings, incidents = over_spool[:2]
+    assert {detector for _, _, _, detector, *_ in findings} >= {"sdc", "straggler", "link"}
+    assert len(incidents) >= 3
+    assert over_kafka == over_spool
