@@ -124,8 +124,9 @@ def _pipeline(given: argparse.Namespace) -> int:
     config = _config(given)
     import detectors
     from detectors.runner import Runner
-    from pipeline import service
+    from pipeline import service, talk
 
+    talk.to_stderr()
     return service.run(config, Runner(detectors.configured(config.detector, config.source)))
 
 

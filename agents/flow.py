@@ -10,6 +10,7 @@ import heapq
 import time
 from queue import SimpleQueue
 
+from agents.losses import Losses
 from agents.outlook import Outlook
 from agents.producer import Client, Outcome, for_good
 from agents.streams import Stream, Streams
@@ -31,11 +32,11 @@ class Flow:
     good: monotonic time of the last acknowledgement.  client: None while there can be none.
     """
 
-    def __init__(self, streams: Streams, outlook: Outlook, inbox: SimpleQueue[Outcome | None]) -> None:
+    def __init__(self, streams: Streams, outlook: Outlook, losses: Losses, inbox: SimpleQueue[Outcome | None]) -> None:
         self.client: Client | None = None
         self.sent = self.refused = self.in_flight = self.most = 0
         self.good = 0.0
-        self._streams, self._outlook, self._inbox = streams, outlook, inbox
+        self._streams, self._outlook, self._losses, self._inbox = streams, outlook, losses, inbox
         self._by_topic: dict[str, int] = {}
         self._closed: dict[str, tuple[float, float]] = {}  # topic -> monotonic time until which, last pause
         self._alone = False
@@ -44,8 +45,11 @@ class Flow:
         """Nothing will come back of what is in flight: it is to be sent again."""
         for stream in self._streams:
             stream.rewind()
+            stream.until = stream.pause = 0.0  # the pauses were for the client that is given up
+            stream.trouble = stream.trouble and TimeoutError("a client made anew had no acknowledgement yet")
         self.in_flight, self._alone = 0, False
         self._by_topic.clear()
+        self._closed.clear()
 
     # --- there -------------------------------------------------------------------------------------------------------
 
@@ -85,7 +89,7 @@ class Flow:
             self.client.send(stream, message.offset, message.value)
         except (KafkaError, ValueError) as error:  # ValueError: a topic that lost its partitions meanwhile
             if for_good(error):
-                self._give_up(stream, len(message.value), error)
+                self._give_up(stream, message.offset, len(message.value), error)
                 stream.skip()
             else:
                 self._close(topic, error)
@@ -124,7 +128,7 @@ class Flow:
             self._closed.pop(topic, None)
             self._outlook.arrived(stream)
         elif for_good(error) and alone:
-            self._give_up(stream, size, error)
+            self._give_up(stream, outcome.offset, size, error)
         else:
             self._failed(stream, outcome.offset, error)
         if stream.failed is not None and not stream.waiting:
@@ -141,8 +145,10 @@ class Flow:
         stream.until = time.monotonic() + stream.pause
         stream.trouble = error
 
-    def _give_up(self, stream: Stream, size: int, error: Exception) -> None:
+    def _give_up(self, stream: Stream, offset: int, size: int, error: Exception) -> None:
+        """Told as a gap, too: only a later message would show the hole, and there may never be one."""
         self.refused += 1
+        self._losses.add(stream.partition, offset, offset + 1, f"refused by the brokers: {type(error).__name__}")
         self._outlook.refused(stream, size, error)
 
 

@@ -55,8 +55,11 @@ class Outlook:
         return bool(self._closed)
 
     def afresh(self) -> None:
-        """The client was made anew."""
+        """The client is made anew: what the one before heard and met is past."""
         self._uncaught.count = 0
+        self._causes.clear()
+        unknown = TimeoutError("a client made anew has taken no message yet")
+        self._closed = {topic: (since, unknown) for topic, (since, _) in self._closed.items()}
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -118,7 +121,11 @@ class _Question(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        self.text = f"topic {self._topic}: {diagnosis.trouble(self._kafka, self._causes, self._error)}"
+        why: object = self._error  # what is known even if asking fails
+        try:
+            why = diagnosis.trouble(self._kafka, self._causes, self._error)
+        finally:
+            self.text = f"topic {self._topic}: {why}"
 
 
 def _failing(streams: Iterable[Stream], now: float) -> Iterator[tuple[str, Exception]]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from agents.flow import PAUSE_MAX_S, Flow
+from agents.losses import Losses
 from agents.outlook import Outlook
 from agents.producer import Client, Outcome, Times
 from agents.streams import Streams
@@ -53,7 +53,7 @@ class Sender:
         self.lost = self.clients = 0
         self._kafka, self._role, self._times = kafka, role, times or Times()
         self._inbox: SimpleQueue[Outcome | None] = SimpleQueue()
-        self._events: deque[Event] = deque()
+        self._losses = Losses()
         self._asked = self._seen = self._settled = 0
         self._looked, self._well = float("-inf"), time.monotonic()
         self._stop = threading.Event()
@@ -61,7 +61,7 @@ class Sender:
         self._transport = SpoolTransport(directory, READER, nodes=nodes)
         self._streams = Streams(self._transport, self._gap)
         self._outlook = Outlook(kafka, say)
-        self.flow = Flow(self._streams, self._outlook, self._inbox)
+        self.flow = Flow(self._streams, self._outlook, self._losses, self._inbox)
         self._thread = threading.Thread(target=self._run, name=f"kafka-{role}", daemon=True)
 
     # --- for other threads -------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class Sender:
 
     def take_events(self) -> list[Event]:
         """Gaps since the last call, with their causes: they belong into the node's own stream of events."""
-        return [self._events.popleft() for _ in range(len(self._events))]
+        return self._losses.take()
 
     def stop(self) -> None:
         """Asks for the end, without waiting for it."""
@@ -156,14 +156,7 @@ class Sender:
 
     def _gap(self, partition: Partition, first: int, behind: int, cause: str) -> None:
         self.lost += behind - first
-        data = {
-            "topic": partition.topic,
-            "epoch": partition.incarnation,
-            "first": first,
-            "next": behind,
-            "cause": cause,
-        }
-        self._events.append(Event(time.time_ns() // 1000, f"node:{partition.name}", "gap", data))
+        self._losses.add(partition, first, behind, cause)
 
     # --- the client --------------------------------------------------------------------------------------------------
 
@@ -174,7 +167,8 @@ class Sender:
             well = max(self._well, self.flow.good)
             stalled = self.flow.in_flight > 0 and now - well > STALLED * self._times.delivery
             helpless = self.flow.in_flight == 0 and self._outlook.helpless and now - well > self._times.helpless
-            if stalled or helpless or self._outlook.raving or not self.flow.client.alive:
+            mended = self._outlook.trouble is not None and self.flow.client.outdated
+            if stalled or helpless or mended or self._outlook.raving or not self.flow.client.alive:
                 self._abandon()
         if self.flow.client is None:
             self._make()

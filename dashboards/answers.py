@@ -27,7 +27,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All nodes at one moment, and how far behind the judgement is."""
+    """All nodes at one moment, and how far behind the judgement is.
+
+    newest: time of the newest stored data.  unready: why the pipeline does not do its work.  stalled: nothing comes in.
+    """
 
     as_of: int
     watermark: int | None
@@ -35,6 +38,9 @@ class Fleet:
     lag_s: float | None
     nodes: tuple[Node, ...]
     sources: Mapping[str, int] = field(default_factory=dict)
+    newest: int | None = None
+    unready: tuple[str, ...] = ()
+    stalled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,9 @@ def fleet_of(table: Mapping[str, Any]) -> Fleet:
         lag_s=_number(table.get("lag_s")),
         nodes=tuple(_node(n) for n in _list(table["nodes"])),
         sources={str(k): _count(v) for k, v in (table.get("sources") or {}).items()},
+        newest=_moment(table.get("newest")),
+        unready=tuple(map(str, _list(table.get("unready") or []))),
+        stalled=bool(table.get("stalled")),
     )
 
 

@@ -7,7 +7,7 @@ from html import escape
 
 from dashboards.answers import NODE_STATES, Fleet
 from dashboards.evidence import Ballot
-from dashboards.words import NODE_STATE, SEVERITY, STATE, amount, entity_name, joined
+from dashboards.words import NODE_STATE, SEVERITY, STATE, amount, clock, entity_name, joined
 from pipeline.records import Severity, State
 
 MOST_SQUARES = 256
@@ -63,9 +63,22 @@ def headline(fleet: Fleet) -> str:
     silent = f", {count['no_data']:,} silent" if count["no_data"] else ""
     if bad:
         return f"{joined(bad)}{silent} of {amount(total, 'node', 'nodes')}"
+    if count["no_data"] == total:
+        return "No node reports"
     if count["no_data"]:
         return f"{count['no_data']:,} of {amount(total, 'node', 'nodes')} silent, nothing wrong on the others"
-    return f"Nothing wrong on {amount(total, 'node', 'nodes')}"
+    return f"Nothing {'was ' if fleet.stalled else ''}wrong on {amount(total, 'node', 'nodes')}"
+
+
+def unready(fleet: Fleet) -> str:
+    """The banner that says why the pipeline does not do its work, and how old the picture is."""
+    why = "; ".join(fleet.unready)
+    if not fleet.stalled:
+        return notice(f"{why}.", "degraded", "The pipeline does not do all of its work:")
+    newest = "Nothing is stored yet."
+    if fleet.newest is not None:
+        newest = f"What is shown is as of {clock(min(fleet.newest, fleet.as_of), fleet.as_of)}."
+    return notice(f"{why}. {newest}", "degraded", "The pipeline does not take in telemetry:")
 
 
 def title(text: str, badges: Iterable[str] = (), below: str = "") -> str:

@@ -5,6 +5,7 @@ The later ones need what the earlier ones found: after a failure they say so and
 
 from __future__ import annotations
 
+import dataclasses
 import stat
 import time
 from collections.abc import Callable
@@ -52,9 +53,30 @@ def _not_tried(name: str) -> Check:
 
 
 def _broker(kafka: Kafka, trouble: Trouble | None) -> Check:
-    if trouble is None or trouble.kind != "unreachable":
-        return Check("broker", "ok", f"kafka: {kafka.bootstrap_servers} answers")
-    return Check("broker", "fail", trouble.text, WORKING, trouble.mend, unreachable=True)
+    if trouble is not None and trouble.kind == "unreachable":
+        return Check("broker", "fail", trouble.text, WORKING, trouble.mend, unreachable=True)
+    away = _away(kafka)
+    answering = ",".join(server for server in _servers(kafka) if server not in away)
+    found = f"kafka: {answering or kafka.bootstrap_servers} answers"
+    if not away:
+        return Check("broker", "ok", found)
+    found = "; ".join((found, *(trouble.text for trouble in away.values())))
+    mends = "; ".join(dict.fromkeys(trouble.mend for trouble in away.values()))
+    return Check("broker", "warn", found, "should the others end, nobody finds the brokers", mends)
+
+
+def _servers(kafka: Kafka) -> list[str]:
+    return [server.strip() for server in kafka.bootstrap_servers.split(",")]
+
+
+def _away(kafka: Kafka) -> dict[str, Trouble]:
+    """Those of several addresses where no broker can be reached, each asked by itself."""
+    servers = _servers(kafka)
+    asked = {
+        server: diagnosis.why_not(dataclasses.replace(kafka, bootstrap_servers=server), ANSWER_S / len(servers))
+        for server in (servers if len(servers) > 1 else ())
+    }
+    return {server: trouble for server, trouble in asked.items() if trouble and trouble.kind == "unreachable"}
 
 
 def _credential(kafka: Kafka, trouble: Trouble | None) -> Check:
@@ -82,8 +104,11 @@ def _topics(kafka: Kafka, state: dict[str, topic_state.State]) -> Check:
         return Check("topics", "fail", found, "the brokers that hold them are away", "start these brokers")
     if different := [(t.name, d) for t in wanted for d in topic_state.differences(kafka, t, state[t.name])]:
         found = "; ".join(f"{name}: {difference}" for name, difference in different)
-        meaning = "messages get through, but the topics are not as configured"
-        return Check("topics", "warn", found, meaning, different[0][1].mend)
+        mends = "; ".join(dict.fromkeys(difference.mend for _, difference in different))
+        if any(difference.costly for _, difference in different):
+            meaning = "larger messages are refused for ever: their rows are lost, as gaps"
+            return Check("topics", "fail", found, meaning, mends)
+        return Check("topics", "warn", found, "messages get through, but the topics are not as configured", mends)
     return Check("topics", "ok", f"{len(wanted)} topics are as configured")
 
 

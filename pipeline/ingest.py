@@ -29,10 +29,16 @@ log = logging.getLogger("fleetpulse.ingest")
 
 COMMIT_ROWS = 122_880
 """Rows of the fullest table per commit: one DuckDB row group goes to the file without passing the write-ahead log."""
+COMMIT_MESSAGES = 30_000
+"""Bound of messages per commit: twice what fills a row group with ticks of a node of 8 GPUs. Letters have no rows."""
+COMMIT_BYTES = 256 << 20  # bound of one commit's messages and what they decompress to, or of letters alone
 COMMIT_SAMPLES = 8_000_000  # bound of one commit's decoded values: 64 MB as float64
 _FETCH_BYTES = 64 << 20  # bound of fetched messages over all partitions; decoded they may be 8 times as large
 _FETCH_MESSAGES = 256
 _SHAPES = 4096  # shapes of messages remembered as sound
+MUTE = 300 * SECOND
+"""How long a partition that does not answer while others do holds the watermark; then the fleet is judged without it,
+and what it holds will be late. Chosen: brokers choose a new leader within 30 s, so a longer silence wants a person."""
 _TRIES = 3  # of one commit before its poison message is looked for
 
 
@@ -86,6 +92,7 @@ class Ingest:
         self._catch_up = CatchUp(lateness)
         self._gaps: dict[Partition, GapError] = {}
         self._unknown: dict[Partition, int] = {}  # since when their transport cannot say whether there is more
+        self._all_mute = 0  # when none of them answered last
         self._fetch_bytes = _FETCH_BYTES
         self._sound: set[wire.Shape] = set()
         self._done = Committed()
@@ -97,12 +104,15 @@ class Ingest:
         """Event time from which input still waits to be stored; None if everything was read to its end.
 
         A sender that is catching up over Kafka counts as unread, from what came of it last. 0 while a partition of
-        which nothing was read since the start cannot be asked: what it holds may be old.
+        which nothing was read since the start cannot be asked: what it holds may be old. One that stays mute while
+        others answer is waited for no longer than MUTE.
         """
         held = self._catch_up.hold(self.clock(), self._newest_of)
         waiting = [queue[0].time for queue in self._waiting.values() if queue] + ([] if held is None else [held])
-        unread = [t for p, t in self._newest.items() if not self._at_end.get(p, True) and not self._waiting.get(p)]
-        unknown = [0 for p in self._unknown if p not in self._newest]
+        mute = {p for p, since in self._unknown.items() if self.clock() - max(since, self._all_mute) > MUTE}
+        at_end = {p for p, ended in self._at_end.items() if ended} | mute
+        unread = [t for p, t in self._newest.items() if p not in at_end and not self._waiting.get(p)]
+        unknown = [0 for p in self._unknown if p not in self._newest and p not in mute]
         return min(waiting + unread + unknown, default=None)
 
     def newest(self) -> int | None:
@@ -152,6 +162,8 @@ class Ingest:
         for partition in partitions:
             if not self._waiting.setdefault(partition, deque()):
                 self._fill(partition)
+        if len(self._unknown) == len(partitions):
+            self._all_mute = self.clock()
 
     def _forget(self, present: set[Partition]) -> None:
         """Lets go of partitions that vanished once all that was fetched of them is stored."""
@@ -182,7 +194,7 @@ class Ingest:
             item = decode_item(message, self._types_of, self._sound)
             self._waiting[partition].append(item)
             self.offsets.fetched[partition] = message.offset + 1
-            size += len(item.body.data) if isinstance(item.body, wire.Body) else len(message.value)
+            size += item.size
             if size > 8 * self._fetch_bytes:
                 break  # messages that compress so well are decoded a few at a time
 
@@ -197,13 +209,14 @@ class Ingest:
         heapq.heapify(heap)
         taken: list[Item] = []
         rows: Counter[str] = Counter()
-        samples = 0
-        while heap:
+        samples = size = 0
+        while heap and len(taken) < COMMIT_MESSAGES and size < COMMIT_BYTES:
             _, i, queue = heap[0]
             item = queue[0]
             full = any(rows[c] + n > COMMIT_ROWS for c, n in item.rows.items())
             if taken and (full or samples + item.samples > COMMIT_SAMPLES):
                 break
+            size += item.size
             taken.append(queue.popleft())
             rows.update(item.rows)
             samples += item.samples
@@ -253,14 +266,14 @@ class Ingest:
         self._done.events += [event for batch in events for event in batch.events]
         self._done.messages += len(items)
         self._done.gaps += len(gaps)
-        self._after(items, writes)
+        self._after(fresh, writes)
 
-    def _after(self, items: list[Item], writes: Writes) -> None:
+    def _after(self, fresh: list[Item], writes: Writes) -> None:
         """Memory follows what is durable now."""
         self.counters.update(writes.counters)
         for letter in writes.letters:
             self.transport.dead_letter(letter.message, letter.reason)
-        for item in items:
+        for item in fresh:
             if item.newest is not None and isinstance(item.body, wire.Body):
                 self._reached(item.message, item.body.layout.node, item.newest, writes.now)
         for partition, next_offset in writes.next_offsets.items():

@@ -40,6 +40,11 @@ class Item:
     rows: Mapping[str, int]
     samples: int
 
+    @property
+    def size(self) -> int:
+        """Bytes of the message and of what it holds."""
+        return len(self.message.value) + (len(self.body.data) if isinstance(self.body, wire.Body) else 0)
+
     @classmethod
     def dead(cls, letter: DeadLetter) -> Item:
         return cls(letter.message, letter, 0, None, {}, 0)

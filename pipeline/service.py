@@ -43,6 +43,7 @@ from pipeline.transport.spool import SpoolTransport
 log = logging.getLogger("fleetpulse.pipeline")
 
 IDLE = 0.5  # seconds between looks at a transport that had nothing
+STALLED = 15 * SECOND  # without a commit for so long, and with a reason, nothing comes in; chosen: agents send oftener
 STALE = 30 * SECOND  # waiting input that stands uncommitted for so long makes the pipeline unready
 SILENT = 60 * SECOND  # an agent without a message for so long counts as silent
 _HOUR = 3600 * SECOND
@@ -180,6 +181,7 @@ class Service:
             "watermark": self.engine.standing.judged if self.engine and self.engine.standing.judged > 0 else None,
             "backlog": self.engine is None or waiting is not None,
             "lag_s": None if oldest is None else max(0.0, (self.clock() - oldest) / SECOND),
+            "stalled": self.clock() - self._moved > STALLED and bool(self._kept_out()),
             "sources": self._sources(),
         }
 
@@ -196,17 +198,21 @@ class Service:
         return {"agents": len(nodes), "silent": silent, "gaps": gaps, "dead_letters": letters}
 
     def unready(self) -> list[str]:
-        trouble = self.notifier.trouble()
-        return [*self._reasons(), *([trouble] if trouble else [])]
+        return [reason for reason in (*self._reasons(), self.notifier.trouble()) if reason]
 
-    def _reasons(self) -> list[str]:
-        reasons = [reason for reason in (self._trouble, self._fault, self.transport.reachable()) if reason]
+    def _kept_out(self) -> list[str]:
+        """Reasons why telemetry does not come in, all or a part of it."""
+        reasons = [reason for reason in (self._trouble, self.transport.reachable()) if reason]
         if self.ingest.progress.backlog is not None and self.clock() - self._moved > STALE:
             reasons.append(f"waiting input has stood uncommitted since {iso(self._moved)}")
         if not reasons and (unanswered := self.ingest.progress.unanswered):
             partition, since = unanswered
             if self.clock() - since > STALE:
                 reasons.append(f"{partition.topic}/{partition.name}: cannot be read: no answer since {iso(since)}")
+        return reasons
+
+    def _reasons(self) -> list[str]:
+        reasons = self._kept_out() + ([self._fault] if self._fault else [])
         free = shutil.disk_usage(self.config.store.path.parent).free
         if free < self.config.spool.free_bytes:
             reasons.append(

@@ -10,7 +10,7 @@ from pipeline.errors import Unreachable, UsageError
 
 
 def init(config: Config, say: Callable[[str], None]) -> int:
-    """Makes what is missing; harmless to repeat. Raises Unreachable where a pipeline has the store."""
+    """Makes what is missing; harmless to repeat, also beside a running pipeline, whose store needs nothing."""
     _folder(config.spool.directory, "spool", say)
     _folder(config.store.path.parent, "folder of the store", say)
     if config.api.token_file is not None:
@@ -59,5 +59,8 @@ def _store(config: Config, say: Callable[[str], None]) -> None:
     try:
         Database(path, config.store.memory_limit).close()
     except Unreachable as error:
-        raise Unreachable(f"{error} It is in use, so nothing had to be made") from error
+        if "lock" not in str(error):
+            raise
+        say(f"store: {path} was there already, and is in use: {error}")
+        return
     say(f"store: {path} {'was there already; its schema is current' if known else 'made'}")

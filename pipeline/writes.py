@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import duckdb
@@ -14,7 +15,7 @@ from pipeline import wire
 from pipeline.errors import GapError, Retryable, WireError
 from pipeline.intake import DeadLetter, Item
 from pipeline.offsets import Offsets, stored_offsets
-from pipeline.records import EventBatch, Rows
+from pipeline.records import Event, EventBatch, Rows
 from pipeline.signals import Signal, column_of
 from pipeline.store import schema
 from pipeline.store.append import append_rows, insert, times
@@ -22,6 +23,7 @@ from pipeline.store.events import write_events
 from pipeline.store.gaps import UNEXPLAINED, Gap, Sender, explain_gaps, insert_gaps, replace_gaps
 from pipeline.transport import Partition
 
+_LAST = 1 << 62  # sequences that a store can hold
 _LETTER_BYTES = 64 << 10  # of a dead letter's payload are kept
 _TYPE_OF_SQL = {sql: code for code, sql in schema.SQL_TYPES.items()}
 
@@ -68,6 +70,9 @@ class Writes:
             return False
         self.counters["messages"] += 1
         self.counters["samples"] += item.samples
+        for event in body.events if isinstance(body, EventBatch) else ():
+            if event.kind == "gap":
+                self._told(node, event)
         return True
 
     def _is_new(self, sender: Sender, sequence: int) -> bool:
@@ -98,33 +103,45 @@ class Writes:
 
     def _healed(self, sender: Sender, sequence: int) -> bool:
         """Messages overtake one another where a sender sent again, or where its partition changed."""
-        if sender not in self.gaps and sender not in self.offsets.gaps:
+        known: Sequence[Gap] = self.gaps[sender] if sender in self.gaps else self.offsets.gaps.get(sender, [])
+        at = bisect_right(known, sequence, key=lambda gap: gap.first) - 1
+        if at < 0 or sequence >= known[at].after:
             return False
-        gaps = self._gaps_of(sender)
-        for i, gap in enumerate(gaps):
-            if gap.first <= sequence < gap.after:
-                gaps[i : i + 1] = gap.without(sequence)
-                self.counters["healed"] += 1
-                return True
-        return False
+        self._gaps_of(sender)[at : at + 1] = known[at].without(sequence)
+        self.counters["healed"] += 1
+        return True
 
     def _note_gap(self, sender: Sender, before: int, sequence: int) -> None:
         """Counts sequences that did not come. A spool made anew ends the old one, by how much nobody knows."""
         last = self.last.get(sender[:2], self.offsets.last.get(sender[:2]))
-        if before >= 0 or (last is not None and sequence > last):
-            expected = (before if before >= 0 else last or 0) + 1
-            if sequence > expected:
-                self._gap(sender, expected, sequence, UNEXPLAINED)
+        if before >= 0:
+            self._gap(sender, before + 1, sequence, UNEXPLAINED)
         elif last is not None:
             cause = f"new spool; the old one was stored up to sequence {last}"
             self.notes.append((sender, Gap(0, 0, cause, self.now)))
             self.counters["gaps"] += 1
-            if sequence > 0:
-                self._gap(sender, 0, sequence, UNEXPLAINED)
-        elif sequence > 0:
+            self._gap(sender, 0, sequence, UNEXPLAINED)
+        else:
             self._gap(sender, 0, sequence, "sent before this store existed")
 
+    def _told(self, node: str, event: Event) -> None:
+        """A sender says that it gave messages up: they are a gap with its cause, whether or not anything follows."""
+        topic, epoch, cause = (event.data.get(name) for name in ("topic", "epoch", "cause"))
+        first, after = event.data.get("first"), event.data.get("next")
+        if not (isinstance(topic, str) and isinstance(epoch, str) and isinstance(cause, str)):
+            return
+        if not (isinstance(first, int) and isinstance(after, int) and 0 <= first < after <= _LAST):
+            return
+        sender = (topic, node, epoch)
+        before = self._mark(sender)
+        if after - 1 > before:
+            self._note_gap(sender, before, max(first, before + 1))
+            self._gap(sender, max(first, before + 1), after, cause)
+            self.marks[sender] = self.last[sender[:2]] = after - 1
+
     def _gap(self, sender: Sender, first: int, after: int, cause: str) -> None:
+        if first >= after:
+            return
         self._gaps_of(sender).append(Gap(first, after, cause, self.now))
         self.counters["gaps"] += 1
         self.counters["gap_messages"] += after - first

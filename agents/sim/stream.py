@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import resource
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -96,10 +96,7 @@ class Outlets:
         events: dict[int, list[Event]] = defaultdict(list)
         for number, event in (*chunk.events, *self._gaps()):
             events[number].append(event)
-        for number, found in events.items():
-            body = wire.encode_events(EventBatch(self._origins[number], tuple(found)))
-            self._events[number].append(body, wire.EVENTS_KIND, sent, True)
-            self._written += len(body)
+        self._append(events, sent)
         for number, shipper in enumerate(self._simulator.layout.shippers):
             batch = self._batch(chunk, number, shipper)
             if len(batch.times):
@@ -123,13 +120,29 @@ class Outlets:
         """Syncs, and with Kafka waits until the brokers have everything; False if somebody stopped that."""
         self.sync()
         self._written = 0
-        return self._arrival is None or self._arrival.wait()
+        if self._arrival is None:
+            return True
+        arrived = self._arrival.wait()
+        if not (gaps := self._gaps()):
+            return arrived
+        events: dict[int, list[Event]] = defaultdict(list)
+        for number, event in gaps:  # perhaps no message comes after these that would show the holes
+            events[number].append(event)
+        self._append(events, self._now())
+        self.sync()
+        return arrived and self._arrival.wait()
 
     def close(self) -> None:
         """Syncs and releases all spools, and ends the way to Kafka; may be called twice."""
         self._stack.close()
         if self._arrival:
             self._arrival.sender.close()
+
+    def _append(self, events: Mapping[int, Sequence[Event]], sent: int) -> None:
+        for number, found in events.items():
+            body = wire.encode_events(EventBatch(self._origins[number], tuple(found)))
+            self._events[number].append(body, wire.EVENTS_KIND, sent, True)
+            self._written += len(body)
 
     def _gaps(self) -> list[tuple[int, Event]]:
         """What the sender found gone, each gap with the number of its node."""

@@ -1,4 +1,7 @@
-"""The stamp `data as of ...`: amber after three missed rounds, red when the API does not answer, never green."""
+"""The stamp `data as of ...`: how old the newest stored data is, and whether that may be trusted; never green.
+
+Amber after three missed rounds, for old data and while the pipeline is not ready; red when the API does not answer.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 import streamlit as st
 
 from dashboards import theme
+from dashboards.answers import Fleet
 from dashboards.snapshot import INTERVAL, Answer
 from pipeline.records import SECOND, iso
 
@@ -20,18 +24,29 @@ _stamp = st.components.v2.component(
 )
 
 
-def freshness(answer: Answer[Any], as_of: int | None, now: int, live: bool, behind_s: float | None = None) -> None:
-    """Draws the stamp for an answer that describes the moment `as_of`, None if there is none yet."""
-    _stamp(key="freshness", data=stamp_data(answer, as_of, now, live, behind_s))
+def freshness(answer: Answer[Any], fleet: Answer[Fleet], now: int, live: bool) -> None:
+    """Draws the stamp of a page that shows `answer`; the fleet tells how old the data are that it was made of."""
+    _stamp(key="freshness", data=stamp_data(answer, fleet, now, live))
 
 
-def stamp_data(answer: Answer[Any], as_of: int | None, now: int, live: bool, behind_s: float | None) -> dict[str, Any]:
-    """What the script gets: the age (s) by the server's clock, and by how much (s) judgement lags behind the data."""
+def stamp_data(answer: Answer[Any], fleet: Answer[Fleet], now: int, live: bool) -> dict[str, Any]:
+    """What the script gets. Ages are in seconds by this machine's clock: of the answer, and of the newest data."""
+    known = fleet.value
+    newest = None if known is None or known.newest is None else min(known.newest, known.as_of)
     return {
-        "clock": "" if as_of is None else iso(as_of)[11:19] + "Z",
-        "age": 0.0 if as_of is None else max(0.0, (now - as_of) / SECOND),
+        "clock": "" if newest is None else iso(newest)[11:19] + "Z",
+        "age": 0.0 if newest is None else max(0.0, (now - newest) / SECOND),
+        "answered": max(0.0, (now - min(answer.fetched, fleet.fetched)) / SECOND),
         "interval": INTERVAL,
-        "unreachable": bool(answer.error),
+        "unready": known is not None and bool(known.unready),
+        "unreachable": bool(answer.error or fleet.error),
         "live": live,
-        "behind": behind_s,
+        "behind": None if known is None else behind(known),
     }
+
+
+def behind(fleet: Fleet) -> float | None:
+    """Seconds by which judgement is behind the newest data; None before the first judgement."""
+    if fleet.watermark is None or fleet.newest is None:
+        return None
+    return max(0.0, (min(fleet.newest, fleet.as_of) - fleet.watermark) / SECOND)

@@ -1,6 +1,7 @@
 // The age counts on in the browser: a server that stopped must not leave a young stamp behind.
 const AMBER_ROUNDS = 3;
 const BEHIND_SECONDS = 120; // chosen: frames wait 30 s for late rows, so 45 s behind is usual
+const OLD_SECONDS = 60; // after which a node counts as silent (SILENT of pipeline/api/fleet.py): here all of them
 
 function words(seconds) {
   const s = Math.max(0, Math.floor(seconds));
@@ -16,10 +17,12 @@ export default function (component) {
   const received = performance.now();
 
   function draw() {
-    const age = data.age + (performance.now() - received) / 1000;
-    const late = age > AMBER_ROUNDS * data.interval;
+    const since = (performance.now() - received) / 1000;
+    const age = data.age + since;
+    const late = data.answered + since > AMBER_ROUNDS * data.interval || age > OLD_SECONDS;
     const behind = data.behind !== null && data.behind > BEHIND_SECONDS;
-    const tone = data.unreachable ? "bad" : late || behind ? "late" : data.live ? "fine" : "paused";
+    const doubt = data.unready || late || behind;
+    const tone = data.unreachable ? "bad" : doubt ? "late" : data.live ? "fine" : "paused";
     const parts = [data.clock ? `Data as of ${data.clock} (${words(age)} ago)` : "no data yet"];
     if (data.behind !== null) parts.push(`judged up to ${words(data.behind)} before that`);
     if (data.unreachable) parts.unshift("API unreachable");

@@ -21,19 +21,14 @@ def page() -> None:
     parts.refreshing(_body)
 
 
-def behind(fleet: Fleet) -> float | None:
-    """Seconds by which judgement is behind the present; None before the first judgement."""
-    return None if fleet.watermark is None else max(0.0, (fleet.as_of - fleet.watermark) / SECOND)
-
-
 def _body() -> None:
     answer = snapshot.fleet()
     fleet = answer.value
     if fleet is None:
-        parts.head("The fleet is out of sight", [], "", answer, None, None)
+        parts.head("The fleet is out of sight", [], "", answer)
         parts.trouble(answer)
         return
-    parts.head(markup.headline(fleet), [], sources(fleet), answer, fleet.as_of, behind(fleet))
+    parts.head(markup.headline(fleet), [], sources(fleet), answer)
     parts.trouble(answer)
     st.html(markup.tiles(fleet))
     picked = fleet_map(fleet.nodes, fleet.as_of, stale=bool(answer.error))
@@ -105,13 +100,17 @@ def _show(incidents: list[Incident], now: int) -> None:
 
 
 def reporting(fleet: Fleet) -> str:
-    """`64 of 65 agents reporting`."""
+    """`64 of 65 agents reporting`; nobody knows while nothing comes in."""
     agents = fleet.sources.get("agents", len(fleet.nodes))
+    if fleet.stalled:
+        return f"{amount(agents, 'agent', 'agents')} known"
     return f"{agents - fleet.sources.get('silent', 0):,} of {amount(agents, 'agent', 'agents')} reporting"
 
 
 def quiet(fleet: Fleet) -> str:
-    """The sentence for an empty list: that nothing is wrong, and why one may believe it."""
+    """The sentence for an empty list: that nothing is wrong, and why one may believe it or not."""
+    if fleet.stalled:
+        return "No open incidents so far. Nothing comes in, so that nothing new would be found."
     worst = max((fleet.as_of - n.last_seen for n in fleet.nodes if n.last_seen is not None), default=0)
     return f"No open incidents. {reporting(fleet)}, the quietest node spoke {age(worst / SECOND)} ago."
 
@@ -122,7 +121,9 @@ def sources(fleet: Fleet) -> str:
     for key, one, many in (("gaps", "gap in the data", "gaps in the data"), ("dead_letters", "message", "messages")):
         if count := fleet.sources.get(key, 0):
             texts.append(amount(count, one, many) + (" could not be read" if key == "dead_letters" else ""))
-    if fleet.backlog:
+    if fleet.stalled:
+        texts.append("waiting for input")
+    elif fleet.backlog:
         texts.append("catching up with a backlog")
     simulated = sum(node.simulated for node in fleet.nodes)
     if simulated:

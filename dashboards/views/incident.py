@@ -44,7 +44,7 @@ def _body(identity: str) -> None:
         if answer.status == 404:
             _none(f"There is no incident {identity}.", "It may belong to another site, or be older than what is kept.")
         else:
-            parts.head(f"Incident {identity}", [], "", answer, None, None)
+            parts.head(f"Incident {identity}", [], "", answer)
             parts.trouble(answer)
         return
     now = snapshot.now()
@@ -65,7 +65,7 @@ def _head(incident: Incident, answer: snapshot.Answer[Detail], now: int) -> None
         markup.state_badge(incident.state),
         markup.simulated_badge(incident.simulated),
     ]
-    parts.head(plain(incident.summary), badges, below(incident, now), answer, answer.fetched, None)
+    parts.head(plain(incident.summary), badges, below(incident, now), answer)
 
 
 def below(incident: Incident, now: int) -> str:

@@ -27,7 +27,7 @@ def _body() -> None:
     found = answer.value or ()
     needing = sum(i.state == "open" for i in found)
     text = "Incidents" if answer.value is None else headline(needing, len(found))
-    parts.head(text, [], "", answer, None if answer.value is None else answer.fetched, None)
+    parts.head(text, [], "", answer)
     parts.trouble(answer)
     if answer.value is None:
         return

@@ -1,4 +1,4 @@
-"""What all three pages have: a refreshing body, the stamp, and the message when the API does not answer."""
+"""What all three pages have: a refreshing body, the stamp, and what is said when data cannot be trusted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ def refreshing(body: Callable[[], None]) -> None:
     st.fragment(body, run_every=INTERVAL if live() else None)()
 
 
-def head(
-    text: str, badges: list[str], below: str, answer: Answer[Any], as_of: int | None, behind: float | None
-) -> None:
-    """Headline on the left, stamp on the right."""
+def head(text: str, badges: list[str], below: str, answer: Answer[Any]) -> None:
+    """Headline on the left, stamp on the right; above both why the pipeline does not do its work, if it does not."""
+    fleet = snapshot.fleet()
+    if answer.value is not None and fleet.value is not None and not fleet.error and fleet.value.unready:
+        st.html(markup.unready(fleet.value))
     left, right = st.columns([2.1, 1], vertical_alignment="top")
     left.html(markup.title(text, badges, below))
     with right:
-        freshness(answer, as_of, snapshot.now(), live(), behind)
+        freshness(answer, fleet, snapshot.now(), live())
 
 
 def trouble(answer: Answer[Any]) -> None:

@@ -20,11 +20,15 @@ class Sources(TypedDict):
 
 
 class Health(TypedDict):
-    """Where the pipeline stands. `watermark` is in microseconds; `lag_s` is the age of the oldest unread input."""
+    """Where the pipeline stands. `watermark` is in microseconds; `lag_s` is the age of the oldest unread input.
+
+    stalled: one of the reasons in `unready` keeps out telemetry, and none comes in.
+    """
 
     watermark: int | None
     backlog: bool
     lag_s: float | None
+    stalled: bool
     sources: Sources
 
 

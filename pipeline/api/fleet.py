@@ -22,7 +22,9 @@ _SPREADS = frozenset({"rack", "cdu", "loop", "pdu", "leaf", "spine", "switch", "
 """Kinds whose fault, where they are the cause, reaches every node below them; a job's or a site's does not."""
 
 
-def fleet(cursor: duckdb.DuckDBPyConnection, topology: Topology, health: Health, now: int) -> dict[str, Any]:
+def fleet(
+    cursor: duckdb.DuckDBPyConnection, topology: Topology, health: Health, unready: list[str], now: int
+) -> dict[str, Any]:
     """The answer of GET /api/v1/fleet."""
     incidents = _unresolved(cursor)
     touched = touch(incidents, topology, _senders(cursor, incidents))
@@ -46,6 +48,9 @@ def fleet(cursor: duckdb.DuckDBPyConnection, topology: Topology, health: Health,
         "watermark": None if health["watermark"] is None else iso(health["watermark"]),
         "backlog": health["backlog"],
         "lag_s": health["lag_s"],
+        "newest": iso(max(seen.values())) if seen else None,
+        "unready": unready,
+        "stalled": health["stalled"],
         "counts": {name: sum(node["state"] == name for node in nodes) for name in STATES},
         "nodes": nodes,
         "sources": health["sources"],

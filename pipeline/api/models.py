@@ -117,12 +117,15 @@ class FleetNode(_Strict):
 
 
 class Fleet(_Strict):
-    """All nodes at one moment, and where the pipeline stands."""
+    """All nodes at one moment, and where the pipeline stands. `newest` is the time of the newest stored row."""
 
     as_of: Time
     watermark: Time | None
     backlog: bool
     lag_s: float | None
+    newest: Time | None
+    unready: list[str]
+    stalled: bool
     counts: dict[Literal["ok", "watch", "degraded", "critical", "no_data"], int]
     nodes: list[FleetNode]
     sources: dict[Literal["agents", "silent", "gaps", "dead_letters"], int]

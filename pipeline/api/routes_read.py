@@ -38,9 +38,9 @@ def entities(request: Request, kind: str | None = None) -> Response:
 def fleet_now(request: Request) -> Response:
     """One state per node, and where the pipeline stands."""
     service = service_of(request)
-    health = service.backend.health()
+    health, unready = service.backend.health(), service.backend.unready()
     with service.cursor() as cursor:
-        return answer(fleet(cursor, service.places.topology(), health, service.now()))
+        return answer(fleet(cursor, service.places.topology(), health, unready, service.now()))
 
 
 @router.get("/series", response_model=models.Series)

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import duckdb
+import pyarrow as pa
 
 from pipeline.store.append import insert, times
 
-UNEXPLAINED = "lost before the transport"
+UNEXPLAINED = "lost before it was stored"
 """Cause of a gap until its sender's `gap` event says why."""
 HOLES = 100_000
 """Gaps kept in memory so that they can heal, newest first: about 30 MB. Older ones stay counted. Chosen."""
@@ -69,15 +70,28 @@ def replace_gaps(
     now: Mapping[Sender, Sequence[Gap]],
 ) -> None:
     """Makes the rows of the senders in `now` what it says; `before` is what the store has of them."""
-    for sender, gaps in now.items():
-        for gap in set(before.get(sender, ())) - set(gaps):
-            connection.execute(
-                "DELETE FROM gaps WHERE topic = ? AND source = ? AND epoch = ? AND first_sequence = ? "
-                "AND next_sequence = ?",
-                [*sender, gap.first, gap.after],
-            )
-    new = [(sender, gap) for sender, gaps in now.items() for gap in gaps if gap not in before.get(sender, ())]
-    insert_gaps(connection, new)
+    old = {(sender, gap) for sender in now for gap in before.get(sender, ())}
+    new = {(sender, gap) for sender, gaps in now.items() for gap in gaps}
+    gone = sorted(old - new, key=lambda pair: (pair[0], pair[1].first))
+    if gone:
+        _delete(connection, gone)
+    insert_gaps(connection, sorted(new - old, key=lambda pair: (pair[0], pair[1].first)))
+
+
+def _delete(connection: duckdb.DuckDBPyConnection, gaps: Sequence[tuple[Sender, Gap]]) -> None:
+    keys = {
+        "topic": [sender[0] for sender, _ in gaps],
+        "source": [sender[1] for sender, _ in gaps],
+        "epoch": [sender[2] for sender, _ in gaps],
+        "first_sequence": [gap.first for _, gap in gaps],
+        "next_sequence": [gap.after for _, gap in gaps],
+    }
+    names = ", ".join(keys)
+    connection.register("healed_gaps", pa.table(keys))
+    try:
+        connection.execute(f"DELETE FROM gaps WHERE ({names}) IN (SELECT ({names}) FROM healed_gaps)")
+    finally:
+        connection.unregister("healed_gaps")
 
 
 def explain_gaps(connection: duckdb.DuckDBPyConnection) -> None:

@@ -48,6 +48,20 @@ def settings(kafka: Kafka, role: str) -> dict[str, Any]:
     return out
 
 
+def files(kafka: Kafka) -> tuple[tuple[int, int, int] | None, ...]:
+    """What changes when a file with credentials is written or replaced; None for one that cannot be seen."""
+    named = (kafka.password_file, kafka.ca_file, kafka.certificate_file, kafka.key_file)
+    return tuple(_mark(path) for path in named if path is not None)
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:  # being replaced; who makes a client hears of it
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def _tls(kafka: Kafka) -> dict[str, Any]:
     files = {"ca_file": kafka.ca_file, "certificate_file": kafka.certificate_file, "key_file": kafka.key_file}
     for key, path in files.items():

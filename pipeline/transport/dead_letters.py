@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError
 
 from pipeline.config import Kafka
+from pipeline.errors import ConfigError
 from pipeline.transport import Message, clients, topics
+from pipeline.transport.troubles import MISSING, of_error
 
 log = logging.getLogger("fleetpulse.kafka")
 
@@ -37,11 +39,12 @@ class DeadLetterTopics:
         self._producer: KafkaProducer | None = None
         self._lock = threading.Lock()  # the client answers on a thread of its own
         self._waiting, self._not_before = 0, float("-inf")
+        self._told = False  # whether the last that came of a copy was that it is missing
         self.skipped = 0
 
     def send(self, message: Message, reason: str) -> None:
         """Hands one copy to the client; never raises, and waits at most BLOCK_S once in PAUSE_S."""
-        size = len(message.value)
+        size, topic = len(message.value), topics.dead_letters_of(message.partition.topic)
         if self._monotonic() < self._not_before:
             return self._skip("the one before failed")
         if self._waiting + size > WAITING:
@@ -57,17 +60,18 @@ class DeadLetterTopics:
                 self._kafka, "dead-letters", max_block_ms=round(BLOCK_S * 1000)
             )
             sent = self._producer.send(
-                topics.dead_letters_of(message.partition.topic),
+                topic,
                 value=message.value,
                 headers=[(name, text.encode()) for name, text in headers.items()],
             )
-        except KafkaError as error:
+        # ConfigError: the file of the password is being replaced; ValueError: a topic that just lost its partitions
+        except (KafkaError, ConfigError, ValueError) as error:
             self._not_before = self._monotonic() + PAUSE_S
-            return self._skip(str(error))
+            return self._skip(self._why(topic, error))
         with self._lock:
             self._waiting += size
-        sent.add_callback(lambda _: self._arrived(size))
-        sent.add_errback(lambda error: self._failed(size, error))
+        sent.add_callback(lambda _: self._came(size))
+        sent.add_errback(lambda error: self._failed(topic, size, error))
         return None
 
     def close(self) -> None:
@@ -76,17 +80,31 @@ class DeadLetterTopics:
         if producer is not None:
             clients.close_producer(producer, 1.0)
 
-    def _arrived(self, size: int) -> None:
+    def _came(self, size: int) -> None:
         with self._lock:
             self._waiting -= size
+            self._told = False
 
-    def _failed(self, size: int, error: BaseException) -> None:
-        self._arrived(size)
-        self._skip(str(error))
+    def _failed(self, topic: str, size: int, error: Exception) -> None:
+        with self._lock:
+            self._waiting -= size
+        self._skip(self._why(topic, error))
+
+    def _why(self, topic: str, error: Exception) -> str:
+        """What is wrong with the topic, and the mend: the client itself only says that time ran out."""
+        known = getattr(self._producer, "_metadata", None)  # private, for want of a public way; the version is pinned
+        if isinstance(error, KafkaTimeoutError) and known is not None and known.brokers():
+            error = UnknownTopicOrPartitionError(topic)  # a client that has met the brokers lacks only the topic
+        if isinstance(error, UnknownTopicOrPartitionError):
+            return f"topic {topic}: is not there: run `{MISSING}`"
+        if isinstance(error, KafkaTimeoutError):
+            return f"topic {topic}: no broker answers in time; `fleetpulse doctor` says why"
+        return f"topic {topic}: {of_error(self._kafka, error) or error}"
 
     def _skip(self, why: str) -> None:
+        """Says it once, and again when copies arrived in between."""
         with self._lock:
             self.skipped += 1
-            first = self.skipped == 1
+            first, self._told = not self._told, True
         if first:
             log.warning("dead letters: copies are missing in Kafka, the table dead_letter has them: %s", why)

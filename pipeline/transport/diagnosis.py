@@ -10,7 +10,7 @@ from pipeline.config import Kafka
 from pipeline.errors import ConfigError
 from pipeline.transport import brokers
 from pipeline.transport.handshake import why_not
-from pipeline.transport.troubles import UNREACHABLE, Trouble, of_error
+from pipeline.transport.troubles import Trouble, of_error
 
 __all__ = ["Causes", "Trouble", "trouble", "why_not"]
 
@@ -19,7 +19,9 @@ KEPT = 16
 ASK_S = 2.0
 """How long a handshake may take that a running client's owner waits for (s). Chosen."""
 AGAIN_S = 10.0
-"""A handshake is made this often at most (s): 10,000 agents that a broker refuses must not double its load. Chosen."""
+"""A trouble found by a handshake stands so long (s): 10,000 agents that a broker refuses must not double its load.
+Chosen. That nothing was wrong never stands: what goes wrong next would be told a while too late."""
+ACKNOWLEDGE = "look at the log, load and disk of the brokers"
 
 
 class Causes(logging.Handler):
@@ -60,11 +62,19 @@ def trouble(kafka: Kafka, causes: Causes, error: BaseException) -> Trouble:
     if found := of_error(kafka, error) or of_error(kafka, heard):
         return found
     asked = causes.asked
-    if asked is None or time.monotonic() - asked[0] > AGAIN_S:
+    if asked is None or asked[1] is None or time.monotonic() - asked[0] > AGAIN_S:
         causes.asked = asked = (time.monotonic(), _asked(kafka))
-    return asked[1] or Trouble(
-        "unreachable", f"kafka {kafka.bootstrap_servers}: {str(error) or type(error).__name__}", UNREACHABLE
-    )
+    return asked[1] or _unexplained(kafka, error)
+
+
+def _unexplained(kafka: Kafka, error: BaseException) -> Trouble:
+    """A handshake found nothing wrong. The client's words on time that ran out tell no cause, only its own insides."""
+    from kafka.errors import KafkaTimeoutError
+
+    text = str(error) or type(error).__name__
+    if isinstance(error, KafkaTimeoutError | TimeoutError):
+        text = "lets us in, but does not acknowledge messages or answer in time"
+    return Trouble("unreachable", f"kafka {kafka.bootstrap_servers}: {text}", ACKNOWLEDGE)
 
 
 def _asked(kafka: Kafka) -> Trouble | None:

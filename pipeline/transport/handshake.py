@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -198,6 +199,8 @@ class _Link:
         except (OSError, KafkaError) as error:
             if found := of_tls(error, self._where):
                 raise _Stopped(found.kind, found.text, found.mend) from error
+            raise _HungUp from error
+        except (struct.error, ValueError, IndexError, TypeError) as error:  # bytes that no Kafka broker sends
             raise _HungUp from error
 
     def _limit(self) -> None:

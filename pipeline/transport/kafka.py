@@ -80,13 +80,22 @@ class KafkaTransport:
         if not self._watch.has(partition):
             self._let_go(place)
             return []
+        try:
+            return self._read(place, partition, offset, max_messages, max_bytes)
+        except (KafkaError, KeyError, AssertionError) as error:  # the client no longer knows what it was assigned
+            self._drop_consumer()
+            raise Retryable(f"kafka: {type(error).__name__}: {error}; trying with a new client") from error
+
+    def _read(
+        self, place: TopicPartition, partition: Partition, offset: int, max_messages: int, max_bytes: int
+    ) -> list[Message]:
         if self._begun(place, partition, offset):
             # not waited for: its brokers shall be asked together with those of the partitions that are read next
             raise Retryable(f"kafka: {partition.topic}/{partition.name}: is asked from now on")
         stream = self._streams[place]
         if not stream.waiting:
             self._wait_for(place, stream)
-        if stream.lost or stream.damage:
+        if not stream.waiting and (stream.lost or stream.damage):
             raise self._explained(place, stream)
         if stream.waiting and stream.offset != offset:
             raise self._gap(partition, offset, stream.offset, "offsets without a message: transactions or compaction")
@@ -111,15 +120,16 @@ class KafkaTransport:
 
     def _begun(self, place: TopicPartition, partition: Partition, offset: int) -> bool:
         """Puts the stream to `offset` if it does not stand there; whether it is a new one."""
+        consumer = self._consumer  # raises Retryable before a stream is entered that nobody would be assigned
         stream = self._streams.get(place)
         new = stream is None or stream.partition != partition
         if stream is None or new:
             stream = self._streams[place] = Stream(partition)
-            self._consumer.assign(list(self._streams))
+            consumer.assign(list(self._streams))
         if stream.offset != offset:
             stream.waiting.clear()
             stream.behind, stream.size, stream.lost, stream.damage = offset, 0, False, ""
-            self._consumer.seek(place, offset)
+            consumer.seek(place, offset)
             self._resume(place, stream)
         return new
 

@@ -115,26 +115,30 @@ class Watch:
         admin: KafkaAdminClient | None = None
         while not self._closed and self._thread is threading.current_thread():
             try:
-                admin = admin or clients.admin(self._kafka, "watch", ANSWER_S)
-                self._look(admin)
-                self._publish(admin)
-            except (KafkaError, ConfigError, OSError) as error:
-                self._given_up(admin, error)
-                admin = None
+                admin = self._turn(admin)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must be seen, and looked again after it
+                admin, self._answering = None, False
+                self._tell(f"kafka {self._kafka.bootstrap_servers}: {type(error).__name__}: {error}; trying again")
             self._looked = time.monotonic()
             self._wake.wait(WATCH_S)
         if admin is not None:
             self._publish(admin)
             admin.close()
 
-    def _given_up(self, admin: KafkaAdminClient | None, error: Exception) -> None:
-        """Says why; the next look makes a new client, since one whose brokers all moved finds none of them again."""
-        if admin is not None:
-            admin.close()
-        self._answering = False
-        self._tell(
-            str(error) if isinstance(error, ConfigError) else str(diagnosis.trouble(self._kafka, self._causes, error))
-        )
+    def _turn(self, admin: KafkaAdminClient | None) -> KafkaAdminClient | None:
+        """One look. The client to look with next: none after trouble, since one whose brokers all moved finds none."""
+        try:
+            admin = admin or clients.admin(self._kafka, "watch", ANSWER_S)
+            self._look(admin)
+            self._publish(admin)
+        except (KafkaError, ConfigError, OSError) as error:
+            if admin is not None:
+                admin.close()
+            self._answering = False
+            mine = isinstance(error, ConfigError)
+            self._tell(str(error if mine else diagnosis.trouble(self._kafka, self._causes, error)))
+            return None
+        return admin
 
     def _look(self, admin: KafkaAdminClient) -> None:
         answers = {topic["name"]: topic for topic in admin.describe_topics(list(self._read))}

@@ -10,7 +10,7 @@ from kafka.admin import ConfigResource
 from kafka.errors import NoError, UnknownTopicOrPartitionError, for_code
 
 from pipeline.config import Kafka
-from pipeline.transport.topics import SAFE_REPLICAS, Topic
+from pipeline.transport.topics import READ, SAFE_REPLICAS, Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What of a topic is not as we want it, and the command or key that mends it."""
+    """What of a topic is not as we want it, and the command or key that mends it. `costly`: messages can be lost."""
 
     what: str
     found: str
     wanted: str
     mend: str
+    costly: bool = False
 
     def __str__(self) -> str:
         return f"{self.what} is {self.found}, wanted {self.wanted}"
@@ -68,7 +69,7 @@ def _settings(admin: KafkaAdminClient, names: Iterable[str]) -> dict[str, dict[s
 
 
 def differences(kafka: Kafka, topic: Topic, state: State) -> list[Difference]:
-    """All that is not as configured, each with its mend. Nothing of it stops messages from getting through."""
+    """All that is not as configured, each with its mend."""
     tools = f"--bootstrap-server {kafka.bootstrap_servers}"
     found = []
     if state.partitions != topic.partitions:
@@ -83,8 +84,14 @@ def differences(kafka: Kafka, topic: Topic, state: State) -> list[Difference]:
             continue  # more than there are copies would stop all sending; the replication factor was named already
         if (now := state.settings.get(key, "unknown to the broker")) != value:
             alter = f"kafka-configs.sh {tools} --entity-type topics --entity-name {topic.name} --alter"
-            found.append(Difference(key, now, value, f"{alter} --add-config {key}={value}"))
+            costly = topic.name in READ and _too_small(key, now, value)
+            found.append(Difference(key, now, value, f"{alter} --add-config {key}={value}", costly))
     return found
+
+
+def _too_small(key: str, now: str, value: str) -> bool:
+    """Whether the brokers would refuse messages for ever that an agent may send."""
+    return key == "max.message.bytes" and now.isdecimal() and int(now) < int(value)
 
 
 def _partitions(topic: Topic, state: State, tools: str) -> Difference:

@@ -222,6 +222,16 @@ def test_a_message_too_large_for_the_topic_is_passed_over_and_told_and_its_neigh
     assert sender.flow.refused == 2
     (line,) = site.said
     assert "max.message.bytes" in line
+    first, second = sender.take_events()
+    assert (first.entity, first.kind) == ("node:n0", "gap")
+    assert first.data == {
+        "topic": TELEMETRY,
+        "epoch": site.spools["n0", TELEMETRY].epoch.hex(),
+        "first": 1,
+        "next": 2,
+        "cause": "refused by the brokers: MessageSizeTooLargeError",
+    }
+    assert (second.data["first"], second.data["next"]) == (4, 5)
 
 
 def test_a_missing_topic_is_named_does_not_hold_the_other_and_gets_everything_once_it_is_there(
@@ -278,6 +288,23 @@ def test_a_wrong_password_is_told_as_such_and_works_once_its_file_is_mended(
     password.write_text(right.password_file.read_text())
     all_arrive(sender)
     assert set(sequences(secure_kafka)) == set(range(10))
+
+
+def test_a_mended_password_file_works_at_once_though_the_client_would_be_tried_again_much_later(
+    secure_kafka: Broker, site: Site, tmp_path: Path
+) -> None:
+    right = make_topics(secure_kafka)
+    assert right.password_file is not None
+    password = tmp_path / "password"
+    password.write_text("wrong")
+    site.add(10)
+    sender = site.send(kafka_of(secure_kafka, password_file=password), Times(helpless=600.0))
+    until(sender.trouble)
+    password.write_text(right.password_file.read_text())
+    all_arrive(sender, 10.0)
+    until(lambda: sender.trouble() is None)
+    assert [("is refused" in line, "again" in line) for line in site.said] == [(True, False), (False, True)]
+    assert sender.clients == 2
 
 
 def test_credentials_that_cannot_be_read_are_an_error_before_anything_starts(site: Site, tmp_path: Path) -> None:

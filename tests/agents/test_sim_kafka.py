@@ -129,3 +129,8 @@ def test_what_the_brokers_refuse_for_ever_makes_the_exit_code_1(kafka: Address, 
     assert simulate(order, Config(spool=Spool(tmp_path / "spool"), kafka=settings), None, waited, say=said.append) == 1
     assert any("refused by the brokers" in line for line in said)
     assert np.count_nonzero(["max.message.bytes" in line for line in said]) == 1
+    events = [event for record in read(kafka, EVENTS) for event in wire.decode_events(record.value).events]
+    told = [event for event in events if event.kind == "gap"]
+    assert {event.data["cause"] for event in told} == {"refused by the brokers: MessageSizeTooLargeError"}
+    (count,) = [int(line.split()[1]) for line in said if "refused by the brokers" in line]
+    assert sum(event.data["next"] - event.data["first"] for event in told) == count > 0

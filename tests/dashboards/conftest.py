@@ -91,6 +91,9 @@ class Api:
             "watermark": iso(NOW - 40 * SECOND),
             "backlog": False,
             "lag_s": 40.0,
+            "newest": iso(NOW - 3 * SECOND),
+            "unready": [],
+            "stalled": False,
             "counts": {"ok": 1, "watch": 0, "degraded": 0, "critical": 1, "no_data": 1},
             "nodes": [
                 self.node("n003", "critical", incidents=["A1"]),

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import sync_playwright
 
+from dashboards import snapshot
+from pipeline.records import SECOND, iso
+
 pytestmark = pytest.mark.chromium
 ROOT = Path(__file__).parents[2]
 READY = "[data-testid=stApp][data-test-script-state=notRunning][data-test-connection-state=CONNECTED]"
@@ -114,6 +117,21 @@ def test_the_stamp_turns_red_when_the_api_is_gone(address: str, browser: Any, ap
     page.locator(".stamp.bad").wait_for(timeout=30_000)
     assert "API unreachable" in page.locator(".stamp").inner_text()
     assert page.locator("canvas.stale").count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_pipeline_without_input_has_a_banner_and_an_amber_stamp(
+    address: str, browser: Any, api: Any, scheme: str
+) -> None:
+    now = snapshot.now()
+    api.fleet |= {"as_of": iso(now), "newest": iso(now - 20 * SECOND), "watermark": iso(now - 50 * SECOND)}
+    page, faults = open_page(browser, f"{address}/", scheme)
+    page.locator(".stamp.fine").wait_for()
+    api.fleet |= {"unready": ["kafka k1:9092: no answer to the connection"], "stalled": True}
+    page.locator(".stamp.late").wait_for(timeout=30_000)
+    page.get_by_text("The pipeline does not take in telemetry:").wait_for()
+    assert f"Data as of {iso(now - 20 * SECOND)[11:19]}Z" in page.locator(".stamp").inner_text()
+    assert faults == []
 
 
 def test_names_of_the_fleet_are_text_never_markup(address: str, browser: Any, api: Any) -> None:

@@ -6,7 +6,7 @@ import base64
 
 import numpy as np
 
-from dashboards.answers import Node, incident_of
+from dashboards.answers import Fleet, Node, incident_of
 from dashboards.fleet_map.component import NEVER, map_data, natural
 from dashboards.freshness.component import stamp_data
 from dashboards.incident_list.component import MOST, in_order, rows
@@ -32,6 +32,10 @@ def incident(identity: str, severity: str = "page", state: str = "open", opened:
         **more,
     }
     return incident_of(table)
+
+
+def standing(newest: int, unready: tuple[str, ...] = ()) -> Answer[Fleet]:
+    return Answer(Fleet(NOW, NOW - 60 * SECOND, False, None, (), newest=newest, unready=unready), NOW)
 
 
 def numbers(text: object, kind: str) -> list[int]:
@@ -90,12 +94,19 @@ def test_no_more_rows_are_sent_than_are_shown() -> None:
 
 
 def test_the_stamp_counts_the_age_by_the_servers_clock() -> None:
-    stamp = stamp_data(Answer("x", NOW), NOW - 7 * SECOND, NOW, True, 40.0)
+    stamp = stamp_data(Answer("x", NOW), standing(NOW - 7 * SECOND), NOW, True)
     assert (stamp["age"], stamp["clock"], stamp["unreachable"]) == (7.0, "11:59:53Z", False)
-    assert stamp_data(Answer("x", NOW), NOW + SECOND, NOW, True, None)["age"] == 0.0
+    assert stamp_data(Answer("x", NOW), standing(NOW + SECOND), NOW, True)["age"] == 0.0
+
+
+def test_the_stamp_tells_when_the_newest_data_came_not_when_the_api_answered() -> None:
+    stamp = stamp_data(Answer("x", NOW), standing(NOW - 50 * SECOND, ("no broker answers",)), NOW, True)
+    assert (stamp["clock"], stamp["age"], stamp["answered"]) == ("11:59:10Z", 50.0, 0.0)
+    assert stamp["unready"]
+    assert stamp["behind"] == 10.0
 
 
 def test_the_stamp_tells_an_unreachable_api_and_that_there_is_nothing_yet() -> None:
-    stamp = stamp_data(Answer(None, NOW, "refused"), None, NOW, True, None)
+    stamp = stamp_data(Answer(None, NOW, "refused"), Answer(None, NOW, "refused"), NOW, True)
     assert stamp["unreachable"]
     assert stamp["clock"] == ""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dashboards import markup
 from dashboards.answers import Fleet, Node
 from dashboards.evidence import Ballot
+from pipeline.records import SECOND
 
 EVIL = '<script>alert("x")</script>'
 
@@ -36,6 +39,21 @@ def test_the_headline_never_calls_silence_healthy() -> None:
         "1 critical and 1 degraded, 1 silent of 4 nodes"
     )
     assert markup.headline(fleet()) == "No node has reported yet"
+    assert markup.headline(fleet("no_data", "no_data")) == "No node reports"
+    assert markup.headline(replace(fleet("ok"), stalled=True)) == "Nothing was wrong on 1 node"
+
+
+def test_the_banner_names_the_reasons_and_the_moment_only_while_nothing_comes_in() -> None:
+    stuck = Fleet(100 * SECOND, None, True, None, (), newest=40 * SECOND, unready=(EVIL, "disk full"), stalled=True)
+    told = markup.unready(stuck)
+    assert "<script" not in told
+    assert "<b>The pipeline does not take in telemetry:</b>" in told
+    assert "; disk full. What is shown is as of 00:00:40Z." in told
+    assert "as of 00:01:40Z." in markup.unready(replace(stuck, newest=900 * SECOND))  # a clock that is ahead
+    assert "Nothing is stored yet." in markup.unready(replace(stuck, newest=None))
+    partly = markup.unready(replace(stuck, stalled=False))
+    assert "<b>The pipeline does not do all of its work:</b>" in partly
+    assert "as of" not in partly
 
 
 def test_counts_tell_how_many_are_simulated() -> None:

@@ -64,6 +64,32 @@ def test_a_quiet_fleet_says_why_one_may_believe_it(api: Any) -> None:
     assert "No open incidents. 2 of 3 agents reporting" in shown(page(fleet_script))
 
 
+def test_a_pipeline_without_input_is_told_on_every_page_and_nothing_is_called_well(api: Any) -> None:
+    api.fleet |= {"unready": ["kafka k1:9092: no answer"], "stalled": True, "backlog": True}
+    api.fleet["newest"] = "2026-01-01T11:59:15.000000Z"
+    pages = [page(fleet_script), page(incidents_script, state="silenced"), page(incident_script, id="A1")]
+    why = "The pipeline does not take in telemetry:</b> kafka k1:9092: no answer. What is shown is as of 11:59:15Z."
+    for text in map(shown, pages):
+        assert why in text
+        assert text.index(why) < text.index("fp-title")
+        assert "reporting" not in text
+    assert "3 agents known · 2 gaps in the data · waiting for input" in shown(pages[0])
+    assert "catching up" not in shown(pages[0])
+
+
+def test_an_empty_list_without_input_does_not_say_that_all_is_well(api: Any) -> None:
+    api.fleet |= {"unready": ["kafka k1:9092: no answer"], "stalled": True}
+    api.incidents.clear()
+    assert "No open incidents so far. Nothing comes in" in shown(page(fleet_script))
+
+
+def test_a_backlog_that_is_read_is_caught_up_with_and_no_banner_is_shown(api: Any) -> None:
+    api.fleet["backlog"] = True
+    text = shown(page(fleet_script))
+    assert "catching up with a backlog" in text
+    assert "The pipeline does not" not in text
+
+
 def test_an_unreachable_api_is_told_on_every_page(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEETPULSE_API_URL", "http://127.0.0.1:9")
     for script, query in ((fleet_script, {}), (incidents_script, {}), (incident_script, {"id": "A1"})):

@@ -64,13 +64,31 @@ def test_one_that_stays_silent_is_not_waited_for_longer_than_patience() -> None:
     assert fleet.hold is None
 
 
-def test_one_that_goes_on_sending_is_waited_for_however_long_it_takes() -> None:
+def test_one_that_gains_on_the_clock_is_waited_for_however_long_it_takes() -> None:
     fleet = Fleet("a", "slow")
     fleet.sends("slow", T0)
     fleet.clock += PATIENCE
-    for i in range(1, 20):
-        fleet.sends("slow", T0 + i * SECOND, after=PATIENCE - SECOND)
-        assert fleet.hold == T0 + i * SECOND
+    for i in range(1, 25):
+        fleet.sends("slow", T0 + i * 20 * SECOND, after=PATIENCE - SECOND)
+        assert fleet.hold == T0 + i * 20 * SECOND
+
+
+@pytest.mark.parametrize("pace", [0.0, 0.5, 1.0])
+def test_one_that_does_not_gain_on_the_clock_is_not_waited_for(pace: float) -> None:
+    fleet = Fleet("a", "slow")
+    for i in range(30):
+        fleet.sends("a", fleet.clock)
+        fleet.sends("slow", T0 + round(i * pace) * SECOND, after=SECOND)
+    assert fleet.hold is None
+
+
+def test_a_clock_far_ahead_keeps_nobody_from_being_waited_for() -> None:
+    fleet = Fleet("a", "b", "ahead")
+    fleet.clock = T0
+    for node, newest in (("a", T0), ("b", T0), ("ahead", T0 + 10 * OUTAGE)):
+        fleet.sends(node, newest)
+    fleet.sends("a", T0 + SECOND, after=OUTAGE)
+    assert fleet.hold == T0
 
 
 @pytest.mark.parametrize("alone", [TOGETHER + 1, 10 * TOGETHER])

@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka.errors import KafkaError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
+from kafka.errors import (
+    KafkaError,
+    KafkaTimeoutError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
 
 from pipeline.config import Kafka
 from pipeline.errors import ConfigError
@@ -212,6 +217,27 @@ def test_a_handshake_is_not_repeated_at_each_failure(silent: str, causes: diagno
     begun = time.monotonic()
     assert diagnosis.trouble(kafka, causes, error) == first
     assert time.monotonic() - begun < diagnosis.ASK_S / 2
+
+
+@pytest.mark.parametrize(
+    "error", [KafkaTimeoutError("Expiring 30 record(s) for TopicPartition(telemetry.v1, 0)"), TimeoutError("x")]
+)
+def test_of_a_delivery_that_timed_out_the_clients_words_are_not_repeated(
+    kafka: Address, causes: diagnosis.Causes, error: Exception
+) -> None:
+    told = str(diagnosis.trouble(kafka_of(kafka), causes, error))
+    assert "does not acknowledge messages" in told
+    assert not [word for word in ("Expiring", "Timeout", "start the broker", "bootstrap_servers") if word in told]
+
+
+def test_a_delivery_that_timed_out_for_a_refused_user_is_told_as_that_even_after_a_handshake_that_went_well(
+    secure_kafka: Broker, causes: diagnosis.Causes
+) -> None:
+    security, error = secure_kafka.security, KafkaTimeoutError("Expiring 30 record(s)")
+    assert security is not None
+    assert diagnosis.trouble(kafka_of(secure_kafka), causes, error).kind == "unreachable"
+    wrong = kafka_of(secure_kafka, password_file=security.wrong_password_file)
+    assert diagnosis.trouble(wrong, causes, error).kind == "credential"
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from kafka.admin import ConfigResource
 from pipeline import doctor, doctor_kafka, topic_setup
 from pipeline.checks import Check
 from pipeline.config import Config, Kafka, Pipeline, Store
-from pipeline.transport import topics
+from pipeline.transport import topic_state, topics
 from tests.kafka_broker import Address, Broker
-from tests.kafka_clients import admin_of, delete_topics, kafka_of, make_topics, read
+from tests.kafka_clients import SECONDS, admin_of, delete_topics, kafka_of, make_topics, read, untidy_refusals
 
 ORDER = ["broker", "credential", "topics", "clock"]
 
@@ -120,6 +120,45 @@ def test_settings_that_differ_are_a_warning_with_the_command_that_mends_them(kaf
     assert code(found) == 0
 
 
+def alter(address: Address, topic: str, settings: dict[str, str]) -> None:
+    """Returns when the broker tells them, too: it follows its controller with a small delay."""
+    wanted = [one for one in topics.wanted(kafka_of(address)) if one.name == topic]
+    end = time.monotonic() + SECONDS
+    with admin_of(address) as admin:
+        admin.alter_configs([ConfigResource("TOPIC", topic, settings)])
+        while not settings.items() <= topic_state.look(admin, wanted)[topic].settings.items():
+            assert time.monotonic() < end, f"topic {topic} has no {settings} within {SECONDS} s"
+            time.sleep(0.01)
+
+
+def test_a_topic_that_refuses_large_messages_is_a_failure_and_all_mends_are_listed(kafka: Address) -> None:
+    configured = make_topics(kafka)
+    alter(kafka, "telemetry.v1", {"max.message.bytes": "20000"})
+    alter(kafka, "events.v1", {"retention.ms": "1000"})
+    found = examined(configured)
+    assert (found["topics"].state, code(found)) == ("fail", 1)
+    assert "telemetry.v1: max.message.bytes is 20000, wanted 4198400" in found["topics"].found
+    assert "--entity-name telemetry.v1 --alter --add-config max.message.bytes=4198400" in found["topics"].mend
+    assert "--entity-name events.v1 --alter --add-config retention.ms=259200000" in found["topics"].mend
+
+
+@pytest.mark.parametrize(("topic", "bytes_"), [("telemetry.v1", "9000000"), ("telemetry.v1.dlq", "20000")])
+def test_a_limit_that_costs_no_message_is_a_warning(kafka: Address, topic: str, bytes_: str) -> None:
+    configured = make_topics(kafka)
+    alter(kafka, topic, {"max.message.bytes": bytes_})
+    assert examined(configured)["topics"].state == "warn"
+
+
+def test_of_two_addresses_the_one_that_answers_is_told_from_the_one_that_does_not(kafka: Address) -> None:
+    make_topics(kafka)
+    with untidy_refusals():
+        found = examined(kafka_of(kafka, bootstrap_servers=f"127.0.0.1:1, {kafka.bootstrap}"))
+    assert states(found) == ["warn", "ok", "ok", "ok"]
+    assert found["broker"].found == f"kafka: {kafka.bootstrap} answers; kafka 127.0.0.1:1: connection refused"
+    assert "bootstrap_servers" in found["broker"].mend
+    assert code(found) == 0
+
+
 def test_without_the_probes_topic_the_clock_is_not_tried(kafka: Address) -> None:
     configured = make_topics(kafka)
     delete_topics(kafka, [topics.PROBE])
@@ -130,9 +169,7 @@ def test_without_the_probes_topic_the_clock_is_not_tried(kafka: Address) -> None
 
 def test_a_topic_that_does_not_bear_the_brokers_time_tells_no_clock(kafka: Address) -> None:
     configured = make_topics(kafka)
-    own_time = {"message.timestamp.type": "CreateTime"}
-    with admin_of(kafka) as admin:
-        admin.alter_configs([ConfigResource("TOPIC", topics.PROBE, own_time)])
+    alter(kafka, topics.PROBE, {"message.timestamp.type": "CreateTime"})
     found = examined(configured)["clock"]
     assert (found.state, "cannot be compared" in found.found) == ("warn", True)
     delete_topics(kafka, [topics.PROBE])

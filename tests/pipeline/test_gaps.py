@@ -152,7 +152,7 @@ def test_retention_of_the_broker_is_a_gap_of_offsets_and_of_the_sequences_that_w
     assert store.stored == [*range(10), *range(15, 20)]
     assert store.rows("SELECT source, first_sequence, next_sequence, cause FROM gaps ORDER BY ALL") == [
         ("0", 10, 15, "retention"),
-        ("n1", 10, 15, "lost before the transport"),
+        ("n1", 10, 15, "lost before it was stored"),
     ]
     assert store.ingest.counters["gap_messages"] == 5
 
@@ -178,23 +178,95 @@ def test_a_message_of_no_kind_is_a_dead_letter_and_is_passed_on(store: Store) ->
     assert store.rows("FROM gaps") == []
 
 
-orders = st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_size=60)
+def test_what_an_agent_gave_up_is_a_gap_at_once_also_when_nothing_follows(store: Store) -> None:
+    store.log.held[FIRST] += [sealed(0), sealed(1)]
+    store.log.held[EVENTS_PARTITION].append(told(TELEMETRY, 2, 5, "refused"))
+    store.drain()
+    assert store.rows("SELECT first_sequence, next_sequence, cause FROM gaps") == [(2, 5, "refused")]
+
+
+def test_messages_that_are_overtaken_by_word_of_a_gap_behind_them_are_stored(store: Store) -> None:
+    store.log.held[FIRST].append(sealed(0))
+    store.log.held[EVENTS_PARTITION].append(told(TELEMETRY, 4, 6, "spool full"))
+    store.drain()
+    store.log.held[FIRST] += [sealed(1), sealed(2), sealed(3), sealed(6)]
+    store.drain()
+    assert store.stored == [0, 1, 2, 3, 6]
+    assert store.rows("SELECT first_sequence, next_sequence, cause FROM gaps") == [(4, 6, "spool full")]
+
+
+@pytest.mark.parametrize(
+    "hostile", [{"first": -1}, {"next": 1 << 63}, {"next": "5"}, {"first": 9}, {"topic": 1}, {"epoch": None}]
+)
+def test_word_of_a_gap_that_makes_no_sense_is_only_an_event(store: Store, hostile: dict[str, object]) -> None:
+    data = {"topic": TELEMETRY, "epoch": EPOCH.hex(), "first": 2, "next": 5, "cause": "x", **hostile}
+    batch = EventBatch(Origin("local", "n1", bytes(16)), (Event(T0, "node:n1", "gap", data),))
+    store.log.held[EVENTS_PARTITION].append(wire.seal(wire.encode_events(batch), wire.EVENTS_KIND, EPOCH, 0, 0))
+    store.drain()
+    assert store.rows("FROM gaps") == []
+    assert store.rows("SELECT count(*) FROM events") == [(1,)]
+
+
+def test_a_new_spool_that_is_first_seen_far_on_loses_nothing_of_its_beginning(store: Store) -> None:
+    store.log.held[FIRST] += [sealed(i) for i in range(4)]
+    store.drain()
+    store.log.held[FIRST].append(sealed(9, epoch=bytes(16)))
+    store.drain()
+    store.log.held[SECOND_PARTITION] += [sealed(i, epoch=bytes(16)) for i in range(9)]
+    store.drain()
+    assert store.rows("SELECT count(*) FROM gpu") == [(4 + 10,)]
+    assert store.missing == []
+
+
+def test_a_flood_of_letters_is_committed_in_bounded_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.ingest.COMMIT_MESSAGES", 10)
+    store.log.held[FIRST] += [b"junk"] * 35
+    commits = 0
+    while store.ingest.step() is not None:
+        commits += 1
+    assert commits == 4
+    assert store.rows("SELECT count(*) FROM dead_letter") == [(35,)]
+
+
+def test_many_gaps_of_one_sender_heal_without_a_statement_for_each(store: Store) -> None:
+    store.log.held[FIRST] += [sealed(i) for i in range(0, 4000, 2)]
+    store.drain()
+    assert len(store.missing) == 1999
+    store.log.held[SECOND_PARTITION] += [sealed(i) for i in range(1, 4000, 2)]
+    store.drain()
+    assert store.stored == list(range(4000))
+    assert store.missing == []
+
+
+def test_gaps_beyond_what_memory_holds_stay_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.offsets.HOLES", 2)
+    for epoch in (b"a" * 16, b"b" * 16, b"c" * 16):
+        store.log.held[FIRST] += [sealed(0, epoch=epoch), sealed(2, epoch=epoch)]
+        store.drain()
+    assert sum(map(len, store.ingest.offsets.gaps.values())) == 2
+    assert store.missing == [1, 1, 1]
+
+
+orders = st.lists(st.tuples(st.integers(0, 30), st.booleans(), st.booleans()), min_size=1, max_size=60)
 
 
 @given(orders, st.integers(1, 10))
 @settings(max_examples=60, deadline=None)
-def test_whatever_the_order_each_message_is_stored_once_or_lies_in_a_gap(
-    arrivals: list[tuple[int, bool]], at_once: int
+def test_whatever_the_order_each_message_of_each_spool_is_stored_once_or_lies_in_a_gap(
+    arrivals: list[tuple[int, bool, bool]], at_once: int
 ) -> None:
+    epochs = {False: EPOCH, True: b"2" * 16}
     with TemporaryDirectory() as folder:
         store = Store(Path(folder))
         for start in range(0, len(arrivals), at_once):
-            for sequence, second in arrivals[start : start + at_once]:
-                store.log.held[SECOND_PARTITION if second else FIRST].append(sealed(sequence))
+            for sequence, second, anew in arrivals[start : start + at_once]:
+                store.log.held[SECOND_PARTITION if second else FIRST].append(sealed(sequence, epoch=epochs[anew]))
             store.drain()
             if start % 3 == 0:
                 store.restart()
-        came = {sequence for sequence, _ in arrivals}
-        assert store.stored == sorted(came)
-        assert store.missing == [s for s in range(max(came)) if s not in came]
+        came = {anew: {s for s, _, a in arrivals if a == anew} for anew in epochs}
+        assert store.stored == sorted([*came[False], *came[True]])
+        assert store.missing == sorted(
+            s for sequences in came.values() if sequences for s in range(max(sequences)) if s not in sequences
+        )
         store.close()

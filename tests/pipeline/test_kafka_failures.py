@@ -14,6 +14,7 @@ from pipeline import topic_setup
 from pipeline.records import TELEMETRY
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import delete_topics, kafka_of, make_topics
+from tests.parts import do_without
 from tests.pipeline.kafka_line import BRISK, SEEN_S, Line, until
 
 pytestmark = [
@@ -99,7 +100,7 @@ class Disk:
             ["mount", "-t", "tmpfs", "-o", options, "tmpfs", self.folder], capture_output=True, text=True
         )
         if done.returncode:
-            pytest.skip(f"a disk that can be filled has to be mounted: {done.stderr.strip()}")
+            do_without("kafka", f"a disk that can be filled has to be mounted: {done.stderr.strip()}")
 
     def fill(self, leave: int) -> None:
         """Leaves so many bytes free."""
@@ -116,7 +117,7 @@ class Disk:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Disk]:
     if os.geteuid() != 0:
-        pytest.skip("a disk that can be filled has to be mounted: wants root")
+        do_without("kafka", "a disk that can be filled has to be mounted: run the tests as root")
     disk = Disk(tmp_path / "disk", 64)
     yield disk
     disk.close()

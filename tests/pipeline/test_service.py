@@ -110,6 +110,20 @@ def test_silent_agents_are_counted_and_are_no_reason_to_be_unready(site, service
     assert service.unready() == []
 
 
+def test_input_is_stalled_when_the_transport_is_gone_and_nothing_was_stored_for_a_while(site, service, monkeypatch):
+    service.start()
+    site.send("n1", T0)
+    drain(service)
+    now = service.clock()
+    monkeypatch.setattr(service, "clock", lambda: now + 16 * SECOND)
+    assert not service.health()["stalled"]  # agents that say nothing are no fault of the pipeline
+    (site.folder / "spool").rename(site.folder / "gone")
+    assert service.health()["stalled"]
+    assert any("is no folder" in reason for reason in service.unready())
+    monkeypatch.setattr(service, "clock", lambda: now)
+    assert not service.health()["stalled"]
+
+
 def test_a_partition_that_gives_no_answer_while_others_do_is_a_reason_to_be_unready(site, service, monkeypatch):
     service.start()
     site.send("n1", T0)

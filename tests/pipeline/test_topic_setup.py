@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -155,3 +157,23 @@ def test_the_whole_command_makes_store_folders_and_topics(bare: Address, tmp_pat
     lines.clear()
     assert setup.init(replace(config), lines.append) == 0
     assert sum("was there already" in line for line in lines) == 3 + len(NAMES)
+
+
+def test_init_beside_a_running_pipeline_makes_the_topics_that_are_missing(bare: Address, tmp_path: Path) -> None:
+    path = tmp_path / "store.duckdb"
+    hold = "import sys, duckdb; held = duckdb.connect(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", hold, str(path)], **pipes) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        lines: list[str] = []
+        config = Config(
+            kafka=kafka_of(bare),
+            pipeline=Pipeline(transport="kafka"),
+            spool=Spool(directory=tmp_path / "spool"),
+            store=Store(path=path),
+        )
+        assert setup.init(config, lines.append) == 0
+        holder.communicate()
+    assert any("store" in line and "is in use" in line for line in lines)
+    assert "topic telemetry.v1: made: 4 partitions, 1 replica, retention 72 h" in lines

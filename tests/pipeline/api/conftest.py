@@ -45,6 +45,7 @@ STANDING: Health = {
     "watermark": NOW - 30 * SECOND,
     "backlog": False,
     "lag_s": 1.5,
+    "stalled": False,
     "sources": {"agents": 4, "silent": 1, "gaps": 0, "dead_letters": 0},
 }
 

@@ -44,6 +44,17 @@ def test_a_fleet_without_incidents_is_ok_where_it_speaks_and_no_data_where_it_do
     assert (nodes["node:n4"]["last_seen"], nodes["node:n4"]["rack"]) == (None, "rack:r2")
 
 
+def test_the_fleet_tells_why_nothing_comes_in_and_how_old_its_newest_data_is(
+    client: httpx.Client, backend: Any, now: int
+) -> None:
+    fleet = models.Fleet.model_validate(client.get("/api/v1/fleet").json())
+    assert (fleet.unready, fleet.stalled, fleet.newest) == ([], False, iso(now))
+    backend.reasons = ["kafka k1:9092: no answer"]
+    backend.standing = {**backend.standing, "stalled": True}
+    fleet = models.Fleet.model_validate(client.get("/api/v1/fleet").json())
+    assert (fleet.unready, fleet.stalled) == (["kafka k1:9092: no answer"], True)
+
+
 @pytest.mark.parametrize(
     ("severity", "state"), [("page", "critical"), ("ticket", "degraded"), ("watch", "watch")]
 )  # fmt: skip

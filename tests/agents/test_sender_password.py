@@ -1,0 +1,70 @@
+"""A password that is changed on the brokers: told as what it is, and over as soon as the file has the new one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
+
+from agents.producer import Times
+from agents.sender import Sender
+from agents.spool import Spool
+from pipeline import wire
+from pipeline.records import TELEMETRY
+from tests.kafka_broker import Broker
+from tests.kafka_clients import SECONDS, admin_of, make_topics, read
+from tests.kafka_security import ITERATIONS, Security
+
+TIMES = Times(delivery=2.0, request=1.0, block=0.3, helpless=600.0)
+"""Deliveries fail within seconds; without a mended file no client is made anew for want of one that can send."""
+
+
+def until(holds: Callable[[], object]) -> None:
+    end = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < end, f"not within {SECONDS} s"
+        time.sleep(0.01)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # kafka-python leaves refused ones
+def test_a_password_changed_on_the_brokers_is_told_as_refused_and_the_mended_file_works_at_once(
+    new_broker: Callable[..., Broker], tmp_path: Path
+) -> None:
+    security, said = Security(tmp_path / "security"), list[str]()
+    broker = new_broker("changing", security=security)
+    kafka = make_topics(broker)
+    change = UserScramCredentialUpsertion(security.username, ScramMechanism.SCRAM_SHA_512, "another", ITERATIONS)
+    spool = Spool(tmp_path / "spool", "n0", TELEMETRY)
+    sender = Sender(tmp_path / "spool", ["n0"], kafka, said.append, times=TIMES)
+
+    def add() -> None:
+        for _ in range(20):
+            spool.append(b"x" * 1000, wire.TELEMETRY_KIND, spool.next)
+        spool.sync()
+        sender.wake()
+
+    sender.start()
+    try:
+        add()
+        until(lambda: sender.flow.sent == 20)
+        with admin_of(broker) as admin:
+            assert admin.alter_user_scram_credentials([change]) == {security.username: None}
+        broker.kill()
+        add()
+        broker.start()
+        until(lambda: "is refused" in (sender.trouble() or ""))
+        time.sleep(2 * TIMES.delivery)  # deliveries fail meanwhile, which must not be told as another cause
+        assert "is refused" in (sender.trouble() or "")
+        security.password_file.write_text("another")
+        mended = time.monotonic()
+        until(lambda: sender.flow.sent >= 40)
+        assert time.monotonic() - mended < 5.0
+        until(lambda: sender.trouble() is None)
+        assert not [line for line in said if "Expiring" in line or "Timeout" in line]
+        assert len({wire.peek(record.value).sequence for record in read(broker, TELEMETRY)}) == 40
+    finally:
+        sender.close()
+        spool.close()

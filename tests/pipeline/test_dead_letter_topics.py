@@ -1,0 +1,109 @@
+"""Copies of dead letters: a topic that is missing is named with its mend, once each time it begins to fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pipeline.config import Kafka
+from pipeline.records import TELEMETRY
+from pipeline.transport import Message, Partition, topics
+from pipeline.transport.dead_letters import PAUSE_S, DeadLetterTopics
+from tests.kafka_broker import Address, held
+from tests.kafka_clients import SECONDS, admin_of, delete_topics, make_topics, read, untidy_refusals
+
+COPIES = topics.dead_letters_of(TELEMETRY)
+LETTER = Message(Partition(TELEMETRY, "0", "x"), 7, b"garbage")
+Made = Callable[[Kafka], DeadLetterTopics]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def copies(clock: Clock) -> Iterator[Made]:
+    made: list[DeadLetterTopics] = []
+
+    def make(kafka: Kafka) -> DeadLetterTopics:
+        made.append(DeadLetterTopics(kafka, clock))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def until_arrived(kafka: Address, count: int, retry: Callable[[], object]) -> None:
+    end = time.monotonic() + SECONDS
+    while len(read(kafka, COPIES)) < count:
+        assert time.monotonic() < end, f"no {count} copies within {SECONDS} s"
+        retry()
+        time.sleep(0.05)
+
+
+def endings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What our own lines say behind the words that they share."""
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("fleetpulse")]
+    return [line.split("the table dead_letter has them: ")[1] for line in lines]
+
+
+def test_a_missing_topic_is_named_with_its_mend_and_again_after_it_had_worked(
+    kafka: Address, copies: Made, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = copies(make_topics(kafka))
+    delete_topics(kafka, [COPIES])
+    told = f"topic {COPIES}: is not there: run `fleetpulse init`"
+
+    def again() -> None:
+        clock.now += PAUSE_S
+        one.send(LETTER, "garbage")
+
+    for _ in range(3):
+        again()
+    assert endings(caplog) == [told]
+    assert one.skipped == 3
+    with admin_of(kafka) as admin:
+        admin.create_topics({COPIES: {"num_partitions": 1}}, wait_for_metadata=True)
+    until_arrived(kafka, 1, again)
+    delete_topics(kafka, [COPIES])
+    other = copies(one._kafka)  # the first one's client still believes in its topic for minutes
+    other.send(LETTER, "garbage")
+    assert endings(caplog) == [told, told]
+
+
+def test_a_failure_is_said_again_when_copies_arrived_in_between(caplog: pytest.LogCaptureFixture) -> None:
+    one = DeadLetterTopics(Kafka())
+    for came in (False, False, True, True, False, False):
+        if came:
+            one._came(0)
+        else:
+            one._failed(COPIES, 0, ValueError("full"))
+    assert len(caplog.records) == 2
+    assert all(f"topic {COPIES}: full" in record.getMessage() for record in caplog.records)
+    assert one.skipped == 4
+
+
+def test_brokers_that_are_away_are_not_called_a_missing_topic(caplog: pytest.LogCaptureFixture) -> None:
+    with untidy_refusals(), held() as port:
+        one = DeadLetterTopics(Kafka(f"127.0.0.1:{port.getsockname()[1]}"))
+        one.send(LETTER, "garbage")
+        one.close()
+    (told,) = [record.getMessage() for record in caplog.records if record.name.startswith("fleetpulse")]
+    assert f"topic {COPIES}: no broker answers in time" in told
+
+
+def test_a_password_file_that_is_being_replaced_raises_nothing(copies: Made, caplog: pytest.LogCaptureFixture) -> None:
+    copies(Kafka(security_protocol="SASL_SSL", username="u")).send(LETTER, "garbage")
+    (record,) = caplog.records
+    assert "wants username and password_file" in record.getMessage()
