@@ -125,7 +125,7 @@ class Sender:
             self._streams.look()
             self._mind(now)
         self.flow.fill()
-        if all(stream.settled for stream in self._streams):
+        if all(stream.settled for stream in self._streams) and self._transport.readable():
             self._well = now
             if self._settled != self._seen:
                 self._transport.write_cursors()

@@ -131,6 +131,10 @@ class SpoolTransport:
     def dead_letter(self, message: Message, reason: str) -> None:
         """Nobody else reads a spool: the table dead_letter is enough."""
 
+    def readable(self) -> bool:
+        """Whether everything that is there could be read."""
+        return not self._unread and not self._unlisted
+
     def reachable(self) -> str | None:
         """May be called from any thread: it looks at copies."""
         told = [t for known in (self._unlisted, self._unread, self._cursors.told) for t in list(known.values())]

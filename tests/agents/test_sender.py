@@ -332,3 +332,19 @@ def test_the_private_parts_of_the_client_that_ending_it_needs_are_there(kafka: A
     client.close(force=True)
     assert not client._producer._sender.is_alive()
     assert not client.alive
+
+
+def test_what_cannot_be_read_from_the_spool_does_not_count_as_sent(kafka: Address, site: Site) -> None:
+    site.add(3)
+    (segment,) = site.folder.rglob("*.seg")
+    away = segment.with_suffix(".away")
+    segment.rename(away)
+    segment.mkdir()
+    sender = site.send(make_topics(kafka))
+    ticket = sender.ask()
+    until(sender.trouble)
+    assert not sender.settled(ticket)
+    segment.rmdir()
+    away.rename(segment)
+    until(lambda: sender.settled(ticket))
+    assert sender.flow.sent == 3

@@ -17,9 +17,9 @@ def test_a_line_has_time_subject_and_text() -> None:
     try:
         logging.getLogger("fleetpulse.kafka").warning("topic %s is not there", "x")
         logging.getLogger("fleetpulse.kafka").info("too fine")
-        logging.getLogger("uvicorn.error").error("cannot listen")
+        logging.getLogger("some.library").error("cannot listen")
     finally:
         logging.getLogger().removeHandler(handler)
     first, second = stream.getvalue().splitlines()
     assert re.fullmatch(FORM + "kafka: topic x is not there", first)
-    assert re.fullmatch(FORM + "uvicorn.error: cannot listen", second)
+    assert re.fullmatch(FORM + "some.library: cannot listen", second)
