@@ -90,10 +90,12 @@ def test_what_the_spool_lost_in_an_outage_is_told_as_an_event(own_broker: Broker
         until(lambda: "kafka: topic" in log.getvalue())
         own_broker.start()
         until(gaps, 60)
+        until(lambda: "kafka: messages get through again" in log.getvalue(), 60)
     assert gaps()[0]["cause"] == "spool full"
     assert gaps()[0]["topic"] in (TELEMETRY, EVENTS)
-    assert log.getvalue().count("connection refused") == 1
-    assert log.getvalue().count("kafka: messages get through again") == 1
+    told = [line for line in log.getvalue().splitlines() if " kafka: " in line]
+    assert any("connection refused" in line for line in told), told
+    assert len(told) <= 4, told  # a line per change of the cause, not one per try
 
 
 PROGRAM = """
