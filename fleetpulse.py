@@ -114,10 +114,22 @@ def _print(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: str)
     sys.stdout.write(rendered(rows, columns, form))  # type: ignore[arg-type] # argparse admits only the four
 
 
-def _agent(given: argparse.Namespace) -> int:
-    from agents import agent
+def _stay_small() -> None:
+    """Before NumPy is loaded: its BLAS would start a thread, with memory of its own, for each processor."""
+    import os
 
-    return agent.run(_config(given))
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _agent(given: argparse.Namespace) -> int:
+    config = _config(given)
+    if given.replay_recording is None and given.speed is None:
+        from agents import agent
+
+        return agent.run(config)
+    from agents.recording import command
+
+    return command.play(config, given.replay_recording, given.speed)
 
 
 def _pipeline(given: argparse.Namespace) -> int:
@@ -150,9 +162,12 @@ def _demo(given: argparse.Namespace) -> int:
 
 
 def _doctor(given: argparse.Namespace) -> int:
+    from agents import examination
     from pipeline import doctor
 
-    checks = doctor.examine(_config(given))
+    config = _config(given)
+    collectors = doctor.examine(config, [examination.collectors])  # first: it forks, before others bring threads
+    checks = doctor.examine(config) + collectors
     if given.output == "table":
         sys.stdout.write(doctor.as_text(checks))
     else:
@@ -171,9 +186,25 @@ def _signals(given: argparse.Namespace) -> int:
 
 
 def _once(given: argparse.Namespace) -> int:
+    _stay_small()
+    config = _config(given)
+    if given.replay_recording is not None:
+        from agents.recording import command
+
+        return command.once(config, given.replay_recording, given.output)
     from agents import agent
 
-    return agent.render_once(_config(given), given.output)
+    return agent.render_once(config, given.output)
+
+
+def _record(given: argparse.Namespace) -> int:
+    _stay_small()
+    from agents.recording import command
+    from pipeline.stopping import Stop
+
+    config, stop = _config(given), Stop()
+    _on_signals(stop.set)
+    return command.record(config, given.output, given.seconds, stop)
 
 
 def _init(given: argparse.Namespace) -> int:
@@ -254,6 +285,7 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "init": _init,
     "doctor": _doctor,
     "once": _once,
+    "record": _record,
     "sql": _sql,
     "signals": _signals,
     "detectors": _detectors,

@@ -6,7 +6,6 @@ oldest data. Every change of state is one line on stderr and, for collectors, an
 
 from __future__ import annotations
 
-import errno
 import signal
 import sys
 import threading
@@ -15,18 +14,25 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TextIO
 
 from agents import disk
-from agents.batches import batch, inventory_event
-from agents.collector import Collector, Device
+from agents.batches import batch, inventory_event, merged
+from agents.collector import Collector, Device, Rhythm
 from agents.collectors import configured
+from agents.generations import Generations
+from agents.notify import Notify
 from agents.once import Look, once, render_once
-from agents.spool import Spool
+from agents.spools import Spools
+from agents.telemetry import Look as TelemetryLook
+from agents.telemetry import Snapshot, open_telemetry
 from agents.uplink import open_uplink
-from agents.worker import Delivery, State, Worker
+from agents.vitals import Vitals
+from agents.workers.looking import Delivery, Looking, Worker
+from agents.xids import folding_for
 from pipeline import wire
 from pipeline.config import Config
-from pipeline.errors import ConfigError, Permanent, SpoolError
+from pipeline.errors import ConfigError
 from pipeline.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Origin, iso
 from pipeline.stopping import Stop
+from pipeline.transport.segments import folder_name
 
 __all__ = ["Agent", "Clock", "Look", "SystemClock", "once", "render_once", "run"]
 
@@ -38,9 +44,6 @@ STOP_S = 1.0
 """How long stopping waits for the collectors to close; with the last sync the agent ends within 2 s."""
 UPLINK_S = 0.8
 """How much longer it waits for the sender to Kafka, which has then had all that time: what is left of the 2 s."""
-QUIET_S = 600.0
-"""A spool that lost nothing for so long is well again; chosen: longer than a 4 MiB segment takes to fill."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 class Clock(Protocol):
@@ -70,7 +73,7 @@ class SystemClock:
 
 
 class Agent:
-    """One node's collectors, spools and loop."""
+    """One node: collectors, spools, loop. Made while the process has no other threads (agents/workers/nursery.py)."""
 
     def __init__(
         self,
@@ -79,22 +82,28 @@ class Agent:
         clock: Clock | None = None,
         log: TextIO | None = None,
         patience: float = PATIENCE,
+        simulated: bool = False,
+        notify: Notify | None = None,
     ) -> None:
         self.clock: Clock = clock or SystemClock()
         self._config, self._log, self._patience = config, log or sys.stderr, patience * config.agent.interval
-        self._origin = Origin(config.site.name, config.agent.node, disk.boot_id())
-        self._spools: dict[str, Spool] = {}
+        node, interval = config.agent.node, config.agent.interval
+        self._origin = Origin(config.site.name, node, disk.boot_id(), simulated)
         self._said: dict[str, str] = {}
-        self._losing: dict[str, float] = {}
+        self._followed: dict[Worker, tuple[str, str]] = {}
         self._devices: dict[str, dict[str, Device]] = {}
         self._told = -INVENTORY_US
         self._refreshed = 0
         self._last = 0
-        self._finished = threading.Condition()
-        self.unspooled = 0
-        self._open_spools()
-        self.uplink = open_uplink(config, config.pipeline.transport, [self._origin.node], self._say_uplink, "agent")
-        self.workers = [Worker(c, config.agent.node, self.clock.monotonic, self._finished) for c in collectors]
+        self.looking = Looking(collectors, node, interval, self.clock.monotonic)  # first: it forks
+        self.spools = Spools(config.spool, self._origin, self._say, self.clock)
+        home = config.spool.directory / folder_name(node)
+        self._generations = Generations(home / "generations.json", self._origin.boot_id)
+        self._vitals = Vitals(node, self.looking.workers, Rhythm(node, self.clock.now))
+        self._folding = folding_for(collectors)
+        self._telemetry = open_telemetry(config, self._origin, self._say)
+        self._notify = notify or Notify({})
+        self.uplink = open_uplink(config, config.pipeline.transport, [node], self._say_uplink, "agent")
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -104,9 +113,12 @@ class Agent:
         self._say("agent", f"{self._origin.node}: started, every {self._config.agent.interval:g} s")
         if self.uplink:
             self.uplink.start()
+        self._notify.ready(self._config.agent.interval)
         while not self.clock.wait((interval - self.clock.now() % interval) / SECOND, stop):
             now = self.clock.now()
             self.tick(now - now % interval)
+            self._notify.alive(self._status())
+        self._notify.stopping()
         self.close()
         self._say("agent", f"{self._origin.node}: stopped")
 
@@ -115,63 +127,61 @@ class Agent:
         if time == self._last:  # the wall clock was set back, or a wait ended early
             return
         self._last = time
-        delivered = self._deliveries(time)
-        events = [event for worker in self.workers for event in self._follow(worker, delivered.get(worker), time)]
+        delivered = self.looking.tick(time, self._patience, self._refresh(time))
+        changes = [event for worker in self.looking.workers for event in self._follow(worker, time)]
         readings = [reading for found in delivered.values() for reading in found.readings]
-        events += [event for reading in readings for event in reading.events]
-        events += self._inventory(time, delivered)
-        events += self.uplink.take_events() if self.uplink else []
-        if found := batch(self._origin, time, readings):
-            self._put(TELEMETRY, lambda: wire.encode(found), wire.TELEMETRY_KIND)
-        if events:
-            whole = EventBatch(self._origin, tuple(sorted(events, key=lambda e: e.time)))
-            self._put(EVENTS, lambda: wire.encode_events(whole), wire.EVENTS_KIND)
+        readings += self._vitals.readings(bool(changes), self._known(), self.looking.nursery)
+        generations, resets = self._generations.follow(time, readings)
+        seen = self._folding.take([event for reading in readings for event in reading.events], time)
+        lost = self.uplink.take_events() if self.uplink else []
+        self._put_events([*seen, *changes, *resets, *self._inventory(time, delivered), *lost])
+        if found := batch(self._origin, time, [*readings, *generations]):
+            self.spools.put(TELEMETRY, lambda: wire.encode(found), wire.TELEMETRY_KIND)
         if self.uplink:
             self.uplink.wake()
+        if self._telemetry:
+            if found:
+                self._telemetry.take(found)
+            self._telemetry.observe(self._snapshot(time, delivered))
 
     def close(self) -> None:
         """Stops the workers that do not hang, and makes everything spooled durable."""
         until = self.clock.monotonic() + STOP_S
         if self.uplink:
             self.uplink.stop()
-        for worker in self.workers:
-            worker.stop(max(0.0, until - self.clock.monotonic()))
-        for spool in self._spools.values():
-            spool.close()
+        self.looking.close(STOP_S)
+        self._put_events(self._folding.rest())
+        self.spools.close()
+        self._notify.close()
+        if self._telemetry:
+            self._telemetry.close(max(0.0, until - self.clock.monotonic()))
         if self.uplink:
             self.uplink.close(max(0.0, until + UPLINK_S - self.clock.monotonic()))
 
+    def _put_events(self, events: list[Event]) -> None:
+        if events:
+            whole = EventBatch(self._origin, tuple(sorted(events, key=lambda e: e.time)))
+            self.spools.put(EVENTS, lambda: wire.encode_events(whole), wire.EVENTS_KIND)
+
     # --- collectors --------------------------------------------------------------------------------------------------
 
-    def _deliveries(self, time: int) -> dict[Worker, Delivery]:
-        """What the workers bring within the patience of this tick, and what came late since the last one."""
-        refresh = time - self._refreshed >= INVENTORY_US
-        if refresh:
-            self._refreshed = time
-        late = {w: d for w in self.workers if (d := w.take()) is not None}
-        asked = [w for w in self.workers if w not in late and w.ask(self._config.agent.interval / 2, refresh)]
-        with self._finished:
-            self._finished.wait_for(lambda: not any(w.busy for w in asked), self._patience)
-        return late | {w: d for w in asked if (d := w.take()) is not None}
+    def _refresh(self, time: int) -> bool:
+        """Whether all collectors shall tell their inventory again."""
+        if time - self._refreshed < INVENTORY_US:
+            return False
+        self._refreshed = time
+        return True
 
-    def _follow(self, worker: Worker, delivery: Delivery | None, time: int) -> list[Event]:
+    def _follow(self, worker: Worker, time: int) -> list[Event]:
         """Says a change of a worker's state, as a line and as an event."""
-        state, reason = worker.state, worker.reason
-        if worker.hung:
-            state, reason = "hung", f"no answer within {worker.collector.deadline:g} s"
-        elif delivery is not None:
-            state, reason = delivery.state, delivery.reason
-        if (state, reason) == (worker.state, worker.reason):
+        state, reason = now = (worker.state, worker.reason)
+        if now == self._followed.get(worker, ("starting", "")):
             return []
-        worker.state, worker.reason = state, reason
+        self._followed[worker] = now
         name = worker.collector.name
         self._say(f"collector {name}", f"{state}: {reason}" if reason else state)
-        return [self._state_event(time, name, state, reason)]
-
-    def _state_event(self, time: int, name: str, state: State, reason: str) -> Event:
-        return Event(
-            time, f"node:{self._origin.node}", "collector", {"collector": name, "state": state, "reason": reason}
-        )
+        data = {"collector": name, "state": state, "reason": reason}
+        return [Event(time, f"node:{self._origin.node}", "collector", data)]
 
     def _inventory(self, time: int, delivered: dict[Worker, Delivery]) -> list[Event]:
         """The inventory event, if this is the first tick, something changed or an hour has passed."""
@@ -184,60 +194,35 @@ class Agent:
         if not changed and time - self._told < INVENTORY_US:
             return []
         self._told = time
-        return [inventory_event(time, self._origin.node, {e: d for f in self._devices.values() for e, d in f.items()})]
+        devices = merged([*self._devices.values(), self._vitals.inventory()])
+        if self._telemetry:
+            self._telemetry.describe(devices)
+        return [inventory_event(time, self._origin.node, devices)]
 
-    # --- spools ------------------------------------------------------------------------------------------------------
+    # --- what is said ------------------------------------------------------------------------------------------------
 
-    def _open_spools(self) -> None:
-        """Opens what is not open. Raises SpoolError if that can never work; a disk without room is tried again."""
-        settings = self._config.spool
-        for topic in (TELEMETRY, EVENTS):
-            if topic not in self._spools:
-                try:
-                    self._spools[topic] = Spool(
-                        settings.directory,
-                        self._origin.node,
-                        topic,
-                        max_bytes=settings.max_bytes,
-                        segment_bytes=settings.segment_bytes,
-                        free_bytes=settings.free_bytes,
-                    )
-                except OSError as error:
-                    if error.errno not in _NO_ROOM:
-                        raise SpoolError(
-                            f"{settings.directory}: {error.strerror}; wanted a folder that the agent may write: "
-                            "set [spool] directory"
-                        ) from error
-                    self._say(f"spool {topic}", f"cannot be opened: {error.strerror}; trying again")
+    def _known(self) -> dict[str, float]:
+        """What the agent knows of its spools."""
+        known: dict[str, float] = {"agent.spool_bytes": self.spools.size, "agent.dropped": self.spools.lost}
+        return known | ({"agent.unsent": self.uplink.unsent} if self.uplink else {})
 
-    def _put(self, topic: str, encode: Callable[[], bytes], kind: int) -> None:
-        """Spools one message durably; says when that begins or ceases to cost data."""
-        if topic not in self._spools:
-            self._open_spools()
-        spool = self._spools.get(topic)
-        if spool is None:
-            self.unspooled += 1
-            return
-        dropped = spool.dropped
-        try:
-            spool.append(encode(), kind, self.clock.now())
-        except (OSError, Permanent) as error:  # too large for the wire, or a spool that cannot be made anew
-            self.unspooled += 1
-            self._say(f"spool {topic}", f"a message is lost: {error}")
-            return
-        spool.sync()
-        self._say_losses(topic, spool, spool.dropped > dropped)
+    def _snapshot(self, time: int, delivered: dict[Worker, Delivery]) -> Snapshot:
+        """The agent after this tick, for its own metrics."""
+        return Snapshot(
+            time,
+            tuple(TelemetryLook(worker.collector.name, d.state, d.took) for worker, d in delivered.items()),
+            restarts={worker.collector.name: worker.restarts for worker in self.looking.workers},
+            spool_bytes=self.spools.size,
+            dropped=self.spools.lost,
+            unsent=self.uplink.unsent if self.uplink else None,
+            cpu_time=self._vitals.cpu_time,
+            memory=self._vitals.memory,
+        )
 
-    def _say_losses(self, topic: str, spool: Spool, losing: bool) -> None:
-        """Says when a spool begins to lose data, and when it has not for QUIET_S; a full one loses once per segment."""
-        now = self.clock.monotonic()
-        if losing:
-            if topic not in self._losing:
-                self._say(f"spool {topic}", f"losing data: {spool.trouble}; the newest is kept, gaps are counted")
-            self._losing[topic] = now
-        elif now - self._losing.get(topic, now) > QUIET_S:
-            del self._losing[topic]
-            self._say(f"spool {topic}", f"no loss for {QUIET_S:g} s; {spool.dropped} messages lost since the start")
+    def _status(self) -> str:
+        """One line for `systemctl status`."""
+        bad = [w.collector.name for w in self.looking.workers if w.state in ("fault", "hung")]
+        return f"{len(self.looking.workers)} collectors, in trouble: {', '.join(bad) or 'none'}"
 
     def _say_uplink(self, text: str) -> None:
         self._say("kafka", text)
@@ -250,12 +235,21 @@ class Agent:
             self._log.flush()
 
 
-def run(config: Config, stop: threading.Event | None = None) -> int:
-    """`fleetpulse agent`: runs until SIGTERM, SIGINT or `stop`. Raises ConfigError or SpoolError before it starts."""
+def run(
+    config: Config,
+    stop: threading.Event | None = None,
+    collectors: Sequence[Collector] | None = None,
+    simulated: bool = False,
+) -> int:
+    """`fleetpulse agent`: runs until SIGTERM, SIGINT or `stop`, over `collectors` or else the configured ones.
+
+    Raises ConfigError or SpoolError before it starts.
+    """
     if not config.agent.interval > 0:
         raise ConfigError(f"{config.source}: [agent] interval = {config.agent.interval}: wanted more than 0 s")
     stop = stop or Stop()
-    agent = Agent(config, configured(config.collector, config.source))
+    chosen = configured(config.collector, config.source) if collectors is None else collectors
+    agent = Agent(config, chosen, simulated=simulated, notify=Notify())
     before = _on_signals(lambda *_: stop.set())
     try:
         agent.loop(stop)

@@ -7,7 +7,7 @@ unsigned integers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,15 +47,37 @@ def check(reading: Reading, inventory: Mapping[str, Device] | None) -> None:
 
 
 def blocks(readings: Iterable[Reading]) -> tuple[Block, ...]:
-    """One block per class and list of entities; signals that the catalogue does not have are left out."""
-    merged: dict[tuple[str, tuple[str, ...]], dict[str, NDArray[Any]]] = {}
+    """One block per class with one row per entity, whoever told of it; what nobody told of an entity is missing.
+
+    Signals that the catalogue does not have are left out. Of two readings of one signal and entity the later one holds.
+    """
+    by_class: dict[str, list[Reading]] = {}
     for reading in readings:
-        columns = merged.setdefault((reading.device_class, reading.entities), {})
+        if reading.entities:
+            by_class.setdefault(reading.device_class, []).append(reading)
+    found = (_block(device_class, together) for device_class, together in by_class.items())
+    return tuple(block for block in found if block.columns)
+
+
+def _block(device_class: str, readings: Sequence[Reading]) -> Block:
+    rows = {entity: None for reading in readings for entity in reading.entities}
+    row_of = {entity: row for row, entity in enumerate(rows)}
+    columns: dict[str, NDArray[Any]] = {}
+    for reading in readings:
+        whole = len(reading.entities) == len(rows) and reading.entities == tuple(rows)
+        at = slice(None) if whole else [row_of[entity] for entity in reading.entities]
         for name, values in reading.columns.items():
             signal = CATALOGUE.get(name)
-            if signal is not None and signal.device_class == reading.device_class:
-                columns[name] = wire_column(signal, values).reshape(1, -1)
-    return tuple(Block(c, entities, columns) for (c, entities), columns in merged.items() if entities and columns)
+            if signal is not None and signal.device_class == device_class:
+                if name not in columns:
+                    columns[name] = np.full((1, len(rows)), _missing(signal), signal.type)
+                columns[name][0, at] = wire_column(signal, values)
+    return Block(device_class, tuple(rows), columns)
+
+
+def _missing(signal: Signal) -> float | int:
+    dtype = np.dtype(signal.type)
+    return np.nan if dtype.kind == "f" else int(np.iinfo(dtype).max)
 
 
 def batch(origin: Origin, time: int, readings: Iterable[Reading]) -> Batch | None:
@@ -69,3 +91,13 @@ def inventory_event(time: int, node: str, devices: Mapping[str, Device]) -> Even
     whole = {f"node:{node}": Device(), **devices}
     entities = {e: {"parents": list(d.parents), "attributes": dict(d.attributes)} for e, d in whole.items()}
     return Event(time, f"node:{node}", "inventory", {"entities": entities})
+
+
+def merged(inventories: Iterable[Mapping[str, Device]]) -> dict[str, Device]:
+    """One inventory of many: what two collectors know of one entity is put together, the first one's parents hold."""
+    found: dict[str, Device] = {}
+    for inventory in inventories:
+        for entity, device in inventory.items():
+            before = found.get(entity, Device())
+            found[entity] = Device(before.parents or device.parents, {**before.attributes, **device.attributes})
+    return found

@@ -6,14 +6,21 @@ are its configuration (`[collector.NAME]`). It measures; it never judges, keeps 
 
 from __future__ import annotations
 
+import time
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from pipeline.records import Event
+from pipeline.records import SECOND, Event
+
+
+def wall_clock() -> int:
+    """UTC microseconds now."""
+    return time.time_ns() // 1000
 
 
 class NoData(Exception):  # noqa: N818 - it is no error: there is nothing here to measure
@@ -25,7 +32,8 @@ class Reading:
     """One look at the devices of one class.
 
     columns: signal -> (devices,) in any numeric type; NaN = not measured. The agent converts to the wire type and takes
-    values outside the signal's valid range for missing.
+    values outside the signal's valid range for missing. What was not looked at this time has no column. A collector of
+    events alone gives no entities and no columns.
     """
 
     device_class: str
@@ -36,15 +44,26 @@ class Reading:
 
 @dataclass
 class Collector(ABC):
-    """Reads one source. The agent runs each collector in a worker of its own, under `deadline` seconds."""
+    """Reads one source. The agent runs each collector in a worker of its own, under `deadline` seconds.
+
+    isolated: whether that worker is outside of the agent's process. It must be where a call can hang in the kernel or
+    in a driver's library; only what reads the kernel's own bookkeeping may run as a thread of the agent.
+    lane: whom it shares that process with, each in a thread. Who was given up once goes on in a process of its own.
+    """
 
     name: ClassVar[str]
     signals: ClassVar[tuple[str, ...]]
+    events: ClassVar[tuple[str, ...]] = ()
+    isolated: ClassVar[bool] = True
+    lane: ClassVar[str] = "node"
     interval: float = 1.0
     deadline: float = 5.0
 
     def open(self, node: str) -> None:  # noqa: B027 - most collectors need no preparation
-        """Called before the first read, and again 60 s after a NoData. Raises NoData where the source is absent."""
+        """Called before the first read, and again after a NoData: 60 s later, then more seldom, at last every 10 min.
+
+        Raises NoData where the source is absent.
+        """
 
     @abstractmethod
     def read(self) -> tuple[Reading, ...]:
@@ -58,9 +77,33 @@ class Collector(ABC):
         """Releases what open took; may be called twice, and without open."""
 
 
+def settings(collector: Collector) -> dict[str, Any]:
+    """What a collector was configured with: enough to make another one like it."""
+    return {f.name: getattr(collector, f.name) for f in fields(collector) if f.init}
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """What is known of an entity: parents, nearest first, and attributes such as SKU, serial number and driver."""
 
     parents: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Rhythm:
+    """Tells which of a collector's slower signals are due at this look: the first one, then every so many seconds.
+
+    All collectors of a node keep one beat, whole multiples of wall time, so that a node sends few layouts of message;
+    the node's name shifts it by up to an hour, so that a fleet does not read everything at the same second.
+    """
+
+    def __init__(self, node: str, now: Callable[[], int] = wall_clock) -> None:
+        self._shift, self._now = zlib.crc32(node.encode()) % 3600 * SECOND, now
+        self._last: dict[float, int] = {}
+
+    def due(self, seconds: float) -> bool:
+        """Whether a multiple of `seconds` has passed since this was last asked for the same `seconds`."""
+        beat = (self._now() + self._shift) // round(seconds * SECOND)
+        fresh = self._last.get(seconds) != beat
+        self._last[seconds] = beat
+        return fresh

@@ -9,6 +9,9 @@ from pathlib import Path
 from pipeline.errors import SpoolError
 from pipeline.transport import segments
 
+_LEAST_CAP = 1 << 16
+"""Chosen: a handful of messages; on a disk so small that 5 % are less, the disk is full first, and is met as such."""
+
 
 def boot_id() -> bytes:
     """The kernel's boot id; 16 zero bytes where the system has none."""
@@ -66,3 +69,12 @@ def write_mark(path: Path, mark: segments.Mark) -> None:
 def free(path: Path) -> int:
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
+
+
+def cap(path: Path) -> int:
+    """Bytes of one spool unless configured: 1 GiB, or 5 % of its file system if that is less.
+
+    Chosen: about a day of a node with 8 GPUs, and never what fills a small system disk.
+    """
+    found = os.statvfs(next(place for place in (path.absolute(), *path.absolute().parents) if place.exists()))
+    return max(_LEAST_CAP, min(1 << 30, found.f_blocks * found.f_frsize // 20))

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 
 from agents.losses import Losses
 from agents.outlook import Outlook
+from agents.pace import Pace
 from agents.producer import Client, Outcome, for_good
 from agents.streams import Stream, Streams
 
@@ -32,11 +33,14 @@ class Flow:
     good: monotonic time of the last acknowledgement.  client: None while there can be none.
     """
 
-    def __init__(self, streams: Streams, outlook: Outlook, losses: Losses, inbox: SimpleQueue[Outcome | None]) -> None:
+    def __init__(
+        self, streams: Streams, outlook: Outlook, losses: Losses, inbox: SimpleQueue[Outcome | None], pace: Pace
+    ) -> None:
         self.client: Client | None = None
         self.sent = self.refused = self.in_flight = self.most = 0
         self.good = 0.0
         self._streams, self._outlook, self._losses, self._inbox = streams, outlook, losses, inbox
+        self._pace = pace
         self._by_topic: dict[str, int] = {}
         self._closed: dict[str, tuple[float, float]] = {}  # topic -> monotonic time until which, last pause
         self._alone = False
@@ -56,6 +60,7 @@ class Flow:
     def fill(self) -> None:
         """Hands out messages, the oldest first, as far as they are admitted and until outcomes are there."""
         now = time.monotonic()
+        self._pace.turn(now, self._outlook.trouble is not None)
         ready = [stream for stream in self._streams if self._open(stream, now) and self._streams.read_ahead(stream)]
         suspects = [stream for stream in ready if stream.next < stream.alone]
         if suspects or self._alone:
@@ -65,7 +70,7 @@ class Flow:
         heapq.heapify(heap)
         while heap and self._inbox.empty():
             _, number, stream = heap[0]
-            if self._open(stream, now) and self._hand_out(stream, now) and self._streams.read_ahead(stream):
+            if self._may_go(stream, now) and self._hand_out(stream, now) and self._streams.read_ahead(stream):
                 heapq.heapreplace(heap, (stream.made, number, stream))
             else:
                 heapq.heappop(heap)
@@ -73,6 +78,9 @@ class Flow:
     def _open(self, stream: Stream, now: float) -> bool:
         closed, _ = self._closed.get(stream.partition.topic, (0.0, 0.0))
         return stream.failed is None and stream.until <= now and closed <= now
+
+    def _may_go(self, stream: Stream, now: float) -> bool:
+        return self._open(stream, now) and self._pace.admits(stream, now)
 
     def _admits(self, stream: Stream, size: int) -> bool:
         own = self._by_topic.get(stream.partition.topic, 0)
@@ -102,10 +110,8 @@ class Flow:
 
     def _close(self, topic: str, error: Exception) -> None:
         """Nothing goes to a topic for a while: each try costs the other topics the time that a send may block."""
-        from kafka.errors import KafkaTimeoutError, UnknownTopicOrPartitionError
-
-        if isinstance(error, KafkaTimeoutError) and self.client is not None and self.client.met:
-            error = UnknownTopicOrPartitionError(topic)  # a client that has met the brokers lacks only the topic
+        if self.client is not None:
+            error = self.client.meaning(topic, error)
         pause = _longer(self._closed.get(topic, (0.0, 0.0))[1])
         self._closed[topic] = time.monotonic() + pause, pause
         self._outlook.not_taken(topic, error)

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import sys
-import threading
 import time as clock_time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from typing import Literal
 import numpy as np
 
 from agents.batches import blocks
-from agents.collector import Reading
+from agents.collector import Collector, Reading
 from agents.collectors import configured
-from agents.worker import Worker
+from agents.workers.looking import Delivery, Looking
 from pipeline.config import Config
 from pipeline.records import iso
 from pipeline.signals import CATALOGUE
@@ -34,34 +33,30 @@ class Look:
     time: int
     readings: tuple[Reading, ...] = ()
     trouble: str = ""
+    took: float = 0.0
 
 
-def once(config: Config) -> list[Look]:
+def once(config: Config, collectors: Sequence[Collector] | None = None) -> list[Look]:
     """Asks every collector once, all at the same time; one that outlives its deadline is `hung`."""
-    finished, now = threading.Condition(), clock_time.time_ns() // 1000
-    collectors = configured(config.collector, config.source)
-    workers = [Worker(c, config.agent.node, clock_time.monotonic, finished) for c in collectors]
-    for worker in workers:
-        worker.ask(0)
-    with finished:
-        finished.wait_for(lambda: not any(w.busy for w in workers), max(c.deadline for c in collectors))
-    looks = [_look(worker, now) for worker in workers]
-    for worker in workers:
-        worker.stop(0.5)
-    return looks
+    collectors = configured(config.collector, config.source) if collectors is None else collectors
+    looking, now = Looking(collectors, config.agent.node), clock_time.time_ns() // 1000
+    try:
+        delivered = looking.tick(now, max(c.deadline for c in collectors), tell=True)
+        return [_look(worker.collector, delivered.get(worker), now) for worker in looking.workers]
+    finally:
+        looking.close(0.5)
 
 
-def _look(worker: Worker, time: int) -> Look:
-    delivery = worker.take()
-    if delivery is None or delivery.late:
-        return Look(worker.collector.name, time, (), f"hung: no answer within {worker.collector.deadline:g} s")
+def _look(collector: Collector, delivery: Delivery | None, time: int) -> Look:
+    if delivery is None:
+        return Look(collector.name, time, (), f"hung: no answer within {collector.deadline:g} s", collector.deadline)
     trouble = f"{delivery.state}: {delivery.reason}" if delivery.state != "ok" else ""
-    return Look(worker.collector.name, time, delivery.readings, trouble)
+    return Look(collector.name, time, delivery.readings, trouble, delivery.took)
 
 
-def render_once(config: Config, output: Output = "table") -> int:
+def render_once(config: Config, output: Output = "table", collectors: Sequence[Collector] | None = None) -> int:
     """Prints one reading to stdout; what could not be read is said on stderr, in JSON also in the document."""
-    looks = once(config)
+    looks = once(config, collectors)
     for look in looks:
         if look.trouble:
             sys.stderr.write(f"collector {look.collector}: {look.trouble}\n")

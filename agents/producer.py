@@ -6,7 +6,6 @@ messages wait for a broker that is away. So we bound what it holds, and end it b
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -62,7 +61,7 @@ class Client:
 
         self._inbox, self._kafka = inbox, kafka
         self._files = brokers.files(kafka)  # before they are read: what is replaced meanwhile is seen as a change
-        self._producer: Any = clients.producer(kafka, role, **_settings(times))
+        self._producer = clients.producer(kafka, role, **_settings(times))
 
     def send(self, stream: Stream, offset: int, value: bytes) -> None:
         """Hands one message over. Raises KafkaError if it is not taken; its outcome comes later if it is."""
@@ -76,11 +75,9 @@ class Client:
     def _failed(self, stream: Stream, offset: int, error: Exception) -> None:
         self._inbox.put(Outcome(self, stream, offset, error))
 
-    @property
-    def met(self) -> bool:
-        """Whether a broker has answered this client; False where that cannot be known."""
-        known = getattr(self._producer, "_metadata", None)
-        return known is not None and bool(known.brokers())
+    def meaning(self, topic: str, error: Exception) -> Exception:
+        """What it means that `send` raised `error`: perhaps only that the topic is not there."""
+        return self._producer.meaning(topic, error)
 
     @property
     def outdated(self) -> bool:
@@ -89,24 +86,12 @@ class Client:
 
     @property
     def alive(self) -> bool:
-        """Whether the client's I/O thread still runs; True where that cannot be known."""
-        thread = getattr(self._producer, "_sender", None)
-        return thread is None or bool(thread.is_alive())
+        """Whether the client's I/O thread still runs."""
+        return self._producer.alive
 
     def close(self, force: bool) -> None:
-        """Ends the client within about FORCED_S; by `force` what it holds is given up, and must be sent again.
-
-        The public way raises while messages wait for a broker that is away, and leaves the thread running. The force is
-        private API: guarded here and by a test, and the version is pinned.
-        """
-        from kafka.errors import KafkaTimeoutError
-
-        thread: Any = getattr(self._producer, "_sender", None)
-        if force and hasattr(thread, "force_close"):
-            thread.force_close()
-            thread.join(FORCED_S)
-        with contextlib.suppress(KafkaTimeoutError):  # not even by force: it is a daemon, and all is in the spool
-            self._producer.close(timeout=0 if force else FORCED_S)
+        """Ends the client within about FORCED_S; by `force` what it holds is given up, and must be sent again."""
+        self._producer.end(FORCED_S, force)
 
 
 def for_good(error: Exception) -> bool:

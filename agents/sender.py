@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from agents.flow import PAUSE_MAX_S, Flow
 from agents.losses import Losses
 from agents.outlook import Outlook
+from agents.pace import Pace
 from agents.producer import Client, Outcome, Times
 from agents.streams import Streams
 from pipeline.config import Kafka
@@ -48,6 +49,7 @@ class Sender:
         say: Callable[[str], object],
         role: str = "agent",
         times: Times | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """Raises ConfigError on bad credentials; needs no broker."""
         self.lost = self.clients = 0
@@ -61,7 +63,8 @@ class Sender:
         self._transport = SpoolTransport(directory, READER, nodes=nodes)
         self._streams = Streams(self._transport, self._gap)
         self._outlook = Outlook(kafka, say)
-        self.flow = Flow(self._streams, self._outlook, self._losses, self._inbox)
+        self.unsent = 0
+        self.flow = Flow(self._streams, self._outlook, self._losses, self._inbox, pace or Pace())
         self._thread = threading.Thread(target=self._run, name=f"kafka-{role}", daemon=True)
 
     # --- for other threads -------------------------------------------------------------------------------------------
@@ -123,6 +126,7 @@ class Sender:
         if now - self._looked >= LOOK_S or self._seen != self._asked:
             self._looked, self._seen = now, self._asked
             self._streams.look()
+            self.unsent = self._streams.unsent()
             self._mind(now)
         self.flow.fill()
         if all(stream.settled for stream in self._streams) and self._transport.readable():

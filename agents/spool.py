@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -31,6 +30,7 @@ class Spool:
     epoch:   16 random bytes; (topic, node, epoch, sequence) never means two messages.
     dropped: messages given up since the spool was opened, those in dropped segments included.
     trouble: why the last sync lost something; None when all is well.
+    max_bytes: 0 = as much as disk.cap allows.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Spool:
         node: str,
         topic: str,
         *,
-        max_bytes: int = 1 << 30,
+        max_bytes: int = 0,
         segment_bytes: int = 4 << 20,
         free_bytes: int = 64 << 20,
     ) -> None:
         self.home = Path(directory) / segments.folder_name(node) / segments.folder_name(topic)
-        self.max_bytes, self.free_bytes = max_bytes, free_bytes
-        self.segment_bytes = min(segment_bytes, max_bytes // 4)  # so that the cap never costs more than a quarter
+        self.max_bytes, self.free_bytes = max_bytes or disk.cap(self.home), free_bytes
+        self.segment_bytes = min(segment_bytes, self.max_bytes // 4)  # so that the cap never costs more than a quarter
         self.trouble: str | None = None
         self._boot_id = disk.boot_id()
         self._pending: list[bytes] = []
@@ -161,7 +161,7 @@ class Spool:
         sequence = self._recovered(folders[-1]) if folders else None
         if sequence is None:
             ordinal = int(folders[-1].name.partition("-")[0]) + 1 if folders else 1
-            folder, sequence = self.home / f"{ordinal:06d}-{secrets.token_hex(16)}", 0
+            folder, sequence = self.home / f"{ordinal:06d}-{os.urandom(16).hex()}", 0
             folder.mkdir()
             segments.sync_folder(self.home)
         else:

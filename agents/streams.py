@@ -29,6 +29,7 @@ class Stream:
     until:  monotonic time before which nothing is sent; `pause`, how long the last such pause was.
     trouble: why the last message failed; None when one was acknowledged since.
     since:  when something was last acknowledged, or sent with nothing in flight.
+    allowance, counted, reached: what its Pace keeps: s of messages that may go, when that was counted, the newest gone.
     """
 
     partition: Partition
@@ -44,6 +45,9 @@ class Stream:
     pause: float = 0.0
     since: float = 0.0
     trouble: Exception | None = None
+    allowance: float = 0.0
+    counted: float = 0.0
+    reached: int = 0
 
     @property
     def done(self) -> int:
@@ -137,6 +141,10 @@ class Streams:
                 self._streams[partition] = Stream(partition, self._transport.cursor(partition) or 0)
             self._streams[partition].ended = False
             self.report(self._streams[partition])
+
+    def unsent(self) -> int:
+        """Durable messages that are not acknowledged."""
+        return sum(max(0, self._transport.bounds(p)[1] - stream.done) for p, stream in self._streams.items())
 
     def read_ahead(self, stream: Stream) -> bool:
         """Whether there is a message to hand out now."""

@@ -28,9 +28,11 @@ def open_uplink(
     only_reader(config.spool.directory, nodes, transport)
     if transport != "kafka":
         return None
-    from agents.sender import Sender  # here, so that an agent that only spools need not load it
+    from agents.pace import Pace  # here, so that an agent that only spools need not load them
+    from agents.sender import Sender
 
-    return Sender(config.spool.directory, nodes, config.kafka, say, role)
+    pace = Pace(config.kafka.catch_up, config.kafka.jitter) if role == "agent" else Pace()  # a simulation has its own
+    return Sender(config.spool.directory, nodes, config.kafka, say, role, pace=pace)
 
 
 def only_reader(directory: Path, nodes: Iterable[str], transport: str) -> None:

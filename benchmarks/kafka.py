@@ -67,16 +67,7 @@ def apart() -> Sequence[str]:
 def make_topics(kafka: Kafka) -> None:
     """The topics of `fleetpulse init`, made anew."""
     with closing(clients.admin(kafka, "benchmark", 10.0)) as admin:
-        admin.create_topics(
-            {
-                topic.name: {
-                    "num_partitions": topic.partitions,
-                    "replication_factor": kafka.replication_factor,
-                    "configs": dict(topic.settings),
-                }
-                for topic in topics.wanted(kafka)
-            }
-        )
+        admin.create_topics(topics.orders(kafka, topics.wanted(kafka)))
 
 
 def fill(kafka: Kafka, fleet: Fleet, batch_bytes: int) -> int:
@@ -94,7 +85,7 @@ def fill(kafka: Kafka, fleet: Fleet, batch_bytes: int) -> int:
             for future in sent:
                 future.get(0)  # raises what kept a message from the brokers
             sent.clear()
-    clients.close_producer(producer, 5.0)
+    producer.end(5.0)
     return size
 
 

@@ -31,8 +31,16 @@ _KINDS = {
     "rank": ("rank", "ranks"),
     "stage": ("stage", "stages"),
     "site": ("site", "sites"),
+    "nvlink": ("NVLink", "NVLinks"),
+    "sensor": ("sensor", "sensors"),
+    "dimm": ("memory module", "memory modules"),
+    "disk": ("disk", "disks"),
+    "filesystem": ("file system", "file systems"),
+    "service": ("service", "services"),
+    "agent": ("agent", "agents"),
+    "collector": ("collector", "collectors"),
 }
-_ENTITY = re.compile(rf"\b(?:{'|'.join(_KINDS)}):[\w-]+(?:\.[\w-]+)*")
+_ENTITY = re.compile(rf"\b(?:{'|'.join(_KINDS)}):[\w-]+(?:\.[\w/@-]+)*")
 _ACRONYMS = {"gpu": "GPU", "gpus": "GPUs", "sm": "SM", "nic": "NIC", "ecc": "ECC", "crc": "CRC", "pcie": "PCIe"}
 _LABELS = {
     "value": "Measured",

@@ -29,7 +29,16 @@ CELL = np.dtype(
         ("on", "?"),  # the condition holds
     ]
 )
-COUNTER = np.dtype([("last", "<f8"), ("time", "<i8"), ("sum", "<f8"), ("since", "<i8"), ("total", "<f8")])
+COUNTER = np.dtype(
+    [
+        ("last", "<f8"),  # last reading
+        ("time", "<i8"),  # when that was; 0 = there was none
+        ("sum", "<f8"),  # CUSUM of errors
+        ("since", "<i8"),  # when it last left zero: the onset
+        ("total", "<f8"),  # errors since then
+        ("generation", "<f8"),  # which life of the counter the last reading belongs to; 0 = not known
+    ]
+)
 
 LEARN = 20  # samples of a stream before anything is said of it; the replay contract
 _ALPHA = 0.15  # of the smoothed effect; chosen: about 6 samples of memory
@@ -129,17 +138,25 @@ def grouped_mad(values: Floats, groups: NDArray[np.int32]) -> tuple[Floats, NDAr
     return grouped_median(np.abs(values - median), groups)
 
 
-def counter_delta(cells: Cells, now: Floats, time: int) -> tuple[Floats, Floats]:
+def counter_delta(cells: Cells, now: Floats, time: int, generation: Floats | None = None) -> tuple[Floats, Floats]:
     """(N,) growth since the last reading and the seconds since then; NaN where it cannot be told.
 
     A missing reading is bridged by the next one. A counter that fell was reset, and its growth is unknown, unless it
     stood close below 2**32 and now stands close above zero: then it has wrapped.
+
+    generation: which life of the counter a reading belongs to, as the agent says; NaN where it does not. Over the end
+    of a life growth is unknown, too, however far the counter has come: what it shows may be older than the time at
+    which the agent saw the reset, and has in it what belongs to the reset itself, such as a link that comes up.
     """
     known = np.isfinite(now)
     wide = 2.0**32
     wrapped = (cells["last"] >= 0.9 * wide) & (cells["last"] < wide) & (now < 0.1 * wide)
     growth = now - cells["last"] + np.where(wrapped, wide, 0.0)
     told = known & (cells["time"] > 0) & (growth >= 0)
+    if generation is not None:
+        said = known & np.isfinite(generation)  # a reading that is missing leaves its generation to the next one
+        told &= ~(said & (cells["generation"] > 0) & (generation != cells["generation"]))
+        cells["generation"] = np.where(said, generation, cells["generation"])
     delta = np.where(told, growth, np.nan)
     seconds = np.where(told, (time - cells["time"]) / SECOND, np.nan)
     cells["last"] = np.where(known, now, cells["last"])

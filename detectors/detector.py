@@ -71,10 +71,25 @@ class Detector(ABC):
         return {f.name: copy.deepcopy(getattr(self, f.name)) for f in _state_fields(self)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes the state of a snapshot; goes on as if it had never stopped."""
+        """Takes the state of a snapshot; goes on as if it had never stopped.
+
+        Parts of a cell that the snapshot does not have yet, since it is of an older version, begin as in a new cell.
+        """
         for f in _state_fields(self):
-            setattr(self, f.name, copy.deepcopy(state[f.name]))
+            value = copy.deepcopy(state[f.name])
+            if f.metadata[_STATE] is not None:
+                value = _as_cells(value, getattr(self, f.name).dtype, f.metadata[_STATE])
+            setattr(self, f.name, value)
 
 
 def _state_fields(detector: Detector) -> list[Field[Any]]:
     return [f for f in fields(detector) if _STATE in f.metadata]
+
+
+def _as_cells(saved: Any, dtype: np.dtype[Any], fill: Any) -> Any:
+    if saved.dtype == dtype or saved.dtype.names is None or dtype.names is None:
+        return saved
+    cells = np.full(len(saved), fill, dtype)
+    for name in set(dtype.names) & set(saved.dtype.names):
+        cells[name] = saved[name]
+    return cells

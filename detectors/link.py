@@ -52,6 +52,7 @@ class Link(Detector):
         "nic.carrier_changes",
         "nic.symbol_errors",
         "nic.crc_errors",
+        "nic.generation",
         "event:link_state",
     )
     blind: ClassVar[str] = (
@@ -114,7 +115,8 @@ class Link(Detector):
         known = np.isfinite(reading)
         old = ports["state"].copy()
         new = np.where(known, np.where(reading >= 1, _UP, _DOWN), old)
-        delta, _ = counter_delta(self.changes[: len(new)], frame["nic.carrier_changes"], frame.time)
+        changes, lives = frame["nic.carrier_changes"], frame["nic.generation"]
+        delta, _ = counter_delta(self.changes[: len(new)], changes, frame.time, lives)
         moved = (old > 0) & (new != old)
         moves = np.maximum(np.nan_to_num(delta).astype(np.int64), moved)
         # of n alternating moves, the number that went up follows from where they began and ended
@@ -135,7 +137,7 @@ class Link(Detector):
     def _count(self, frame: Frame, signal: str, cells: Cells) -> None:
         """Feeds an error counter into its CUSUM; one burst counts at most as the cap, so that it cannot page alone."""
         mine = cells[: len(frame.entities)]
-        errors, seconds = counter_delta(mine, frame[signal], frame.time)
+        errors, seconds = counter_delta(mine, frame[signal], frame.time, frame["nic.generation"])
         errors = np.minimum(errors, self.error_cap * np.maximum(seconds / _WINDOW, 1 / 3))
         errors[self.ports["count"][: len(errors)] <= LEARN] = np.nan
         hour = 3600.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -60,7 +60,8 @@ def replay(
     found = 0
     with ExitStack() as files:
         lines = files.enter_context(_written(output))
-        for instant in instants(recording, happened, graph, catalogue, int(config.pipeline.frame * SECOND)):
+        step = int(config.pipeline.frame * SECOND)
+        for instant in instants(recording, happened, graph, catalogue, step, runner.signals):
             findings = runner.observe(instant.frames)
             found += len(findings)
             lines.writelines(json.dumps(f.as_json()) + "\n" for f in findings)
@@ -73,13 +74,19 @@ def replay(
 
 
 def instants(
-    recording: Recording, events: Sequence[Event], topology: Topology, catalogue: Mapping[str, Signal], step: int
+    recording: Recording,
+    events: Sequence[Event],
+    topology: Topology,
+    catalogue: Mapping[str, Signal],
+    step: int,
+    signals: Collection[str],
 ) -> Iterator[Instant]:
-    """Every instant of the recording in order of time, on a grid of at most `step` us."""
+    """Every instant of the recording in order of time, on a grid of at most `step` us, with frames of `signals`."""
     framer: Framer | None = None
     for rows, watermark in recording.read():
         if framer is None:
-            framer = Framer(min([step, *map(_spacing, rows)]), topology, recording.names, catalogue)
+            grid = min([step, *map(_spacing, rows)])
+            framer = Framer(grid, topology, recording.names, catalogue, signals=signals)
             framer.add_events(events)
         for block in rows:
             framer.add(block)

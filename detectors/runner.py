@@ -42,6 +42,11 @@ class Runner:
         self.errors: Counter[str] = Counter()
         self._active: dict[tuple[str, str], Finding] = {}
 
+    @property
+    def signals(self) -> frozenset[str]:
+        """All that the detectors need or want; of other signals frames need not be made."""
+        return frozenset(name for d in self.detectors for name in (*d.needs, *d.wants) if not name.startswith("event:"))
+
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """Findings of one instant, corroboration included."""
         if not frames:

@@ -1,32 +1,99 @@
-"""Writes docs/signals.md and docs/detectors.md anew from the code: `make docs`. tests/test_docs.py compares them."""
+"""Writes docs/signals.md, docs/events.md and docs/detectors.md anew from the code: `make docs`.
+
+tests/test_docs.py compares them. What of the field's signals is collected stands in docs/coverage/*.toml.
+"""
 
 from __future__ import annotations
 
 import json
 import textwrap
+import tomllib
 from pathlib import Path
 
+from agents.collectors import COLLECTORS
 from detectors import listing
-from pipeline.signals import CLASSES, Signal, of_class
+from pipeline.signals import CATALOGUE, CLASSES, Signal, of_class
+from pipeline.signals.events import EVENT_KINDS
+from pipeline.signals.otel import metrics
 
 INTRODUCTION = """# Signals
 
-What Fleetpulse measures. Written from the catalogue in `pipeline/signals.py` by `make docs`; a new signal is one line there.
+What Fleetpulse measures. Written from the catalogue in `pipeline/signals/` by `make docs`; a new signal is one line there.
 
 A counter is shipped raw, as the device gives it, and turned into a rate where it is judged. A value outside *valid* is a
 broken reading and counts as missing. *Column* is the name in the SQL view of the class: `SELECT time, entity, sm_clock FROM gpu`.
 `fleetpulse signals --output json` gives the same as data.
 """
-HEAD = "| signal | column | unit | kind | type | valid | harm | measured | source | OpenTelemetry |"
+HEAD = "| signal | column | unit | kind | type | valid | harm | every | measured | source | collector | OpenTelemetry |"
+COVERAGE = """## What is collected
+
+The signals that an agent on a GPU node ought to deliver, by source, and what of each this agent collects. *In part* and *no* say
+why. Parts that the catalogue above calls attributes travel with the inventory (`entities.attributes`), events in `events`.
+"""
+SECTIONS = {"gpu": "GPU", "nic": "Network port", "power": "Power", "host": "Host", "xid": "Kernel log and XIDs"}
+COVERAGE_HEAD = "| asked for | collected | signals, events, attributes | source | why not |"
+FOLDER = Path(__file__).with_name("coverage")
 
 
 def signals() -> str:
     """The whole text of docs/signals.md."""
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION, COVERAGE, *(section_of_coverage(name, title) for name, title in SECTIONS.items())]
     for device_class, kind in CLASSES.items():
         lines = [f"## {device_class}\n\nEntities `{kind}:NAME`.\n", HEAD, "|" + "---|" * HEAD.count(" | ") + "---|"]
         parts.append("\n".join([*lines, *(row(signal) for signal in of_class(device_class))]) + "\n")
     return "\n".join(parts)
+
+
+def coverage(name: str) -> list[dict[str, object]]:
+    """The rows of one table: name; signals, events, attributes that stand for it; reason, where something is missing."""
+    found: list[dict[str, object]] = tomllib.loads((FOLDER / f"{name}.toml").read_text())["row"]
+    return found
+
+
+def section_of_coverage(name: str, title: str) -> str:
+    """One table of what is collected."""
+    lines = [f"### {title}\n", COVERAGE_HEAD, "|" + "---|" * COVERAGE_HEAD.count(" | ") + "---|"]
+    return "\n".join([*lines, *map(coverage_row, coverage(name))]) + "\n"
+
+
+def coverage_row(row: dict[str, object]) -> str:
+    """One line of what is collected."""
+    signals, events, attributes = (list(row.get(key, [])) for key in ("signals", "events", "attributes"))  # type: ignore[call-overload]
+    parts = [
+        *(f"`{name}`" for name in signals),
+        *(f"event `{name}`" for name in events),
+        *(f"attribute `{name}`" for name in attributes),
+    ]
+    sources = dict.fromkeys(CATALOGUE[name].source for name in signals)
+    sources |= dict.fromkeys(EVENT_KINDS[name].source for name in events)
+    reason = str(row.get("reason", ""))
+    collected = "no" if not parts else "in part" if reason else "yes"
+    cells = (str(row["name"]), collected, ", ".join(parts), "; ".join(sources), reason)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def collectors_of(signal: str) -> str:
+    """Who delivers it; the agent itself for what it tells of itself."""
+    return ", ".join(c.name for c in COLLECTORS if signal in c.signals) or "simulator or agent"
+
+
+EVENTS = """# Events
+
+What agents tell of that happens at an instant. Written from `pipeline/signals/events.py` by `make docs`. Events lie in the table `events`
+(`SELECT time, entity, kind, data FROM events`) and overtake telemetry on their way.
+
+| kind | happens to | what | data | source |
+|---|---|---|---|---|
+"""
+
+
+def events() -> str:
+    """The whole text of docs/events.md."""
+    lines = [
+        f"| `{kind.name}` | {kind.entity} | {kind.help} | {', '.join(f'`{key}`' for key in kind.data)} | {kind.source} |"
+        for kind in EVENT_KINDS.values()
+    ]
+    return EVENTS + "\n".join(lines) + "\n"
 
 
 def row(signal: Signal) -> str:
@@ -37,7 +104,8 @@ def row(signal: Signal) -> str:
     source = signal.source.replace("|", "\\|")
     cells = (
         *(f"`{signal.name}`", f"`{signal.column}`", signal.unit, signal.kind, signal.type, valid, signal.harm),
-        *(signal.help + states, source, f"`{signal.otel}`" if signal.otel else ""),
+        f"{signal.interval:g} s" if signal.interval else "",
+        *(signal.help + states, source, collectors_of(signal.name), ", ".join(dict.fromkeys(f"`{metric.name}`" for metric in metrics(signal)))),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -71,7 +139,7 @@ def section(row: dict[str, object]) -> str:
     return text + "\n\n| setting | default |\n|---|---|\n" + "\n".join(settings) + "\n"
 
 
-PAGES = {"signals.md": signals, "detectors.md": detectors}
+PAGES = {"signals.md": signals, "events.md": events, "detectors.md": detectors}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

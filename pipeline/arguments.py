@@ -13,16 +13,25 @@ FORMS = ("table", "json", "jsonl", "csv")
 OUTPUT = (("--output",), {"choices": FORMS, "default": "table", "help": "form of the data on stdout (default: table)"})
 INPUT = {"nargs": "+", "metavar": "FILE", "required": True}
 TARGET = {"metavar": "FILE"}
+RECORDING = (("--replay-recording",), {"metavar": "DIR", "help": "play this recording instead of looking at the node"})
+SPEED = (("--speed",), {"type": float, "metavar": "N", "help": "with a recording: times its own speed (default: 1)"})
 
 COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "demo": ("run the whole system here over a simulated fleet, in a temporary folder", ()),
     "up": ("run agent, pipeline and dashboard on this host, without a broker", ()),
-    "agent": ("collect, spool and send this node's telemetry", ()),
+    "agent": ("collect, spool and send this node's telemetry", (RECORDING, SPEED)),
     "pipeline": ("ingest, store, detect, keep incidents, notify and serve the API", ()),
     "dashboard": ("serve the dashboard", ()),
     "init": ("make the store and the folders for state; say what was there already", ()),
     "doctor": ("check the set-up and say what mends it", (OUTPUT,)),
-    "once": ("print one reading of this host", (OUTPUT,)),
+    "once": ("print one reading of this host", (OUTPUT, RECORDING)),
+    "record": (
+        "write what this node's collectors see, as files that can be played back",
+        (
+            (("--output",), {"metavar": "DIR", "required": True, "help": "a new or an empty folder"}),
+            (("--seconds",), {"type": float, "metavar": "N", "help": "end after so long (default: on Ctrl-C)"}),
+        ),
+    ),
     "sql": (
         "query the store, read-only",
         ((("query",), {"metavar": "QUERY", "help": "one SELECT over our own tables"}), OUTPUT),

@@ -8,10 +8,16 @@ from dataclasses import dataclass
 
 from pipeline.topology import Topology, kind_of
 
+_PARTS = frozenset({"nvlink", "sensor", "dimm", "disk", "filesystem", "service", "agent", "collector"})
+"""Kinds that no work is placed on: hundreds of them lie below a node, and would hide how many GPUs do."""
+
 
 @dataclass(frozen=True, slots=True)
 class Blast:
-    """entities: kind -> how many are in trouble or below it; jobs: those with a rank among them, in order of name."""
+    """entities: kind -> how many are in trouble or below it; jobs: those with a rank among them, in order of name.
+
+    Parts of a node that no work is placed on count only where they are in trouble themselves.
+    """
 
     entities: dict[str, int]
     jobs: tuple[str, ...]
@@ -20,6 +26,7 @@ class Blast:
 def blast_radius(cause: str, members: Iterable[str], topology: Topology) -> Blast:
     """Costs one pass over the topology."""
     roots = {cause, *members}
-    reached = roots | {e for e in topology.parents if not roots.isdisjoint(topology.above(e))}
+    below = (e for e in topology.parents if kind_of(e) not in _PARTS)
+    reached = roots | {e for e in below if not roots.isdisjoint(topology.above(e))}
     jobs = {job for e in reached if (job := topology.above_of_kind(e, "job")) is not None}
     return Blast(dict(sorted(Counter(map(kind_of, reached)).items())), tuple(sorted(jobs)))

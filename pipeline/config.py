@@ -24,6 +24,10 @@ PREFIX = "FLEETPULSE__"
 
 _SECONDS = wants("seconds, above 0 and at most 3600", lambda value: 0 < value <= 3600)
 _POSITIVE = wants("a number above 0", lambda value: 0 < value < math.inf)
+_BYTES = wants("bytes, at least 65536, or 0 for 1 GiB, at most 5 % of the disk", lambda v: v == 0 or v >= 1 << 16)
+_SYNC = wants("seconds, 0 to 60", lambda value: 0 <= value <= 60)
+_CATCH_UP = wants("times real time, at least 2: less would never catch up", lambda value: value >= 2)
+_JITTER = wants("seconds, 0 to 600", lambda value: 0 <= value <= 600)
 _PORT = wants("a port, 0 to 65535", lambda value: 0 <= value <= 65535)
 _NAME = wants(
     "a name: not empty, no slash, not '.' or '..'", lambda value: value not in ("", ".", "..") and "/" not in value
@@ -32,6 +36,9 @@ _REPLICAS = wants("a number of replicas, or -1 for the broker's default", lambda
 _SERVERS = wants(
     "host:port, several with commas between them",
     lambda value: all(re.fullmatch(r"[^\s,:]+:\d{1,5}|\[[^\s,]+\]:\d{1,5}", s.strip()) for s in value.split(",")),
+)
+_HTTP = wants(
+    "nothing, or http://host:port or https://host", lambda v: not v or re.match(r"https?://[^/\s]", v) is not None
 )
 _RECEIVER = wants(
     "1 to 64 of A-Z a-z 0-9 _ . - (it goes into an HTTP header)",
@@ -64,9 +71,10 @@ class Spool:
     """[spool]: where agents keep what is not yet stored, and how much of it at most."""
 
     directory: Path = field(default_factory=lambda: state_directory() / "spool")
-    max_bytes: int = field(default=1 << 30, metadata=_POSITIVE)
+    max_bytes: int = field(default=0, metadata=_BYTES)
     segment_bytes: int = field(default=4 << 20, metadata=_POSITIVE)
     free_bytes: int = 64 << 20
+    sync_seconds: float = field(default=0.0, metadata=_SYNC)
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,8 @@ class Kafka:
     ca_file: Path | None = None
     certificate_file: Path | None = None
     key_file: Path | None = None
+    catch_up: float = field(default=20.0, metadata=_CATCH_UP)
+    jitter: float = field(default=10.0, metadata=_JITTER)
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,22 @@ class TopologyFile:
 
 
 @dataclass(frozen=True)
+class Opentelemetry:
+    """[opentelemetry]: where the agent's own metrics go as OTLP, and telemetry too if asked; off without an endpoint.
+
+    `headers_file` holds one `Name: value` per line, as tokens that a collector wants; secrets are never here.
+    """
+
+    endpoint: str = field(default="", metadata=_HTTP)
+    metrics: typing.Literal["self", "all"] = "self"
+    kafka: bool = False
+    interval: float = field(default=10.0, metadata=_SECONDS)
+    prometheus_port: int = field(default=0, metadata=_PORT)
+    headers_file: Path | None = None
+    ca_file: Path | None = None
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole file. `detector` and `collector` hold raw tables; their owners build them with `build`."""
 
@@ -173,6 +199,7 @@ class Config:
     pipeline: Pipeline = field(default_factory=Pipeline)
     notify: Notify = field(default_factory=Notify)
     topology: TopologyFile = field(default_factory=TopologyFile)
+    opentelemetry: Opentelemetry = field(default_factory=Opentelemetry)
     detector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     collector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: str = "defaults"

@@ -53,7 +53,10 @@ def read_topology(path: str | Path) -> Topology:
 
 
 def read_events(paths: Iterable[str | Path]) -> list[Event]:
-    """Events of several events.jsonl in order of time. Raises UsageError naming file and line."""
+    """Events of several events.jsonl in order of time. Raises UsageError naming file and line.
+
+    A last line without its end that is no event was torn off while it was written, and is passed over.
+    """
     found = [event for path in paths for event in _events(Path(path))]
     found.sort(key=lambda e: (e.time, e.entity, e.kind))
     return found
@@ -61,7 +64,8 @@ def read_events(paths: Iterable[str | Path]) -> list[Event]:
 
 def _events(path: Path) -> list[Event]:
     found = []
-    for number, line in enumerate(_text(path, "events, one JSON object per line").splitlines(), 1):
+    *lines, last = _text(path, "events, one JSON object per line").split("\n")
+    for number, line in enumerate(lines if _torn(last) else [*lines, last], 1):
         if not line.strip():
             continue
         try:
@@ -74,6 +78,14 @@ def _events(path: Path) -> list[Event]:
             raise UsageError(f"{path}: line {number}: wanted entity (kind:name), kind (text), data (object)")
         found.append(event)
     return found
+
+
+def _torn(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
 
 
 def _why(error: Exception) -> str:

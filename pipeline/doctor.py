@@ -6,7 +6,6 @@ records go into a topic that is there for this alone.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import os
 import re
@@ -26,6 +25,10 @@ LEAST_PYTHON = (3, 11)
 PACKAGES = ("agents", "pipeline", "detectors", "dashboards")
 DISK_FLOOR = 1 << 30
 """Bytes below which a disk is called nearly full: about an hour of hot telemetry of 1,000 nodes. Chosen."""
+VOLATILE = ("tmpfs", "ramfs")
+REMOTE = ("nfs", "lustre", "beegfs", "ceph", "gpfs", "cifs", "fuse.", "9p", "wekafs")
+"""Beginnings of names of file systems that another host serves, or a process."""
+SPOOL_ELSEWHERE = "[spool] directory = a folder on a local disk, such as '/var/lib/fleetpulse/spool'"
 Examiner = Callable[[Config], "Check | list[Check]"]
 COLUMNS = ("number", "check", "state", "found", "meaning", "mend")
 
@@ -90,15 +93,21 @@ def disk(config: Config, floor: int = DISK_FLOOR) -> Check:
     return Check("disk", "fail", found, meaning, f"df -h {place}; or lower [store] hot_hours, [spool] max_bytes")
 
 
-def nvml(config: Config, library: str = "libnvidia-ml.so.1") -> Check:
-    """The NVIDIA management library can be loaded. A node without GPUs does not need it."""
+def spool_disk(config: Config, mounts: Path = Path("/proc/self/mounts")) -> Check:
+    """The spool lies on a disk of its own host: memory forgets it at the next boot, and another host may hang."""
+    place = _existing(config.spool.directory).resolve()
     try:
-        ctypes.CDLL(library)
+        lines = [line.split(" ") for line in mounts.read_text().splitlines()]
     except OSError:
-        return Check(
-            "nvml", "warn", f"no {library}", "this host gives no GPU telemetry", "nvidia-smi  # if it has GPUs"
-        )
-    return Check("nvml", "ok", library)
+        return Check("spool's disk", "info", f"{place}: no {mounts} here, so its file system is unknown")
+    around = [(len(line[1]), i, line[2]) for i, line in enumerate(lines) if place.is_relative_to(_unescaped(line[1]))]
+    kind = max(around)[2] if around else "unknown"
+    found = f"{place} is {kind}"
+    if kind in VOLATILE:
+        return Check("spool's disk", "warn", found, "what is not yet stored is lost at a reboot", SPOOL_ELSEWHERE)
+    if kind.startswith(REMOTE):
+        return Check("spool's disk", "warn", found, "a server that hangs would stop the agent", SPOOL_ELSEWHERE)
+    return Check("spool's disk", "ok", found)
 
 
 def transport(config: Config) -> Check | list[Check]:
@@ -143,7 +152,7 @@ CHECKS: tuple[Examiner, ...] = (
     store,
     spool,
     disk,
-    nvml,
+    spool_disk,
     transport,
     api,
     webhooks,
@@ -187,6 +196,11 @@ def as_text(checks: Sequence[Check]) -> str:
 def _existing(path: Path) -> Path:
     """The path, or the nearest folder above it that is there."""
     return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+
+
+def _unescaped(point: str) -> Path:
+    """A mount point as /proc/mounts writes it: blanks and backslashes are octal, getmntent(3)."""
+    return Path(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), point))
 
 
 def _writable(folder: Path) -> str | None:

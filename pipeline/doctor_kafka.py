@@ -56,7 +56,7 @@ def _broker(kafka: Kafka, trouble: Trouble | None) -> Check:
     if trouble is not None and trouble.kind == "unreachable":
         return Check("broker", "fail", trouble.text, WORKING, trouble.mend, unreachable=True)
     away = _away(kafka)
-    answering = ",".join(server for server in _servers(kafka) if server not in away)
+    answering = ",".join(server for server in brokers.servers(kafka) if server not in away)
     found = f"kafka: {answering or kafka.bootstrap_servers} answers"
     if not away:
         return Check("broker", "ok", found)
@@ -65,13 +65,9 @@ def _broker(kafka: Kafka, trouble: Trouble | None) -> Check:
     return Check("broker", "warn", found, "should the others end, nobody finds the brokers", mends)
 
 
-def _servers(kafka: Kafka) -> list[str]:
-    return [server.strip() for server in kafka.bootstrap_servers.split(",")]
-
-
 def _away(kafka: Kafka) -> dict[str, Trouble]:
     """Those of several addresses where no broker can be reached, each asked by itself."""
-    servers = _servers(kafka)
+    servers = brokers.servers(kafka)
     asked = {
         server: diagnosis.why_not(dataclasses.replace(kafka, bootstrap_servers=server), ANSWER_S / len(servers))
         for server in (servers if len(servers) > 1 else ())
@@ -153,7 +149,7 @@ def compared(kafka: Kafka, now: Callable[[], float] = time.time) -> tuple[float,
         stored = producer.send(topics.PROBE, b"fleetpulse doctor: clock", partition=0).get(ANSWER_S)
         trip = time.perf_counter() - clock
     finally:
-        clients.close_producer(producer, ANSWER_S)
+        producer.end(ANSWER_S)
     return begun + trip / 2 - stored.timestamp / 1000, trip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,7 +42,10 @@ Enqueue = Callable[[Sequence[Change], int], Sequence[ledger.Payload]]
 
 
 class Judge(Protocol):
-    """The detectors, as the pipeline sees them; the door passes them in."""
+    """The detectors, as the pipeline sees them; the door passes them in. signals: all that they look at; None: any."""
+
+    @property
+    def signals(self) -> Collection[str] | None: ...
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]: ...
 
@@ -96,7 +99,7 @@ class Engine:
         for device_class in CLASSES:
             self._seen.know(device_class, devices.names(device_class))
         start = self.standing.snapshot if self.standing.snapshot > 0 else None
-        self.framer = Framer(step, topology, devices.names, start=start)
+        self.framer = Framer(step, topology, devices.names, start=start, signals=judge.signals)
         reread(database, start or 0, self._refill)
 
     # --- what comes in ------------------------------------------------------------------------------
@@ -111,13 +114,9 @@ class Engine:
             sane = block.time <= limit
             self.ahead += len(sane) - int(np.count_nonzero(sane))
             self.framer.add(block if sane.all() else select(block, sane))
-        judged = []
-        for event in events:
-            if event.kind == "inventory":
-                learn(self.topology, event)
-            elif event.time <= limit:
-                judged.append(event)
-        self.framer.add_events(judged)
+        events = list(events)
+        learn(self.topology, [event for event in events if event.kind == "inventory"])
+        self.framer.add_events(event for event in events if event.kind != "inventory" and event.time <= limit)
 
     def _refill(self, rows: Sequence[Rows], events: Sequence[Event], until: int) -> None:
         """A restart: what the store holds after the snapshot, in chunks; all before `until` is complete."""
@@ -211,10 +210,17 @@ class Engine:
             self.judge.restore(state)
 
 
-def learn(topology: Topology, event: Event) -> None:
-    """Takes parents and attributes from an inventory event; a circle is refused with a line in the log."""
-    lines = inventory(event.data)
+def learn(topology: Topology, inventories: Sequence[Event]) -> None:
+    """Takes parents and attributes from inventory events; one that makes a circle is refused with a line in the log.
+
+    All at once, where that goes: each change costs a copy of the whole graph, and after an outage all nodes have some.
+    """
+    lines = [line for event in inventories for line in inventory(event.data)]
     try:
         topology.merge({e: p for e, p, _ in lines if p}, {e: a for e, _, a in lines if a})
     except UsageError as error:
-        log.warning("inventory of %s refused: %s", event.entity, error)
+        if len(inventories) == 1:
+            log.warning("inventory of %s refused: %s", inventories[0].entity, error)
+            return
+        for event in inventories:
+            learn(topology, [event])

@@ -28,6 +28,7 @@ EXPLAINS: dict[str, frozenset[str] | None] = {
 }
 """Kinds that a fault can be shared through, with the families that such a fault shows as; None: all of them."""
 _UNIT = {"rack": "node", "cdu": "node", "pdu": "node", "leaf": "port", "rail": "port"}
+_TELLING = frozenset(_UNIT.values())  # kinds of which each is one more below what is over it
 _NEVER_A_SYMPTOM = frozenset({"sdc"})  # wrong results are no consequence of heat, power or links
 
 
@@ -200,7 +201,12 @@ class Folding:
         self._version = self.topology.version
         units: dict[str, set[str]] = {}
         around: dict[str, set[str]] = {}
-        for entity in self.topology.parents:
+        alike = set()  # a node's sensors, links and services tell nothing that one of them does not
+        for entity, parents in self.topology.parents.items():
+            if kind_of(entity) not in _TELLING:
+                if parents in alike:
+                    continue
+                alike.add(parents)
             node = self.topology.above_of_kind(entity, "node")
             for factor in self.topology.above(entity):
                 kind = kind_of(factor)

@@ -8,8 +8,8 @@ that of its newest sample or event.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from pipeline.signals import CATALOGUE, CLASSES, Signal
 from pipeline.topology import Topology, kind_of
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 _CLASS_OF_KIND = {kind: device_class for device_class, kind in CLASSES.items()}
 
 
@@ -31,11 +32,15 @@ def class_of(entity: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """All frames of one cell, by device class. `end` is the cell's end: state after it covers everything before it."""
+    """All frames of one cell, by device class. `end` is the cell's end: state after it covers everything before it.
+
+    seen: device class -> names of its devices by id, and which of the first of them had a sample of whatever signal.
+    """
 
     time: int
     end: int
     frames: Mapping[str, Frame]
+    seen: Mapping[str, tuple[Sequence[str], Bools]] = field(default_factory=dict)
 
 
 class Framer:
@@ -44,6 +49,7 @@ class Framer:
     step:     length of a cell (us).
     names:    device class -> names of its devices by id; grows, never changes.
     start:    cells before it are closed already (a restart goes on where the snapshot was made).
+    signals:  those that frames are made of; of others it is only told who had one. None: all.
     """
 
     def __init__(
@@ -53,9 +59,13 @@ class Framer:
         names: Callable[[str], Sequence[str]],
         catalogue: Mapping[str, Signal] = CATALOGUE,
         start: int | None = None,
+        signals: Collection[str] | None = None,
     ) -> None:
         self.step, self.topology, self.catalogue = step, topology, catalogue
-        self._names = names
+        self._names, self._signals = names, signals
+        self._classes = {
+            catalogue[name].device_class if name in catalogue else name.split(".", 1)[0] for name in signals or ()
+        }
         self._rows: dict[str, list[Rows]] = defaultdict(list)
         self._events: list[Event] = []
         self.closed = -(1 << 62) if start is None else start // step * step
@@ -99,14 +109,16 @@ class Framer:
         for event in events:
             by_class[class_of(event.entity)].append(event)
         frames = {}
-        for device_class in sorted({*here, *by_class}):
+        framed = here if self._signals is None else {c for c in here if c in self._classes}
+        for device_class in sorted({*framed, *by_class}):
             found = here.get(device_class)
             row = found.index[cell] if found else 0
             values = {name: plane[row] for name, plane in found.values.items()} if found else {}
             names = self._names(device_class)[: found.width] if found else tuple(self._names(device_class))
             mine = tuple(by_class.get(device_class, ()))
             frames[device_class] = Frame(time, device_class, names, values, self.topology, mine)
-        return Instant(time, (cell + 1) * self.step, frames)
+        seen = {c: (self._names(c), planes.seen[planes.index[cell]]) for c, planes in here.items()}
+        return Instant(time, (cell + 1) * self.step, frames, seen)
 
     def _take(self, device_class: str, end: int) -> _Planes | None:
         """Rows before `end` of one class as planes; what is later stays."""
@@ -122,7 +134,37 @@ class Framer:
                 now.append(select(rows, before))
         if not now:
             return None
-        return _planes(now, self.step, len(self._names(device_class)), self.catalogue)
+        return self._planes(now, len(self._names(device_class)))
+
+    def _planes(self, chunks: Sequence[Rows], devices: int) -> _Planes:
+        """Rows of one class on the grid; each signal is worked on with the rows that have it."""
+        time = np.concatenate([rows.time for rows in chunks])
+        cells, place = np.unique(time // self.step, return_inverse=True)
+        flat = place * devices + np.concatenate([rows.device for rows in chunks])
+        newest = np.full(len(cells), np.iinfo(np.int64).min)
+        np.maximum.at(newest, place, time)
+        seen = np.zeros(len(cells) * devices, bool)
+        seen[flat[np.concatenate([_with_sample(rows, self.catalogue) for rows in chunks])]] = True
+        starts = np.cumsum([0, *(len(rows.time) for rows in chunks)]).tolist()
+        orders: dict[tuple[int, ...], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        values = {}
+        for name in dict.fromkeys(name for rows in chunks for name in rows.columns):
+            if self._signals is not None and name not in self._signals:
+                continue
+            having = tuple(i for i, rows in enumerate(chunks) if name in rows.columns)
+            if having not in orders:
+                mine = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in having])
+                order = np.argsort(time[mine], kind="stable")
+                orders[having] = order, flat[mine[order]]
+            order, where = orders[having]
+            column = np.concatenate([_measured(chunks[i], name, self.catalogue) for i in having])[order]
+            there = ~np.isnan(column)
+            plane = np.full(len(cells) * devices, np.nan)
+            plane[where[there]] = column[there]
+            plane.flags.writeable = False
+            values[name] = plane.reshape(len(cells), devices)
+        index = {int(c): i for i, c in enumerate(cells)}
+        return _Planes(index, newest, values, seen.reshape(len(cells), devices), devices)
 
     def _take_events(self, end: int) -> dict[int, list[Event]]:
         ready: dict[int, list[Event]] = defaultdict(list)
@@ -138,38 +180,31 @@ class Framer:
 
 @dataclass(frozen=True, slots=True)
 class _Planes:
-    """One class over several cells. values: signal -> (cells, devices), read-only; newest: (cells,) sample time."""
+    """One class over several cells.
+
+    values: signal -> (cells, devices), read-only.  seen: (cells, devices), who had a sample.  newest: (cells,) when.
+    """
 
     index: Mapping[int, int]
     newest: NDArray[np.int64]
     values: Mapping[str, Floats]
+    seen: Bools
     width: int
 
 
-def _planes(chunks: Sequence[Rows], step: int, devices: int, catalogue: Mapping[str, Signal]) -> _Planes:
-    time = np.concatenate([rows.time for rows in chunks])
-    order = np.argsort(time, kind="stable")
-    cells, place = np.unique(time // step, return_inverse=True)
-    flat = place * devices + np.concatenate([rows.device for rows in chunks])
-    newest = np.full(len(cells), np.iinfo(np.int64).min)
-    np.maximum.at(newest, place, time)
-    values = {}
-    for name in dict.fromkeys(name for rows in chunks for name in rows.columns):
-        column = np.concatenate([_measured(rows, name, catalogue) for rows in chunks])[order]
-        seen = ~np.isnan(column)
-        plane = np.full(len(cells) * devices, np.nan)
-        plane[flat[order][seen]] = column[seen]
-        plane.flags.writeable = False
-        values[name] = plane.reshape(len(cells), devices)
-    return _Planes({int(c): i for i, c in enumerate(cells)}, newest, values, devices)
+def _with_sample(rows: Rows, catalogue: Mapping[str, Signal]) -> Bools:
+    """(R,) whether anything was measured; usually the first signal tells it of all rows."""
+    out = np.zeros(len(rows.time), bool)
+    for name in rows.columns:
+        out |= ~np.isnan(_measured(rows, name, catalogue))
+        if out.all():
+            break
+    return out
 
 
 def _measured(rows: Rows, name: str, catalogue: Mapping[str, Signal]) -> Floats:
     """Column as float64; missing values, and those outside the signal's valid range, are NaN."""
-    column = rows.columns.get(name)
-    if column is None:
-        return np.full(len(rows.time), np.nan)
-    out = as_float(column)
+    out = as_float(rows.columns[name])
     signal = catalogue.get(name)
     if signal is not None and signal.valid != (-np.inf, np.inf):
         low, high = signal.valid

@@ -9,9 +9,22 @@ from numpy.typing import NDArray
 
 from pipeline.frames import Instant
 from pipeline.records import SECOND
+from pipeline.signals import CLASSES, of_class
 
 PRESENT = 60 * SECOND
 """An entity without a sample for this long is not known to be quiet: six frames of 10 s. Chosen."""
+LOOKS = 3
+"""Where agents look more seldom, as at disks, so many looks. Chosen: one may fail, another be late."""
+
+
+def _patience(device_class: str) -> int:
+    """How long an entity of a class counts as present after a sample (us), by the signal that is looked at most."""
+    own = [s for s in of_class(device_class) if s.name != f"{device_class}.generation"]  # rides with the others
+    rhythm = min((s.interval or 1.0 for s in own), default=1.0)
+    return max(PRESENT, round(LOOKS * rhythm * SECOND))
+
+
+_PATIENCE = {device_class: _patience(device_class) for device_class in CLASSES}
 
 
 class LastSeen:
@@ -32,13 +45,14 @@ class LastSeen:
     def note(self, instant: Instant) -> None:
         """Takes the samples of one instant, which is now the present."""
         self.now = instant.time
-        for device_class, frame in instant.frames.items():
-            if frame.values:
-                self.know(device_class, frame.entities)
-            for values in frame.values.values():
-                self._times[device_class][: len(values)][~np.isnan(values)] = frame.time
+        for device_class, (names, seen) in instant.seen.items():
+            self.know(device_class, names)
+            self._times[device_class][: len(seen)][seen] = instant.time
 
     def present(self, entity: str) -> bool:
         """Whether the entity had a sample lately; True for what bears no telemetry of its own (racks, jobs)."""
         place = self._place.get(entity)
-        return place is None or self.now - int(self._times[place[0]][place[1]]) <= PRESENT
+        if place is None:
+            return True
+        device_class, number = place
+        return self.now - int(self._times[device_class][number]) <= _PATIENCE.get(device_class, PRESENT)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
-from pipeline.records import Event, finite, iso
-from pipeline.topology import kind_of
+from pipeline.records import Event, finite
+from pipeline.text_files import event_json, json_line, write_topology
 
 GROUP_ROWS = 1 << 17
 """Rows of a Parquet row group: 131,072, one more than DuckDB's own group of 122,880 needs. Chosen."""
@@ -110,7 +110,7 @@ class RecordingWriter:
 
     def events(self, events: Sequence[Event]) -> None:
         """Events later than all before."""
-        self._events.writelines(f"{_json(event_json(event))}\n" for event in events)
+        self._events.writelines(json_line(event_json(event)) for event in events)
 
     def close(
         self,
@@ -129,33 +129,10 @@ class RecordingWriter:
         (self.directory / "meta.json").write_text(json.dumps({**meta, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
-def event_json(event: Event) -> dict[str, Any]:
-    """The line of events.jsonl."""
-    return {"time": iso(event.time), "entity": event.entity, "kind": event.kind, "data": dict(event.data)}
-
-
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """One JSON object per line; non-finite numbers become null."""
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(f"{_json(finite(dict(row)))}\n" for row in rows)
-
-
-def write_topology(
-    path: Path, parents: Mapping[str, Sequence[str]], attributes: Mapping[str, Mapping[str, object]]
-) -> None:
-    """topology.toml: one table per kind; entities without parents need no line."""
-    lines = ["version = 1"]
-    kinds = dict.fromkeys(kind_of(entity) for entity, above in parents.items() if above)
-    for kind in kinds:
-        lines += ["", f"[{kind}]"]
-        mine = (e for e, above in parents.items() if above and kind_of(e) == kind)
-        lines += [f"{_text(e.split(':', 1)[1])} = [{', '.join(map(_text, parents[e]))}]" for e in mine]
-    if attributes:
-        lines += ["", "[attributes]"]
-        for entity, facts in attributes.items():
-            inside = ", ".join(f"{_text(key)} = {_value(value)}" for key, value in facts.items())
-            lines.append(f"{_text(entity)} = {{ {inside} }}")
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        file.writelines(json_line(finite(dict(row))) for row in rows)
 
 
 def _arrow(values: NDArray[Any]) -> Any:
@@ -167,18 +144,3 @@ def _arrow(values: NDArray[Any]) -> Any:
         return pa.array(values.astype(np.int64), mask=missing if missing.any() else None)
     missing = np.isnan(values)
     return pa.array(values, mask=missing if missing.any() else None)
-
-
-def _json(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, separators=(",", ":"), ensure_ascii=False)
-
-
-def _text(text: str) -> str:
-    """A TOML basic string; JSON's escapes are TOML's, but for DEL."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(value) if isinstance(value, (int, float)) else _text(str(value))

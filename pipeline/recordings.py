@@ -166,8 +166,10 @@ def _open_csv(path: Path, signals: Mapping[str, Signal]) -> _Source:
     text = pacsv.ConvertOptions(
         column_types=dict.fromkeys(header, pa.string()), null_values=[""], strings_can_be_null=True
     )
+    torn = _torn(path)
+    lines = pacsv.ParseOptions(invalid_row_handler=lambda row: "skip" if row.text == torn else "error")
     try:
-        table = pacsv.read_csv(path, convert_options=text)
+        table = pacsv.read_csv(path, convert_options=text, parse_options=lines if torn else None)
     except pa.ArrowException as error:
         raise UsageError(f"{path}: is no readable CSV file: {_first_line(error)}") from error
     utc, real = pa.timestamp("us", "UTC"), pa.float64()
@@ -175,6 +177,13 @@ def _open_csv(path: Path, signals: Mapping[str, Signal]) -> _Source:
     times = _parsed(table.column("time"), path, "time", utc, from_iso, _TIME_WANTED)
     table = pa.table({"time": times, "entity": table.column("entity"), **numbers})
     return _Source(path, device_class, found, None, _sorted(table, path))
+
+
+def _torn(path: Path) -> str:
+    """What stands behind the last end of a line: whole, or torn off while it was written."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - (1 << 20)))  # 1 MiB: chosen, far above the longest line
+        return file.read().rpartition(b"\n")[2].decode("utf-8", "replace")
 
 
 def _columns(path: Path, names: Sequence[str], signals: Mapping[str, Signal]) -> tuple[str, tuple[Signal, ...]]:

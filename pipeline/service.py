@@ -69,6 +69,7 @@ class Service:
         self.engine: Engine | None = None
         self._judge = judge
         self._moved = clock()
+        self._advanced = self._judging = 0  # event time judged up to, and how much of it is being judged at once now
         self._expired = 0
         self._fault: str | None = None
         self._trouble: str | None = "starting: what was stored before is being judged"
@@ -98,6 +99,7 @@ class Service:
             self._moved = self.clock()
         watermark = self.watermark()
         judged = self._judged(self.engine, watermark) if watermark is not None else 0
+        self._judging = 0
         if self.clock() - self._expired >= _HOUR:
             expire(self.database, self.clock() - int(self.config.store.hot_hours * _HOUR))
             self._expired = self.clock()
@@ -105,6 +107,7 @@ class Service:
 
     def _judged(self, engine: Engine, watermark: int) -> int:
         """Judges what can be judged. A fault there must not stop storing: it is logged, and said on /readyz."""
+        self._judging, self._advanced = watermark - self._advanced, watermark
         try:
             judged = engine.advance(watermark)
         except (Retryable, duckdb.Error):
@@ -120,12 +123,11 @@ class Service:
 
     def watermark(self) -> int | None:
         """Least event time of what is still unread; newest minus the lateness for what was read to its end."""
-        newest = self.ingest.newest()
-        if newest is None:
+        known = self.ingest.progress
+        if known.newest is None:
             return None
-        mark = min(newest, self.clock()) - int(self.config.pipeline.lateness * SECOND)
-        waiting = self.ingest.backlog()
-        return mark if waiting is None else min(mark, waiting)
+        mark = min(known.newest, self.clock()) - int(self.config.pipeline.lateness * SECOND)
+        return mark if known.backlog is None else min(mark, known.backlog)
 
     def run(self, stop: threading.Event) -> None:
         """Turns until `stop`; trouble is told, never the end."""
@@ -179,7 +181,7 @@ class Service:
         oldest = waiting or newest  # 0: it is not known how old what waits is
         return {
             "watermark": self.engine.standing.judged if self.engine and self.engine.standing.judged > 0 else None,
-            "backlog": self.engine is None or waiting is not None,
+            "backlog": self.engine is None or waiting is not None or self._judging > STALE,
             "lag_s": None if oldest is None else max(0.0, (self.clock() - oldest) / SECOND),
             "stalled": self.clock() - self._moved > STALLED and bool(self._kept_out()),
             "sources": self._sources(),
@@ -213,11 +215,9 @@ class Service:
 
     def _reasons(self) -> list[str]:
         reasons = self._kept_out() + ([self._fault] if self._fault else [])
-        free = shutil.disk_usage(self.config.store.path.parent).free
-        if free < self.config.spool.free_bytes:
-            reasons.append(
-                f"{self.config.store.path.parent}: {free} bytes free, wanted at least {self.config.spool.free_bytes}"
-            )
+        folder, floor = self.config.store.path.parent, self.config.spool.free_bytes
+        if (free := shutil.disk_usage(folder).free) < floor:
+            reasons.append(f"{folder}: {free} bytes free, wanted at least {floor}")
         return reasons
 
     def counters(self) -> Mapping[str, float]:

@@ -31,7 +31,9 @@ class Stop(threading.Event):
 
     def wait(self, timeout: float | None = None) -> bool:
         if not self._asked:
-            select.select([self._reader], [], [], timeout)
+            poll = select.poll()  # select() cannot wait for files above 1024, and agents hold many
+            poll.register(self._reader, select.POLLIN)
+            poll.poll(None if timeout is None else max(0.0, timeout * 1000))
         return self._asked
 
     def clear(self) -> None:

@@ -144,14 +144,20 @@ def say(text: str, out: IO[str] | None = None) -> None:
         print(text, file=out or sys.stderr, flush=True)
 
 
+def end_with_parent(number: int) -> None:
+    """From now on the kernel sends this process `number` when its parent is gone (Linux; elsewhere it does nothing)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
 def die_with_parent(environ: Mapping[str, str] = os.environ) -> None:
     """Called by a child at its start: from now on the parent's death is a SIGTERM for it. Does nothing elsewhere."""
     parent = environ.get(PARENT)
     if parent is None or not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
     if str(os.getppid()) != parent:  # it died before we could ask, or we are a grandchild
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+        end_with_parent(0)
         if os.getppid() == 1:
             raise SystemExit(f"fleetpulse: the parent {parent} is gone")
 

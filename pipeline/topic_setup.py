@@ -50,14 +50,7 @@ def make(kafka: Kafka, say: Callable[[str], None]) -> None:
 
 def _made(admin: KafkaAdminClient, kafka: Kafka, missing: Iterable[Topic]) -> set[str]:
     """Names of the topics that this call made."""
-    orders = {
-        topic.name: {
-            "num_partitions": topic.partitions,
-            "replication_factor": kafka.replication_factor,
-            "configs": dict(topic.settings),
-        }
-        for topic in missing
-    }
+    orders = topics.orders(kafka, missing)
     if not orders:
         return set()
     answers = admin.create_topics(orders, raise_errors=False)["topics"]

@@ -32,12 +32,14 @@ class Topology:
         self.parents: dict[str, tuple[str, ...]] = {}
         self.attributes: dict[str, dict[str, object]] = {}
         self.version = 0
-        self._above: dict[str, tuple[str, ...]] = {}
+        # by parents: the many sensors, links and services of a node are alike in them
+        self._above: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.merge(parents, attributes)
 
     def merge(self, parents: Mapping[str, Sequence[str]], attributes: Mapping[str, Mapping[str, object]] = {}) -> bool:
         """Adds or replaces lines; True if anything changed. Raises UsageError, and changes nothing, on a circle."""
-        new = {e: tuple(p) for e, p in parents.items() if self.parents.get(e) != tuple(p)}
+        new = {e: self._shared(tuple(p)) for e, p in parents.items() if self.parents.get(e) != tuple(p)}
         facts = {e: dict(a) for e, a in attributes.items() if self.attributes.get(e) != dict(a)}
         if not new and not facts:
             return False
@@ -48,17 +50,21 @@ class Topology:
         self.attributes.update(facts)
         return True
 
+    def _shared(self, parents: tuple[str, ...]) -> tuple[str, ...]:
+        return self._known.setdefault(parents, parents)
+
     def above(self, entity: str) -> tuple[str, ...]:
         """All ancestors, nearest first (breadth first), each once."""
-        if entity not in self._above:
+        parents = self.parents.get(entity, ())
+        if parents not in self._above:
             found: dict[str, None] = {}
-            level = list(self.parents.get(entity, ()))
+            level = list(parents)
             while level:
                 fresh = [e for e in dict.fromkeys(level) if e not in found]
                 found.update(dict.fromkeys(fresh))
                 level = [p for e in fresh for p in self.parents.get(e, ())]
-            self._above[entity] = tuple(found)
-        return self._above[entity]
+            self._above[parents] = tuple(found)
+        return self._above[parents]
 
     def above_of_kind(self, entity: str, kind: str) -> str | None:
         """Nearest ancestor of that kind, or the entity itself if it is one; None if there is none."""

@@ -42,6 +42,7 @@ class Writes:
     notes: list[tuple[Sender, Gap]] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
+    told: bool = False  # whether an agent says that it gave messages up
 
     def lost(self, partition: Partition, gap: GapError) -> None:
         """Counts offsets that the transport says are gone."""
@@ -72,7 +73,8 @@ class Writes:
         self.counters["samples"] += item.samples
         for event in body.events if isinstance(body, EventBatch) else ():
             if event.kind == "gap":
-                self._told(node, event)
+                self.told = True
+                self._tell(node, event)
         return True
 
     def _is_new(self, sender: Sender, sequence: int) -> bool:
@@ -124,7 +126,7 @@ class Writes:
         else:
             self._gap(sender, 0, sequence, "sent before this store existed")
 
-    def _told(self, node: str, event: Event) -> None:
+    def _tell(self, node: str, event: Event) -> None:
         """A sender says that it gave messages up: they are a gap with its cause, whether or not anything follows."""
         topic, epoch, cause = (event.data.get(name) for name in ("topic", "epoch", "cause"))
         first, after = event.data.get("first"), event.data.get("next")
@@ -175,7 +177,7 @@ class Writes:
         if events:
             write_events(connection, events)
         self._write_losses(connection)
-        if self.gaps or any(event.kind == "gap" for batch in events for event in batch.events):
+        if self.gaps or self.told:
             explain_gaps(connection)
         if self.marks:
             topics, nodes, epochs = zip(*self.marks, strict=True)

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 from agents.collector import Collector
+from agents.collectors import COLLECTORS
 from detectors import DETECTORS
 from detectors.detector import Detector
 from pipeline import config
 from pipeline.api import routes_incidents, routes_process, routes_read
 from pipeline.arguments import COMMANDS
 from pipeline.records import SECOND, Frame
+from pipeline.signals import of_class
 from pipeline.topology import Topology
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +37,9 @@ def loaded(path: Path) -> ModuleType:
 
 
 generate = loaded(ROOT / "docs" / "generate.py")
+
+
+AGENTS_OWN_EVENTS = {"inventory", "collector", "gap", "counter_reset"}
 
 
 def text(name: str) -> str:
@@ -103,6 +108,28 @@ def test_every_option_is_documented_or_explains_itself() -> None:
         if not settings.get("help")
     ]
     assert silent == []
+
+
+ROWS = [(name, row) for name in generate.SECTIONS for row in generate.coverage(name)]
+
+
+@pytest.mark.parametrize(("section", "row"), ROWS, ids=[f"{section}: {row['name']}" for section, row in ROWS])
+def test_what_the_coverage_says_is_collected_is_claimed_by_a_collector(section: str, row: dict[str, Any]) -> None:
+    """And what is not says why. Attributes are told by inventories, which the collectors' own tests look at."""
+    claimed = {signal for collector in COLLECTORS for signal in collector.signals} | {
+        signal.name for c in ("agent", "collector") for signal in of_class(c)
+    }
+    told = {kind for collector in COLLECTORS for kind in collector.events} | AGENTS_OWN_EVENTS
+    assert set(row) <= {"name", "signals", "events", "attributes", "reason"}
+    assert set(row.get("signals", [])) <= claimed
+    assert set(row.get("events", [])) <= told
+    assert row.get("reason") or any(row.get(key) for key in ("signals", "events", "attributes"))
+
+
+def test_every_signal_and_event_of_a_collector_stands_in_the_coverage() -> None:
+    shown = {name for _, row in ROWS for key in ("signals", "events") for name in row.get(key, [])}
+    claimed = {name for collector in COLLECTORS for name in (*collector.signals, *collector.events)}
+    assert claimed - shown == set()
 
 
 def test_every_detector_says_what_it_cannot_see() -> None:

@@ -7,13 +7,49 @@ from collections.abc import Mapping
 from typing import Any
 
 from agents.collector import Collector
+from agents.collectors.clock import Clock
+from agents.collectors.edac import Edac
+from agents.collectors.ethtool import EthtoolStatistics
+from agents.collectors.filesystems import Filesystems
 from agents.collectors.host import Host
+from agents.collectors.hwmon import Hwmon
+from agents.collectors.infiniband import Infiniband
+from agents.collectors.ipmi import Ipmi
+from agents.collectors.kernel_log import KernelLog
 from agents.collectors.network import Network
+from agents.collectors.nvme import Nvme
 from agents.collectors.nvml import Nvml
+from agents.collectors.pci import Pci
+from agents.collectors.powercap import Powercap
+from agents.collectors.processors import Processors
+from agents.collectors.services import Services
+from agents.collectors.tasks import Tasks
+from agents.collectors.versions import Versions
+from agents.collectors.xid import XidEvents
 from pipeline.errors import ConfigError
 from pipeline.settings import build
 
-COLLECTORS: tuple[type[Collector], ...] = (Host, Network, Nvml)
+COLLECTORS: tuple[type[Collector], ...] = (
+    Host,
+    Network,
+    Infiniband,
+    EthtoolStatistics,
+    Nvml,
+    Clock,
+    Edac,
+    Filesystems,
+    Nvme,
+    Pci,
+    Processors,
+    Services,
+    Tasks,
+    Versions,
+    KernelLog,
+    XidEvents,
+    Hwmon,
+    Powercap,
+    Ipmi,
+)
 
 
 def configured(tables: Mapping[str, Mapping[str, Any]], source: str = "configuration") -> tuple[Collector, ...]:

@@ -1,136 +1,101 @@
-"""The server itself from /proc, /sys and statvfs: load, processors, memory, pressure, disks."""
+"""The server itself from /proc: load, processors, memory, pressure, disks. Nothing here can wait for a device."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
+from agents.collector import Collector, Device, NoData, Reading, Rhythm
+from agents.sources import diskstats, kernel_text
+from agents.sources.diskstats import Disks
+from agents.sources.kernel_text import Values, column
+from agents.sources.procfile import ProcFile, text_of
 
-from agents.collector import Collector, Device, NoData, Reading
-from agents.collectors.procfile import ProcFile
-from pipeline.signals import of_class
-
-_FILES = ("loadavg", "stat", "meminfo", "uptime", "diskstats", "pressure/cpu", "pressure/memory", "pressure/io")
-_SECTOR = 512  # bytes; the unit of /proc/diskstats whatever the disk's own (kernel Documentation/admin-guide/iostats)
-_NOT_WHOLE = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")  # no disks, or layers over disks that are counted already
-Values = dict[str, float | int]
+_FAST = ("loadavg", "stat", "uptime", "pressure/cpu", "pressure/memory", "pressure/io")
+_SLOW = ("meminfo", "vmstat", "diskstats")
+_LISTS = ("vmstat",)  # files that come in pieces
+_SLOW_S = 10.0
+_TIMES = ("busy", "idle", "user", "system", "iowait", "irq", "steal")
 
 
 @dataclass
 class Host(Collector):
-    """node.*: one entity, this server. `disk` is the path whose file system is watched."""
+    """node.*: one entity, this server; disk.*: its whole disks. All of it is the kernel's own bookkeeping."""
 
     name: ClassVar[str] = "host"
-    signals: ClassVar[tuple[str, ...]] = tuple(s.name for s in of_class("node"))
+    isolated: ClassVar[bool] = False
+    signals: ClassVar[tuple[str, ...]] = (
+        *("node.load1", "node.load5", "node.cpu_count", "node.uptime", "node.context_switches"),
+        *(f"node.cpu_{time}_time" for time in _TIMES),
+        *(f"node.memory_{part}" for part in ("total", "available", "cached", "dirty", "kernel", "poisoned")),
+        *("node.hugepages_total", "node.hugepages_free", "node.swap_used"),
+        *("node.numa_free_min", "node.numa_misses", "node.oom_kills"),
+        *("node.cpu_pressure", "node.memory_pressure", "node.memory_pressure_full"),
+        *("node.io_pressure", "node.io_pressure_full"),
+        *diskstats.SIGNALS,
+    )
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
-    disk: Path = Path("/")
     _files: dict[str, ProcFile] = field(default_factory=dict, init=False, repr=False)
-    _disks: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
+    _numa: list[ProcFile] = field(default_factory=list, init=False, repr=False)
     _node: str = field(default="", init=False, repr=False)
 
     def open(self, node: str) -> None:
-        self._node = node
+        self.close()
+        self._node, self._rhythm = node, Rhythm(node)
         self._tick_ms = 1000 / os.sysconf("SC_CLK_TCK")
-        self._files = {name: ProcFile(self.proc / name) for name in _FILES}
+        self._disks = Disks(self.sys, node)
+        self._files = {name: ProcFile(self.proc / name) for name in (*_FAST, *_SLOW)}
+        self._numa = [ProcFile(p) for p in sorted((self.sys / "devices/system/node").glob("node[0-9]*/meminfo"))]
         if not any(file.present for file in self._files.values()):
             raise NoData(f"no Linux kernel statistics below {self.proc}")
 
     def read(self) -> tuple[Reading, ...]:
         values: Values = {}
-        for name, parse in (
-            ("loadavg", _load),
-            ("stat", self._processors),
-            ("meminfo", _memory),
-            ("uptime", _uptime),
-            ("diskstats", self._transfers),
-        ):
-            if text := self._files[name].text():
-                values |= parse(text)
+        self._add(values, "loadavg", kernel_text.load)
+        self._add(values, "stat", lambda text: kernel_text.processors(text, self._tick_ms))
+        self._add(values, "uptime", kernel_text.uptime)
         for resource in ("cpu", "memory", "io"):
-            if text := self._files[f"pressure/{resource}"].text():
-                values |= _pressure(resource, text)
-        values |= self._space()
-        columns = {name: np.array([value]) for name, value in values.items()}
-        return (Reading("node", (f"node:{self._node}",), columns),)
+            self._add(values, f"pressure/{resource}", partial(kernel_text.pressure, resource))
+        disks = self._slow(values) if self._rhythm.due(_SLOW_S) else ()
+        columns = {name: column(value) for name, value in values.items()}
+        return (Reading("node", (f"node:{self._node}",), columns), *disks)
 
     def inventory(self) -> Mapping[str, Device]:
-        kernel = ProcFile(self.proc / "sys/kernel/osrelease")
-        facts: dict[str, Any] = {"kernel": (kernel.text() or "").strip(), "architecture": os.uname().machine}
-        kernel.close()
-        return {f"node:{self._node}": Device((), {key: value for key, value in facts.items() if value})}
+        facts: dict[str, Any] = {
+            "kernel": text_of(self.proc / "sys/kernel/osrelease"),
+            "architecture": os.uname().machine,
+            "numa_nodes": len(self._numa),
+        }
+        node = f"node:{self._node}"
+        disks = {disk: Device((node,)) for disk in self._disks.seen}
+        return {node: Device((), {key: value for key, value in facts.items() if value}), **disks}
 
     def close(self) -> None:
-        for file in self._files.values():
+        for file in (*self._files.values(), *self._numa):
             file.close()
 
-    def _processors(self, text: str) -> Values:
-        lines = text.partition("\nintr")[0].splitlines()
-        ticks = [int(t) for t in lines[0].split()[1:9]] + [0] * 8
-        user, nice, system, idle, iowait, irq, softirq, steal = ticks[:8]  # guest time is part of user
-        return {
-            "node.cpu_count": len(lines) - 1,
-            "node.cpu_busy_time": int((user + nice + system + irq + softirq + steal) * self._tick_ms),
-            "node.cpu_idle_time": int((idle + iowait) * self._tick_ms),
-        }
+    def _slow(self, values: Values) -> tuple[Reading, ...]:
+        """What changes slowly or costs more: memory and disks."""
+        self._add(values, "meminfo", kernel_text.memory)
+        self._add(values, "vmstat", kernel_text.events)
+        numa = [text for file in self._numa if (text := file.text())]
+        with suppress(*kernel_text.BROKEN):  # as in _add
+            values |= kernel_text.numa_free(numa)
+        if (text := self._files["diskstats"].whole()) is None:
+            return ()
+        reading, sums = self._disks.read(text)
+        values |= sums
+        return (reading,) if reading.entities else ()
 
-    def _transfers(self, text: str) -> Values:
-        read = written = 0
-        for line in text.splitlines():
-            words = line.split()
-            if len(words) > 9 and self._whole(words[2]):
-                read += int(words[5])
-                written += int(words[9])
-        return {"node.disk_read": read * _SECTOR, "node.disk_written": written * _SECTOR}
-
-    def _whole(self, name: str) -> bool:
-        """Whether a name of diskstats is a disk and neither a partition nor a layer; looked up once per name."""
-        if name not in self._disks:
-            below = self.sys / "block" / name.replace("/", "!")
-            self._disks[name] = not name.startswith(_NOT_WHOLE) and below.exists()
-        return self._disks[name]
-
-    def _space(self) -> Values:
-        try:
-            found = os.statvfs(self.disk)
-        except OSError:  # the file system is gone: its signals are missing, the others are not
-            return {}
-        used = (found.f_blocks - found.f_bfree) * found.f_frsize
-        return {"node.disk_used": used, "node.disk_total": found.f_blocks * found.f_frsize}
-
-
-def _load(text: str) -> Values:
-    words = text.split()
-    return {"node.load1": float(words[0]), "node.load5": float(words[1])}
-
-
-def _memory(text: str) -> Values:
-    kib = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        if name in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree"):
-            kib[name] = int(rest.split()[0]) * 1024
-    found: Values = {}
-    if "MemTotal" in kib:
-        found["node.memory_total"] = kib["MemTotal"]
-    if "MemAvailable" in kib:
-        found["node.memory_available"] = kib["MemAvailable"]
-    if "SwapTotal" in kib and "SwapFree" in kib:
-        found["node.swap_used"] = kib["SwapTotal"] - kib["SwapFree"]
-    return found
-
-
-def _uptime(text: str) -> Values:
-    return {"node.uptime": float(text.split()[0])}
-
-
-def _pressure(resource: str, text: str) -> Values:
-    """`total` of the line `some`: microseconds since boot (kernel Documentation/accounting/psi)."""
-    for line in text.splitlines():
-        if line.startswith("some ") and "total=" in line:
-            return {f"node.{resource}_pressure": int(line.partition("total=")[2])}
-    return {}
+    def _add(self, values: Values, name: str, parse: Callable[[str], Values]) -> None:
+        """A file of another shape than is known, or none, costs its own signals only."""
+        file = self._files[name]
+        if text := file.whole() if name in _LISTS else file.text():
+            with suppress(*kernel_text.BROKEN):  # they are missing, which the store shows
+                values |= parse(text)

@@ -1,152 +1,223 @@
-"""NVIDIA GPUs through the driver's own library (nvidia-ml-py): what each GPU does not tell is missing, not an error."""
+"""NVIDIA GPUs and their NVLinks through the driver's own library: what a GPU does not tell is missing, not an error.
+
+The files beside this one: nvml_driver (the library), nvml_places (which GPU is which), nvml_facts (what a GPU is),
+nvml_look (one look), and what a look consists of: nvml_fields and nvml_reader, nvml_calls, nvml_gpm, nvml_links.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
+from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
+from agents.sources.nvml.driver import Driver
+from agents.sources.nvml.facts import Facts
+from agents.sources.nvml.links import count_links
+from agents.sources.nvml.look import GPU_SIGNALS, LINK_SIGNALS, PROCESSES_EVERY, Look, Slow
+from agents.sources.nvml.places import Place, Places, address, fitted, keep, memory_of_the_service, recall
+from pipeline.records import SECOND, Event
+from pipeline.signals import CATALOGUE
 
-from agents.collector import Collector, Device, NoData, Reading
-
-Getter = Callable[[Any, Any], tuple[float | int, ...]]
-_MISSING = np.iinfo(np.uint64).max
-_COUNTERS = ("gpu.energy", "gpu.ecc_corrected", "gpu.ecc_uncorrected", "gpu.pcie_replays", "gpu.throttle_reasons")
-
-# One driver call each; a call may fill several signals.
-_CALLS: tuple[tuple[tuple[str, ...], Getter], ...] = (
-    (("gpu.utilization", "gpu.memory_utilization"), lambda n, h: _shares(n.nvmlDeviceGetUtilizationRates(h))),
-    (("gpu.memory_used", "gpu.memory_total"), lambda n, h: _memory(n.nvmlDeviceGetMemoryInfo(h))),
-    (("gpu.sm_clock",), lambda n, h: (n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM),)),
-    (("gpu.memory_clock",), lambda n, h: (n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM),)),
-    (("gpu.throttle_reasons",), lambda n, h: (n.nvmlDeviceGetCurrentClocksEventReasons(h),)),
-    (("gpu.temperature",), lambda n, h: (n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU),)),
-    (("gpu.power",), lambda n, h: (n.nvmlDeviceGetPowerUsage(h) / 1000,)),  # mW
-    (("gpu.energy",), lambda n, h: (n.nvmlDeviceGetTotalEnergyConsumption(h),)),
-    (("gpu.ecc_corrected",), lambda n, h: (_ecc(n, h, n.NVML_MEMORY_ERROR_TYPE_CORRECTED),)),
-    (("gpu.ecc_uncorrected",), lambda n, h: (_ecc(n, h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),)),
-    (("gpu.pcie_generation",), lambda n, h: (n.nvmlDeviceGetCurrPcieLinkGeneration(h),)),
-    (("gpu.pcie_width",), lambda n, h: (n.nvmlDeviceGetCurrPcieLinkWidth(h),)),
-    (("gpu.pcie_replays",), lambda n, h: (n.nvmlDeviceGetPcieReplayCounter(h),)),
-)
+RHYTHMS = (3600, 300, 60, 30, 10, 5, 1)
+EVERY: Mapping[str, float] = {name: CATALOGUE[name].interval or 1 for name in (*GPU_SIGNALS, *LINK_SIGNALS)}
+ACTIONS = CATALOGUE["gpu.recovery_action"].states
+RECOUNT = 60
+"""Seconds between two looks at how many GPUs there are; chosen: a GPU that is taken out stays away for minutes."""
+LONGEST_WAIT = 10
+"""Recounts between two restarts of the library while a GPU is lost; chosen: a restart touches the healthy ones too."""
+SLOW_AGAIN = 60 * SECOND
+"""A GPU's slow calls are told at most once in this time; chosen, so that a dying GPU does not flood."""
+NAMED_PIDS = 64
+"""Most process ids in an event; chosen: a GPU runs a few."""
 
 
 @dataclass
 class Nvml(Collector):
-    """gpu.*: one entity per GPU that the driver counts, in its order. A lost GPU keeps its place, all missing."""
+    """gpu.* and nvlink.*: one entity per GPU ever seen since the boot. A lost GPU keeps its place, all missing."""
 
     name: ClassVar[str] = "nvml"
-    signals: ClassVar[tuple[str, ...]] = tuple(name for names, _ in _CALLS for name in names)
-    _nvml: Any = field(default=None, init=False, repr=False)
-    _handles: list[Any] = field(default_factory=list, init=False, repr=False)
-    _unsupported: set[tuple[int, int]] = field(default_factory=set, init=False, repr=False)
+    lane: ClassVar[str] = "gpu"
+    signals: ClassVar[tuple[str, ...]] = (*GPU_SIGNALS, *LINK_SIGNALS)
+    events: ClassVar[tuple[str, ...]] = (
+        *("gpu_count", "gpu_lost", "gpu_back"),
+        *("recovery_action", "gpu_processes", "slow_call"),
+    )
+    deadline: float = 20.0
+    expected: int = 0
+    slow_call: float = 1.0
+    pci: Path = Path("/sys/bus/pci/devices")
+    seen: Path | None = field(default_factory=memory_of_the_service)
     _node: str = field(default="", init=False, repr=False)
+    _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
+    _driver: Driver | None = field(default=None, init=False, repr=False)
+    _look: Look | None = field(default=None, init=False, repr=False)
+    _places: Places = field(default_factory=Places, init=False, repr=False)
+    _bus: tuple[str, ...] = field(default=(), init=False, repr=False)
+    _told: tuple[int, int] | None = field(default=None, init=False, repr=False)
+    _lost: set[int] = field(default_factory=set, init=False, repr=False)
+    _waiting: int = field(default=0, init=False, repr=False)
+    _wait: int = field(default=1, init=False, repr=False)
 
     def open(self, node: str) -> None:
         self._node = node
-        try:
-            import pynvml  # here, so that a node without GPUs does not pay for it
-        except ImportError:
-            raise NoData("nvidia-ml-py is not installed; wanted for GPUs: pip install 'fleetpulse[agent]'") from None
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            raise NoData(_why(pynvml, error)) from None
-        self._nvml = pynvml
-        self._unsupported.clear()
-        self._handles = [self._handle(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        if not self._handles:
+        self._rhythm = Rhythm(node, self._now)
+        self._driver = Driver()
+        self._waiting, self._wait = 0, 2  # the first look comes at once, too soon to count again
+        self._start(recall(self.seen))
+        if not self._places.all:
             raise NoData("no NVIDIA GPU: the driver counts none")
 
     def read(self) -> tuple[Reading, ...]:
-        count = len(self._handles)
-        columns: dict[str, Any] = {
-            name: np.full(count, _MISSING, np.uint64) if name in _COUNTERS else np.full(count, np.nan)
-            for name in self.signals
-        }
-        answers = sum(self._ask(index, columns) for index in range(count))
-        if not answers:
-            raise NoData(f"none of {count} NVIDIA GPUs answers the driver")
-        return (Reading("gpu", tuple(f"gpu:{self._node}.{i}" for i in range(count)), columns),)
+        due = max([every for every in RHYTHMS if self._rhythm.due(every)], default=1)
+        if due >= RECOUNT:
+            self._recount()
+        if self._look is None or any(not p.lost and p.handle is not None and p.links is None for p in self._places.all):
+            self._prepare()
+        assert self._look is not None
+        slow = self._look.read(due, self.slow_call)
+        events = (*self._presence(), *self._actions(), *self._work(due), *self._slow(slow))
+        return tuple(self._readings(due, events))
 
     def inventory(self) -> Mapping[str, Device]:
-        driver = self._fact(self._nvml.nvmlSystemGetDriverVersion)
-        return {
-            f"gpu:{self._node}.{i}": Device((f"node:{self._node}",), self._facts(i, driver))
-            for i in range(len(self._handles))
-        }
+        found: dict[str, Device] = {}
+        whole = self._facts.of_driver()
+        for place in self._places.all:
+            self._describe(place)
+            found[self._gpu(place)] = Device((f"node:{self._node}",), whole | place.facts)
+            for link in range(place.links or 0):
+                found[f"nvlink:{self._node}.{place.index}.{link}"] = Device((self._gpu(place), f"node:{self._node}"))
+        return found
 
     def close(self) -> None:
-        if self._nvml is not None:
-            nvml, self._nvml, self._handles = self._nvml, None, []
-            try:
-                nvml.nvmlShutdown()
-            except nvml.NVMLError:  # the driver went away; there is nothing left to give back
-                return
+        if self._look is not None:
+            self._look.close()
+            self._look = None
+        if self._driver is not None:
+            self._driver.close()
+            self._driver = None
 
-    def _handle(self, index: int) -> Any:
-        """The driver's handle; None for a GPU that is lost already."""
-        try:
-            return self._nvml.nvmlDeviceGetHandleByIndex(index)
-        except self._nvml.NVMLError:
-            return None
+    # --- which GPUs there are ----------------------------------------------------------------------------------------
 
-    def _ask(self, index: int, columns: Mapping[str, Any]) -> int:
-        """Fills the columns of one GPU; returns how many calls were answered."""
-        handle, answers = self._handles[index], 0
+    def _start(self, remembered: Mapping[str, Mapping[str, Any]]) -> None:
+        """Gives every GPU its place and makes ready to look at them."""
+        assert self._driver is not None
+        self._facts = Facts(self._driver.nvml)
+        handles = self._driver.handles()
+        counted = [(self._key(index, handle), handle) for index, handle in enumerate(handles)]
+        self._bus = fitted(self.pci)
+        self._places.settle(counted, self._bus, remembered)
+        for place in self._places.all:
+            known = {key: value for key, value in remembered.get(place.key or "", {}).items() if key != "index"}
+            place.facts = known | place.facts
+            self._describe(place)
+        keep(self.seen, self._places.all)
+        self._prepare()
+
+    def _key(self, index: int, handle: Any) -> str | None:
+        """What a GPU is known by: its PCI address, else its number; nothing if it is lost."""
         if handle is None:
-            handle = self._handles[index] = self._handle(index)
-            if handle is None:
-                return 0
-        for call, (names, get) in enumerate(_CALLS):
-            if (index, call) in self._unsupported:
-                continue
-            try:
-                found = get(self._nvml, handle)
-            except self._nvml.NVMLError as error:
-                if error.value in (self._nvml.NVML_ERROR_NOT_SUPPORTED, self._nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
-                    self._unsupported.add((index, call))  # this GPU will never tell: do not ask again
-                    answers += 1
-                continue
-            answers += 1
-            for name, value in zip(names, found, strict=True):
-                columns[name][index] = value
-        return answers
-
-    def _facts(self, index: int, driver: str | None) -> dict[str, str]:
-        handle = self._handles[index]
-        facts = {"driver": driver}
-        if handle is not None:
-            facts["sku"] = self._fact(self._nvml.nvmlDeviceGetName, handle)
-            facts["serial"] = self._fact(self._nvml.nvmlDeviceGetSerial, handle)
-            facts["uuid"] = self._fact(self._nvml.nvmlDeviceGetUUID, handle)
-        return {key: value for key, value in facts.items() if value}
-
-    def _fact(self, get: Callable[..., Any], *arguments: Any) -> str | None:
-        try:
-            return str(get(*arguments))
-        except self._nvml.NVMLError:
             return None
+        return address(self._facts.address(handle) or "") or f"index {index}"
 
+    def _prepare(self) -> None:
+        assert self._driver is not None
+        if self._look is not None:
+            self._look.close()
+        for place in self._places.all:
+            if place.handle is not None and place.links is None:
+                place.links = count_links(self._driver, place.handle)
+        version = str(self._facts.of_driver().get("driver", ""))
+        gpus = [self._gpu(place) for place in self._places.all]
+        links = [f"nvlink:{self._node}.{p.index}.{link}" for p in self._places.all for link in range(p.links or 0)]
+        self._entities = tuple(gpus), tuple(links)
+        self._look = Look(self._driver, version, self._places.all, self._entities)
 
-def _why(nvml: Any, error: Any) -> str:
-    """What `nvidia-smi` would complain of, for a person."""
-    if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-        return "no NVIDIA driver"
-    if error.value == nvml.NVML_ERROR_DRIVER_NOT_LOADED:
-        return "no NVIDIA driver: the library is there, the kernel module is not loaded"
-    return f"the NVIDIA driver does not start: {error}"
+    def _recount(self) -> None:
+        """Starts the library anew, which alone makes it count again, where the bus changed or a GPU is lost."""
+        changed = fitted(self.pci) != self._bus
+        self._waiting += 1
+        trouble = any(place.lost or place.handle is None for place in self._places.all)
+        if not (changed or trouble):
+            self._waiting, self._wait = 0, 1
+            return
+        if not changed and self._waiting < self._wait:
+            return
+        self._waiting, self._wait = 0, min(self._wait * 2, LONGEST_WAIT)
+        self.close()
+        self._driver = Driver()
+        self._start(recall(self.seen))
 
+    def _describe(self, place: Place) -> None:
+        """Reads a GPU's attributes; those of a lost one stay as they were."""
+        if place.pci:
+            place.facts["pci"] = place.pci
+        if place.handle is not None and not place.lost:
+            place.facts |= self._facts.of_gpu(place.handle)
 
-def _shares(found: Any) -> tuple[float, float]:
-    return found.gpu / 100, found.memory / 100
+    def _gpu(self, place: Place) -> str:
+        return f"gpu:{self._node}.{place.index}"
 
+    # --- what to tell ------------------------------------------------------------------------------------------------
 
-def _memory(found: Any) -> tuple[int, int]:
-    return found.used, found.total
+    def _readings(self, due: int, events: tuple[Event, ...]) -> Iterator[Reading]:
+        assert self._look is not None
+        gpus, links = self._entities
+        values = self._look.values
+        yield Reading("gpu", gpus, values.columns([s for s in GPU_SIGNALS if EVERY[s] <= due]), events)
+        chosen = [s for s in LINK_SIGNALS if EVERY[s] <= due]
+        if links and chosen:
+            yield Reading("nvlink", links, values.columns(chosen))
 
+    def _event(self, entity: str, kind: str, **data: Any) -> Event:
+        return Event(self._now(), entity, kind, data)
 
-def _ecc(nvml: Any, handle: Any, kind: int) -> int:
-    """Counted since the driver was loaded (volatile)."""
-    return int(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, nvml.NVML_VOLATILE_ECC))
+    def _presence(self) -> Iterator[Event]:
+        """GPUs that were lost or came back since the look before, and how many there are if that changed."""
+        for place in self._places.all:
+            if place.lost != (place.index in self._lost):
+                self._lost ^= {place.index}
+                yield self._event(self._gpu(place), "gpu_lost" if place.lost else "gpu_back", **self._named(place))
+        missing = [place.pci or self._gpu(place) for place in self._places.all if place.lost]
+        expected = max(self.expected, len(self._places.all))
+        present = len(self._places.all) - len(missing)
+        told, self._told = self._told, (expected, present)
+        if self._told != told and (told is not None or expected != present):
+            data = {"expected": expected, "present": present, "missing": missing, "source": "nvml"}
+            yield self._event(f"node:{self._node}", "gpu_count", **data)
+
+    def _named(self, place: Place) -> dict[str, Any]:
+        """A GPU as a technician looks for it."""
+        known = {key: place.facts.get(key) for key in ("serial", "uuid")}
+        return {"gpu": self._gpu(place), "pci": place.pci, **known}
+
+    def _actions(self) -> Iterator[Event]:
+        """The recovery action that the driver wants, where it is another than before."""
+        assert self._look is not None
+        values = self._look.values
+        for place in self._places.all:
+            value = values.gauges[values.place("gpu.recovery_action", place.index)[1]]
+            if not 0 <= value < len(ACTIONS) or value == place.action:  # not looked at, or not a number of the table
+                continue
+            data = {"from": place.action, "to": int(value), "action": ACTIONS[int(value)], "pci": place.pci}
+            place.action = int(value)
+            yield self._event(self._gpu(place), "recovery_action", **data)
+
+    def _work(self, due: int) -> Iterator[Event]:
+        """The processes of a GPU, where they are others than before."""
+        assert self._look is not None
+        if due < PROCESSES_EVERY:
+            return
+        for place in self._places.all:
+            pids = self._look.pids.get(place.index, place.pids)
+            if pids != place.pids:
+                place.pids = pids
+                yield self._event(self._gpu(place), "gpu_processes", pids=list(pids[:NAMED_PIDS]))
+
+    def _slow(self, slow: list[Slow]) -> Iterator[Event]:
+        for call in slow:
+            if self._now() - call.place.slow_told >= SLOW_AGAIN:
+                call.place.slow_told = self._now()
+                data = {"gpu": self._gpu(call.place), "call": call.function, "seconds": round(call.seconds, 3)}
+                yield self._event(self._gpu(call.place), "slow_call", **data)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from agents import disk
 from pipeline import config
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Arrival:
     """A Sender, and how far a simulation may run ahead of it. `wait` answers True when somebody wants the end."""
 
     def __init__(self, sender: Sender, spool: config.Spool, wait: Callable[[float], bool]) -> None:
-        self.sender, self.backlog = sender, min(BACKLOG, spool.max_bytes // 4)
+        self.sender, self.backlog = sender, min(BACKLOG, (spool.max_bytes or disk.cap(spool.directory)) // 4)
         self._wait = wait
 
     def wait(self) -> bool:

@@ -21,6 +21,9 @@ STATE_OF: Mapping[str, str] = {"page": "critical", "ticket": "degraded", "watch"
 _SPREADS = frozenset({"rack", "cdu", "loop", "pdu", "leaf", "spine", "switch", "rail", "row", "pod", "fabric"})
 """Kinds whose fault, where they are the cause, reaches every node below them; a job's or a site's does not."""
 
+_NOT_ON_NODES = ["power", "coolant"]
+"""Classes of what stands beside the nodes, whoever sends it."""
+
 
 def fleet(
     cursor: duckdb.DuckDBPyConnection, topology: Topology, health: Health, unready: list[str], now: int
@@ -108,8 +111,8 @@ def _senders(cursor: duckdb.DuckDBPyConnection, incidents: Iterable[Row]) -> dic
     """entity -> the node that sends it, of what runs on nodes: for entities that no inventory has announced."""
     wanted = sorted({entity for _, _, cause, members in incidents for entity in (cause, *members)})
     rows = cursor.execute(
-        "SELECT entity, 'node:' || node FROM device WHERE class IN ('gpu', 'nic', 'rank') AND list_contains(?, entity)",
-        [wanted],
+        "SELECT entity, 'node:' || node FROM device WHERE NOT list_contains(?, class) AND list_contains(?, entity)",
+        [_NOT_ON_NODES, wanted],
     ).fetchall()
     return dict(rows)
 

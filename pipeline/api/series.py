@@ -18,8 +18,8 @@ MOST_PEERS = 512
 """Peers read at most (chosen: a percentile of 512 is known to about 2 points); evenly taken from more."""
 _AUTO = {"rank": "stage", "gpu": "rack", "port": "rack", "node": "rack"}
 _KINDS = {"rack": ("rack",), "stage": ("stage",), "loop": ("loop", "cdu")}
-# a counter's rate per second between two rows; a fall is a reset, and what happened there is not known
-_RATE = """CASE WHEN v >= lag(v) OVER w
+# a counter's rate per second between two rows; what happened in a reset is not known: a fall, or another life
+_RATE = """CASE WHEN v >= lag(v) OVER w AND coalesce(life = lag(life) OVER w, true)
                 THEN (v - lag(v) OVER w)::DOUBLE * 1e6 / nullif(epoch_us(time) - lag(epoch_us(time)) OVER w, 0) END"""
 
 
@@ -97,12 +97,13 @@ def _read(
         "state": ("v", "arg_max(x, time)"),
         "gauge": ("v", "avg(x)"),
     }[signal.kind]
-    column = f'"{signal.column}"'
+    column, life = f'"{signal.column}"', f"{signal.device_class}.generation"
+    life = CATALOGUE[life].column if life in CATALOGUE else "NULL"
     if signal.type.startswith("f"):
         column = f"CASE WHEN isfinite({column}) THEN {column} END"
     return cursor.execute(
         f"""
-        WITH raw AS (SELECT time, entity, {column} AS v FROM "{signal.device_class}"
+        WITH raw AS (SELECT time, entity, {column} AS v, {life} AS life FROM "{signal.device_class}"
                      WHERE time >= make_timestamptz($start) AND time < make_timestamptz($end)
                        AND entity IN (SELECT unnest($who))),
              measured AS (SELECT time, entity, {per_row} AS x FROM raw WHERE v IS NOT NULL

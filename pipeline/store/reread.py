@@ -13,7 +13,8 @@ from pipeline.records import SECOND, Event, Rows
 from pipeline.signals import CATALOGUE, column_of
 from pipeline.store.database import Database
 
-CHUNK = 600 * SECOND  # event time read at once: bounds memory
+CHUNK = 60 * SECOND
+"""Event time read at once: 0.6 MB of a node of 8 GPUs and 10 ports. Chosen: a restart seldom has more to read."""
 Refill = Callable[[Sequence[Rows], Sequence[Event], int], None]
 
 

@@ -35,7 +35,7 @@ def settings(kafka: Kafka, role: str) -> dict[str, Any]:
     """Keyword arguments of any kafka-python client, whose id ends in `role`. Raises ConfigError on bad credentials."""
     quiet()  # nobody makes a client without these settings
     out: dict[str, Any] = {
-        "bootstrap_servers": [server.strip() for server in kafka.bootstrap_servers.split(",")],
+        "bootstrap_servers": servers(kafka),
         "client_id": f"fleetpulse-{role}",
         "reconnect_backoff_max_ms": RECONNECT_MS,
         "request_timeout_ms": REQUEST_MS,
@@ -46,6 +46,11 @@ def settings(kafka: Kafka, role: str) -> dict[str, Any]:
     if kafka.security_protocol.startswith("SASL"):
         out |= _sasl(kafka)
     return out
+
+
+def servers(kafka: Kafka) -> list[str]:
+    """Addresses at which the brokers are looked for."""
+    return [server.strip() for server in kafka.bootstrap_servers.split(",")]
 
 
 def files(kafka: Kafka) -> tuple[tuple[int, int, int] | None, ...]:

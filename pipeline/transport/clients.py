@@ -6,11 +6,12 @@ tries every few seconds would gather threads for as long as the broker is away.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError
 from kafka.net.compat import KafkaNetClient
 
 from pipeline import wire
@@ -24,9 +25,8 @@ CONNECTING_MS = 100
 
 GRACE_S = 0.5
 """How much longer than it was told a client may take to find no broker. Chosen: it ends 0.01 s late if it can."""
-
 LONGEST_MS = 60_000
-"""As much for a producer, which looks for its brokers later and is made in no time. Chosen."""
+"""What making a client may take that was told no limit: a producer, which looks for its brokers later. Chosen."""
 
 
 def admin(kafka: Kafka, role: str, seconds: float) -> KafkaAdminClient:
@@ -42,7 +42,7 @@ def consumer(kafka: Kafka, role: str, seconds: float, **more: Any) -> KafkaConsu
     return _made(_Reader, own)
 
 
-def producer(kafka: Kafka, role: str, **more: Any) -> KafkaProducer:
+def producer(kafka: Kafka, role: str, **more: Any) -> Producer:
     """A producer that connects when a broker is there, whenever that is.
 
     Without idempotence: with it this client never sends again after an outage that outlasts delivery_timeout_ms, nor
@@ -57,17 +57,39 @@ def producer(kafka: Kafka, role: str, **more: Any) -> KafkaProducer:
         "max_request_size": wire.MAX_MESSAGE + topics.BATCH_OVERHEAD,
         "api_version": API_VERSION,
     }
-    return _made(KafkaProducer, {**brokers.settings(kafka, role), **own, **more}, _CalmClient)
+    made: Producer = _made(Producer, {**brokers.settings(kafka, role), **own, **more}, _CalmClient)
+    return made
 
 
-def close_producer(client: KafkaProducer, seconds: float) -> None:
-    """Ends a producer, also one that cannot deliver: its close() raises then and leaves its thread running."""
-    try:
-        client.close(seconds)
-    except KafkaError:
-        # private, for want of a public way; the version of kafka-python is pinned and a test holds this to it
-        client._sender.force_close()
-        client._sender.join(seconds)
+class Producer(KafkaProducer):  # type: ignore[misc] # kafka-python ships no types
+    """A producer that can be ended whatever the brokers do, and that knows what a refused send means."""
+
+    # private names, for want of a public way; the version of kafka-python is pinned, and tests hold these to it
+
+    @property
+    def alive(self) -> bool:
+        """Whether its I/O thread still runs."""
+        return bool(self._sender.is_alive())
+
+    def end(self, seconds: float, force: bool = False) -> None:
+        """Closes within about `seconds`, and then by force, which gives up what it holds; at once by `force`.
+
+        The public way raises while messages wait for a broker that is away, and leaves the thread running.
+        """
+        if not force:
+            with contextlib.suppress(KafkaError):
+                self.close(seconds)
+                return
+        self._sender.force_close()
+        self._sender.join(seconds)
+        with contextlib.suppress(KafkaTimeoutError):  # not even by force: its thread is a daemon
+            self.close(0)
+
+    def meaning(self, topic: str, error: Exception) -> Exception:
+        """What a refused send means: where a broker was met, time that ran out says that the topic is not there."""
+        if isinstance(error, KafkaTimeoutError) and self._metadata.brokers():
+            error = UnknownTopicOrPartitionError(topic)
+        return error
 
 
 class _Reader(KafkaConsumer):  # type: ignore[misc] # kafka-python ships no types
@@ -77,7 +99,7 @@ class _Reader(KafkaConsumer):  # type: ignore[misc] # kafka-python ships no type
     hand. A drained one stays in its hand, so that the parked partition is never fetched again (measured on 3.0.12).
     """
 
-    # private names, for want of a public way; see close_producer
+    # private names, as in Producer
 
     def poll(self, *given: Any, **more: Any) -> Any:
         if not self._fetcher._next_partition_records:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from kafka import KafkaProducer
 from kafka.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError
 
 from pipeline.config import Kafka
@@ -23,8 +22,6 @@ log = logging.getLogger("fleetpulse.kafka")
 
 WAITING = 8 << 20
 """Bytes of copies that may wait; chosen: two messages of the largest size. The client itself has no bound."""
-
-
 BLOCK_S = 0.5
 """Longest time that one copy may hold up ingest: where its topic is missing, the client looks for it so long."""
 PAUSE_S = 30.0
@@ -36,7 +33,7 @@ class DeadLetterTopics:
 
     def __init__(self, kafka: Kafka, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._kafka, self._monotonic = kafka, monotonic
-        self._producer: KafkaProducer | None = None
+        self._producer: clients.Producer | None = None
         self._lock = threading.Lock()  # the client answers on a thread of its own
         self._waiting, self._not_before = 0, float("-inf")
         self._told = False  # whether the last that came of a copy was that it is missing
@@ -78,7 +75,7 @@ class DeadLetterTopics:
         """Gives what waits a moment to leave; may be called twice."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            clients.close_producer(producer, 1.0)
+            producer.end(1.0)
 
     def _came(self, size: int) -> None:
         with self._lock:
@@ -91,10 +88,9 @@ class DeadLetterTopics:
         self._skip(self._why(topic, error))
 
     def _why(self, topic: str, error: Exception) -> str:
-        """What is wrong with the topic, and the mend: the client itself only says that time ran out."""
-        known = getattr(self._producer, "_metadata", None)  # private, for want of a public way; the version is pinned
-        if isinstance(error, KafkaTimeoutError) and known is not None and known.brokers():
-            error = UnknownTopicOrPartitionError(topic)  # a client that has met the brokers lacks only the topic
+        """What is wrong with the topic, and the mend."""
+        if self._producer is not None:
+            error = self._producer.meaning(topic, error)
         if isinstance(error, UnknownTopicOrPartitionError):
             return f"topic {topic}: is not there: run `{MISSING}`"
         if isinstance(error, KafkaTimeoutError):

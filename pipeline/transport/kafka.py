@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import CorruptRecordError, IllegalStateError, KafkaError, LogTruncationError, OffsetOutOfRangeError
+from kafka.errors import CorruptRecordError, KafkaError, LogTruncationError, OffsetOutOfRangeError
 
 from pipeline.config import Kafka
 from pipeline.errors import GapError, Retryable
@@ -95,7 +95,7 @@ class KafkaTransport:
         stream = self._streams[place]
         if not stream.waiting:
             self._wait_for(place, stream)
-        if not stream.waiting and (stream.lost or stream.damage):
+        if not stream.waiting and stream.stuck:
             raise self._explained(place, stream)
         if stream.waiting and stream.offset != offset:
             raise self._gap(partition, offset, stream.offset, "offsets without a message: transactions or compaction")
@@ -127,8 +127,7 @@ class KafkaTransport:
             stream = self._streams[place] = Stream(partition)
             consumer.assign(list(self._streams))
         if stream.offset != offset:
-            stream.waiting.clear()
-            stream.behind, stream.size, stream.lost, stream.damage = offset, 0, False, ""
+            stream.begin_at(offset)
             consumer.seek(place, offset)
             self._resume(place, stream)
         return new
@@ -167,7 +166,7 @@ class KafkaTransport:
         if self._monotonic() < self._in_vain + PATIENCE:  # another read waited in vain just now
             until = self._monotonic()
             self._poll(0)
-        while not (stream.waiting or stream.lost or stream.damage or self._at_end(place, stream)):
+        while not (stream.waiting or stream.stuck or self._at_end(place, stream)):
             if self._monotonic() >= until:
                 self._in_vain = self._monotonic()
                 self._look_for_stall(place)
@@ -177,7 +176,7 @@ class KafkaTransport:
 
     def _at_end(self, place: TopicPartition, stream: Stream) -> bool:
         """Whether the brokers said that nothing lies behind what was read."""
-        if stream.waiting or stream.lost or stream.damage:
+        if stream.waiting or stream.stuck:
             return False
         end = self._consumer.highwater(place)
         # the client's position passes what is no record, such as the marker of a stranger's transaction
@@ -195,13 +194,11 @@ class KafkaTransport:
             return self._lost(error.args[0])
         except CorruptRecordError as error:
             return self._damaged(error)
-        except (KafkaError, IllegalStateError) as error:
+        except KafkaError as error:
             raise Retryable(f"kafka: {error}") from error
         for place, records in found.items():
             stream = self._streams[place]
-            stream.waiting.extend(records)
-            stream.behind = records[-1].offset + 1
-            stream.size += sum(len(record.value or b"") for record in records)
+            stream.add(records)
             if stream.size >= AHEAD:
                 self._pause(place, stream)
         return None
@@ -225,7 +222,7 @@ class KafkaTransport:
         self._let_go(place)
         if offset < first:
             return self._gap(partition, offset, first, "deleted by the brokers' retention before it was read")
-        if offset > end and partition in self.partitions():  # not said yet
+        if offset > end and self._watch.has(partition):  # not said yet
             self._watch.cut_short(partition)
         return Retryable(f"kafka: {partition.topic}/{partition.name}: offset {offset} was refused, trying again")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,22 @@ class Stream:
     def offset(self) -> int:
         """Of the next record that `take` would give."""
         return self.waiting[0].offset if self.waiting else self.behind
+
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing comes behind what waits until it begins elsewhere."""
+        return self.lost or bool(self.damage)
+
+    def begin_at(self, offset: int) -> None:
+        """Forgets what waits and what was wrong there: the next record is sought at `offset`."""
+        self.waiting.clear()
+        self.behind, self.size, self.lost, self.damage = offset, 0, False, ""
+
+    def add(self, records: Sequence[Any]) -> None:
+        """Takes what was polled; at least one record."""
+        self.waiting.extend(records)
+        self.behind = records[-1].offset + 1
+        self.size += sum(len(record.value or b"") for record in records)
 
     def take(self, max_messages: int, max_bytes: int) -> list[Message]:
         """What waits, contiguous, at least one if there is one."""

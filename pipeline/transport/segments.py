@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -24,15 +25,15 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, unquote
 
-from crc32c import crc32c
-
 from pipeline.errors import SpoolError
+from pipeline.transport.checksum import crc32c
 
 HEAD = struct.Struct("<IIQ")
 MAX_RECORD = 8 << 20
 """Bound of one record: twice wire.MAX_MESSAGE; a greater length is damage."""
 RESYNC = 64
 """How many sequences behind a damaged record are searched for before its whole segment is given up; chosen."""
+_SEGMENT = re.compile(r"0[0-9]{19}\.seg")  # 10^19 messages are never reached, so what a mark holds is never exceeded
 _MARK = struct.Struct("<4s16sQ")
 _MARK_CRC = struct.Struct("<I")
 _SEQUENCE = struct.Struct("<Q")
@@ -84,7 +85,7 @@ def segments(folder: Path) -> list[int]:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    return sorted(int(name[:-4]) for name in names if name.endswith(".seg") and name[:-4].isdecimal())
+    return sorted(int(name[:-4]) for name in names if _SEGMENT.fullmatch(name))
 
 
 def segment_path(folder: Path, first: int) -> Path:

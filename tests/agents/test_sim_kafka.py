@@ -18,20 +18,13 @@ from pipeline.recorder import RecordingWriter
 from pipeline.recordings import read_events
 from pipeline.records import EVENTS, TELEMETRY
 from tests.kafka_broker import Address, Broker
-from tests.kafka_clients import make_topics, read
+from tests.kafka_clients import make_topic, make_topics, read
 
 TEXT = "version = 1\nduration = 1200\ninterval = 5\n[fleet]\nnodes = 3\ngpus_per_node = 4\n"
 pytestmark = pytest.mark.filterwarnings(
     # kafka-python leaves the socket of a refused connection to the garbage collector
     "ignore:unclosed <socket:ResourceWarning"
 )
-
-
-@pytest.fixture
-def scenario(tmp_path: Path) -> str:
-    path = tmp_path / "scenario.toml"
-    path.write_text(TEXT)
-    return str(path)
 
 
 def waited(seconds: float) -> bool:
@@ -117,13 +110,8 @@ def test_brokers_that_cannot_be_configured_are_refused_before_anything_is_made(s
 
 
 def test_what_the_brokers_refuse_for_ever_makes_the_exit_code_1(kafka: Address, scenario: str, tmp_path: Path) -> None:
-    from tests.kafka_clients import admin_of, delete_topics
-
     settings = make_topics(kafka)
-    delete_topics(kafka, [TELEMETRY])
-    with admin_of(kafka) as admin:
-        tiny = {"num_partitions": 1, "configs": {"max.message.bytes": "2000"}}
-        admin.create_topics({TELEMETRY: tiny}, wait_for_metadata=True)
+    make_topic(kafka, TELEMETRY, max_message_bytes="2000")
     said: list[str] = []
     order = Order(scenario, 3, "kafka", 0.0)
     assert simulate(order, Config(spool=Spool(tmp_path / "spool"), kafka=settings), None, waited, say=said.append) == 1

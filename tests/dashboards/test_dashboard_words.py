@@ -18,6 +18,9 @@ NOON = from_iso("2026-01-01T12:00:00Z")
         ("rank:81.17", "rank 17 of job 81"),
         ("cdu:c1", "cooling loop c1"),
         ("node:n042", "node n042"),
+        ("nvlink:n042.3.17", "NVLink 3.17 of n042"),
+        ("filesystem:n042./data/x.y", "file system /data/x.y of n042"),
+        ("service:n042.nvidia-fabricmanager", "service nvidia-fabricmanager of n042"),
         ("quark:q1", "quark:q1"),
         ("gpu:", "gpu:"),
         ("", ""),
@@ -59,6 +62,7 @@ def test_a_quantity_has_three_figures_and_the_unit_that_people_write(value: floa
 def test_a_detectors_sentence_names_entities_and_units_for_people() -> None:
     assert words.plain("gpu:n042.5 is at 71 Cel") == "GPU 5 of n042 is at 71 °C"
     assert words.plain("cdu:c2: flow is low") == "Cooling loop c2: flow is low"
+    assert words.plain("filesystem:n1./data is full") == "File system /data of n1 is full"
     assert words.plain("n055 runs warm") == "n055 runs warm"
     assert words.plain("") == ""
 

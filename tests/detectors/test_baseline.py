@@ -69,6 +69,37 @@ def test_a_counter_of_32_bits_that_wrapped_has_grown():
     assert readings(2**32 - 5, 7)[1] == (12.0, 1.0)
 
 
+def lives(*readings):
+    """Growth told at each (value, generation)."""
+    cells, out = np.zeros(1, COUNTER), []
+    for tick, (value, generation) in enumerate(readings, 1):
+        told = counter_delta(cells, np.array([float(value)]), tick * SECOND, np.array([float(generation)]))
+        out.append(float(told[0][0]))
+    return out
+
+
+NO = np.nan
+
+
+@pytest.mark.parametrize(
+    ("readings", "wanted"),
+    [
+        ([(10, 7), (900, 9), (905, 9)], [NO, NO, 5]),  # the new life has outgrown the old one
+        ([(10, 7), (3, 9), (5, 9)], [NO, NO, 2]),
+        ([(10, 9), (20, 7)], [NO, NO]),  # a clock that was set back
+        ([(2**32 - 5, 7), (7, 9)], [NO, NO]),  # no wrap: another life
+        ([(2**32 - 5, 7), (7, 7)], [NO, 12]),
+        ([(10, 7), (NO, 9), (900, 9), (901, 9)], [NO, NO, NO, 1]),  # the reset falls into a missing reading
+        ([(10, 7), (12, NO), (15, 7)], [NO, 2, 3]),  # a reading without its generation, as after an older agent
+        ([(10, 7), (900, NO), (905, 9), (906, 9)], [NO, 890, NO, 1]),
+        ([(10, NO), (12, 7), (15, 7)], [NO, 2, 3]),  # the agent was upgraded
+        ([(10, NO), (3, NO), (5, NO)], [NO, NO, 2]),
+    ],
+)
+def test_growth_is_told_only_within_one_life_of_a_counter(readings, wanted):
+    assert lives(*readings) == pytest.approx(wanted, nan_ok=True)
+
+
 def test_five_errors_at_a_faulty_rate_pass_the_limit_and_a_quiet_hour_takes_them_back():
     cells = np.zeros(1, COUNTER)
     for tick in range(1, 6):

@@ -122,6 +122,22 @@ def test_the_order_of_entities_does_not_matter(cls, site, watch):
 
 
 @every
+def test_it_looks_at_no_signal_that_it_does_not_name(cls, site, watch):
+    """The pipeline makes frames of nothing else."""
+    named = {*cls.needs, *cls.wants}
+
+    class Reduced(type(site)):
+        def frames(self, tick, values, events=()):
+            return {c: reduced(f) for c, f in super().frames(tick, values, events).items()}
+
+    def reduced(f: Frame) -> Frame:
+        kept = {name: column for name, column in f.values.items() if name in named}
+        return Frame(f.time, f.device_class, f.entities, kept, f.topology, f.events)
+
+    assert shown(Reduced(), watch, cls) == shown(site, watch, cls)
+
+
+@every
 def test_it_bears_frames_in_which_nothing_was_measured(cls, site, watch):
     def nothing(tick, values):
         for columns in values.values():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from detectors.baseline import COUNTER
 from detectors.link import Link
+from detectors.runner import Runner
 from pipeline.records import SECOND, Event
 from pipeline.topology import Topology
 
@@ -189,6 +191,48 @@ def test_a_counter_reset_is_no_burst(site, watch):
         values["nic"]["nic.carrier_changes"] = np.full(16, 900.0 if tick < 50 else 2.0)
 
     assert watch(Link(), site, 150, change) == []
+
+
+def outgrown(site, generations):
+    """At tick 50 the driver is loaded anew; before the next reading the counters have passed what they were."""
+
+    def change(tick, values):
+        later = tick >= 50
+        values["nic"]["nic.symbol_errors"] = np.full(16, 500.0 if later else 3.0)
+        values["nic"]["nic.carrier_changes"] = np.full(16, 12.0 if later else 2.0)
+        if generations:
+            values["nic"]["nic.generation"] = np.full(16, 1_790_000_000.0 + 500 * later)
+
+    return change
+
+
+def test_a_reset_that_has_outgrown_the_former_value_is_no_growth(site, watch):
+    assert watch(Link(), site, 150, outgrown(site, True)) == []
+    assert watch(Link(), type(site)(), 150, outgrown(site, False)) != []
+
+
+def test_a_reset_is_known_after_a_restart_in_between(site, watch):
+    first, second = Link(), Link()
+    change = outgrown(site, True)
+    assert watch(first, site, 50, change) == []
+    second.restore(first.snapshot())
+    assert watch(second, site, 100, change, 50) == []
+
+
+def test_a_snapshot_from_before_there_were_generations_is_gone_on_with(site, watch):
+    """Through the Runner, as the store keeps it."""
+    old = [(name, kind) for name, (kind, _) in COUNTER.fields.items() if name != "generation"]
+    change = errors(site, 0.4)
+    whole = watch(Runner([Link()]), site, 200, change)
+    runner, again = Runner([Link()]), Runner([Link()])
+    found = watch(runner, type(site)(), 100, change)
+    link = runner.detectors[0]
+    for name in ("changes", "symbol", "crc"):
+        setattr(link, name, getattr(link, name)[[field for field, _ in old]].astype(np.dtype(old)))
+    again.restore(runner.snapshot())
+    assert again.detectors[0].symbol.dtype == COUNTER
+    assert found + watch(again, type(site)(), 100, change, 100) == whole
+    assert [f for f in whole if f.level == "page"]
 
 
 def test_a_leaf_that_takes_its_ports_with_it_is_blamed_alone(site, watch):

@@ -41,6 +41,8 @@ log = logging.getLogger("tests.failures")
 class Quiet:
     """A judge that finds nothing."""
 
+    signals = frozenset[str]()
+
     def observe(self, frames: object) -> list[object]:
         return []
 

@@ -134,7 +134,10 @@ def test_what_is_wrong_is_named_with_file_and_key_and_what_was_wanted(
         ("[agent]\nnode = ''\n", ("[agent] node = ''", "not empty")),
         ("[agent]\nnode = '../x'\n", ("[agent] node = '../x'", "no slash")),
         ("[pipeline]\nframe = -1\n", ("[pipeline] frame = -1", "above 0")),
-        ("[spool]\nmax_bytes = 0\n", ("[spool] max_bytes = 0", "above 0")),
+        ("[spool]\nmax_bytes = 10\n", ("[spool] max_bytes = 10", "at least 65536, or 0")),
+        ("[spool]\nsync_seconds = 61\n", ("[spool] sync_seconds = 61", "0 to 60")),
+        ("[kafka]\ncatch_up = 1.0\n", ("[kafka] catch_up = 1.0", "at least 2")),
+        ("[kafka]\njitter = -1\n", ("[kafka] jitter = -1", "0 to 600")),
         ("[kafka]\npartitions = 0\n", ("[kafka] partitions = 0", "above 0")),
         *(
             (f"[[notify.webhooks]]\nurl = 'u'\nname = {text}\n", ("[notify.webhooks[0]] name = ", shown, "A-Z a-z 0-9"))

@@ -12,7 +12,7 @@ from pipeline.records import TELEMETRY
 from pipeline.transport import Message, Partition, topics
 from pipeline.transport.dead_letters import PAUSE_S, DeadLetterTopics
 from tests.kafka_broker import Address, held
-from tests.kafka_clients import SECONDS, admin_of, delete_topics, make_topics, read, untidy_refusals
+from tests.kafka_clients import SECONDS, delete_topics, make_topic, make_topics, read, untidy_refusals
 
 COPIES = topics.dead_letters_of(TELEMETRY)
 LETTER = Message(Partition(TELEMETRY, "0", "x"), 7, b"garbage")
@@ -73,8 +73,7 @@ def test_a_missing_topic_is_named_with_its_mend_and_again_after_it_had_worked(
         again()
     assert endings(caplog) == [told]
     assert one.skipped == 3
-    with admin_of(kafka) as admin:
-        admin.create_topics({COPIES: {"num_partitions": 1}}, wait_for_metadata=True)
+    make_topic(kafka, COPIES)
     until_arrived(kafka, 1, again)
     delete_topics(kafka, [COPIES])
     other = copies(one._kafka)  # the first one's client still believes in its topic for minutes

@@ -123,9 +123,23 @@ def test_a_nearly_full_disk_fails(config: Config) -> None:
     assert doctor.disk(config, floor=1 << 62).state == "fail"
 
 
-def test_a_missing_nvidia_library_is_a_warning(config: Config) -> None:
-    assert doctor.nvml(config, "libno-such-thing.so.1").state == "warn"
-    assert doctor.nvml(config, "libc.so.6").state == "ok"
+@pytest.mark.parametrize(
+    ("kind", "state"), [("ext4", "ok"), ("tmpfs", "warn"), ("nfs4", "warn"), ("fuse.sshfs", "warn")]
+)
+def test_a_spool_in_memory_or_on_another_host_is_a_warning(
+    config: Config, tmp_path: Path, kind: str, state: str
+) -> None:
+    config.spool.directory.mkdir()
+    escaped = str(tmp_path).replace(" ", "\\040")
+    (tmp_path / "mounts").write_text(f"/dev/vda / ext4 rw 0 0\nx {escaped} xfs rw 0 0\ny {escaped} {kind} rw 0 0\n")
+    found = doctor.spool_disk(config, tmp_path / "mounts")
+    assert (found.state, found.found) == (state, f"{config.spool.directory} is {kind}")
+    assert bool(found.mend) == (state == "warn")
+
+
+def test_the_spools_disk_of_this_host_is_known(config: Config, tmp_path: Path) -> None:
+    assert not doctor.spool_disk(config).found.endswith("unknown")
+    assert doctor.spool_disk(config, tmp_path / "gone").state == "info"
 
 
 def test_the_spool_needs_no_broker(config: Config) -> None:

@@ -16,7 +16,8 @@ from pipeline.frames import Instant
 from pipeline.incidents import Desk
 from pipeline.ingest import Committed
 from pipeline.presence import LastSeen
-from pipeline.records import SECOND, Batch, Block, Event, Finding, Frame, Origin
+from pipeline.records import SECOND, Batch, Block, Event, Finding, Origin
+from pipeline.signals import CATALOGUE
 from pipeline.store import ledger
 from pipeline.topology import Topology
 
@@ -26,6 +27,8 @@ T0 = 1_780_000_000 * SECOND
 
 class HotForThree:
     """A judge with state: a GPU above 90 Cel in three instants running is a page from the first of them on."""
+
+    signals = ("gpu.temperature",)
 
     def __init__(self):
         self.since, self.count = {}, {}
@@ -168,18 +171,40 @@ def test_inventory_teaches_the_topology_and_a_circle_is_left_out(site, caplog):
     bad = Event(T0, "node:n2", "inventory", {"entities": {"node:n2": {"parents": ["node:n2"]}}})
     running.engine.observe(Committed(events=[good, bad]))
     assert running.engine.topology.above("gpu:n1.0") == ("node:n1",)
+    assert [record.getMessage().split(":")[1] for record in caplog.records] == ["n2 refused"]
     assert "circle" in caplog.text
+
+
+def test_the_inventories_of_many_nodes_change_the_topology_once(site):
+    running = Running(site)
+    running.start()
+    before = running.engine.topology.version
+    told = {f"n{i}": {f"gpu:n{i}.0": {"parents": [f"node:n{i}"], "attributes": {"sku": "x"}}} for i in range(5)}
+    events = [Event(T0, f"node:{n}", "inventory", {"entities": entities}) for n, entities in told.items()]
+    running.engine.observe(Committed(events=events))
+    assert running.engine.topology.version == before + 1
+    assert running.engine.topology.attributes["gpu:n4.0"] == {"sku": "x"}
 
 
 def test_silence_is_not_quiet():
     seen = LastSeen()
-    values = {"gpu.temperature": np.array([50.0])}
-    frame = Frame(T0, "gpu", ("gpu:n1.0",), values, Topology())
-    seen.note(Instant(T0, T0 + STEP, {"gpu": frame}))
+    gpus = ["gpu:n1.0", "gpu:n1.1"]
+    seen.note(Instant(T0, T0 + STEP, {}, {"gpu": (gpus, np.array([True, False]))}))
     assert seen.present("gpu:n1.0")
+    assert not seen.present("gpu:n1.1")
     seen.note(Instant(T0 + 7 * STEP, T0 + 8 * STEP, {}))
     assert not seen.present("gpu:n1.0")
     assert seen.present("rack:r1")  # bears no telemetry of its own
+
+
+def test_what_agents_look_at_seldom_is_present_between_two_looks():
+    seen = LastSeen()
+    assert {CATALOGUE[name].interval for name in ("dimm.corrected", "dimm.uncorrected")} == {30}
+    seen.note(Instant(T0, T0 + STEP, {}, {"dimm": (["dimm:n1.mc0.dimm0"], np.array([True]))}))
+    seen.note(Instant(T0 + 8 * STEP, T0 + 9 * STEP, {}))
+    assert seen.present("dimm:n1.mc0.dimm0")
+    seen.note(Instant(T0 + 10 * STEP, T0 + 11 * STEP, {}))
+    assert not seen.present("dimm:n1.mc0.dimm0")
 
 
 def test_results_that_could_not_be_written_are_written_later_and_nothing_is_judged_twice(site, new_site, monkeypatch):

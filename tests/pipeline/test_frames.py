@@ -131,3 +131,49 @@ def test_order_and_commit_boundaries_never_show(samples, data):
     assert [i.time for i in got] == [i.time for i in wanted]
     for one, two in zip(got, wanted, strict=True):
         np.testing.assert_array_equal(one.frames["gpu"]["gpu.temperature"], two.frames["gpu"]["gpu.temperature"])
+
+
+def test_of_signals_that_nobody_looks_at_it_is_only_told_who_had_one():
+    f = Framer(STEP, Topology(), lambda c: NAMES.get(c, []), signals=["gpu.temperature"])
+    f.add(rows((1, 0, 50.0)))
+    f.add(rows((2, 2, 300.0), signal="gpu.power"))
+    f.add(rows((3, 0, 1.0), device_class="nic", signal="nic.speed"))
+    f.add_events([Event(4 * SECOND, "port:a.x", "link_state", {})])
+    f.add(rows((11, 0, 1.0), device_class="nic", signal="nic.speed"))
+    first, second = f.advance(2 * STEP)
+    assert set(first.frames["gpu"].values) == {"gpu.temperature"}
+    assert first.frames["nic"].values == {}  # there for its event
+    assert {c: (list(names), seen.tolist()) for c, (names, seen) in first.seen.items()} == {
+        "gpu": (NAMES["gpu"], [True, False, True]),
+        "nic": (NAMES["nic"], [True]),
+    }
+    assert second.frames == {}
+    assert second.time == 11 * SECOND
+    assert second.seen["nic"][1].all()
+
+
+def test_who_had_only_missing_or_impossible_values_was_not_seen():
+    f = framer()
+    f.add(rows((1, 0, np.nan), (1, 1, 50.0), (1, 2, 5000.0)))
+    [instant] = f.advance(STEP)
+    assert instant.seen["gpu"][1].tolist() == [False, True, False]
+
+
+@given(st.lists(st.tuples(st.integers(0, 29), st.integers(0, 2), st.booleans(), st.booleans()), max_size=30))
+@settings(max_examples=50, deadline=None)
+def test_signals_that_come_in_rows_of_their_own_meet_in_one_frame(samples):
+    """As agents send them: temperature each second, power more seldom, in rows of the same device."""
+    f, wanted = framer(), {}
+    for i, (second, device, hot, both) in enumerate(sorted(samples, key=lambda s: s[0])):
+        names = ["gpu.temperature", "gpu.power"] if both else ["gpu.temperature" if hot else "gpu.power"]
+        columns = {name: np.array([float(i)], "f4") for name in names}
+        f.add(Rows("gpu", np.array([second * SECOND]), np.array([device], np.int32), columns))
+        wanted.update({(second // 10, device, name): float(i) for name in names})
+    found = {
+        (instant.time // STEP, device, name): value
+        for instant in f.advance(3 * STEP)
+        for name, values in instant.frames["gpu"].values.items()
+        for device, value in enumerate(values)
+        if not np.isnan(value)
+    }
+    assert found == wanted

@@ -6,60 +6,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import wire
-from pipeline.errors import GapError
 from pipeline.ingest import Ingest
-from pipeline.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
+from pipeline.records import SECOND, TELEMETRY, Event, EventBatch, Origin
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
-from pipeline.transport import Message, Partition
+from tests.pipeline.shared_log import ONE, TWO, WORD, SharedLog, one_row
 
 T0 = 1_780_000_000 * SECOND
 EPOCH = bytes(range(16))
-FIRST, SECOND_PARTITION = Partition(TELEMETRY, "0", "id"), Partition(TELEMETRY, "1", "id")
-EVENTS_PARTITION = Partition(EVENTS, "0", "id")
-
-
-class Log:
-    """Partitions that many senders share, as Kafka's are, in memory: a test decides what lies where."""
-
-    def __init__(self) -> None:
-        self.held: dict[Partition, list[bytes]] = {FIRST: [], SECOND_PARTITION: [], EVENTS_PARTITION: []}
-        self.starts: dict[Partition, int] = {}
-        self.letters: list[tuple[int, str]] = []
-
-    def partitions(self) -> list[Partition]:
-        return list(self.held)
-
-    def bounds(self, partition: Partition) -> tuple[int, int]:
-        return self.starts.get(partition, 0), len(self.held[partition])
-
-    def read(self, partition: Partition, offset: int, max_messages: int, max_bytes: int) -> list[Message]:
-        if offset < (start := self.starts.get(partition, 0)):
-            raise GapError(partition.topic, partition.name, offset, start, "retention")
-        found = self.held[partition][offset : offset + max_messages]
-        return [Message(partition, offset + i, value) for i, value in enumerate(found)]
-
-    def committed(self, partition: Partition, next_offset: int) -> None: ...
-
-    def dead_letter(self, message: Message, reason: str) -> None:
-        self.letters.append((message.offset, reason))
-
-    def reachable(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Store:
     """A store and the log that is read into it; `restart` forgets all that is not on disk."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.log = folder / "store.duckdb", Log()
+        self.path, self.log = folder / "store.duckdb", SharedLog()
         self.database: Database | None = None
         self.restart()
 
@@ -100,10 +66,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def sealed(sequence: int, node: str = "n1", epoch: bytes = EPOCH) -> bytes:
-    """One row of one GPU, whose temperature is the sequence."""
-    block = Block("gpu", (f"gpu:{node}.0",), {"gpu.temperature": np.full((1, 1), sequence, "f4")})
-    body = wire.encode(Batch(Origin("local", node, bytes(16)), np.array([T0 + sequence * SECOND]), (block,)))
-    return wire.seal(body, wire.TELEMETRY_KIND, epoch, sequence, 0)
+    return one_row(node, epoch, sequence, T0 + sequence * SECOND)
 
 
 def told(topic: str, first: int, after: int, cause: str) -> bytes:
@@ -114,10 +77,10 @@ def told(topic: str, first: int, after: int, cause: str) -> bytes:
 
 
 def test_a_message_that_was_overtaken_is_stored_and_its_gap_is_gone(store: Store) -> None:
-    store.log.held[FIRST] += [sealed(0), sealed(3)]
+    store.log.add(ONE, [sealed(0), sealed(3)])
     store.drain()
     assert store.missing == [1, 2]
-    store.log.held[SECOND_PARTITION] += [sealed(1), sealed(2)]
+    store.log.add(TWO, [sealed(1), sealed(2)])
     store.drain()
     assert store.stored == [0, 1, 2, 3]
     assert store.rows("FROM gaps") == []
@@ -125,10 +88,10 @@ def test_a_message_that_was_overtaken_is_stored_and_its_gap_is_gone(store: Store
 
 
 def test_a_gap_heals_after_a_restart_too(store: Store) -> None:
-    store.log.held[FIRST] += [sealed(0), sealed(5)]
+    store.log.add(ONE, [sealed(0), sealed(5)])
     store.drain()
     store.restart()
-    store.log.held[FIRST] += [sealed(2), sealed(2)]
+    store.log.add(ONE, [sealed(2), sealed(2)])
     store.drain()
     assert store.stored == [0, 2, 5]
     assert store.missing == [1, 3, 4]
@@ -136,7 +99,7 @@ def test_a_gap_heals_after_a_restart_too(store: Store) -> None:
 
 
 def test_what_was_sent_before_this_store_existed_is_one_gap(store: Store) -> None:
-    store.log.held[FIRST].append(sealed(4))
+    store.log.add(ONE, [sealed(4)])
     store.drain()
     assert store.rows("SELECT first_sequence, next_sequence, cause FROM gaps") == [
         (0, 4, "sent before this store existed")
@@ -144,10 +107,10 @@ def test_what_was_sent_before_this_store_existed_is_one_gap(store: Store) -> Non
 
 
 def test_retention_of_the_broker_is_a_gap_of_offsets_and_of_the_sequences_that_were_in_it(store: Store) -> None:
-    store.log.held[FIRST] += [sealed(i) for i in range(10)]
+    store.log.add(ONE, [sealed(i) for i in range(10)])
     store.drain()
-    store.log.held[FIRST] += [sealed(i) for i in range(10, 20)]
-    store.log.starts[FIRST] = 15
+    store.log.add(ONE, [sealed(i) for i in range(10, 20)])
+    store.log.starts[ONE] = 15
     store.drain()
     assert store.stored == [*range(10), *range(15, 20)]
     assert store.rows("SELECT source, first_sequence, next_sequence, cause FROM gaps ORDER BY ALL") == [
@@ -159,9 +122,9 @@ def test_retention_of_the_broker_is_a_gap_of_offsets_and_of_the_sequences_that_w
 
 @pytest.mark.parametrize("event_first", [True, False])
 def test_a_gap_bears_the_cause_that_its_agent_tells(store: Store, event_first: bool) -> None:
-    steps = [(EVENTS_PARTITION, [told(TELEMETRY, 1, 4, "spool full")]), (FIRST, [sealed(0), sealed(4)])]
+    steps = [(WORD, [told(TELEMETRY, 1, 4, "spool full")]), (ONE, [sealed(0), sealed(4)])]
     for partition, messages in steps if event_first else reversed(steps):
-        store.log.held[partition] += messages
+        store.log.add(partition, messages)
         store.drain()
     assert store.rows("SELECT first_sequence, next_sequence, cause FROM gaps") == [(1, 4, "spool full")]
 
@@ -169,7 +132,7 @@ def test_a_gap_bears_the_cause_that_its_agent_tells(store: Store, event_first: b
 def test_a_message_of_no_kind_is_a_dead_letter_and_is_passed_on(store: Store) -> None:
     future = bytearray(sealed(1))
     future[3] = 99  # version
-    store.log.held[FIRST] += [sealed(0), bytes(future), b"", sealed(1)]
+    store.log.add(ONE, [sealed(0), bytes(future), b"", sealed(1)])
     store.drain()
     assert store.stored == [0, 1]
     assert [offset for offset, _ in store.log.letters] == [1, 2]
@@ -179,17 +142,17 @@ def test_a_message_of_no_kind_is_a_dead_letter_and_is_passed_on(store: Store) ->
 
 
 def test_what_an_agent_gave_up_is_a_gap_at_once_also_when_nothing_follows(store: Store) -> None:
-    store.log.held[FIRST] += [sealed(0), sealed(1)]
-    store.log.held[EVENTS_PARTITION].append(told(TELEMETRY, 2, 5, "refused"))
+    store.log.add(ONE, [sealed(0), sealed(1)])
+    store.log.add(WORD, [told(TELEMETRY, 2, 5, "refused")])
     store.drain()
     assert store.rows("SELECT first_sequence, next_sequence, cause FROM gaps") == [(2, 5, "refused")]
 
 
 def test_messages_that_are_overtaken_by_word_of_a_gap_behind_them_are_stored(store: Store) -> None:
-    store.log.held[FIRST].append(sealed(0))
-    store.log.held[EVENTS_PARTITION].append(told(TELEMETRY, 4, 6, "spool full"))
+    store.log.add(ONE, [sealed(0)])
+    store.log.add(WORD, [told(TELEMETRY, 4, 6, "spool full")])
     store.drain()
-    store.log.held[FIRST] += [sealed(1), sealed(2), sealed(3), sealed(6)]
+    store.log.add(ONE, [sealed(1), sealed(2), sealed(3), sealed(6)])
     store.drain()
     assert store.stored == [0, 1, 2, 3, 6]
     assert store.rows("SELECT first_sequence, next_sequence, cause FROM gaps") == [(4, 6, "spool full")]
@@ -201,18 +164,18 @@ def test_messages_that_are_overtaken_by_word_of_a_gap_behind_them_are_stored(sto
 def test_word_of_a_gap_that_makes_no_sense_is_only_an_event(store: Store, hostile: dict[str, object]) -> None:
     data = {"topic": TELEMETRY, "epoch": EPOCH.hex(), "first": 2, "next": 5, "cause": "x", **hostile}
     batch = EventBatch(Origin("local", "n1", bytes(16)), (Event(T0, "node:n1", "gap", data),))
-    store.log.held[EVENTS_PARTITION].append(wire.seal(wire.encode_events(batch), wire.EVENTS_KIND, EPOCH, 0, 0))
+    store.log.add(WORD, [wire.seal(wire.encode_events(batch), wire.EVENTS_KIND, EPOCH, 0, 0)])
     store.drain()
     assert store.rows("FROM gaps") == []
     assert store.rows("SELECT count(*) FROM events") == [(1,)]
 
 
 def test_a_new_spool_that_is_first_seen_far_on_loses_nothing_of_its_beginning(store: Store) -> None:
-    store.log.held[FIRST] += [sealed(i) for i in range(4)]
+    store.log.add(ONE, [sealed(i) for i in range(4)])
     store.drain()
-    store.log.held[FIRST].append(sealed(9, epoch=bytes(16)))
+    store.log.add(ONE, [sealed(9, epoch=bytes(16))])
     store.drain()
-    store.log.held[SECOND_PARTITION] += [sealed(i, epoch=bytes(16)) for i in range(9)]
+    store.log.add(TWO, [sealed(i, epoch=bytes(16)) for i in range(9)])
     store.drain()
     assert store.rows("SELECT count(*) FROM gpu") == [(4 + 10,)]
     assert store.missing == []
@@ -220,7 +183,7 @@ def test_a_new_spool_that_is_first_seen_far_on_loses_nothing_of_its_beginning(st
 
 def test_a_flood_of_letters_is_committed_in_bounded_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.ingest.COMMIT_MESSAGES", 10)
-    store.log.held[FIRST] += [b"junk"] * 35
+    store.log.add(ONE, [b"junk"] * 35)
     commits = 0
     while store.ingest.step() is not None:
         commits += 1
@@ -229,10 +192,10 @@ def test_a_flood_of_letters_is_committed_in_bounded_parts(store: Store, monkeypa
 
 
 def test_many_gaps_of_one_sender_heal_without_a_statement_for_each(store: Store) -> None:
-    store.log.held[FIRST] += [sealed(i) for i in range(0, 4000, 2)]
+    store.log.add(ONE, [sealed(i) for i in range(0, 4000, 2)])
     store.drain()
     assert len(store.missing) == 1999
-    store.log.held[SECOND_PARTITION] += [sealed(i) for i in range(1, 4000, 2)]
+    store.log.add(TWO, [sealed(i) for i in range(1, 4000, 2)])
     store.drain()
     assert store.stored == list(range(4000))
     assert store.missing == []
@@ -241,7 +204,7 @@ def test_many_gaps_of_one_sender_heal_without_a_statement_for_each(store: Store)
 def test_gaps_beyond_what_memory_holds_stay_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.offsets.HOLES", 2)
     for epoch in (b"a" * 16, b"b" * 16, b"c" * 16):
-        store.log.held[FIRST] += [sealed(0, epoch=epoch), sealed(2, epoch=epoch)]
+        store.log.add(ONE, [sealed(0, epoch=epoch), sealed(2, epoch=epoch)])
         store.drain()
     assert sum(map(len, store.ingest.offsets.gaps.values())) == 2
     assert store.missing == [1, 1, 1]
@@ -260,7 +223,7 @@ def test_whatever_the_order_each_message_of_each_spool_is_stored_once_or_lies_in
         store = Store(Path(folder))
         for start in range(0, len(arrivals), at_once):
             for sequence, second, anew in arrivals[start : start + at_once]:
-                store.log.held[SECOND_PARTITION if second else FIRST].append(sealed(sequence, epoch=epochs[anew]))
+                store.log.add(TWO if second else ONE, [sealed(sequence, epoch=epochs[anew])])
             store.drain()
             if start % 3 == 0:
                 store.restart()

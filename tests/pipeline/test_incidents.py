@@ -403,6 +403,27 @@ def test_the_blast_radius_counts_what_is_below_and_who_runs_there(case: Case) ->
     assert blast.jobs == ("job:81",)
 
 
+def test_parts_of_a_node_that_no_work_is_placed_on_count_only_where_they_are_in_trouble() -> None:
+    links = {f"nvlink:n1.0.{i}": ("gpu:n1.0", "node:n1") for i in range(18)}
+    topology = Topology({"gpu:n1.0": ("node:n1",), "disk:n1.nvme0": ("node:n1",), **links})
+    assert blast_radius("node:n1", ["gpu:n1.0"], topology).entities == {"gpu": 1, "node": 1}
+    assert blast_radius("gpu:n1.0", ["nvlink:n1.0.3"], topology).entities == {"gpu": 1, "nvlink": 1}
+
+
+def test_what_nodes_are_made_of_changes_nothing_of_what_is_suspected() -> None:
+    """Links, disks and services below the nodes, in the topology before and after what they hang on."""
+    plain = fleet()
+    nodes = [entity for entity in plain.parents if entity.startswith("node:")]
+    parts = {f"disk:{n[5:]}.{i}": [n] for n in nodes for i in range(9)}
+    parts |= {f"sensor:{n[5:]}.{i}": plain.parents[n] for n in nodes for i in range(9)}
+    for parents in ({**parts, **plain.parents}, {**plain.parents, **parts}):
+        one, other = Case(plain), Case(Topology(parents))
+        for script in story(random.Random(5)):
+            one.see(*script)
+            other.see(*script)
+        assert one.desk.snapshot() == other.desk.snapshot()
+
+
 DETECTORS = ("coolant", "link", "power", "sdc", "straggler", "thermal")
 
 

@@ -5,60 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from pipeline import wire
-from pipeline.errors import Retryable
 from pipeline.ingest import MUTE, Ingest
-from pipeline.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Origin
+from pipeline.records import SECOND
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
-from pipeline.transport import Message, Partition
+from pipeline.transport import Partition
+from tests.pipeline.shared_log import ONE, TWO, WORD, SharedLog, one_row
 
 T0 = 1_780_000_000 * SECOND
-ONE, TWO, WORD = Partition(TELEMETRY, "0", "id"), Partition(TELEMETRY, "1", "id"), Partition(EVENTS, "0", "id")
-
-
-class Shared:
-    """Partitions that nodes share, with the time at which each message was taken in; those in `mute` do not answer."""
-
-    def __init__(self) -> None:
-        self.held: dict[Partition, list[tuple[bytes, int]]] = {ONE: [], TWO: [], WORD: []}
-        self.mute: set[Partition] = set()
-
-    def partitions(self) -> list[Partition]:
-        return list(self.held)
-
-    def read(self, partition: Partition, offset: int, max_messages: int, max_bytes: int) -> list[Message]:
-        if partition in self.mute:
-            raise Retryable("no answer")
-        return [Message(partition, offset + i, *found) for i, found in enumerate(self.held[partition][offset:])]
-
-    def bounds(self, partition: Partition) -> tuple[int, int]:
-        return 0, len(self.held[partition])
-
-    def committed(self, partition: Partition, next_offset: int) -> None: ...
-
-    def dead_letter(self, message: Message, reason: str) -> None: ...
-
-    def reachable(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Rig:
     def __init__(self, folder: Path) -> None:
-        self.clock, self.log, self.sequences = T0, Shared(), dict[str, int]()
+        self.clock, self.log, self.sequences = T0, SharedLog(), dict[str, int]()
         self.database = Database(folder / "store.duckdb")
         self.ingest = Ingest(self.database, self.log, Devices(self.database.connection), lambda: self.clock)
 
     def send(self, node: str, time: int, partition: Partition = ONE) -> None:
         sequence = self.sequences[node] = self.sequences.get(node, -1) + 1
-        block = Block("gpu", (f"gpu:{node}.0",), {"gpu.temperature": np.zeros((1, 1), "f4")})
-        body = wire.encode(Batch(Origin("local", node, bytes(16)), np.array([time]), (block,)))
-        value = wire.seal(body, wire.TELEMETRY_KIND, node.encode().ljust(16), sequence, time)
-        self.log.held[partition].append((value, self.clock))
+        self.log.add(partition, [one_row(node, node.encode().ljust(16), sequence, time)], self.clock)
 
     def drain(self) -> int | None:
         while self.ingest.step() is not None:
@@ -91,7 +58,7 @@ def test_a_message_that_comes_again_says_nothing_of_who_is_behind(rig: Rig) -> N
     rig.drain()
     rig.clock += 600 * SECOND
     again = rig.log.held[ONE][0][0]
-    rig.log.held[ONE].append((again, rig.clock))
+    rig.log.add(ONE, [again], rig.clock)
     assert rig.drain() is None
 
 

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.recorder import RecordingWriter, TelemetryWriter, write_topology
+from pipeline.errors import UsageError
+from pipeline.recorder import RecordingWriter, TelemetryWriter
 from pipeline.recordings import Recording, read_events, read_signals, read_topology
 from pipeline.records import SECOND, Event
 from pipeline.signals import CATALOGUE
+from pipeline.text_files import write_topology
 
 T0 = 1_767_225_600 * SECOND
 
@@ -176,3 +178,26 @@ def test_a_whole_recording_reads_back(tmp_path: Path) -> None:
 def test_an_empty_topology_is_a_sound_file(tmp_path: Path) -> None:
     write_topology(tmp_path / "t.toml", {}, {})
     assert read_topology(tmp_path / "t.toml").parents == {}
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20, 30])
+def test_a_last_line_that_was_torn_off_is_passed_over(tmp_path: Path, cut: int) -> None:
+    rows = [f"2026-01-01T00:00:0{i}.000000Z,gpu:a,{i},5000" for i in range(3)]
+    path = tmp_path / "telemetry-gpu.csv"
+    path.write_text("\n".join(["time,entity,gpu.power,gpu.energy", *rows, rows[0][:cut]]))
+    assert Recording([path]).load()["gpu"].columns["gpu.power"].tolist() == [0, 1, 2]
+    path.write_text("\n".join(["time,entity,gpu.power,gpu.energy", rows[0][:cut], *rows]))
+    with pytest.raises(UsageError, match="no readable CSV"):
+        Recording([path])
+
+
+def test_an_event_that_was_torn_off_is_passed_over_at_the_end_only(tmp_path: Path) -> None:
+    path, whole = tmp_path / "events.jsonl", '{"time":"2026-01-01T00:00:00Z","entity":"node:a","kind":"x","data":{}}'
+    for torn in (whole[:9], whole[:-1]):
+        path.write_text(f"{whole}\n{torn}")
+        assert len(read_events([path])) == 1
+        path.write_text(f"{torn}\n{whole}")
+        with pytest.raises(UsageError, match="line 1"):
+            read_events([path])
+    path.write_text(f"{whole}\n{whole}")
+    assert len(read_events([path])) == 2

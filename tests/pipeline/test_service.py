@@ -25,6 +25,8 @@ T0 = 1_780_000_000 * SECOND
 class Nothing:
     """A judge that finds nothing."""
 
+    signals = frozenset()
+
     def observe(self, frames):
         return []
 
@@ -57,14 +59,16 @@ def test_the_watermark_is_the_newest_sample_less_the_lateness_once_all_is_read(s
     assert service.watermark() == T0 + 4 * SECOND - 30 * SECOND
 
 
-def test_unread_input_holds_the_watermark(site, service):
+def test_unread_input_holds_the_watermark(site, service, monkeypatch):
     service.start()
     site.send("n1", T0 + 500 * SECOND)
     drain(service)
     site.send("n2", T0)
-    service.ingest._fetch()
-    assert service.watermark() == T0
-    assert service.ingest.backlog() == T0
+    site.send("n2", T0 + SECOND)
+    monkeypatch.setattr("pipeline.ingest.COMMIT_MESSAGES", 1)
+    service.turn()
+    assert service.watermark() == T0 + SECOND
+    assert service.ingest.backlog() == T0 + SECOND
 
 
 def test_a_clock_ahead_of_ours_does_not_close_frames_early(site, service):

@@ -27,6 +27,14 @@ def test_ancestors_come_nearest_first():
     assert FLEET.above_of_kind("gpu:n3.0", "rack") is None
 
 
+def test_ancestors_are_those_of_the_newest_lines():
+    topology = Topology({"gpu:1": ["node:1"], "disk:1": ["node:1"], "node:1": ["rack:1"]})
+    assert topology.above("gpu:1") == topology.above("disk:1") == ("node:1", "rack:1")
+    topology.merge({"node:1": ["rack:2"], "disk:1": ["node:2"]})
+    assert topology.above("gpu:1") == ("node:1", "rack:2")
+    assert topology.above("disk:1") == ("node:2",)
+
+
 def test_everything_below_an_entity_is_found():
     assert set(FLEET.below("rack:r1")) == {"gpu:n1.0", "gpu:n2.0", "node:n1", "node:n2"}
 

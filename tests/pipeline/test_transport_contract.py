@@ -19,7 +19,7 @@ from pipeline.transport import Message, Partition, Transport, clients
 from pipeline.transport.kafka import KafkaTransport
 from pipeline.transport.spool import SpoolTransport
 from tests.kafka_broker import Address
-from tests.kafka_clients import admin_of, kafka_of
+from tests.kafka_clients import admin_of, kafka_of, make_topic
 
 T = TypeVar("T")
 
@@ -69,8 +69,7 @@ class KafkaSource:
         self.address, self.topic = address, f"contract-{secrets.token_hex(4)}"
         self.numbers: dict[str, int] = {}
         self.sequence = 0
-        with admin_of(address) as admin:
-            admin.create_topics({self.topic: {"num_partitions": 3}}, wait_for_metadata=True)
+        make_topic(address, self.topic, 3)
         self.producer = clients.producer(kafka_of(address), "contract")
 
     def send(self, node: str, bodies: list[bytes]) -> None:

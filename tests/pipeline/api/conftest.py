@@ -204,5 +204,6 @@ def _fill(connection: duckdb.DuckDBPyConnection) -> None:
         )
     connection.execute("INSERT INTO device VALUES ('coolant', 0, 'local', 'cdu:c1', 'facility', true)")
     connection.execute("INSERT INTO latest_coolant (time, device, flow) VALUES (make_timestamptz(?), 0, 200)", [NOW])
+    connection.execute("INSERT INTO device VALUES ('disk', 0, 'local', 'disk:n1.nvme0', 'n1', true)")
     for i in range(6):
         connection.execute("INSERT INTO device VALUES ('rank', ?, 'local', ?, ?, true)", [i, f"rank:81.{i}", "n1"])

@@ -58,7 +58,7 @@ def test_the_fleet_tells_why_nothing_comes_in_and_how_old_its_newest_data_is(
 @pytest.mark.parametrize(
     ("severity", "state"), [("page", "critical"), ("ticket", "degraded"), ("watch", "watch")]
 )  # fmt: skip
-@pytest.mark.parametrize("cause", ["node:n1", "gpu:n1.1", "port:n1.mlx5_0", "rank:81.0"])
+@pytest.mark.parametrize("cause", ["node:n1", "gpu:n1.1", "port:n1.mlx5_0", "rank:81.0", "disk:n1.nvme0"])
 def test_an_incident_on_a_node_or_on_something_of_it_gives_it_a_state(
     client: httpx.Client, open_incident: Any, cause: str, severity: str, state: str
 ) -> None:
@@ -119,6 +119,18 @@ def test_a_counter_is_a_rate_and_its_reset_is_not(client: httpx.Client, now: int
     assert values.count(3000.0) == 58
     assert values.count(None) == 2  # the first row has no row before it, the reset no known rate
     assert {p["median"] for p in series["points"][1:]} == {3000.0}
+
+
+def test_a_counter_that_outgrew_its_reset_has_no_rate_there(client: httpx.Client, database: Database, now: int) -> None:
+    with database.transaction() as connection:
+        connection.execute(
+            "UPDATE hot_gpu SET generation = CASE WHEN time < make_timestamptz(?) THEN 7 ELSE 9 END WHERE device = 1",
+            [now - 300 * SECOND],
+        )
+    params = {"entity": "gpu:n1.1", "signal": "gpu.energy", "from": iso(now - 600 * SECOND), "to": iso(now)}
+    values = [p["value"] for p in client.get(SERIES, params={**params, "points": 60}).json()["points"]]
+    assert values.count(3000.0) == 58
+    assert [i for i, value in enumerate(values) if value is None] == [0, 30]
 
 
 def test_a_missing_stretch_is_a_run_of_points_without_values_and_nan_is_null(client: httpx.Client, now: int) -> None:

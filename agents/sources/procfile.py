@@ -8,6 +8,9 @@ from pathlib import Path
 MAX_READ = 1 << 16
 """Most bytes of one look; the processor lines of /proc/stat stay below it up to 800 processors."""
 
+MAX_LIST = 1 << 20
+"""Most bytes of a list, and one look more; chosen: 10,000 lines of /proc/diskstats."""
+
 
 class ProcFile:
     """An open file, or the lack of one: `text` and `number` give None where it is absent or cannot be read now."""
@@ -31,6 +34,19 @@ class ProcFile:
         except OSError:  # such as the speed of a link that is down (EINVAL), or pressure switched off (EOPNOTSUPP)
             return None
 
+    def whole(self) -> str | None:
+        """What a long list says now: the kernel hands lists out a page (4 KiB) at a time (fs/seq_file.c)."""
+        if self._handle is None:
+            return None
+        found = bytearray()
+        try:
+            os.lseek(self._handle, 0, os.SEEK_SET)
+            while len(found) < MAX_LIST and (piece := os.read(self._handle, MAX_READ)):
+                found += piece
+        except OSError:  # as above
+            return None
+        return found.decode("ascii", "replace")
+
     def number(self) -> int | None:
         """The whole number that the file consists of."""
         text = self.text()
@@ -43,3 +59,22 @@ class ProcFile:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def text_of(path: Path) -> str | None:
+    """What a file that is seldom looked at says now, without surrounding white space; it is not kept open."""
+    file = ProcFile(path)
+    text = file.text()
+    file.close()
+    return None if text is None else text.strip()
+
+
+def number_of(path: Path) -> int | None:
+    """The whole number that such a file consists of."""
+    file = ProcFile(path)
+    number = file.number()
+    file.close()
+    return number

@@ -1,0 +1,101 @@
+"""What `fleetpulse doctor` learns from the collectors themselves: each is asked once, as the agent asks it.
+
+Hardware that a node does not have is news, not a fault; a right that is missing is a warning with its mend; a collector
+that fails or hangs is a fail. The check speaks of the user who makes it: what the agent may, its own log says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from agents import rights
+from agents.once import Look, once
+from pipeline.checks import Check
+from pipeline.config import Config
+
+_DENIED = re.compile(r"not readable|not permitted|not open to us|permission denied|no permission|refuses user", re.I)
+"""How collectors say that the source is there and closed to us."""
+_MENDS = (
+    (re.compile(r"libnvidia-ml|NVML.*librar", re.I), "nvidia-smi  # if this host has GPUs: install the NVIDIA driver"),
+    (re.compile(r"driver.*not (loaded|running)|kernel module", re.I), "modprobe nvidia; dmesg | grep -i nvrm"),
+    (
+        re.compile(r"nvidia.*(permission|not permitted)", re.I),
+        "ls -l /dev/nvidia*  # wanted: readable and writable for us",
+    ),
+    (re.compile(r"ipmi_devintf"), "modprobe -a ipmi_si ipmi_devintf  # if this host has a BMC"),
+    (re.compile(r"EDAC"), "modprobe the EDAC driver of this processor  # if its memory has ECC"),
+    (re.compile(r"intel_rapl"), "modprobe intel_rapl_msr  # on bare metal"),
+    (re.compile(r"system bus|systemd"), "systemctl status dbus  # only where this host runs systemd"),
+    (re.compile(r"RDMA"), "ibv_devinfo  # if this host has RDMA adapters: load their driver"),
+    (re.compile(r"nvidia-ml-py"), "pip install 'fleetpulse[agent]'"),
+)
+_MEANING_CLOCK = "events and samples of this node lie wrong beside those of others"
+
+
+def collectors(config: Config) -> list[Check]:
+    """One check per collector, then rights that only a part of a collector's signals needs, then the clock."""
+    looks = once(config)
+    checks = [judged(look) for look in looks]
+    told = {c.name for c in checks if c.state != "ok"}
+    checks += [check for check in missing_rights(looks) if check.name not in told]
+    return checks + clock(looks)
+
+
+def judged(look: Look) -> Check:
+    """What one look says of its collector."""
+    name, trouble = f"collector {look.collector}", look.trouble
+    state, _, reason = trouble.partition(": ")
+    if not trouble:
+        return Check(name, "ok", _brought(look))
+    if state != "no data":
+        meaning = "its telemetry of this node is missing; the agent goes on without it"
+        return Check(name, "fail", trouble, meaning, "dmesg | tail; then fleetpulse once, which says more")
+    missing = rights.named(reason)
+    if missing or _DENIED.search(reason):
+        mend = rights.mend(look.collector, missing) if missing else _mend(reason)
+        return Check(name, "warn", reason, "what it reads is there but closed to this user", mend)
+    return Check(name, "info", trouble, "nothing here for it to measure", _mend(reason))
+
+
+def missing_rights(looks: Sequence[Look], holds: frozenset[str] | None = None, root: Path = Path("/")) -> list[Check]:
+    """Collectors that work, and of which a part is closed to us."""
+    working = {look.collector for look in looks if not look.trouble}
+    checks = []
+    for right, missing in rights.lacking(rights.held() if holds is None else holds, root):
+        if right.collector in working and not _open(right, root):
+            found = f"no {' and '.join(missing)}"
+            meaning = f"without it this user does not get: {right.gives}"
+            checks.append(
+                Check(f"collector {right.collector}", "warn", found, meaning, rights.mend(right.collector, missing))
+            )
+    return checks
+
+
+def clock(looks: Sequence[Look]) -> list[Check]:
+    """Whether something keeps the clock of this node, as the kernel has it."""
+    signal = "node.clock_synchronized"
+    values = [r.columns[signal][0] for look in looks for r in look.readings if signal in r.columns]
+    if not values:
+        return []
+    if values[0]:
+        return [Check("node clock", "ok", "synchronized")]
+    return [Check("node clock", "warn", "nothing synchronizes it", _MEANING_CLOCK, "systemctl enable --now chrony")]
+
+
+def _open(right: rights.Right, root: Path) -> bool:
+    """Whether the files themselves are open to us, by owner or group: then no capability is needed to read them."""
+    needs_only_files = set(right.capabilities) <= {"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
+    return needs_only_files and all(os.access(path, os.R_OK) for path in root.glob(right.hardware))
+
+
+def _brought(look: Look) -> str:
+    entities = {entity for reading in look.readings for entity in reading.entities}
+    signals = {signal for reading in look.readings for signal in reading.columns}
+    return f"{len(signals)} signals of {len(entities)} {'entity' if len(entities) == 1 else 'entities'}"
+
+
+def _mend(reason: str) -> str:
+    return next((mend for pattern, mend in _MENDS if pattern.search(reason)), "")

@@ -1,0 +1,102 @@
+"""`fleetpulse record`, and the agent and `once` over a recording instead of over this node."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time as clock_time
+from pathlib import Path
+
+from agents import agent
+from agents.collectors import configured
+from agents.once import Output
+from agents.recording.playback import collectors
+from agents.recording.tape import Tape
+from agents.recording.writer import RecordingWriter
+from agents.workers.looking import Looking
+from pipeline.config import Config
+from pipeline.errors import UsageError
+from pipeline.records import SECOND
+from pipeline.stopping import Stop
+
+PATIENCE = 0.5
+"""Share of the interval that a tick waits for its collectors: the agent's own, so that both see the same."""
+CLOSE_S = 1.0
+"""How long ending waits for the collectors to close, as the agent does."""
+REST_S = 0.5
+"""What a playing goes on behind its last tick and one more: the time that a slow collector's answer may take."""
+
+
+def record(config: Config, directory: str | Path, seconds: float | None, stop: threading.Event) -> int:
+    """Runs the collectors and writes what they see, for so many seconds or until `stop`. Raises UsageError."""
+    if seconds is not None and not seconds > 0:
+        raise UsageError(f"record: --seconds {seconds:g}; wanted more than 0")
+    node, interval = config.agent.node, config.agent.interval
+    found = configured(config.collector, config.source)
+    writer = RecordingWriter(directory, node, interval, found)
+    looking = Looking(found, node, interval)
+    until = f"for {seconds:g} s" if seconds is not None else "until Ctrl-C"
+    _say(f"record: {node} into {directory}, every {interval:g} s {until}")
+    try:
+        ticks = _record(looking, writer, interval, seconds, stop)
+    finally:
+        looking.close(CLOSE_S)
+        writer.close()
+    _say(f"record: {ticks} ticks in {directory}")
+    return 0
+
+
+def _record(
+    looking: Looking, writer: RecordingWriter, interval: float, seconds: float | None, stop: threading.Event
+) -> int:
+    """The loop; ticks lie at whole intervals behind the first, also where the wall clock is set meanwhile."""
+    first = round(clock_time.time() / interval) * round(interval * SECOND)
+    began, ticks, place = clock_time.monotonic(), 0, 0
+    while seconds is None or place * interval < seconds:
+        tick = first + round(place * interval * SECOND)
+        delivered = looking.tick(tick, PATIENCE * interval, tell=place == 0)
+        writer.tick(tick, [(worker.collector, delivery) for worker, delivery in delivered.items()])
+        ticks, passed = ticks + 1, clock_time.monotonic() - began
+        place = int(passed / interval) + 1
+        if stop.wait(began + place * interval - clock_time.monotonic()):
+            break
+    return ticks
+
+
+def play(config: Config, directory: str | Path | None, speed: float | None) -> int:
+    """The agent over a recording: ends with 0 at its end, or when it is asked to."""
+    if directory is None:
+        raise UsageError("agent: --speed is that of a recording; wanted --replay-recording DIR with it")
+    speed = 1.0 if speed is None else speed
+    tape, stop = _tape(directory, speed), Stop()
+    ending = threading.Timer(tape.seconds + tape.interval + REST_S, lambda: _end(tape, stop))
+    ending.daemon = True
+    tape.on_start = ending.start
+    config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, interval=tape.interval))
+    _say(f"recording: {directory} of {tape.about.node}, {tape.seconds:g} s at {speed:g} times its speed")
+    try:
+        return agent.run(config, stop, collectors(tape), simulated=True)
+    finally:
+        ending.cancel()
+
+
+def once(config: Config, directory: str | Path, output: Output) -> int:
+    """One reading of a recording: its first tick."""
+    return agent.render_once(config, output, collectors(_tape(directory, 1.0)))
+
+
+def _tape(directory: str | Path, speed: float) -> Tape:
+    if not 0 < speed <= 1000:
+        raise UsageError(f"--speed {speed:g}; wanted more than 0 and at most 1000 times")
+    return Tape(directory, speed)
+
+
+def _end(tape: Tape, stop: threading.Event) -> None:
+    _say(f"recording: {tape.directory} is played to its end")
+    stop.set()
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()

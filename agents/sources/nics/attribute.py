@@ -1,0 +1,90 @@
+"""A file of sysfs that is read again and again, and left alone for a while once it cannot be read.
+
+A driver that does not know a counter says so in the kernel log at every look (mlx5: ACCESS_REG failures of internal
+ports), so that what failed once is not asked again soon.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+MAX_READ = 4096
+"""Most bytes of one look: sysfs gives no more than a page."""
+REST_S = 3600.0
+"""How long a file that could not be read is left alone; chosen: one line per hour in the kernel log harms nobody."""
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.EINTR)  # says nothing about the file
+_GONE = (errno.ENODEV, errno.ENOENT)
+
+
+class Attribute:
+    """`text` and `number` give None where the file is absent, cannot be read or was left alone.
+
+    keep: whether it stays open between looks. `gone` tells a device that was taken out since it was opened.
+    """
+
+    __slots__ = ("_handle", "_keep", "_monotonic", "_path", "_rest", "_seen", "_until", "gone")
+
+    def __init__(
+        self, path: Path, keep: bool = True, rest: float = REST_S, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path, self._keep, self._rest, self._monotonic = str(path), keep, rest, monotonic
+        self._handle: int | None = None
+        self._until = 0.0
+        self._seen = False  # whether it could be read before: else it was never there to go
+        self.gone = False
+
+    def text(self) -> str | None:
+        """What the file says now."""
+        if self._until and self._monotonic() < self._until:
+            return None
+        try:
+            if self._handle is None:
+                self._handle = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            found = os.pread(self._handle, MAX_READ, 0).decode("ascii", "replace")
+        except OSError as error:  # the signal is missing, which the store shows
+            self._give_up(error.errno or 0)
+            return None
+        self._seen = True
+        if not self._keep:
+            self.close()
+        return found
+
+    def number(self) -> int | None:
+        """The whole number that the file consists of."""
+        text = self.text()
+        try:
+            return None if text is None else int(text)
+        except ValueError:
+            return None
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _give_up(self, reason: int) -> None:
+        self.close()
+        if reason not in _NO_ROOM:
+            self.gone = self._seen and reason in _GONE
+            self._until = self._monotonic() + self._rest
+
+
+def once(path: Path) -> str:
+    """What a file says, without blanks around it; empty where it is absent or cannot be read."""
+    file = Attribute(path, keep=False)
+    return (file.text() or "").strip().replace("\0", "")
+
+
+def names_in(folder: Path) -> list[str]:
+    """Sorted names in a folder; none where it is absent."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:  # absent, or taken out while we looked: there is nothing in it
+        return []

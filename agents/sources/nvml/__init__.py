@@ -1,0 +1,1 @@
+"""NVIDIA's management library: which calls are made when, and what their answers mean."""

@@ -1,0 +1,95 @@
+"""Asks all collectors what is due at a tick, and waits for no one beyond the patience of that tick."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time as clock_time
+from collections.abc import Callable, Sequence
+
+from agents.collector import Collector
+from agents.workers.errand import Delivery
+from agents.workers.nursery import Nursery
+from agents.workers.place import in_process
+from agents.workers.worker import Worker
+
+__all__ = ["Delivery", "Looking", "Worker"]
+
+
+class Looking:
+    """The workers of one node. `interval` is that of the ticks in s. Made before the process has other threads."""
+
+    def __init__(
+        self,
+        collectors: Sequence[Collector],
+        node: str,
+        interval: float = 1.0,
+        monotonic: Callable[[], float] = clock_time.monotonic,
+    ) -> None:
+        self._interval, self._monotonic = interval, monotonic
+        self._nursery = Nursery()
+        self.workers = [Worker(c, node, interval, monotonic, self._nursery) for c in collectors]
+        for lane in {w.collector.lane: None for w in self.workers if w.collector.isolated}:
+            mates = [w for w in self.workers if w.collector.isolated and w.collector.lane == lane]
+            with contextlib.suppress(OSError):  # no process now: each worker tries again by itself, and says why
+                places = in_process([w.collector for w in mates], node, self._nursery)
+                for worker, place in zip(mates, places, strict=True):
+                    worker.place = place
+        self._before = monotonic()
+
+    @property
+    def nursery(self) -> int:
+        """Process id of the nursery; 0 while there is none."""
+        return self._nursery.pid
+
+    def tick(self, time: int, patience: float, tell: bool = False) -> dict[Worker, Delivery]:
+        """What the workers bring within `patience` s, and what came late since the last tick."""
+        self._age()
+        late = self._taken([w for w in self.workers if w.busy])
+        asked = [w for w in self.workers if w not in late and w.ask(time, tell)]
+        found = late | self.wait(asked, patience)
+        self._close_empty_lanes()
+        return found
+
+    def wait(self, asked: Sequence[Worker], patience: float) -> dict[Worker, Delivery]:
+        """Waits up to `patience` s for those that were asked."""
+        found = self._taken(asked)
+        until = clock_time.monotonic() + patience
+        while (waiting := [w for w in asked if w.busy]) and (left := until - clock_time.monotonic()) > 0:
+            poll = select.poll()
+            for worker in waiting:
+                if worker.place is not None:
+                    poll.register(worker.place, select.POLLIN)
+            poll.poll(left * 1000)
+            found |= self._taken(waiting)
+        return found
+
+    def close(self, timeout: float) -> None:
+        """Lets the collectors close that do not hang, at most `timeout` s, and ends everything else."""
+        until = clock_time.monotonic() + timeout
+        for worker in self.workers:
+            worker.end()
+        for worker in self.workers:
+            worker.ended(max(0.001, until - clock_time.monotonic()))
+        self._nursery.close()
+
+    def _close_empty_lanes(self) -> None:
+        """A process whose collectors all found nothing to measure is not kept; each is tried again alone."""
+        lanes: dict[int, list[Worker]] = {}
+        for worker in self.workers:
+            if worker.place is not None and worker.place.pid:
+                lanes.setdefault(worker.place.pid, []).append(worker)
+        for mates in lanes.values():
+            if all(worker.state == "no data" for worker in mates):
+                for worker in mates:
+                    worker.vacate()
+
+    def _taken(self, workers: Sequence[Worker]) -> dict[Worker, Delivery]:
+        return {w: d for w in workers if (d := w.take()) is not None}
+
+    def _age(self) -> None:
+        """A tick that came late (the machine slept, we were stopped) counts no more than two: no worker is blamed."""
+        now = self._monotonic()
+        for worker in self.workers:
+            worker.age(min(now - self._before, 2 * self._interval))
+        self._before = now

@@ -1,0 +1,210 @@
+"""What the agent costs on a node with 8 GPUs and 8 NICs at 1 Hz, beside Debian's node exporter in the same minute.
+
+    python -m benchmarks.agent [--seconds 60] [--settle 20] [--kafka]
+
+The real `fleetpulse agent` with every collector, over a stub of NVML, files of NICs and sensors (node_files.py) and
+this machine's own kernel; prometheus-node-exporter, where it is installed, scraped once a second. CPU is user and
+system time of all processes, memory the sum of their proportional set sizes; the values of files stand still, so that
+bytes are the least. --kafka: a second run that sends to a real broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.collectors import COLLECTORS
+from benchmarks import node_files
+from benchmarks.processes import Cost, Session, wait_for
+from pipeline import wire
+from pipeline.errors import GapError
+from pipeline.records import TELEMETRY, Batch
+from pipeline.transport.spool import SpoolTransport
+
+ROOT = Path(__file__).parents[1]
+EXPORTER = "prometheus-node-exporter"
+READY_S = 30.0  # chosen: both start in 2 s
+
+
+@dataclass
+class Scraped:
+    """The exporter's side: scrapes that were answered, their bytes, and series of the last one."""
+
+    session: Session | None = None
+    count: int = 0
+    size: int = 0
+    series: int = 0
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+def exporter(folder: Path) -> Scraped:
+    """Starts the exporter and scrapes it each second; nothing where it is not installed."""
+    scraped = Scraped()
+    if shutil.which(EXPORTER) is None:
+        print(f"no {EXPORTER} here (apt-get install {EXPORTER}): measured without it", file=sys.stderr)
+        return scraped
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [EXPORTER, f"--web.listen-address=127.0.0.1:{port}"]
+    scraped.session = Session(words, os.environ, folder, folder / "exporter.log")
+    threading.Thread(target=_scrape, args=(scraped, port), daemon=True).start()
+    wait_for(lambda: scraped.count, READY_S, EXPORTER)
+    return scraped
+
+
+def _scrape(scraped: Scraped, port: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    while not scraped.stop.wait(1.0 - time.time() % 1.0):
+        try:
+            connection.request("GET", "/metrics")
+            body = connection.getresponse().read()
+        except (OSError, http.client.HTTPException):  # not there yet
+            connection.close()
+            continue
+        scraped.count += 1
+        scraped.size += len(body)
+        scraped.series = sum(1 for line in body.splitlines() if line and not line.startswith(b"#"))
+
+
+def configured(folder: Path, more: str) -> tuple[Path, dict[str, str]]:
+    """The configuration file and the environment of the agent."""
+    tables, environ = node_files.build(folder)
+    lines = ["[agent]", "node = 'n1'", "[spool]", f"directory = '{folder / 'spool'}'", more]
+    for name, table in tables.items():
+        lines += [f"[collector.{name}]", *(f"{key} = '{value}'" for key, value in table.items())]
+    path = folder / "fleetpulse.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path, environ | {"PYTHONPATH": str(ROOT)}
+
+
+def batches(folder: Path, first: int, behind: int) -> list[Batch]:
+    """What the agent spooled from tick time `first` to before `behind`."""
+    transport, found = SpoolTransport(folder / "spool"), []
+    for partition in transport.partitions():
+        offset, end = transport.bounds(partition)
+        while partition.topic == TELEMETRY and offset < end:
+            try:
+                messages = transport.read(partition, offset, 100, 1 << 20)
+            except GapError as gap:
+                offset = gap.next_offset
+                continue
+            found += [wire.decode(message.value) for message in messages]
+            offset += len(messages)
+    transport.close()
+    return [b for b in found if first <= int(b.times[0]) < behind]
+
+
+def samples(batch: Batch) -> int:
+    """Values that are not missing."""
+    columns = [column for block in batch.blocks for column in block.columns.values()]
+    return sum(int(np.count_nonzero(_measured(np.asarray(column)))) for column in columns)
+
+
+def _measured(column: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.asarray(~np.isnan(column) if column.dtype.kind == "f" else column != np.iinfo(column.dtype).max)
+
+
+def looks(found: list[Batch]) -> list[tuple[str, float, int]]:
+    """(collector, mean ms of the looks that the agent told of, times it was not ok), dearest first."""
+    times: dict[str, list[float]] = {}
+    unwell: Counter[str] = Counter()
+    for block in (block for batch in found for block in batch.blocks if "collector.latency" in block.columns):
+        columns = (block.columns["collector.latency"][-1], block.columns["collector.state"][-1])
+        for entity, latency, state in zip(block.entities, *columns, strict=True):
+            name = entity.partition(".")[2]
+            times.setdefault(name, []).append(float(latency))
+            unwell[name] += int(state) != 1
+    rows = [
+        (name, 1000 * float(np.nanmean(t)) if not np.isnan(t).all() else 0.0, unwell[name]) for name, t in times.items()
+    ]
+    return sorted(rows, key=lambda row: -row[1])
+
+
+def labels(costs: dict[int, Cost]) -> list[str]:
+    """What each process is: the agent, the one that forks, then one per lane in the order of the collectors."""
+    lanes = list(dict.fromkeys(c.lane for c in COLLECTORS if c.isolated))
+    known = ["agent", "nursery", *(f"worker {lane}" for lane in lanes)]
+    return [known[i] if len(costs) == len(known) else cost.name for i, cost in enumerate(costs.values())]
+
+
+def run(folder: Path, title: str, more: str, seconds: float, settle: float) -> None:
+    """One run: settles, measures, prints."""
+    config, environ = configured(folder, more)
+    words = [sys.executable, str(ROOT / "fleetpulse.py"), "agent", "--config", str(config)]
+    agent, scraped = Session(words, environ, folder, folder / "agent.log"), exporter(folder)
+    try:
+        wait_for(lambda: list((folder / "spool").rglob("*.seg")), READY_S, "the agent's spool")
+        time.sleep(settle)
+        before, beside = agent.costs(), scraped.session.costs() if scraped.session else {}
+        begun, started, bytes_before = time.monotonic(), time.time_ns() // 1000, scraped.size
+        time.sleep(seconds)
+        took, after = time.monotonic() - begun, agent.costs()
+        ended, other = time.time_ns() // 1000, scraped.session.costs() if scraped.session else {}
+        size = scraped.size - bytes_before
+    finally:
+        scraped.stop.set()
+        agent.end()
+        if scraped.session:
+            scraped.session.end()
+    found = batches(folder, started, ended)
+    spooled = sum(p.stat().st_size for p in (folder / "spool").rglob("*.seg"))
+    told = sum(map(samples, found)) / took
+    print(f"\n{title}: {took:.0f} s, {len(found)} ticks, {told:.0f} samples/s")
+    print(f"{'':34s} {'CPU of one core':>16s} {'PSS MiB':>8s} {'processes':>10s} {'bytes/s':>8s}")
+    _line("fleetpulse agent", before, after, took, spooled / (took + settle))
+    if other:
+        _line(f"node exporter, {scraped.series} series", beside, other, took, size / took)
+    for label, (pid, cost) in zip(labels(after), after.items(), strict=True):
+        used = cost.cpu - before[pid].cpu if pid in before else cost.cpu
+        print(f"  {label:32s} {100 * used / took:14.2f} % {cost.memory:8.1f}")
+    print(f"  {'collector':32s} {'ms per look':>16s}")
+    for name, latency, unwell in looks(found):
+        print(f"  {name:32s} {latency:16.3f}{'  not ok' if unwell else ''}")
+
+
+def _line(name: str, before: dict[int, Cost], after: dict[int, Cost], took: float, rate: float) -> None:
+    used = sum(c.cpu - (before[pid].cpu if pid in before else 0.0) for pid, c in after.items())
+    memory = sum(c.memory for c in after.values())
+    print(f"{name:34s} {100 * used / took:14.2f} % {memory:8.1f} {len(after):10d} {rate:8.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--settle", type=float, default=20.0, help="before measuring")
+    parser.add_argument("--kafka", action="store_true", help="a second run, to a real broker")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        run(Path(name), "spool alone", "", options.seconds, options.settle)
+    if options.kafka:
+        from benchmarks.kafka import PATIENT, make_topics
+        from pipeline.config import Kafka
+        from tests.kafka_broker import Broker, missing
+
+        if lacking := missing():
+            sys.exit(f"benchmarks.agent: {lacking}: run 'make parts'")
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            with Broker(folder / "broker", heap="512m", properties=PATIENT) as broker:
+                make_topics(Kafka(bootstrap_servers=broker.bootstrap))
+                more = f"[kafka]\nbootstrap_servers = '{broker.bootstrap}'\n[pipeline]\ntransport = 'kafka'"
+                run(folder, "spool and Kafka", more, options.seconds, options.settle)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What goes wrong in the storm, drawn at random, and how it is mended again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agents.workers.looking import Worker
+from benchmarks.trouble import KINDS, MOODS
+
+if TYPE_CHECKING:
+    from agents.agent import Agent
+    from benchmarks.stormwatch import Watch
+
+SHORT, LONG = 10.0, 900.0
+"""Least and longest time that a fault lasts, s. Chosen: from two ticks to three times the patience of an operator."""
+DRIVER = "nvmlDeviceGetFieldValues"  # what every look at the GPUs calls
+
+
+class Mischief:
+    """Faults of one storm. `pending`: when which mend is due. Kills only processes of the agent's own."""
+
+    def __init__(self, agent: Agent, folder: Path, every: float, draw: random.Random, watch: Watch) -> None:
+        self.done: Counter[str] = Counter()
+        self._agent, self._folder, self._every, self._draw, self._watch = agent, folder, every, draw, watch
+        self._next = every
+        self._pending: list[tuple[float, str, Callable[[], None]]] = []
+        self._can_fill = os.path.ismount(folder / "spool")
+
+    def turn(self, now: float, calm: bool) -> None:
+        """Mends what is due at `now`, and does something new unless it is to be calm."""
+        for entry in [entry for entry in self._pending if entry[0] <= now or calm]:
+            self._pending.remove(entry)
+            entry[2]()
+            self._watch.mended(entry[1], now)
+        if not calm and now >= self._next:
+            self._next = now + self._draw.expovariate(1 / self._every)
+            acts = [self._hang, self._hang_driver, self._mood, self._kill, self._freeze, self._kill_nursery]
+            weights = [30, 10, 25, 15, 5, 3]
+            if self._can_fill:
+                acts, weights = [*acts, self._fill], [*weights, 6]
+            self._draw.choices(acts, weights)[0](now)
+
+    def mend_all(self) -> None:
+        """Nothing stays as it is, so that everything can end."""
+        for _, _, mend in self._pending:
+            mend()
+        self._pending.clear()
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def _hang(self, now: float) -> None:
+        """A FIFO in the place of a file: who opens it waits in the kernel."""
+        name = self._draw.choice([kind.name for kind in KINDS])
+        if self._well(name) is None:
+            return
+        path = self._folder / "moods" / name
+        path.unlink()
+        os.mkfifo(path)
+        self._begun("hang", name, now, lambda: _restore(path))
+        self._watch.hung(name, now)
+
+    def _hang_driver(self, now: float) -> None:
+        """A call into the driver's library that does not come back."""
+        if self._well("nvml") is None:
+            return
+        control = self._folder / "control"
+        control.write_text(f"hang {DRIVER} -1\n")
+        self._begun("hang in NVML", "nvml", now, lambda: control.unlink())
+        self._watch.hung("nvml", now)
+
+    def _mood(self, now: float) -> None:
+        name, mood = self._draw.choice([kind.name for kind in KINDS]), self._draw.choice(MOODS)
+        if self._well(name) is None:
+            return
+        path = self._folder / "moods" / name
+        path.write_text(f"{mood}\n")
+        self._begun(mood, name, now, lambda: _restore(path))
+
+    def _kill(self, now: float) -> None:
+        """A worker's process is gone at once."""
+        if pids := self._workers():
+            os.kill(self._draw.choice(pids), signal.SIGKILL)
+            self.done["kill a worker"] += 1
+
+    def _freeze(self, now: float) -> None:
+        """A worker's process stands still, as in a long wait for memory."""
+        if pids := self._workers():
+            os.kill(self._draw.choice(pids), signal.SIGSTOP)
+            self.done["stop a worker"] += 1
+
+    def _kill_nursery(self, now: float) -> None:
+        """The process that forks the workers is gone, and by that all of them."""
+        if pid := self._agent.looking.nursery:
+            os.kill(pid, signal.SIGKILL)
+            self.done["kill the nursery"] += 1
+
+    def _fill(self, now: float) -> None:
+        """Others fill the disk of the spool."""
+        hog = self._folder / "spool" / "hog"
+        if hog.exists():
+            return
+        with hog.open("wb", buffering=0) as file:
+            try:
+                while file.write(bytes(1 << 16)):
+                    pass
+            except OSError:  # full, as it should be
+                pass
+        self._begun("fill the disk", "disk", now, lambda: hog.unlink())
+
+    # --- who is there ------------------------------------------------------------------------------------------------
+
+    def _begun(self, what: str, name: str, now: float, mend: Callable[[], None]) -> None:
+        self.done[what] += 1
+        self._pending.append((now + self._draw.uniform(SHORT, LONG), name, mend))
+
+    def _well(self, name: str) -> Worker | None:
+        """The worker of a collector that runs and with which nothing is wrong yet."""
+        if any(name == busy for _, busy, _ in self._pending):
+            return None
+        for worker in self._agent.looking.workers:
+            if worker.collector.name == name and worker.state == "ok" and worker.place is not None and not worker.busy:
+                return worker
+        return None
+
+    def _workers(self) -> list[int]:
+        return sorted({w.place.pid for w in self._agent.looking.workers if w.place is not None and w.place.pid})
+
+
+def _restore(path: Path) -> None:
+    """The file is a file again; who waits at the FIFO in its place is let go."""
+    if path.is_fifo():
+        with contextlib.suppress(OSError):  # nobody waits there any more
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    fresh = path.with_suffix(".new")
+    fresh.write_text("well\n")
+    fresh.replace(path)

@@ -1,0 +1,132 @@
+"""A day of faults in minutes: the real agent, its real processes and spool, under a clock that is wound by hand.
+
+    python -m benchmarks.storm [--hours 24] [--interval 5] [--every 120] [--seed 1] [--patience 0.4]
+
+All collectors over the files of node_files.py and a stub NVML, and four that misbehave (trouble.py). About every
+`every` seconds of its time something happens: a collector hangs (a FIFO, the driver's library), fails, ends, sends
+rubbish; a worker or the process that forks them is killed or stopped; the spool's disk is full. Ends with 1 unless the
+agent lived, each tick is stored or counted as lost, each hang was told within 30 s, all came back and nothing leaked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from agents.agent import Agent
+from agents.collectors import configured
+from benchmarks import node_files
+from benchmarks.mischief import Mischief
+from benchmarks.stormwatch import Watch, report
+from benchmarks.trouble import KINDS
+from pipeline.config import Agent as Section
+from pipeline.config import Config, Spool
+from pipeline.records import SECOND
+from tests.agents import nvml_stub
+
+ROOT = Path(__file__).parents[1]
+START = 1_800_000_000 * SECOND
+CALM_S = 3600.0
+"""Quiet at the end, so that all can come back: the longest wait before a restart is 600 s, and it may come twice."""
+DISK = 8 << 20
+
+
+class Wound:
+    """The agent's clock: waiting takes no time, and is when things happen. Ends after `hours`."""
+
+    def __init__(self, hours: float) -> None:
+        self.elapsed, self._end = 0.0, hours * 3600
+        self.mischief: Mischief | None = None
+        self.watch: Watch | None = None
+
+    def now(self) -> int:
+        return START + round(self.elapsed * SECOND)
+
+    def monotonic(self) -> float:
+        return self.elapsed
+
+    def wait(self, seconds: float, stop: threading.Event) -> bool:
+        assert self.watch is not None
+        assert self.mischief is not None
+        self.watch.turn(self.elapsed)
+        self.mischief.turn(self.elapsed, calm=self.elapsed > self._end - min(CALM_S, self._end / 2))
+        self.elapsed += seconds
+        return self.elapsed > self._end
+
+
+def storm(folder: Path, options: argparse.Namespace) -> int:
+    """Runs the storm in this process, whose environment has the stub; 0 if all held."""
+    tables = {name: dict(values) for name, values in _tables(folder).items()}
+    (folder / "moods").mkdir()
+    troubles = [kind(mood=folder / "moods" / kind.name) for kind in KINDS]
+    for one in troubles:
+        one.mood.write_text("well\n")
+    clock = Wound(options.hours)
+    config = Config(agent=Section("n1", options.interval), spool=Spool(folder / "spool", 1 << 21, 1 << 18, 1 << 18))
+    watch = Watch(folder / "spool", clock.now)
+    collectors = [*configured(tables), *troubles]
+    agent = Agent(config, collectors, clock, watch, options.patience / options.interval)
+    watch.agent = agent
+    clock.watch = watch
+    clock.mischief = Mischief(agent, folder, options.every, random.Random(options.seed), watch)
+    began = time.monotonic()
+    try:
+        agent.loop(threading.Event())
+    finally:
+        clock.mischief.mend_all()
+    watch.finish()
+    return report(watch, clock.mischief, clock.elapsed, time.monotonic() - began)
+
+
+def _tables(folder: Path) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads((folder / "tables.json").read_text())
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hours", type=float, default=24.0)
+    parser.add_argument("--interval", type=float, default=5.0)
+    parser.add_argument("--every", type=float, default=120.0, help="mean time between two faults, s")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--patience", type=float, default=0.4, help="real s that a tick waits for its collectors")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        return storm(options.inside, options)
+    if nvml_stub.compiler() is None:
+        print("benchmarks.storm: no C compiler for the stub of NVML; apt-get install gcc", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as name:
+        return _in_its_environment(Path(name))
+
+
+def _in_its_environment(folder: Path) -> int:
+    """Runs this program again, so that the stub is what the loader finds; on a small disk of its own if that may be."""
+    tables, environ = node_files.build(folder)
+    (folder / "tables.json").write_text(json.dumps(tables, default=str))
+    (folder / "spool").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder / "spool")]
+    mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    if not mounted:
+        print("no right to mount a small disk: the storm goes without a full one", file=sys.stderr)
+    try:
+        words = [sys.executable, "-m", "benchmarks.storm", *sys.argv[1:], "--inside", str(folder)]
+        more = {"PYTHONPATH": str(ROOT), "STUB_CONTROL": str(folder / "control")}
+        return subprocess.run(words, cwd=ROOT, env=environ | more).returncode
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(folder / "spool")], check=True)
+
+
+if __name__ == "__main__":
+    os.environ.pop("NOTIFY_SOCKET", None)
+    sys.exit(main())

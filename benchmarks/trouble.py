@@ -1,0 +1,69 @@
+"""Collectors that misbehave as they are told, for the storm: what they read decides whether they come back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from agents.collector import Collector, Device, NoData, Reading
+
+MOODS = ("fault", "exit", "garbage", "no data")
+"""What the mood's file can say beside `well`. A FIFO in its place hangs whoever opens it, in the kernel."""
+
+
+@dataclass
+class Trouble(Collector):
+    """One temperature; its mood comes from a file."""
+
+    name: ClassVar[str] = "trouble"
+    signals: ClassVar[tuple[str, ...]] = ("disk.temperature",)
+    mood: Path = Path("/dev/null")
+
+    def read(self) -> tuple[Reading, ...]:
+        mood = self.mood.read_text().strip()
+        if mood == "fault":
+            raise RuntimeError("told to fail")
+        if mood == "exit":
+            os._exit(7)
+        if mood == "no data":
+            raise NoData("told to have none")
+        values = np.zeros(3) if mood == "garbage" else np.array([300.0])
+        return (Reading("disk", (f"disk:n1.{self.name}",), {"disk.temperature": values}),)
+
+    def inventory(self) -> Mapping[str, Device]:
+        return {f"disk:n1.{self.name}": Device(("node:n1",))}
+
+
+class Alone(Trouble):
+    """In a process of its own."""
+
+    name = "alone"
+    lane = "alone"
+
+
+class First(Trouble):
+    """Shares a process with Second."""
+
+    name = "first"
+    lane = "shared"
+
+
+class Second(Trouble):
+    """Shares a process with First."""
+
+    name = "second"
+    lane = "shared"
+
+
+class Neighbour(Trouble):
+    """Shares a process with the collectors of the node."""
+
+    name = "neighbour"
+
+
+KINDS: tuple[type[Trouble], ...] = (Alone, First, Second, Neighbour)

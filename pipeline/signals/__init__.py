@@ -1,0 +1,75 @@
+"""The signal catalogue as data: a file per device class, a line per signal, and what every part may ask about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from pipeline.signals import (
+    agent,
+    collector,
+    coolant,
+    dimm,
+    disk,
+    filesystem,
+    gpu,
+    nic,
+    node,
+    nvlink,
+    power,
+    rank,
+    sensor,
+    service,
+)
+from pipeline.signals.signal import TYPES, Kind, Signal, column_of
+
+__all__ = ["CATALOGUE", "CLASSES", "TYPES", "Kind", "Signal", "column_of", "of_class", "with_declared"]
+
+CLASSES: Mapping[str, str] = {
+    # device class -> kind of the entities that bear it
+    "gpu": "gpu",
+    "nvlink": "nvlink",
+    "nic": "port",
+    "node": "node",
+    "sensor": "sensor",
+    "dimm": "dimm",
+    "disk": "disk",
+    "filesystem": "filesystem",
+    "service": "service",
+    "power": "pdu",
+    "coolant": "cdu",
+    "rank": "rank",
+    "agent": "agent",
+    "collector": "collector",
+}
+
+_FILES = (
+    *(gpu, nvlink, nic, node, sensor, dimm, disk, filesystem, service),
+    *(power, coolant, rank, agent, collector),
+)
+
+
+def _with_generations(signals: Iterable[Signal]) -> Iterator[Signal]:
+    """All signals, and for each class that counts the start of its counters' present life (agents/generations.py)."""
+    counting: dict[str, None] = {}
+    for signal in signals:
+        yield signal
+        if signal.kind == "counter":
+            counting[signal.device_class] = None
+    for c in counting:
+        text = f"UTC second in which the counters of this {CLASSES[c]} began their present life, as the agent saw it"
+        yield Signal(f"{c}.generation", "s", "state", c, "u4", text, "agent")
+
+
+CATALOGUE: Mapping[str, Signal] = {
+    signal.name: signal for signal in _with_generations(signal for file in _FILES for signal in file.SIGNALS)
+}
+
+
+def of_class(device_class: str, catalogue: Mapping[str, Signal] = CATALOGUE) -> tuple[Signal, ...]:
+    """All signals of a device class in catalogue order."""
+    return tuple(s for s in catalogue.values() if s.device_class == device_class)
+
+
+def with_declared(declared: Iterable[Signal]) -> dict[str, Signal]:
+    """The catalogue with `declared` signals added; a declaration wins over a line of the same name."""
+    return {**CATALOGUE, **{signal.name: signal for signal in declared}}

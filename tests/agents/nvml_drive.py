@@ -1,0 +1,74 @@
+"""A program for the tests: does with the NVML collector what its standard input says, and prints what came of it.
+
+Input: {"fields": {...}, "steps": [[verb, argument], ...]}; output: one result per step. The clock moves only by `look`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from agents.batches import blocks, check
+from agents.collector import NoData
+from agents.collectors.nvml import Nvml
+from tests.agents import nvml_stub
+
+START = 1_800_000_000_000_000
+
+
+class Drive:
+    def __init__(self, fields: dict[str, Any]) -> None:
+        paths = {key: Path(value) if key in ("pci", "seen") else value for key, value in fields.items()}
+        self.collector = Nvml(**paths)
+        self.now = START
+        self.collector._now = lambda: self.now
+
+    def open(self, node: str) -> None:
+        self.collector.open(node)
+
+    def tell(self, lines: list[str]) -> None:
+        nvml_stub.tell(Path(os.environ["STUB_CONTROL"]), *lines)
+
+    def look(self, seconds: float) -> dict[str, Any]:
+        """One look after so many seconds; values as text, so that every digit of a counter is kept."""
+        self.now += round(seconds * 1_000_000)
+        found: dict[str, Any] = {"columns": {}, "events": [], "entities": {}, "wire": {}}
+        readings = self.collector.read()
+        inventory = self.collector.inventory() if seconds == 0 else None
+        for reading in readings:
+            check(reading, inventory)
+            found["columns"] |= {name: [str(value) for value in column] for name, column in reading.columns.items()}
+            found["entities"][reading.device_class] = reading.entities
+            found["events"] += [[event.entity, event.kind, event.data] for event in reading.events]
+        for block in blocks(readings):
+            found["wire"] |= {name: [str(value) for value in column[0]] for name, column in block.columns.items()}
+        return found
+
+    def inventory(self, _: Any) -> dict[str, Any]:
+        return {entity: [device.parents, device.attributes] for entity, device in self.collector.inventory().items()}
+
+    def samples(self, _: Any) -> int:
+        """GPM samples that were taken and not given back."""
+        return int(ctypes.CDLL(nvml_stub.LIBRARY).stub_gpm_samples())
+
+    def close(self, _: Any) -> None:
+        self.collector.close()
+
+
+def main() -> None:
+    told = json.load(sys.stdin)
+    drive, results = Drive(told["fields"]), []
+    for verb, argument in told["steps"]:
+        try:
+            results.append(getattr(drive, verb)(argument))
+        except NoData as absent:
+            results.append({"no data": str(absent)})
+    sys.stdout.write(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+"""The collector of the kernel's log over a file or FIFO of its format: what becomes which event of which entity."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.collector import NoData
+from agents.collectors import kernel_log
+from agents.collectors.kernel_log import KernelLog
+from agents.sources.kernel.kmsg import Kmsg
+from agents.sources.kernel.log_place import LogPlace
+from agents.sources.kernel.repeats import Repeats
+from pipeline.records import SECOND, Event
+from pipeline.signals.events import EVENT_KINDS
+
+NOW = 1_800_000_000 * SECOND
+UPTIME = 5_000 * SECOND
+GPUS = ("0000:1d:00.0", "0000:2c:00.0", "0001:04:00.0")
+
+
+class Clock:
+    """Wall clock and time since boot that go on together."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+
+    def now(self) -> int:
+        return NOW + self.passed
+
+    def since_boot(self) -> int:
+        return UPTIME + self.passed
+
+
+Make = Callable[..., KernelLog]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make(tmp_path: Path, clock: Clock) -> Iterator[Make]:
+    """An open collector over tmp_path/kmsg, on a node with three GPUs, a NIC and a driver of branch 575."""
+    for minor, address in enumerate(reversed(GPUS)):
+        information = tmp_path / "nvidia" / "gpus" / address / "information"
+        information.parent.mkdir(parents=True, exist_ok=True)
+        excluded = "Yes" if address == GPUS[1] else "No"
+        information.write_text(f"GPU UUID: \t GPU-{minor}\nDevice Minor: \t {minor}\nGPU Excluded:\t {excluded}\n")
+    (tmp_path / "nvidia" / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.57.08\n")
+    (tmp_path / "sys/bus/pci/devices/0000:3b:00.0/infiniband/mlx5_4").mkdir(parents=True)
+    (tmp_path / "sys/class/infiniband/mlx5_4/ports/1").mkdir(parents=True)
+    (tmp_path / "kmsg").touch()
+    opened: list[KernelLog] = []
+
+    def build(**settings: Any) -> KernelLog:
+        roots = {"path": tmp_path / "kmsg", "driver": tmp_path / "nvidia", "sys": tmp_path / "sys"}
+        found = KernelLog(**{**roots, "state": tmp_path / "state", **settings})
+        found._now, found._since_boot = clock.now, clock.since_boot
+        found.open("n1")
+        opened.append(found)
+        return found
+
+    yield build
+    for collector in opened:
+        collector.close()
+
+
+def write(tmp_path: Path, *lines: str, begin: int = 1, at: int = UPTIME, level: int = 4) -> None:
+    with (tmp_path / "kmsg").open("a") as log:
+        log.writelines(f"{level},{number},{at},-;{line}\n" for number, line in enumerate(lines, begin))
+
+
+def look(collector: KernelLog) -> list[Event]:
+    (reading,) = collector.read()
+    for event in reading.events:
+        json.dumps(dict(event.data), allow_nan=False)
+        assert set(event.data) <= set(EVENT_KINDS[event.kind].data), event.kind
+    return list(reading.events)
+
+
+def test_an_xid_becomes_an_event_of_its_gpu_with_meaning_and_details(make: Make, tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "NVRM: Xid (PCI:0001:04:00): 13, pid=7, name=train, Graphics SM Warp Exception on (GPC 1, TPC 2, SM 0): a",
+    )
+    (event,) = look(make())
+    assert (event.time, event.entity, event.kind) == (NOW, "gpu:n1.1", "xid")  # 2c is excluded and has no index
+    assert event.data == {
+        "xid": 13,
+        "name": "graphics engine exception",
+        "class": "application",
+        "severity": "info",
+        "action": "restart app",
+        "then": "if the same GPC and TPC repeat: extended diagnostics, then field diagnostics",
+        "source": "kernel",
+        "pci": "0001:04:00",
+        "pid": 7,
+        "process": "train",
+        "text": "Graphics SM Warp Exception on (GPC 1, TPC 2, SM 0): a",
+        "detail": {"gpc": 1, "tpc": 2, "sm": 0, "error": "a"},
+        "seq": 1,
+        "count": 1,
+    }
+
+
+def test_a_gpu_that_no_driver_lists_is_told_of_at_the_node_with_its_address(make: Make, tmp_path: Path) -> None:
+    write(tmp_path, "NVRM: Xid (PCI:0000:99:00): 79, gone")
+    (event,) = look(make())
+    assert (event.entity, event.data["pci"]) == ("node:n1", "0000:99:00")
+
+
+def test_the_uuid_form_is_resolved_by_the_driver_and_by_the_line_before_it(make: Make, tmp_path: Path) -> None:
+    uuid = "GPU-0a1b2c3d-1111-2222-3333-444455556666"
+    write(tmp_path, f"NVRM: GPU at PCI:0000:1d:00: {uuid}", f"NVRM: Xid ({uuid}): 79, gone")
+    (event,) = look(make())
+    assert (event.entity, event.data["pci"], event.data["uuid"]) == ("gpu:n1.0", "0000:1d:00", uuid)
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("154, GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)", ("critical", "reboot node")),
+        ("154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", ("info", "none")),
+        ("144, SAW_MVB Fatal XC0 i0 Link 00 (0x1 0x2)", ("critical", "reset GPU")),
+        ("144, SAW_MVB Nonfatal XC0 i0 Link 00 (0x1 0x4)", ("warning", "none")),
+        ("145, RLW_REMAP Nonfatal XC0 i0 Link 00 (0x4 0x1)", ("warning", "as XID 154 says")),
+        ("74, NVLink: fatal error detected on link 1(0x1, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)", ("info", "none")),
+        (
+            "74, NVLink: fatal error detected on link 1(0x10, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
+            ("critical", "contact support"),
+        ),
+        ("94, Contained: SM (0x1). RST: Yes, D-RST: No", ("warning", "reset GPU")),
+        ("95, Uncontained: SM (0x1). RST: Yes, D-RST: Yes", ("critical", "drain and reset GPU")),
+        ("999, what", ("warning", "contact support: this code is not in the table")),
+    ],
+)
+def test_what_the_line_says_wins_over_the_table(make: Make, tmp_path: Path, line: str, wanted: tuple[str, str]) -> None:
+    write(tmp_path, f"NVRM: Xid (PCI:0000:1d:00): {line}")
+    (event,) = look(make())
+    assert (event.data["severity"], event.data["action"]) == wanted
+
+
+def test_a_switch_error_and_its_second_line(make: Make, tmp_path: Path) -> None:
+    head = "nvidia-nvswitch1: SXid (PCI:0000:06:00.0): "
+    write(
+        tmp_path,
+        f"{head}20034, Fatal, Link 48 LTSSM Fault Up",
+        f"{head}20034, Severity 1 Engine instance 48 Sub-engine instance 00",
+    )
+    first, second = look(make())
+    assert (first.entity, first.kind, first.data["sxid"], first.data["fatal"]) == ("node:n1", "sxid", 20034, True)
+    assert (first.data["severity"], first.data["reach"], first.data["detail"]) == ("critical", "link", {"link": 48})
+    assert (second.data["severity"], second.data["detail"]["engine"]) == ("info", 48)
+
+
+@pytest.mark.parametrize(
+    ("line", "entity", "device"),
+    [
+        ("mlx5_core 0000:3b:00.0: Port module event: module 0, Cable unplugged", "port:n1.mlx5_4", "0000:3b:00.0"),
+        ("mlx5_core 0000:3c:00.0: Port module event: module 0, Cable unplugged", "node:n1", "0000:3c:00.0"),
+        ("nvme nvme3: Abort status: 0x371", "disk:n1.nvme3", "nvme3"),
+        ("NVRM: GPU 0000:1d:00.0: GPU has fallen off the bus.", "gpu:n1.0", "0000:1d:00.0"),
+        ("INFO: task python3:71 blocked for more than 120 seconds.", "node:n1", "python3"),
+    ],
+)
+def test_a_line_belongs_to_the_device_that_it_names(
+    make: Make, tmp_path: Path, line: str, entity: str, device: str
+) -> None:
+    write(tmp_path, line)
+    (event,) = look(make())
+    assert (event.entity, event.kind, event.data["device"], event.data["text"]) == (entity, "kernel", device, line)
+
+
+def test_what_a_process_wrote_into_the_log_is_marked(make: Make, tmp_path: Path) -> None:
+    write(tmp_path, "Kernel panic - not syncing: not at all", level=12)
+    (event,) = look(make())
+    assert event.data["facility"] == 1
+
+
+def test_repeats_beyond_the_burst_are_counted_in_a_later_event(make: Make, tmp_path: Path, clock: Clock) -> None:
+    collector = make(burst=3, window=60.0)
+    line = "NVRM: Xid (PCI:0000:1d:00): 31, Ch 1"
+    write(tmp_path, *[line] * 10, "NVRM: Xid (PCI:0001:04:00): 31, Ch 1")
+    first = look(collector)
+    assert [(e.entity, e.data["count"]) for e in first] == [("gpu:n1.0", 1)] * 3 + [("gpu:n1.1", 1)]
+    clock.passed = 59 * SECOND
+    assert look(collector) == []
+    clock.passed = 60 * SECOND
+    (held,) = look(collector)
+    assert (held.data["count"], held.data["since"], held.data["seq"]) == (7, NOW, 10)
+    clock.passed = 200 * SECOND
+    assert look(collector) == []
+
+
+def test_no_count_is_lost_when_more_things_repeat_than_are_told_apart() -> None:
+    repeats = Repeats(burst=1, window=60 * SECOND, most=4)
+    told = [e for n in range(400) for e in repeats.admit(n * 7 % 11, Event(n, "node:n1", "kernel"))]
+    told += repeats.rest()
+    assert sum(event.data["count"] for event in told) == 400
+    assert len(repeats._windows) <= 4
+
+
+def test_a_record_that_came_after_the_last_look_is_never_older_than_it(
+    make: Make, tmp_path: Path, clock: Clock
+) -> None:
+    """The log's own clock may have drifted by minutes from the one that the agent reads."""
+    collector = make()
+    look(collector)
+    clock.passed = 10 * SECOND
+    write(tmp_path, "Kernel panic - not syncing: a", begin=1, at=UPTIME - 200 * SECOND)
+    write(tmp_path, "Kernel panic - not syncing: b", begin=2, at=UPTIME + 200 * SECOND)
+    write(tmp_path, "Kernel panic - not syncing: c", begin=3, at=UPTIME + 4 * SECOND)
+    assert [event.time - NOW for event in look(collector)] == [0, 4 * SECOND, 10 * SECOND]
+
+
+def test_the_first_start_looks_back_as_far_as_is_set(make: Make, tmp_path: Path) -> None:
+    for number, age in enumerate((700, 599, 1), 1):
+        write(tmp_path, f"Kernel panic - not syncing: {age}", begin=number, at=UPTIME - age * SECOND)
+    assert [(e.data["seq"], e.time - NOW) for e in look(make())] == [(2, -599 * SECOND), (3, -1 * SECOND)]
+
+
+def test_a_restart_neither_loses_nor_repeats(make: Make, tmp_path: Path, clock: Clock) -> None:
+    first = make()
+    write(tmp_path, "Kernel panic - not syncing: a")
+    assert [e.data["seq"] for e in look(first)] == [1]
+    assert look(first) == []
+    first.close()
+    write(tmp_path, "Kernel panic - not syncing: b", begin=2, at=UPTIME + SECOND)
+    clock.passed = 3600 * SECOND
+    second = make()
+    assert [(e.data["seq"], e.time) for e in look(second)] == [(2, NOW + SECOND)]
+
+
+def test_a_single_look_leaves_everything_to_the_agent(make: Make, tmp_path: Path) -> None:
+    write(tmp_path, "Kernel panic - not syncing: a")
+    once = make()
+    assert len(look(once)) == 1
+    once.close()
+    assert len(look(make())) == 1
+
+
+def test_a_second_process_neither_uses_nor_moves_the_place_of_the_first(tmp_path: Path) -> None:
+    first, second = LogPlace(tmp_path / "place"), LogPlace(tmp_path / "place")
+    assert first.open() is None
+    first.keep(70)
+    assert second.open() is None
+    second.keep(99)
+    second.close()
+    first.close()
+    assert first.open() == 70
+    first.keep(5)
+    first.close()
+    assert second.open() == 5
+    second.close()
+
+
+@pytest.mark.parametrize("text", ["", "another-boot 17", "x" * 500, "\x00\xff", "17"])
+def test_a_place_of_another_boot_or_none_at_all_is_looked_back_from(make: Make, tmp_path: Path, text: str) -> None:
+    (tmp_path / "state").write_text(text)
+    write(tmp_path, "Kernel panic - not syncing: a")
+    assert len(look(make())) == 1
+
+
+def test_records_that_were_overwritten_are_an_event_with_their_number(make: Make, tmp_path: Path) -> None:
+    collector = make()
+    write(tmp_path, "a", "b")
+    assert look(collector) == []
+    write(tmp_path, "c", begin=103)
+    (event,) = look(collector)
+    assert (event.entity, event.kind, event.data["missed"]) == ("node:n1", "kernel_log_overrun", 100)
+
+
+def test_a_flood_is_read_in_bounded_looks(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_log, "RECORDS", 100)
+    collector = make(burst=10_000)
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    collector._log = Kmsg(path)
+    collector._log.open()
+    writer = os.open(path, os.O_WRONLY)
+    os.write(writer, b"".join(b"2,%d,1,-;Kernel panic - not syncing: a\n" % n for n in range(1000)))
+    collector._begin, told = 0, 0
+    looks = 0
+    while told < 1000 and looks < 20:
+        told, looks = told + len(look(collector)), looks + 1
+    assert told == 1000
+    os.close(writer)
+
+
+def test_a_log_that_may_not_be_read_names_the_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NoData, match=r"kmsg: No such file.*wanted the kernel's log"):
+        KernelLog(path=tmp_path / "kmsg").open("n1")
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(NoData, match=r"/dev/kmsg: not readable: add CAP_SYSLOG"):
+        KernelLog().open("n1")
+
+
+def test_a_driver_that_hangs_does_not_hold_up_the_log(make: Make, tmp_path: Path) -> None:
+    """Reading the facts of a wedged GPU may never end; the names of the folders are enough for the index."""
+    information = tmp_path / "nvidia" / "gpus" / GPUS[0] / "information"
+    information.unlink()
+    os.mkfifo(information)
+    write(tmp_path, "NVRM: Xid (PCI:0001:04:00): 79, gone")
+    (event,) = look(make())
+    assert event.entity == "gpu:n1.2"  # that 2c is excluded could not be read
+    os.close(os.open(information, os.O_WRONLY))
+
+
+def test_this_machines_own_log_is_read(tmp_path: Path) -> None:
+    collector = KernelLog(state=tmp_path / "state", look_back=1e9)
+    try:
+        collector.open("n1")
+    except NoData as absent:
+        pytest.skip(str(absent))
+    events = look(collector)
+    collector.close()
+    assert all(event.entity.partition(":")[2].startswith("n1") for event in events)

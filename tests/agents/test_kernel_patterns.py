@@ -1,0 +1,122 @@
+"""Which lines of the kernel log become events: one line of each kind, lines that must not, and files of the user."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.collectors.kernel_log import KernelLog
+from agents.sources.kernel.kmsg import TEXT
+from agents.sources.kernel.patterns import load, shipped
+from pipeline.errors import ConfigError
+
+FIXTURE = Path(__file__).parent / "fixtures" / "kernel_lines.tsv"
+LINES = [line.split("\t") for line in FIXTURE.read_text().splitlines() if not line.startswith("#")]
+QUIET = (
+    "nvidia-nvswitch2: open (major=510)",
+    "IPv6: ADDRCONF(NETDEV_CHANGE): eth0: link becomes ready",
+    "perf: interrupt took too long (2509 > 2500), lowering kernel.perf_event_max_sample_rate to 79500",
+    "oom_reaper: reaped process 345646 (vector), now anon-rss:0kB",
+    "mce: CPU12: Core temperature/speed normal",
+    "mlx5_core 0000:3b:00.0 ens2: Link up",
+    "nvme nvme0: 64/0/0 default/read/poll queues",
+    "EXT4-fs (sda1): mounted filesystem with ordered data mode",
+    "DEBUG: Oops: said by somebody",
+    "",
+)
+
+
+@pytest.mark.parametrize(("name", "device", "line"), LINES, ids=[f"{name}-{i}" for i, (name, _, _) in enumerate(LINES)])
+def test_each_kind_of_line_is_known(name: str, device: str, line: str) -> None:
+    patterns = load()
+    assert patterns.interesting(line)
+    found = patterns.find(line)
+    assert found is not None
+    assert (found.pattern.name, found.device or "-") == (name, device)
+    logged = re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}(\.[0-7])?", line)
+    assert found.pci == (logged[0] if logged else None)
+
+
+def test_every_shipped_pattern_has_a_line_that_shows_it() -> None:
+    version, patterns = shipped()
+    assert version
+    assert {pattern.name for pattern in patterns} == {name for name, _, _ in LINES}
+
+
+@pytest.mark.parametrize("line", QUIET)
+def test_ordinary_lines_are_left_alone(line: str) -> None:
+    assert load().find(line) is None
+
+
+def test_a_users_patterns_come_first_replace_and_switch_off(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(
+        'version = "3"\n[[pattern]]\nname = "lustre"\nclass = "file system"\nseverity = "warning"\n'
+        "words = ['LustreError']\nmatch = 'LustreError: (?P<device>\\S{1,40})'\n"
+        '[[pattern]]\nname = "link_down"\nenabled = false\n'
+        '[[pattern]]\nname = "panic"\nclass = "kernel"\nseverity = "info"\nwords = ["Kernel panic"]\nmatch = "panic"\n'
+    )
+    found = load(own)
+    assert found.version.endswith("own.toml 3")
+    told = found.find("LustreError: 11-0: a")
+    assert told is not None
+    assert told.device == "11-0:"
+    assert found.find("mlx5_core 0000:3b:00.0 ens2: Link down") is None
+    panic = found.find("Kernel panic - not syncing: a")
+    assert panic is not None
+    assert panic.pattern.severity == "info"
+    assert len(found.patterns) == len(shipped()[1])
+
+
+GOOD = {"name": "'a'", "class": "'b'", "severity": "'info'", "words": "['w']", "match": "'m'"}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"match": "'('"}, r"number 1: match = '\(': .*wanted a regular expression"),
+        ({"match": None}, r"match = None: wanted a regular expression"),
+        ({"words": "[]"}, r"words = \[\]: wanted a list of texts"),
+        ({"name": "'A B'"}, r"name = 'A B': wanted 1 to 64 of a-z"),
+        ({"severity": "'bad'"}, r"severity = 'bad': wanted one of info, warning, critical"),
+        ({"class": "3"}, r"class = 3: wanted a text"),
+        ({"clas": "3"}, r"clas: no such key; wanted name, class"),
+    ],
+)
+def test_a_wrong_pattern_is_refused_at_start(tmp_path: Path, change: dict[str, str | None], says: str) -> None:
+    own = tmp_path / "own.toml"
+    keys = {**GOOD, **change}
+    own.write_text("[[pattern]]\n" + "".join(f"{k} = {v}\n" for k, v in keys.items() if v is not None))
+    with pytest.raises(ConfigError, match=rf"own\.toml: \[\[pattern\]\] number 1: .*|{says}") as refused:
+        KernelLog(patterns=own)
+    refused.match(says)
+
+
+words = sorted({word for pattern in shipped()[1] for word in pattern.words})
+pieces = st.sampled_from([*words, "mlx5_core 0000:3b:00.0", "NVRM: Xid (", "(", "A" * 40, " ", ":", "0x1", "[", "pci"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(pieces, st.text(max_size=10)), max_size=200))
+def test_hostile_lines_take_bounded_time(parts: list[str]) -> None:
+    line = "".join(parts)[:TEXT]
+    patterns = load()
+    begun = time.process_time()
+    patterns.interesting(line)
+    patterns.find(line)
+    assert time.process_time() - begun < 0.25
+
+
+@pytest.mark.parametrize(
+    "piece", [*words, "mlx5_core 0000:3b:00.0: ", "rcu", "EXT4-fs error (device ", "nvme nvme0: I/O 1 "]
+)
+def test_a_piece_repeated_to_the_end_takes_bounded_time(piece: str) -> None:
+    line = (piece * TEXT)[:TEXT]
+    begun = time.process_time()
+    load().find(line)
+    assert time.process_time() - begun < 0.25

@@ -1,0 +1,236 @@
+"""One piece of hardware, one entity: interfaces under their RDMA port's name, roles told from places."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.collector import Reading
+from agents.collectors.infiniband import Infiniband, leading_number, rate_and_width
+from agents.collectors.network import Network
+from agents.sources.nics.attribute import Attribute
+from agents.sources.nics.ceilings import turn
+from agents.sources.nics.hardware import link_value
+from agents.sources.nics.ports import interface_of, owners, rdma_ports
+from agents.sources.nics.roles import Facts, carrying, default_routes, near_gpu, role, shares_switch
+from pipeline.records import SECOND
+from tests.agents.rdma_node import RdmaNode, h100, write
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> RdmaNode:
+    return h100(tmp_path, ports=2)
+
+
+def network_of(node: RdmaNode) -> tuple[Network, tuple[Reading, ...]]:
+    network = Network(root=node.net, proc=node.proc)
+    network.open("n1")
+    return network, network.read()
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_signal_of_a_port_is_told_by_two_collectors(node: RdmaNode) -> None:
+    infiniband = Infiniband(root=node.rdma, proc=node.proc)
+    infiniband.open("n1")
+    network, readings = network_of(node)
+    told = [(e, c) for reading in (*infiniband.read(), *readings) for e in reading.entities for c in reading.columns]
+    assert len(set(told)) == len(told)
+    entities = {entity for entity, _ in told}
+    assert entities == {f"port:n1.{name}" for name in ("mlx5_0", "mlx5_1", "mlx5_8", "eno1")}
+    assert {c for e, c in told if e == "port:n1.mlx5_8"} >= {"nic.rx_bytes", "nic.carrier_changes", "nic.rx_errors"}
+    for collector in (infiniband, network):
+        collector.close()
+
+
+def test_the_interface_of_an_rdma_port_without_counters_tells_the_traffic(node: RdmaNode) -> None:
+    shutil.rmtree(node.rdma / "mlx5_8/ports/1/counters")  # as with drivers that have none of their own
+    network, readings = network_of(node)
+    network.close()
+    by_entity = {entity: reading for reading in readings for entity in reading.entities}
+    assert by_entity["port:n1.mlx5_8"].columns["nic.tx_bytes"].tolist() == [1]
+    assert "nic.tx_bytes" not in by_entity["port:n1.mlx5_0"].columns
+    assert "nic.state" not in by_entity["port:n1.mlx5_8"].columns
+
+
+def test_what_infiniband_excludes_stays_an_interface_of_its_own(node: RdmaNode) -> None:
+    network = Network(root=node.net, proc=node.proc, rdma_exclude=("mlx5_8",))
+    network.open("n1")
+    plain = network.read()[0]
+    assert plain.entities == ("port:n1.eno1", "port:n1.ens8")
+    assert plain.columns["nic.state"].tolist() == [1, 1]
+    network.close()
+
+
+def test_a_bond_is_the_bonds_rdma_device_and_its_members_stay_themselves(node: RdmaNode) -> None:
+    node.interface("bond0")
+    write(node.rdma / "mlx5_8/ports/1/gid_attrs/ndevs/0", "bond0")
+    assert {name: port.name for name, port in owners(node.rdma, node.net).items()} == {
+        "ib0": "mlx5_0",
+        "ib1": "mlx5_1",
+        "bond0": "mlx5_8",
+    }
+
+
+def test_two_ports_of_one_function_are_told_apart_by_their_number(tmp_path: Path) -> None:
+    node = RdmaNode(tmp_path)
+    place = node.pci("pci0000:0a/0000:0a:01.0/0000:0b:00.0")
+    node.device("mlx4_0", place, ports=2)
+    node.interface("ib0", place, dev_port=0)
+    node.interface("ib1", place, dev_port=1)
+    assert [interface_of(port, node.net) for port in rdma_ports(node.rdma)] == ["ib0", "ib1"]
+
+
+# --- network: events and attributes ----------------------------------------------------------------------------------
+
+
+def test_an_interface_that_goes_down_is_told_by_the_collector_that_owns_it(node: RdmaNode) -> None:
+    network, readings = network_of(node)
+    assert readings[-1].events == ()
+    for name in ("eno1", "ens8"):
+        write(node.net / name / "operstate", "down")
+    (event,) = [event for reading in network.read() for event in reading.events]
+    assert (event.entity, event.kind) == ("port:n1.eno1", "link_state")
+    assert event.data == {"state": "down", "from": "up", "to": "down"}
+    (node.net / "eno1").unlink()
+    (event,) = [event for reading in network.read() for event in reading.events]
+    assert event.data == {"state": "down", "from": "down", "to": "gone"}
+    network.close()
+
+
+def test_an_interface_tells_its_place_driver_and_role(node: RdmaNode) -> None:
+    network, readings = network_of(node)
+    found = {entity: device.attributes for entity, device in network.inventory().items()}
+    network.close()
+    assert found["port:n1.eno1"]["role"] == "management"
+    assert found["port:n1.eno1"]["pci_address"] == "0000:02:00.0"
+    assert "role" not in found["port:n1.mlx5_0"]  # the infiniband collector tells it
+    assert found["port:n1.mlx5_0"]["interface"] == "ib0"
+    plain = next(reading for reading in readings if reading.entities == ("port:n1.eno1",))
+    assert plain.columns["nic.pcie_width"].tolist() == [16]
+
+
+# --- roles -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted"),
+    [
+        (Facts(rdma=True, ethernet=False, near_gpu=True), "compute"),
+        (Facts(rdma=True, ethernet=False, near_gpu=True, up=False), "compute"),  # its peers are up: it must be missed
+        (Facts(rdma=True, near_gpu=True, default_route=True), "management"),
+        (Facts(rdma=True, near_gpu=False), "storage"),
+        (Facts(rdma=True, near_gpu=False, up=False), "unused"),
+        (Facts(rdma=True, ethernet=False, near_gpu=None, up=False), "compute"),
+        (Facts(rdma=True, ethernet=True, near_gpu=None), "compute"),
+        (Facts(rdma=True, ethernet=True, near_gpu=None, beside_infiniband=True), "storage"),
+        (Facts(rdma=True, ethernet=True, near_gpu=None, up=False), "unused"),
+        (Facts(near_gpu=False), "management"),
+        (Facts(up=False), "unused"),
+        (Facts(up=False, default_route=True), "management"),
+    ],
+)
+def test_a_role_follows_from_place_route_and_link(facts: Facts, wanted: str) -> None:
+    assert role(facts) == wanted
+
+
+def test_a_gpu_is_near_where_a_switch_joins_them() -> None:
+    gpu = "/sys/devices/pci0000:1a/0000:1a:01.0/0000:1b:00.0/0000:1c:00.0/0000:1d:00.0"
+    assert shares_switch("/sys/devices/pci0000:1a/0000:1a:01.0/0000:1b:00.0/0000:1c:01.0/0000:1e:00.0", [gpu])
+    assert not shares_switch("/sys/devices/pci0000:1a/0000:1a:03.0/0000:20:00.0", [gpu])
+    assert not shares_switch("/sys/devices/virtual/net/bond0", [gpu])
+    flat = ["/sys/devices/pci0000:00/0000:00:05.0", "/sys/devices/pci0000:00/0000:00:06.0"]
+    assert near_gpu(flat, ["/sys/devices/pci0000:00/0000:00:07.0"]) == [None, None]  # a virtual machine's one bus
+
+
+def test_a_default_route_is_followed_down_to_the_ports_of_a_bond(node: RdmaNode) -> None:
+    bond = node.interface("bond0")
+    for lower in ("eno1", "ens8"):
+        (bond / f"lower_{lower}").symlink_to(node.net / lower)
+    node.route("bond0")
+    assert carrying(node.proc, node.net) == {"bond0", "eno1", "ens8"}
+    six = (
+        f"{'0' * 32} 00 {'0' * 32} 00 fe80{'0' * 28} 00000400 1 0 00000003     ens8\n{'0' * 32} 00 {'0' * 32} 00 lo lo"
+    )
+    assert default_routes("", six) == {"ens8"}
+
+
+# --- parsers ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_no_text_breaks_a_parser(text: str) -> None:
+    assert np.isnan(leading_number(text)) or 0 <= leading_number(text) < 1000
+    speed, width = rate_and_width(text)
+    assert np.isnan(speed) or 0 <= speed < 1e9
+    assert np.isnan(width) or 0 <= width < 100
+    assert np.isnan(link_value(text)) or 0 <= link_value(text) < 1e6
+    assert default_routes(text, text) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("400 Gb/sec (4X NDR)", (400_000, 4)),
+        ("2.5 Gb/sec (1X SDR)\n", (2_500, 1)),
+        ("800 Gb/sec", (800_000, np.nan)),
+        ("", (np.nan, np.nan)),
+    ],
+)
+def test_a_rate_is_read_with_its_lanes(text: str, wanted: tuple[float, float]) -> None:
+    np.testing.assert_equal(rate_and_width(text), wanted)
+
+
+@given(st.integers(0, 2**33), st.integers(0, 2**33), st.sampled_from([4, 8, 16, 32]), st.booleans())
+def test_a_counter_that_grows_is_never_taken_for_one_that_turned(a: int, b: int, bits: int, saturates: bool) -> None:
+    found = turn(a, b, bits, saturates)
+    assert (found in ("wrapped", "reset")) == (b < a)
+    assert found != "wrapped" or not saturates
+
+
+def test_a_link_that_is_unknown_is_missing() -> None:
+    assert np.isnan(link_value("Unknown"))
+    assert np.isnan(link_value("255"))
+    assert link_value("2.5 GT/s PCIe") == 2.5
+
+
+def test_a_file_that_could_not_be_read_is_left_alone_for_its_rest(tmp_path: Path) -> None:
+    now = [0.0]
+    file = Attribute(tmp_path / "x", rest=60, monotonic=lambda: now[0])
+    assert file.number() is None
+    write(tmp_path / "x", "7")
+    now[0] = 59
+    assert file.number() is None
+    now[0] = 60
+    assert file.number() == 7
+    assert not file.gone  # it had never been there
+    file.close()
+
+
+def test_an_interface_that_was_not_wanted_is_looked_at_again_later(node: RdmaNode) -> None:
+    node.interface("bond0", up=False)
+    now, network = [1_800_000_000 * SECOND], Network(root=node.net, proc=node.proc)
+    network._now = lambda: now[0]
+    network.open("n1")
+    assert "port:n1.bond0" not in network.read()[0].entities
+    write(node.net / "bond0" / "carrier", "1")
+    assert "port:n1.bond0" not in network.read()[0].entities
+    now[0] += 30 * SECOND
+    assert "port:n1.bond0" in network.read()[0].entities
+    network.close()
+
+
+def test_an_interface_that_comes_back_under_its_name_is_told(node: RdmaNode) -> None:
+    network, _ = network_of(node)
+    (node.net / "eno1").unlink()
+    network.read()
+    node.interface("eno1", node.sys / "devices/pci0000:00/0000:00:1c.0/0000:02:00.1")
+    events = [event.data for reading in network.read() for event in reading.events]
+    assert events == [{"state": "up", "from": "gone", "to": "up"}]
+    network.close()

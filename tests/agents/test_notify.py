@@ -1,0 +1,153 @@
+"""What the service manager hears, over a real socket of its kind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agents.notify import Notify
+
+ROOT = Path(__file__).parents[2]
+Manager = Callable[[str], socket.socket]
+
+
+@pytest.fixture
+def manager() -> Iterator[Manager]:
+    """Listens at an address, as systemd does."""
+    opened: list[socket.socket] = []
+
+    def listen(address: str) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        listener.bind("\0" + address[1:] if address.startswith("@") else address)
+        opened.append(listener)
+        return listener
+
+    yield listen
+    for listener in opened:
+        listener.close()
+
+
+def heard(listener: socket.socket) -> list[list[str]]:
+    """All messages that wait, each as its lines."""
+    found = []
+    while True:
+        try:
+            found.append(listener.recv(4096).decode().split("\n"))
+        except BlockingIOError:
+            return found
+
+
+@pytest.fixture(params=["path", "abstract"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "notify") if request.param == "path" else f"@fleetpulse-test-{os.getpid()}"
+
+
+def test_ready_alive_and_stopping_arrive_at_either_kind_of_address(manager: Manager, address: str) -> None:
+    listener = manager(address)
+    notify = Notify({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())})
+    notify.ready(1.0)
+    notify.alive("12 collectors, 11 well")
+    notify.alive("12 collectors, 11 well")
+    notify.stopping()
+    notify.close()
+    notify.close()
+    assert heard(listener) == [
+        ["READY=1"],
+        ["WATCHDOG=1", "STATUS=12 collectors, 11 well"],
+        ["WATCHDOG=1"],
+        ["STOPPING=1"],
+    ]
+    assert notify.trouble is None
+
+
+def test_a_watchdog_shorter_than_the_agents_own_beat_is_told_to_wait(manager: Manager, tmp_path: Path) -> None:
+    listener = manager(address := str(tmp_path / "notify"))
+    notify = Notify({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"})
+    notify.ready(60.0)
+    notify.close()
+    assert heard(listener) == [["READY=1", "WATCHDOG_USEC=240000000"]]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"WATCHDOG_USEC": "soon"}, {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}],
+    ids=["no watchdog", "nonsense", "the watchdog of another process"],
+)
+def test_without_a_watchdog_of_ours_only_a_changed_status_is_sent(
+    manager: Manager, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    listener = manager(address := str(tmp_path / "notify"))
+    notify = Notify({"NOTIFY_SOCKET": address, **environment})
+    notify.alive()
+    notify.alive("well\nREADY=1")
+    notify.alive("well\nREADY=1")
+    notify.close()
+    assert heard(listener) == [["STATUS=well READY=1"]]
+
+
+@pytest.mark.parametrize("address", ["", "vsock:2:1234", "relative/path"])
+def test_without_a_manager_nothing_happens(address: str) -> None:
+    notify = Notify({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1"} if address else {})
+    notify.ready(1.0)
+    notify.alive("well")
+    notify.stopping()
+    notify.close()
+    assert notify.trouble is None
+
+
+def test_a_manager_that_is_gone_is_told_and_costs_nothing(tmp_path: Path) -> None:
+    notify = Notify({"NOTIFY_SOCKET": str(tmp_path / "gone")})
+    notify.ready(1.0)
+    assert notify.trouble == "NOTIFY_SOCKET: No such file or directory"
+    notify.close()
+
+
+def test_a_manager_that_reads_nothing_never_blocks_and_gets_the_status_later(manager: Manager, tmp_path: Path) -> None:
+    listener = manager(address := str(tmp_path / "notify"))
+    notify = Notify({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"})
+    while notify.trouble is None:
+        notify.alive("full")  # until the kernel's queue of the socket is full
+    notify.alive("news")
+    assert notify.trouble == "NOTIFY_SOCKET: Resource temporarily unavailable"
+    heard(listener)
+    notify.alive("news")
+    notify.close()
+    assert heard(listener) == [["WATCHDOG=1", "STATUS=news"]]
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from agents.agent import run
+from agents.collectors.host import Host
+from pipeline.config import Agent, Config, Spool
+sys.exit(run(Config(agent=Agent("n1", 0.1), spool=Spool(Path(sys.argv[1]))), collectors=[Host()]))
+"""
+
+
+def test_the_agent_is_ready_pings_from_its_loop_and_says_when_it_stops(manager: Manager, tmp_path: Path) -> None:
+    listener = manager(address := str(tmp_path / "notify"))
+    listener.setblocking(True)
+    listener.settimeout(20)
+    environ = {**os.environ, "NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"}
+    words = [sys.executable, "-c", PROGRAM, str(tmp_path / "spool")]
+    agent = subprocess.Popen(words, cwd=ROOT, env=environ, stderr=subprocess.DEVNULL)
+    try:
+        first = listener.recv(4096)
+        pings = [listener.recv(4096) for _ in range(5)]
+        agent.terminate()
+        rest = [listener.recv(4096)]
+        while rest[-1] != b"STOPPING=1":
+            rest.append(listener.recv(4096))
+        assert agent.wait(10) == 0
+    finally:
+        agent.kill()
+        agent.wait()
+    assert first == b"READY=1"
+    assert all(ping.startswith(b"WATCHDOG=1") for ping in [*pings, *rest[:-1]])

@@ -1,0 +1,102 @@
+"""A driver that answers nonsense: no crash, no endless loop, nothing outside a signal's range on the wire."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.sources.nvml.facts import text_of
+from agents.sources.nvml.fields import decode, number_of, unpack_rate
+from agents.sources.nvml.places import address
+from agents.sources.nvml.values import MISSING, Values
+from tests.agents.nvml_machine import Machine, Steps
+
+MOST_TYPES = 7
+WHOLE = 2**64 - 1
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_random_bytes_in_place_of_every_answer_never_crash_the_collector(machine: Machine, seed: int) -> None:
+    steps: Steps = [("open", "n1"), ("tell", [f"garbage {seed}"]), *[("look", 5)] * 4, ("look", 60), ("look", 0)]
+    found = machine.run([*steps, ("look", 3600), ("inventory", None), ("close", None)], "gpus 8", "arch all")
+    looks = [look for look in found[2:8] if "columns" in look]
+    assert looks
+    assert all(len(look["entities"]["gpu"]) == 8 for look in looks)
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_garbage_from_the_first_call_on_is_no_data_or_a_reading(machine: Machine, seed: int) -> None:
+    found = machine.run([("tell", [f"garbage {seed}"]), ("open", "n1"), ("close", None)], "gpus 2")
+    assert found[1] is None or "no data" in found[1]
+    odd = [
+        f"garbage {seed} {name}" for name in ("nvmlDeviceGetPciInfo", "nvmlDeviceGetName", "nvmlDeviceGetFieldValues")
+    ]
+    found = machine.run([("tell", odd), ("open", "n1"), ("look", 0), ("look", 60), ("look", 60)], "gpus 2")
+    assert all(len(look["entities"]["gpu"]) == 2 for look in found[2:])
+
+
+@given(st.lists(st.tuples(st.integers(0, WHOLE), st.integers(-3, 12)), max_size=40))
+def test_any_union_and_type_decodes_to_a_value_or_to_missing(entries: list[tuple[int, int]]) -> None:
+    raw = np.array([value for value, _ in entries], np.uint64)
+    types = np.array([kind for _, kind in entries], np.int32)
+    floats, counters = decode(raw, types)
+    for value, whole, (bits, kind) in zip(floats.tolist(), counters.tolist(), entries, strict=True):
+        assert not math.isinf(value)
+        if not 0 <= kind < MOST_TYPES:
+            assert (math.isnan(value), whole) == (True, MISSING)
+        if kind in (2, 3) and bits != WHOLE:
+            assert (value, whole) == (float(bits), bits)
+        if kind == 1 and bits & 0xFFFFFFFF != 0xFFFFFFFF:
+            assert (value, whole) == (bits & 0xFFFFFFFF, bits & 0xFFFFFFFF)
+        if kind == 5:
+            signed = (bits & 0xFFFFFFFF) - (1 << 32) * (bits >> 31 & 1)
+            assert (value, whole) == (signed, signed if signed >= 0 else MISSING)
+        if kind == 6 and bits & 0xFFFF != 0xFFFF:
+            assert whole == bits & 0xFFFF
+
+
+@given(st.floats())
+def test_a_double_is_itself(value: float) -> None:
+    floats, counters = decode(np.array([value]).view(np.uint64), np.array([0], np.int32))
+    assert floats[0] == value or (math.isnan(floats[0]) and not math.isfinite(value))
+    if 0 <= value < 2**53:
+        assert counters[0] == int(value)
+
+
+@given(st.integers(0, 15), st.integers(0, 255))
+def test_a_packed_rate_is_mantissa_times_a_negative_power_of_ten(mantissa: int, exponent: int) -> None:
+    (rate,) = unpack_rate(np.array([float(mantissa << 8 | exponent)]))
+    assert rate == pytest.approx(mantissa * 10.0**-exponent)
+
+
+def test_a_packed_rate_with_bits_that_mean_nothing_is_missing() -> None:
+    assert np.isnan(unpack_rate(np.array([4096.0, -1.0, np.nan, 1e300]))).all()
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_make_a_text_that_can_be_sent(raw: bytes) -> None:
+    text_of(raw).encode("utf-8")
+    assert text_of(raw).isprintable()
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_an_address_or_none(text: str) -> None:
+    found = address(text)
+    assert found is None or address(found) == found
+
+
+@given(st.text(max_size=20))
+def test_any_driver_version_gives_a_number_or_none(version: str) -> None:
+    assert number_of("SMOOTHING_LIFE", object(), version) in (None, 258, 263)
+
+
+@given(st.floats())
+def test_a_value_that_a_counter_cannot_hold_is_missing(value: float) -> None:
+    values = Values([(("gpu.energy", "gpu.power"), ("gpu:n1.0",))])
+    values.put(values.place("gpu.energy", 0), value)
+    found = int(values.columns(["gpu.energy"])["gpu.energy"][0])
+    assert found == (int(value) if 0 <= value < MISSING else MISSING)

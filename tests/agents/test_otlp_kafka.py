@@ -1,0 +1,73 @@
+"""Telemetry as OTLP on Kafka's topic `otlp_metrics`, keyed by the node, and brokers that are away."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time as clock_time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from agents.otlp.broker import Broker
+from agents.telemetry import open_telemetry
+from pipeline.config import Config, Opentelemetry, Pipeline
+from pipeline.errors import Retryable
+from pipeline.records import SECOND, Batch, Block, Origin
+from pipeline.transport.topics import OTLP
+from tests.kafka_broker import Address, held
+from tests.kafka_clients import delete_topics, make_topics, read
+
+ROOT = Path(__file__).parents[2]
+T0 = 1_767_225_600 * SECOND
+
+
+def until(holds: Callable[[], object], seconds: float = 30.0) -> None:
+    end = clock_time.monotonic() + seconds
+    while not holds():
+        assert clock_time.monotonic() < end, "it did not come to pass"
+        clock_time.sleep(0.01)
+
+
+def test_telemetry_lies_in_the_topic_under_its_node(kafka: Address) -> None:
+    settings = Opentelemetry(kafka=True, interval=1.0)
+    config = Config(opentelemetry=settings, pipeline=Pipeline(transport="kafka"), kafka=make_topics(kafka))
+    telemetry = open_telemetry(config, Origin("dc1", "n7", bytes(16)), lambda *_: None)
+    assert telemetry is not None
+    for i in range(3):
+        block = Block("gpu", ("gpu:n7.0",), {"gpu.power": np.array([[100 + i]], np.float32)})
+        telemetry.take(Batch(Origin("dc1", "n7", bytes(16)), np.array([T0 + i * SECOND]), (block,)))
+    until(lambda: len(read(kafka, OTLP)) == 3)
+    telemetry.close(5.0)
+    records = read(kafka, OTLP)
+    requests = [ExportMetricsServiceRequest.FromString(record.value) for record in records]
+    metrics = [request.resource_metrics[0].scope_metrics[0].metrics[0] for request in requests]
+    assert {record.key for record in records} == {b"n7"}
+    assert [(m.name, m.gauge.data_points[0].as_double) for m in metrics] == [("hw.power", 100 + i) for i in range(3)]
+
+
+def test_a_topic_that_is_not_there_is_named(kafka: Address) -> None:
+    configuration = make_topics(kafka)
+    delete_topics(kafka, [OTLP])
+    broker = Broker(configuration, "n1")
+    with pytest.raises(Retryable, match=f"topic {OTLP}: UnknownTopic"):
+        broker(b"x")
+    broker.close()
+
+
+def test_brokers_that_are_away_are_tried_again_later() -> None:
+    program = (
+        "import sys; from agents.otlp.broker import Broker; from pipeline.config import Kafka\n"
+        "from pipeline.errors import Retryable\n"
+        "broker = Broker(Kafka(bootstrap_servers=sys.argv[1]), 'n1')\n"
+        "try: broker(b'x')\n"
+        "except Retryable as error: print(error)\n"
+        "broker.close(); broker.close()"
+    )  # in a process of its own: kafka-python leaves the sockets of refused connections to the garbage collector
+    with held() as port:
+        words = [sys.executable, "-c", program, f"127.0.0.1:{port.getsockname()[1]}"]
+        ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.startswith(f"topic {OTLP}: ")

@@ -1,0 +1,41 @@
+"""The pace of a backlog on its way to a real broker."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from agents.pace import BURST_S, Pace
+from agents.sender import Sender
+from agents.spool import Spool
+from pipeline import wire
+from pipeline.records import TELEMETRY
+from tests.kafka_broker import Address
+from tests.kafka_clients import make_topics, read
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # kafka-python's, see test_sender.py
+SECONDS, MULTIPLE = 300, 50.0
+LIMIT_S = 30.0  # chosen: three times what sending takes, for a busy machine
+
+
+def test_a_backlog_leaves_whole_and_at_the_chosen_multiple_of_the_time_in_which_it_arose(
+    kafka: Address, tmp_path: Path
+) -> None:
+    with Spool(tmp_path, "n0", TELEMETRY) as spool:
+        for second in range(SECONDS):
+            spool.append(bytes(2000), wire.TELEMETRY_KIND, 1_800_000_000_000_000 + second * 1_000_000)
+    sender = Sender(tmp_path, ["n0"], make_topics(kafka), lambda _: None, pace=Pace(MULTIPLE))
+    began = time.monotonic()
+    sender.start()
+    try:
+        ticket = sender.ask()
+        while not sender.settled(ticket):
+            assert time.monotonic() - began < LIMIT_S
+            time.sleep(0.01)  # the broker's turn
+        took = time.monotonic() - began
+    finally:
+        sender.close()
+    assert took > SECONDS / MULTIPLE - BURST_S - 0.5
+    assert [wire.open_envelope(record.value).sequence for record in read(kafka, TELEMETRY)] == list(range(SECONDS))

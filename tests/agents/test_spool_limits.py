@@ -1,0 +1,109 @@
+"""What a spool may take of its disk when nobody says so, and what waiting less often for the disk can cost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agents import disk
+from agents.spool import Spool
+from agents.spools import Spools
+from pipeline import wire
+from pipeline.config import Spool as Settings
+from pipeline.records import SECOND, TELEMETRY, Origin
+from pipeline.transport import Message
+
+Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]
+SIZE = 8 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB of its own."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(place)], capture_output=True)
+    if mount.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {mount.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_unless_told_a_spool_takes_a_twentieth_of_its_disk_and_a_gibibyte_at_most(
+    small_disk: Path, tmp_path: Path, drain: Drain
+) -> None:
+    with Spool(small_disk, "n1", TELEMETRY, free_bytes=0) as spool:
+        assert spool.max_bytes == SIZE // 20
+        for i in range(1000):
+            spool.append(b"%04d" % i + bytes(2000), wire.TELEMETRY_KIND, sent=1)
+            spool.sync()
+            assert spool.size <= SIZE // 20
+        dropped = spool.dropped
+    found = os.statvfs(tmp_path)
+    assert disk.cap(tmp_path / "not/there/yet") == min(1 << 30, found.f_blocks * found.f_frsize // 20)
+    messages, gaps = drain(small_disk)
+    assert (dropped + len(messages), gaps) == (1000, [])
+    assert messages[-1].value[wire.ENVELOPE_BYTES :][:4] == b"0999"
+
+
+def test_on_a_full_disk_collection_goes_on_and_what_is_lost_is_counted_exactly(small_disk: Path, drain: Drain) -> None:
+    """8 MiB, no reader, a cap far above: the oldest goes; then others fill the disk, and leave it again."""
+    hog, lost = small_disk / "hog", 0
+    with Spool(small_disk, "n1", TELEMETRY, max_bytes=1 << 30, segment_bytes=1 << 20, free_bytes=0) as spool:
+        for i in range(1200):
+            if i == 1000:
+                _fill(hog)
+            if i == 1100:
+                hog.unlink()
+            spool.append(b"%04d" % i + bytes(12_000), wire.TELEMETRY_KIND, sent=1)
+            spool.sync()
+        assert (spool.next, spool.trouble) == (1200, None)
+        lost = spool.dropped
+    messages, gaps = drain(small_disk)
+    first = messages[0].offset
+    within = sum(behind - start for start, behind, _ in gaps)
+    assert first + within == lost
+    assert len(messages) == 1200 - lost
+    assert [int(m.value[wire.ENVELOPE_BYTES :][:4]) for m in messages] == [m.offset for m in messages]
+    assert messages[-1].offset == 1199
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(1 << 16)):
+                pass
+        except OSError:  # full, as it should be
+            return
+
+
+class Clock:
+    """Time that the test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> int:
+        return round(self.seconds * SECOND)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@pytest.mark.parametrize(("sync_seconds", "waiting"), [(0.0, 0), (1.0, 0), (5.0, 4)])
+def test_what_waits_for_the_disk_is_no_more_than_was_allowed_and_seen_by_nobody(
+    tmp_path: Path, drain: Drain, sync_seconds: float, waiting: int
+) -> None:
+    clock = Clock()
+    origin = Origin("local", "n1", bytes(16), False)
+    spools = Spools(Settings(tmp_path, sync_seconds=sync_seconds), origin, lambda *_: None, clock)
+    for tick in range(20):
+        clock.seconds = float(tick)
+        spools.put(TELEMETRY, lambda: b"x", wire.TELEMETRY_KIND)
+    assert len(drain(tmp_path)[0]) == 20 - waiting
+    spools.close()
+    assert len(drain(tmp_path)[0]) == 20

@@ -1,0 +1,23 @@
+"""Half an hour of faults, compressed: the agent lives, and each tick is stored or counted (benchmarks/storm.py)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.agents import nvml_stub
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_collectors_that_hang_fail_and_are_killed_at_random_end_no_agent_and_lose_no_tick_uncounted() -> None:
+    if nvml_stub.compiler() is None:
+        pytest.skip("no C compiler to build the stand-in for the NVIDIA driver's library")
+    words = [sys.executable, "-m", "benchmarks.storm", "--hours", "0.5", "--every", "30", "--seed", "3"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 agent deaths, all held" in done.stdout
+    assert "Traceback" not in done.stderr

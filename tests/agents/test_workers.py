@@ -1,0 +1,267 @@
+"""Workers in real processes: what hangs is given up and started anew, and delays nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agents.collector import Collector
+from agents.collectors.host import Host
+from agents.collectors.network import Network
+from agents.collectors.versions import Versions
+from agents.workers import worker as limits
+from agents.workers.looking import Delivery, Looking, Worker
+from agents.workers.nursery import RUNNING, Nursery
+from pipeline.records import SECOND
+
+START = 1_767_225_600 * SECOND
+Tick = Callable[..., dict[str, Delivery]]
+
+
+class Ticking:
+    """Looks with a clock that is moved by hand; real time passes only while a tick waits."""
+
+    def __init__(self, *collectors: Collector) -> None:
+        self.seconds = 0.0
+        self.looking = Looking(collectors, "n1", 1.0, lambda: self.seconds)
+        self.workers = {w.collector.name: w for w in self.looking.workers}
+
+    def tick(self, patience: float = 10.0, step: float = 1.0) -> dict[str, Delivery]:
+        self.seconds += step
+        found = self.looking.tick(START + round(self.seconds * SECOND), patience)
+        return {worker.collector.name: delivery for worker, delivery in found.items()}
+
+
+@pytest.fixture
+def ticking() -> Iterator[Callable[..., Ticking]]:
+    made: list[Ticking] = []
+
+    def make(*collectors: Collector) -> Ticking:
+        made.append(Ticking(*collectors))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.looking.close(5.0)
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Path:
+    """A network interface whose `speed` can be made to block."""
+    port = tmp_path / "net" / "eth0"
+    (port / "device").mkdir(parents=True)
+    (port / "statistics").mkdir()
+    (port / "operstate").write_text("up\n")
+    (port / "speed").write_text("1000\n")
+    return tmp_path / "net"
+
+
+def block(sysfs: Path) -> Path:
+    """Opening this file for reading waits in the kernel, as a file of a driver that hangs does."""
+    speed = sysfs / "eth0" / "speed"
+    speed.unlink()
+    os.mkfifo(speed)
+    return speed
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for another process, at most 10 s."""
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)  # another process's turn; nothing is measured by it
+
+
+def test_an_isolated_collector_runs_in_another_process_and_gives_the_same(
+    ticking: Callable[..., Ticking], sysfs: Path
+) -> None:
+    one = ticking(Network(root=sysfs))
+    found = one.tick()["network"]
+    assert found.state == "ok"
+    assert found.readings[0].entities == ("port:n1.eth0",)
+    assert found.inventory is not None
+    place = one.workers["network"].place
+    assert place is not None
+    assert place.pid not in (0, os.getpid())
+    assert alive(place.pid)
+
+
+def test_a_collector_that_hangs_delays_no_other_and_is_given_up_at_its_deadline(
+    ticking: Callable[..., Ticking], sysfs: Path
+) -> None:
+    block(sysfs)
+    one = ticking(Host(), Network(root=sysfs, deadline=3.0))
+    before = time.monotonic()
+    states = [one.tick(patience=0.2) for _ in range(5)]
+    assert time.monotonic() - before < 5
+    assert all(found["host"].state == "ok" for found in states)
+    told = [found["network"] for found in states if "network" in found]
+    assert [(d.state, d.reason) for d in told] == [
+        ("hung", "no answer within 3 s; given up, started anew in 5 s"),
+    ]
+
+
+def test_it_is_started_anew_alone_later_each_time_and_killed_if_it_hangs_again(
+    ticking: Callable[..., Ticking], sysfs: Path
+) -> None:
+    block(sysfs)
+    one = ticking(Network(root=sysfs, deadline=1.0))
+    worker = one.workers["network"]
+    waits, pids = [], []
+    for _ in range(60):
+        found = one.tick(patience=0.02)
+        if worker.place is not None and worker.place.alone and worker.place.pid not in pids:
+            pids.append(worker.place.pid)
+        waits += [d.reason.rpartition(" in ")[2] for d in found.values()]
+    assert waits[:3] == ["5 s", "10 s", "20 s"]
+    assert worker.restarts == len(waits)
+    until(lambda: not any(map(alive, pids[:-1])))
+
+
+def test_it_delivers_again_once_the_source_answers(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+    speed = block(sysfs)
+    one = ticking(Network(root=sysfs, deadline=1.0))
+    for _ in range(4):
+        one.tick(patience=0.02)
+    assert one.workers["network"].state == "hung"
+    speed.unlink()
+    speed.write_text("400\n")
+    for _ in range(6):
+        one.tick(step=2.0)
+    assert one.workers["network"].state == "ok"
+
+
+def test_a_worker_that_is_killed_is_told_and_started_anew(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+    one = ticking(Network(root=sysfs))
+    one.tick()
+    worker = one.workers["network"]
+    assert worker.place is not None
+    os.kill(worker.place.pid, signal.SIGKILL)
+    found = one.tick()["network"]
+    assert found.state == "fault"
+    assert found.reason.startswith("its process was killed by SIGKILL")
+    assert one.tick(step=6.0)["network"].state == "ok"
+
+
+def test_collectors_of_one_lane_share_a_process_until_one_hangs(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+    block(sysfs)
+    one = ticking(Network(root=sysfs, deadline=2.0), Versions())
+    first, second = one.workers["network"], one.workers["versions"]
+    assert first.place is not None
+    assert second.place is not None
+    shared = first.place.pid
+    assert second.place.pid == shared
+    states = [one.tick(patience=0.5) for _ in range(4)]
+    assert states[0]["versions"].state == "ok"
+    assert all(found.get("versions", states[0]["versions"]).state == "ok" for found in states)
+    assert first.state == "hung"
+    assert second.place.pid == shared
+
+
+def test_no_more_than_three_calls_of_a_thread_may_hang_at_once() -> None:
+    release = threading.Event()
+
+    class Hanging(Host):
+        def read(self) -> tuple[()]:
+            release.wait(60)
+            return ()
+
+    one = Ticking(Hanging(deadline=1.0))
+    before = threading.active_count()
+    try:
+        for _ in range(400):
+            one.tick(patience=0.001)
+        worker = one.workers["host"]
+        assert worker.reason == "3 calls hang in the kernel; it starts anew when one comes back"
+        assert threading.active_count() - before <= limits.STUCK
+    finally:
+        release.set()
+        one.looking.close(5.0)
+
+
+def test_a_tick_that_came_late_blames_no_worker(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+    """The machine slept: what was asked before has not had those seconds to answer."""
+    block(sysfs)
+    one = ticking(Network(root=sysfs, deadline=5.0))
+    one.tick(patience=0.01)
+    assert one.tick(patience=0.01, step=3600.0) == {}
+    assert one.workers["network"].state == "starting"
+
+
+def test_the_wait_is_short_again_after_ten_sound_minutes(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+    one = ticking(Network(root=sysfs))
+    worker: Worker = one.workers["network"]
+
+    def waits_after_a_kill() -> str:
+        assert worker.place is not None
+        pid = worker.place.pid
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not alive(pid))
+        return one.tick()["network"].reason.rpartition(" in ")[2]
+
+    one.tick()
+    waits = [waits_after_a_kill()]
+    one.tick(step=30.0)
+    waits.append(waits_after_a_kill())
+    one.tick(step=30.0)
+    one.tick(step=601.0)
+    waits.append(waits_after_a_kill())
+    assert waits == ["5 s", "10 s", "5 s"]
+
+
+# --- the nursery -----------------------------------------------------------------------------------------------------
+
+
+def test_a_nursery_that_was_killed_is_made_anew(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+    one = ticking(Network(root=sysfs))
+    one.tick()
+    os.kill(one.looking.nursery, signal.SIGKILL)
+    until(lambda: one.tick(step=6.0).get("network", Delivery("hung")).state == "fault")
+    until(lambda: one.tick(step=6.0).get("network", Delivery("hung")).state == "ok")
+
+
+def test_nothing_is_left_when_it_is_closed(sysfs: Path) -> None:
+    block(sysfs)
+    one = Ticking(Network(root=sysfs), Host())
+    one.tick(patience=0.01)
+    place = one.workers["network"].place
+    assert place is not None
+    pids = [place.pid, one.looking.nursery]
+    one.looking.close(0.5)
+    until(lambda: not any(map(alive, pids)))
+
+
+def test_workers_hold_nothing_of_the_agents_open(tmp_path: Path, sysfs: Path) -> None:
+    """A spool's lock that a hanging worker held open would keep the next agent out."""
+    with (tmp_path / "lock").open("w") as lock:
+        one = Ticking(Network(root=sysfs))
+        try:
+            one.tick()
+            place = one.workers["network"].place
+            assert place is not None
+            held = [os.readlink(link) for link in Path(f"/proc/{place.pid}/fd").iterdir()]
+        finally:
+            one.looking.close(1.0)
+        assert lock.name not in held
+
+
+def test_the_status_of_a_process_that_runs_is_running() -> None:
+    nursery = Nursery()
+    nursery.start()
+    try:
+        assert nursery.status(os.getpid()) == RUNNING
+    finally:
+        nursery.close()

@@ -1,0 +1,104 @@
+"""XIDs through the real nvidia-ml-py over the driver library of nvml_stub.c."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.signals.events import EVENT_KINDS
+from tests.agents import nvml_stub
+
+ROOT = Path(__file__).parents[2]
+LOOKS = """
+import json, sys
+from agents.collector import NoData
+from agents.collectors.xid import XidEvents
+collector, found = XidEvents(wait=int(sys.argv[2])), []
+try:
+    collector.open("n1")
+    for _ in range(int(sys.argv[1])):
+        (reading,) = collector.read()
+        found.append([[e.entity, e.kind, dict(e.data)] for e in reading.events])
+    print(json.dumps({"looks": found}))
+except NoData as absent:
+    print(json.dumps({"looks": found, "no data": str(absent)}))
+collector.close()
+collector.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if nvml_stub.compiler() is None:
+        pytest.skip("no C compiler: install one to test against a driver library")
+    return nvml_stub.build(tmp_path_factory.mktemp("driver"))
+
+
+def looks(library: Path, tmp_path: Path, events: str, *told: str, count: int = 1, wait: int = 0) -> dict[str, Any]:
+    """What the collector finds in a process of its own."""
+    source = tmp_path / "events"
+    os.mkfifo(source)  # a file would be read from its start by each new event set
+    kept_open = os.open(source, os.O_RDWR)
+    os.write(kept_open, events.encode())
+    environ = nvml_stub.environment(library, told, events=source, calls=tmp_path / "calls")
+    command = [sys.executable, "-c", LOOKS, str(count), str(wait)]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True, timeout=60)
+    os.close(kept_open)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_an_xid_is_an_event_of_its_gpu_with_its_meaning(library: Path, tmp_path: Path) -> None:
+    found = looks(library, tmp_path, "3 8 79\n0 8 94 5 1\n", "gpus 8")
+    (first, second) = found["looks"][0]
+    assert first[:2] == ["gpu:n1.3", "xid"]
+    assert set(first[2]) <= set(EVENT_KINDS["xid"].data)
+    assert first[2].pop("pci").count(":") == 2
+    assert first[2] == {
+        "xid": 79,
+        "name": "GPU has fallen off the bus",
+        "class": "pcie",
+        "severity": "critical",
+        "action": "reboot node",
+        "then": "contact support",
+        "source": "nvml",
+        "count": 1,
+    }
+    assert (second[0], second[2]["detail"]) == ("gpu:n1.0", {"gpu_instance": 5, "compute_instance": 1})
+
+
+def test_nothing_is_told_where_nothing_happened_and_no_look_waits_long(library: Path, tmp_path: Path) -> None:
+    assert looks(library, tmp_path, "", "gpus 2", count=5, wait=1) == {"looks": [[]] * 5}
+
+
+def test_a_gpu_that_is_lost_costs_only_itself(library: Path, tmp_path: Path) -> None:
+    """The driver ends the wait with `GPU is lost`; a new set of the others reads on."""
+    found = looks(library, tmp_path, "error 15\n1 8 48\n", "gpus 3", "lost 2", count=2)
+    assert [[event[0] for event in look] for look in found["looks"]] == [[], ["gpu:n1.1"]]
+
+
+def test_one_look_is_bounded_and_the_next_goes_on(library: Path, tmp_path: Path) -> None:
+    found = looks(library, tmp_path, "0 8 31\n" * 300, "gpus 1", count=2)
+    assert [len(look) for look in found["looks"]] == [256, 44]
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        (("init 9",), "no NVIDIA driver: "),
+        (("gpus 0",), "none of 0 NVIDIA GPUs reports XIDs"),
+        (("gpus 2", "fail nvmlEventSetCreate 999"), "gives no event set"),
+        (("gpus 2", "fail nvmlDeviceRegisterEvents 3"), "none of 2 NVIDIA GPUs reports XIDs"),
+        (("gpus 2", "fail nvmlDeviceGetCount 15"), "does not count its GPUs"),
+    ],
+)
+def test_a_driver_without_events_is_no_data_with_the_reason(
+    library: Path, tmp_path: Path, told: tuple[str, ...], reason: str
+) -> None:
+    assert reason in looks(library, tmp_path, "", *told)["no data"]

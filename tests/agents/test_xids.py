@@ -1,0 +1,278 @@
+"""Folding: one event per XID whoever saw it, consequences that name their root, and the driver's word on what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.collectors.host import Host
+from agents.collectors.kernel_log import KernelLog
+from agents.collectors.xid import XidEvents
+from agents.sources.xids.table import load
+from agents.xids import FOLLOWS, HOLD, MOST, SAME, Folding, folding_for
+from pipeline.records import SECOND, Event
+
+T0 = 1_800_000_000 * SECOND
+MS = 1000
+TABLE = load()
+
+
+def xid(code: int, gpu: int = 0, at: int = 0, source: str = "kernel", **more: Any) -> Event:
+    known = TABLE.xid(code)
+    data = {"xid": code, "severity": known.severity, "action": known.action, "source": source, "count": 1, **more}
+    return Event(T0 + at, f"gpu:n1.{gpu}", "xid", {"pci": f"0000:{gpu:02x}:00", **data})
+
+
+def sxid(at: int = 0, fatal: bool = True) -> Event:
+    severity = "critical" if fatal else "warning"
+    return Event(T0 + at, "node:n1", "sxid", {"sxid": 20034, "fatal": fatal, "severity": severity})
+
+
+def recovery(to: int, gpu: int = 0, at: int = 0) -> Event:
+    return Event(T0 + at, f"gpu:n1.{gpu}", "recovery_action", {"to": to, "action": "reboot node"})
+
+
+def codes(events: list[Event]) -> list[int]:
+    return [event.data.get("xid", 0) for event in events]
+
+
+def root(event: Event) -> tuple[int, str]:
+    found = event.data["root"]
+    return found.get("xid", found.get("sxid")), found["entity"]
+
+
+# --- two sources -----------------------------------------------------------------------------------------------------
+
+
+def test_both_sources_in_one_call_are_one_event_with_the_richer_text() -> None:
+    told = Folding().take([xid(79, source="nvml"), xid(79, at=300 * MS, text="gone")], T0)
+    assert len(told) == 1
+    assert (told[0].data["text"], told[0].data["sources"], told[0].data["source"]) == (
+        "gone",
+        ["kernel", "nvml"],
+        "kernel",
+    )
+
+
+def test_what_nvml_tells_first_waits_two_looks_for_the_kernel_log() -> None:
+    folding = Folding()
+    assert folding.take([xid(79, source="nvml")], T0) == []
+    (told,) = folding.take([xid(79, at=500 * MS, text="gone")], T0 + SECOND)
+    assert told.data["sources"] == ["kernel", "nvml"]
+    assert folding.take([], T0 + 10 * SECOND) == []
+
+
+def test_what_the_kernel_log_told_already_is_not_told_again() -> None:
+    folding = Folding()
+    assert len(folding.take([xid(79)], T0)) == 1
+    assert folding.take([xid(79, at=SECOND, source="nvml")], T0 + SECOND) == []
+    assert folding.take([], T0 + HOLD * 2) == []
+
+
+def test_what_only_nvml_tells_is_sent_after_the_wait_with_its_count() -> None:
+    folding = Folding()
+    folding.take([xid(31, source="nvml"), xid(31, source="nvml")], T0)
+    folding.take([xid(31, source="nvml", at=SECOND), xid(31, 1, source="nvml")], T0 + SECOND)
+    told = folding.take([], T0 + HOLD)
+    assert [(e.entity, e.data["count"]) for e in told] == [("gpu:n1.0", 3)]
+    assert [e.entity for e in folding.take([], T0 + SECOND + HOLD)] == ["gpu:n1.1"]
+
+
+def test_a_kernel_line_that_comes_too_late_counts_nothing_twice() -> None:
+    folding = Folding()
+    folding.take([xid(79, source="nvml")], T0)
+    assert len(folding.take([], T0 + HOLD)) == 1
+    (late,) = folding.take([xid(79, at=SECOND, text="gone")], T0 + 4 * SECOND)
+    assert (late.data["count"], late.data["sources"]) == (0, ["kernel", "nvml"])
+
+
+@pytest.mark.parametrize(
+    "other", [xid(78, source="nvml"), xid(79, 1, source="nvml"), xid(79, at=SAME + 1, source="nvml")]
+)
+def test_other_codes_gpus_and_times_are_events_of_their_own(other: Event) -> None:
+    folding = Folding()
+    told = folding.take([xid(79), other], T0) + folding.take([], T0 + HOLD)
+    assert len(told) == 2
+
+
+def test_the_end_of_the_agent_gives_out_what_is_held() -> None:
+    folding = Folding()
+    folding.take([xid(79, source="nvml")], T0)
+    assert codes(folding.rest()) == [79]
+    assert folding.rest() == []
+
+
+def test_a_record_that_is_delivered_again_is_dropped() -> None:
+    folding = Folding()
+    assert len(folding.take([xid(13, seq=5), xid(13, seq=6)], T0)) == 2
+    assert codes(folding.take([xid(13, seq=6), xid(13, seq=7)], T0 + SECOND)) == [13]
+    assert codes(folding.take([xid(13, seq=7, since=T0, count=40)], T0 + 60 * SECOND)) == [13]
+
+
+# --- roots -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_memory_error_is_the_root_of_its_remap_containment_and_cleanup() -> None:
+    """In the order of a real log: 48, 63 and 94 within 25 ms, then the channels' 45."""
+    told = Folding().take([xid(94, at=25 * MS), xid(45, at=900 * MS), xid(48), xid(63, at=23 * MS)], T0)
+    assert codes(told) == [48, 63, 94, 45]
+    assert "root" not in told[0].data
+    assert [root(event) for event in told[1:]] == [(48, "gpu:n1.0")] * 3
+    assert told[1].data["root"]["time"] == T0
+
+
+def test_a_consequence_that_is_logged_first_still_names_its_root_and_follows_it() -> None:
+    told = Folding().take([xid(94), xid(63, at=4 * MS)], T0)
+    assert (codes(told), root(told[1])) == ([63, 94], (63, "gpu:n1.0"))
+
+
+def test_a_gpu_off_the_bus_is_the_root_of_its_silent_firmware_even_if_that_is_logged_first() -> None:
+    told = Folding().take(
+        [xid(119), xid(79, at=SECOND), xid(154, at=SECOND, detail={"to": 2}, action="reboot node")], T0
+    )
+    assert codes(told) == [79, 119, 154]
+    assert {root(event) for event in told[1:]} == {(79, "gpu:n1.0")}
+
+
+def test_what_follows_in_a_later_call_points_back() -> None:
+    folding = Folding()
+    folding.take([xid(119)], T0)
+    (later,) = folding.take([xid(45, at=30 * SECOND)], T0 + 30 * SECOND)
+    assert root(later) == (119, "gpu:n1.0")
+    (alone,) = folding.take([xid(45, at=FOLLOWS + SECOND)], T0 + FOLLOWS + SECOND)
+    assert "root" not in alone.data
+
+
+def test_a_chain_ends_at_the_first_cause() -> None:
+    folding = Folding()
+    folding.take([xid(144)], T0)
+    (ecc,) = folding.take([xid(48, at=SECOND)], T0 + SECOND)
+    (remap,) = folding.take([xid(63, at=2 * SECOND)], T0 + 2 * SECOND)
+    assert root(ecc) == root(remap) == (144, "gpu:n1.0")
+
+
+def test_a_gpu_off_the_bus_is_the_root_of_what_its_links_peers_and_switches_tell() -> None:
+    folding = Folding()
+    told = folding.take([xid(74, 1, at=SECOND), xid(79, 3), xid(45, 1, at=2 * SECOND), xid(31, 2, at=SECOND)], T0)
+    assert codes(told)[0] == 79
+    assert {root(event) for event in told[1:]} == {(79, "gpu:n1.3")}
+    (switch,) = folding.take([sxid(12 * SECOND)], T0 + 12 * SECOND)
+    assert root(switch) == (79, "gpu:n1.3")
+
+
+def test_a_fatal_switch_error_is_the_root_of_link_errors_and_a_harmless_one_is_not() -> None:
+    told = Folding().take([sxid(), xid(74, 2, at=SECOND)], T0)
+    assert root(told[1]) == (20034, "node:n1")
+    assert all("root" not in event.data for event in Folding().take([sxid(fatal=False), xid(74, 2, at=SECOND)], T0))
+
+
+def test_of_two_link_errors_of_peers_the_first_is_the_root() -> None:
+    told = Folding().take([xid(74, 1, at=40 * MS), xid(74, 4)], T0)
+    assert [event.entity for event in told] == ["gpu:n1.4", "gpu:n1.1"]
+    assert root(told[1]) == (74, "gpu:n1.4")
+
+
+def test_unrelated_errors_have_no_root() -> None:
+    told = Folding().take([xid(13), xid(79, 1), xid(63, 2), xid(94, 5)], T0)
+    assert all("root" not in event.data for event in told)
+
+
+def test_a_users_table_decides_what_follows_what() -> None:
+    changed = {**TABLE.xids, 43: replace(TABLE.xid(43), follows=frozenset())}
+    told = Folding(replace(TABLE, xids=changed)).take([xid(13), xid(43, at=MS)], T0)
+    assert all("root" not in event.data for event in told)
+    assert "root" in Folding().take([xid(13), xid(43, at=MS)], T0)[1].data
+
+
+def test_the_table_is_that_of_the_collectors(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('version = "9"\n[[xid]]\ncodes = [43]\nfollows = []\n')
+    assert folding_for([Host(), XidEvents(), KernelLog(xid_table=own)]).table.xid(43).follows == frozenset()
+    assert folding_for([Host(), XidEvents(), KernelLog()]).table is load()
+
+
+# --- what the driver wants done --------------------------------------------------------------------------------------
+
+
+def test_xid_154_puts_its_action_into_the_root_of_the_same_call() -> None:
+    summary = xid(154, at=MS, action="drain and reset GPU", detail={"to": 4})
+    first, second = Folding().take([xid(119), summary], T0)
+    assert (first.data["xid"], first.data["action"], first.data["action_source"]) == (
+        119,
+        "drain and reset GPU",
+        "driver",
+    )
+    assert root(second) == (119, "gpu:n1.0")
+
+
+def test_the_recovery_action_of_nvml_does_so_too_and_is_kept() -> None:
+    told = Folding().take([xid(79), recovery(2, at=SECOND), recovery(2, 5)], T0)
+    assert (told[0].data["action"], told[0].data["action_source"]) == ("reboot node", "driver")
+    assert [event.kind for event in told] == ["xid", "recovery_action", "recovery_action"]
+    assert root(told[2]) == (79, "gpu:n1.0")
+
+
+def test_the_all_clear_changes_no_action() -> None:
+    told = Folding().take([xid(79), xid(154, at=MS, action="none", detail={"to": 0}), recovery(0)], T0)
+    assert told[0].data["action"] == "reboot node"
+
+
+# --- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def test_other_events_pass_as_they_are() -> None:
+    other = Event(T0, "node:n1", "kernel", {"pattern": "panic", "seq": 9})
+    assert Folding().take([other, Event(T0, "node:n1", "gap")], T0) == [other, Event(T0, "node:n1", "gap")]
+
+
+def test_memory_stays_bounded_in_a_storm() -> None:
+    folding = Folding()
+    for second in range(20):
+        storm = [xid(200 + n % 90, second * 9 + n // 90, second * SECOND, seq=second * 500 + n) for n in range(500)]
+        assert len(folding.take(storm, T0 + second * SECOND)) == 500
+    assert len(folding._recent) <= MOST + 500
+    assert len(folding._numbers) <= MOST
+    folding.take([], T0 + 3600 * SECOND)
+    assert len(folding._recent) == 0
+
+
+events = st.builds(
+    xid,
+    st.sampled_from([13, 31, 43, 45, 48, 63, 74, 79, 94, 95, 119, 144, 149, 154, 171, 999]),
+    st.integers(0, 3),
+    st.integers(0, 5 * SECOND),
+    st.sampled_from(["kernel", "nvml"]),
+)
+
+
+@given(
+    st.lists(
+        st.one_of(events, st.builds(sxid, st.integers(0, SECOND)), st.builds(recovery, st.integers(0, 7))), max_size=30
+    )
+)
+def test_nothing_is_lost_or_invented_and_roots_come_first(given_events: list[Event]) -> None:
+    folding = Folding()
+    told = folding.take(given_events, T0)
+    placed = ["root" in event.data for event in told]
+    assert placed == sorted(placed)
+    told += folding.take([], T0 + HOLD) + folding.rest()
+    for kind in ("sxid", "recovery_action"):
+        assert sum(e.kind == kind for e in told) == sum(e.kind == kind for e in given_events)
+    kernel = [e for e in given_events if e.kind == "xid" and e.data["source"] == "kernel"]
+    assert sum(e.kind == "xid" and e.data["source"] == "kernel" for e in told) == len(kernel)
+    assert {(e.data["xid"], e.entity) for e in told if e.kind == "xid"} == {
+        (e.data["xid"], e.entity) for e in given_events if e.kind == "xid"
+    }
+    for event in told:
+        found = event.data.get("root")
+        if found is not None:
+            assert any(
+                e.entity == found["entity"] and e.time == found["time"] and "root" not in e.data
+                for e in told
+                if e.data.get("xid") == found.get("xid")
+            )

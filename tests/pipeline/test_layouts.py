@@ -1,0 +1,89 @@
+"""Layouts of a large fleet are parsed once, share what is alike, and take no more room than they may."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from pipeline.errors import WireError
+from pipeline.wire import Layouts
+
+
+def text(node: str, signal: str = "gpu.power", gpus: int = 8) -> bytes:
+    entities = [f"gpu:{node}.{i}" for i in range(gpus)]
+    return json.dumps({"site": "s", "node": node, "blocks": [["gpu", entities, [[signal, "f4"]]]]}).encode()
+
+
+def test_a_text_that_was_parsed_gives_the_same_layout_again():
+    layouts = Layouts(1 << 20)
+    assert layouts.of(text("n1")) is layouts.of(bytes(bytearray(text("n1"))))
+    assert layouts.of(text("n1")) is not layouts.of(text("n2"))
+
+
+def test_nodes_that_are_alike_share_shape_and_signals_and_layouts_of_one_node_its_names():
+    layouts = Layouts(1 << 20)
+    one, two, slow = (layouts.of(t) for t in (text("n1"), text("n2"), text("n1", "gpu.energy")))
+    assert one.shape is two.shape
+    assert one.blocks[0].signals is two.blocks[0].signals
+    assert all(a is b for a, b in zip(one.blocks[0].entities, slow.blocks[0].entities, strict=True))
+
+
+def test_the_longest_unused_go_when_the_texts_exceed_their_room():
+    size = len(text("n1"))
+    layouts = Layouts(3 * size)
+    first, second, _ = (layouts.of(text(f"n{i}")) for i in range(3))
+    assert layouts.of(text("n0")) is first
+    layouts.of(text("n3"))
+    assert len(layouts) == 3
+    assert layouts.of(text("n0")) is first
+    assert layouts.of(text("n1")) is not second
+
+
+def test_one_that_is_larger_than_all_the_room_is_parsed_and_not_kept():
+    layouts = Layouts(1000)
+    assert layouts.of(text("n1", gpus=100)).node == "n1"
+    assert len(layouts) == 0
+    layouts.of(text("n1"))
+    assert len(layouts) == 1
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [["gpu", ["gpu:a", "gpu:a"], []]],
+        [["gpu", ["a"], []]],
+        [["gpu", [1], []]],
+        [["gpu", [], [["x", "f4"], ["x", "f4"]]]],
+        [["gpu", [], [["x", "f2"]]]],
+        [["gpu", [], [[1, "f4"]]]],
+        [["gpu", [], [[[], "f4"]]]],
+        [[1, [], []]],
+        [["gpu", [], [["\ud800", "f4"]]]],
+        [["gpu", ["gpu:\ud800"], []]],
+        [["gpu", 1, []]],
+    ],
+)
+def test_a_bad_layout_is_refused_each_time_and_not_kept(blocks):
+    layouts = Layouts(1000)
+    for _ in range(2):
+        with pytest.raises(WireError, match=r"layout|Unicode"):
+            layouts.of(json.dumps({"site": "s", "node": "n", "blocks": blocks}).encode())
+    assert len(layouts) == 0
+
+
+def test_several_threads_may_ask_at_once():
+    layouts, found = Layouts(5000), []
+
+    def ask():
+        found.extend(layouts.of(text(f"n{i % 100}")).node == f"n{i % 100}" for i in range(2000))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8000
+    assert all(found)
+    assert 0 < len(layouts) <= 5000 // len(text("n1"))
