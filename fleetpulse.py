@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from pipeline.config import Config
 
+ON_NODES = ("agent", "once", "record", "doctor")
 SERVICES = ("agent", "pipeline", "dashboard", "up", "demo", "simulate")
 
 
@@ -41,6 +42,8 @@ def _run(given: argparse.Namespace) -> int:
     from pipeline.errors import FleetpulseError
 
     try:
+        if given.command in ON_NODES:
+            _stay_small()
         if given.command in SERVICES:
             _mind_signals()
         code: int = RUN[given.command](given)
@@ -54,6 +57,13 @@ def _run(given: argparse.Namespace) -> int:
     except BrokenPipeError:  # the reader of our output went away, as in `fleetpulse signals | head`
         _silence_stdout()
         return 0
+
+
+def _stay_small() -> None:
+    """Before NumPy is loaded: its BLAS would start a thread, with memory of its own, for each processor."""
+    import os
+
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _mind_signals() -> None:
@@ -112,13 +122,6 @@ def _print(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: str)
     from pipeline.output import rendered
 
     sys.stdout.write(rendered(rows, columns, form))  # type: ignore[arg-type] # argparse admits only the four
-
-
-def _stay_small() -> None:
-    """Before NumPy is loaded: its BLAS would start a thread, with memory of its own, for each processor."""
-    import os
-
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _agent(given: argparse.Namespace) -> int:
@@ -186,7 +189,6 @@ def _signals(given: argparse.Namespace) -> int:
 
 
 def _once(given: argparse.Namespace) -> int:
-    _stay_small()
     config = _config(given)
     if given.replay_recording is not None:
         from agents.recording import command
@@ -198,7 +200,6 @@ def _once(given: argparse.Namespace) -> int:
 
 
 def _record(given: argparse.Namespace) -> int:
-    _stay_small()
     from agents.recording import command
     from pipeline.stopping import Stop
 

@@ -99,7 +99,7 @@ class Agent:
         self.spools = Spools(config.spool, self._origin, self._say, self.clock)
         home = config.spool.directory / folder_name(node)
         self._generations = Generations(home / "generations.json", self._origin.boot_id)
-        self._vitals = Vitals(node, self.looking.workers, Rhythm(node, self.clock.now))
+        self._vitals = Vitals(node, self.looking, Rhythm(node, self.clock.now))
         self._folding = folding_for(collectors)
         self._telemetry = open_telemetry(config, self._origin, self._say)
         self._notify = notify or Notify({})
@@ -130,7 +130,7 @@ class Agent:
         delivered = self.looking.tick(time, self._patience, self._refresh(time))
         changes = [event for worker in self.looking.workers for event in self._follow(worker, time)]
         readings = [reading for found in delivered.values() for reading in found.readings]
-        readings += self._vitals.readings(bool(changes), self._known(), self.looking.nursery)
+        readings += self._vitals.readings(bool(changes), self._known())
         generations, resets = self._generations.follow(time, readings)
         seen = self._folding.take([event for reading in readings for event in reading.events], time)
         lost = self.uplink.take_events() if self.uplink else []

@@ -7,7 +7,7 @@ changes, so that a hung driver is in the store with the next tick.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.collector import Device, Reading, Rhythm
-from agents.workers.looking import Worker
+from agents.workers.looking import Looking, Worker
 from pipeline.signals import CATALOGUE
 
 EVERY_S, MEMORY_EVERY_S = 10.0, 60.0
@@ -28,26 +28,26 @@ class Vitals:
     cpu_time (s) and memory (bytes) are as they were told last, None before.
     """
 
-    def __init__(self, node: str, workers: Sequence[Worker], rhythm: Rhythm, proc: Path = Path("/proc")) -> None:
-        self._node, self._workers, self._rhythm, self._proc = node, workers, rhythm, proc
+    def __init__(self, node: str, looking: Looking, rhythm: Rhythm, proc: Path = Path("/proc")) -> None:
+        self._node, self._looking, self._rhythm, self._proc = node, looking, rhythm, proc
         self._tick_ms = 1000 / os.sysconf("SC_CLK_TCK")
         self._ended_ms = 0.0
         self._running_ms: dict[int, float] = {}
         self.cpu_time: float | None = None
         self.memory: int | None = None
 
-    def readings(self, changed: bool, extra: Mapping[str, float], nursery: int) -> list[Reading]:
-        """What is due now; `extra` are values of class agent that others know, `nursery` is the pid of that process."""
+    def readings(self, changed: bool, extra: Mapping[str, float]) -> list[Reading]:
+        """What is due now; `extra` are values of class agent that others know."""
         found = []
         due = self._rhythm.due(EVERY_S)
         if changed or due:
             found.append(self._collectors())
         if due:
-            spent = self._processor_ms(nursery)
+            spent = self._processor_ms()
             self.cpu_time = spent / 1000
             values = {**extra, "agent.cpu_time": spent}
             if self._rhythm.due(MEMORY_EVERY_S):
-                self.memory = self._memory(nursery)
+                self.memory = self._memory()
                 values["agent.memory"] = self.memory
             found.append(Reading("agent", (f"agent:{self._node}",), {k: _column(k, v) for k, v in values.items()}))
         return found
@@ -56,7 +56,7 @@ class Vitals:
         """The agent and its collectors."""
         parents = (f"node:{self._node}",)
         found = {f"agent:{self._node}": Device(parents)}
-        for worker in self._workers:
+        for worker in self._looking.workers:
             facts = {"place": "process" if worker.collector.isolated else "thread", "every": worker.collector.interval}
             found[self._entity(worker)] = Device(parents, facts)
         return found
@@ -65,7 +65,7 @@ class Vitals:
         return f"collector:{self._node}.{worker.collector.name}"
 
     def _collectors(self) -> Reading:
-        workers = self._workers
+        workers = self._looking.workers
         columns = {
             "collector.state": np.array([_STATES.index(w.state) for w in workers]),
             "collector.latency": np.array([w.latency for w in workers]),
@@ -74,13 +74,12 @@ class Vitals:
         }
         return Reading("collector", tuple(self._entity(w) for w in workers), columns)
 
-    def _pids(self, nursery: int) -> list[int]:
-        pids = [w.place.pid for w in self._workers if w.place is not None]
-        return [pid for pid in (os.getpid(), nursery, *pids) if pid]
+    def _pids(self) -> list[int]:
+        return [os.getpid(), *self._looking.pids]
 
-    def _processor_ms(self, nursery: int) -> float:
+    def _processor_ms(self) -> float:
         """Processor time of all processes of the agent, those that ended included up to their last look."""
-        now = {pid: spent for pid in self._pids(nursery) if (spent := self._spent_ms(pid)) is not None}
+        now = {pid: spent for pid in self._pids() if (spent := self._spent_ms(pid)) is not None}
         self._ended_ms += sum(spent for pid, spent in self._running_ms.items() if pid not in now)
         self._running_ms = now
         return round(self._ended_ms + sum(now.values()))
@@ -93,10 +92,9 @@ class Vitals:
         except (OSError, IndexError, ValueError):  # it ended meanwhile
             return None
 
-    def _memory(self, nursery: int) -> int:
+    def _memory(self) -> int:
         """Proportional set size. A worker in a call is left out: its memory map may stay locked while it hangs."""
-        calling = {w.place.pid for w in self._workers if w.place is not None and w.busy}
-        return sum(self._resident(pid) for pid in self._pids(nursery) if pid not in calling)
+        return sum(self._resident(pid) for pid in self._pids() if pid not in self._looking.calling)
 
     def _resident(self, pid: int) -> int:
         try:

@@ -84,7 +84,6 @@ class Clock(Collector):
     """
 
     name: ClassVar[str] = "clock"
-    isolated: ClassVar[bool] = False
     signals: ClassVar[tuple[str, ...]] = (
         *("node.clock_offset", "node.clock_error_max", "node.clock_synchronized"),
         *("node.clock_frequency", "node.clock_stratum"),

@@ -28,7 +28,6 @@ class Host(Collector):
     """node.*: one entity, this server; disk.*: its whole disks. All of it is the kernel's own bookkeeping."""
 
     name: ClassVar[str] = "host"
-    isolated: ClassVar[bool] = False
     signals: ClassVar[tuple[str, ...]] = (
         *("node.load1", "node.load5", "node.cpu_count", "node.uptime", "node.context_switches"),
         *(f"node.cpu_{time}_time" for time in _TIMES),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import select
 import time as clock_time
 from collections.abc import Callable, Sequence
@@ -27,26 +26,29 @@ class Looking:
         monotonic: Callable[[], float] = clock_time.monotonic,
     ) -> None:
         self._interval, self._monotonic = interval, monotonic
-        self._nursery = Nursery()
+        self._node, self._nursery = node, Nursery()
         self.workers = [Worker(c, node, interval, monotonic, self._nursery) for c in collectors]
-        for lane in {w.collector.lane: None for w in self.workers if w.collector.isolated}:
-            mates = [w for w in self.workers if w.collector.isolated and w.collector.lane == lane]
-            with contextlib.suppress(OSError):  # no process now: each worker tries again by itself, and says why
-                places = in_process([w.collector for w in mates], node, self._nursery)
-                for worker, place in zip(mates, places, strict=True):
-                    worker.place = place
+        self._settle(self.workers)
         self._before = monotonic()
 
     @property
-    def nursery(self) -> int:
-        """Process id of the nursery; 0 while there is none."""
-        return self._nursery.pid
+    def pids(self) -> list[int]:
+        """The other processes that the workers need."""
+        places = {worker.place.pid for worker in self.workers if worker.place is not None}
+        return sorted({*places, self._nursery.pid} - {0})
+
+    @property
+    def calling(self) -> set[int]:
+        """Those of them in which a call is under way."""
+        return {w.place.pid for w in self.workers if w.place is not None and w.busy}
 
     def tick(self, time: int, patience: float, tell: bool = False) -> dict[Worker, Delivery]:
         """What the workers bring within `patience` s, and what came late since the last tick."""
         self._age()
         late = self._taken([w for w in self.workers if w.busy])
-        asked = [w for w in self.workers if w not in late and w.ask(time, tell)]
+        due = [w for w in self.workers if w not in late and w.due(time, tell)]
+        self._settle(due)
+        asked = [w for w in due if w.ask(tell)]
         found = late | self.wait(asked, patience)
         self._close_empty_lanes()
         return found
@@ -72,6 +74,31 @@ class Looking:
         for worker in self.workers:
             worker.ended(max(0.001, until - clock_time.monotonic()))
         self._nursery.close()
+
+    def _settle(self, due: Sequence[Worker]) -> None:
+        """Gives a place to those that have none: one process to a lane, another to each that must be alone."""
+        for worker in due:
+            if worker.place is None:
+                if worker.collector.isolated and not worker.alone:
+                    self._open_lane(worker.collector.lane)
+                else:
+                    worker.settle()
+
+    def _open_lane(self, lane: str) -> None:
+        """One process for all of a lane that have no place, also those whose next look comes later."""
+        all_ = [w for w in self.workers if w.collector.isolated and w.collector.lane == lane and not w.alone]
+        for worker in all_:
+            if worker.place is not None and not worker.busy and worker.place.ended():
+                worker.vacate()  # its process ended before its next look was due
+        mates = [w for w in all_ if w.waiting]
+        try:
+            places = in_process([w.fresh() for w in mates], self._node, self._nursery)
+        except OSError as error:
+            for worker in mates:
+                worker.unsettled(error)
+            return
+        for worker, place in zip(mates, places, strict=True):
+            worker.place = place
 
     def _close_empty_lanes(self) -> None:
         """A process whose collectors all found nothing to measure is not kept; each is tried again alone."""

@@ -73,6 +73,10 @@ class Place:
             return f"its process was killed by {signal.Signals(os.WTERMSIG(status)).name}"
         return f"its process ended with exit code {os.waitstatus_to_exitcode(status)}"
 
+    def ended(self) -> bool:
+        """Whether its process has ended."""
+        return bool(self.pid) and self._nursery.status(self.pid) != RUNNING
+
     def gone(self) -> bool:
         """Whether a place that was left holds nothing any more: its call has come back, or its process has ended."""
         try:

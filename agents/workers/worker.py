@@ -42,6 +42,8 @@ class Worker:
         self.latency = math.nan
         self.sound = monotonic()
         self.place: Place | None = None
+        self.alone = False
+        self._vanished = False
         self._node, self._interval, self._monotonic = node, interval, monotonic
         self._nursery = nursery
         self._rhythm = Rhythm(node, lambda: self._time)
@@ -61,21 +63,28 @@ class Worker:
         """Seconds since the last look that brought a reading (or since the start)."""
         return self._monotonic() - self.sound
 
-    def ask(self, time: int, tell: bool) -> bool:
-        """Starts a look if one is due at this tick and none is under way; `tell` wants the inventory."""
+    @property
+    def waiting(self) -> bool:
+        """Whether it has no place and may have one now."""
+        return self.place is None and self._monotonic() >= self._until
+
+    def due(self, time: int, tell: bool) -> bool:
+        """Whether a look is due at this tick and none is under way; `tell` wants the inventory."""
         self._time = time
         if self.busy or self._monotonic() < self._until:
             return False
-        if self.collector.interval > self._interval and not self._rhythm.due(self.collector.interval) and not tell:
+        beat = self.collector.interval <= self._interval or self._rhythm.due(self.collector.interval)
+        return beat or tell
+
+    def ask(self, tell: bool) -> bool:
+        """Starts a look, if it has a place."""
+        if self.place is None:
             return False
-        if self.place is None and not self._settle():
-            return False
+        self._waited, self._vanished = 0.0, False
         try:
-            assert self.place is not None
             self.place.ask(tell)
         except OSError:  # it ended since its last answer: `take` meets the end and says how
-            pass
-        self._waited = 0.0
+            self._vanished = True
         return True
 
     def age(self, seconds: float) -> None:
@@ -90,13 +99,38 @@ class Worker:
         try:
             found = self.place.receive()
         except EOFError as end:
+            self.alone |= not self._vanished  # it may be what ended the process: its mates are kept out of that
             return self._lose("fault", f"{self.place.leave()}{end}")
         if found is not None:
             return self._arrived(found)
         if self._waited > self.collector.deadline:
+            self.alone = True
             self.place.leave()
             return self._lose("hung", f"no answer within {self.collector.deadline:g} s")
         return None
+
+    def settle(self) -> None:
+        """Finds the collector a place of its own, but not while too many of its calls hang."""
+        self._stuck = [place for place in self._stuck if not place.gone()]
+        if len(self._stuck) >= STUCK:
+            self.reason = f"{len(self._stuck)} calls hang in the kernel; it starts anew when one comes back"
+            return
+        try:
+            if self.collector.isolated:
+                (self.place,) = in_process([self.fresh()], self._node, self._nursery)
+            else:
+                self.place = in_thread(self.fresh(), self._node, self._nursery)
+        except OSError as error:
+            self.unsettled(error)
+
+    def unsettled(self, error: OSError) -> None:
+        """There was no process for it."""
+        self._until = self._monotonic() + RESTART_S
+        self.reason = f"no process for it: {error}"
+
+    def fresh(self) -> Collector:
+        """The collector as it was configured: what a call left behind in one that was given up is not taken over."""
+        return type(self.collector)(**settings(self.collector)) if self.restarts else self.collector
 
     def vacate(self) -> None:
         """What is not there needs no process."""
@@ -116,24 +150,6 @@ class Worker:
             self.place.stopped(timeout)
         for place in [*self._stuck, *([self.place] if self.place else [])]:
             place.close()
-
-    def _settle(self) -> bool:
-        """Finds the collector a place; not while too many of its calls hang."""
-        self._stuck = [place for place in self._stuck if not place.gone()]
-        if len(self._stuck) >= STUCK:
-            self.reason = f"{len(self._stuck)} calls hang in the kernel; it starts anew when one comes back"
-            return False
-        collector = type(self.collector)(**settings(self.collector)) if self.restarts else self.collector
-        try:
-            if collector.isolated:
-                (self.place,) = in_process([collector], self._node, self._nursery)
-            else:
-                self.place = in_thread(collector, self._node, self._nursery)
-        except OSError as error:
-            self._until = self._monotonic() + RESTART_S
-            self.reason = f"no process for it: {error}"
-            return False
-        return True
 
     def _arrived(self, found: Delivery) -> Delivery:
         self._waited, self.latency, now = None, found.took, self._monotonic()

@@ -30,11 +30,11 @@ def looking() -> Iterator[Looking]:
 
 
 def vitals_of(looking: Looking, proc: Path = Path("/proc")) -> Vitals:
-    return Vitals("n1", looking.workers, Rhythm("n1", lambda: START), proc)
+    return Vitals("n1", looking, Rhythm("n1", lambda: START), proc)
 
 
 def told(vitals: Vitals, looking: Looking, changed: bool = False) -> dict[str, Any]:
-    found: list[Reading] = vitals.readings(changed, {"agent.spool_bytes": 7.0}, looking.nursery)
+    found: list[Reading] = vitals.readings(changed, {"agent.spool_bytes": 7.0})
     return {name: values for reading in found for name, values in reading.columns.items()}
 
 
@@ -66,21 +66,22 @@ def test_a_worker_that_is_in_a_call_is_not_measured(looking: Looking, tmp_path: 
 
     (worker,) = [w for w in looking.workers if w.collector.name == "network"]
     assert worker.place is not None
-    assert worker.ask(START + SECOND, False)
+    assert worker.due(START + SECOND, False)
+    assert worker.ask(False)
     vitals = vitals_of(looking, Watched("/proc"))
-    pids = vitals._pids(looking.nursery)
+    pids = vitals._pids()
     assert worker.place.pid in pids
-    vitals._memory(looking.nursery)
+    vitals._memory()
     assert str(worker.place.pid) not in asked
     assert str(os.getpid()) in asked
 
 
 def test_processor_time_never_falls_when_a_worker_ends(looking: Looking) -> None:
     vitals = vitals_of(looking)
-    before = vitals._processor_ms(looking.nursery)
+    before = vitals._processor_ms()
     for worker in looking.workers:
         worker.vacate()
-    assert vitals._processor_ms(looking.nursery) >= before
+    assert vitals._processor_ms() >= before
 
 
 def test_it_is_told_every_ten_seconds_and_at_once_when_a_state_changes(looking: Looking) -> None:
@@ -98,5 +99,4 @@ def test_it_is_told_every_ten_seconds_and_at_once_when_a_state_changes(looking: 
 def test_agent_and_collectors_are_in_the_inventory(looking: Looking) -> None:
     found = vitals_of(looking).inventory()
     assert set(found) == {"agent:n1", "collector:n1.host", "collector:n1.network"}
-    assert found["collector:n1.host"].attributes["place"] == "thread"
     assert found["collector:n1.network"].attributes["place"] == "process"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from agents.workers.looking import Delivery, Looking, Worker
 from agents.workers.nursery import RUNNING, Nursery
 from pipeline.records import SECOND
 
+ROOT = Path(__file__).parents[2]
 START = 1_767_225_600 * SECOND
 Tick = Callable[..., dict[str, Delivery]]
 
@@ -71,10 +74,12 @@ def block(sysfs: Path) -> Path:
 
 
 def alive(pid: int) -> bool:
+    """Whether any thread of a process still runs; the first may be gone before the others."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        states = [task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
     except OSError:
         return False
+    return any(state != "Z" for state in states)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -175,6 +180,8 @@ def test_no_more_than_three_calls_of_a_thread_may_hang_at_once() -> None:
     release = threading.Event()
 
     class Hanging(Host):
+        isolated = False
+
         def read(self) -> tuple[()]:
             release.wait(60)
             return ()
@@ -228,7 +235,7 @@ def test_the_wait_is_short_again_after_ten_sound_minutes(ticking: Callable[..., 
 def test_a_nursery_that_was_killed_is_made_anew(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     one = ticking(Network(root=sysfs))
     one.tick()
-    os.kill(one.looking.nursery, signal.SIGKILL)
+    os.kill(one.looking.pids[0], signal.SIGKILL)  # it was started before its workers
     until(lambda: one.tick(step=6.0).get("network", Delivery("hung")).state == "fault")
     until(lambda: one.tick(step=6.0).get("network", Delivery("hung")).state == "ok")
 
@@ -239,7 +246,8 @@ def test_nothing_is_left_when_it_is_closed(sysfs: Path) -> None:
     one.tick(patience=0.01)
     place = one.workers["network"].place
     assert place is not None
-    pids = [place.pid, one.looking.nursery]
+    pids = one.looking.pids
+    assert place.pid in pids
     one.looking.close(0.5)
     until(lambda: not any(map(alive, pids)))
 
@@ -260,8 +268,43 @@ def test_workers_hold_nothing_of_the_agents_open(tmp_path: Path, sysfs: Path) ->
 
 def test_the_status_of_a_process_that_runs_is_running() -> None:
     nursery = Nursery()
-    nursery.start()
     try:
         assert nursery.status(os.getpid()) == RUNNING
     finally:
         nursery.close()
+
+
+def test_mates_of_a_lane_that_was_killed_start_again_together(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+    one = ticking(Network(root=sysfs), Versions())
+    one.tick()
+    places = [worker.place for worker in one.looking.workers]
+    assert places[0] is not None
+    killed = places[0].pid
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: not alive(killed))
+    assert {d.state for d in one.tick(step=60.0).values()} == {"fault"}
+    assert one.tick(step=60.0)["network"].state == "ok"
+    pids = {worker.place.pid for worker in one.looking.workers if worker.place is not None}
+    assert len(pids) == 1
+    assert killed not in pids
+
+
+ALONE = """
+import os, sys, threading
+from pathlib import Path
+from agents.collectors.network import Network
+from agents.collectors.versions import Versions
+from agents.workers.looking import Looking
+looking = Looking([Network(root=Path(sys.argv[1])), Versions()], "n1")
+found = looking.tick(1_767_225_600_000_000, 10.0)
+parents = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in looking.pids]
+assert parents == [os.getpid()], parents
+assert [delivery.state for delivery in found.values()] == ["ok", "ok"], found
+looking.close(5.0)
+assert threading.active_count() == 1
+"""
+
+
+def test_a_process_without_threads_forks_its_workers_itself(sysfs: Path) -> None:
+    environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", ALONE, str(sysfs)], env=environ, check=True, timeout=60)

@@ -1,0 +1,131 @@
+"""Forks the processes in which collectors run, and ends them. For a process that has no other thread."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from agents.collector import Collector
+from agents.workers.errand import serve
+from pipeline.supervise import end_with_parent
+
+RUNNING = -1
+"""Instead of a wait status: the kernel has not let go of the process."""
+MOST = 64
+"""Collectors of one lane, and statuses of ended processes that are kept; chosen, the kernel passes at most 253 handles
+in one message (SCM_MAX_FD)."""
+HANDLES = 1 << 14
+"""Files that a worker may hold open. Chosen: a sensor is a file that is opened once, some boards have hundreds, and one
+lane holds those of many collectors; the usual soft limit is 1024."""
+_REAP_S = 0.05
+"""Seconds that a killed process gets to be gone; chosen: one that does not wait in the kernel needs less than 1 ms."""
+_M_ARENA_MAX = -8
+"""mallopt(3), glibc: one heap for all threads of a lane, where each would have begun its own."""
+
+
+def single_threaded() -> bool:
+    """Whether there is no other thread, those of libraries included: they may hold locks, and hook into fork."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:  # not Linux
+        return threading.active_count() == 1
+
+
+class Children:
+    """The workers that were forked here, until they are waited for: so no pid of theirs is used anew meanwhile."""
+
+    def __init__(self) -> None:
+        self._running: set[int] = set()
+        self._ended: dict[int, int] = {}
+        self._settled = False
+
+    def spawn(self, collectors: Sequence[Collector], node: str, channels: Sequence[socket.socket]) -> int:
+        """Forks a worker that serves each collector over its channel; its pid. Raises OSError."""
+        self._settle_memory()
+        pid = os.fork()
+        if pid == 0:
+            _work(collectors, node, channels)
+        self._running.add(pid)
+        return pid
+
+    def knows(self, pid: int) -> bool:
+        return pid in self._running or pid in self._ended
+
+    def end(self, pid: int) -> int:
+        """Kills a worker if it still runs; its wait status, or RUNNING."""
+        if self.status(pid) == RUNNING and pid in self._running:
+            os.kill(pid, signal.SIGKILL)
+            until = time.monotonic() + _REAP_S
+            while self.status(pid) == RUNNING and time.monotonic() < until:
+                time.sleep(0.001)
+        return self.status(pid)
+
+    def status(self, pid: int) -> int:
+        """The wait status of a worker that ended, or RUNNING."""
+        for child in tuple(self._running):
+            found, status = os.waitpid(child, os.WNOHANG)
+            if found:
+                self._running.discard(child)
+                self._ended[child] = status
+        for old in list(self._ended)[:-MOST]:
+            del self._ended[old]
+        return self._ended.get(pid, RUNNING)
+
+    def close(self) -> None:
+        """Kills what is left."""
+        for pid in tuple(self._running):
+            self.end(pid)
+
+    def _settle_memory(self) -> None:
+        """What is there now is never looked at by the garbage collector again: that writes to every shared page."""
+        if not self._settled:
+            gc.collect()
+            gc.freeze()
+            self._settled = True
+
+
+def _work(collectors: Sequence[Collector], node: str, channels: Sequence[socket.socket]) -> NoReturn:
+    """What a forked worker does: each collector in a thread of its own, until its channel is closed."""
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the agent ends us in its own time
+            signal.signal(number, signal.SIG_IGN)
+        end_with_parent(signal.SIGKILL)
+        close_all_but({channel.fileno() for channel in channels})
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, HANDLES), most))
+        if sys.platform.startswith("linux"):
+            with contextlib.suppress(AttributeError):  # another C library than glibc
+                ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+        threads = [
+            threading.Thread(target=serve, args=(channel, collector, node), name=collector.name, daemon=True)
+            for channel, collector in zip(channels[1:], collectors[1:], strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        serve(channels[0], collectors[0], node)
+        for thread in threads:
+            thread.join()
+    finally:
+        os._exit(0)
+
+
+def close_all_but(kept: set[int]) -> None:
+    """Nothing of the agent's, such as a spool's lock, and no other worker's channel may stay open in a worker.
+
+    A call may hold it in the kernel for ever, and a channel that somebody else holds open would never be seen to end.
+    """
+    low = 3
+    for handle in sorted(kept):
+        os.closerange(low, handle)
+        low = handle + 1
+    os.closerange(low, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
