@@ -7,7 +7,9 @@ unsigned integers.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,17 +20,24 @@ from pipeline.records import Batch, Block, Event, Origin
 from pipeline.signals import CATALOGUE, Signal
 
 
-def wire_column(signal: Signal, values: NDArray[Any]) -> NDArray[Any]:
-    """`values` in the signal's wire type; missing is NaN or the highest unsigned value."""
+@cache
+def _limits(signal: Signal) -> tuple[np.dtype[Any], float | int, float, float, bool]:
+    """Wire type of a signal, what is missing in it, least and greatest valid value, and whether any value is valid."""
     dtype = np.dtype(signal.type)
     low, high = signal.valid
     if dtype.kind == "f":
-        good = (values >= low) & (values <= high)
-        found = np.full(values.shape, np.nan, dtype)
-    else:
-        highest = np.iinfo(dtype).max
-        good = (values >= max(low, 0)) & (values <= high) & (values < highest)
-        found = np.full(values.shape, highest, dtype)
+        return dtype, np.nan, low, high, math.isinf(low) and math.isinf(high)
+    highest = int(np.iinfo(dtype).max)
+    return dtype, highest, max(low, 0), min(high, highest - 1), low <= 0 and math.isinf(high)
+
+
+def wire_column(signal: Signal, values: NDArray[Any]) -> NDArray[Any]:
+    """`values` in the signal's wire type; missing is NaN or the highest unsigned value."""
+    dtype, missing, low, high, any_valid = _limits(signal)
+    if any_valid and (values.dtype == dtype or dtype.kind == values.dtype.kind == "f"):
+        return values.astype(dtype, copy=False)
+    good = (values >= low) & (values <= high)
+    found = np.full(values.shape, missing, dtype)
     found[good] = values[good].astype(dtype)
     return found
 
@@ -60,24 +69,29 @@ def blocks(readings: Iterable[Reading]) -> tuple[Block, ...]:
 
 
 def _block(device_class: str, readings: Sequence[Reading]) -> Block:
-    rows = {entity: None for reading in readings for entity in reading.entities}
-    row_of = {entity: row for row, entity in enumerate(rows)}
+    entities = readings[0].entities
+    if any(reading.entities != entities for reading in readings):
+        entities = tuple({entity: None for reading in readings for entity in reading.entities})
     columns: dict[str, NDArray[Any]] = {}
     for reading in readings:
-        whole = len(reading.entities) == len(rows) and reading.entities == tuple(rows)
-        at = slice(None) if whole else [row_of[entity] for entity in reading.entities]
         for name, values in reading.columns.items():
             signal = CATALOGUE.get(name)
             if signal is not None and signal.device_class == device_class:
-                if name not in columns:
-                    columns[name] = np.full((1, len(rows)), _missing(signal), signal.type)
-                columns[name][0, at] = wire_column(signal, values)
-    return Block(device_class, tuple(rows), columns)
+                _put(columns, signal, wire_column(signal, values), reading.entities, entities)
+    return Block(device_class, entities, columns)
 
 
-def _missing(signal: Signal) -> float | int:
-    dtype = np.dtype(signal.type)
-    return np.nan if dtype.kind == "f" else int(np.iinfo(dtype).max)
+def _put(
+    columns: dict[str, NDArray[Any]], signal: Signal, values: NDArray[Any], of: tuple[str, ...], all_: tuple[str, ...]
+) -> None:
+    """Puts the values of some entities into the column of all."""
+    if of == all_:
+        columns[signal.name] = values.reshape(1, -1)
+        return
+    if signal.name not in columns:
+        columns[signal.name] = np.full((1, len(all_)), _limits(signal)[1], signal.type)
+    row_of = {entity: row for row, entity in enumerate(all_)}
+    columns[signal.name][0, [row_of[entity] for entity in of]] = values
 
 
 def batch(origin: Origin, time: int, readings: Iterable[Reading]) -> Batch | None:

@@ -136,10 +136,8 @@ def looks(found: list[Batch]) -> list[tuple[str, float, int]]:
 
 
 def labels(costs: dict[int, Cost]) -> list[str]:
-    """What each process is: the agent, the one that forks, then one per lane in the order of the collectors."""
-    lanes = list(dict.fromkeys(c.lane for c in COLLECTORS if c.isolated))
-    known = ["agent", "nursery", *(f"worker {lane}" for lane in lanes)]
-    return [known[i] if len(costs) == len(known) else cost.name for i, cost in enumerate(costs.values())]
+    """What each process is: the agent first, workers under their own names (agents/workers/children.py)."""
+    return ["agent" if i == 0 else cost.name for i, cost in enumerate(costs.values())]
 
 
 def run(folder: Path, title: str, more: str, seconds: float, settle: float) -> None:

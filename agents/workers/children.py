@@ -29,6 +29,8 @@ HANDLES = 1 << 14
 lane holds those of many collectors; the usual soft limit is 1024."""
 _REAP_S = 0.05
 """Seconds that a killed process gets to be gone; chosen: one that does not wait in the kernel needs less than 1 ms."""
+_PR_SET_NAME = 15
+"""prctl(2); at most 15 bytes are kept."""
 _M_ARENA_MAX = -8
 """mallopt(3), glibc: one heap for all threads of a lane, where each would have begun its own."""
 
@@ -103,9 +105,7 @@ def _work(collectors: Sequence[Collector], node: str, channels: Sequence[socket.
         close_all_but({channel.fileno() for channel in channels})
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, HANDLES), most))
-        if sys.platform.startswith("linux"):
-            with contextlib.suppress(AttributeError):  # another C library than glibc
-                ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+        _settle_process(f"fp-{collectors[0].lane if len(collectors) > 1 else collectors[0].name}")
         threads = [
             threading.Thread(target=serve, args=(channel, collector, node), name=collector.name, daemon=True)
             for channel, collector in zip(channels[1:], collectors[1:], strict=True)
@@ -117,6 +117,15 @@ def _work(collectors: Sequence[Collector], node: str, channels: Sequence[socket.
             thread.join()
     finally:
         os._exit(0)
+
+
+def _settle_process(name: str) -> None:
+    """The name under which `ps` and `top` show it, and one heap for all its threads. Linux alone; elsewhere nothing."""
+    if sys.platform.startswith("linux"):
+        library = ctypes.CDLL(None)
+        library.prctl(_PR_SET_NAME, name.encode()[:15])
+        with contextlib.suppress(AttributeError):  # another C library than glibc
+            library.mallopt(_M_ARENA_MAX, 1)
 
 
 def close_all_but(kept: set[int]) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import socket
 import threading
 from collections.abc import Sequence
 
 from agents.collector import Collector
-from agents.workers.errand import LENGTH, LOOK, LOOK_AND_TELL, Delivery, serve
+from agents.workers.errand import LENGTH, LOOK, LOOK_AND_TELL, Delivery, serve, unpacked
 from agents.workers.nursery import RUNNING, Nursery
 
 MAX_ANSWER = 8 << 20
@@ -57,7 +56,7 @@ class Place:
             raise EOFError(f": it began an answer of {size} bytes; wanted at most {MAX_ANSWER}")
         if len(self._answer) < LENGTH.size + size:
             return None
-        found: Delivery = pickle.loads(memoryview(self._answer)[LENGTH.size :])
+        found = unpacked(bytes(memoryview(self._answer)[LENGTH.size :]))
         self._answer.clear()
         return found
 
