@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.collectors import COLLECTORS
 from benchmarks import node_files
 from benchmarks.processes import Cost, Session, wait_for
 from pipeline import wire
