@@ -169,7 +169,7 @@ def _doctor(given: argparse.Namespace) -> int:
     from pipeline import doctor
 
     config = _config(given)
-    collectors = doctor.examine(config, [examination.collectors])  # first: it forks, before others bring threads
+    collectors = doctor.examine(config, [examination.asking(config)])  # first: it forks, before others bring threads
     checks = doctor.examine(config) + collectors
     if given.output == "table":
         sys.stdout.write(doctor.as_text(checks))

@@ -13,7 +13,7 @@ import time as clock_time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TextIO
 
-from agents import disk
+from agents import disk, journal
 from agents.batches import batch, inventory_event, merged
 from agents.collector import Collector, Device, Rhythm
 from agents.collectors import configured
@@ -42,6 +42,8 @@ PATIENCE = 0.5
 """Share of the interval that a tick waits for its collectors; chosen, what comes later goes with the next tick."""
 STOP_S = 1.0
 """How long stopping waits for the collectors to close; with the last sync the agent ends within 2 s."""
+MIND_S = 10.0
+"""How often the collectors are minded while ticks are further apart; chosen: a hang is told within 30 s."""
 UPLINK_S = 0.8
 """How much longer it waits for the sender to Kafka, which has then had all that time: what is left of the 2 s."""
 
@@ -94,8 +96,9 @@ class Agent:
         self._devices: dict[str, dict[str, Device]] = {}
         self._told = -INVENTORY_US
         self._refreshed = 0
-        self._last = 0
-        self.looking = Looking(collectors, node, interval, self.clock.monotonic)  # first: it forks
+        self._last = self._late = self._gaps = 0
+        self._stop: threading.Event | None = None
+        self.looking = Looking(collectors, node, interval, self.clock.monotonic, self._stopping)  # first: it forks
         self.spools = Spools(config.spool, self._origin, self._say, self.clock)
         home = config.spool.directory / folder_name(node)
         self._generations = Generations(home / "generations.json", self._origin.boot_id)
@@ -109,12 +112,12 @@ class Agent:
 
     def loop(self, stop: threading.Event) -> None:
         """Ticks at whole multiples of the interval until `stop` is set, then closes."""
-        interval = round(self._config.agent.interval * SECOND)
+        self._stop, interval = stop, round(self._config.agent.interval * SECOND)
         self._say("agent", f"{self._origin.node}: started, every {self._config.agent.interval:g} s")
         if self.uplink:
             self.uplink.start()
         self._notify.ready(self._config.agent.interval)
-        while not self.clock.wait((interval - self.clock.now() % interval) / SECOND, stop):
+        while not self._pause(interval, stop):
             now = self.clock.now()
             self.tick(now - now % interval)
             self._notify.alive(self._status())
@@ -122,10 +125,26 @@ class Agent:
         self.close()
         self._say("agent", f"{self._origin.node}: stopped")
 
+    def _pause(self, interval: int, stop: threading.Event) -> bool:
+        """Waits for the next tick, or until `stop`; on a long way there, what hangs is noticed and told."""
+        while (left := (interval - self.clock.now() % interval) / SECOND) > MIND_S:
+            if self.clock.wait(MIND_S, stop):
+                return True
+            self.looking.mind()
+            now = self.clock.now()
+            self._put_events([event for worker in self.looking.workers for event in self._follow(worker, now)])
+            self._notify.alive(self._status())
+        return self.clock.wait(left, stop)
+
+    def _stopping(self) -> bool:
+        return self._stop is not None and self._stop.is_set()
+
     def tick(self, time: int) -> None:
         """One look at everything that is due, stamped `time`. A second call with the same time does nothing."""
         if time == self._last:  # the wall clock was set back, or a wait ended early
             return
+        skipped = time - self._last - round(self._config.agent.interval * SECOND)
+        self._late += self._last > 0 and skipped > 0
         self._last = time
         delivered = self.looking.tick(time, self._patience, self._refresh(time))
         changes = [event for worker in self.looking.workers for event in self._follow(worker, time)]
@@ -133,7 +152,10 @@ class Agent:
         readings += self._vitals.readings(bool(changes), self._known())
         generations, resets = self._generations.follow(time, readings)
         seen = self._folding.take([event for reading in readings for event in reading.events], time)
+        for said in filter(None, map(journal.line, seen)):
+            self._say(*said)
         lost = self.uplink.take_events() if self.uplink else []
+        self._gaps += len(lost)
         self._put_events([*seen, *changes, *resets, *self._inventory(time, delivered), *lost])
         if found := batch(self._origin, time, [*readings, *generations]):
             self.spools.put(TELEMETRY, lambda: wire.encode(found), wire.TELEMETRY_KIND)
@@ -151,6 +173,7 @@ class Agent:
             self.uplink.stop()
         self.looking.close(STOP_S)
         self._put_events(self._folding.rest())
+        self._generations.save()
         self.spools.close()
         self._notify.close()
         if self._telemetry:
@@ -214,7 +237,10 @@ class Agent:
             restarts={worker.collector.name: worker.restarts for worker in self.looking.workers},
             spool_bytes=self.spools.size,
             dropped=self.spools.lost,
+            gaps=self._gaps + self.spools.gaps,
             unsent=self.uplink.unsent if self.uplink else None,
+            lag=self.uplink.lag if self.uplink else None,
+            late_ticks=self._late,
             cpu_time=self._vitals.cpu_time,
             memory=self._vitals.memory,
         )

@@ -37,6 +37,8 @@ def wire_column(signal: Signal, values: NDArray[Any]) -> NDArray[Any]:
     if any_valid and (values.dtype == dtype or dtype.kind == values.dtype.kind == "f"):
         return values.astype(dtype, copy=False)
     good = (values >= low) & (values <= high)
+    if values.dtype.kind == "f" and dtype.kind == "u":
+        good &= values < float(missing)  # as a float the highest of 64 bits is one more than it
     found = np.full(values.shape, missing, dtype)
     found[good] = values[good].astype(dtype)
     return found
@@ -51,6 +53,7 @@ def check(reading: Reading, inventory: Mapping[str, Device] | None) -> None:
             raise TypeError(f"{name}: {values!r}: wanted an array of numbers")
         if values.shape != (len(reading.entities),):
             raise ValueError(f"{name}: values of shape {values.shape} for {len(reading.entities)} devices")
+    "".join((*reading.entities, *(inventory or {}))).encode()  # a name of bytes that are no text
     facts = [dict(event.data) for event in reading.events]
     json.dumps([*facts, *(dict(d.attributes) for d in (inventory or {}).values())], allow_nan=False)
 
@@ -84,14 +87,18 @@ def _block(device_class: str, readings: Sequence[Reading]) -> Block:
 def _put(
     columns: dict[str, NDArray[Any]], signal: Signal, values: NDArray[Any], of: tuple[str, ...], all_: tuple[str, ...]
 ) -> None:
-    """Puts the values of some entities into the column of all."""
-    if of == all_:
+    """Puts the values of some entities into the column of all; what is missing takes nothing away."""
+    missing = _limits(signal)[1]
+    if of == all_ and signal.name not in columns:
         columns[signal.name] = values.reshape(1, -1)
         return
     if signal.name not in columns:
-        columns[signal.name] = np.full((1, len(all_)), _limits(signal)[1], signal.type)
+        columns[signal.name] = np.full((1, len(all_)), missing, signal.type)
     row_of = {entity: row for row, entity in enumerate(all_)}
-    columns[signal.name][0, [row_of[entity] for entity in of]] = values
+    rows = np.array([row_of[entity] for entity in of])
+    known = ~np.isnan(values) if values.dtype.kind == "f" else values != missing
+    whole = columns[signal.name] = columns[signal.name].copy()
+    whole[0, rows[known]] = values[known]
 
 
 def batch(origin: Origin, time: int, readings: Iterable[Reading]) -> Batch | None:

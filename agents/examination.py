@@ -1,28 +1,36 @@
 """What `fleetpulse doctor` learns from the collectors themselves: each is asked once, as the agent asks it.
 
 Hardware that a node does not have is news, not a fault; a right that is missing is a warning with its mend; a collector
-that fails or hangs is a fail. The check speaks of the user who makes it: what the agent may, its own log says.
+that fails or hangs is a fail, and so is a GPU that is lost (agents/gpu_failures.py). The check speaks of the user who
+makes it: what the agent may, its own log says.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from agents import rights
+from agents.collector import Collector
+from agents.collectors import configured
+from agents.gpu_failures import failures
 from agents.once import Look, once
 from pipeline.checks import Check
 from pipeline.config import Config
 
-_DENIED = re.compile(r"not readable|not permitted|not open to us|permission denied|no permission|refuses user", re.I)
-"""How collectors say that the source is there and closed to us."""
+_DENIED = re.compile(r"\bCAP_|not readable|not permitted|not open to us|permission|refuses us|access ?denied", re.I)
+"""How collectors, the kernel, NVML and D-Bus say that the source is there and closed to us."""
 _MENDS = (
-    (re.compile(r"libnvidia-ml|NVML.*librar", re.I), "nvidia-smi  # if this host has GPUs: install the NVIDIA driver"),
+    (
+        re.compile(r"libnvidia-ml|NVML.*librar|no NVIDIA driver$", re.I),
+        "nvidia-smi  # if this host has GPUs: install the NVIDIA driver",
+    ),
     (re.compile(r"driver.*not (loaded|running)|kernel module", re.I), "modprobe nvidia; dmesg | grep -i nvrm"),
     (
-        re.compile(r"nvidia.*(permission|not permitted)", re.I),
+        re.compile(r"nvidia.*(permission|not permitted|refuses us)", re.I),
         "ls -l /dev/nvidia*  # wanted: readable and writable for us",
     ),
     (re.compile(r"ipmi_devintf"), "modprobe -a ipmi_si ipmi_devintf  # if this host has a BMC"),
@@ -32,12 +40,19 @@ _MENDS = (
     (re.compile(r"RDMA"), "ibv_devinfo  # if this host has RDMA adapters: load their driver"),
     (re.compile(r"nvidia-ml-py"), "pip install 'fleetpulse[agent]'"),
 )
+_AS_ROOT = "sudo fleetpulse doctor  # if that is ok: give the agent's user the right, docs/agent.md"
+_LOST = "nvidia-smi; dmesg | grep -i -e xid -e nvrm  # then drain the node: it wants a reset, a reboot or a repair"
 _MEANING_CLOCK = "events and samples of this node lie wrong beside those of others"
 
 
-def collectors(config: Config) -> list[Check]:
+def asking(config: Config) -> Callable[[Config], list[Check]]:
+    """`collectors`, made ready. Raises ConfigError: a wrong setting is no finding, it ends doctor as any command."""
+    return partial(collectors, asked=configured(config.collector, config.source))
+
+
+def collectors(config: Config, asked: Sequence[Collector] | None = None) -> list[Check]:
     """One check per collector, then rights that only a part of a collector's signals needs, then the clock."""
-    looks = once(config)
+    looks = once(config, asked)
     checks = [judged(look) for look in looks]
     told = {c.name for c in checks if c.state != "ok"}
     checks += [check for check in missing_rights(looks) if check.name not in told]
@@ -47,17 +62,21 @@ def collectors(config: Config) -> list[Check]:
 def judged(look: Look) -> Check:
     """What one look says of its collector."""
     name, trouble = f"collector {look.collector}", look.trouble
-    state, _, reason = trouble.partition(": ")
+    reason = trouble.partition(": ")[2]
     if not trouble:
+        wrong = failures(look.readings)
+        if wrong:
+            return Check(name, "fail", "; ".join(wrong), "jobs that use this GPU fail, or get fewer", _LOST)
         return Check(name, "ok", _brought(look))
-    if state != "no data":
-        meaning = "its telemetry of this node is missing; the agent goes on without it"
-        return Check(name, "fail", trouble, meaning, "dmesg | tail; then fleetpulse once, which says more")
     missing = rights.named(reason)
-    if missing or _DENIED.search(reason):
-        mend = rights.mend(look.collector, missing) if missing else _mend(reason)
+    denied = bool(missing or _DENIED.search(reason))
+    mend = rights.mend(look.collector, missing) if missing else _mend(reason) or (_AS_ROOT if denied else "")
+    if look.failed:
+        meaning = "its telemetry of this node is missing; the agent goes on without it"
+        return Check(name, "fail", trouble, meaning, mend or "dmesg | tail; then fleetpulse once, which says more")
+    if denied:
         return Check(name, "warn", reason, "what it reads is there but closed to this user", mend)
-    return Check(name, "info", trouble, "nothing here for it to measure", _mend(reason))
+    return Check(name, "info", trouble, "nothing here for it to measure", mend)
 
 
 def missing_rights(looks: Sequence[Look], holds: frozenset[str] | None = None, root: Path = Path("/")) -> list[Check]:

@@ -16,13 +16,18 @@ import numpy as np
 from agents.batches import blocks
 from agents.collector import Collector, Reading
 from agents.collectors import configured
-from agents.workers.looking import Delivery, Looking
+from agents.workers.looking import Delivery, Looking, Worker
 from pipeline.config import Config
 from pipeline.records import iso
 from pipeline.signals import CATALOGUE
 
 Output = Literal["table", "json", "jsonl", "csv"]
 Values = dict[str, float | int | None]
+STEP_S = 0.25
+"""How far beyond its deadline a collector may be given up; chosen, nobody notices it."""
+CLOSE_S = 0.5
+"""How long ending waits for the collectors to close; chosen, a person waits for the prompt."""
+DASH = "- : not measured in one look, or not supported; gauges over a span need two looks\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +40,58 @@ class Look:
     trouble: str = ""
     took: float = 0.0
 
+    @property
+    def failed(self) -> bool:
+        """Whether it failed or hung; what is not there to be measured is no failure."""
+        return bool(self.trouble) and not self.trouble.startswith("no data: ")
+
 
 def once(config: Config, collectors: Sequence[Collector] | None = None) -> list[Look]:
     """Asks every collector once, all at the same time; one that outlives its deadline is `hung`."""
     collectors = configured(config.collector, config.source) if collectors is None else collectors
     looking, now = Looking(collectors, config.agent.node), clock_time.time_ns() // 1000
     try:
-        delivered = looking.tick(now, max(c.deadline for c in collectors), tell=True)
-        return [_look(worker.collector, delivered.get(worker), now) for worker in looking.workers]
+        delivered = _answers(looking, now)
+        return [_look(worker, delivered.get(worker), now) for worker in looking.workers]
     finally:
-        looking.close(0.5)
+        looking.close(CLOSE_S)
 
 
-def _look(collector: Collector, delivery: Delivery | None, time: int) -> Look:
+def _answers(looking: Looking, now: int) -> dict[Worker, Delivery]:
+    """What each brings by its own deadline: nobody waits for the longest deadline of all."""
+    delivered, before = looking.tick(now, 0.0, tell=True), clock_time.monotonic()
+    while busy := [worker for worker in looking.workers if worker.busy]:
+        delivered |= looking.wait(busy, STEP_S)
+        time = clock_time.monotonic()
+        for worker in busy:
+            worker.age(min(time - before, 2 * STEP_S))  # as the agent has it: a pause of the machine blames nobody
+        before = time
+    return delivered
+
+
+def _look(worker: Worker, delivery: Delivery | None, time: int) -> Look:
+    name = worker.collector.name
     if delivery is None:
-        return Look(collector.name, time, (), f"hung: no answer within {collector.deadline:g} s", collector.deadline)
-    trouble = f"{delivery.state}: {delivery.reason}" if delivery.state != "ok" else ""
-    return Look(collector.name, time, delivery.readings, trouble, delivery.took)
+        return Look(name, time, (), f"fault: {worker.reason or 'it was not asked'}")
+    reason = delivery.reason.partition("; given up, started anew")[0]  # here nothing is started anew
+    trouble = f"{delivery.state}: {reason}" if delivery.state != "ok" else ""
+    return Look(name, time, delivery.readings, trouble, delivery.took)
 
 
 def render_once(config: Config, output: Output = "table", collectors: Sequence[Collector] | None = None) -> int:
-    """Prints one reading to stdout; what could not be read is said on stderr, in JSON also in the document."""
+    """Prints one reading to stdout; what could not be read is said on stderr, in JSON also in the document.
+
+    Gives 1 if a collector failed or hung, else 0: hardware that is not there is no failure.
+    """
     looks = once(config, collectors)
     for look in looks:
         if look.trouble:
             sys.stderr.write(f"collector {look.collector}: {look.trouble}\n")
     sys.stdout.write(_RENDERERS[output](config, looks))
-    return 0
+    if output == "table" and any(value is None for values in _entities(looks).values() for value in values.values()):
+        sys.stdout.flush()
+        sys.stderr.write(DASH)
+    return int(any(look.failed for look in looks))
 
 
 def _entities(looks: Sequence[Look]) -> dict[str, Values]:

@@ -63,7 +63,7 @@ class Sender:
         self._transport = SpoolTransport(directory, READER, nodes=nodes)
         self._streams = Streams(self._transport, self._gap)
         self._outlook = Outlook(kafka, say)
-        self.unsent = 0
+        self.unsent, self.lag = 0, 0.0
         self.flow = Flow(self._streams, self._outlook, self._losses, self._inbox, pace or Pace())
         self._thread = threading.Thread(target=self._run, name=f"kafka-{role}", daemon=True)
 
@@ -126,7 +126,7 @@ class Sender:
         if now - self._looked >= LOOK_S or self._seen != self._asked:
             self._looked, self._seen = now, self._asked
             self._streams.look()
-            self.unsent = self._streams.unsent()
+            self.unsent, self.lag = self._streams.unsent()
             self._mind(now)
         self.flow.fill()
         if all(stream.settled for stream in self._streams) and self._transport.readable():

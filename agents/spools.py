@@ -8,7 +8,7 @@ from typing import Protocol
 
 from agents.spool import Spool
 from pipeline.config import Spool as Settings
-from pipeline.errors import Permanent, SpoolError
+from pipeline.errors import SpoolError
 from pipeline.records import EVENTS, TELEMETRY, Origin
 
 QUIET_S = 600.0
@@ -32,7 +32,7 @@ class Spools:
         self._open: dict[str, Spool] = {}
         self._losing: dict[str, float] = {}
         self._synced: dict[str, float] = {}
-        self.refused = 0
+        self.refused = self.gaps = 0
         self._open_all()
 
     @property
@@ -56,7 +56,7 @@ class Spools:
         dropped = spool.dropped
         try:
             spool.append(encode(), kind, self._clock.now(), self._origin.simulated)
-        except (OSError, Permanent) as error:  # too large for the wire, or a spool that cannot be made anew
+        except Exception as error:  # noqa: BLE001 - a message that cannot be made or kept must not end the agent
             self.refused += 1
             self._say(f"spool {topic}", f"a message is lost: {error}")
             return
@@ -99,6 +99,7 @@ class Spools:
     def _say_losses(self, topic: str, spool: Spool, losing: bool) -> None:
         """Says when a spool begins to lose data, and when it has not for QUIET_S; a full one loses once per segment."""
         now = self._clock.monotonic()
+        self.gaps += losing
         if losing:
             if topic not in self._losing:
                 self._say(f"spool {topic}", f"losing data: {spool.trouble}; the newest is kept, gaps are counted")

@@ -6,6 +6,7 @@ out has come back; then it goes on from the first that is not acknowledged. Repe
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -142,9 +143,11 @@ class Streams:
             self._streams[partition].ended = False
             self.report(self._streams[partition])
 
-    def unsent(self) -> int:
-        """Durable messages that are not acknowledged."""
-        return sum(max(0, self._transport.bounds(p)[1] - stream.done) for p, stream in self._streams.items())
+    def unsent(self) -> tuple[int, float]:
+        """Durable messages that are not acknowledged, and the age in s of the oldest that was not handed out."""
+        count = sum(max(0, self._transport.bounds(p)[1] - stream.done) for p, stream in self._streams.items())
+        made = [stream.made for stream in self._streams.values() if stream.ahead]
+        return count, max(0.0, time.time() - min(made) / 1e6) if made else 0.0
 
     def read_ahead(self, stream: Stream) -> bool:
         """Whether there is a message to hand out now."""

@@ -6,27 +6,26 @@ a look. Everything else leaves in the call that brought it; what follows later p
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agents.collector import Collector
 from agents.sources.xids.table import SEVERITIES, Table, Xid, load, shipped
+from agents.xid_pairs import SAME, Pairs
 from pipeline.records import SECOND, Event
 
-SAME = 10 * SECOND
-"""How far apart two sources may see one XID; chosen: looks are 1 s apart and a busy node delays some."""
-HOLD = 2 * SECOND
-"""How long an XID that only NVML told waits for the kernel log's line; chosen: two looks."""
 FOLLOWS = 60 * SECOND
 """How long after its root a consequence may come; chosen: a GPU off the bus showed its SXid after 12 s, and channels
 are cleaned up after GSP timeouts of 6 s each."""
 BEFORE = 2 * SECOND
 """How much earlier than its root a consequence may be logged; chosen: XID 94 comes milliseconds before its 63."""
 MOST = 1024
-"""Most errors, told apart by code and device, and record numbers that are remembered; chosen: the kernel log tells the
-same error of a device at most 5 times a minute, and a node has some tens of errors at once on its worst day."""
+"""Most errors, told apart by code and device, that are remembered; chosen: the kernel log tells the same error of a
+device at most 5 times a minute, and a node has some tens of errors at once on its worst day."""
+REPLAYED = 20_000
+"""Most records that are remembered by number; what the kernel log's collector may tell anew: two looks of 10,000, since
+it keeps its place at the look after the next."""
 RECOVERY_XID = 154
 KINDS = frozenset({"xid", "sxid", "recovery_action"})
 
@@ -42,7 +41,6 @@ class _Seen:
     severity: str
     fatal: bool
     pci: str | None
-    source: str
     root: Mapping[str, Any] | None = None
     cause: _Seen | None = None
 
@@ -94,34 +92,23 @@ class Folding:
 
     table: Table = field(default_factory=shipped)
     _recent: dict[tuple[str, int, str], _Seen] = field(default_factory=dict, init=False, repr=False)
-    _held: list[tuple[int, Event]] = field(default_factory=list, init=False, repr=False)
-    _numbers: deque[int] = field(default_factory=lambda: deque(maxlen=MOST), init=False, repr=False)
+    _pairs: Pairs = field(default_factory=Pairs, init=False, repr=False)
+    _numbers: dict[int, None] = field(default_factory=dict, init=False, repr=False)
 
     def take(self, events: Iterable[Event], now: int) -> list[Event]:
         """What is to be sent now: events that are no XIDs as they are, then roots, then their consequences."""
         others: list[Event] = []
         told: list[Event] = []
-        alone: list[Event] = []
         for event in events:
             if self._repeated(event):
                 continue
-            if event.kind not in KINDS:
-                others.append(event)
-            elif event.kind == "xid" and event.data.get("source") == "nvml":
-                alone.append(event)
-            else:
-                told.append(event)
-        told = self._joined(told)
-        self._hold(alone, told, now)
-        told += self._released(now)
-        return others + self._rooted(told, now)
+            (told if event.kind in KINDS else others).append(event)
+        return others + self._rooted(self._pairs.take(told, now), now)
 
     def rest(self) -> list[Event]:
         """What is still held back."""
-        held, self._held = [event for _, event in self._held], []
+        held = self._pairs.rest()
         return self._rooted(held, max((event.time for event in held), default=0))
-
-    # --- one event per XID -------------------------------------------------------------------------------------------
 
     def _repeated(self, event: Event) -> bool:
         """Whether this record of the kernel log was taken already: its worker was killed before it kept its place."""
@@ -130,42 +117,10 @@ class Folding:
             return False
         if number in self._numbers:
             return True
-        self._numbers.append(number)
+        self._numbers[number] = None
+        if len(self._numbers) > REPLAYED:
+            del self._numbers[next(iter(self._numbers))]
         return False
-
-    def _joined(self, told: list[Event]) -> list[Event]:
-        """The kernel log's events take in what NVML told of the same XID."""
-        found = []
-        for event in told:
-            same = [held for held in self._held if _one(held[1], event)]
-            self._held = [held for held in self._held if held not in same]
-            if same:
-                event = _with(event, sources=["kernel", "nvml"])
-            elif any(seen.source == "nvml" and _seen_as(seen, event) for seen in self._recent.values()):
-                event = _with(event, sources=["kernel", "nvml"], count=0)  # told before, without its text
-            found.append(event)
-        return found
-
-    def _hold(self, alone: list[Event], told: list[Event], now: int) -> None:
-        """What NVML told and the kernel log has not waits; what the kernel log told already says nothing new."""
-        for event in alone:
-            here = next((i for i, other in enumerate(told) if _one(event, other)), None)
-            if here is not None:
-                told[here] = _with(told[here], sources=["kernel", "nvml"])
-            elif any(seen.source != "nvml" and _seen_as(seen, event) for seen in self._recent.values()):
-                continue
-            elif (same := next((i for i, (_, held) in enumerate(self._held) if _one(held, event)), None)) is not None:
-                since, held = self._held[same]
-                self._held[same] = since, _with(held, count=held.data.get("count", 1) + event.data.get("count", 1))
-            elif len(self._held) < MOST:
-                self._held.append((now, event))
-            else:
-                told.append(event)
-
-    def _released(self, now: int) -> list[Event]:
-        due = [event for since, event in self._held if not 0 <= now - since < HOLD]
-        self._held = [(since, event) for since, event in self._held if 0 <= now - since < HOLD]
-        return due
 
     # --- roots and consequences --------------------------------------------------------------------------------------
 
@@ -228,20 +183,7 @@ def _seen(event: Event) -> _Seen:
     data = event.data
     code = data.get("xid", data.get("sxid", 0))
     fatal = event.kind == "sxid" and data.get("fatal", data.get("severity") == "critical") is True
-    severity, pci, source = data.get("severity", "info"), data.get("pci"), data.get("source", "")
-    return _Seen(event.time, event.entity, event.kind, code, severity, fatal, pci, source)
-
-
-def _one(first: Event, second: Event) -> bool:
-    """Whether two events of different sources are one XID."""
-    same = first.kind == second.kind == "xid" and first.data.get("xid") == second.data.get("xid")
-    return same and abs(first.time - second.time) <= SAME and _seen(first).is_at(second)
-
-
-def _seen_as(seen: _Seen, event: Event) -> bool:
-    """Whether an event is of an XID that was sent already, which the other source told of."""
-    same = seen.kind == event.kind == "xid" and seen.code == event.data.get("xid")
-    return same and abs(seen.time - event.time) <= SAME and seen.is_at(event)
+    return _Seen(event.time, event.entity, event.kind, code, data.get("severity", "info"), fatal, data.get("pci"))
 
 
 def _with(event: Event, **more: Any) -> Event:

@@ -38,7 +38,8 @@ class Link(Detector):
     a leaf's ports (at least `leaf_ports`) down within `leaf_within` s: one page for the leaf, none for its ports.
 
     Only a port of a fabric, below a leaf or a rail in the topology, pages. Elsewhere people pull cables and laptops
-    move: what would page is a ticket there, and stays a suspect on a port with the attribute `wireless`.
+    move: what would page is a ticket there, as with the role `management` anywhere. It stays a suspect on a port with
+    the attribute `wireless` or the role `unused` (the agent tells a port's role from where it sits).
 
     Source: 3 flaps in 12 h as in gpud's rule; error rates of BER 1e-15 (healthy, InfiniBand cable test) against 1e-13
     (faulty) at 400 Gb/s; Poisson CUSUM of Lucas (Technometrics 27, 1985) with exp(23) windows between false alarms.
@@ -217,9 +218,11 @@ class Link(Detector):
 
     def _highest(self, frame: Frame, i: int) -> Level:
         """How loud a port may get: a link of the fabric holds up a job, another one at most its own host."""
-        if frame.topology.attributes.get(frame.entities[i], {}).get("wireless") is True:
+        facts = frame.topology.attributes.get(frame.entities[i], {})
+        if facts.get("wireless") is True or facts.get("role") == "unused":
             return "suspect"
-        return "page" if self._fabric.of(frame)[i] >= 0 else "ticket"
+        fabric = self._fabric.of(frame)[i] >= 0 and facts.get("role") != "management"
+        return "page" if fabric else "ticket"
 
     def _of_port(self, frame: Frame, i: int) -> Finding | None:
         """One finding per port, of its worst trouble first."""

@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 def wants(text: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
-    """Metadata of a field whose value must fulfil `holds`; `text` says so in the message of the ConfigError."""
+    """Metadata of a field whose value must fulfil `holds`; `text` says so in the message of the ConfigError.
+
+    `holds` may raise a ConfigError of its own, such as that of a file that the value names: its text is said too.
+    """
     return {"fleetpulse.wants": (text, holds)}
 
 
@@ -49,18 +52,27 @@ def build(cls: type[T], table: Mapping[str, Any], where: str, section: str = "")
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
             mend = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(k for k in known if k != 'source')}"
-            raise ConfigError(
-                f"{_place(where, section, key, value)}: no such {'key' if section else 'section'}; {mend}"
-            )
+            raise ConfigError(f"{place(where, section, key, value)}: no such {'key' if section else 'section'}; {mend}")
     for name, f in known.items():
         if name not in table and f.default is MISSING and f.default_factory is MISSING:
-            raise ConfigError(f"{_place(where, section, name)}: missing; wanted a value")
+            raise ConfigError(f"{place(where, section, name)}: missing; wanted a value")
     converted = {k: _convert(v, hints[k], where, f"{section}.{k}" if section else k) for k, v in table.items()}
     for key, value in converted.items():
         text, holds = known[key].metadata.get("fleetpulse.wants", ("", None))
-        if holds is not None and not holds(value):
-            raise ConfigError(f"{_place(where, section, key, table[key])} = {value!r}: wants {text}")
+        if holds is not None:
+            check(place(where, section, key, table[key]), value, text, holds)
     return cls(**converted)
+
+
+def check(where: str, value: Any, text: str, holds: Callable[[Any], bool]) -> None:
+    """Raises ConfigError if the value that stands at `where` is not what is wanted: `text` says that."""
+    shown = str(value) if isinstance(value, Path) else value
+    try:
+        if holds(value):
+            return
+    except ConfigError as error:
+        raise ConfigError(f"{where} = {shown!r}: {error}; wants {text}") from None
+    raise ConfigError(f"{where} = {shown!r}: wants {text}")
 
 
 def _convert(value: Any, wanted: Any, where: str, key: str) -> Any:
@@ -79,7 +91,7 @@ def _convert(value: Any, wanted: Any, where: str, key: str) -> Any:
     if origin is typing.Literal:
         if value in arguments:
             return value
-        raise ConfigError(f"{_place(where, key)} = {value!r}: wants one of {', '.join(map(repr, arguments))}")
+        raise ConfigError(f"{place(where, key)} = {value!r}: wants one of {', '.join(map(repr, arguments))}")
     if wanted is Path and isinstance(value, str):
         return Path(value).expanduser()
     if wanted is float and type(value) in (int, float):
@@ -87,7 +99,7 @@ def _convert(value: Any, wanted: Any, where: str, key: str) -> Any:
     if wanted is Any or type(value) is wanted:
         return value
     name = "list" if origin is tuple else getattr(wanted, "__name__", str(wanted))
-    raise ConfigError(f"{_place(where, key)} = {value!r}: wants {name}, got {type(value).__name__}")
+    raise ConfigError(f"{place(where, key)} = {value!r}: wants {name}, got {type(value).__name__}")
 
 
 def _table(value: Any, where: str, key: str) -> dict[str, Any]:
@@ -96,7 +108,7 @@ def _table(value: Any, where: str, key: str) -> dict[str, Any]:
     raise ConfigError(f"{where}: [{key}] is {value!r}; wanted a table")
 
 
-def _place(where: str, section: str, key: str = "", value: Any = None) -> str:
+def place(where: str, section: str, key: str = "", value: Any = None) -> str:
     """`FILE: [section] key`, or the variable that `value` came from before it; one dotted name may stand for both."""
     where = value.place if isinstance(value, Variable) else where
     if not key:

@@ -144,6 +144,14 @@ def test_every_command_refuses_a_bad_configuration(bench: Bench, name: str) -> N
     refused(bench.call(name, *more, "--config", "bad.toml"), 2, "bad.toml", "[api] prot", "did you mean 'port'?")
 
 
+@pytest.mark.parametrize("name", ["agent", "once", "doctor", "record"])
+def test_a_bad_setting_of_a_collector_is_exit_2_in_every_command_that_asks_collectors(bench: Bench, name: str) -> None:
+    (bench.folder / "bad.toml").write_text("[collector.host]\ndeadline = -1\n")
+    more = ["--output", "rec"] if name == "record" else []
+    said = "[collector.host] deadline = -1.0: wants seconds, above 0 and at most 30"
+    refused(bench.call(name, *more, "--config", "bad.toml"), 2, "bad.toml", said)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [("[api]\nport = 'x'\n", ["port", "wants int"]), ("[apii]\n", ["apii", "'api'"]), ("[api\n", ["not TOML"])],

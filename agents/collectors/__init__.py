@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from agents.collector import Collector
+from agents.collector import Collector, settings
 from agents.collectors.clock import Clock
 from agents.collectors.edac import Edac
 from agents.collectors.ethtool import EthtoolStatistics
@@ -27,7 +28,7 @@ from agents.collectors.tasks import Tasks
 from agents.collectors.versions import Versions
 from agents.collectors.xid import XidEvents
 from pipeline.errors import ConfigError
-from pipeline.settings import build
+from pipeline.settings import build, check, place
 
 COLLECTORS: tuple[type[Collector], ...] = (
     Host,
@@ -51,6 +52,19 @@ COLLECTORS: tuple[type[Collector], ...] = (
     Ipmi,
 )
 
+Rule = tuple[str, Callable[[Any], bool]]
+MOST_DEADLINE_S = 30
+"""Longest deadline: a collector that hangs is told of within 30 s."""
+PARTS = ("patience", "timeout", "budget")
+"""Settings that say how long a part of a look may take: together less than `deadline`, else each look is given up."""
+_PART: Rule = "seconds, above 0 and below `deadline`", lambda value: 0 < value < MOST_DEADLINE_S
+_RULES: Mapping[str, Rule] = {
+    "interval": ("seconds, above 0 and at most 3600", lambda value: 0 < value <= 3600),
+    "deadline": (f"seconds, above 0 and at most {MOST_DEADLINE_S}", lambda value: 0 < value <= MOST_DEADLINE_S),
+    **dict.fromkeys(PARTS, _PART),
+}
+_NUMBER: Rule = "a number, not negative", lambda value: 0 <= value < math.inf
+
 
 def configured(tables: Mapping[str, Mapping[str, Any]], source: str = "configuration") -> tuple[Collector, ...]:
     """Every collector with its table of the configuration. Raises ConfigError on names and keys that nobody has."""
@@ -60,6 +74,21 @@ def configured(tables: Mapping[str, Mapping[str, Any]], source: str = "configura
             close = difflib.get_close_matches(name, known, 1)
             mend = f"did you mean [collector.{close[0]}]?" if close else f"known: {', '.join(known)}"
             raise ConfigError(f"{source}: [collector.{name}]: no such collector; {mend}")
-    return tuple(
-        build(collector, tables.get(name, {}), source, f"collector.{name}") for name, collector in known.items()
-    )
+    return tuple(_made(collector, tables.get(name, {}), source) for name, collector in known.items())
+
+
+def _made(kind: type[Collector], table: Mapping[str, Any], source: str) -> Collector:
+    """One collector; what is true of the settings of all, new ones included, is seen to here."""
+    section = f"collector.{kind.name}"
+    made = build(kind, table, source, section)
+    found = settings(made)
+    parts = [key for key in PARTS if key in found]
+    for key, value in found.items():
+        if type(value) in (int, float):
+            text, holds = _RULES.get(key, _NUMBER)
+            check(place(source, section, key), value, text, holds)
+    if parts and sum(found[key] for key in parts) >= made.deadline:
+        key = next((key for key in parts if key in table), parts[0])
+        text = f"{' and '.join(parts)} {'together ' if len(parts) > 1 else ''}below `deadline` ({made.deadline:g} s)"
+        check(place(source, section, key), found[key], text, lambda _: False)
+    return made

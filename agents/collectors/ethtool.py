@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.collector import Collector, Device, NoData, Reading, Rhythm
-from agents.sources.nics.attribute import names_in
+from agents.sources.nics.attribute import LASTING, REST_S, TRANSIENT_REST_S, names_in
 from agents.sources.nics.ethtool_calls import Driver, Ethtool, chosen, fec_mode
 from agents.sources.nics.ethtool_table import STATISTICS
 from agents.sources.nics.module_reader import ModuleReader
@@ -24,9 +24,7 @@ _MISSING = np.iinfo(np.uint64).max
 _MODULE = ("nic.module_temperature", "nic.module_voltage", "nic.rx_power_min", "nic.tx_power_min", "nic.bias_max")
 _MODULE_S, RESCAN_S = 60.0, 30.0
 _RHYTHMS = sorted({_MODULE_S, RESCAN_S, *(s.every for s in STATISTICS)})
-_LASTING = (errno.EOPNOTSUPP, errno.EPERM, errno.EINVAL, errno.EIO, errno.E2BIG)  # not supported, no right, no module
-REST_S = 3600.0
-"""How long a question that a driver did not answer is not asked again; chosen: drivers write such into the log."""
+_LASTING = LASTING | {errno.E2BIG}  # a driver with more statistics than are read
 
 
 class _Interface:
@@ -114,10 +112,12 @@ class EthtoolStatistics(Collector):
         if self._calls is None or self._monotonic() < port.rests.get(what, 0.0):
             return None
         try:
-            return question(self._calls, port.name)
+            answer = question(self._calls, port.name)
         except OSError as error:  # its signals are missing, which the store shows
-            port.rests[what] = self._monotonic() + (REST_S if error.errno in _LASTING else RESCAN_S)
+            port.rests[what] = self._monotonic() + (REST_S if error.errno in _LASTING else TRANSIENT_REST_S)
             return None
+        port.rests.pop(what, None)
+        return answer
 
     def _statistics(self, due: Mapping[float, bool]) -> dict[str, Any]:
         """The signals of the table that are due and that some driver here knows."""

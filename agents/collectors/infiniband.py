@@ -113,6 +113,7 @@ class Infiniband(Collector):
         gone = any(port.state.gone for port in self._ports.values())
         due = {every: every <= self.interval or self._rhythm.due(every) for every in _RHYTHMS}
         events = self._scan(time) if due[RESCAN_S] or gone else []
+        events += self._edges.late(time, self._ports)
         if not self._ports and events:  # the last one went: that is told first
             return (Reading("nic", (), {}, tuple(events)),)
         if not self._ports:

@@ -48,8 +48,8 @@ class KernelLog(Collector):
     driver: Path = Path("/proc/driver/nvidia")
     sys: Path = Path("/sys")
     state: Path = Path("/var/lib/fleetpulse/kernel_log")
-    xid_table: Path | None = None
-    patterns: Path | None = None
+    xid_table: Path | None = field(default=None, metadata=xid_table.WANTED)
+    patterns: Path | None = field(default=None, metadata=kernel_patterns.WANTED)
     look_back: float = field(default=600.0, metadata=wants("0 s or more", lambda v: v >= 0))
     burst: int = field(default=5, metadata=wants("1 or more", lambda v: v >= 1))
     window: float = field(default=60.0, metadata=wants("more than 0 s", lambda v: v > 0))
@@ -63,13 +63,6 @@ class KernelLog(Collector):
     _begin: int = field(default=0, init=False, repr=False)
     _place: LogPlace | None = field(default=None, init=False, repr=False)
     _looks: int = field(default=0, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Files of the user are looked at before anything starts."""
-        if self.xid_table is not None:
-            xid_table.load(self.xid_table)
-        if self.patterns is not None:
-            kernel_patterns.load(self.patterns)
 
     def open(self, node: str) -> None:
         self._node, self._looked, self._looks = node, None, 0

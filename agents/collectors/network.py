@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
 from agents.sources.nics import hardware
-from agents.sources.nics.attribute import once
+from agents.sources.nics.attribute import names_in, once
 from agents.sources.nics.edges import Edges
 from agents.sources.nics.hardware import Hardware
 from agents.sources.nics.net_facts import interface_facts
@@ -98,7 +97,7 @@ class Network(Collector):
 
     def read(self) -> tuple[Reading, ...]:
         due = {every: every <= self.interval or self._rhythm.due(every) for every in _RHYTHMS}
-        events = self._follow(set(os.listdir(self.root)), due[_RESCAN_S])
+        events = self._follow(set(names_in(self.root)), due[_RESCAN_S])
         if not self._ports and events:  # the last one went: that is told first
             return (Reading("nic", (), {}, tuple(events)),)
         if not self._ports:
@@ -169,6 +168,7 @@ class Network(Collector):
             if self._wanted(name):
                 self._ports[name] = _Port(self.root / name, self._owners.get(name))
         self._ports, self._seen = dict(sorted(self._ports.items())), names
+        events += self._edges.late(self._now(), map(self._entity, self._ports))
         return [event for event in events if event is not None]
 
     def _wanted(self, name: str) -> bool:

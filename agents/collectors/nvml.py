@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
-from agents.sources.nvml.driver import Driver
+from agents.sources.nvml.driver import Driver, NotStarted
 from agents.sources.nvml.facts import Facts
 from agents.sources.nvml.links import count_links
 from agents.sources.nvml.look import GPU_SIGNALS, LINK_SIGNALS, PROCESSES_EVERY, Look, Slow
@@ -29,8 +29,14 @@ LONGEST_WAIT = 10
 """Recounts between two restarts of the library while a GPU is lost; chosen: a restart touches the healthy ones too."""
 SLOW_AGAIN = 60 * SECOND
 """A GPU's slow calls are told at most once in this time; chosen, so that a dying GPU does not flood."""
+REFUSED_AGAIN = 60 * SECOND
+"""What a GPU refuses is told at most once in this time; chosen: its calls are made in rhythms of up to a minute."""
+REFUSED_EVERY = 10
+"""Seconds between two looks whether there is such news; chosen, so that one event names many calls."""
 NAMED_PIDS = 64
 """Most process ids in an event; chosen: a GPU runs a few."""
+NAMED_CALLS = 32
+"""Most calls in an event; chosen: there are about so many, and fields beside them."""
 
 
 @dataclass
@@ -42,7 +48,7 @@ class Nvml(Collector):
     signals: ClassVar[tuple[str, ...]] = (*GPU_SIGNALS, *LINK_SIGNALS)
     events: ClassVar[tuple[str, ...]] = (
         *("gpu_count", "gpu_lost", "gpu_back"),
-        *("recovery_action", "gpu_processes", "slow_call"),
+        *("recovery_action", "gpu_processes", "slow_call", "nvml_refused"),
     )
     deadline: float = 20.0
     expected: int = 0
@@ -63,7 +69,6 @@ class Nvml(Collector):
     def open(self, node: str) -> None:
         self._node = node
         self._rhythm = Rhythm(node, self._now)
-        self._driver = Driver()
         self._waiting, self._wait = 0, 2  # the first look comes at once, too soon to count again
         self._start(recall(self.seen))
         if not self._places.all:
@@ -76,8 +81,10 @@ class Nvml(Collector):
         if self._look is None or any(not p.lost and p.handle is not None and p.links is None for p in self._places.all):
             self._prepare()
         assert self._look is not None
-        slow = self._look.read(due, self.slow_call)
-        events = (*self._presence(), *self._actions(), *self._work(due), *self._slow(slow))
+        slow = self._look.read(due, self.slow_call, self._now())
+        if self._look.driver_gone and len(self._lost) == len(self._places.all):  # that they are lost was told before
+            raise RuntimeError(self._gone())
+        events = (*self._presence(), *self._actions(), *self._work(due), *self._slow(slow), *self._refused(due))
         return tuple(self._readings(due, events))
 
     def inventory(self) -> Mapping[str, Device]:
@@ -101,10 +108,15 @@ class Nvml(Collector):
     # --- which GPUs there are ----------------------------------------------------------------------------------------
 
     def _start(self, remembered: Mapping[str, Mapping[str, Any]]) -> None:
-        """Gives every GPU its place and makes ready to look at them."""
-        assert self._driver is not None
+        """Starts the library, gives every GPU its place and makes ready to look at them."""
+        try:
+            self._driver = Driver()
+            handles = self._driver.handles()
+        except NotStarted as error:
+            if expected := self._there():
+                raise RuntimeError(f"{expected}: {error}; {error.mend}") from None
+            raise
         self._facts = Facts(self._driver.nvml)
-        handles = self._driver.handles()
         counted = [(self._key(index, handle), handle) for index, handle in enumerate(handles)]
         self._bus = fitted(self.pci)
         self._places.settle(counted, self._bus, remembered)
@@ -114,6 +126,16 @@ class Nvml(Collector):
             self._describe(place)
         keep(self.seen, self._places.all)
         self._prepare()
+
+    def _there(self) -> str:
+        """How it is known that there are GPUs, whatever the driver says; empty where nothing tells of one."""
+        if self._places.all:
+            return self._gone()
+        found = len(fitted(self.pci))
+        return f"the PCI bus has NVIDIA GPUs ({found}), but the driver does not give them" if found else ""
+
+    def _gone(self) -> str:
+        return f"the NVIDIA driver went away: it had {len(self._places.all)} GPUs"
 
     def _key(self, index: int, handle: Any) -> str | None:
         """What a GPU is known by: its PCI address, else its number; nothing if it is lost."""
@@ -146,7 +168,6 @@ class Nvml(Collector):
             return
         self._waiting, self._wait = 0, min(self._wait * 2, LONGEST_WAIT)
         self.close()
-        self._driver = Driver()
         self._start(recall(self.seen))
 
     def _describe(self, place: Place) -> None:
@@ -217,7 +238,21 @@ class Nvml(Collector):
 
     def _slow(self, slow: list[Slow]) -> Iterator[Event]:
         for call in slow:
-            if self._now() - call.place.slow_told >= SLOW_AGAIN:
+            if not 0 <= self._now() - call.place.slow_told < SLOW_AGAIN:  # below 0: the clock was set back
                 call.place.slow_told = self._now()
                 data = {"gpu": self._gpu(call.place), "call": call.function, "seconds": round(call.seconds, 3)}
                 yield self._event(self._gpu(call.place), "slow_call", **data)
+
+    def _refused(self, due: int) -> Iterator[Event]:
+        """The calls and fields that GPUs refuse though they had answered them before."""
+        assert self._look is not None
+        if due < REFUSED_EVERY:
+            return
+        for place in self._places.all:
+            if 0 <= self._now() - place.refusal_told < REFUSED_AGAIN:
+                continue
+            names = self._look.refusals.news(place.index)
+            if names:
+                place.refusal_told = self._now()
+                calls = list(dict.fromkeys(names))[:NAMED_CALLS]
+                yield self._event(self._gpu(place), "nvml_refused", gpu=self._gpu(place), calls=calls, count=len(names))

@@ -142,7 +142,7 @@ class Pci(Collector):
             self._told[name, kind] = _Told(now - QUIET, errors)
             return None
         growth = total(errors) - total(told.errors)
-        if not growth or now - told.time < QUIET:
+        if not growth or 0 <= now - told.time < QUIET:  # below 0: the clock was set back
             return None
         self._told[name, kind] = _Told(now, errors)
         new = {e: n - told.errors.get(e, 0) for e, n in errors.items() if not e.startswith(_TOTAL)}

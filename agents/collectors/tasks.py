@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -16,7 +16,9 @@ from typing import ClassVar
 from agents.collector import Collector, Device, NoData, Reading, wall_clock
 from agents.sources.kernel_text import column
 from agents.sources.procfile import text_of
+from pipeline.errors import ConfigError
 from pipeline.records import SECOND, Event
+from pipeline.settings import wants
 
 _MAX_STAT = 1024  # bytes; 52 numbers and a name of at most 64 (kernel fs/proc/array.c)
 MAX_PROCESSES = 32768
@@ -57,6 +59,16 @@ class _Wait:
     told: bool = False
 
 
+def expression(patterns: Sequence[str]) -> re.Pattern[str]:
+    """What matches where one of the patterns does; nothing without any. Raises ConfigError where one is none."""
+    for text in (*patterns, "|".join(f"(?:{pattern})" for pattern in patterns)):
+        try:
+            whole = re.compile(text)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ConfigError(f"{text!r} is no regular expression: {error}") from None
+    return whole if patterns else re.compile(r"(?!)")
+
+
 @dataclass
 class Tasks(Collector):
     """node.tasks_blocked*. `gpu`: regular expressions of the names of driver and training processes.
@@ -73,7 +85,10 @@ class Tasks(Collector):
     events: ClassVar[tuple[str, ...]] = ("task_blocked",)
     interval: float = 30.0
     proc: Path = Path("/proc")
-    gpu: tuple[str, ...] = ("^nvidia", "^nv-", "^python", "^pt_")
+    gpu: tuple[str, ...] = field(
+        default=("^nvidia", "^nv-", "^python", "^pt_"),
+        metadata=wants("regular expressions, flags such as (?i) as (?i:...)", lambda v: bool(expression(v))),
+    )
     told_after: float = 120.0
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
     _node: str = field(default="", init=False, repr=False)
@@ -81,7 +96,7 @@ class Tasks(Collector):
 
     def open(self, node: str) -> None:
         self._node = node
-        self._gpu = re.compile("|".join(f"(?:{pattern})" for pattern in self.gpu) or r"(?!)")
+        self._gpu = expression(self.gpu)
         if not (self.proc / "self" / "stat").exists():
             raise NoData(f"{self.proc}: no processes; wanted /proc mounted")
 

@@ -42,17 +42,13 @@ class XidEvents(Collector):
     events: ClassVar[tuple[str, ...]] = ("xid",)
     isolated: ClassVar[bool] = True
     wait: int = field(default=10, metadata=wants("0 to 100 ms", lambda v: 0 <= v <= 100))
-    xid_table: Path | None = None
+    xid_table: Path | None = field(default=None, metadata=xid_table.WANTED)
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
     _nvml: Any = field(default=None, init=False, repr=False)
     _set: Any = field(default=None, init=False, repr=False)
     _gpus: dict[int, _Gpu] = field(default_factory=dict, init=False, repr=False)
     _table: Table | None = field(default=None, init=False, repr=False)
     _node: str = field(default="", init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.xid_table is not None:
-            xid_table.load(self.xid_table)
 
     def open(self, node: str) -> None:
         self._node = node

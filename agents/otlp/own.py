@@ -97,7 +97,7 @@ class Metrics:
         gauge("sender.lag", "s", "Age of the oldest message not yet acknowledged", lambda: [({}, self._now.lag)])
         counter("ticks.late", "{tick}", "Ticks that began late or were left out", lambda: [({}, self._now.late_ticks)])
         counter("cpu.time", "s", "Processor time of all its processes", lambda: [({}, self._now.cpu_time)])
-        gauge("memory.usage", "By", "Resident memory of its main process", lambda: [({}, self._now.memory)])
+        gauge("memory.usage", "By", "Proportional set size of all its processes", lambda: [({}, self._now.memory)])
         counter("otlp.sent", "{request}", "OTLP requests delivered", lambda: _requests(self._requests, 0))
         counter("otlp.dropped", "{request}", "OTLP requests lost", lambda: _requests(self._requests, 1))
 

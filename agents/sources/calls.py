@@ -48,7 +48,13 @@ class Calls(Generic[T]):
         answer: Answer[T] = Answer(time.monotonic())
         with self._finished:
             self._under_way[name] = answer
-        threading.Thread(target=self._run, args=(name, call, answer), name=f"asks {name}", daemon=True).start()
+        thread = threading.Thread(target=self._run, args=(name, call, answer), name=f"asks {name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread to be had: nothing is under way that would ever come back
+            with self._finished:
+                del self._under_way[name]
+            raise
         return answer
 
     def _run(self, name: str, call: Callable[[], T], answer: Answer[T]) -> None:

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -75,7 +76,10 @@ class Children:
     def status(self, pid: int) -> int:
         """The wait status of a worker that ended, or RUNNING."""
         for child in tuple(self._running):
-            found, status = os.waitpid(child, os.WNOHANG)
+            try:
+                found, status = os.waitpid(child, os.WNOHANG)
+            except ChildProcessError:  # the kernel reaped it for us: SIGCHLD is ignored; how it ended is not known
+                found, status = child, 0
             if found:
                 self._running.discard(child)
                 self._ended[child] = status
@@ -98,6 +102,7 @@ class Children:
 
 def _work(collectors: Sequence[Collector], node: str, channels: Sequence[socket.socket]) -> NoReturn:
     """What a forked worker does: each collector in a thread of its own, until its channel is closed."""
+    code = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the agent ends us in its own time
             signal.signal(number, signal.SIG_IGN)
@@ -115,8 +120,11 @@ def _work(collectors: Sequence[Collector], node: str, channels: Sequence[socket.
         serve(channels[0], collectors[0], node)
         for thread in threads:
             thread.join()
+        code = 0
+    except BaseException:  # noqa: BLE001 - this is the end of the process: there is nobody to raise to
+        traceback.print_exc()
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def _settle_process(name: str) -> None:

@@ -26,6 +26,7 @@ __all__ = ["RUNNING", "Nursery"]
 PATIENCE = 5.0
 """Seconds in which the nursery must answer; it only forks, so chosen far above what a swapping machine needs."""
 _MAX = 1 << 16  # bytes of one request: the settings of a lane's collectors
+_REFUSED = -2
 _PROGRAM = """import socket, sys
 from agents.workers import nursery
 nursery.run(socket.socket(fileno=int(sys.argv[1])))"""
@@ -48,11 +49,11 @@ class Nursery:
 
     def end(self, pid: int) -> int:
         """Kills a worker if it still runs; its wait status, or RUNNING."""
-        return self._children.end(pid) if self._children.knows(pid) else self._ask(("end", pid), [])
+        return self._children.end(pid) if self._children.knows(pid) else self._told(("end", pid))
 
     def status(self, pid: int) -> int:
         """The wait status of a worker that ended, or RUNNING."""
-        return self._children.status(pid) if self._children.knows(pid) else self._ask(("status", pid), [])
+        return self._children.status(pid) if self._children.knows(pid) else self._told(("status", pid))
 
     def close(self) -> None:
         """Kills the workers that are left, and the other interpreter."""
@@ -67,6 +68,16 @@ class Nursery:
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
             self.pid = 0
+
+    def reap(self) -> None:
+        """Waits for workers that have ended, so that none is left as a zombie."""
+        self._children.status(0)
+
+    def _told(self, request: tuple[str, object]) -> int:
+        try:
+            return self._ask(request, [])
+        except OSError:  # nobody is there who could know; whether the worker is gone shows its channel
+            return RUNNING
 
     def _ask(self, request: tuple[str, object], handles: list[int]) -> int:
         try:
@@ -83,6 +94,8 @@ class Nursery:
         if not answer:
             raise ConnectionError("the process that forks ended")
         number: int = pickle.loads(answer)
+        if number == _REFUSED:
+            raise OSError("no process can be forked: out of processes or memory")
         return number
 
 
@@ -122,6 +135,8 @@ def _answer(children: Children, verb: str, what: Any, handles: list[int]) -> int
     channels = [socket.socket(fileno=handle) for handle in handles]
     try:
         return children.spawn([make(**chosen) for make, chosen in recipes], node, channels)
+    except OSError:
+        return _REFUSED
     finally:
         for channel in channels:
             channel.close()

@@ -56,18 +56,24 @@ class Place:
             raise EOFError(f": it began an answer of {size} bytes; wanted at most {MAX_ANSWER}")
         if len(self._answer) < LENGTH.size + size:
             return None
-        found = unpacked(bytes(memoryview(self._answer)[LENGTH.size :]))
+        try:
+            found = unpacked(bytes(memoryview(self._answer)[LENGTH.size :]))
+        except Exception as error:  # a worker whose memory was spoilt: it is given up, like one that ended
+            raise EOFError(f": it sent what cannot be read ({type(error).__name__})") from error
         self._answer.clear()
         return found
 
-    def leave(self) -> str:
-        """Gives the place up; a process of its own is killed, a thread stays behind. How it ended, for a person."""
+    def leave(self, ended: bool = False) -> str:
+        """Gives the place up; a process of its own is killed, a thread stays behind. How it ended, for a person.
+
+        ended: whether the far end has closed its channel already, however much the kernel knows of its process.
+        """
         self._shut()
         if not self.pid:
             return "its thread ended"
         status = self._nursery.end(self.pid) if self.alone else self._nursery.status(self.pid)
         if status == RUNNING:
-            return "its process waits in the kernel" if self.alone else "its thread ended"
+            return "it ended" if ended else "its process waits in the kernel"
         if os.WIFSIGNALED(status):
             return f"its process was killed by {signal.Signals(os.WTERMSIG(status)).name}"
         return f"its process ended with exit code {os.waitstatus_to_exitcode(status)}"

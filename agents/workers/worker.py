@@ -87,6 +87,17 @@ class Worker:
             self._vanished = True
         return True
 
+    @property
+    def overdue(self) -> bool:
+        """Whether the look under way has outlived the deadline."""
+        return self._waited is not None and self._waited > self.collector.deadline
+
+    @property
+    def pids(self) -> set[int]:
+        """Processes in which it is, or has left a call behind."""
+        places = [*self._stuck, *([self.place] if self.place else [])]
+        return {place.pid for place in places if place.pid}
+
     def age(self, seconds: float) -> None:
         """So much time has passed in which the look under way could have answered."""
         if self._waited is not None:
@@ -100,18 +111,22 @@ class Worker:
             found = self.place.receive()
         except EOFError as end:
             self.alone |= not self._vanished  # it may be what ended the process: its mates are kept out of that
-            return self._lose("fault", f"{self.place.leave()}{end}")
+            return self._lose("fault", f"{self.place.leave(ended=True)}{end}")
         if found is not None:
             return self._arrived(found)
-        if self._waited > self.collector.deadline:
+        if self.overdue:
             self.alone = True
             self.place.leave()
             return self._lose("hung", f"no answer within {self.collector.deadline:g} s")
         return None
 
+    def forget_gone(self) -> None:
+        """Lets go of places that were left, once nothing hangs in them any more."""
+        self._stuck = [place for place in self._stuck if not place.gone()]
+
     def settle(self) -> None:
         """Finds the collector a place of its own, but not while too many of its calls hang."""
-        self._stuck = [place for place in self._stuck if not place.gone()]
+        self.forget_gone()
         if len(self._stuck) >= STUCK:
             self.reason = f"{len(self._stuck)} calls hang in the kernel; it starts anew when one comes back"
             return

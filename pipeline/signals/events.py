@@ -29,6 +29,7 @@ _KINDS = (
     EventKind("gpu_back", "gpu", "A GPU that was lost answers again", ("gpu", "pci", "serial", "uuid"), "nvml"),
     EventKind("gpu_processes", "gpu", "The processes with a compute context on a GPU are others than before; looked at every 30 s", ("pids",), "nvml"),
     EventKind("slow_call", "gpu", "A call to NVIDIA's driver took long; told at most once a minute for each GPU", ("gpu", "call", "seconds"), "nvml"),
+    EventKind("nvml_refused", "gpu", "A GPU refuses calls or fields that it had answered; told at most once a minute, asked again after 10 s, then more seldom", ("gpu", "calls", "count"), "nvml"),
     EventKind("task_blocked", "node", "A process has been in uninterruptible sleep for long", ("pid", "comm", "seconds", "wchan"), "tasks"),
     EventKind("clock_jump", "node", "The wall clock was set", ("seconds",), "clock"),
     EventKind("service", "service", "A service's state changed", ("unit", "from", "to", "since"), "services"),

@@ -18,6 +18,7 @@ class Signal:
     """One measured quantity. `valid` is inclusive; what lies outside is a broken reading and counts as missing.
 
     interval: seconds between two looks of our own collectors, where that is not every look.
+    wraps: whether a counter starts again by design, at a value that differs from device to device: no reset then.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Signal:
     normal: tuple[str, ...] = ()
     harm: Literal["up", "down", "both"] = "both"
     interval: float | None = None
+    wraps: bool = False
 
     @property
     def column(self) -> str:

@@ -67,6 +67,8 @@ def main() -> None:
             results.append(getattr(drive, verb)(argument))
         except NoData as absent:
             results.append({"no data": str(absent)})
+        except RuntimeError as fault:
+            results.append({"fault": str(fault)})
     sys.stdout.write(json.dumps(results))
 
 

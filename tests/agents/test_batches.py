@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.batches import batch, blocks, inventory_event, wire_column
+from agents.batches import batch, blocks, check, inventory_event, wire_column
 from agents.collector import Device, Reading
 from pipeline.records import Origin
 from pipeline.signals import CATALOGUE, Signal
@@ -61,6 +61,24 @@ def test_two_collectors_that_know_one_device_make_one_row_of_it() -> None:
     assert block.entities == ("port:n1.a", "port:n1.b", "port:n1.c")
     np.testing.assert_array_equal(block.columns["nic.speed"], [[100, 200, np.nan]])
     assert block.columns["nic.crc_errors"].tolist() == [[np.iinfo(np.uint64).max, 7, 8]]
+
+
+def test_what_is_missing_in_one_reading_takes_nothing_from_another() -> None:
+    ports = ("port:n1.a", "port:n1.b")
+    first = Reading("nic", ports, {"nic.speed": np.array([100.0, 200.0])})
+    second = Reading("nic", ports, {"nic.speed": np.array([np.nan, 400.0])})
+    (block,) = blocks([first, second])
+    assert block.columns["nic.speed"].tolist() == [[100.0, 400.0]]
+
+
+def test_a_name_that_is_no_text_is_a_fault_of_its_collector() -> None:
+    with pytest.raises(ValueError, match="surrogates"):
+        check(Reading("nic", ("port:n1.\udcf0",), {"nic.speed": np.ones(1)}), None)
+
+
+def test_a_float_too_large_for_64_bits_is_missing() -> None:
+    found = wire_column(CATALOGUE["nic.rx_bytes"], np.array([2.0**64, 5.0]))
+    assert found.tolist() == [np.iinfo(np.uint64).max, 5]
 
 
 def test_nothing_read_is_no_batch() -> None:

@@ -98,6 +98,51 @@ def test_configuration_reaches_the_collector_and_unknown_names_get_a_suggestion(
         configured({"host": {"prok": "/proc"}}, "f.toml")
 
 
+@pytest.mark.parametrize("collector", COLLECTORS, ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    ("key", "values", "wanted"),
+    [
+        ("deadline", (-1, 0, float("nan"), float("inf"), 1000, 30.1), "wants seconds, above 0 and at most 30"),
+        ("interval", (-1, 0, float("nan"), float("inf"), 1e9), "wants seconds, above 0 and at most 3600"),
+    ],
+)
+def test_no_collector_takes_a_senseless_interval_or_deadline(
+    collector: type[Collector], key: str, values: tuple[float, ...], wanted: str
+) -> None:
+    for value in values:
+        with pytest.raises(ConfigError) as refused:
+            configured({collector.name: {key: value}}, "f.toml")
+        assert str(refused.value) == f"f.toml: [collector.{collector.name}] {key} = {float(value)!r}: {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("collector", "table", "said"),
+    [
+        ("nvme", {"patience": 15}, "patience = 15.0: wants patience below `deadline` (15 s)"),
+        ("nvme", {"deadline": 5}, "patience = 6.0: wants patience below `deadline` (5 s)"),
+        ("filesystems", {"patience": 20}, "patience = 20.0: wants patience below `deadline` (15 s)"),
+        ("ipmi", {"budget": 21}, "budget = 21.0: wants timeout and budget together below `deadline` (25 s)"),
+        ("services", {"patience": 0}, "patience = 0.0: wants seconds, above 0 and below `deadline`"),
+        ("clock", {"jump": float("nan")}, "jump = nan: wants a number, not negative"),
+        ("pci", {"gpus_expected": -8}, "gpus_expected = -8: wants a number, not negative"),
+        ("tasks", {"gpu": ["("]}, "gpu = ('(',): '(' is no regular expression: missing ), unterminated subpattern"),
+        ("tasks", {"gpu": ["a", "(?i)b"]}, "is no regular expression: global flags not at the start"),
+        ("tasks", {"gpu": ["a{99999999999999999999}"]}, "is no regular expression: "),
+        ("xid", {"xid_table": "/nonexistent"}, "xid_table = '/nonexistent': /nonexistent: "),
+        ("kernel_log", {"patterns": "/nonexistent"}, "patterns = '/nonexistent': /nonexistent: "),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_with_file_key_what_was_found_and_what_was_wanted(
+    collector: str, table: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configured({collector: table}, "f.toml")
+    text = str(refused.value)
+    assert text.startswith(f"f.toml: [collector.{collector}] ")
+    assert said in text
+    assert "wants " in text
+
+
 # --- a machine whose files we know ------------------------------------------------------------------------------------
 
 Tree = Callable[[dict[str, str]], Path]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -155,6 +156,34 @@ def test_a_cage_without_a_module_is_asked_once(stub: Path, node: RdmaNode, tmp_p
     found, asked = driven(stub, node.net, tmp_path)
     assert asked.count("mlxens8 0x42") == 1
     assert all("nic.module_temperature" not in look["columns"] for look in found["looks"])
+
+
+@pytest.mark.parametrize(
+    ("code", "rest"),
+    [
+        *((code, 3600) for code in (errno.EOPNOTSUPP, errno.EPERM, errno.EINVAL, errno.E2BIG)),
+        *((code, 60) for code in (errno.EIO, errno.EBUSY, errno.ENODEV, errno.ETIMEDOUT)),
+    ],
+)
+def test_a_question_is_put_again_after_a_minute_or_where_the_refusal_lasts_an_hour(
+    tmp_path: Path, code: int, rest: int
+) -> None:
+    collector, now, asked = EthtoolStatistics(root=h100(tmp_path, ports=1).net), 1, []
+    collector.open("n1")
+    collector._monotonic = lambda: now
+    port = next(iter(collector._ports.values()))
+
+    def refuse(*_: object) -> None:
+        asked.append(now)
+        raise OSError(code, os.strerror(code))
+
+    for now in range(1, 1 + 2 * rest, 5):  # noqa: B007, the clock reads it
+        collector._ask(port, "it", refuse)
+    assert asked == [1, 1 + rest]
+    now = 1 + 2 * rest
+    assert collector._ask(port, "it", lambda *_: 7) == 7
+    assert "it" not in port.rests  # what answers again is told again
+    collector.close()
 
 
 # --- this kernel -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from agents.collector import Reading
 from agents.collectors import COLLECTORS
 from agents.once import Look
 from pipeline.config import Config
+from pipeline.records import Event
+from tests.agents import nvml_stub
 
 ROOT = Path(__file__).parents[2]
 WELL = Look("nvme", 1, (Reading("disk", ("disk:n1.nvme0",), {"disk.temperature": np.array([300.0])}),))
@@ -31,6 +35,7 @@ def test_a_collector_that_brings_something_is_ok_and_says_how_much() -> None:
     [
         ("no RDMA device below /sys/class/infiniband: no RDMA adapter", "info", "ibv_devinfo"),
         ("no libnvidia-ml.so.1: no NVIDIA driver", "info", "nvidia-smi"),
+        ("no NVIDIA driver", "info", "nvidia-smi"),
         ("/sys/devices/system/edac/mc: no memory controller; wanted the EDAC driver", "info", "modprobe"),
         (
             "/run/dbus/system_bus_socket: No such file; wanted the system bus of a host with systemd",
@@ -55,6 +60,142 @@ def test_what_is_not_there_is_news_and_what_is_closed_to_us_a_warning_each_with_
 def test_a_collector_that_hangs_or_fails_fails_the_check(trouble: str) -> None:
     found = examination.judged(Look("host", 1, (), trouble))
     assert (found.state, found.found) == ("fail", trouble)
+
+
+# --- permissions -----------------------------------------------------------------------------------------------------
+
+SYSTEM = (
+    "Permission denied",
+    "Operation not permitted",
+    "[Errno 13] Permission denied: '/x'",
+    "Insufficient Permissions",
+)
+REFUSALS = (
+    "the NVIDIA driver refuses us: give this user read and write access to /dev/nvidiactl and /dev/nvidia*",
+    *(f"no NVIDIA driver: {text}" for text in SYSTEM),
+    *(f"the NVIDIA driver does not count its GPUs: {text}" for text in SYSTEM),
+    *(f"the NVIDIA driver gives no event set: {text}" for text in SYSTEM),
+    *(f"the NVIDIA driver does not start: {text}" for text in SYSTEM),
+    *(f"/dev/ipmi0: {text}" for text in SYSTEM),
+    *(f"adjtimex: {text}; wanted a kernel that lets us read it" for text in SYSTEM),
+    *(f"/proc/self/mountinfo: {text}; wanted the list of mounts: mount /proc" for text in SYSTEM),
+    *(f"/run/dbus/system_bus_socket: {text}; wanted the system bus of a host with systemd" for text in SYSTEM),
+    "/run/dbus/system_bus_socket: org.freedesktop.DBus.Error.AccessDenied; wanted an answer of systemd",
+    "/run/dbus/system_bus_socket: the bus refuses user 990: b'REJECTED'; wanted the system bus of a host with systemd",
+    "/dev/ipmi0: not open to us: add CAP_DAC_OVERRIDE, or give us the file",
+    "/dev/kmsg: not readable: add CAP_SYSLOG",
+    "/sys/x/energy_uj: not readable: it is for root alone since CVE-2020-8694; add CAP_DAC_READ_SEARCH",
+    "/dev/nvme0: not permitted: add CAP_SYS_ADMIN",
+)
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_a_refused_permission_is_a_warning_with_a_mend_and_a_fail_where_it_is_a_fault(reason: str) -> None:
+    for state, judged in (("no data", "warn"), ("fault", "fail")):
+        found = examination.judged(Look("ipmi", 1, (), f"{state}: {reason}"))
+        assert (found.state, bool(found.mend)) == (judged, True)
+
+
+def texts_of_permissions() -> list[str]:
+    """Every text of a collector or source that speaks of a right; what is put in at run time is `x`."""
+    found = []
+    for path in [*(ROOT / "agents/collectors").glob("*.py"), *(ROOT / "agents/sources").rglob("*.py")]:
+        for part in ast.walk(ast.parse(path.read_text())):
+            if isinstance(part, ast.Constant | ast.JoinedStr):
+                pieces = part.values if isinstance(part, ast.JoinedStr) else [part]
+                whole = "".join(str(p.value) if isinstance(p, ast.Constant) else "x" for p in pieces)
+                found += (
+                    [whole] if re.search(r"CAP_[A-Z]|not permitted|refuses us|permission|not readable", whole) else []
+                )
+    return [text for text in found if "\n" not in text and ": " in text]
+
+
+def test_every_text_of_a_collector_that_speaks_of_a_permission_is_a_warning() -> None:
+    found = texts_of_permissions()
+    assert len(found) >= 4
+    judged = {text: examination.judged(Look("ipmi", 1, (), f"no data: {text}")).state for text in found}
+    assert {text: state for text, state in judged.items() if state != "warn"} == {}
+
+
+# --- GPUs that are lost ----------------------------------------------------------------------------------------------
+
+NAN = float("nan")
+
+
+def gpus(*events: Event, **columns: list[float]) -> Look:
+    """A look at three GPUs."""
+    names = ("gpu:n1.0", "gpu:n1.1", "gpu:n1.2")
+    found = {f"gpu.{name}": np.array(values) for name, values in columns.items()}
+    return Look("nvml", 1, (Reading("gpu", names, found, tuple(events)),))
+
+
+WELL_GPUS: dict[str, list[float]] = {"present": [1, 1, 1], "power": [300, 300, 300], "recovery_action": [0, NAN, 0]}
+
+
+@pytest.mark.parametrize(
+    ("look", "said"),
+    [
+        (gpus(**WELL_GPUS | {"present": [1, 0, 1]}), "gpu:n1.1: lost"),
+        (gpus(**WELL_GPUS | {"power": [300, 300, NAN], "recovery_action": [0, 0, NAN]}), "gpu:n1.2: it tells nothing"),
+        (gpus(**WELL_GPUS | {"recovery_action": [2, 0, 0]}), "gpu:n1.0: its driver wants: reboot node"),
+        (
+            gpus(Event(1, "gpu:n1.1", "recovery_action", {"to": 9}), **WELL_GPUS),
+            "gpu:n1.1: its driver wants: recovery acti",
+        ),
+        (
+            gpus(Event(1, "gpu:n1.2", "gpu_lost", {"pci": "0000:19:00.0", "serial": "1650"}), **WELL_GPUS),
+            "gpu:n1.2: lost: it does not answer its driver (pci 0000:19:00.0, serial 1650)",
+        ),
+        (
+            gpus(
+                Event(
+                    1,
+                    "node:n1",
+                    "gpu_count",
+                    {"expected": 4, "present": 3, "missing": ["0000:1a:00.0"], "source": "nvml"},
+                )
+            ),
+            "node:n1: 3 of 4 GPUs by nvml, missing: 0000:1a:00.0",
+        ),
+    ],
+)
+def test_a_gpu_that_failed_fails_the_check_and_is_named(look: Look, said: str) -> None:
+    found = examination.judged(look)
+    assert found.state == "fail"
+    assert found.found.startswith(said)
+    assert found.mend
+    assert ";" not in found.found  # the healthy ones are not named
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        gpus(**WELL_GPUS),
+        gpus(present=[1, 1, 1], call_latency_max=[0, 0, 0]),
+        gpus(Event(1, "gpu:n1.1", "recovery_action", {"from": 1, "to": 0}), **WELL_GPUS),
+        gpus(Event(1, "node:n1", "gpu_count", {"expected": 3, "present": 3, "missing": []}), **WELL_GPUS),
+        Look("xid", 1, (Reading("gpu", (), {}),)),
+    ],
+)
+def test_gpus_that_answer_are_ok(look: Look) -> None:
+    assert examination.judged(look).state == "ok"
+
+
+def test_doctor_is_not_green_on_a_node_whose_gpu_is_lost(nvml_library: Path, tmp_path: Path) -> None:
+    (tmp_path / "f.toml").write_text(f"[collector.nvml]\npci = '{tmp_path}'\nseen = '{tmp_path}/seen.json'\n")
+    line = [sys.executable, "fleetpulse.py", "doctor", "--config", str(tmp_path / "f.toml")]
+    states = {}
+    for told in ("", "lost 1"):
+        environ = nvml_stub.environment(nvml_library, ["gpus 3", told])
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, env=environ)
+        states[told] = next(told for told in done.stdout.splitlines() if "collector nvml: " in told)
+    assert " ok " in states[""]
+    assert " fail " in states["lost 1"]
+    assert ".1: lost: it does not answer its driver" in states["lost 1"]
+    assert done.returncode == 1
+
+
+# --- rights ----------------------------------------------------------------------------------------------------------
 
 
 def test_each_right_names_the_drop_in_that_gives_it() -> None:

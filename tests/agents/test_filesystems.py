@@ -188,6 +188,18 @@ def test_an_error_of_a_call_is_its_answer() -> None:
     assert (found.value, found.error is not None and found.error.errno) == (None, errno.EIO)
 
 
+def test_a_call_that_found_no_thread_is_made_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    calls: Calls[int] = Calls()
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="thread"):
+            calls.ask({"a": lambda: 1}, 5.0)
+    assert calls.ask({"a": lambda: 2}, 5.0)["a"].value == 2
+
+
 # --- the list of mounts ----------------------------------------------------------------------------------------------
 
 LINE = st.lists(st.sampled_from([b"1", b"8:1", b"/", b"/a\\040b", b"rw", b"-", b"ext4", b"ro,x", b"\\777", b"\xff"]))

@@ -50,6 +50,34 @@ def test_a_reset_is_seen_across_looks_in_which_the_counter_was_missing(tmp_path:
     assert follow(generations, 2, look(1, 9))[0] == [2, 0]
 
 
+def test_a_reset_is_seen_though_another_device_went_with_the_same_look(tmp_path: Path) -> None:
+    generations = Generations(tmp_path / "g.json", BOOT)
+    follow(generations, 0, look(5, 7))
+    assert follow(generations, 3, look(2, entities=("port:n1.a",)))[0] == [3]
+
+
+def test_a_reset_while_the_agent_was_down_is_seen(tmp_path: Path) -> None:
+    first = Generations(tmp_path / "g.json", BOOT)
+    follow(first, 0, look(5, 7))
+    first.save()
+    since, events = follow(Generations(tmp_path / "g.json", BOOT), 90, look(0, 8))
+    assert since == [90, 0]
+    assert [event.entity for event in events] == ["port:n1.a"]
+
+
+def test_a_counter_that_starts_again_by_design_was_not_reset(tmp_path: Path) -> None:
+    generations = Generations(tmp_path / "g.json", BOOT)
+    for second, energy in enumerate((262_143_000_000, 12)):
+        reading = Reading("sensor", ("sensor:n1.p",), {"sensor.energy": np.array([energy], np.uint64)})
+        assert generations.follow(START + second * SECOND, [reading])[1] == []
+
+
+def test_more_than_32_bits_that_fall_were_reset(tmp_path: Path) -> None:
+    generations = Generations(tmp_path / "g.json", BOOT)
+    follow(generations, 0, look((1 << 32) + 10, 7))
+    assert follow(generations, 1, look(3, 8))[0] == [1, 0]
+
+
 def test_a_counter_of_32_bits_that_wraps_was_not_reset(tmp_path: Path) -> None:
     generations = Generations(tmp_path / "g.json", BOOT)
     follow(generations, 0, look((1 << 32) - 10, 7))
@@ -63,7 +91,9 @@ def test_generations_outlive_a_restart_of_the_agent_but_not_a_boot(tmp_path: Pat
 
 
 def test_a_kept_file_that_is_not_ours_is_as_good_as_none(tmp_path: Path) -> None:
-    for text in ("", "[]", "{", '{"boot": 1, "since": 2}', '{"boot": "00", "since": {"a": "x"}}', "\x00\xff"):
+    ours = f'{{"boot": "{BOOT.hex()}", "last": {{}}, "since": {{"port:n1.a": %s}}}}'
+    flipped = [ours % number for number in ("9795287768", "-1", "Infinity", "NaN", "[" * 100_000)]
+    for text in (*flipped, "", "[]", "{", '{"boot": 1, "since": 2}', '{"boot": "00", "since": {"a": "x"}}', "\x00\xff"):
         (tmp_path / "g.json").write_text(text, "utf-8")
         assert follow(Generations(tmp_path / "g.json", BOOT), 3, look(5, 7))[0] == [3, 3]
 

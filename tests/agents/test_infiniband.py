@@ -131,6 +131,21 @@ def test_a_port_that_flaps_for_ever_sends_a_bounded_number_of_events(node: RdmaN
         events += len(look(collector).events)
         clock.pass_by(1)
     assert 20 <= events <= 20 + 60
+    last, state = collector._edges._ports["port:n1.mlx5_0"].state, "4: ACTIVE" if i % 2 else "1: DOWN"
+    write(node.rdma / PORT / "state", state)
+    for _ in range(11):
+        for event in look(collector).events:
+            last = event.data["to"]
+        clock.pass_by(1)
+    assert last in state.lower()
+    spent = collector._edges._ports["port:n1.mlx5_0"]
+    spent.allowance, spent.filled = 0, clock.now
+    shutil.rmtree(node.rdma / "mlx5_0") if not (node.rdma / "mlx5_0").is_symlink() else (node.rdma / "mlx5_0").unlink()
+    gone: list[str] = []
+    for _ in range(45):
+        gone += [event.data["to"] for event in look(collector).events]
+        clock.pass_by(1)
+    assert gone == ["gone"]
     collector.close()
 
 

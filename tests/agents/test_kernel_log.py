@@ -207,6 +207,20 @@ def test_no_count_is_lost_when_more_things_repeat_than_are_told_apart() -> None:
     assert len(repeats._windows) <= 4
 
 
+def test_a_clock_that_is_set_back_mutes_nothing_and_no_count_is_lost() -> None:
+    repeats, begin = Repeats(burst=5, window=60 * SECOND), NOW - 3600 * SECOND
+    for _ in range(7):
+        repeats.admit("it", Event(NOW, "node:n1", "kernel"))
+    (held,) = repeats.due(begin)
+    assert held.data["count"] == 2
+    told = [e for n in range(7) for e in repeats.admit("it", Event(begin + n * SECOND, "node:n1", "kernel"))]
+    assert [event.data["count"] for event in told] == [1] * 5
+    for _ in range(7):
+        repeats.admit("other", Event(NOW, "node:n1", "kernel"))
+    told = repeats.admit("other", Event(begin, "node:n1", "kernel"))
+    assert [event.data["count"] for event in told] == [2, 1]
+
+
 def test_a_record_that_came_after_the_last_look_is_never_older_than_it(
     make: Make, tmp_path: Path, clock: Clock
 ) -> None:

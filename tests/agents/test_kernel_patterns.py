@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.collectors.kernel_log import KernelLog
+from agents.collectors import configured
 from agents.sources.kernel.kmsg import TEXT
 from agents.sources.kernel.patterns import load, shipped
 from pipeline.errors import ConfigError
@@ -93,7 +93,7 @@ def test_a_wrong_pattern_is_refused_at_start(tmp_path: Path, change: dict[str, s
     keys = {**GOOD, **change}
     own.write_text("[[pattern]]\n" + "".join(f"{k} = {v}\n" for k, v in keys.items() if v is not None))
     with pytest.raises(ConfigError, match=rf"own\.toml: \[\[pattern\]\] number 1: .*|{says}") as refused:
-        KernelLog(patterns=own)
+        configured({"kernel_log": {"patterns": str(own)}}, "f.toml")
     refused.match(says)
 
 

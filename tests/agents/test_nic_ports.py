@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -13,12 +15,13 @@ from hypothesis import strategies as st
 from agents.collector import Reading
 from agents.collectors.infiniband import Infiniband, leading_number, rate_and_width
 from agents.collectors.network import Network
-from agents.sources.nics.attribute import Attribute
+from agents.sources.nics.attribute import REST_S, Attribute, names_in
 from agents.sources.nics.ceilings import turn
+from agents.sources.nics.edges import BURST, REFILL_S
 from agents.sources.nics.hardware import link_value
 from agents.sources.nics.ports import interface_of, owners, rdma_ports
 from agents.sources.nics.roles import Facts, carrying, default_routes, near_gpu, role, shares_switch
-from pipeline.records import SECOND
+from pipeline.records import SECOND, Event
 from tests.agents.rdma_node import RdmaNode, h100, write
 
 
@@ -194,6 +197,17 @@ def test_a_counter_that_grows_is_never_taken_for_one_that_turned(a: int, b: int,
     assert found != "wrapped" or not saturates
 
 
+@pytest.mark.parametrize("bits", [16, 32])
+def test_only_from_the_top_tenth_to_the_lowest_is_a_wrap(bits: int) -> None:
+    def at(share: float) -> int:
+        return round(share * ((1 << bits) - 1))
+
+    assert turn(at(0.91), at(0.09), bits, False) == "wrapped"
+    assert turn(at(0.89), at(0.09), bits, False) == turn(at(0.6), 0, bits, False) == "reset"
+    assert turn(at(0.91), at(0.11), bits, False) == "reset"
+    assert turn(at(1) + 1, 0, bits, False) == "reset"  # wider than it is said to be
+
+
 def test_a_link_that_is_unknown_is_missing() -> None:
     assert np.isnan(link_value("Unknown"))
     assert np.isnan(link_value("255"))
@@ -211,6 +225,46 @@ def test_a_file_that_could_not_be_read_is_left_alone_for_its_rest(tmp_path: Path
     assert file.number() == 7
     assert not file.gone  # it had never been there
     file.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "rest"),
+    [
+        *((code, REST_S) for code in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM)),
+        (errno.ENOENT, REST_S),
+        *((code, 60) for code in (errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT)),
+    ],
+)
+def test_an_error_that_may_pass_costs_a_minute_and_one_that_lasts_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, rest: float
+) -> None:
+    now = [1.0]
+    write(tmp_path / "x", "7")
+    file = Attribute(tmp_path / "x", monotonic=lambda: now[0])
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pread", lambda *_: (_ for _ in ()).throw(OSError(code, "no")))
+        assert file.number() is None
+    now[0] += rest - 1
+    assert file.number() is None
+    now[0] += 1
+    assert file.number() == 7
+    file.close()
+
+
+def test_an_interface_that_goes_while_it_may_not_tell_is_told_gone_later(node: RdmaNode) -> None:
+    now, network = [1_800_000_000 * SECOND], Network(root=node.net, proc=node.proc)
+    network._now = lambda: now[0]
+    network.open("n1")
+    told: list[Event] = []
+    for i in range(BURST + 1):
+        write(node.net / "eno1" / "operstate", "up" if i % 2 else "down")
+        told += [event for reading in network.read() for event in reading.events]
+    shutil.rmtree(node.net / "eno1") if not (node.net / "eno1").is_symlink() else (node.net / "eno1").unlink()
+    for _ in range(REFILL_S + 1):
+        now[0] += SECOND
+        told += [event for reading in network.read() for event in reading.events]
+    assert told[-1].data["to"] == "gone"
+    network.close()
 
 
 def test_an_interface_that_was_not_wanted_is_looked_at_again_later(node: RdmaNode) -> None:
@@ -234,3 +288,9 @@ def test_an_interface_that_comes_back_under_its_name_is_told(node: RdmaNode) -> 
     events = [event.data for reading in network.read() for event in reading.events]
     assert events == [{"state": "up", "from": "gone", "to": "up"}]
     network.close()
+
+
+def test_a_name_of_bytes_that_are_no_text_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "eth0").mkdir()
+    os.mkdir(bytes(tmp_path) + b"/n\xf0")
+    assert names_in(tmp_path) == ["eth0"]

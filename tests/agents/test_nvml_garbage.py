@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from agents.sources.nvml.facts import text_of
 from agents.sources.nvml.fields import decode, number_of, unpack_rate
-from agents.sources.nvml.places import address
+from agents.sources.nvml.gpm import METRICS, Gpm
+from agents.sources.nvml.places import Place, address
+from agents.sources.nvml.refusals import Refusals
 from agents.sources.nvml.values import MISSING, Values
 from tests.agents.nvml_machine import Machine, Steps
 
@@ -92,6 +95,29 @@ def test_any_text_is_an_address_or_none(text: str) -> None:
 @given(st.text(max_size=20))
 def test_any_driver_version_gives_a_number_or_none(version: str) -> None:
     assert number_of("SMOOTHING_LIFE", object(), version) in (None, 258, 263)
+
+
+def test_a_share_that_is_above_one_by_rounding_is_one_and_garbage_stays_out_of_range() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    told = {"gpu.sm_active": 100.003, "gpu.tensor_active": 101.1, "gpu.dram_active": 99.9, "gpu.pcie_tx_rate": 1e-6}
+
+    def support(_: object, found: Any) -> int:
+        found._obj.isSupportedDevice = 1
+        return 0
+
+    def compare(_: object) -> int:
+        gpm._view["code"], gpm._view["value"] = 0, [told.get(signal, 0.0) for signal in METRICS]
+        return 0
+
+    known = {"nvmlGpmQueryDeviceSupport": support, "nvmlGpmMetricsGet": compare}
+    gpm = Gpm(pynvml, lambda name: known.get(name, lambda *_: 0), Refusals([Place(0)]))
+    values = Values([(tuple(METRICS), ("gpu:n1.0",))])
+    assert [gpm.read(0, None, values) for _ in range(2)] == [0, 0]
+    found = {name: float(column[0]) for name, column in values.columns(list(told)).items()}
+    assert found == pytest.approx(
+        {"gpu.sm_active": 1, "gpu.tensor_active": 1.011, "gpu.dram_active": 0.999, "gpu.pcie_tx_rate": 2**20 * 1e-6}
+    )
+    assert found["gpu.sm_active"] <= 1 < found["gpu.tensor_active"]
 
 
 @given(st.floats())

@@ -50,6 +50,13 @@ def test_a_gpu_that_answers_again_is_back_in_its_place(machine: Machine) -> None
     assert events(found[5], "gpu_back", "gpu_count") == [["gpu:n1.1", "gpu_back", LOST_1], count(3, 3)]
 
 
+def test_a_gpu_that_comes_back_is_asked_again_what_it_refused(machine: Machine) -> None:
+    refused = ("tell", ["fail nvmlDeviceGetPowerUsage 3 1"])
+    steps: Steps = [refused, ("look", 0), ("tell", ["lost 1"]), ("look", 1), ("tell", []), ("look", 1)]
+    found = machine.run([("open", "n1"), *steps], "gpus 2")
+    assert [found[i]["columns"]["gpu.power"][1] for i in (2, 4, 6)] == ["nan", "nan", "512.345"]
+
+
 def test_a_gpu_lost_before_the_start_has_a_place_and_links_when_it_comes(machine: Machine) -> None:
     plug(machine.folder, BUSES[:3])
     steps: Steps = [("tell", ["lost 1"]), ("open", "n1"), ("look", 0), ("tell", []), ("look", 60), ("look", 60)]
@@ -223,6 +230,13 @@ def test_a_slow_call_is_measured_and_told_once_a_minute(machine: Machine) -> Non
     assert [event[0] for event in told] == ["gpu:n1.1"] * 2
     assert told[0][2]["call"] == "nvmlDeviceGetUtilizationRates"
     assert told[0][2]["seconds"] >= 0.08
+
+
+def test_a_slow_call_is_told_though_the_clock_was_set_back(machine: Machine) -> None:
+    machine.fields["slow_call"] = 0.02
+    hang = ["hang nvmlDeviceGetUtilizationRates 30 0"]
+    found = machine.run([("open", "n1"), ("tell", hang), ("look", 5), ("look", -3600)], "gpus 1")
+    assert [len(events(look, "slow_call")) for look in found[2:]] == [1, 1]
 
 
 def test_processes_are_told_when_they_change(machine: Machine) -> None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agents.agent import once, render_once
+from agents.collector import Collector, Device, NoData, Reading
 from pipeline.config import Agent, Config
 
 
@@ -58,3 +64,91 @@ def test_the_table_shows_missing_as_a_dash(config: Config, capsys: pytest.Captur
     assert "node:n1" in out
     assert "node.memory_total" in out
     assert "nan" not in out
+
+
+# --- collectors that fail, hang or are not there ----------------------------------------------------------------------
+
+
+@dataclass
+class Scripted(Collector):
+    """Brings a load, a gap, no data, a fault, or an answer only when it is closed."""
+
+    name = "scripted"
+    signals = ("node.load1", "node.load5")
+    isolated = False
+    does: str = "ok"
+    _released: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
+
+    def read(self) -> tuple[Reading, ...]:
+        if self.does == "no data":
+            raise NoData("nothing here")
+        if self.does == "fault":
+            raise OSError("bus error")
+        if self.does == "hangs":
+            self._released.wait(60)
+        columns = {"node.load1": np.array([1.5]), "node.load5": np.array([np.nan if self.does == "gap" else 2.5])}
+        return (Reading("node", ("node:n1",), columns),)
+
+    def inventory(self) -> Mapping[str, Device]:
+        return {"node:n1": Device()}
+
+
+class Other(Scripted):
+    """Another, whose deadline is long."""
+
+    name = "other"
+
+
+@pytest.mark.parametrize(
+    ("does", "code", "said"),
+    [
+        ("ok", 0, ""),
+        ("no data", 0, "collector scripted: no data: nothing here\n"),
+        ("fault", 1, "collector scripted: fault: OSError: bus error\n"),
+        ("hangs", 1, "collector scripted: hung: no answer within 0.3 s\n"),
+    ],
+)
+def test_a_collector_that_fails_or_hangs_is_exit_code_1_and_the_others_are_printed(
+    config: Config, capsys: pytest.CaptureFixture[str], does: str, code: int, said: str
+) -> None:
+    one = Scripted(does=does, deadline=0.3)
+    try:
+        assert render_once(config, "table", [one, Other()]) == code
+    finally:
+        one._released.set()
+    out, err = capsys.readouterr()
+    assert "node.load1" in out
+    assert err == said
+
+
+def test_nobody_waits_for_the_longest_deadline_when_a_short_one_hangs(config: Config) -> None:
+    one, began = Scripted(does="hangs", deadline=0.3), time.monotonic()
+    try:
+        looks = {look.collector: look for look in once(config, [one, Other(deadline=30.0)])}
+    finally:
+        one._released.set()
+    assert time.monotonic() - began < 10
+    assert (looks["scripted"].failed, looks["other"].trouble) == (True, "")
+
+
+def test_each_has_its_own_deadline_however_short_the_others_are(config: Config) -> None:
+    late = Other(does="hangs", deadline=30.0)
+    threading.Timer(1.0, late._released.set).start()  # long after the other was given up
+    one = Scripted(does="hangs", deadline=0.2)
+    try:
+        looks = {look.collector: look for look in once(config, [one, late])}
+    finally:
+        one._released.set()
+    assert looks["scripted"].trouble == "hung: no answer within 0.2 s"
+    assert looks["other"].readings
+
+
+def test_the_table_says_what_a_dash_means_where_there_is_one(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    render_once(config, "table", [Scripted(does="gap")])
+    out, err = capsys.readouterr()
+    assert any(line.split() == ["node.load5", "-", "1"] for line in out.splitlines())
+    assert err.splitlines()[-1].startswith("- : not measured in one look, or not supported;")
+    render_once(config, "json", [Scripted(does="gap")])
+    assert capsys.readouterr().err == ""

@@ -129,6 +129,15 @@ def test_growth_is_told_once_in_five_minutes_with_what_grew(bus: Bus) -> None:
     assert [(e.data["device"], e.data["growth"]) for e in bus.look().events] == [("0000:18:00.0", 1)]
 
 
+def test_a_clock_that_is_set_back_silences_no_device(bus: Bus) -> None:
+    bus.look()
+    bus.errors("0000:18:00.0", RxErr=1)
+    assert len(bus.look().events) == 1
+    bus.time -= 900 * SECOND
+    bus.errors("0000:18:00.0", RxErr=3)
+    assert [event.data["growth"] for event in bus.look().events] == [2]
+
+
 def test_a_device_that_was_reset_counts_from_there(bus: Bus) -> None:
     bus.errors("0000:18:00.0", RxErr=9)
     bus.look()

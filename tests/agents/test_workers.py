@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +22,7 @@ from agents.collectors.versions import Versions
 from agents.workers import worker as limits
 from agents.workers.looking import Delivery, Looking, Worker
 from agents.workers.nursery import RUNNING, Nursery
+from agents.workers.place import Place
 from pipeline.records import SECOND
 
 ROOT = Path(__file__).parents[2]
@@ -173,7 +176,45 @@ def test_collectors_of_one_lane_share_a_process_until_one_hangs(ticking: Callabl
     assert states[0]["versions"].state == "ok"
     assert all(found.get("versions", states[0]["versions"]).state == "ok" for found in states)
     assert first.state == "hung"
-    assert second.place.pid == shared
+    until(lambda: not alive(shared))  # what hangs there may spin: the other moved on, and it was killed
+    one.tick(step=60.0)
+    assert second.place is not None
+    assert second.place.pid not in (0, shared)
+    assert second.state == "ok"
+
+
+def test_one_that_hung_goes_on_in_a_process_of_its_own(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+    speed = block(sysfs)
+    one = ticking(Network(root=sysfs, deadline=1.0), Versions())
+    for _ in range(3):
+        one.tick(patience=0.02)
+    speed.unlink()
+    speed.write_text("400\n")
+    one.tick(step=60.0)
+    places = {name: worker.place for name, worker in one.workers.items()}
+    assert places["network"] is not None
+    assert places["network"].alone
+    assert places["versions"] is None or places["versions"].pid != places["network"].pid
+
+
+def test_a_lane_that_found_nothing_to_measure_ends(ticking: Callable[..., Ticking], tmp_path: Path) -> None:
+    one = ticking(Network(root=tmp_path / "absent"))
+    place = one.workers["network"].place
+    assert place is not None
+    assert one.tick()["network"].state == "no data"
+    assert one.workers["network"].place is None
+    until(lambda: not alive(place.pid))
+
+
+def test_a_look_longer_than_the_patience_of_a_tick_costs_no_rate(ticking: Callable[..., Ticking], sysfs: Path) -> None:
+    one = ticking(Network(root=sysfs))
+    one.tick()
+    worker = one.workers["network"]
+    told = 0
+    for _ in range(4):
+        told += "network" in one.tick(patience=0.0)  # it is asked, and what it brings comes with the next tick
+        until(lambda: bool(select.select([worker.place], [], [], 0)[0]))
+    assert told == 3
 
 
 def test_no_more_than_three_calls_of_a_thread_may_hang_at_once() -> None:
@@ -289,8 +330,45 @@ def test_mates_of_a_lane_that_was_killed_start_again_together(ticking: Callable[
     assert killed not in pids
 
 
+def test_an_answer_that_cannot_be_read_costs_the_worker_and_not_the_agent(
+    ticking: Callable[..., Ticking], sysfs: Path
+) -> None:
+    for rubbish in (b"\x04\x00\x00\x00abcd", b"\xff\xff\xff\xff"):
+        one = ticking(Network(root=sysfs))
+        worker = one.workers["network"]
+        assert worker.due(START, False)
+        worker.vacate()
+        ours, theirs = socket.socketpair()
+        worker.place = Place(ours, worker._nursery)
+        assert worker.ask(False)
+        theirs.sendall(rubbish)
+        found = worker.take()
+        theirs.close()
+        assert found is not None
+        assert found.state == "fault"
+
+
+def test_where_no_process_can_be_had_the_reason_is_told_and_it_is_tried_again(sysfs: Path) -> None:
+    """As where the number of processes is at its limit: nothing of it may reach the agent's loop."""
+
+    class Refusing(Nursery):
+        def spawn(self, *_: object) -> int:
+            raise OSError("Resource temporarily unavailable")
+
+    one = Ticking(Network(root=sysfs))
+    worker = one.workers["network"]
+    worker.vacate()
+    one.looking._nursery.close()
+    one.looking._nursery = worker._nursery = Refusing()
+    assert one.tick() == {}
+    assert worker.reason == "no process for it: Resource temporarily unavailable"
+    one.looking.close(1.0)
+
+
 ALONE = """
-import os, sys, threading
+import fcntl, os, signal, sys, threading
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as some supervisors leave it to their children
+lock = open(sys.argv[1] + "/lock", "w")
 from pathlib import Path
 from agents.collectors.network import Network
 from agents.collectors.versions import Versions
@@ -300,6 +378,14 @@ found = looking.tick(1_767_225_600_000_000, 10.0)
 parents = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in looking.pids]
 assert parents == [os.getpid()], parents
 assert [delivery.state for delivery in found.values()] == ["ok", "ok"], found
+(worker,) = looking.pids
+held = [os.readlink(link) for link in Path(f"/proc/{worker}/fd").iterdir()]
+assert lock.name not in held, held
+os.kill(worker, signal.SIGKILL)
+while Path(f"/proc/{worker}").exists():
+    pass
+found = looking.tick(1_767_225_601_000_000, 10.0)
+assert {delivery.state for delivery in found.values()} == {"fault"}, found
 looking.close(5.0)
 assert threading.active_count() == 1
 """

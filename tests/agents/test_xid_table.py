@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.collectors import configured
 from agents.collectors.kernel_log import KernelLog
 from agents.collectors.xid import XidEvents
 from agents.sources.kernel import patterns as kernel_patterns
@@ -106,12 +107,15 @@ def test_a_wrong_file_is_refused_at_start_with_file_key_and_what_is_wanted(
     own = tmp_path / "own.toml"
     own.write_text(text)
     with pytest.raises(ConfigError, match=rf"own\.toml: .*{says}|{says}"):
-        collector(xid_table=own)
+        configured({collector.name: {"xid_table": str(own)}}, "f.toml")
 
 
 def test_an_absent_file_is_refused_at_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml: .*No such file.*wanted a readable TOML file"):
-        KernelLog(xid_table=tmp_path / "none.toml")
+    said = (
+        r"^f\.toml: \[collector\.kernel_log\] xid_table = '.*none\.toml': .*No such file.*wanted a readable TOML file"
+    )
+    with pytest.raises(ConfigError, match=said):
+        configured({"kernel_log": {"xid_table": str(tmp_path / "none.toml")}}, "f.toml")
 
 
 def test_the_data_lies_beside_the_code_so_that_the_wheel_holds_it() -> None:

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collectors.host import Host
-from agents.collectors.kernel_log import KernelLog
+from agents.collectors.kernel_log import RECORDS, KernelLog
 from agents.collectors.xid import XidEvents
 from agents.sources.xids.table import load
-from agents.xids import FOLLOWS, HOLD, MOST, SAME, Folding, folding_for
+from agents.xid_pairs import HOLD, SAME
+from agents.xids import FOLLOWS, MOST, REPLAYED, Folding, folding_for
 from pipeline.records import SECOND, Event
 
 T0 = 1_800_000_000 * SECOND
@@ -236,9 +237,19 @@ def test_memory_stays_bounded_in_a_storm() -> None:
         storm = [xid(200 + n % 90, second * 9 + n // 90, second * SECOND, seq=second * 500 + n) for n in range(500)]
         assert len(folding.take(storm, T0 + second * SECOND)) == 500
     assert len(folding._recent) <= MOST + 500
-    assert len(folding._numbers) <= MOST
     folding.take([], T0 + 3600 * SECOND)
     assert len(folding._recent) == 0
+
+
+def test_all_records_of_two_looks_may_be_told_again_and_none_is_doubled_or_lost() -> None:
+    assert REPLAYED >= 2 * RECORDS
+    folding = Folding()
+    first = [Event(T0, "node:n1", "kernel", {"seq": seq}) for seq in range(2 * RECORDS)]
+    later = [Event(T0, "node:n1", "kernel", {"seq": seq}) for seq in range(2 * RECORDS, 2 * RECORDS + 500)]
+    assert len(folding.take(first, T0)) == 2 * RECORDS
+    assert folding.take([*first, *reversed(later)], T0 + SECOND) == later[::-1]  # times of two processors may be mixed
+    assert folding.take(later, T0 + 2 * SECOND) == []
+    assert len(folding._numbers) == REPLAYED
 
 
 events = st.builds(

@@ -11,6 +11,7 @@ from typing import Any
 
 from agents.sources.xids.table import SEVERITIES, entries, read_toml
 from pipeline.errors import ConfigError
+from pipeline.settings import wants
 
 SHIPPED = Path(__file__).with_name("kernel_log.toml")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -72,6 +73,10 @@ def load(user: Path | None = None, words: tuple[str, ...] = ()) -> Patterns:
         rest = {name: p for name, p in patterns.items() if name not in first and name not in removed}
         patterns, version = {**first, **rest}, f"{version}, {user.name} {found.get('version', 'unversioned')}"
     return Patterns(version, tuple(patterns.values()), words)
+
+
+WANTED = wants("a file of patterns, docs/xids.md", lambda path: path is None or bool(load(path)))
+"""Of a setting that names such a file: the file is looked at before anything starts."""
 
 
 @functools.cache

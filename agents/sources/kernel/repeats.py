@@ -37,7 +37,7 @@ class Repeats:
             found = self._windows[key] = _Window(event.time)
             if len(self._windows) > self.most:
                 evicted = _told(self._windows.popitem(last=False)[1])
-        elif event.time - found.begun >= self.window:
+        elif not 0 <= event.time - found.begun < self.window:  # over, or the clock was set back behind its begin
             evicted = _told(found)
             found.begun, found.given = event.time, 0
         if found.given < self.burst:
@@ -51,7 +51,7 @@ class Repeats:
         """What was held back in windows that have ended; forgets keys that have been silent for a window."""
         found = []
         for key, window in list(self._windows.items()):
-            if now - window.begun < self.window:
+            if 0 <= now - window.begun < self.window:
                 continue
             found += _told(window)
             del self._windows[key]

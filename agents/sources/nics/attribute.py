@@ -1,7 +1,8 @@
 """A file of sysfs that is read again and again, and left alone for a while once it cannot be read.
 
 A driver that does not know a counter says so in the kernel log at every look (mlx5: ACCESS_REG failures of internal
-ports), so that what failed once is not asked again soon.
+ports), so that what failed once is not asked again soon: for an hour where the error will last, for a minute where it
+may pass, as while a NIC resets.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from pathlib import Path
 MAX_READ = 4096
 """Most bytes of one look: sysfs gives no more than a page."""
 REST_S = 3600.0
-"""How long a file that could not be read is left alone; chosen: one line per hour in the kernel log harms nobody."""
+"""How long what will not be told is left alone; chosen: one line per hour in the kernel log harms nobody."""
+TRANSIENT_REST_S = 60.0
+"""How long after an error that may pass; chosen: a reset of the NIC's firmware takes 10 to 60 s, and one line a minute
+is no flood."""
+LASTING = frozenset(
+    (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM, errno.ENOENT)
+)  # the driver does not know the question, or we may not ask it; all else may pass: EIO, EBUSY, EAGAIN, ENODEV, ...
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.EINTR)  # says nothing about the file
 _GONE = (errno.ENODEV, errno.ENOENT)
 
@@ -23,7 +30,8 @@ _GONE = (errno.ENODEV, errno.ENOENT)
 class Attribute:
     """`text` and `number` give None where the file is absent, cannot be read or was left alone.
 
-    keep: whether it stays open between looks. `gone` tells a device that was taken out since it was opened.
+    keep: whether it stays open between looks. rest: seconds after an error that lasts. `gone` tells a device that was
+    taken out since it was opened.
     """
 
     __slots__ = ("_handle", "_keep", "_monotonic", "_path", "_rest", "_seen", "_until", "gone")
@@ -73,7 +81,8 @@ class Attribute:
         self.close()
         if reason not in _NO_ROOM:
             self.gone = self._seen and reason in _GONE
-            self._until = self._monotonic() + self._rest
+            lasts = reason in LASTING
+            self._until = self._monotonic() + (self._rest if lasts else min(self._rest, TRANSIENT_REST_S))
 
 
 def once(path: Path) -> str:
@@ -83,8 +92,8 @@ def once(path: Path) -> str:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Sorted names in a folder; none where it is absent."""
+    """Sorted names in a folder; none where it is absent. A name that is no text cannot be told, so it is not."""
     try:
-        return sorted(os.listdir(folder))
+        return sorted(name for name in os.listdir(folder) if name.isprintable())
     except OSError:  # absent, or taken out while we looked: there is nothing in it
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.records import SECOND, Event
@@ -26,6 +27,7 @@ class Edges:
 
     def __init__(self) -> None:
         self._ports: dict[str, _Port] = {}
+        self._untold: set[str] = set()  # ports that went while they had no allowance: nobody looks at them again
 
     def look(self, time: int, entity: str, state: str, up: bool) -> Event | None:
         """The event, if the port's state is another one than that told last."""
@@ -46,13 +48,30 @@ class Edges:
         self._ports[entity] = self._ports.pop(entity)  # last in order, so that the first are those gone longest
         while len(self._ports) > MAX_REMEMBERED:
             del self._ports[next(iter(self._ports))]
-        return self.look(time, entity, "gone", False)
+        self._untold = (self._untold | {entity}) & self._ports.keys()
+        return self._end(time, entity)
+
+    def late(self, time: int, present: Iterable[str]) -> list[Event]:
+        """Events of ports that went when they might not tell it, and are not among those that are there again."""
+        if not self._untold:
+            return []
+        self._untold -= set(present)
+        told = [self._end(time, entity) for entity in sorted(self._untold)]
+        return [event for event in told if event is not None]
+
+    def _end(self, time: int, entity: str) -> Event | None:
+        event = self.look(time, entity, "gone", False)
+        if self._ports[entity].state == "gone":
+            self._untold.discard(entity)
+        return event
 
     @staticmethod
     def _may(port: _Port, time: int) -> bool:
-        """Takes one from the port's allowance, if any is left."""
-        grown = max(0, time - port.filled) // (REFILL_S * SECOND)
-        if grown:
-            port.allowance, port.filled = min(BURST, port.allowance + grown), time
-        port.allowance -= port.allowance > 0
-        return port.allowance > 0
+        """Takes one from the port's allowance, if any is left; a look that may not tell leaves it as it is."""
+        grown = (time - port.filled) // (REFILL_S * SECOND)
+        if grown:  # below 0: the clock was set back, and the time until then is not waited for
+            port.allowance, port.filled = min(BURST, port.allowance + max(0, grown)), time
+        if not port.allowance:
+            return False
+        port.allowance -= 1
+        return True

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from agents.sources.nics.attribute import names_in, once
+from agents.sources.procfile import ProcFile
 from pipeline.settings import wants
 
 Role = Literal["compute", "storage", "management", "unused"]
@@ -107,9 +108,8 @@ def carrying(proc: Path, net: Path) -> set[str]:
 
 
 def _whole(path: Path) -> str:
-    """What a file of /proc says; a table of routes may be longer than a page."""
-    try:
-        with path.open("rb") as file:
-            return file.read(1 << 20).decode("ascii", "replace")
-    except OSError:  # no such protocol in this kernel: no default route through it
-        return ""
+    """A table of routes, which may be longer than a page; empty without that protocol in the kernel."""
+    file = ProcFile(path)
+    text = file.whole()
+    file.close()
+    return text or ""

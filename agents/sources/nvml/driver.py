@@ -12,19 +12,27 @@ MOST_GPUS = 64
 """No machine has more; NVML_MAX_PHYSICAL_BRIDGE and the like of nvml.h go to 128. A larger count is garbage."""
 
 
+class NotStarted(NoData):
+    """There is no driver, or it does not start or answer. mend: what to do where there should be one."""
+
+    def __init__(self, why: str, mend: str = "see `nvidia-smi` and `dmesg | grep NVRM`") -> None:
+        super().__init__(why)
+        self.mend = mend
+
+
 class Driver:
-    """An initialised NVML. Raises NoData where there is none or it does not start."""
+    """An initialised NVML. Raises NotStarted where there is none or it does not start."""
 
     def __init__(self) -> None:
         try:
             import pynvml  # here, so that a node without GPUs does not pay for it
         except ImportError:
-            raise NoData("nvidia-ml-py is not installed; wanted for GPUs: pip install 'fleetpulse[agent]'") from None
+            raise NotStarted("nvidia-ml-py is not installed", "pip install 'fleetpulse[agent]'") from None
         self.nvml: Any = pynvml
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            raise NoData(_why(pynvml, error)) from None
+            raise _why(pynvml, error) from None
         self._open = True
         n = pynvml
         self.lost = frozenset((n.NVML_ERROR_GPU_IS_LOST, n.NVML_ERROR_GPU_NOT_FOUND))
@@ -51,9 +59,9 @@ class Driver:
         try:
             count = self.nvml.nvmlDeviceGetCount()
         except self.nvml.NVMLError as error:
-            raise NoData(f"the NVIDIA driver does not count its GPUs: {error}") from None
+            raise NotStarted(f"the NVIDIA driver does not count its GPUs: {error}") from None
         if count > MOST_GPUS:
-            raise NoData(f"the NVIDIA driver counts {count} GPUs; wanted at most {MOST_GPUS}")
+            raise NotStarted(f"the NVIDIA driver counts {count} GPUs; wanted at most {MOST_GPUS}")
         return [self._handle(index) for index in range(count)]
 
     def field(self, handle: Any, number: int) -> int | None:
@@ -64,6 +72,14 @@ class Driver:
         if ask is None or ask(handle, ctypes.c_int32(1), entry) != 0 or entry[0].nvmlReturn != 0:
             return None
         return int(entry[0].value.uiVal)
+
+    def is_gone(self) -> bool:
+        """Whether the driver itself, asked for no GPU, says that it is not there."""
+        try:
+            self.nvml.nvmlSystemGetDriverVersion()
+        except self.nvml.NVMLError as error:
+            return error.value in self.gone
+        return False
 
     def close(self) -> None:
         if self._open:
@@ -80,12 +96,17 @@ class Driver:
             return None
 
 
-def _why(nvml: Any, error: Any) -> str:
+def _why(nvml: Any, error: Any) -> NotStarted:
     """What `nvidia-smi` would complain of, for a person."""
     if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-        return "no NVIDIA driver"
+        return NotStarted("no NVIDIA driver", "install it, libnvidia-ml.so.1 included")
     if error.value == nvml.NVML_ERROR_DRIVER_NOT_LOADED:
-        return "no NVIDIA driver: the library is there, the kernel module is not loaded"
+        why = "no NVIDIA driver: the library is there, the kernel module is not loaded"
+        return NotStarted(why, "`modprobe nvidia`, and see `dmesg | grep NVRM` if that fails")
     if error.value == nvml.NVML_ERROR_NO_PERMISSION:
-        return "the NVIDIA driver refuses us: give this user read and write access to /dev/nvidiactl and /dev/nvidia*"
-    return f"the NVIDIA driver does not start: {error}"
+        why = "the NVIDIA driver refuses us: give this user read and write access to /dev/nvidiactl and /dev/nvidia*"
+        return NotStarted(why, "if the driver was loaded after the agent's service: restart the service")
+    why = f"the NVIDIA driver does not start: {error}"
+    if error.value == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+        return NotStarted(why, "library and kernel module are of different versions: reboot, or load the module anew")
+    return NotStarted(why)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from agents.sources.nvml.refusals import Refusals
 from agents.sources.nvml.values import Values
 
 EVERY = 5
@@ -29,21 +30,24 @@ METRICS: dict[str, tuple[int, float]] = {
     "gpu.nvlink_rx_rate": (60, _MEBI),
     "gpu.nvlink_tx_rate": (61, _MEBI),
 }
+ROUNDING = 0.01
+"""How far above 1 a share may be told and still be 1; chosen: nvml.h gives 0 to 100 %, but busy and all cycles are not
+counted at one moment (100.003 % is seen of a busy GPU). What is further off is garbage, which the range leaves out."""
+_WHAT = "monitoring"
 _LAYOUT = np.dtype([("id", "<u4"), ("code", "<i4"), ("value", "<f8"), ("names", "<u8", 3)])  # nvmlGpmMetric_t
 
 
 class Gpm:
     """Two samples per GPU, the older and the newer, which change places at each look."""
 
-    def __init__(self, nvml: Any, function: Any) -> None:
+    def __init__(self, nvml: Any, function: Any, refusals: Refusals) -> None:
         """function: finds a function of the library by name; None where it has none."""
-        self._nvml = nvml
+        self._nvml, self._refusals = nvml, refusals
         names = ("SampleAlloc", "SampleFree", "SampleGet", "MetricsGet", "QueryDeviceSupport")
         self._alloc, self._free, self._get, self._compare, self._query = (function(f"nvmlGpm{n}") for n in names)
         self._there = None not in (self._alloc, self._free, self._get, self._compare, self._query)
         self._samples: dict[int, list[Any]] = {}
         self._taken: set[int] = set()
-        self._unable: set[int] = set()
         self._asked = nvml.c_nvmlGpmMetricsGet_t()
         self._asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
         self._asked.numMetrics = len(METRICS)
@@ -51,31 +55,29 @@ class Gpm:
         self._view = view[: len(METRICS) * _LAYOUT.itemsize].view(_LAYOUT)
         self._view["id"] = [number for number, _ in METRICS.values()]
         self._scales = np.array([scale for _, scale in METRICS.values()])
+        self._shares = self._scales == _PERCENT
 
     def read(self, gpu: int, handle: Any, values: Values) -> int:
         """Takes a sample and compares it with the one before, if there is one; returns NVML's code."""
-        if not self._there or gpu in self._unable:
+        if not self._there or self._refusals.refused(gpu, _WHAT):
             return 0
         if gpu not in self._samples:
             code = self._begin(gpu, handle)
-            if code or gpu in self._unable:
+            if code or self._refusals.refused(gpu, _WHAT):
                 return code
         older, newer = self._samples[gpu]
         code = int(self._get(handle, newer))
         if code:
             self._taken.discard(gpu)
             if code == self._nvml.NVML_ERROR_NOT_SUPPORTED:  # in MIG mode
-                self._unable.add(gpu)
+                self._refusals.refuse(gpu, _WHAT, "nvmlGpmSampleGet")
             return code
+        self._refusals.answer(gpu, _WHAT)
         self._samples[gpu] = [newer, older]
         if gpu not in self._taken:
             self._taken.add(gpu)
             return 0
         return self._store(gpu, older, newer, values)
-
-    def ask_again(self) -> None:
-        """GPUs that could not be monitored are tried once more, as after leaving MIG mode."""
-        self._unable.clear()
 
     def drop(self, gpu: int) -> None:
         """The GPU is lost or came back: what was sampled before says nothing any more."""
@@ -93,7 +95,7 @@ class Gpm:
         support.version = self._nvml.NVML_GPM_SUPPORT_VERSION
         code = int(self._query(handle, ctypes.byref(support)))
         if code == self._nvml.NVML_ERROR_NOT_SUPPORTED or (code == 0 and not support.isSupportedDevice):
-            self._unable.add(gpu)
+            self._refusals.refuse(gpu, _WHAT, "nvmlGpmQueryDeviceSupport")
             return 0
         made: list[Any] = []
         while code == 0 and len(made) < 2:
@@ -115,6 +117,7 @@ class Gpm:
         if code == 0:
             with np.errstate(all="ignore"):  # garbage overflows to infinity, which no signal's range holds
                 found = self._view["value"] * self._scales
+                found[self._shares & (found > 1) & (found <= 1 + ROUNDING)] = 1.0
             for signal, value, returned in zip(METRICS, found.tolist(), self._view["code"].tolist(), strict=True):
                 if returned == 0:
                     values.put(values.place(signal, gpu), value)

@@ -10,7 +10,8 @@ from agents.sources.nvml.calls import LINK_CALLS
 from agents.sources.nvml.driver import Driver
 from agents.sources.nvml.fields import GPU_FIELDS, LINK_FIELDS, Field, number_of
 from agents.sources.nvml.places import Place
-from agents.sources.nvml.reader import Wanted
+from agents.sources.nvml.reader import Wanted, what
+from agents.sources.nvml.refusals import Refusals
 from agents.sources.nvml.values import Values
 
 EVERY = 10
@@ -55,38 +56,35 @@ def _want(field: Field, number: int | None, gpu: int, scope: int, place: tuple[b
 class LinkCalls:
     """Asks link by link for what was refused as a field."""
 
-    def __init__(self, driver: Driver, version: str) -> None:
+    def __init__(self, driver: Driver, version: str, refusals: Refusals) -> None:
         names = {field.signal: field.name for field in LINK_FIELDS}
         self._never = frozenset(driver.never)
         self._calls = [
             (signal, number_of(names[signal], driver.nvml, version), driver.function(function), kind(), arguments)
             for signal, function, arguments, kind in LINK_CALLS
         ]
-        self._off: set[tuple[int, str]] = set()
+        self._refusals = refusals
 
     def read(
         self,
         place: Place,
         first: int,
-        refused: Callable[[tuple[int, int, int]], bool],
         values: Values,
         timed: Callable[..., int],
     ) -> int:
         """Reads the links of one GPU; returns NVML's last code."""
-        code = 0
+        code, refusals, gpu = 0, self._refusals, place.index
         for signal, number, function, found, arguments in self._calls:
-            if function is None or (place.index, signal) in self._off:
+            if function is None or refusals.refused(gpu, signal):
                 continue
             for link in range(place.links or 0):
-                if number is not None and not refused((place.index, number, link)):
+                if number is not None and not refusals.refused(gpu, what(number, link)):
                     continue
                 code = timed(place, function, place.handle, ctypes.c_uint(link), *arguments, ctypes.byref(found))
                 if code == 0:
+                    refusals.answer(gpu, signal)
                     values.put(values.place(signal, first + link), found.value)
                 elif code in self._never:
-                    self._off.add((place.index, signal))
+                    refusals.refuse(gpu, signal, getattr(function, "__name__", signal))
                     break
         return code
-
-    def ask_again(self) -> None:
-        self._off.clear()

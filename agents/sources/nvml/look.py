@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from agents.collector import NoData
 from agents.sources.nvml.calls import CALLS, REASONS, Call, Processes
 from agents.sources.nvml.driver import Driver
 from agents.sources.nvml.fields import GPU_FIELDS, LINK_FIELDS
@@ -19,6 +18,7 @@ from agents.sources.nvml.links import EVERY as LINKS_EVERY
 from agents.sources.nvml.links import LinkCalls, wanted
 from agents.sources.nvml.places import Place
 from agents.sources.nvml.reader import FieldReader
+from agents.sources.nvml.refusals import Refusals
 from agents.sources.nvml.values import Values
 
 PROCESSES_EVERY = 30
@@ -52,6 +52,7 @@ class _Ready:
 
     def __init__(self, call: Call, driver: Driver, values: Values) -> None:
         self.call, self.function = call, driver.function(call.function)
+        self.what = " ".join((call.function, *call.signals))
         self.arguments, self.take = call.prepare(driver.nvml)
         self.places = [values.place(signal, 0) for signal in call.signals]
         self.instead = _Ready(call.instead, driver, values) if call.instead else None
@@ -68,9 +69,11 @@ class Look:
         self.values = Values(((GPU_SIGNALS, gpus), (LINK_SIGNALS, links)))
         read_fields = driver.function("nvmlDeviceGetFieldValues")
         fields = wanted(driver, version, places, self.values) if read_fields else ()
-        self._fields = FieldReader(read_fields or _nothing, driver.nvml.c_nvmlFieldValue_t, fields, driver.never)
-        self._gpm = Gpm(driver.nvml, driver.function)
-        self._links = LinkCalls(driver, version)
+        kind, refusals = driver.nvml.c_nvmlFieldValue_t, Refusals(places)
+        self._fields = FieldReader(read_fields or _nothing, kind, fields, driver.never, refusals)
+        self._gpm = Gpm(driver.nvml, driver.function, refusals)
+        self._links = LinkCalls(driver, version, refusals)
+        self.refusals = refusals
         self._processes = Processes(driver.nvml)
         self._list_processes = driver.function("nvmlDeviceGetComputeRunningProcesses_v3")
         self._ready = [_Ready(call, driver, self.values) for call in CALLS]
@@ -79,15 +82,28 @@ class Look:
         self._asked = self._answered = 0
         self._took = np.zeros(len(places))
         self._slow: list[Slow] = []
+        self._gone: set[int] = set()
         self.pids: dict[int, tuple[int, ...]] = {}
 
     def _begin(self) -> None:
-        self._calls = [list(self._ready) for _ in self._places]
+        chosen = ([self._allowed(place.index, ready) for ready in self._ready] for place in self._places)
+        self._calls = [[ready for ready in calls if ready] for calls in chosen]
 
-    def read(self, due: int, slow_call: float) -> list[Slow]:
-        """Fills `values` with everything of this rhythm and the faster ones; gives the calls that took long."""
-        if due >= 3600:
-            self._ask_again()
+    def _allowed(self, gpu: int, ready: _Ready | None) -> _Ready | None:
+        """A call, or the first in its place that this GPU does not refuse."""
+        while ready is not None and self.refusals.refused(gpu, ready.what):
+            ready = ready.instead
+        return ready
+
+    def read(self, due: int, slow_call: float, now: int) -> list[Slow]:
+        """Fills `values` with everything of this rhythm and the faster ones; gives the calls that took long.
+
+        now: UTC microseconds, to know when to ask again for what was refused; each hour (MIG mode was left) for all.
+        """
+        if self.refusals.wake(now, due >= 3600):
+            self._fields.lay_out()
+            self._begin()
+        self._gone.clear()
         self.values.forget()
         self._took.fill(0)
         self._slow, self._limit = [], slow_call
@@ -105,12 +121,13 @@ class Look:
     def close(self) -> None:
         self._gpm.close()
 
-    def _ask_again(self) -> None:
-        """What was refused an hour ago may be told now: MIG mode was left, a link trained."""
-        self._fields.ask_again()
-        self._gpm.ask_again()
-        self._links.ask_again()
-        self._begin()
+    @property
+    def driver_gone(self) -> bool:
+        """Whether it was the driver that went away in this look: no GPU answers, and all or it itself say so."""
+        if not self._gone or not all(place.lost for place in self._places):
+            return False
+        handles = {place.index for place in self._places if place.handle is not None}
+        return handles == self._gone or self._driver.is_gone()
 
     def _ask(self, place: Place, first: int, due: int) -> bool:
         """All calls to one GPU; whether its fields were read."""
@@ -127,7 +144,7 @@ class Look:
         if due >= GPM_EVERY:
             self._timed(place, "nvmlGpmMetricsGet", self._gpm.read, place.index, place.handle, self.values)
         if due >= LINKS_EVERY:
-            self._links.read(place, first, self._fields.refused, self.values, self._timed_call)
+            self._links.read(place, first, self.values, self._timed_call)
         if due >= PROCESSES_EVERY and self._list_processes:
             self._count_processes(place)
         return bool(code == 0)
@@ -146,14 +163,21 @@ class Look:
         return True
 
     def _refused(self, place: Place, ready: _Ready, code: int) -> int:
-        """Never asks this GPU that again, but the older call in its place, if there is one."""
-        calls, instead = self._calls[place.index], ready.instead
+        """Asks this GPU the older call in its place, if there is one; this one again when `Refusals` says so.
+
+        Returns what the older one answered, or why this one was refused.
+        """
+        self.refusals.refuse(place.index, ready.what, ready.call.function)
+        calls, instead = self._calls[place.index], self._allowed(place.index, ready.instead)
         position = calls.index(ready)
         calls[position : position + 1] = [instead] if instead else []
         if instead is None:
             return code
-        code = self._one(place, instead)
-        return self._refused(place, instead, code) if code in self._driver.never else code
+        other = self._one(place, instead)
+        if other not in self._driver.never:
+            return other
+        self._refused(place, instead, other)
+        return code
 
     def _one(self, place: Place, ready: _Ready) -> int:
         if ready.function is None:
@@ -164,6 +188,7 @@ class Look:
         self._asked += 1
         self._answered += code == 0 or code in self._driver.never
         if code == 0:
+            self.refusals.answer(place.index, ready.what)
             for (whole, start), value in zip(ready.places, ready.take(), strict=True):
                 self.values.put((whole, start + place.index), value)
         elif code in ready.call.means:
@@ -194,12 +219,21 @@ class Look:
             self._slow.append(Slow(place, name, took))
 
     def _is_lost(self, place: Place, code: int, probe: bool = False) -> bool:
-        """Whether a code means that the GPU is gone. INVALID_ARGUMENT to a call without arguments: a dead handle."""
+        """Whether a code means that the GPU is gone. INVALID_ARGUMENT to a call without arguments: a dead handle.
+
+        One call that says so is not enough where another one answers.
+        """
+        doubted = code in self._driver.lost or code in self._driver.gone
+        if doubted and not probe:
+            code = self._one(place, self._probe)
         if code in self._driver.gone:
-            raise NoData(f"the NVIDIA driver went away: {self._driver.nvml.NVMLError(code)}")
-        if code in self._driver.lost or (probe and code == self._driver.nvml.NVML_ERROR_INVALID_ARGUMENT):
+            self._gone.add(place.index)
+        if (doubted and not self._answers(code)) or (probe and code == self._driver.nvml.NVML_ERROR_INVALID_ARGUMENT):
             self._lose(place)
         return place.lost
+
+    def _answers(self, code: int) -> bool:
+        return code in (0, self._driver.nvml.NVML_ERROR_NOT_SUPPORTED)
 
     def _is_silent(self, place: Place, code: int | None, due: int) -> bool:
         """Whether nothing was answered, whatever the errors say; a look of one second asks too little to tell."""
@@ -211,12 +245,13 @@ class Look:
         """A GPU that comes back, perhaps after a reset, is asked everything again."""
         place.lost = True
         self._gpm.drop(place.index)
-        self._calls[place.index] = list(self._ready)
+        self.refusals.forget(place.index)
 
     def _is_back(self, place: Place) -> bool:
         """Asks a lost GPU one thing."""
         code = self._one(place, self._probe)
-        if code not in (0, self._driver.nvml.NVML_ERROR_NOT_SUPPORTED):
+        if not self._answers(code):
+            self._gone |= {place.index} if code in self._driver.gone else set()
             return False
         place.lost = False
         return True

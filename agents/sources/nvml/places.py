@@ -33,6 +33,8 @@ class Place:
     action: int = 0
     pids: tuple[int, ...] = ()
     slow_told: int = 0
+    refusal_told: int = 0
+    answered: set[str] = field(default_factory=set)
 
     @property
     def pci(self) -> str | None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.sources.nvml.fields import decode, unpack_rate
+from agents.sources.nvml.refusals import Refusals
 from agents.sources.nvml.values import Values
 
 # nvmlFieldValue_t of nvml.h: 40 bytes, the union of the value last.
@@ -22,6 +23,11 @@ LAYOUT = np.dtype(
 )
 UNREAD = 999
 """NVML_ERROR_UNKNOWN stands in every entry before a call, so that what the driver leaves out is missing."""
+
+
+def what(number: int, scope: int) -> str:
+    """A field among what may be refused."""
+    return f"field {number} of {scope}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +43,9 @@ class Wanted:
     packed: bool = False
 
     @property
-    def key(self) -> tuple[int, int, int]:
-        return self.gpu, self.number, self.scope
+    def what(self) -> str:
+        """What it is called among refusals."""
+        return what(self.number, self.scope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +67,16 @@ class FieldReader:
     """The array, cut into a part per GPU in which the fastest fields come first, so that each rhythm is a prefix."""
 
     def __init__(
-        self, function: Callable[..., int], value_type: Any, wanted: Iterable[Wanted], never: Sequence[int]
+        self,
+        function: Callable[..., int],
+        value_type: Any,
+        wanted: Iterable[Wanted],
+        never: Sequence[int],
+        refusals: Refusals,
     ) -> None:
-        self._function, self._type, self._never = function, value_type, never
+        self._function, self._type, self._never, self._refusals = function, value_type, never, refusals
         self._all = tuple(sorted(wanted, key=lambda w: (w.gpu, w.every)))
-        self._refused: set[tuple[int, int, int]] = set()
-        self._lay_out()
-
-    def refused(self, key: tuple[int, int, int]) -> bool:
-        """Whether this GPU does not tell this field (gpu, number, scope)."""
-        return key in self._refused
-
-    def ask_again(self) -> None:
-        """Fields that were refused are asked for once more."""
-        if self._refused:
-            self._refused.clear()
-            self._lay_out()
+        self.lay_out()
 
     def call(self, gpu: int, handle: Any, due: int) -> int | None:
         """The driver's answer for one GPU, still raw; its return code, None where there is nothing to ask for."""
@@ -107,18 +108,29 @@ class FieldReader:
         chosen = good[beat.counters]
         values.counters[beat.counter_places[chosen]] = counters[beat.counters[chosen]]
         np.fmax.at(latency, beat.owner[good], self._latency[beat.entries[good]] * 1e-6)
-        refused = np.isin(code, self._never) & answered[beat.owner]
-        if refused.any():
-            self._refused.update(self._asked[i].key for i in beat.entries[refused])
-            self._lay_out()
+        self._keep(beat.entries[good], beat.entries[np.isin(code, self._never) & answered[beat.owner]])
+
+    def _keep(self, told: NDArray[np.intp], refused: NDArray[np.intp]) -> None:
+        """Remembers which entries are news: told for the first time, or refused."""
+        for i in told[~self._steady[told]]:
+            self._refusals.answer(self._asked[i].gpu, self._asked[i].what)
+        self._steady[told] = True
+        for i in refused:
+            wanted = self._asked[i]
+            self._refusals.refuse(wanted.gpu, wanted.what, f"field {wanted.number}")
+        if refused.size:
+            self.lay_out()
 
     def _beat(self, due: int) -> _Beat:
         if due not in self._beats:
             self._beats[due] = self._prepare(due)
         return self._beats[due]
 
-    def _lay_out(self) -> None:
-        self._asked = tuple(w for w in self._all if w.key not in self._refused)
+    def lay_out(self) -> None:
+        """Makes the array of what is not refused."""
+        refusals = self._refusals
+        self._asked = tuple(w for w in self._all if not refusals.refused(w.gpu, w.what))
+        self._steady = np.array([refusals.steady(w.gpu, w.what) for w in self._asked], np.bool_)
         self._gpus = 1 + max((w.gpu for w in self._asked), default=-1)
         self._array = (self._type * max(len(self._asked), 1))()
         view = np.frombuffer(self._array, LAYOUT)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
+from pipeline.settings import wants
 
 SHIPPED = Path(__file__).with_name("xid.toml")
 SEVERITIES = ("info", "warning", "critical")
@@ -64,6 +65,10 @@ def load(user: Path | None = None) -> Table:
     """The shipped table with the entries of `user` over it. ConfigError names file, entry and key."""
     table = shipped()
     return table if user is None else _merged(table, user)
+
+
+WANTED = wants("a file over the table of XIDs, docs/xids.md", lambda path: path is None or bool(load(path)))
+"""Of a setting that names such a file: the file is looked at before anything starts."""
 
 
 @functools.cache

@@ -1,0 +1,21 @@
+"""Which events are also a line of the agent's log, so that `journalctl` tells on the node itself when a GPU dies."""
+
+from __future__ import annotations
+
+from pipeline.records import Event
+
+LOUD = frozenset(
+    {"gpu_lost", "gpu_back", "gpu_count", "recovery_action", "xid", "sxid", "nvml_refused", "slow_call", "link_state"}
+)
+_MOST = 240
+"""Characters of one line; chosen, two lines of a terminal: the whole event is in the store."""
+
+
+def line(event: Event) -> tuple[str, str] | None:
+    """Subject and text of the line that an event deserves, if it does."""
+    if event.kind not in LOUD:
+        return None
+    facts = (
+        f"{key} {value}" for key, value in event.data.items() if isinstance(value, (str, int, float)) and value != ""
+    )
+    return f"{event.kind} {event.entity}", ", ".join(facts)[:_MOST]

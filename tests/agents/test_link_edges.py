@@ -1,0 +1,78 @@
+"""Events of links: however much a port flaps, what was told last becomes true."""
+
+from __future__ import annotations
+
+import pytest
+
+from agents.sources.nics.edges import BURST, REFILL_S, Edges
+from pipeline.records import SECOND, Event
+
+PORT = "port:n1.mlx5_0"
+
+
+class Told:
+    """A port that was active at first, and what was told of it; each look is a second later."""
+
+    def __init__(self) -> None:
+        self.edges, self.time, self.events, self.state = Edges(), 0, list[Event](), "active"
+        self.edges.look(0, PORT, "active", True)
+
+    def take(self, *events: Event | None) -> None:
+        for event in events:
+            if event is not None:
+                assert event.data["from"] == self.state
+                self.state = event.data["to"]
+                self.events.append(event)
+
+    def look(self, state: str, seconds: int = 1) -> None:
+        for _ in range(seconds):
+            self.time += SECOND
+            self.take(self.edges.look(self.time, PORT, state, state == "active"))
+
+    def flap(self, times: int) -> None:
+        for i in range(times):
+            self.look("active" if i % 2 else "down")
+
+
+@pytest.mark.parametrize("flaps", [BURST, BURST + 1, 38, 39, 40, 41, 60, 61, 600, 601])
+@pytest.mark.parametrize("final", ["down", "active"])
+def test_the_state_that_is_told_last_is_the_true_one_as_soon_as_one_may_be_told(flaps: int, final: str) -> None:
+    told = Told()
+    told.flap(flaps)
+    told.look(final, REFILL_S)
+    assert told.state == final
+    assert len(told.events) <= BURST + 1 + (flaps + REFILL_S) // REFILL_S
+
+
+def test_all_of_a_burst_is_told() -> None:
+    told = Told()
+    told.flap(BURST)
+    assert len(told.events) == BURST
+
+
+def test_a_port_that_goes_when_it_may_not_tell_is_told_gone_later() -> None:
+    told = Told()
+    told.flap(BURST + 5)  # those that came in the meantime too
+    told.look("down", 1)
+    told.take(told.edges.gone(told.time, PORT))
+    assert told.state != "gone"
+    told.take(*told.edges.late(told.time + REFILL_S * SECOND, ()))
+    assert told.state == "gone"
+    assert told.edges.late(told.time + 3600 * SECOND, ()) == []
+
+
+def test_a_port_that_is_there_again_is_not_told_gone() -> None:
+    told = Told()
+    told.flap(BURST + 5)  # those that came in the meantime too
+    told.take(told.edges.gone(told.time, PORT))
+    assert told.edges.late(told.time + 3600 * SECOND, (PORT,)) == []
+    assert told.edges.late(told.time + 7200 * SECOND, ()) == []
+
+
+def test_a_clock_that_is_set_back_mutes_no_port() -> None:
+    told = Told()
+    told.time = 7200 * SECOND
+    told.flap(BURST + 5)  # those that came in the meantime too
+    told.time -= 3600 * SECOND
+    told.look("down", REFILL_S + 1)
+    assert told.state == "down"

@@ -1,0 +1,99 @@
+"""What a GPU refuses: what it told before is asked again soon, and that it refuses is told."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from agents.sources.nvml.places import Place
+from agents.sources.nvml.refusals import SELDOM, SOON, Refusals
+from pipeline.records import SECOND
+from tests.agents.nvml_machine import Machine, Steps, events
+
+MISSING = str(2**64 - 1)
+
+
+@pytest.mark.parametrize("code", [3, 13, 25, 26])
+def test_five_seconds_of_not_supported_cost_a_gpu_some_seconds_and_are_told_once(machine: Machine, code: int) -> None:
+    rules = [f"fail * {code} 4", *(f"field {number} {code} 4" for number in (186, 83))]
+    steps: Steps = [("open", "n1"), ("look", 0), ("look", 60), ("tell", rules), *[("look", 1)] * 5]
+    found = machine.run([*steps, ("tell", []), *[("look", 1)] * 30], "gpus 8")
+    assert found[8]["columns"]["gpu.power"] == ["512.345"] * 4 + ["nan"] + ["512.345"] * 3
+    last: dict[str, list[str]] = {}
+    for look in found[-11:]:
+        last |= look["columns"]
+    for signal, values in last.items():
+        if signal.startswith("gpu."):
+            assert (values[4] in ("nan", MISSING)) == (values[3] in ("nan", MISSING)), signal
+    told = [event for look in found[4:] if look for event in events(look, "nvml_refused", "gpu_lost")]
+    assert [(entity, kind) for entity, kind, _ in told] == [("gpu:n1.4", "nvml_refused")]
+    assert told[0][2]["gpu"] == "gpu:n1.4"
+    assert "nvmlDeviceGetPowerUsage" in told[0][2]["calls"]
+    assert told[0][2]["count"] >= len(told[0][2]["calls"])
+
+
+def test_fields_and_links_and_monitoring_that_were_told_before_come_back_soon_too(machine: Machine) -> None:
+    links = [f"field {number} 3" for number in (161, 162, 163)]  # so that links are asked one by one
+    link = ["fail nvmlDeviceGetNvLinkErrorCounter 3 1"]
+    broken = [*links, *link, "field 186 3 1", "field 83 3 1", "fail nvmlGpmSampleGet 3 1"]
+    steps: Steps = [("open", "n1"), ("look", 0), ("look", 10), ("tell", broken), ("look", 10), ("tell", links)]
+    found = machine.run([*steps, *[("look", 10)] * 4], "gpus 2", "links 2", *links)
+    bad, healed = found[4]["columns"], found[-1]["columns"]
+    assert (bad["gpu.power_instant"][1], bad["gpu.energy"][1], bad["gpu.tensor_active"][1]) == ("nan", MISSING, "nan")
+    assert bad["nvlink.crc_errors"][2:4] == [MISSING] * 2
+    assert healed["gpu.power_instant"] == ["512.345", "513.345"]
+    assert healed["gpu.energy"] == ["9007199254740993"] * 2
+    assert healed["gpu.tensor_active"] == ["0.25", "0.26"]
+    assert MISSING not in healed["nvlink.crc_errors"]
+    told = [event[2]["calls"] for look in found[4:] if look for event in events(look, "nvml_refused")]
+    assert told[0][:2] == ["nvmlGpmSampleGet", "nvmlDeviceGetNvLinkErrorCounter"]
+    assert {"field 186", "field 83"} <= {name for names in told for name in names}
+
+
+def test_the_newer_call_comes_back_after_the_older_one_stood_in_for_it(machine: Machine) -> None:
+    broken = ["fail nvmlDeviceGetMemoryInfo_v2 13"]
+    steps: Steps = [("open", "n1"), ("look", 0), ("tell", broken), ("look", 10), ("tell", []), ("look", 10)]
+    found = machine.run(steps, "gpus 1")
+    assert [found[i]["columns"]["gpu.memory_reserved"] for i in (1, 3, 5)] == [
+        ["536870912.0"],
+        ["nan"],
+        ["536870912.0"],
+    ]
+    assert "nan" not in found[3]["columns"]["gpu.memory_used"]
+
+
+def test_what_goes_on_being_refused_is_asked_ever_more_seldom_and_told_no_more(machine: Machine) -> None:
+    steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["fail nvmlDeviceGetPowerUsage 3 0"]), *[("look", 10)] * 180]
+    found = machine.run(steps, "gpus 1")
+    assert machine.asked("nvmlDeviceGetPowerUsage")[0] <= 1 + 9 + 1  # 10 s, 20 s ... 1280 s, and once for the hour
+    assert sum(len(events(look, "nvml_refused")) for look in found[3:]) == 1
+
+
+def test_waits_double_to_an_hour_and_begin_anew_after_an_answer() -> None:
+    refusals, now, waits = Refusals([Place(0)]), 0, []
+    refusals.answer(0, "power")
+    for _ in range(12):
+        refusals.refuse(0, "power", "power")
+        asked = now
+        while refusals.refused(0, "power") and now - asked < 2 * SELDOM:
+            now += SECOND
+            refusals.wake(now, everything=False)
+        waits.append((now - asked) // SECOND)
+    assert waits[:3] == [10, 20, 40]
+    assert waits[-1] == SELDOM // SECOND
+    refusals.answer(0, "power")
+    refusals.refuse(0, "power", "power")
+    refusals.wake(now + SOON, everything=False)
+    assert not refusals.refused(0, "power")
+
+
+def test_what_never_answered_waits_for_the_hour() -> None:
+    refusals = Refusals([Place(0)])
+    refusals.refuse(0, "power", "power")
+    refusals.wake(10**6 * SECOND, everything=False)
+    assert refusals.refused(0, "power")
+    assert refusals.news(0) == []
+    assert refusals.wake(0, everything=True)
+    assert not refusals.refused(0, "power")
+    assert math.isinf(refusals._next)
