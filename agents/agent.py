@@ -149,7 +149,7 @@ class Agent:
         delivered = self.looking.tick(time, self._patience, self._refresh(time))
         changes = [event for worker in self.looking.workers for event in self._follow(worker, time)]
         readings = [reading for found in delivered.values() for reading in found.readings]
-        readings += self._vitals.readings(bool(changes), self._known())
+        readings += self._vitals.readings(bool(changes) or not readings, self._known())  # each tick says: I am here
         generations, resets = self._generations.follow(time, readings)
         seen = self._folding.take([event for reading in readings for event in reading.events], time)
         for said in filter(None, map(journal.line, seen)):

@@ -79,7 +79,8 @@ class Watch(io.StringIO):
             self.states[state] += 1
             elapsed = self._elapsed()
             for hang in self.hangs:
-                if hang.name == name and state == "hung" and hang.told is None:
+                # where its process was killed before the deadline of the look, its trouble is told as that end
+                if hang.name == name and state in ("hung", "fault") and hang.told is None:
                     hang.told = elapsed
                 if hang.name == name and state == "ok" and hang.mended is not None and hang.back is None:
                     hang.back = elapsed
@@ -203,13 +204,16 @@ def failures(watch: Watch, refused: int) -> list[str]:
             found.append(f"{hang.name} hung at {hang.began:.0f} s and was told after {hang.told - hang.began:.0f} s")
         if hang.back is None or (hang.mended is not None and hang.back - hang.mended > BACK_S):
             found.append(f"{hang.name} that hung at {hang.began:.0f} s did not come back")
-    return found + _leaks(watch.counts)
+    return found + _leaks(watch.counts, sum(worker.alone for worker in watch.agent.looking.workers))
 
 
-def _leaks(counts: list[Count]) -> list[str]:
-    """What grew: the end, when all is calm, is held against the most of the first half, when it was not."""
+def _leaks(counts: list[Count], alone: int) -> list[str]:
+    """What grew: the end, when all is calm, is held against the most of the first half, when it was not.
+
+    alone: collectors that hung once and so have a process, and a handle of the agent, of their own by now.
+    """
     half, found = counts[: len(counts) // 2], []
-    for name, spare in (("processes", 2), ("handles", 4), ("threads", 4), ("memory_kib", 8192)):
+    for name, spare in (("processes", 2 + alone), ("handles", 4 + alone), ("threads", 4), ("memory_kib", 8192)):
         most, end = max((getattr(c, name) for c in half), default=0), getattr(counts[-1], name) if counts else 0
         if half and end > most + spare:
             found.append(f"{name}: {end} at the end, {most} at most in the first half")

@@ -172,6 +172,15 @@ def test_a_hung_collector_stops_neither_tick_nor_others_and_is_said_once(loop: C
     assert [int(state[0, 1]) for state in states] == [0, 4]  # starting; hung, told with the tick that noticed
 
 
+def test_a_tick_in_which_no_collector_answers_still_says_that_the_agent_is_there(loop: Callable[..., Ran]) -> None:
+    hanging = Hanging(deadline=60)
+    try:
+        ran = loop(hanging, ticks=5, patience=0.05)
+    finally:
+        hanging.release.set()
+    assert len(ran.batches) == 5
+
+
 def test_a_collector_that_hung_goes_on_without_its_old_reading(tmp_path: Path, drain: Drain) -> None:
     hanging, clock, log = Hanging(deadline=3), SteppedClock(99), io.StringIO()
     agent = Agent(config_at(tmp_path), [hanging], clock, log, patience=0.2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agents.sources.nvml.facts import text_of
@@ -43,6 +43,7 @@ def test_garbage_from_the_first_call_on_is_no_data_or_a_reading(machine: Machine
 
 
 @given(st.lists(st.tuples(st.integers(0, WHOLE), st.integers(-3, 12)), max_size=40))
+@example([(WHOLE - 1023, 2)])  # as a float it is 2**64 already
 def test_any_union_and_type_decodes_to_a_value_or_to_missing(entries: list[tuple[int, int]]) -> None:
     raw = np.array([value for value, _ in entries], np.uint64)
     types = np.array([kind for _, kind in entries], np.int32)

@@ -179,11 +179,11 @@ def decode(raw: NDArray[np.uint64], types: NDArray[np.int32]) -> tuple[NDArray[n
     floats[doubles] = raw[doubles].view(np.float64)
     known = (types >= _DOUBLE) & (types <= _USHORT) & (has_sign | doubles | (cut != width)) & np.isfinite(floats)
     floats[~known] = np.nan
-    held = known & (floats >= 0) & (floats < MISSING)
     counters = np.full(raw.shape, MISSING, np.uint64)
-    counters[held] = cut[held]
-    held &= doubles
-    counters[held] = floats[held].astype(np.uint64)
+    whole = known & ~doubles & (~has_sign | (signed >= 0))
+    counters[whole] = cut[whole]
+    rounded = known & doubles & (floats >= 0) & (floats < MISSING)
+    counters[rounded] = floats[rounded].astype(np.uint64)
     return floats, counters
 
 
