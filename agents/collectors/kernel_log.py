@@ -43,7 +43,6 @@ class KernelLog(Collector):
     name: ClassVar[str] = "kernel_log"
     signals: ClassVar[tuple[str, ...]] = ()
     events: ClassVar[tuple[str, ...]] = ("xid", "sxid", "kernel", "kernel_log_overrun")
-    isolated: ClassVar[bool] = True
     path: Path = Path("/dev/kmsg")
     driver: Path = Path("/proc/driver/nvidia")
     sys: Path = Path("/sys")

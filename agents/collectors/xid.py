@@ -40,7 +40,6 @@ class XidEvents(Collector):
     lane: ClassVar[str] = "gpu"
     signals: ClassVar[tuple[str, ...]] = ()
     events: ClassVar[tuple[str, ...]] = ("xid",)
-    isolated: ClassVar[bool] = True
     wait: int = field(default=10, metadata=wants("0 to 100 ms", lambda v: 0 <= v <= 100))
     xid_table: Path | None = field(default=None, metadata=xid_table.WANTED)
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)

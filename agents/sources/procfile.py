@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 MAX_READ = 1 << 16
@@ -12,12 +13,39 @@ MAX_LIST = 1 << 20
 """Most bytes of a list, and one look more; chosen: 10,000 lines of /proc/diskstats."""
 
 
-class ProcFile:
+class KernelFile(ABC):
+    """A file of the kernel that may be open, and goes with whoever held it."""
+
+    __slots__ = ("_handle",)
+    _handle: int | None
+
+    @abstractmethod
+    def text(self) -> str | None:
+        """What the file says now; None where that cannot be had."""
+
+    def number(self) -> int | None:
+        """The whole number that the file consists of."""
+        text = self.text()
+        try:
+            return None if text is None else int(text)
+        except ValueError:
+            return None
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class ProcFile(KernelFile):
     """An open file, or the lack of one: `text` and `number` give None where it is absent or cannot be read now."""
 
     def __init__(self, path: Path) -> None:
         try:
-            self._handle: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # absent on this kernel, or not for us: the signal is missing, which the store shows
             self._handle = None
 
@@ -46,22 +74,6 @@ class ProcFile:
         except OSError:  # as above
             return None
         return found.decode("ascii", "replace")
-
-    def number(self) -> int | None:
-        """The whole number that the file consists of."""
-        text = self.text()
-        try:
-            return None if text is None else int(text)
-        except ValueError:
-            return None
-
-    def close(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def text_of(path: Path) -> str | None:

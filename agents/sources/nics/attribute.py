@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from agents.sources.procfile import KernelFile
+
 MAX_READ = 4096
 """Most bytes of one look: sysfs gives no more than a page."""
 REST_S = 3600.0
@@ -27,20 +29,20 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.EINTR)  # says nothing about the f
 _GONE = (errno.ENODEV, errno.ENOENT)
 
 
-class Attribute:
+class Attribute(KernelFile):
     """`text` and `number` give None where the file is absent, cannot be read or was left alone.
 
     keep: whether it stays open between looks. rest: seconds after an error that lasts. `gone` tells a device that was
     taken out since it was opened.
     """
 
-    __slots__ = ("_handle", "_keep", "_monotonic", "_path", "_rest", "_seen", "_until", "gone")
+    __slots__ = ("_keep", "_monotonic", "_path", "_rest", "_seen", "_until", "gone")
 
     def __init__(
         self, path: Path, keep: bool = True, rest: float = REST_S, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._path, self._keep, self._rest, self._monotonic = str(path), keep, rest, monotonic
-        self._handle: int | None = None
+        self._handle = None
         self._until = 0.0
         self._seen = False  # whether it could be read before: else it was never there to go
         self.gone = False
@@ -60,22 +62,6 @@ class Attribute:
         if not self._keep:
             self.close()
         return found
-
-    def number(self) -> int | None:
-        """The whole number that the file consists of."""
-        text = self.text()
-        try:
-            return None if text is None else int(text)
-        except ValueError:
-            return None
-
-    def close(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-
-    def __del__(self) -> None:
-        self.close()
 
     def _give_up(self, reason: int) -> None:
         self.close()
