@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
+from typing import TYPE_CHECKING
 
+from agents.collector import Device
 from agents.otlp.export import Export, about
 from agents.otlp.outbox import Outbox
-from agents.telemetry import Telemetry
+from agents.snapshot import Snapshot
 from pipeline.config import Config
 from pipeline.errors import ConfigError
-from pipeline.records import Origin
+from pipeline.records import Batch, Origin
+
+if TYPE_CHECKING:
+    from agents.otlp.own import Metrics
+
+
+class Telemetry:
+    """Holds what is configured. Made by `open_telemetry`."""
+
+    def __init__(self, export: Export | None, metrics: Metrics | None, outboxes: Mapping[str, Outbox]) -> None:
+        self._export, self.metrics, self._outboxes = export, metrics, outboxes
+
+    def take(self, batch: Batch) -> None:
+        """The telemetry of one tick."""
+        if self._export is not None:
+            self._export.take(batch)
+
+    def describe(self, devices: Mapping[str, Device]) -> None:
+        """All entities there are, when that changed."""
+        if self._export is not None:
+            self._export.describe(devices)
+
+    def observe(self, snapshot: Snapshot) -> None:
+        """The agent itself, once per tick."""
+        if self.metrics is not None:
+            self.metrics.observe(snapshot, {name: (box.sent, box.dropped) for name, box in self._outboxes.items()})
+
+    def close(self, seconds: float) -> None:
+        """Ends within about `seconds`; what is not sent by then is lost, but for what the spool holds."""
+        if self._export is not None:
+            self._export.flush()
+        if self.metrics is not None:
+            self.metrics.close()
+        for outbox in self._outboxes.values():
+            outbox.close(seconds)
 
 
 def opened(config: Config, origin: Origin, say: Callable[[str, str], object]) -> Telemetry:
@@ -33,13 +69,13 @@ def opened(config: Config, origin: Origin, say: Callable[[str, str], object]) ->
     metrics = None
     if settings.endpoint or settings.prometheus_port:
         try:
-            from agents.otlp.own import Metrics
+            from agents.otlp import own
         except ImportError as error:
             raise ConfigError(
                 f"{config.source}: [opentelemetry]: {error}; wanted opentelemetry-sdk: pip install 'fleetpulse[agent]'"
             ) from error
         send = outboxes["http"].put if settings.endpoint else None
-        metrics = Metrics(about(origin, version), version, settings.interval, send, settings.prometheus_port)
+        metrics = own.Metrics(about(origin, version), version, settings.interval, send, settings.prometheus_port)
     return Telemetry(export, metrics, outboxes)
 
 

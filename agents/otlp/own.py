@@ -16,7 +16,7 @@ from opentelemetry.sdk.resources import Resource
 
 from agents.otlp.prometheus import Exposition
 from agents.otlp.requests import encoded
-from agents.telemetry import Snapshot
+from agents.snapshot import Snapshot
 from pipeline.records import SECOND
 
 BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)

@@ -27,8 +27,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 from agents.otlp import outbox as outboxes
 from agents.otlp.http import Post
+from agents.otlp.opened import Telemetry
 from agents.otlp.outbox import Outbox
-from agents.telemetry import Look, Snapshot, Telemetry, open_telemetry
+from agents.telemetry import Look, Snapshot, open_telemetry
 from pipeline.config import Config, Opentelemetry, Pipeline, load
 from pipeline.errors import ConfigError, Permanent, Retryable
 from pipeline.records import SECOND, Batch, Block, Origin
