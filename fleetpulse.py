@@ -55,7 +55,9 @@ def _run(given: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 0 if given.command in SERVICES else 130
     except BrokenPipeError:  # the reader of our output went away, as in `fleetpulse signals | head`
-        _silence_stdout()
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter flushes into the closed pipe at its exit
         return 0
 
 
@@ -87,13 +89,6 @@ def _on_signals(act: Callable[[], None]) -> None:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def _silence_stdout() -> None:
-    """Keeps the interpreter from flushing into the closed pipe at exit."""
-    import os
-
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _version() -> str:
@@ -178,13 +173,16 @@ def _doctor(given: argparse.Namespace) -> int:
     return doctor.exit_code(checks)
 
 
-def _signals(given: argparse.Namespace) -> int:
-    from pipeline.signals import CATALOGUE
+def _check(given: argparse.Namespace) -> int:
+    from agents.check import command
 
-    columns = {"name": "signal", "unit": "unit", "kind": "kind", "device_class": "class", "column": "column"}
-    columns |= {"type": "type", "otel": "otel", "source": "source", "help": "help"}
-    rows = [{shown: getattr(signal, field) for field, shown in columns.items()} for signal in CATALOGUE.values()]
-    _print(rows, list(columns.values()), given.output)
+    return command.run(lambda: _config(given), given.nagios, given.timeout, given.output)
+
+
+def _signals(given: argparse.Namespace) -> int:
+    from pipeline.signals import listing
+
+    _print(listing.rows(), listing.COLUMNS, given.output)
     return 0
 
 
@@ -225,13 +223,11 @@ def _sql(given: argparse.Namespace) -> int:
 
 
 def _detectors(given: argparse.Namespace) -> int:
-    from detectors import explain, listing
+    from detectors import as_text, explain, listing
 
     rows = listing() if given.name is None else [explain(given.name)]
     if given.name is not None and given.output == "table":
-        row = rows[0]
-        settings = [f"  {key} = {value!r}" for key, value in row["settings"].items()]
-        sys.stdout.write("\n".join([row["about"], "", f"Cannot see: {row['blind']}", "", *settings, ""]))
+        sys.stdout.write(as_text(rows[0]))
         return 0
     columns = ["name", "family", "class", "needs", "wants", "blind"]
     _print(rows, columns if given.output in ("table", "csv") else list(rows[0]), given.output)
@@ -285,6 +281,7 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "dashboard": _dashboard,
     "init": _init,
     "doctor": _doctor,
+    "check": _check,
     "once": _once,
     "record": _record,
     "sql": _sql,

@@ -17,6 +17,8 @@ from agents import disk, journal
 from agents.batches import batch, inventory_event, merged
 from agents.collector import Collector, Device, Rhythm
 from agents.collectors import configured
+from agents.edge import Edge
+from agents.fitness import open_fitness
 from agents.generations import Generations
 from agents.notify import Notify
 from agents.once import Look, once, render_once
@@ -103,7 +105,8 @@ class Agent:
         home = config.spool.directory / folder_name(node)
         self._generations = Generations(home / "generations.json", self._origin.boot_id)
         self._vitals = Vitals(node, self.looking, Rhythm(node, self.clock.now))
-        self._folding = folding_for(collectors)
+        self._folding, self._edge = folding_for(collectors), Edge(config.edge)
+        self._fitness = open_fitness(config, self._origin, self._say)
         self._telemetry = open_telemetry(config, self._origin, self._say)
         self._notify = notify or Notify({})
         self.uplink = open_uplink(config, config.pipeline.transport, [node], self._say_uplink, "agent")
@@ -133,6 +136,7 @@ class Agent:
             self.looking.mind()
             now = self.clock.now()
             self._put_events([event for worker in self.looking.workers for event in self._follow(worker, now)])
+            self._fitness.take((), (), self.looking.workers, now)
             self._notify.alive(self._status())
         return self.clock.wait(left, stop)
 
@@ -156,7 +160,9 @@ class Agent:
             self._say(*said)
         lost = self.uplink.take_events() if self.uplink else []
         self._gaps += len(lost)
-        self._put_events([*seen, *changes, *resets, *self._inventory(time, delivered), *lost])
+        edges = self._edge.take(time, readings)
+        self._put_events([*edges, *seen, *changes, *resets, *self._inventory(time, delivered), *lost])
+        self._fitness.take(readings, [*edges, *seen, *resets], self.looking.workers, time)
         if found := batch(self._origin, time, [*readings, *generations]):
             self.spools.put(TELEMETRY, lambda: wire.encode(found), wire.TELEMETRY_KIND)
         if self.uplink:

@@ -49,6 +49,8 @@ class Collector(ABC):
     isolated: whether that worker is outside of the agent's process. It must be where a call can hang in the kernel or
     in a driver's library; only what reads the kernel's own bookkeeping may run as a thread of the agent.
     lane: whom it shares that process with, each in a thread. Who was given up once goes on in a process of its own.
+    remote: whether it tells of things beyond this node (a BMC, a switch, a job), which are not named after the node.
+    partial: whether a look tells of some of its entities alone; a change of them is then told by `renewed` alone.
     """
 
     name: ClassVar[str]
@@ -56,8 +58,14 @@ class Collector(ABC):
     events: ClassVar[tuple[str, ...]] = ()
     isolated: ClassVar[bool] = True
     lane: ClassVar[str] = "node"
+    remote: ClassVar[bool] = False
+    partial: ClassVar[bool] = False
     interval: float = 1.0
     deadline: float = 5.0
+
+    def wanted(self) -> bool:
+        """Whether its configuration gives it anything to do; where not, the agent makes no worker for it."""
+        return True
 
     def open(self, node: str) -> None:  # noqa: B027 - most collectors need no preparation
         """Called before the first read, and again after a NoData: 60 s later, then more seldom, at last every 10 min.
@@ -72,6 +80,10 @@ class Collector(ABC):
     def inventory(self) -> Mapping[str, Device]:
         """Entities that this collector sees, with parents and attributes; asked at start, on change and hourly."""
         return {}
+
+    def renewed(self) -> bool:
+        """Whether the inventory is another one though the entities are the same; asked once after each read."""
+        return False
 
     def close(self) -> None:  # noqa: B027 - most collectors hold nothing
         """Releases what open took; may be called twice, and without open."""

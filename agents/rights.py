@@ -45,8 +45,22 @@ RIGHTS: tuple[Right, ...] = (
         "temperature, light and bias of NIC modules",
         "optics.conf",
     ),
+    Right(
+        "jobs",
+        ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"),
+        "dev/nvidia[0-9]*",
+        "ranks of jobs by the environment of their processes",
+        "jobs.conf",
+    ),
 )
-_BITS = {"CAP_DAC_OVERRIDE": 1, "CAP_DAC_READ_SEARCH": 2, "CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21, "CAP_SYSLOG": 34}
+_BITS = {
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_DAC_READ_SEARCH": 2,
+    "CAP_NET_ADMIN": 12,
+    "CAP_SYS_PTRACE": 19,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_SYSLOG": 34,
+}
 """Numbers of capabilities: include/uapi/linux/capability.h."""
 
 

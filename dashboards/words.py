@@ -32,6 +32,7 @@ _KINDS = {
     "stage": ("stage", "stages"),
     "site": ("site", "sites"),
     "nvlink": ("NVLink", "NVLinks"),
+    "neuroncore": ("NeuronCore", "NeuronCores"),
     "sensor": ("sensor", "sensors"),
     "dimm": ("memory module", "memory modules"),
     "disk": ("disk", "disks"),

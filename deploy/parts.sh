@@ -1,7 +1,14 @@
 #!/usr/bin/env bash
 # Installs the real parts that tests run against, each only if it is missing:
 #   chromium   a headless browser with a font, for the dashboard
+#   node_exporter  the Prometheus project's exporter, which the collector for other exporters is tried on
+#   infiniband a simulated InfiniBand fabric: ibsim, opensm and the management tools
+#   lldp       lldpd, which tells what an Ethernet port is cabled to
 #   kafka      Java 17 or newer, Maven and openssl, then the jars of a real Apache Kafka
+#   slurm      slurmctld, slurmd and munge
+#   kubernetes a real control plane and kwok, built from Go modules
+#   redfish    DMTF's own clients and protocol validator, in a virtual environment of their own
+#   helm       Helm, built from its Go module
 # Debian or Ubuntu, as root; without root it says what is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -69,5 +76,74 @@ part_kafka() {
     echo "parts: Java, Maven and the jars of Apache Kafka are there"
 }
 
+part_node_exporter() {
+    have prometheus-node-exporter || have node_exporter || get node_exporter prometheus-node-exporter
+    echo "parts: node_exporter is there"
+}
+
+have_command() { PATH="$PATH:/usr/sbin:/sbin" have "$1"; }
+
+have_infiniband() {
+    have_command ibsim && have_command opensm && have_command iblinkinfo &&
+        compgen -G '/usr/lib/*/umad2sim/libumad2sim.so' >/dev/null
+}
+
+part_infiniband() {
+    have_infiniband || get "the InfiniBand simulator" ibsim-utils libumad2sim0 opensm infiniband-diags
+    echo "parts: ibsim, opensm and infiniband-diags are there"
+}
+
+part_lldp() {
+    have_command lldpd || get lldpd lldpd
+    echo "parts: lldpd is there"
+}
+
+have_slurm() { have_command slurmctld && have_command slurmd && have_command munged && have srun; }
+
+part_slurm() {
+    have_slurm || get Slurm slurmctld slurmd slurm-client munge
+    echo "parts: Slurm and munge are there"
+}
+
+part_kubernetes() { # cold 11 CPU minutes; what comes out is kept in a cache folder
+    if ! have go; then
+        echo "parts: Kubernetes is left out: no Go 1.25 or newer (https://go.dev/dl)" >&2
+        return
+    fi
+    have openssl || get openssl openssl
+    "$PYTHON" tests/kubernetes_build.py >/dev/null
+    echo "parts: etcd, apiserver, controller manager, scheduler, kubectl and kwok are built"
+}
+
+HELM=3.22.0 # a release of helm.sh/helm/v3
+part_helm() { # cold a minute; kept in a cache folder
+    local at="${XDG_CACHE_HOME:-$HOME/.cache}/fleetpulse/helm/$HELM"
+    if ! have helm && [ ! -x "$at/helm" ]; then
+        if ! have go; then
+            echo "parts: Helm is left out: no Go 1.25 or newer (https://go.dev/dl)" >&2
+            return
+        fi
+        GOBIN="$at" go install "helm.sh/helm/v3/cmd/helm@v$HELM"
+    fi
+    echo "parts: Helm is there"
+}
+
+REDFISH=3.4.2 # of DMTF's library; the tools go with it
+part_redfish() { # kept in a cache folder: its twenty packages are no business of ours
+    local at="${XDG_CACHE_HOME:-$HOME/.cache}/fleetpulse/redfish/$REDFISH"
+    if [ ! -x "$at/bin/rf_protocol_validator" ]; then
+        "$PYTHON" -m venv "$at"
+        "$at/bin/pip" install -q "redfish==$REDFISH" redfish_utilities==3.5.2 redfish_protocol_validator==1.3.2
+    fi
+    echo "parts: DMTF's Redfish clients are there"
+}
+
 part_chromium
+part_redfish
+part_infiniband
+part_lldp
+part_node_exporter
 part_kafka
+part_slurm
+part_kubernetes
+part_helm

@@ -9,14 +9,17 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from detectors.coolant import Coolant
+from detectors.coolant_edge import CoolantEdge
+from detectors.coolant_leak import CoolantLeak
 from detectors.detector import Detector
 from detectors.link import Link
 from detectors.sdc import SdcVote
 from detectors.straggler import Straggler
+from detectors.thermal_edge import ThermalEdge
 from pipeline.errors import ConfigError, UsageError
 from pipeline.settings import build
 
-DETECTORS: tuple[type[Detector], ...] = (Straggler, Link, SdcVote, Coolant)
+DETECTORS: tuple[type[Detector], ...] = (Straggler, Link, SdcVote, Coolant, CoolantLeak, CoolantEdge, ThermalEdge)
 
 
 def configured(tables: Mapping[str, Mapping[str, Any]] = {}, source: str = "defaults") -> list[Detector]:
@@ -55,3 +58,9 @@ def explain(name: str) -> dict[str, Any]:
     close = difflib.get_close_matches(name, rows, 1)
     mend = f"did you mean '{close[0]}'?" if close else f"wanted one of {', '.join(rows)}"
     raise UsageError(f"detectors: no detector '{name}'; {mend}")
+
+
+def as_text(row: Mapping[str, Any]) -> str:
+    """How a detector judges, what it cannot see and its settings, for people."""
+    settings = [f"  {key} = {value!r}" for key, value in row["settings"].items()]
+    return "\n".join([row["about"], "", f"Cannot see: {row['blind']}", "", *settings, ""])

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.records import Frame
 
 Key = tuple[int, ...]
+OWN = frozenset(
+    (
+        *("serial", "uuid", "guid", "name", "description", "asset_tag", "location"),
+        *("bmc", "path", "address", "lid", "firmware"),
+    )
+)
+"""Attributes that name one device and do not tell what it is like; devices that differ in them alone are comparable."""
+
+
+def likeness(attributes: Mapping[str, object]) -> str:
+    """What devices must have in common to be comparable, as a text."""
+    return str(sorted((key, value) for key, value in attributes.items() if key not in OWN))
 
 
 class Cohorts:

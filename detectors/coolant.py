@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.baseline import CELL, LEARN, Cells, Floats, Pcc, grouped_median
+from detectors.cohorts import likeness
 from detectors.conditions import Open, close, tell
 from detectors.detector import Detector, memory, notes
 from pipeline.records import SECOND, Finding, Frame, Level
@@ -95,11 +96,11 @@ class Coolant(Detector):
         low[known] = np.where(bad, low + 1, 0)[known]
 
     def _comparable(self, frame: Frame) -> NDArray[np.int32]:
-        """Group numbers of loops of one kind with equal attributes."""
+        """Group numbers of loops of one kind that are alike."""
         key = (frame.topology.version, len(frame.entities))
         if key != self._key:
             numbers: dict[str, int] = {}
-            looks = [f"{kind_of(e)} {sorted(frame.topology.attributes.get(e, {}).items())}" for e in frame.entities]
+            looks = [f"{kind_of(e)} {likeness(frame.topology.attributes.get(e, {}))}" for e in frame.entities]
             self._alike = np.array([numbers.setdefault(look, len(numbers)) for look in looks], np.int32)
             self._key = key
         return self._alike

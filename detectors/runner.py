@@ -20,7 +20,10 @@ from pipeline.topology import Topology
 _log = logging.getLogger("fleetpulse.detectors")
 
 # Families whose suspects explain each other physically; silent data corruption is never paged on anything but digests.
-CORROBORATES: Mapping[str, tuple[str, ...]] = {"straggler": ("link", "coolant")}
+CORROBORATES: Mapping[str, tuple[str, ...]] = {
+    "straggler": ("link", "coolant", "coolant_edge", "coolant_leak", "thermal_edge"),
+    "thermal_edge": ("coolant", "coolant_edge", "coolant_leak"),
+}
 _FRESH = 120 * SECOND  # two repeats: what was not said since then no longer holds
 _MOST_ERRORS_TOLD = 1  # per detector; further ones only count
 
@@ -92,9 +95,11 @@ class Runner:
         return out
 
     def _reason(self, finding: Finding, topology: Topology) -> Finding | None:
-        """The first active finding that explains this one."""
+        """The first active finding that explains this one; the same sensor twice is no second witness."""
         wanted = CORROBORATES.get(finding.detector, ())
-        others = (f for f in self._active.values() if f.detector in wanted)
+        others = (
+            f for f in self._active.values() if f.detector in wanted and not set(f.signals) & set(finding.signals)
+        )
         return next((f for f in others if _related(finding.entity, f.entity, topology)), None)
 
     def snapshot(self) -> str:

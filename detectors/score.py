@@ -43,7 +43,9 @@ COUNTS: Mapping[str, Counting] = {
     "link_degradation": Counting(frozenset({"link"}), frozenset({"port", "node", "leaf", "rail"})),
     "straggler": Counting(frozenset({"straggler"}), frozenset({"rank", "gpu", "node"})),
     # slow ranks may be what first shows a warm loop; then the cause must be the loop or its rack all the same
-    "coolant": Counting(frozenset({"coolant", "straggler"}), frozenset({"cdu", "loop", "rack"})),
+    "coolant": Counting(
+        frozenset({"coolant", "coolant_edge", "thermal_edge", "straggler"}), frozenset({"cdu", "loop", "rack"})
+    ),
 }
 """A kind that is not here may be answered by any detector, on the guilty entity or any ancestor."""
 

@@ -1,4 +1,4 @@
-"""Finds GPUs that compute wrong results: the same canary must give the same digest on every healthy GPU."""
+"""Finds GPUs and cores that compute wrong results: the same canary must give the same digest on every sound one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.topology import kind_of
 
 _DAY = 86_400 * SECOND
 _WAITING = 1000  # results of a canary that are kept until there is a majority; chosen
-_VOTERS = 32  # GPUs remembered per answer: enough to tell a majority from a split; chosen
+_VOTERS = 32  # devices remembered per answer: enough to tell a majority from a split; chosen
 _ANSWERS = 8  # different answers remembered per canary; chosen
 _ROUNDS = 64  # canaries remembered; a site that sets a new problem each round needs only the newest; chosen
 
@@ -22,9 +22,11 @@ _ROUNDS = 64  # canaries remembered; a site that sets a new problem each round n
 class SdcVote(Detector):
     """Majority vote over canary digests; bit-exact, so there is nothing to learn and no noise.
 
-    Of at least `quorum` GPUs the answer of more than half is right. One mismatch is a suspect until the next right
+    A result that bears the known answer (`expected`) is judged by it, alone too. Of others, with at least `quorum`
+    devices, the answer of more than half is right. One mismatch is a suspect until the next right
     answer; `page_at` mismatches within `ledger_days` page and hold until `clean_runs` right answers running, or a
-    reset. A wrong answer that `same_answer` GPUs share is another version of the software and blames nobody.
+    reset. A wrong answer that `same_answer` GPUs, or cores of as many nodes, share is another version of the software
+    and blames nobody.
 
     Source: Dixit et al., "Silent Data Corruptions at Scale" (arXiv 2102.11245): only known answers show wrong ones;
     two independent mismatches page because one may be a transient upset. No telemetry signal predicts such GPUs.
@@ -35,7 +37,7 @@ class SdcVote(Detector):
     device_class: ClassVar[str] = "gpu"
     needs: ClassVar[tuple[str, ...]] = ("event:digest",)
     blind: ClassVar[str] = (
-        "Corruption that no canary's arithmetic touches, GPUs on which none runs, and a fault that most GPUs share."
+        "Corruption that no canary's arithmetic touches, devices on which none runs, and a fault that most share."
     )
 
     quorum: int = 5
@@ -67,8 +69,22 @@ class SdcVote(Detector):
         voters = held["votes"].setdefault(digest, [])
         if len(voters) < _VOTERS and event.entity not in voters:
             voters.append(event.entity)
-        held["waiting"].append([event.time, event.entity, digest])
+        known = event.data.get("expected")
+        if isinstance(known, str):
+            self._by_known(event, key, digest, known)
+        else:
+            held["waiting"].append([event.time, event.entity, digest])
         return key
+
+    def _by_known(self, event: Event, key: str, digest: str, known: str) -> None:
+        """Judges one result by the answer that it should have been."""
+        votes: dict[str, list[str]] = self.rounds[key]["votes"]
+        if digest == known:
+            self._clean(event.entity, key)
+        elif _places(votes[digest]) < self.same_answer:
+            total = len(set().union(*votes.values()))
+            self._mismatch(event.entity, key, event.time, digest, known, (total, len(votes.get(known, ()))))
+            self.ledger[event.entity][-1]["known"] = True
 
     def _vote(self, key: str) -> None:
         """Judges the waiting results of a canary by the answer that most GPUs gave."""
@@ -79,14 +95,20 @@ class SdcVote(Detector):
         total = len(agree.union(*votes.values()))
         if total < self.quorum or 2 * len(agree) <= total:
             del held["waiting"][:-_WAITING]
+            if not held["waiting"]:  # all were judged by the known answer
+                self._keep(held)
             return
         for time, gpu, answer in held["waiting"]:
             if answer == right:
                 self._clean(gpu, key)
-            elif len(votes[answer]) < self.same_answer:
+            elif _places(votes[answer]) < self.same_answer:
                 # a wrong answer that several GPUs share is another software version, not a broken GPU
                 self._mismatch(gpu, key, time, answer, right, (total, len(agree)))
         held["waiting"] = []
+        self._keep(held)
+
+    def _keep(self, held: dict[str, Any]) -> None:
+        votes: dict[str, list[str]] = held["votes"]
         # the rarest and oldest answers go first: years of single wrong ones must not outvote the right one
         kept = sorted(votes, key=lambda d: len(votes[d]))[-_ANSWERS:]
         held["votes"] = {d: voters for d, voters in votes.items() if d in kept}
@@ -167,6 +189,7 @@ class SdcVote(Detector):
     def _finding(self, gpu: str, time: int, due: tuple[int, Level], entries: list[dict[str, Any]]) -> Finding:
         last = entries[-1]
         canary, _, version = last["canary"].rpartition("|")
+        against = "the known answer" if last.get("known") else f"{last['peers'] - 1} others"
         times = "once" if len(entries) == 1 else f"{len(entries)} times"
         return Finding(
             time=time,
@@ -175,7 +198,7 @@ class SdcVote(Detector):
             detector=self.name,
             level=due[1],
             score=float(len(entries)),
-            summary=f"{gpu} gave a wrong result {times}: canary {canary} {version} against {last['peers'] - 1} others",
+            summary=f"{gpu} gave a wrong result {times}: canary {canary} {version} against {against}",
             evidence={
                 "mismatches": len(entries),
                 "holds": True,
@@ -198,6 +221,11 @@ def _version(key: str) -> str:
     return key.rpartition("|")[2]
 
 
+def _places(voters: list[str]) -> int:
+    """How many voters may have software of their own: the cores of one node have one."""
+    return len({v.rpartition(".")[0] if kind_of(v) == "cpu" else v for v in voters})
+
+
 def _complete(event: Event) -> bool:
-    """Whether the event is a canary's result on a GPU; replica digests of ranks are voted on elsewhere."""
-    return kind_of(event.entity) == "gpu" and all(k in event.data for k in ("canary", "version", "digest"))
+    """Whether the event is a canary's result; replica digests of ranks are voted on elsewhere."""
+    return kind_of(event.entity) in ("gpu", "cpu") and all(k in event.data for k in ("canary", "version", "digest"))

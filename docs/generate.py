@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agents.collectors import COLLECTORS
 from detectors import listing
-from pipeline.signals import CATALOGUE, CLASSES, Signal, of_class
+from pipeline.signals import CATALOGUE, CLASSES, Signal, kinds_of, of_class
 from pipeline.signals.events import EVENT_KINDS
 from pipeline.signals.otel import metrics
 
@@ -31,6 +31,7 @@ The signals that an agent on a GPU node ought to deliver, by source, and what of
 why. Parts that the catalogue above calls attributes travel with the inventory (`entities.attributes`), events in `events`.
 """
 SECTIONS = {"gpu": "GPU", "nic": "Network port", "power": "Power", "host": "Host", "xid": "Kernel log and XIDs"}
+SECTIONS |= {name: title for name, title in {"coolant": "Coolant", "accelerators": "Accelerators", "training": "Training", "fabric": "Fabric", "jobs": "Jobs", "canary": "Canaries", "exporters": "Other exporters"}.items() if (Path(__file__).with_name("coverage") / f"{name}.toml").exists()}
 COVERAGE_HEAD = "| asked for | collected | signals, events, attributes | source | why not |"
 FOLDER = Path(__file__).with_name("coverage")
 
@@ -38,8 +39,9 @@ FOLDER = Path(__file__).with_name("coverage")
 def signals() -> str:
     """The whole text of docs/signals.md."""
     parts = [INTRODUCTION, COVERAGE, *(section_of_coverage(name, title) for name, title in SECTIONS.items())]
-    for device_class, kind in CLASSES.items():
-        lines = [f"## {device_class}\n\nEntities `{kind}:NAME`.\n", HEAD, "|" + "---|" * HEAD.count(" | ") + "---|"]
+    for device_class in CLASSES:
+        kinds = ", ".join(f"`{kind}:NAME`" for kind in kinds_of(device_class))
+        lines = [f"## {device_class}\n\nEntities {kinds}.\n", HEAD, "|" + "---|" * HEAD.count(" | ") + "---|"]
         parts.append("\n".join([*lines, *(row(signal) for signal in of_class(device_class))]) + "\n")
     return "\n".join(parts)
 

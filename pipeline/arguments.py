@@ -16,6 +16,16 @@ TARGET = {"metavar": "FILE"}
 RECORDING = (("--replay-recording",), {"metavar": "DIR", "help": "play this recording instead of looking at the node"})
 SPEED = (("--speed",), {"type": float, "metavar": "N", "help": "with a recording: times its own speed (default: 1)"})
 
+
+def seconds(text: str) -> float:
+    """A length of time as `5s`, `500ms` or `5`, above 0 and at most 600 s; argparse says what was wrong."""
+    unit = 0.001 if text.endswith("ms") else 1.0
+    found = float(text.removesuffix("ms").removesuffix("s")) * unit
+    if not 0 < found <= 600:
+        raise ValueError(text)
+    return found
+
+
 COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "demo": ("run the whole system here over a simulated fleet, in a temporary folder", ()),
     "up": ("run agent, pipeline and dashboard on this host, without a broker", ()),
@@ -24,6 +34,22 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "dashboard": ("serve the dashboard", ()),
     "init": ("make the store and the folders for state; say what was there already", ()),
     "doctor": ("check the set-up and say what mends it", (OUTPUT,)),
+    "check": (
+        "say whether this node is fit for a job, for prologs and monitoring",
+        (
+            (("--nagios",), {"action": "store_true", "help": "one line and the exit codes of a Nagios plugin"}),
+            (
+                ("--timeout",),
+                {
+                    "type": seconds,
+                    "default": 5.0,
+                    "metavar": "TIME",
+                    "help": "most time, as 5s or 500ms (default: 5s)",
+                },
+            ),
+            OUTPUT,
+        ),
+    ),
     "once": ("print one reading of this host", (OUTPUT, RECORDING)),
     "record": (
         "write what this node's collectors see, as files that can be played back",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.topology import Topology, kind_of
 
-_PARTS = frozenset({"nvlink", "sensor", "dimm", "disk", "filesystem", "service", "agent", "collector"})
+_PARTS = frozenset({"nvlink", "neuroncore", "sensor", "dimm", "disk", "filesystem", "service", "agent", "collector"})
 """Kinds that no work is placed on: hundreds of them lie below a node, and would hide how many GPUs do."""
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from pipeline.records import LEVELS, SECOND, Finding, Incident, Level, Severity
+from pipeline.topology import kind_of
 
 SEVERITIES: tuple[Severity, ...] = ("watch", "ticket", "page")
 Kind = Literal[
@@ -20,6 +21,7 @@ Kind = Literal[
     "resolved",
     "reopened",
 ]
+_DOWN_OR_UP = frozenset({"nic.state", "nic.carrier_changes"})
 PAIR_WINDOW = 120 * SECOND
 """Suspects further apart than this are a coincidence; as long as a cause is refined. Chosen."""
 _OF_LEVEL: dict[Level, Severity] = {"suspect": "watch", "ticket": "ticket", "page": "page"}
@@ -113,7 +115,7 @@ class Case:
     def severity(self) -> Severity:
         """Of the highest level, and never lower than it was; suspects that corroborate each other are a ticket."""
         levels = [_OF_LEVEL[c.level] for c in self.conditions.values()]
-        if self.corroborated():
+        if self.corroborated() or self.seen_from_both_ends():
             levels.append("ticket")
         return max((self.incident.severity, *levels), key=SEVERITIES.index)
 
@@ -144,6 +146,18 @@ class Case:
             for i, a in enumerate(fresh)
             for b in fresh[:i]
         )
+
+    def seen_from_both_ends(self, within: int = PAIR_WINDOW) -> bool:
+        """Whether both ends of a link blame it and one counts errors: that it is down is one fact, seen twice.
+
+        A case whose cause is a port has conditions of that port and of its far end alone (Folding.base).
+        """
+        if kind_of(self.incident.cause) != "port":
+            return False
+        newest = max((c.last for c in self.conditions.values()), default=0)
+        fresh = [c for c in self.conditions.values() if newest - c.last <= within]
+        counted = {signal for c in fresh for signal in c.signals} - _DOWN_OR_UP
+        return len({c.entity for c in fresh if kind_of(c.entity) == "port"}) > 1 and bool(counted)
 
     def _standing(self, condition: Condition, base: str) -> tuple[bool, int, int, str, str]:
         """Least for the condition that speaks for the incident: at the cause itself, highest level, earliest onset."""

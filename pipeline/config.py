@@ -28,6 +28,7 @@ _BYTES = wants("bytes, at least 65536, or 0 for 1 GiB, at most 5 % of the disk",
 _SYNC = wants("seconds, 0 to 60", lambda value: 0 <= value <= 60)
 _CATCH_UP = wants("times real time, at least 2: less would never catch up", lambda value: value >= 2)
 _JITTER = wants("seconds, 0 to 600", lambda value: 0 <= value <= 600)
+_SHARE = wants("a share between 0 and 1", lambda value: 0 < value < 1)
 _PORT = wants("a port, 0 to 65535", lambda value: 0 <= value <= 65535)
 _NAME = wants(
     "a name: not empty, no slash, not '.' or '..'", lambda value: value not in ("", ".", "..") and "/" not in value
@@ -64,6 +65,24 @@ class Agent:
 
     node: str = field(default_factory=lambda: socket.gethostname().split(".")[0], metadata=_NAME)
     interval: float = field(default=1.0, metadata=_SECONDS)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """[edge]: the rules that agents judge by themselves, at each look.
+
+    flow_share: 30 % less flow takes 4 of the 10 K for which a loop is designed (dT = 15.1 K * kW / (L/min)).
+    pressure_share: pressure falls with the square of the flow. temperature_slope: a fifth of the 2.3 K/s at which a
+    cold plate of 440 J/K warms at 1 kW without flow. Sensors that usually show less than least_flow (L/min) or
+    least_pressure (bar) are idle; chosen.
+    """
+
+    enabled: bool = True
+    flow_share: float = field(default=0.7, metadata=_SHARE)
+    pressure_share: float = field(default=0.5, metadata=_SHARE)
+    temperature_slope: float = field(default=0.5, metadata=_POSITIVE)
+    least_flow: float = field(default=1.0, metadata=_POSITIVE)
+    least_pressure: float = field(default=0.05, metadata=_POSITIVE)
 
 
 @dataclass(frozen=True)
@@ -163,6 +182,17 @@ class Notify:
 
 
 @dataclass(frozen=True)
+class Check:
+    """[check]: what `fleetpulse check` asks beside this node's agent, and what it passes over."""
+
+    api_url: str = field(default="", metadata=_HTTP)
+    token_file: Path | None = None
+    incidents: typing.Literal["warning", "critical"] = "warning"
+    ignore: tuple[str, ...] = ()
+    status_file: Path | None = None
+
+
+@dataclass(frozen=True)
 class TopologyFile:
     """[topology]: a topology.toml with what agents cannot know (racks, loops, leaves)."""
 
@@ -191,11 +221,13 @@ class Config:
 
     site: Site = field(default_factory=Site)
     agent: Agent = field(default_factory=Agent)
+    edge: Edge = field(default_factory=Edge)
     spool: Spool = field(default_factory=Spool)
     kafka: Kafka = field(default_factory=Kafka)
     store: Store = field(default_factory=Store)
     api: Api = field(default_factory=Api)
     dashboard: Dashboard = field(default_factory=Dashboard)
+    check: Check = field(default_factory=Check)
     pipeline: Pipeline = field(default_factory=Pipeline)
     notify: Notify = field(default_factory=Notify)
     topology: TopologyFile = field(default_factory=TopologyFile)

@@ -7,6 +7,7 @@ records go into a topic that is there for this alone.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -58,6 +59,8 @@ def package_names(config: Config, claims: Mapping[str, Sequence[str]] | None = N
 
 def store(config: Config) -> Check:
     """The store's file can be written, or a running pipeline has it."""
+    if importlib.util.find_spec("duckdb") is None:
+        return Check("store", "info", "the pipeline is not installed here (extra 'pipeline'): a node needs no store")
     path = config.store.path
     place = _writable(path.parent)
     if place is not None:

@@ -17,10 +17,12 @@ from typing import Protocol
 import numpy as np
 
 from pipeline.cases import Change
+from pipeline.ended import EndedRanks
 from pipeline.errors import UsageError
 from pipeline.frames import Framer, Instant, select
 from pipeline.incidents import Desk
 from pipeline.ingest import Committed
+from pipeline.links import Links
 from pipeline.presence import LastSeen
 from pipeline.records import SECOND, Event, Finding, Frame, Rows, iso
 from pipeline.signals import CLASSES
@@ -86,6 +88,7 @@ class Engine:
         step: int,
     ) -> None:
         self.database, self.devices, self.topology = database, devices, topology
+        self.links, self.ended = Links(topology), EndedRanks(topology)
         self.judge, self.clock = judge, clock
         self.lock = threading.RLock()
         self.desk = Desk(topology, devices.is_simulated)
@@ -115,7 +118,9 @@ class Engine:
             self.ahead += len(sane) - int(np.count_nonzero(sane))
             self.framer.add(block if sane.all() else select(block, sane))
         events = list(events)
-        learn(self.topology, [event for event in events if event.kind == "inventory"])
+        inventories = [event for event in events if event.kind == "inventory"]
+        learn(self.links, inventories)
+        self.ended.follow(inventories)
         self.framer.add_events(event for event in events if event.kind != "inventory" and event.time <= limit)
 
     def _refill(self, rows: Sequence[Rows], events: Sequence[Event], until: int) -> None:
@@ -210,17 +215,17 @@ class Engine:
             self.judge.restore(state)
 
 
-def learn(topology: Topology, inventories: Sequence[Event]) -> None:
+def learn(links: Links, inventories: Sequence[Event]) -> None:
     """Takes parents and attributes from inventory events; one that makes a circle is refused with a line in the log.
 
     All at once, where that goes: each change costs a copy of the whole graph, and after an outage all nodes have some.
     """
     lines = [line for event in inventories for line in inventory(event.data)]
     try:
-        topology.merge({e: p for e, p, _ in lines if p}, {e: a for e, _, a in lines if a})
+        links.topology.merge(*links.joined({e: p for e, p, _ in lines if p}, {e: a for e, _, a in lines if a}))
     except UsageError as error:
         if len(inventories) == 1:
             log.warning("inventory of %s refused: %s", inventories[0].entity, error)
             return
         for event in inventories:
-            learn(topology, [event])
+            learn(links, [event])

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.cases import SEVERITIES, Case, Condition
+from pipeline.links import PEER
 from pipeline.topology import Topology, kind_of
 
 LEAST_UNITS = 3
@@ -55,8 +56,19 @@ class Folding:
     _around: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def base(self, entity: str) -> str:
-        """What to suspect for a finding: the entity, or the GPU that a rank runs on."""
-        return (self.topology.above_of_kind(entity, "gpu") if kind_of(entity) == "rank" else None) or entity
+        """What to suspect for a finding: the entity, the GPU that a rank runs on, or for a link one of its two ends."""
+        kind = kind_of(entity)
+        if kind == "port":
+            return self._end(entity)
+        return (self.topology.above_of_kind(entity, "gpu") if kind == "rank" else None) or entity
+
+    def _end(self, port: str) -> str:
+        """The end that stands for the link: that of a node, else that of a leaf, so that both ends are one suspect."""
+        peer = self.topology.attributes.get(port, {}).get(PEER)
+        if not isinstance(peer, str):
+            return port
+        over = self.topology.above_of_kind
+        return min((port, peer), key=lambda e: (over(e, "node") is None, over(e, "leaf") is None, e))
 
     def chain(self, entity: str) -> tuple[str, ...]:
         """What lies over a finding, nearest first."""
@@ -188,7 +200,8 @@ class Folding:
         if entity == cause:
             return None
         kind = _UNIT.get(kind_of(cause))
-        return self.base(entity) if kind is None else self.topology.above_of_kind(entity, kind)
+        unit = entity if kind is None else self.topology.above_of_kind(entity, kind)
+        return None if unit is None else self.base(unit)
 
     def _beside(self, entity: str) -> frozenset[str]:
         """Leaves, rails and what else the devices of the entity's node hang on."""

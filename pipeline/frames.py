@@ -16,18 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.records import Event, Frame, Rows
-from pipeline.signals import CATALOGUE, CLASSES, Signal
+from pipeline.signals import CATALOGUE, CLASS_OF_KIND, Signal
 from pipeline.topology import Topology, kind_of
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-_CLASS_OF_KIND = {kind: device_class for device_class, kind in CLASSES.items()}
 
 
 def class_of(entity: str) -> str:
     """Device class whose frames carry the events of `entity`: that of its kind, else the kind itself."""
     kind = kind_of(entity)
-    return _CLASS_OF_KIND.get(kind, kind)
+    return CLASS_OF_KIND.get(kind, kind)
 
 
 @dataclass(frozen=True, slots=True)

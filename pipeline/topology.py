@@ -50,6 +50,13 @@ class Topology:
         self.attributes.update(facts)
         return True
 
+    def forget(self, entities: Iterable[str]) -> None:
+        """Takes out lines of entities that are no more; whoever has them as a parent keeps the name."""
+        gone = set(entities)
+        self.parents = {e: p for e, p in self.parents.items() if e not in gone}
+        self.attributes = {e: a for e, a in self.attributes.items() if e not in gone}
+        self.version, self._above = self.version + 1, {}
+
     def _shared(self, parents: tuple[str, ...]) -> tuple[str, ...]:
         return self._known.setdefault(parents, parents)
 

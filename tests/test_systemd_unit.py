@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from agents.check import status
+from agents.collectors.jobs import Jobs
+from agents.sources.training import place
 from tests.parts import do_without
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -96,6 +99,15 @@ def test_nothing_in_the_unit_takes_what_the_collectors_need() -> None:
     assert settings["ProtectKernelLogs"] == "no"
     assert settings["ProcSubset"] == "all"
     assert settings["ProtectProc"] == "default"
+
+
+def test_what_others_read_and_write_is_where_the_service_lets_them() -> None:
+    """Job facts, which root's prolog writes, must not lie in the folder that goes with the service."""
+    lines = (DEPLOY / UNIT).read_text().splitlines()
+    assert f"RuntimeDirectory={status.RUN.relative_to('/run')}" in lines
+    assert "RuntimeDirectoryMode=0755" in lines
+    assert Path(place.SYSTEM).parent == status.RUN
+    assert not Jobs().facts.is_relative_to(status.RUN)
 
 
 UNDER_THE_UNITS_MEMORY_RULE = """

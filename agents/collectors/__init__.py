@@ -8,23 +8,34 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agents.collector import Collector, settings
+from agents.collectors.amd import Amd
+from agents.collectors.canary import Canary
 from agents.collectors.clock import Clock
 from agents.collectors.edac import Edac
 from agents.collectors.ethtool import EthtoolStatistics
+from agents.collectors.fabric import Fabric
 from agents.collectors.filesystems import Filesystems
+from agents.collectors.gaudi import Gaudi
 from agents.collectors.host import Host
 from agents.collectors.hwmon import Hwmon
 from agents.collectors.infiniband import Infiniband
 from agents.collectors.ipmi import Ipmi
+from agents.collectors.jobs import Jobs
 from agents.collectors.kernel_log import KernelLog
+from agents.collectors.lldp import Lldp
 from agents.collectors.network import Network
+from agents.collectors.neuron import Neuron
 from agents.collectors.nvme import Nvme
 from agents.collectors.nvml import Nvml
 from agents.collectors.pci import Pci
 from agents.collectors.powercap import Powercap
 from agents.collectors.processors import Processors
+from agents.collectors.prometheus import Prometheus
+from agents.collectors.redfish import Redfish
 from agents.collectors.services import Services
 from agents.collectors.tasks import Tasks
+from agents.collectors.tpu import Tpu
+from agents.collectors.training import Training
 from agents.collectors.versions import Versions
 from agents.collectors.xid import XidEvents
 from pipeline.errors import ConfigError
@@ -35,7 +46,13 @@ COLLECTORS: tuple[type[Collector], ...] = (
     Network,
     Infiniband,
     EthtoolStatistics,
+    Fabric,
+    Lldp,  # after whoever tells of the port itself
     Nvml,
+    Amd,
+    Neuron,
+    Tpu,
+    Gaudi,
     Clock,
     Edac,
     Filesystems,
@@ -50,6 +67,11 @@ COLLECTORS: tuple[type[Collector], ...] = (
     Hwmon,
     Powercap,
     Ipmi,
+    Redfish,
+    Prometheus,
+    Canary,
+    Jobs,
+    Training,  # after whoever knows a rank's GPU: the first one's parents hold
 )
 
 Rule = tuple[str, Callable[[Any], bool]]
@@ -67,14 +89,18 @@ _NUMBER: Rule = "a number, not negative", lambda value: 0 <= value < math.inf
 
 
 def configured(tables: Mapping[str, Mapping[str, Any]], source: str = "configuration") -> tuple[Collector, ...]:
-    """Every collector with its table of the configuration. Raises ConfigError on names and keys that nobody has."""
+    """Every collector that has something to do, with its table of the configuration.
+
+    Raises ConfigError on names and keys that nobody has, and on values that cannot work.
+    """
     known = {collector.name: collector for collector in COLLECTORS}
     for name in tables:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             mend = f"did you mean [collector.{close[0]}]?" if close else f"known: {', '.join(known)}"
             raise ConfigError(f"{source}: [collector.{name}]: no such collector; {mend}")
-    return tuple(_made(collector, tables.get(name, {}), source) for name, collector in known.items())
+    made = (_made(collector, tables.get(name, {}), source) for name, collector in known.items())
+    return tuple(collector for collector in made if collector.wanted())
 
 
 def _made(kind: type[Collector], table: Mapping[str, Any], source: str) -> Collector:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from agents.collector import Collector, Device, NoData, Reading, Rhythm
 from agents.sources.procfile import ProcFile, number_of, text_of
-from agents.sources.sensor_rows import Row, readings
+from agents.sources.rows import Row, readings
 
 # kind of file -> (signal, how much of its unit one step of the file is), kernel Documentation/hwmon/sysfs-interface
 _KINDS = {

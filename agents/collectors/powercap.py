@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from agents.collector import Collector, Device, NoData, Reading
 from agents.sources.procfile import ProcFile, number_of, text_of
-from agents.sources.sensor_rows import readings
+from agents.sources.rows import readings
 
 _ZONE = re.compile(r"(?P<type>[a-z][a-z0-9-]{0,40}):\d{1,4}(:\d{1,4})*")  # intel-rapl:0, intel-rapl:0:1 (powercap.rst)
 _TOO_MUCH = 2**64 - 1  # no counter says so; it is how one of 64 bits says "missing"

@@ -113,9 +113,10 @@ class _FarEnd:
         found: dict[str, frozenset[str]] = {}
         for reading in readings:
             found[reading.device_class] = found.get(reading.device_class, frozenset()) | frozenset(reading.entities)
-        same = all(self._entities.get(c) == entities for c, entities in found.items())
+        same = self._collector.partial or all(self._entities.get(c) == entities for c, entities in found.items())
         first, self._entities = not self._entities, self._entities | found
-        return None if same and not first and not tell else dict(self._collector.inventory())
+        renewed = self._collector.renewed()
+        return None if same and not first and not tell and not renewed else dict(self._collector.inventory())
 
     def _shut(self, state: State, reason: str, began: float) -> Delivery:
         """Leaves the source so that the next look opens it anew."""

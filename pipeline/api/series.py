@@ -10,7 +10,7 @@ import duckdb
 
 from pipeline.errors import UsageError
 from pipeline.records import SECOND, iso
-from pipeline.signals import CATALOGUE, CLASSES, Signal
+from pipeline.signals import CATALOGUE, CLASS_OF_KIND, Signal, kinds_of
 from pipeline.topology import Topology, kind_of
 
 Peers = Literal["auto", "rack", "stage", "loop", "class"]
@@ -79,8 +79,9 @@ def _signal(entity: str, name: str) -> Signal:
     signal = CATALOGUE.get(name)
     if signal is None:
         raise UsageError(f"signal {name!r} is not in the catalogue; GET /api/v1/signals lists all")
-    if CLASSES[signal.device_class] != kind_of(entity):
-        raise UsageError(f"signal {name!r} belongs to {CLASSES[signal.device_class]} entities, not to {entity!r}")
+    if CLASS_OF_KIND.get(kind_of(entity)) != signal.device_class:
+        wanted = " or ".join(kinds_of(signal.device_class))
+        raise UsageError(f"signal {name!r} belongs to {wanted} entities, not to {entity!r}")
     return signal
 
 

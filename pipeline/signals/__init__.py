@@ -6,28 +6,48 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from pipeline.signals import (
     agent,
+    battery,
+    bmc,
+    canary,
     collector,
     coolant,
+    custom,
     dimm,
     disk,
+    exporter,
     filesystem,
     gpu,
+    leak,
+    neuroncore,
     nic,
     node,
     nvlink,
     power,
+    psu,
     rank,
     sensor,
     service,
 )
 from pipeline.signals.signal import TYPES, Kind, Signal, column_of
 
-__all__ = ["CATALOGUE", "CLASSES", "TYPES", "Kind", "Signal", "column_of", "of_class", "with_declared"]
+__all__ = [
+    "CATALOGUE",
+    "CLASSES",
+    "CLASS_OF_KIND",
+    "TYPES",
+    "Kind",
+    "Signal",
+    "column_of",
+    "kinds_of",
+    "of_class",
+    "with_declared",
+]
 
 CLASSES: Mapping[str, str] = {
-    # device class -> kind of the entities that bear it
+    # device class -> kind of the entities that bear it, the main one where there are several
     "gpu": "gpu",
     "nvlink": "nvlink",
+    "neuroncore": "neuroncore",
     "nic": "port",
     "node": "node",
     "sensor": "sensor",
@@ -36,15 +56,31 @@ CLASSES: Mapping[str, str] = {
     "filesystem": "filesystem",
     "service": "service",
     "power": "pdu",
+    "psu": "psu",
+    "battery": "battery",
     "coolant": "cdu",
+    "leak": "leak_detector",
+    "bmc": "bmc",
     "rank": "rank",
+    "canary": "cpu",
     "agent": "agent",
     "collector": "collector",
+    "exporter": "exporter",
+    "custom": "custom",
 }
 
+_FURTHER: Mapping[str, tuple[str, ...]] = {
+    # device class -> further kinds of entity that bear it
+    "power": ("shelf", "chassis", "circuit", "outlet", "output"),
+    "coolant": ("connector", "pump", "reservoir", "filter", "loop"),
+}
+
+CLASS_OF_KIND: Mapping[str, str] = {kind: c for c, main in CLASSES.items() for kind in (main, *_FURTHER.get(c, ()))}
+"""Kind of entity -> the device class that it bears."""
+
 _FILES = (
-    *(gpu, nvlink, nic, node, sensor, dimm, disk, filesystem, service),
-    *(power, coolant, rank, agent, collector),
+    *(gpu, nvlink, neuroncore, nic, node, sensor, dimm, disk, filesystem, service),
+    *(power, psu, battery, coolant, leak, bmc, rank, canary, agent, collector, exporter, custom),
 )
 
 
@@ -63,6 +99,11 @@ def _with_generations(signals: Iterable[Signal]) -> Iterator[Signal]:
 CATALOGUE: Mapping[str, Signal] = {
     signal.name: signal for signal in _with_generations(signal for file in _FILES for signal in file.SIGNALS)
 }
+
+
+def kinds_of(device_class: str) -> tuple[str, ...]:
+    """All kinds of entity that bear a device class, the main one first."""
+    return (CLASSES[device_class], *_FURTHER.get(device_class, ()))
 
 
 def of_class(device_class: str, catalogue: Mapping[str, Signal] = CATALOGUE) -> tuple[Signal, ...]:

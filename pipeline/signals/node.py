@@ -47,6 +47,7 @@ SIGNALS: tuple[Signal, ...] = (
     Signal("node.tasks_blocked", "{task}", "gauge", "node", "u4", "Processes in uninterruptible sleep (state D) at the look", "/proc/PID/stat", "system.process.count", harm="up", interval=30),
     Signal("node.tasks_blocked_gpu", "{task}", "gauge", "node", "u4", "Of them, those of GPU driver and training: names that match [collector.tasks] gpu", "/proc/PID/stat", "system.process.count", harm="up", interval=30),
     Signal("node.tasks_blocked_longest", "s", "gauge", "node", "f4", "How long one process at least has been in state D at every look without using a processor", "/proc/PID/stat", "", (0, 1e10), harm="up", interval=30),
+    Signal("node.training_refused", "{datagram}", "counter", "node", "u8", "Datagrams to the socket of training steps that were refused: damaged, of another user's rank, or too many", "training", interval=60),
     Signal("node.clock_offset", "s", "gauge", "node", "f8", "What the clock has still to gain to be right, as its keeper last measured", "chronyd's tracking, else adjtimex", "", (-1e9, 1e9), interval=60),
     Signal("node.clock_error_max", "s", "gauge", "node", "f8", "Most that the clock can be wrong; grows while nothing sets it", "adjtimex: maxerror", "", (0, 1e9), harm="up", interval=60),
     Signal("node.clock_synchronized", "1", "state", "node", "u1", "Whether something keeps the clock, as the kernel has it", "adjtimex: STA_UNSYNC", "", (0, 1), states=("free", "synchronized"), normal=("synchronized",), interval=60),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import duckdb
 import pyarrow as pa
 
+from pipeline.ended import ATTRIBUTE
 from pipeline.records import EventBatch
 from pipeline.store.append import insert, times
 from pipeline.topology import kind_of
@@ -41,6 +42,28 @@ def write_events(connection: duckdb.DuckDBPyConnection, batches: Sequence[EventB
         columns["parents"] = pa.array(columns["parents"], pa.list_(pa.string()))
         renew = ", ".join(f"{n} = excluded.{n}" for n in names[1:])
         insert(connection, "entity", columns, f"ON CONFLICT (entity) DO UPDATE SET {renew}")
+        _end(
+            connection, sorted({(o.site, e.entity.partition(":")[2]) for e, o in flat if e.kind == "inventory"}), known
+        )
+
+
+def _end(connection: duckdb.DuckDBPyConnection, told: Sequence[tuple[str, str]], known: Collection[str]) -> None:
+    """Takes out ranks that their node names no longer, and the stages and jobs that they leave empty.
+
+    told: (site, node) of the inventories; known: all that these name. The same as pipeline/ended.py does in memory.
+    """
+    gone = connection.execute(
+        f"""DELETE FROM entity WHERE kind = 'rank' AND contains(attributes, '"{ATTRIBUTE}"')
+            AND list_contains(?, site || ' ' || (attributes ->> '$.{ATTRIBUTE}')) AND NOT list_contains(?, entity)
+            RETURNING parents""",
+        [[f"{site} {node}" for site, node in told], [e for e in known if kind_of(e) == "rank"]],
+    ).fetchall()
+    if gone:
+        connection.execute(
+            """DELETE FROM entity WHERE kind IN ('stage', 'job') AND list_contains(?, entity) AND entity NOT IN
+               (SELECT unnest(parents) FROM entity WHERE kind = 'rank')""",
+            [sorted({parent for (parents,) in gone for parent in parents})],
+        )
 
 
 def inventory(data: Mapping[str, object]) -> list[tuple[str, list[str], dict[str, object]]]:

@@ -66,6 +66,19 @@ CREATE TABLE IF NOT EXISTS outbox (
 CREATE TABLE IF NOT EXISTS snapshot (key VARCHAR PRIMARY KEY, time TIMESTAMPTZ NOT NULL, state VARCHAR NOT NULL);
 """
 
+_LINKS = """
+CREATE OR REPLACE VIEW links AS
+WITH port AS MATERIALIZED (
+    SELECT entity, attributes ->> '$.port_guid' AS own, attributes ->> '$.guid' AS switch,
+           attributes ->> '$.port' AS number, attributes ->> '$.peer_guid' AS far,
+           attributes ->> '$.peer_port' AS far_number
+    FROM entity
+    WHERE kind = 'port' AND (contains(attributes, '"port_guid"') OR contains(attributes, '"peer_guid"')))
+SELECT a.entity, b.entity AS peer FROM port a JOIN port b ON a.far = b.own
+UNION SELECT b.entity, a.entity FROM port a JOIN port b ON a.far = b.own
+UNION SELECT a.entity, b.entity FROM port a JOIN port b ON a.far = b.switch AND a.far_number = b.number"""
+"""Both ends of each cable, a row for each end, by the GUIDs that pipeline/links.py joins by."""
+
 
 def create(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal] = CATALOGUE) -> None:
     """Makes what is missing. Raises UsageError if the file was written by a newer schema."""
@@ -79,6 +92,7 @@ def create(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal
     for device_class in CLASSES:
         ensure_class(connection, device_class, of_class(device_class, catalogue))
     _entities_view(connection)
+    connection.execute(_LINKS)
 
 
 def ensure_class(

@@ -288,6 +288,7 @@ int nvmlDeviceGetMigMode(device *d, unsigned *current, unsigned *pending) {
     PUT(current, value);
     return PUT(pending, value);
 }
+NUMBER(nvmlDeviceGetComputeMode, int, (device *d, int *found), 0)
 NUMBER(nvmlDeviceGetVirtualizationMode, unsigned, (device *d, unsigned *found), 0)
 int nvmlDeviceGetHostVgpuMode(device *d, unsigned *found) {
     ENTER(d);
@@ -329,7 +330,7 @@ int nvmlDeviceGetUtilizationRates(device *d, utilization *found) {
 typedef struct { u64 total, free, used; } memory;
 int nvmlDeviceGetMemoryInfo(device *d, memory *found) {
     ENTER(d);
-    memory value = {85899345920ULL, 1024, 85899344896ULL};
+    memory value = {85899345920ULL, 1024, (u64)set_or(__func__, d->index, 85899344896LL)};
     return PUT(found, value);
 }
 typedef struct { unsigned version; u64 total, reserved, free, used; } memory2;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from detectors.cohorts import likeness
 from detectors.coolant import Coolant
 from pipeline.records import SECOND
 
@@ -91,6 +92,12 @@ def test_loops_of_another_make_are_no_peers(site, watch):
             values["coolant"]["coolant.flow"][:4] *= 0.8
 
     assert watch(Coolant(), site, 300, change) == []
+
+
+def test_loops_that_differ_in_serial_number_and_place_alone_are_peers():
+    alike = {likeness({"model": "X1", "serial": serial, "location": serial, "bmc": serial}) for serial in "abc"}
+    assert len(alike) == 1
+    assert likeness({"model": "X2", "serial": "a"}) not in alike
 
 
 def test_a_loop_that_stands_still_from_the_start_is_idle(site, watch):

@@ -127,7 +127,13 @@ def test_what_does_not_explain_it_raises_nothing(words):
 def test_a_detector_without_its_needs_is_off_and_named():
     runner = Runner(configured(), {"rank.compute_time", "event:digest"})
     assert [d.name for d in runner.detectors] == ["straggler", "sdc"]
-    assert runner.off == {"link": ["nic.state"], "coolant": ["coolant.flow"]}
+    assert runner.off == {
+        "link": ["nic.state"],
+        "coolant": ["coolant.flow"],
+        "coolant_leak": ["leak.state"],
+        "coolant_edge": ["coolant.flow"],
+        "thermal_edge": ["event:temperature_rise"],
+    }
 
 
 def test_a_snapshot_is_json_and_resumes_midway(site, watch):

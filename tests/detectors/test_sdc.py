@@ -135,3 +135,73 @@ def test_events_without_digest_or_on_other_entities_are_left_alone(site, watch):
         ]
 
     assert watch(SdcVote(), site, 50, change) == []
+
+
+# --- results that bear the known answer -------------------------------------------------------------------------------
+
+
+def known(entity, digest, tick=0, canary="cpu.0"):
+    data = {"canary": canary, "version": "7", "digest": digest, "expected": "right"}
+    return Event(START + tick * STEP, entity, "digest", data)
+
+
+def of_core(script):
+    """Events by tick, as (entity, digest)."""
+    return lambda tick, values: [known(entity, digest, tick) for entity, digest in script.get(tick, ())]
+
+
+def test_a_lone_core_is_judged_by_the_known_answer(site, watch):
+    found = watch(SdcVote(), site, 5, of_core({1: [("cpu:n1.7", "wrong")]}))
+    assert [(f.entity, f.level) for f in found] == [("cpu:n1.7", "suspect")]
+    assert "cpu.0 7 against the known answer" in found[0].summary
+    assert found[0].evidence["expected"] == "right"
+
+
+def test_a_core_is_cleared_by_one_right_answer_and_pages_for_two_wrong_ones(site, watch):
+    once = {1: [("cpu:n1.7", "wrong")], 3: [("cpu:n1.7", "right")]}
+    found = watch(SdcVote(), site, 6, of_core(once))
+    assert found[-1].evidence.get("cleared") is True
+    twice = {
+        1: [("cpu:n1.7", "wrong")],
+        3: [("cpu:n1.7", "worse")],
+        **{t: [("cpu:n1.7", "right")] for t in range(5, 14)},
+    }
+    found = watch(SdcVote(), site, 30, of_core(twice))
+    assert found[-1].level == "page"
+    assert found[-1].evidence["holds"] is True
+
+
+def test_a_wrong_answer_of_cores_of_three_nodes_is_another_software_and_of_one_nodes_cores_is_not(site, watch):
+    same = {1: [(f"cpu:n{n}.0", "other") for n in range(3)]}
+    assert {f.entity for f in watch(SdcVote(), site, 5, of_core(same))} == {"cpu:n0.0", "cpu:n1.0"}
+    here = {1: [(f"cpu:n1.{core}", "other") for core in range(6)]}
+    assert len({f.entity for f in watch(SdcVote(), site, 5, of_core(here))}) == 6
+
+
+def test_a_wrong_answer_under_the_name_of_one_problem_is_cleared_by_rounds_of_the_same_version(site, watch):
+    script = {1: [known("cpu:n1.7", "wrong", 1, "gemm-f32-up.3")], 2: [known("cpu:n1.7", "right", 2)]}
+    found = watch(SdcVote(), site, 5, lambda tick, values: script.get(tick, ()))
+    assert found[-1].evidence.get("cleared") is True
+
+
+def test_cores_without_a_known_answer_are_voted_on(site, watch):
+    def change(tick, values):
+        answers = {f"cpu:n0.{c}": "bad" if c == 3 else "good" for c in range(8)} if tick == 1 else {}
+        return [
+            Event(START + tick * STEP, e, "digest", {"canary": "c", "version": "1", "digest": d})
+            for e, d in answers.items()
+        ]
+
+    found = watch(SdcVote(), site, 4, change)
+    assert {f.entity for f in found} == {"cpu:n0.3"}
+    assert "against 7 others" in found[0].summary
+
+
+def test_known_answers_of_a_large_fleet_keep_no_results(site, watch):
+    detector = SdcVote()
+    script = {t: [(f"cpu:n{t}.{c}", f"w{t}.{c}" if c == 0 else "right") for c in range(50)] for t in range(40)}
+    watch(detector, site, 40, of_core(script))
+    held = detector.rounds["cpu.0|7"]
+    assert held["waiting"] == []
+    assert len(held["votes"]) <= 9
+    assert max(map(len, held["votes"].values())) == 32

@@ -79,6 +79,15 @@ def test_a_store_that_is_not_there_yet_is_a_warning_with_the_mend(config: Config
     assert (found.state, found.mend) == ("warn", "fleetpulse init")
 
 
+def test_a_node_without_the_pipeline_needs_no_store(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed with the extra `agent` alone; a store that lies there from before is left alone too."""
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    config.store.path.write_text("")
+    found = doctor.store(config)
+    assert found.state == "info"
+    assert "needs no store" in found.found
+
+
 def test_a_store_below_a_file_cannot_be_written(config: Config, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     broken = dataclasses.replace(config, store=Store(path=tmp_path / "file" / "store.duckdb"))

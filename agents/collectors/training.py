@@ -1,0 +1,101 @@
+"""Training steps that scripts report through agents.training: lengths of steps, loss, gradient norm, replica digests.
+
+docs/training.md shows the script's side.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
+from agents.sources.training.doorway import Doorway
+from agents.sources.training.place import SYSTEM, places
+from agents.sources.training.ranks import COUNTERS, GAUGES, Ranks
+from pipeline.settings import wants
+
+_REFUSED_S = 60.0
+
+
+def _is_mode(text: str) -> bool:
+    """Whether it is a file mode in octal, as chmod takes it."""
+    return len(text) in (3, 4) and all(digit in "01234567" for digit in text)
+
+
+@dataclass
+class Training(Collector):
+    """rank.*: one entity per rank whose script reports steps to the socket.
+
+    socket: its path; "" = FLEETPULSE_TRAINING_SOCKET, else /run/fleetpulse/agent/training.sock where that folder is
+    ours to write, else in XDG_RUNTIME_DIR. mode: who may send; 0666: every user, since training runs as any.
+    """
+
+    name: ClassVar[str] = "training"
+    signals: ClassVar[tuple[str, ...]] = (*GAUGES, *COUNTERS, "node.training_refused")
+    events: ClassVar[tuple[str, ...]] = ("replica_digest", "checkpoint")
+    remote: ClassVar[bool] = True
+    socket: str = ""
+    mode: str = field(default="0666", metadata=wants('a file mode in octal, such as "0666"', _is_mode))
+    _wall: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
+    _clock: Callable[[], float] = field(default_factory=lambda: time.monotonic, init=False, repr=False)
+    _node: str = field(default="", init=False, repr=False)
+    _door: Doorway | None = field(default=None, init=False, repr=False)
+
+    def open(self, node: str) -> None:
+        self.close()
+        self._node, self._rhythm = node, Rhythm(node, self._wall)
+        self._ranks = Ranks(node, self._wall, self._clock)
+        self._door = Doorway(self._path(), int(self.mode, 8), self._ranks.receive)
+
+    def read(self) -> tuple[Reading, ...]:
+        if self._door is None:
+            raise NoData("closed; wanted a socket")
+        self._door.check()
+        found = self._ranks.look()
+        ranks = Reading("rank", found.entities, found.columns, found.events)
+        if not found.refused or not self._rhythm.due(_REFUSED_S):
+            return (ranks,)
+        refused = {"node.training_refused": np.array([found.refused], np.uint64)}
+        return ranks, Reading("node", (f"node:{self._node}",), refused)
+
+    def inventory(self) -> Mapping[str, Device]:
+        """Ranks with what they say of themselves; what the collector `jobs` knows of them comes first."""
+        found: dict[str, Device] = {}
+        for entity, (sender, uid) in self._ranks.senders().items():
+            job = f"job:{sender.job}"
+            stage = (f"stage:{sender.job}.{sender.stage}",) if sender.stage else ()
+            gpu = (f"gpu:{self._node}.{sender.gpu}",) if sender.gpu >= 0 else ()
+            facts = {"world_size": sender.world or None, "group": sender.group or None, "uid": uid}
+            told = {key: value for key, value in facts.items() if value is not None}
+            found[entity] = Device((*stage, job, *gpu, f"node:{self._node}"), told)
+            found.setdefault(job, Device())
+            found |= {name: Device((job,)) for name in stage if name not in found}
+        if self._ranks.refused:
+            found[f"node:{self._node}"] = Device((), {"training_refused": self._ranks.reason})
+        return found
+
+    def close(self) -> None:
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+
+    def _path(self) -> Path:
+        """Where to listen; a user's own folder is made."""
+        if self.socket:
+            return Path(self.socket)
+        own = os.environ.get("XDG_RUNTIME_DIR", "")
+        for path in map(Path, places(os.environ)):
+            if own and path.parent.parent == Path(own) and path.parent.parent.is_dir():
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+            if os.access(path.parent, os.W_OK):
+                return path
+        raise NoData(
+            f"{Path(SYSTEM).parent}: not there, or not ours to write; wanted a folder for the socket of training "
+            "steps: RuntimeDirectory=fleetpulse/agent in the agent's unit, or `socket` of [collector.training]"
+        )

@@ -1,0 +1,241 @@
+"""One BMC: a thread that asks it one thing at a time for ever, and what came of it since the last look."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.collector import Device
+from agents.sources.redfish.bmcs import Bmc
+from agents.sources.redfish.client import Client, Failure
+from agents.sources.redfish.document import Faults
+from agents.sources.redfish.feeds import fed
+from agents.sources.redfish.listen import SILENCE_S, Listener
+from agents.sources.redfish.mailbox import Mailbox
+from agents.sources.redfish.rows import Row
+from agents.sources.redfish.schedule import Schedule, Target
+from agents.sources.redfish.session import Session
+from agents.sources.redfish.stream import Said
+from agents.sources.redfish.tree import Tree
+from agents.sources.redfish.units import Units
+
+IDLE_S = 0.5
+"""Longest sleep of a thread that has nothing to ask; chosen, so that it sees that it shall end."""
+LOGOUT_S = 1.5
+"""Longest wait for a BMC to take the session back at the end; chosen: an agent ends within 2 s."""
+MAX_URGENT = 64
+"""Most resources that wait to be read because an event named them; the others come in their turn. Chosen."""
+_ETAG_S = 300.0
+"""Resources that are read as seldom as this are asked for only where they changed; never a collection that brings its
+members along, since its ETag may be that of the collection alone."""
+
+
+@dataclass
+class Watch:
+    """Reads one BMC. Its owner starts it, takes what came each second, and stops it; that never waits for the BMC."""
+
+    bmc: Bmc
+    wall: Callable[[], int]
+    monotonic: Callable[[], float] = time.monotonic
+    reachable: bool | None = None
+    latency: float | None = None
+    faults: Faults = field(default_factory=Faults)
+    failed: int = 0
+    reason: str = ""
+    """Why the newest request that brought nothing did so."""
+    changed: bool = False
+    """Whether there are other devices than when that was last asked."""
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _wake: threading.Condition = field(default_factory=threading.Condition)
+    _urgent: list[str] = field(default_factory=list)
+    _devices: dict[str, Device] = field(default_factory=dict)
+    _loops: dict[str, str] = field(default_factory=dict)
+    _known: threading.Lock = field(default_factory=threading.Lock)
+    _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        bmc = self.bmc
+        url = bmc.url.rstrip("/")
+        self.mail = Mailbox(self.wall)
+        self.client = Client(url, bmc.timeout, bmc.ca_file, bmc.verify, self.monotonic)
+        self.session = Session(self.client, bmc.user, bmc.password_file)
+        self.schedule = Schedule(self.monotonic)
+        self.units = Units()
+        self.tree = Tree(bmc, self.schedule, self.faults, self._gone)
+        stream = Client(url, SILENCE_S, bmc.ca_file, bmc.verify, self.monotonic)
+        self.listener = Listener(stream, self.session.known, self._heard, self.faults.add, self._stop)
+
+    # --- the owner's side ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.tree.plant()
+        self._thread = threading.Thread(target=self._run, name=f"redfish {self.bmc.name}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Asks for the end without waiting for it."""
+        self._stop.set()
+        self.listener.close()
+        self.client.ended = True
+        self.client.abort()
+        with self._wake:
+            self._wake.notify()
+
+    def join(self, seconds: float) -> None:
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def mind(self) -> None:
+        """Ends a request that outlived its time."""
+        self.client.overdue()
+
+    @property
+    def failures(self) -> int:
+        """Requests without a useful answer, and parts of answers that could not be read."""
+        return self.failed + self.faults.count
+
+    def pending(self) -> float:
+        began = self.client.began
+        return 0.0 if began is None else max(0.0, self.monotonic() - began)
+
+    def devices(self) -> dict[str, Device]:
+        """What the BMC has, as far as it was read."""
+        with self._known:
+            devices, loops = dict(self._devices), dict(self._loops)
+        return fed(devices, loops)
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            target = self._next()
+            if target is not None:
+                self._ask(target)
+        self.client.timeout = LOGOUT_S
+        self.client.close()
+        self.session.logout()
+        self.client.close()
+
+    def _next(self) -> Target | None:
+        """The next target; sleeps a little where there is none."""
+        with self._wake:
+            urgent, self._urgent = self._urgent, []
+        for path in urgent:
+            if (target := self.tree.bringer(path)) is not None:
+                self.schedule.put(target, urgent=True)
+        found = self.schedule.next()
+        if found is None:
+            with self._wake:
+                if not self._urgent and not self._stop.is_set():
+                    self._wake.wait(min(IDLE_S, max(0.001, self.schedule.wait())))
+        return found
+
+    def _ask(self, target: Target) -> None:
+        began = self.monotonic()
+        try:
+            answer = self.session.get(target.path + target.expand, target.etag)
+            self._back(self.monotonic() - began)
+            if answer.status != 304:
+                self._take(target, answer.document())
+                seldom = target.every >= _ETAG_S and not target.covers
+                target.etag = answer.headers.get("etag", "")[:128] if seldom else ""
+        except Failure as failure:
+            self._trouble(target, began, failure)
+            return
+        except Exception as error:  # noqa: BLE001 - whatever a document holds must not end the watch; it is counted
+            self._trouble(target, began, Failure(f"{target.path}: {type(error).__name__}"))
+            return
+        self.schedule.answered(target, began)
+        if target.kind == "event_service" and self.bmc.events:
+            self.listener.follow(self.tree.events)
+
+    def _trouble(self, target: Target, began: float, failure: Failure) -> None:
+        self.failed += 1
+        self.reason = str(failure) if target.path in str(failure) else f"{target.path}: {failure}"
+        if self._stop.is_set():
+            return
+        if not failure.away and target.expand:
+            target.expand = ""  # promised, and refused
+            self.schedule.put(target)
+            return
+        self.schedule.failed(target, began, failure.away, failure.after)
+        if failure.away:
+            self._lost(str(failure))
+            return
+        self._back(self.monotonic() - began)
+        parent = self.tree.targets.get(target.parent)
+        if parent is not None and target.failures == 1:
+            self.schedule.put(parent, self.monotonic() + 5.0)  # it may no longer be there
+
+    def _take(self, target: Target, body: Mapping[str, Any]) -> None:
+        rows = self.tree.take(target, body)
+        if rows is None:
+            raise Failure(f"{target.path}: {self.faults.newest}")
+        for source, row in rows:
+            self._put(row)
+            if source.kind == "connector" and source.place.side == "secondary":
+                self._unit(source, row)
+            if source.kind == "loop":
+                with self._known:
+                    self._loops[source.path] = row.entity
+
+    def _put(self, row: Row) -> None:
+        if not self.mail.put(row):
+            self.faults.add(f"{row.entity}: one entity too many")
+            return
+        known = self._devices.get(row.entity)
+        if known is None or (row.attributes and any(known.attributes.get(k) != v for k, v in row.attributes.items())):
+            before = known.attributes if known is not None else {}
+            with self._known:
+                self._devices[row.entity] = Device(row.parents, {**before, **row.attributes})
+            self.changed = True
+
+    def _unit(self, source: Target, row: Row) -> None:
+        """The row of the coolant unit whose secondary connector this is."""
+        unit = source.place.parents[0]
+        collection = self.tree.targets.get(source.parent)
+        paths = collection.children | {source.path} if collection is not None else {source.path}
+        members = {e for path in paths if (t := self.tree.targets.get(path)) is not None for e in t.entities}
+        whole = self.units.row(unit, row, self.monotonic(), members)
+        if whole is not None:
+            self._put(whole)
+
+    def _gone(self, entity: str) -> None:
+        with self._known:
+            self._devices.pop(entity, None)
+        self.changed = True
+        self.units.drop(entity)
+
+    # --- what is told of the BMC itself -------------------------------------------------------------------------------
+
+    def _back(self, took: float) -> None:
+        self.latency = took
+        if self.reachable is False:
+            self.mail.tell(f"bmc:{self.bmc.name}", "bmc_back", {"latency": round(took, 3)}, always=True)
+        self.reachable = True
+
+    def _lost(self, reason: str) -> None:
+        if self.reachable is not False:
+            self.mail.tell(f"bmc:{self.bmc.name}", "bmc_lost", {"reason": reason}, always=True)
+        self.reachable = False
+
+    def _heard(self, said: Said) -> None:
+        """An event of the stream: a leak that it names holds at once, and what it is about is read next.
+
+        It is told, unless all it says is that a resource changed, which reading it shows.
+        """
+        target = self.tree.about(said.origin)
+        entity = min(tuple(target.entities), default="") if target is not None else ""
+        if not said.routine:
+            self.mail.tell(entity or f"bmc:{self.bmc.name}", "redfish", dict(said.data))
+        if target is None:
+            return
+        if said.leak is not None and entity.startswith("leak_detector:"):
+            self.mail.put(Row(entity, "leak", {"leak.state": said.leak}))
+        with self._wake:
+            if target.path not in self._urgent and len(self._urgent) < MAX_URGENT:
+                self._urgent.append(target.path)
+            self._wake.notify()

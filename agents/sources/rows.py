@@ -1,0 +1,43 @@
+"""Rows of devices -> readings: devices that measure the same things share one, so that no column is empty by nature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.collector import Reading
+from pipeline.signals import CATALOGUE
+
+Row = Mapping[str, float | None]
+"""What one device gives: signal -> value; None or NaN = missing now. Its signals are the same at every look."""
+
+_TYPES = {s.name: np.dtype(s.type if s.type.startswith("u") else float) for s in CATALOGUE.values()}
+_MISSING = {name: np.iinfo(t).max if t.kind == "u" else np.nan for name, t in _TYPES.items()}
+
+
+def readings(rows: Iterable[tuple[str, Row]], device_class: str = "sensor") -> tuple[Reading, ...]:
+    """One reading per set of signals, in the order in which the rows bring them."""
+    groups: dict[tuple[str, ...], tuple[list[str], list[Row]]] = {}
+    for entity, row in rows:
+        entities, found = groups.setdefault(tuple(row), ([], []))
+        entities.append(entity)
+        found.append(row)
+    return tuple(
+        Reading(device_class, tuple(entities), {signal: _column(signal, found) for signal in signals})
+        for signals, (entities, found) in groups.items()
+    )
+
+
+def _column(signal: str, rows: list[Row]) -> NDArray[Any]:
+    missing, dtype = _MISSING[signal], _TYPES[signal]
+    if dtype.kind == "u":
+        return np.array([_whole(row[signal], int(missing)) for row in rows], dtype)
+    return np.array([missing if row[signal] is None else row[signal] for row in rows], dtype)
+
+
+def _whole(value: float | None, missing: int) -> int:
+    """A value as a whole number of the column's type; what does not fit it is missing, NaN too."""
+    return int(value) if value is not None and 0 <= value < missing else missing

@@ -1,0 +1,1 @@
+"""Other exporters' metrics: fetched, read as series, and put under our own names by a mapping."""

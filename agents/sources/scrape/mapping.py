@@ -1,0 +1,178 @@
+"""The file that puts another exporter's metrics under our own names.
+
+    version = 1
+    source = "what the names were taken from"
+    blank = 9.2e18                                # values from here on say "not supported"
+
+    [entities]                                    # device class -> entity; labels stand in braces
+    gpu = "gpu:{Hostname}.{gpu}"
+    [parents]
+    gpu = ["node:{Hostname}"]
+    [attributes.gpu]                              # attribute -> label that holds it
+    sku = "modelName"
+    [lookups.switch]                              # {switch} = label `switch` of `metric` with the same `key`
+    metric = "infiniband_switch_info"
+    key = "guid"
+
+    [[metric]]
+    name = "DCGM_FI_DEV_GPU_UTIL"                 # as it stands in the text
+    signal = "gpu.utilization"
+    scale = 0.01                                  # value * scale is what the catalogue's unit wants
+    where = { mode = "user|nice" }                # labels that must match whole
+    without = ["GPU_I_ID"]                        # labels that must not be there
+    merge = "sum"                                 # several series of one entity: sum, mean, min, max, count
+    states = { "1" = "ok", "3" = "critical" }     # value -> state of the catalogue
+    entity = "port:{guid}.{port}"                 # where it is another one than the class has
+
+`{target}` is the endpoint's name, `{node}` its node. A series whose labels an entity lacks stays unmapped.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.errors import ConfigError
+from pipeline.settings import build
+from pipeline.signals import CATALOGUE, CLASS_OF_KIND, CLASSES, Signal
+
+SHIPPED = Path(__file__).with_name("mappings")
+Merge = Literal["", "sum", "mean", "min", "max", "count"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One line: series of this name, and what of them becomes which signal."""
+
+    name: str
+    signal: str
+    scale: float = 1.0
+    offset: float = 0.0
+    where: Mapping[str, str] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    merge: Merge = ""
+    states: Mapping[str, str] = field(default_factory=dict)
+    entity: str = ""
+
+    def takes(self, labels: Mapping[str, str]) -> bool:
+        """Whether a series with these labels is meant."""
+        return all(p.fullmatch(labels.get(label, "")) for label, p in self._where) and not any(
+            label in labels for label in self.without
+        )
+
+    def value(self, given: float) -> float:
+        """The signal's value; NaN for a state that the mapping does not name."""
+        if self.states:
+            state = self.states.get(f"{given:g}")
+            return float(CATALOGUE[self.signal].states.index(state)) if state else float("nan")
+        return given * self.scale + self.offset
+
+    @cached_property
+    def _where(self) -> tuple[tuple[str, re.Pattern[str]], ...]:
+        return tuple((label, re.compile(pattern)) for label, pattern in self.where.items())
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A label that stands only at another metric: found by the key that both have."""
+
+    metric: str
+    key: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Names:
+    """One mapping file. blank: values from here on are no values."""
+
+    version: int
+    source: str = ""
+    blank: float = float("inf")
+    entities: Mapping[str, str] = field(default_factory=dict)
+    parents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    attributes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    lookups: Mapping[str, Lookup] = field(default_factory=dict)
+    metric: tuple[Metric, ...] = ()
+
+    @cached_property
+    def by_name(self) -> Mapping[str, tuple[Metric, ...]]:
+        found: dict[str, tuple[Metric, ...]] = {}
+        for metric in self.metric:
+            found[metric.name] = (*found.get(metric.name, ()), metric)
+        return found
+
+    def of(self, name: str) -> tuple[Metric, ...]:
+        """What is said of series of this name; counters are read with the `_total` that not every exporter writes."""
+        return self.by_name.get(name) or self.by_name.get(name.removesuffix("_total"), ())
+
+    def entity(self, metric: Metric) -> str:
+        """The template of the entity that bears a metric's signal."""
+        return metric.entity or self.entities[CATALOGUE[metric.signal].device_class]
+
+
+NONE = Names(1, "none: every series is kept as a custom signal")
+
+
+def shipped() -> tuple[str, ...]:
+    """Names of the mappings that come with the agent."""
+    return tuple(sorted(path.stem for path in SHIPPED.glob("*.toml")))
+
+
+def load(name: str) -> Names:
+    """A shipped mapping by its name, or one of the user's by its path; "" maps nothing. Raises ConfigError."""
+    if not name:
+        return NONE
+    path = SHIPPED / f"{name}.toml" if name in shipped() else Path(name).expanduser()
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        known = ", ".join(shipped())
+        raise ConfigError(f"mapping {name!r}: {error.strerror}; wanted a file, or one of {known}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return check(build(Names, table, str(path)), str(path))
+
+
+def check(mapping: Names, where: str) -> Names:
+    """Raises ConfigError on signals, states and kinds that the catalogue does not have."""
+    if mapping.version != 1:
+        raise ConfigError(f"{where}: version = {mapping.version}; wanted 1")
+    for device_class in (*mapping.entities, *mapping.parents, *mapping.attributes):
+        if device_class not in CLASSES:
+            raise ConfigError(f"{where}: {device_class!r} is no device class; wanted one of {', '.join(CLASSES)}")
+    for metric in mapping.metric:
+        _check_metric(mapping, metric, f"{where}: [[metric]] {metric.name}")
+    return mapping
+
+
+def _check_metric(mapping: Names, metric: Metric, where: str) -> None:
+    signal = CATALOGUE.get(metric.signal)
+    if signal is None:
+        raise ConfigError(
+            f"{where}: signal = {metric.signal!r} is not in the catalogue; `fleetpulse signals` lists all"
+        )
+    template = metric.entity or mapping.entities.get(signal.device_class, "")
+    kind = template.partition(":")[0]
+    if CLASS_OF_KIND.get(kind) != signal.device_class:
+        raise ConfigError(f"{where}: entity {template!r}: wanted one of the class {signal.device_class}")
+    for value, state in metric.states.items():
+        _check_state(signal, value, state, where)
+    for label, pattern in metric.where.items():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"{where}: where {label} = {pattern!r} is no regular expression: {error}") from None
+
+
+def _check_state(signal: Signal, value: Any, state: str, where: str) -> None:
+    if state not in signal.states:
+        raise ConfigError(f"{where}: state {state!r}; {signal.name} has {', '.join(signal.states) or 'none'}")
+    try:
+        float(value)
+    except ValueError:
+        raise ConfigError(f"{where}: states {value!r}; wanted the number that the exporter gives") from None

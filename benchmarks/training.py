@@ -1,0 +1,168 @@
+"""What reporting a training step costs the training script, and what receiving it costs the agent.
+
+    python -m benchmarks.training [--steps 20000] [--ranks 8] [--seconds 10]
+
+A step is all that a script calls: step, computed, communicated, loss, gradient_norm. With an agent: the real collector
+in a process of its own that looks once a second. Without: no socket at the path. Full: a socket that nobody reads.
+One step after the other shows what the hook itself costs (budget: 20 microseconds on average, docs/training.md); a step
+each 5 ms also what a processor pays for code that left its caches meanwhile: `nothing` is that alone, calls of the same
+shape that do nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from agents.sources.training.place import VARIABLE
+from agents.training import Steps, replica_digest
+
+COLLECTOR = """
+import select, sys, time, resource
+from agents.collectors.training import Training
+collector = Training(socket=sys.argv[1])
+collector.open("n1")
+before = resource.getrusage(resource.RUSAGE_SELF)
+began = time.monotonic()
+print("ready", flush=True)
+while not select.select([sys.stdin], [], [], 1.0)[0]:
+    collector.read()
+after = resource.getrusage(resource.RUSAGE_SELF)
+used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+print(100 * used / (time.monotonic() - began))
+collector.close()
+"""
+SCRIPT = """
+import sys, time
+from agents.training import Steps
+steps, end, pause = Steps("bench", int(sys.argv[1])), time.monotonic() + float(sys.argv[2]), float(sys.argv[3])
+while time.monotonic() < end:
+    with steps.step(tokens=4096) as step:
+        step.computed()
+        step.communicated()
+        step.loss(1.0)
+        step.gradient_norm(1.0)
+    time.sleep(pause)
+print(steps._step, steps.dropped)
+"""
+
+
+class Nothing:
+    """Has the face of Steps and of a step, and does nothing."""
+
+    dropped = 0
+
+    def step(self, tokens: int) -> Nothing:
+        return self
+
+    def __enter__(self) -> Nothing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def computed(self) -> None:
+        pass
+
+    communicated = computed
+
+    def loss(self, value: float) -> None:
+        pass
+
+    gradient_norm = loss
+
+
+def measured(steps: Steps | Nothing, count: int, pause: float = 0.0, between: Callable[[], object] = int) -> str:
+    """One line of figures over `count` steps; between two of them it sleeps, or calls `between`."""
+    took = np.empty(count)
+    for number in range(count):
+        began = time.perf_counter_ns()
+        with steps.step(tokens=4096) as step:
+            step.computed()
+            step.communicated()
+            step.loss(1.0)
+            step.gradient_norm(1.0)
+        took[number] = time.perf_counter_ns() - began
+        if pause:
+            time.sleep(pause)
+        between()
+    mean, p50, p99, most = (x / 1e3 for x in (took.mean(), *np.percentile(took, (50, 99)), took.max()))
+    return f"mean {mean:6.2f}  median {p50:6.2f}  p99 {p99:6.2f}  max {most:8.1f} us  dropped {steps.dropped}"
+
+
+@contextlib.contextmanager
+def agent(path: str) -> Iterator[list[float]]:
+    """The collector in a process of its own; percent of a core that it used, once it has ended."""
+    used: list[float] = []
+    words = [sys.executable, "-c", COLLECTOR, path]
+    running = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    running.stdout.readline()
+    yield used
+    used.append(float(running.communicate("\n")[0]))
+
+
+def many(ranks: int, seconds: float, pause: float) -> str:
+    """Several scripts at once: steps and drops of all."""
+    words = [sys.executable, "-c", SCRIPT]
+    running = [
+        subprocess.Popen([*words, str(rank), str(seconds), str(pause)], stdout=subprocess.PIPE, text=True)
+        for rank in range(ranks)
+    ]
+    told = [tuple(map(int, script.communicate()[0].split())) for script in running]
+    return f"{sum(steps for steps, _ in told)} steps, {sum(dropped for _, dropped in told)} dropped"
+
+
+def main() -> int:
+    """Prints figures, a line each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.environ[VARIABLE] = str(Path(folder) / "training.sock")
+        print("without an agent             ", measured(Steps("bench", 0), chosen.steps))
+        with agent(path):
+            print("with one, one by one         ", measured(Steps("bench", 0), chosen.steps))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reader:
+            reader.bind(path)
+            print(
+                "each one taken at once       ", measured(Steps("bench", 0), chosen.steps, 0, lambda: reader.recv(1000))
+            )
+            os.unlink(path)
+        few = min(chosen.steps, 1000)
+        print("nothing, each 5 ms           ", measured(Nothing(), few, 0.005))
+        print("without an agent, each 5 ms  ", measured(Steps("bench", 0), few, 0.005))
+        with agent(path):
+            print("with one, each 5 ms          ", measured(Steps("bench", 0), few, 0.005))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as full:
+            full.bind(path)
+            print("with a full queue            ", measured(Steps("bench", 0), chosen.steps))
+            os.unlink(path)
+        with agent(path) as used:
+            time.sleep(chosen.seconds)
+        print(f"agent, silent                 {used[0]:.3f} % of a core")
+        for pause in (1.0, 0.1):
+            with agent(path) as used:
+                said = many(chosen.ranks, chosen.seconds, pause)
+            print(f"agent, {chosen.ranks} ranks each {pause:g} s       {used[0]:.3f} % of a core, {said}")
+    parameters = np.random.default_rng(0).standard_normal(64 << 20, np.float32)
+    began = time.perf_counter()
+    replica_digest(parameters)
+    print(f"digest of 256 MiB in NumPy    {(time.perf_counter() - began) * 1e3:.0f} ms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

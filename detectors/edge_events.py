@@ -1,0 +1,45 @@
+"""What the edge rules of agents tell, as detectors read it: events of the frames, checked, in order of time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.records import Event, Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One edge event. `active`: it began or grew, else it is over; `since`: when the agent saw it first."""
+
+    time: int
+    entity: str
+    kind: str
+    active: bool
+    since: int
+    event: Event
+
+    def number(self, name: str) -> float:
+        """One of its numbers; NaN if it is none."""
+        value = self.event.data.get(name)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def told(frames: Mapping[str, Frame], kinds: Sequence[str]) -> list[Told]:
+    """Edge events of these kinds in order of time; what has no known state, or an odd time, is no such event."""
+    found = []
+    for event in (e for c in sorted(frames) for e in frames[c].events if e.kind in kinds):
+        state, since = event.data.get("state"), event.data.get("since", event.time)
+        if state in ("active", "cleared") and isinstance(since, int):
+            since = since if 0 < since <= event.time else event.time
+            found.append(Told(event.time, event.entity, event.kind, state == "active", since, event))
+    return sorted(found, key=lambda t: (t.time, t.entity, t.kind))
+
+
+def values(frame: Frame | None, signal: str) -> dict[str, float]:
+    """Entity -> value of a signal, of those that have one in this frame."""
+    if frame is None or signal not in frame.values:
+        return {}
+    column = frame.values[signal].tolist()
+    return {e: v for e, v in zip(frame.entities, column, strict=True) if not math.isnan(v)}

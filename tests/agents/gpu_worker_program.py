@@ -1,0 +1,19 @@
+"""A worker of the GPU canary that needs no GPU: says what it is told to and stays as long.
+
+python gpu_worker_program.py INDEX SECONDS
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from agents.canaries.cpu import emit
+
+if __name__ == "__main__":
+    index = sys.argv[1]
+    emit({"device": index, "begin": True, "canary": "gpu.0", "version": "v"})
+    data = {"device": index, "canary": "gpu.0", "version": "v", "digest": os.environ["CUDA_VISIBLE_DEVICES"]}
+    emit({**data, "expected": f"GPU-{index}", "runs": 5, "pid": os.getpid()})
+    time.sleep(float(sys.argv[2]))

@@ -1,0 +1,47 @@
+"""Names of accelerators of several makers on one node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agents.sources.accelerators.places import MAKERS, fitted, prefix
+from tests.agents.bindings import pci
+
+H100 = ("0x10de", "0x030200", "0x2330")
+MI300X = ("0x1002", "0x120000", "0x74a1")
+MI250X = ("0x1002", "0x038000", "0x7408")
+RADEON = ("0x1002", "0x030000", "0x744c")
+GAUDI = ("0x1da3", "0x120000", "0x1020")
+TRAINIUM = ("0x1d0f", "0x088000", "0x7164")
+AWS_DISK = ("0x1d0f", "0x010802", "0x8061")
+TPU_V4 = ("0x1ae0", "0x120000", "0x005e")
+GOOGLE_NIC = ("0x1ae0", "0x020000", "0x0042")
+
+
+def test_a_nodes_only_maker_has_plain_numbers(tmp_path: Path) -> None:
+    for number, (maker, device) in enumerate(
+        {"nvidia": H100, "amd": MI250X, "gaudi": GAUDI, "neuron": TRAINIUM, "tpu": TPU_V4}.items()
+    ):
+        bus = pci(tmp_path / str(number), device, device, AWS_DISK, GOOGLE_NIC, RADEON)
+        assert prefix(maker, bus) == ""
+        assert [one.address for one in fitted(maker, bus)] == ["0000:10:00.0", "0000:11:00.0"]
+
+
+def test_no_two_makers_of_a_node_share_names(tmp_path: Path) -> None:
+    bus = pci(tmp_path, TPU_V4, TRAINIUM, GAUDI, MI300X, H100)
+    assert [prefix(maker, bus) for maker in MAKERS] == ["", "amd", "gaudi", "neuron", "tpu"]
+    bus = pci(tmp_path / "without", GAUDI, MI300X)
+    assert (prefix("amd", bus), prefix("gaudi", bus)) == ("", "gaudi")
+
+
+def test_the_model_is_told_where_the_number_names_it(tmp_path: Path) -> None:
+    bus = pci(tmp_path, TPU_V4, TRAINIUM)
+    assert [one.model for maker in ("tpu", "neuron") for one in fitted(maker, bus)] == ["TPU v4", "trainium"]
+
+
+def test_no_bus_has_no_accelerators(tmp_path: Path) -> None:
+    assert fitted("amd", tmp_path / "none") == ()
+    assert prefix("amd", tmp_path / "none") == ""
+    broken = pci(tmp_path, MI300X)
+    (broken / "0000:10:00.0" / "vendor").unlink()
+    assert fitted("amd", broken) == ()

@@ -1,0 +1,417 @@
+"""The CPU canary end to end: a bad core is named, a sound one is quiet, and neither time nor events run over."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.agent import Agent
+from agents.canaries.child import Child, program
+from agents.canaries.known import known
+from agents.canaries.ledger import MOST_DEVICES, WATCHED, Ledger
+from agents.canaries.problems import PROBLEMS, VARIANTS, VERSION
+from agents.canaries.room import limit
+from agents.canaries.turns import Cores, Turns, cores
+from agents.collector import NoData
+from agents.collectors import configured
+from agents.collectors.canary import Canary
+from detectors.runner import Runner
+from detectors.sdc import SdcVote
+from pipeline import wire
+from pipeline.config import Agent as AgentSection
+from pipeline.config import Config
+from pipeline.config import Spool as SpoolSection
+from pipeline.errors import ConfigError
+from pipeline.frames import Framer
+from pipeline.records import EVENTS, SECOND, Event
+from pipeline.signals import CATALOGUE
+from pipeline.topology import Topology
+from pipeline.transport import Message
+
+Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]
+PROGRAM = Path(__file__).with_name("canary_program.py")
+START = 1_790_000_000 * SECOND
+PATIENCE_S = 60.0
+BAD = min(os.sched_getaffinity(0))
+
+
+@dataclass
+class OnBadCore(Canary):
+    """A canary on a machine of which one core is bad."""
+
+    isolated: ClassVar[bool] = False
+    fault: ClassVar[str] = "output"
+
+    def _cpu_words(self, seconds: float) -> list[str]:
+        words = super()._cpu_words(seconds)
+        return [sys.executable, str(PROGRAM), str(BAD), self.fault, *words[words.index("--cores") :]]
+
+
+def looked(canary: Canary, enough: Callable[[list[Event]], bool]) -> list[Event]:
+    """Events of looks until there are enough."""
+    canary.open("n1")
+    found: list[Event] = []
+    until = time.monotonic() + PATIENCE_S
+    while not enough(found):
+        assert time.monotonic() < until, found
+        time.sleep(0.02)
+        found += [event for reading in canary.read() for event in reading.events]
+    canary.close()
+    return found
+
+
+def eager(kind: type[Canary] = Canary, **more: float) -> Canary:
+    """One that may use half a core and tells all."""
+    canary = kind(gpu=False, share=0.5, every=0.3, **{"tell": 0.0, **more})
+    canary._rest = 0.0
+    return canary
+
+
+# --- sound machines ---------------------------------------------------------------------------------------------------
+
+
+def test_every_core_of_this_machine_gives_the_known_answers() -> None:
+    wanted = {f"cpu:n1.{core}" for core in cores()}
+    found = looked(eager(), lambda events: {e.entity for e in events} == wanted)
+    assert {e.kind for e in found} == {"digest"}
+    assert all(e.data["golden"] is True and e.data["digest"] == e.data["expected"] for e in found)
+    assert all(e.data["version"] == VERSION and e.data["runs"] == len(PROBLEMS) for e in found)
+
+
+def test_counts_of_each_core_are_told() -> None:
+    canary = eager()
+    looked(canary, lambda events: len(events) >= 1)
+    canary.open("n1")
+    (reading,) = canary.read()
+    assert reading.device_class == "canary"
+    assert reading.entities == tuple(f"cpu:n1.{core}" for core in cores())
+    assert set(reading.columns) == {name for name in canary.signals if name.startswith("canary.")}
+    assert canary.inventory().keys() == set(reading.entities)
+    canary.close()
+
+
+def test_its_program_runs_pinned_and_behind_everything_else_and_is_gone_afterwards() -> None:
+    child = Child(program("agents.canaries.cpu", "--cores", f"{BAD}", "--minutes", "1"))
+    try:
+        until = time.monotonic() + PATIENCE_S
+        while not child.lines() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert os.sched_getaffinity(child.pid) == {BAD}
+    finally:
+        child.close()
+    assert child.died == "SIGKILL"
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+
+
+def test_closing_ends_what_runs() -> None:
+    canary = Canary(gpu=False, share=1.0, every=0.1)
+    canary.open("n1")
+    turns = canary._cpu
+    assert turns is not None
+    until = time.monotonic() + PATIENCE_S
+    while not turns.running and time.monotonic() < until:
+        time.sleep(0.01)
+        canary.read()
+    pid = turns.running
+    assert pid
+    canary.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+# --- bad machines -----------------------------------------------------------------------------------------------------
+
+
+def wrong(found: list[Event]) -> list[Event]:
+    return [e for e in found if e.data.get("golden") is False]
+
+
+def test_a_flipped_bit_names_the_core_the_problem_and_that_it_is_there_again() -> None:
+    found = looked(eager(OnBadCore, tell=3600.0), lambda events: bool(wrong(events)))
+    event = wrong(found)[0]
+    assert event.entity == f"cpu:n1.{BAD}"
+    assert event.data["canary"].startswith("gemm-f32-random.")
+    assert event.data["digest"] != event.data["expected"] == known()[VERSION][event.data["canary"]]
+    assert event.data["wrong"] == [p.name for p in PROBLEMS if p.name.startswith("gemm-f32")] + ["alu-divide-f32"]
+    assert (event.data["again"], event.data["format"], event.data["range"]) == (3, "f32", "random")
+    assert all(e.entity == event.entity for e in wrong(found))
+
+
+def test_a_bit_that_flips_once_is_told_as_not_coming_again() -> None:
+    class Once(OnBadCore):
+        fault = "once"
+
+    event = wrong(looked(eager(Once), lambda events: bool(wrong(events))))[0]
+    assert (event.data["wrong"], event.data["again"]) == (["gemm-f32-random"], 0)
+
+
+def test_memory_that_forgets_is_found_by_the_march() -> None:
+    class Forgetful(OnBadCore):
+        fault = "memory"
+
+    event = wrong(looked(eager(Forgetful), lambda events: bool(wrong(events))))[0]
+    assert event.data["wrong"] == ["march-solid", "march-checker", "march-address"]
+
+
+def test_a_core_on_which_the_program_dies_gave_a_wrong_answer() -> None:
+    class Deadly(OnBadCore):
+        fault = "dies"
+
+    event = wrong(looked(eager(Deadly), lambda events: bool(wrong(events))))[0]
+    assert (event.entity, event.data["digest"]) == (f"cpu:n1.{BAD}", "died SIGSEGV")
+
+
+def test_a_program_that_was_killed_from_outside_blames_no_core() -> None:
+    class Killed(OnBadCore):
+        fault = "killed"
+
+    canary = eager(Killed)
+    canary.open("n1")
+    turns = canary._cpu
+    assert turns is not None
+    until = time.monotonic() + PATIENCE_S
+    found: list[Event] = []
+    while not turns.ledger.of(str(BAD)).yields and time.monotonic() < until:
+        time.sleep(0.02)
+        found += [event for reading in canary.read() for event in reading.events]
+    canary.close()
+    assert turns.ledger.of(str(BAD)).yields
+    assert wrong(found) == []
+
+
+def test_a_bad_core_is_a_finding_behind_agent_spool_and_detector(tmp_path: Path, drain: Drain) -> None:
+    spool = SpoolSection(directory=tmp_path / "spool")
+    canary = eager(OnBadCore, tell=3600.0)
+    canary.interval = 0.05
+    agent = Agent(Config(agent=AgentSection(node="n1", interval=0.05), spool=spool), [canary], log=io.StringIO())
+    try:
+        events: list[Event] = []
+        until = time.monotonic() + PATIENCE_S
+        while not wrong(events):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+            agent.tick(agent.clock.now())
+            messages = [m for m in drain(tmp_path / "spool")[0] if m.partition.topic == EVENTS]
+            events = [e for m in messages for e in wire.decode_events(m.value).events]
+    finally:
+        agent.close()
+    parents = next(
+        e.data["entities"] for e in events if e.kind == "inventory" and f"cpu:n1.{BAD}" in e.data["entities"]
+    )
+    topology = Topology({name: facts["parents"] for name, facts in parents.items()})
+    framer, judge = Framer(10 * SECOND, topology, lambda _: ()), Runner([SdcVote()])
+    framer.add_events(events)
+    findings = [f for instant in framer.advance(agent.clock.now() + 60 * SECOND) for f in judge.observe(instant.frames)]
+    assert {(f.detector, f.entity) for f in findings} == {("sdc", f"cpu:n1.{BAD}")}
+    assert "against the known answer" in findings[0].summary
+    assert topology.above(f"cpu:n1.{BAD}") == ("node:n1",)
+
+
+# --- time and events --------------------------------------------------------------------------------------------------
+
+
+def ledger(tell: float = 3600.0, now: Callable[[], int] = lambda: START) -> Ledger:
+    return Ledger(lambda core: f"cpu:n1.{core}", tell, now)
+
+
+def line(core: str = "3", digest: str = "right", **more: object) -> dict[str, object]:
+    data = {"device": core, "canary": "cpu.0", "version": "v", "digest": digest, "expected": "right", "runs": 36}
+    return {**data, "golden": digest == "right", **more}
+
+
+def test_right_rounds_are_folded_and_wrong_ones_told_at_once_with_the_retests() -> None:
+    now = [START]
+    book = ledger(now=lambda: now[0])
+    told = []
+    for minute in range(120):
+        now[0] = START + 60 * minute * SECOND
+        told.append(book.take(line(digest="wrong" if minute == 70 else "right")))
+    at = [minute for minute, event in enumerate(told) if event]
+    assert at == [0, 60, *range(70, 71 + WATCHED)]
+    assert [e.data["rounds"] for e in told if e][:3] == [1, 60, 10]
+    assert book.of("3").runs == 120 * 36
+    assert book.of("3").mismatches == 1
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=300)
+SAID = st.recursive(LEAVES, lambda x: st.lists(x, max_size=9) | st.dictionaries(st.text(), x), max_leaves=5)
+KEYS = st.sampled_from([*line(), "begin", "yielded", "took", "wrong", "again", "uuid"])
+
+
+@given(said=st.dictionaries(KEYS, SAID))
+def test_whatever_a_bad_core_writes_no_event_of_it_is_unsound(said: dict[str, object]) -> None:
+    book = ledger()
+    for said_line in (said, {**line(), **said}):
+        event = book.take(said_line)
+        if event:
+            json.dumps(dict(event.data), allow_nan=False)
+            assert len(json.dumps(dict(event.data))) < 8000
+    book.died("SIGSEGV")
+
+
+def test_devices_that_are_made_up_are_not_kept() -> None:
+    book = ledger()
+    for number in range(MOST_DEVICES + 10):
+        book.take(line(str(number)))
+    assert len(book.tallies) == MOST_DEVICES
+
+
+def test_time_that_a_program_took_is_owed_before_the_next_turn() -> None:
+    now = [0.0]
+    burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"]
+    began: list[float] = []
+
+    def words(seconds: float) -> list[str]:
+        began.append(now[0])
+        return burn
+
+    turns = Turns(10.0, 0.01, 60.0, ledger(), words, 1.0, lambda: now[0])
+    until = time.monotonic() + PATIENCE_S
+    while now[0] < 100 and time.monotonic() < until:
+        turns.look()
+        if turns.running:
+            time.sleep(0.01)
+        else:
+            now[0] += 1.0
+    turns.close()
+    # it takes at least 0.3 s and may take 0.01 of the time
+    assert 2 <= len(began) <= 4
+    assert turns.used / now[0] < 0.02
+
+
+def test_a_program_that_does_not_end_is_killed_when_its_time_is_over() -> None:
+    now = [0.0]
+    turns = Turns(1.0, 1.0, 5.0, ledger(), lambda _: ["/bin/sleep", "60"], 0.0, lambda: now[0])
+    now[0] = 1.0
+    turns.look()
+    child = turns._child
+    assert child is not None
+    child.began, now[0] = 1.0, 7.0
+    turns.look()
+    assert not turns.running
+    assert turns.failed == "killed: it took too long"
+    assert child.died == "SIGKILL"
+
+
+def test_a_program_that_is_not_there_fails_and_is_tried_again() -> None:
+    now = [0.0]
+    turns = Turns(1.0, 1.0, 5.0, ledger(), lambda _: ["/nonexistent"], 0.0, lambda: now[0])
+    for second in (1.0, 2.0):
+        now[0] = second
+        assert turns.look() == []
+        assert "No such file" in turns.failed
+
+
+def test_cores_take_turns_and_suspects_come_first() -> None:
+    turn = Cores([0, 1, 2, 3])
+    for core in ("0", "1"):
+        turn.heard({"device": core, "begin": True})
+    assert turn.order([]) == [2, 3, 0, 1]
+    assert turn.order(["1", "x", "9"]) == [1, 2, 3, 0]
+    turn.heard({"device": "1", "begin": True})
+    assert turn.order([])[0] == 2
+
+
+def test_threads_of_one_core_are_one_core(tmp_path: Path) -> None:
+    for cpu in os.sched_getaffinity(0):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{BAD},{max(os.sched_getaffinity(0))}\n0-1\n"[:-5])
+    assert cores(tmp_path) == [BAD]
+    assert cores(tmp_path / "nothing") == sorted(os.sched_getaffinity(0))
+
+
+def test_it_rests_between_problems_so_that_a_quota_is_left_to_others() -> None:
+    began = time.monotonic()
+    child = Child(program("agents.canaries.cpu", "--cores", BAD, "--seconds", 0, "--rest", 20))
+    while not child.ended() and time.monotonic() < began + PATIENCE_S:
+        time.sleep(0.01)
+    (result,) = [line for line in child.lines() if "digest" in line]
+    child.close()
+    assert time.monotonic() - began > 10 * result["took"]
+
+
+def test_the_least_limit_of_memory_of_all_groups_above_holds(tmp_path: Path) -> None:
+    proc, root = tmp_path / "cgroup", tmp_path / "fs"
+    service = root / "system.slice" / "a.service"
+    service.mkdir(parents=True)
+    proc.write_text("0::/system.slice/a.service\n")
+    assert limit(proc, root) == math.inf
+    (service / "memory.max").write_text("max\n")
+    (service.parent / "memory.max").write_text("134217728\n")
+    assert limit(proc, root) == 128 << 20
+    old = root / "memory" / "pod"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text("1048576\n")
+    proc.write_text("7:cpu,cpuacct:/\n4:memory:/pod\n")
+    assert limit(proc, root) == 1 << 20
+    assert limit(tmp_path / "none", root) == math.inf
+
+
+def test_cores_that_may_not_be_chosen_are_said() -> None:
+    turns = Turns(
+        1.0, 1.0, 5.0, ledger(), lambda _: ["/bin/echo", '{"device": "9", "skipped": "Invalid argument"}'], 0.0
+    )
+    until = time.monotonic() + PATIENCE_S
+    while not turns.failed and time.monotonic() < until:
+        time.sleep(0.01)
+        assert turns.look() == []
+    assert turns.failed == "core 9 cannot be tested: Invalid argument"
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+def test_settings_that_cannot_be_are_refused_for_rhythms_too() -> None:
+    for key in ("every", "gpu_every"):
+        with pytest.raises(ConfigError, match=f"{key} = 0.0: wants more than 0 s"):
+            configured({"canary": {key: 0}}, "f.toml")
+
+
+@pytest.mark.parametrize("share", [0, 1.5, -0.1])
+def test_a_share_that_cannot_be_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match=r"f\.toml: \[collector\.canary\] share = .*wants a share of time"):
+        configured({"canary": {"share": share}}, "f.toml")
+
+
+def test_without_torch_the_cores_are_tested_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: 590.48.01\n")
+    canary = Canary(driver=driver)
+    canary.open("n1")
+    assert canary.read()
+    canary.close()
+    assert (f"GPUs are not tested: {canary._no_gpu()}\n" in capsys.readouterr().err) == bool(canary._no_gpu())
+    only = Canary(driver=tmp_path / "none", cpu=False)
+    with pytest.raises(NoData, match="no canary to run: no NVIDIA driver"):
+        only.open("n1")
+    assert not Canary(cpu=False, gpu=False).wanted()
+
+
+def test_its_signals_are_in_the_catalogue_with_the_rhythm_in_which_they_are_told() -> None:
+    assert {CATALOGUE[name].interval for name in Canary.signals} == {3600}
+    assert VARIANTS * 3 < 64  # questions that the detector remembers: of CPU, GPU and what GPUs vote on
+
+
+def test_by_hand_it_tells_how_many_problems_were_right(capfd: pytest.CaptureFixture[str]) -> None:
+    child = Child(program("agents.canaries", "--minutes", "0.01"))
+    until = time.monotonic() + PATIENCE_S
+    while not child.ended() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert child.lines() == []
+    assert child.last.endswith(" rounds: 0 wrong")
+    assert child.status == 0
+    child.close()

@@ -1,0 +1,215 @@
+"""The GPU canary: only on GPUs that nobody uses, gone when somebody comes; PyTorch's answers are the known ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.canaries import gpu_problems
+from agents.canaries.arithmetic import digest
+from agents.canaries.gpu_problems import PROBLEMS, VOTED, right
+from agents.canaries.known import known
+from tests.agents import nvml_stub
+from tests.parts import do_without
+
+ROOT = Path(__file__).parents[2]
+WORKER = Path(__file__).with_name("gpu_worker_program.py")
+PATIENCE_S = 60.0
+FREE = ("set nvmlDeviceGetComputeRunningProcesses_v3 0", "set nvmlDeviceGetUtilizationRates 0")
+UNUSED = (*FREE, "set nvmlDeviceGetMemoryInfo 600000000", "gpus 3")
+ATTEND = (
+    "import sys; from agents.canaries import gpu;"
+    "work = lambda g, words: [sys.executable, sys.argv[1], words[1], sys.argv[2]];"
+    "sys.exit(gpu.main(['--idle', sys.argv[3], '--seconds', '0.2'], work))"
+)
+
+
+class Watching:
+    """The program that attends to GPUs, on a machine of stub GPUs which is told what happens while it runs."""
+
+    def __init__(self, library: Path, folder: Path, stays: float, idle: float, *told: str) -> None:
+        self.control = folder / "control"
+        nvml_stub.tell(self.control, *told)
+        self.calls = folder / "calls"
+        paths = {"control": self.control, "calls": self.calls}
+        environ = nvml_stub.environment(library, (), **paths) | {"PYTHONPATH": str(ROOT)}
+        words = [sys.executable, "-c", ATTEND, str(WORKER), str(stays), str(idle)]
+        self.process = subprocess.Popen(words, env=environ, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+    def line(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        found: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return found
+
+    def looked_again(self) -> None:
+        """Waits until it has asked how busy the first GPU is, once more."""
+        before, until = self._looks(), time.monotonic() + PATIENCE_S
+        while self._looks() == before:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    def _looks(self) -> int:
+        calls = nvml_stub.calls_made(self.calls)
+        return sum(name == "nvmlDeviceGetUtilizationRates" and gpu == 0 for name, gpu, _ in calls)
+
+    def rest(self) -> list[dict[str, Any]]:
+        said, _ = self.process.communicate(timeout=PATIENCE_S)
+        assert self.process.returncode == 0
+        return [json.loads(line) for line in said.splitlines()]
+
+
+# --- whose turn it is -------------------------------------------------------------------------------------------------
+
+
+def test_each_idle_gpu_gets_a_worker_that_sees_it_alone(nvml_library: Path, tmp_path: Path) -> None:
+    found = Watching(nvml_library, tmp_path, 0, 0.1, *UNUSED).rest()
+    results = [line for line in found if "digest" in line]
+    assert [line["device"] for line in results] == ["0", "1", "2"]
+    assert all(line["digest"] == line["expected"] == line["uuid"] for line in results)
+
+
+def test_gpus_that_are_used_or_could_be_in_somebodys_way_get_none(nvml_library: Path, tmp_path: Path) -> None:
+    told = (
+        "set nvmlDeviceGetComputeRunningProcesses_v3 1 1",
+        "set nvmlDeviceGetUtilizationRates 3 2",
+        "set nvmlDeviceGetMemoryInfo 5000000000 3",
+        "set nvmlDeviceGetComputeMode 3 4",
+        "mig 5",
+        "fail nvmlDeviceGetComputeRunningProcesses_v3 999 6",
+        "lost 7",
+    )
+    found = Watching(nvml_library, tmp_path, 0, 0, *UNUSED, "gpus 9", *told).rest()
+    assert {line["device"] for line in found} == {"0", "8"}
+
+
+def test_a_gpu_that_is_used_while_it_is_watched_is_not_idle(nvml_library: Path, tmp_path: Path) -> None:
+    watching = Watching(nvml_library, tmp_path, 0, 3.0, *UNUSED)
+    watching.looked_again()
+    nvml_stub.tell(watching.control, *UNUSED, "set nvmlDeviceGetUtilizationRates 50 0")
+    watching.looked_again()
+    nvml_stub.tell(watching.control, *UNUSED)
+    assert {line["device"] for line in watching.rest()} == {"1", "2"}
+
+
+def test_a_job_that_comes_ends_the_worker_at_once_and_its_result_is_not_told(
+    nvml_library: Path, tmp_path: Path
+) -> None:
+    watching = Watching(nvml_library, tmp_path, 60, 0, *UNUSED, "gpus 1")
+    assert watching.line()["begin"]
+    pid = watching.line()["pid"]
+    came = time.monotonic()
+    nvml_stub.tell(watching.control, *UNUSED, "gpus 1", "set nvmlDeviceGetComputeRunningProcesses_v3 1")
+    (last,) = watching.rest()
+    assert last == {"device": "0", "yielded": True}
+    assert time.monotonic() - came < PATIENCE_S / 2  # 0.1 s, and what a loaded machine needs; the worker would stay 60
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_without_a_driver_it_says_so_and_ends(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(tmp_path)}
+    words = [sys.executable, "-m", "agents.canaries.gpu", "--idle", "0"]
+    ran = subprocess.run(words, env=environ, cwd=ROOT, capture_output=True, text=True)
+    if ran.returncode == 0:
+        pytest.skip("this machine has an NVIDIA driver")
+    assert ran.returncode == 3
+    assert "absent" in json.loads(ran.stdout)
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gemm-f8-down5", "alu-scatter"])
+def test_answers_that_are_shipped_for_gpus_are_computed_without_one(name: str) -> None:
+    problem = next(p for p in PROBLEMS if p.name == name)
+    assert right(problem, 2) == known()[gpu_problems.VERSION][problem.instance(2)]
+
+
+@pytest.fixture(scope="module")
+def torch_python() -> str:
+    """A Python that has PyTorch, on a CPU at least: ours, or that of the distribution."""
+    pythons = (python for python in (sys.executable, "/usr/bin/python3") if Path(python).exists())
+    found = next((p for p in pythons if subprocess.run([p, "-c", HAS_TORCH]).returncode == 0), None)
+    if found is None:
+        do_without("torch", "no PyTorch here: apt-get install python3-torch, or pip install 'fleetpulse[torch]'")
+    return found
+
+
+HAS_TORCH = "import sys; from importlib.util import find_spec as f; sys.exit(not (f('torch') and f('numpy')))"
+SMALL = {"gemm": {"size": 64}, "alu": {"size": 4096}, "march": {}, "special": {"size": 4096}}
+ASK = """
+import json, sys
+from agents.canaries.problems import Problem
+from agents.canaries.torch_device import TorchDevice
+def flip(stage, values):
+    if stage in stages:
+        flat = values.view(-1)
+        flat[5] = -1 - flat[5]
+stages, problems = json.load(sys.stdin)
+device = TorchDevice("cpu", disturb=flip)
+print(json.dumps([device.answer(Problem(**given), 3) for given in problems]))
+"""
+
+
+def answers(python: str, problems: list[Any], *spoilt: str) -> list[str | None]:
+    """What PyTorch on the CPU answers to small problems."""
+    given = [{name: getattr(p, name) for name in p.__dataclass_fields__} for p in problems]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    words = [python, "-c", ASK]
+    ran = subprocess.run(
+        words, env=environ, input=json.dumps([spoilt, given]), capture_output=True, text=True, cwd=ROOT
+    )
+    assert ran.returncode == 0, ran.stderr
+    found: list[str | None] = json.loads(ran.stdout)
+    return found
+
+
+def test_pytorchs_answers_are_those_of_numpy_in_every_format_that_it_has(torch_python: str) -> None:
+    small = [replace(p, **SMALL[p.work]) for p in (*PROBLEMS, *VOTED)]
+    found = dict(zip(small, answers(torch_python, small), strict=True))
+    computed = {p: a for p, a in found.items() if a is not None}
+    assert {p.format for p in computed} >= {"f32", "f64", "tf32", "i64", "bf16"}
+    assert [p.name for p, a in computed.items() if p.work != "special" and a != right(p, 3)] == []
+    assert all(len(found[p] or "") == 16 for p in small if p.work == "special")
+
+
+@pytest.mark.parametrize("stages", [("input", "march"), ("output",)])
+def test_a_value_that_changes_on_the_device_changes_its_answer(torch_python: str, stages: tuple[str, ...]) -> None:
+    works = ("gemm", "alu", "march") if "march" in stages else ("gemm", "alu")
+    small = [replace(p, **SMALL[p.work]) for p in PROBLEMS if p.work in works and p.format in ("f64", "i64")]
+    for problem, answer in zip(small, answers(torch_python, small, *stages), strict=True):
+        assert answer != right(problem, 3), problem.name
+
+
+def test_a_worker_tells_a_round_of_known_and_one_of_voted_answers(torch_python: str) -> None:
+    program = (
+        "import sys; from dataclasses import replace; from agents.canaries import gpu_worker as w;"
+        "w.PROBLEMS = tuple(replace(p, size=64) for p in w.PROBLEMS if p.format == 'f64' and p.work == 'gemm');"
+        "w.VOTED = tuple(replace(p, size=4096) for p in w.VOTED);"
+        "sys.exit(w.main(['--device', 'cpu', '--index', '6', '--seconds', '0']))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    ran = subprocess.run([torch_python, "-c", program], env=environ, capture_output=True, text=True, cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [line.get("begin", False) for line in lines] == [True, False, True, False]
+    exact, special = lines[1], lines[3]
+    assert exact["device"] == special["device"] == "6"
+    assert exact["canary"] == "gemm-f64-random.0"  # of another size than what is known: a wrong answer
+    assert special["canary"] == "gpu-special.0"
+    assert "expected" not in special
+    assert special["version"] != exact["version"]
+
+
+def test_a_march_without_faults_has_an_answer_of_zeros() -> None:
+    march = next(p for p in PROBLEMS if p.work == "march")
+    assert right(march, 0) == digest(np.zeros((gpu_problems.PASSES, 2), np.int64))

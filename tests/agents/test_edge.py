@@ -1,0 +1,204 @@
+"""Edge rules: they tell what cannot wait, once, and never for a broken reading or a changed load."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.collector import Reading
+from agents.edge import Edge
+from agents.edge import edge as edges
+from pipeline import config
+from pipeline.records import SECOND, Event
+from pipeline.signals import CATALOGUE
+from pipeline.signals.events import EVENT_KINDS
+
+START = 1_790_000_000 * SECOND
+NOT_READ = 255
+LOOP, ROPE, GPU = "connector:row1.1", "leak_detector:row1.tray", "gpu:n1.0"
+
+
+class Watch:
+    """Shows values to the rules, one look a second unless told otherwise."""
+
+    def __init__(self, **how: object) -> None:
+        self.edge, self.time = Edge(config.Edge(**how)), START  # type: ignore[arg-type]
+
+    def see(self, device_class: str, entity: str, step: float = 1.0, **values: float) -> list[Event]:
+        self.time += round(step * SECOND)
+        columns = {}
+        for name, value in values.items():
+            signal = CATALOGUE[name.replace("__", ".")]
+            columns[signal.name] = np.array([value], np.uint8 if signal.type == "u1" else np.float32)
+        return self.edge.take(self.time, [Reading(device_class, (entity,), columns)])
+
+    def flow(self, *values: float) -> list[Event]:
+        return [e for value in values for e in self.see("coolant", LOOP, coolant__flow=value)]
+
+    def leak(self, *states: int) -> list[Event]:
+        return [e for state in states for e in self.see("leak", ROPE, leak__state=state)]
+
+
+def said(events: list[Event]) -> list[tuple[str, str]]:
+    return [(e.kind, e.data["state"]) for e in events]
+
+
+# --- leaks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_leak_is_told_at_the_first_look_once_and_again_when_it_grows() -> None:
+    watch = Watch()
+    found = watch.leak(0, 0, 1, 1, 1, 2, 2, 2)
+    assert [(e.kind, e.entity, e.data["leak"]) for e in found] == [
+        ("leak", ROPE, "warning"),
+        ("leak", ROPE, "critical"),
+    ]
+    assert found[0].time == START + 3 * SECOND == found[0].data["since"] == found[1].data["since"]
+
+
+def test_a_leak_is_over_after_two_dry_looks_and_a_wet_one_between_begins_nothing_new() -> None:
+    watch = Watch()
+    assert said(watch.leak(2, 0, 2, 0)) == [("leak", "active")]
+    assert said(watch.leak(0)) == [("leak", "cleared")]
+
+
+def test_a_detector_that_cannot_be_read_neither_leaks_nor_ends_a_leak() -> None:
+    assert Watch().leak(0, 3, NOT_READ, 4, 3) == []
+    watch = Watch()
+    assert said(watch.leak(2, NOT_READ, 3, 4, NOT_READ, 3)) == [("leak", "active")]
+    assert said(watch.leak(0, 0)) == [("leak", "cleared")]
+
+
+def test_a_detector_that_flaps_is_told_at_most_once_a_minute() -> None:
+    found = Watch().leak(*(state for _ in range(300) for state in (2, 0, 0, 0)))
+    begun = [e.time for e in found if e.data["state"] == "active"]
+    assert len(begun) == 20
+    assert min(np.diff(begun)) >= 60 * SECOND
+
+
+def test_a_detector_that_swings_between_warning_and_critical_is_told_twice() -> None:
+    assert [e.data["leak"] for e in Watch().leak(*[1, 2] * 200)] == ["warning", "critical"]
+
+
+# --- flow and pressure -----------------------------------------------------------------------------------------------
+
+
+def learnt(**how: object) -> Watch:
+    watch = Watch(**how)
+    assert watch.flow(*np.random.default_rng(1).normal(300, 6, 120)) == []
+    return watch
+
+
+def test_flow_below_seven_tenths_is_told_at_the_second_look() -> None:
+    watch = learnt()
+    began = watch.time + SECOND
+    (found,) = watch.flow(190, 190, 100, 50)
+    assert (found.kind, found.entity, found.time) == ("flow_collapse", LOOP, began + SECOND)
+    assert found.data["since"] == began
+    assert found.data["usual"] == pytest.approx(300, rel=0.02)
+    assert found.data["value"] == 190
+    assert found.data["signal"] == "coolant.flow"
+
+
+def test_one_broken_reading_is_not_told() -> None:
+    watch = learnt()
+    for broken in (0.0, float("nan"), 1e9, -1.0, 49_999.0, 0.0):
+        assert watch.flow(broken, 300, 301, 299) == []
+
+
+def test_silence_neither_begins_nor_ends_a_collapse_nor_counts_as_a_look() -> None:
+    watch = learnt()
+    nan = float("nan")
+    assert watch.flow(nan, nan, nan, nan) == []
+    assert said(watch.flow(100, nan, nan, 100)) == [("flow_collapse", "active")]
+    assert watch.flow(*[nan] * 100) == []
+    assert said(watch.flow(*[300] * 5)) == [("flow_collapse", "cleared")]
+
+
+def test_a_flow_that_recovers_is_told_after_five_good_looks_and_not_at_the_threshold() -> None:
+    watch = learnt()
+    assert said(watch.flow(100, 100)) == [("flow_collapse", "active")]
+    assert watch.flow(*[215, 205, 212] * 20) == []
+    (over,) = watch.flow(300, 300, 300, 300, 300)
+    assert (over.data["state"], over.data["why"]) == ("cleared", "recovered")
+
+
+def test_a_flow_that_swings_about_the_threshold_is_told_at_most_once_a_minute() -> None:
+    found = learnt().flow(*([100] * 3 + [300] * 6) * 100)
+    begun = [e.time for e in found if e.data["state"] == "active"]
+    assert 10 <= len(begun) <= 15
+    assert min(np.diff(begun)) >= 60 * SECOND
+
+
+def test_a_collapse_does_not_become_the_usual_flow_before_four_hours() -> None:
+    watch = learnt()
+    assert said(watch.flow(*[100] * 3600 * 3)) == [("flow_collapse", "active")]
+    (over,) = watch.flow(*[100] * 3602)
+    assert (over.data["state"], over.data["why"]) == ("cleared", "new level")
+    assert said(watch.flow(40, 40)) == [("flow_collapse", "active")]
+
+
+def test_a_slow_decline_and_a_pump_that_starts_are_no_collapse() -> None:
+    watch = learnt()
+    assert watch.flow(*np.linspace(300, 120, 7200)) == []
+    watch = Watch()
+    assert watch.flow(*[0.0] * 600, *np.linspace(0, 300, 60), *[300] * 600) == []
+    assert said(watch.flow(100, 100)) == [("flow_collapse", "active")]
+
+
+def test_an_idle_loop_is_not_judged() -> None:
+    assert Watch().flow(*[0.4] * 100, 0.0, 0.0, 0.0) == []
+
+
+def test_a_broken_reading_while_learning_does_no_harm() -> None:
+    assert Watch().flow(*[300] * 5, 49_999, 0.0, *[300] * 30, 0.0, *[300] * 30) == []
+
+
+def test_pressure_that_falls_to_less_than_half_is_told_for_either_sensor() -> None:
+    for signal in ("coolant__pressure", "coolant__supply_pressure"):
+        watch = Watch()
+        for _ in range(60):
+            assert watch.see("coolant", LOOP, **{signal: 2.0}) == []
+        found = [e for value in (0.9, 0.9, 0.9) for e in watch.see("coolant", LOOP, **{signal: value})]
+        assert said(found) == [("pressure_collapse", "active")]
+        assert found[0].data["signal"] == signal.replace("__", ".")
+
+
+# --- configuration, bounds, hostile input ----------------------------------------------------------------------------
+
+
+def test_rules_can_be_turned_off_and_thresholds_moved() -> None:
+    assert Watch(enabled=False).leak(2, 2, 2) == []
+    assert learnt(flow_share=0.3).flow(100, 100, 100) == []
+
+
+def test_what_is_watched_and_told_is_bounded() -> None:
+    edge = Edge(config.Edge())
+    names = tuple(f"leak_detector:x.{i}" for i in range(edges.MOST_WATCHED + 500))
+    states = np.full(len(names), 2, np.uint8)
+    first = edge.take(START, [Reading("leak", names, {"leak.state": states})])
+    assert len(first) == edges.MOST_EVENTS
+    assert len(edge._watched) == edges.MOST_WATCHED
+
+
+def test_every_event_has_a_line_in_the_catalogue_with_all_its_data() -> None:
+    watch = learnt()
+    found = [*watch.flow(10, 10, *[300] * 6), *watch.leak(2, 0, 0)]
+    assert len(found) == 4
+    for event in found:
+        assert set(event.data) <= set(EVENT_KINDS[event.kind].data)
+
+
+numbers = st.floats(width=32) | st.sampled_from([0.0, 70.0, 300.0, float("nan")])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(numbers, numbers, st.integers(0, 255), st.integers(-5, 100)), max_size=80))
+def test_no_numbers_and_no_clock_break_a_rule(looks: list[tuple[float, float, int, int]]) -> None:
+    watch = Watch()
+    for flow, warmth, state, step in looks:
+        watch.see("coolant", LOOP, step, coolant__flow=flow, coolant__supply_temperature=warmth)
+        watch.see("gpu", GPU, 0, gpu__temperature=warmth, gpu__power=flow)
+        watch.see("leak", ROPE, 0, leak__state=state)

@@ -1,0 +1,258 @@
+"""What makes a node unfit: begun by events, ended by events and values, written at once and every ten seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.agent import Agent
+from agents.check import status
+from agents.collector import Collector, Reading
+from agents.fitness import MOST, Fitness, open_fitness
+from agents.fitness_rules import RULES, names
+from pipeline.config import Agent as AgentSection
+from pipeline.config import Check, Config
+from pipeline.config import Spool as SpoolSection
+from pipeline.records import SECOND, Event, Origin
+from pipeline.signals import CATALOGUE
+from pipeline.signals.events import EVENT_KINDS
+
+OK = CATALOGUE["leak.state"].states.index("ok")
+NOW = 1_800_000_000 * SECOND
+ORIGIN = Origin("local", "n1", bytes(16), False)
+FATAL: dict[str, Any] = {"xid": 119, "name": "GSP RPC timeout", "severity": "critical", "action": "reset GPU"}
+CASES: list[tuple[str, str, str, dict[str, Any], str]] = [
+    ("gpu_lost", "critical", "gpu:n1.3", {"pci": "0000:1b:00.0", "serial": "165"}, "pci 0000:1b:00.0"),
+    ("gpu_count", "critical", "node:n1", {"present": 7, "expected": 8, "source": "pci", "missing": ["x"]}, "7 of 8"),
+    ("recovery_action", "critical", "gpu:n1.3", {"to": 1, "action": "reset GPU"}, "wants: reset GPU"),
+    ("xid", "critical", "gpu:n1.3", FATAL, "XID 119 GSP RPC timeout: reset GPU"),
+    (
+        "sxid",
+        "critical",
+        "node:n1",
+        {"sxid": 19084, "severity": "critical", "fatal": True, "action": "reset all GPUs and NVSwitches"},
+        "SXid 19084",
+    ),
+    ("leak", "critical", "leak_detector:cdu1.1", {"state": "active", "leak": "critical"}, "critical"),
+    ("leak", "warning", "leak_detector:cdu1.1", {"state": "active", "leak": "warning"}, "warning"),
+    ("flow_collapse", "warning", "cdu:c1", {"state": "active", "value": 3.0, "usual": 40.0}, "3.0 of usually 40.0"),
+    ("pressure_collapse", "warning", "cdu:c1", {"state": "active", "value": 1.0, "usual": 4.0}, "1.0 of usually"),
+    ("digest", "warning", "gpu:n1.3", {"digest": "a1", "expected": "b2", "canary": "gemm"}, "gave a1, wanted b2"),
+    ("link_state", "warning", "port:n1.mlx5_0", {"state": "down", "from": "active", "to": "down"}, "active to down"),
+]
+
+
+def made(folder: Path, said: list[tuple[str, str]] | None = None) -> Fitness:
+    def say(subject: str, text: str) -> None:
+        if said is not None:
+            said.append((subject, text))
+
+    (folder / "n1").mkdir(parents=True, exist_ok=True)
+    config = Config(agent=AgentSection(node="n1"), spool=SpoolSection(directory=folder))
+    return open_fitness(config, ORIGIN, say, {})
+
+
+def told(fitness: Fitness, *events: Event, readings: tuple[Reading, ...] = ()) -> list[str]:
+    fitness.take(readings, events, (), NOW)
+    return [f"{one.name} {one.entity}" for one in fitness.conditions]
+
+
+def event(kind: str, entity: str = "gpu:n1.3", **data: Any) -> Event:
+    return Event(NOW, entity, kind, data)
+
+
+def seen(signal: str, value: int, entity: str = "gpu:n1.3") -> tuple[Reading, ...]:
+    return (Reading(signal.partition(".")[0], (entity,), {signal: np.array([value], np.uint8)}),)
+
+
+def counted(found: int, expected: int) -> tuple[Reading, ...]:
+    columns = {"node.gpu_pci": np.array([found]), "node.gpu_expected": np.array([expected])}
+    return (Reading("node", ("node:n1",), columns),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "level", "entity", "data", "text"), CASES, ids=[f"{case[0]} {case[1]}" for case in CASES]
+)
+def test_an_event_begins_a_condition_that_is_written_at_once(
+    tmp_path: Path, kind: str, level: str, entity: str, data: dict[str, Any], text: str
+) -> None:
+    told(made(tmp_path), Event(NOW, entity, kind, data))
+    (found,) = json.loads((tmp_path / "n1" / "status.json").read_text())["conditions"]
+    assert (found["level"], found["entity"], found["since"]) == (level, entity, NOW)
+    assert text in found["text"]
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends"),
+    [
+        (event("gpu_lost"), event("gpu_back")),
+        (event("xid", **FATAL), event("gpu_back")),
+        (event("xid", **FATAL), event("counter_reset", signals=["gpu.energy"])),
+        (event("xid", **FATAL), event("recovery_action", to=0, action="none")),
+        (event("xid", "node:n1", **FATAL), event("counter_reset", signals=["gpu.energy"])),
+        (event("recovery_action", to=2, action="reboot node"), event("recovery_action", to=0, action="none")),
+        (event("xid", xid=154, detail={"to": 1}, action="reset GPU"), event("xid", xid=154, detail={"to": 0})),
+        (
+            event("gpu_count", "node:n1", present=7, expected=8, source="nvml"),
+            event("gpu_count", "node:n1", present=8, expected=8, source="nvml"),
+        ),
+        (
+            event("leak", "leak_detector:a", leak="critical"),
+            event("leak", "leak_detector:a", state="cleared", leak="ok"),
+        ),
+        (event("flow_collapse", "cdu:a", state="active"), event("flow_collapse", "cdu:a", state="cleared")),
+        (event("digest", canary="g", digest="a", expected="b"), event("digest", canary="g", digest="b", expected="b")),
+        (event("link_state", "port:n1.a", state="down"), event("link_state", "port:n1.a", state="up")),
+    ],
+    ids=lambda e: f"{e.kind} {e.entity}",
+)
+def test_what_ends_a_condition_takes_it_out(tmp_path: Path, begins: Event, ends: Event) -> None:
+    fitness = made(tmp_path)
+    assert len(told(fitness, begins)) == 1
+    assert told(fitness, ends) == []
+
+
+@pytest.mark.parametrize(
+    ("begins", "readings"),
+    [
+        (event("gpu_lost"), seen("gpu.present", 1)),
+        (event("recovery_action", to=1, action="reset GPU"), seen("gpu.recovery_action", 0)),
+        (event("leak", "leak_detector:a", leak="warning"), seen("leak.state", OK, "leak_detector:a")),
+        (event("link_state", "port:n1.a", state="down"), seen("nic.state", 1, "port:n1.a")),
+        (event("gpu_count", "node:n1", present=0, expected=1, source="nvml"), seen("gpu.present", 1)),
+        (event("gpu_count", "node:n1", present=7, expected=8, source="pci"), counted(8, 8)),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Event) else "",
+)
+def test_values_end_what_a_collector_that_was_started_anew_does_not_tell(
+    tmp_path: Path, begins: Event, readings: tuple[Reading, ...]
+) -> None:
+    fitness = made(tmp_path)
+    assert len(told(fitness, begins)) == 1
+    assert told(fitness, readings=readings) == []
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        event("xid", xid=13, severity="info", action="restart app"),
+        event("xid", xid=165, severity="critical", action="plan a replacement"),
+        event("xid", **FATAL, root={"xid": 79}),
+        event("sxid", "node:n1", sxid=11012, severity="warning", action="none"),
+        event("recovery_action", to=0, action="none"),
+        event("gpu_count", "node:n1", present=9, expected=8, source="pci"),
+        event("gpu_count", "node:n1"),
+        event("service", "service:n1.x", **{"from": "active", "to": "failed"}),
+    ],
+    ids=lambda e: f"{e.kind} {dict(e.data)}",
+)
+def test_what_is_not_certain_leaves_the_node_fit(tmp_path: Path, harmless: Event) -> None:
+    assert told(made(tmp_path), harmless) == []
+
+
+def test_gpus_that_are_still_missing_stay_told(tmp_path: Path) -> None:
+    fitness = made(tmp_path)
+    fewer = [event("gpu_count", "node:n1", present=7, expected=8, source=source) for source in ("pci", "nvml")]
+    readings = (*counted(7, 8), *seen("gpu.present", 1), *seen("gpu.present", 0))
+    assert told(fitness, *fewer, readings=readings) == ["gpu_count.pci node:n1", "gpu_count.nvml node:n1"]
+
+
+def test_a_reset_of_a_port_ends_no_error_of_a_gpu(tmp_path: Path) -> None:
+    fitness = made(tmp_path)
+    assert told(fitness, event("xid", **FATAL), event("xid", "node:n1", **FATAL)) != []
+    assert len(told(fitness, event("counter_reset", "port:n1.mlx5_0", signals=["nic.rx"]))) == 2
+    assert len(told(fitness, event("counter_reset", "gpu:n1.0", signals=["gpu.energy"]))) == 1  # gpu:n1.3 has its own
+
+
+def test_fatal_errors_outlive_a_restart_of_the_agent_but_no_boot(tmp_path: Path) -> None:
+    told(made(tmp_path), event("xid", **FATAL), event("flow_collapse", "cdu:a", state="active"))
+    assert told(made(tmp_path)) == ["xid.119 gpu:n1.3"]
+    file = tmp_path / "n1" / "status.json"
+    file.write_text(file.read_text().replace(status.boot(), "another"))
+    assert told(made(tmp_path)) == []
+
+
+@given(st.one_of(st.binary(max_size=200), st.recursive(st.none() | st.text() | st.integers(), st.lists).map(
+    lambda value: json.dumps({"version": 1, "node": "n1", "boot": status.boot(), "conditions": value}).encode()
+)))  # fmt: skip
+def test_no_file_that_was_left_stops_the_agent(tmp_path_factory: pytest.TempPathFactory, left: bytes) -> None:
+    folder = tmp_path_factory.mktemp("spool")
+    (folder / "n1").mkdir()
+    (folder / "n1" / "status.json").write_bytes(left)
+    assert told(made(folder)) == []
+
+
+def test_a_storm_of_errors_stays_bounded(tmp_path: Path) -> None:
+    fitness = made(tmp_path)
+    assert len(told(fitness, *(event("xid", f"gpu:n1.{i}", **FATAL) for i in range(2 * MOST)))) == MOST
+    assert (tmp_path / "n1" / "status.json").stat().st_size < status.MOST_BYTES
+
+
+def test_the_file_is_readable_for_monitoring_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        told(made(tmp_path))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "n1" / "status.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_place_that_cannot_be_written_is_said_and_the_other_one_is_written(tmp_path: Path) -> None:
+    said: list[tuple[str, str]] = []
+    away = tmp_path / "away" / "status.json"
+    (tmp_path / "n1").mkdir()
+    config = Config(
+        agent=AgentSection(node="n1"), spool=SpoolSection(directory=tmp_path), check=Check(status_file=away)
+    )
+    fitness = open_fitness(config, ORIGIN, lambda *both: said.append(both), {})
+    told(fitness)
+    assert [text for _, text in said] == [
+        "cannot be written: No such file or directory; fleetpulse check will not know"
+    ]
+    assert (tmp_path / "n1" / "status.json").exists()
+    away.parent.mkdir()
+    told(fitness, event("gpu_lost"))
+    assert said[-1][1] == "is written again"
+
+
+@dataclass
+class Losing(Collector):
+    """A collector whose GPU is lost at its first look."""
+
+    name = "losing"
+    signals = ("gpu.present",)
+    events = ("gpu_lost",)
+    isolated = False
+
+    def read(self) -> tuple[Reading, ...]:
+        return (Reading("gpu", ("gpu:n1.3",), {"gpu.present": np.zeros(1, np.uint8)}, (event("gpu_lost"),)),)
+
+
+def test_the_agent_writes_it_in_the_spool_and_where_the_service_manager_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("RUNTIME_DIRECTORY", f"{tmp_path}/run:{tmp_path}/other")
+    config = Config(agent=AgentSection(node="n1"), spool=SpoolSection(directory=tmp_path / "spool"))
+    with (tmp_path / "log").open("w") as log:
+        agent = Agent(config, [Losing()], log=log, patience=5)
+        agent.tick(NOW)
+        agent.close()
+    for file in (tmp_path / "run/n1.status.json", tmp_path / "spool/n1/status.json"):
+        found = json.loads(file.read_text())
+        assert [one["name"] for one in found["conditions"]] == ["gpu_lost"]
+        assert found["collectors"]["losing"][0] == "ok"
+
+
+def test_every_rule_is_about_an_event_that_there_is_and_says_why() -> None:
+    assert {rule.kind for rule in RULES} | {kind for rule in RULES for kind in rule.ended_by} <= EVENT_KINDS.keys()
+    assert all(rule.why and rule.detail in ("", *EVENT_KINDS[rule.kind].data) for rule in RULES)
+    assert len(names()) == len(set(names()))

@@ -1,0 +1,285 @@
+"""What the parts of the jobs collector read from texts: identities, devices, control groups, facts, pods."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.sources.jobs import cgroups, facts, pods, processes, visible
+from agents.sources.jobs.cgroups import Place, place_of
+from agents.sources.jobs.gpus import Gpus, find
+from agents.sources.jobs.identity import LONGEST_NAME, WANTED, clean, identify
+from agents.sources.jobs.visible import MOST, devices, listed
+from agents.sources.protobuf import Malformed
+from tests.agents.kubelet_double import KubeletDouble
+
+UID = "0b1c2d3e-1111-2222-3333-444455556666"
+CONTAINER = "ab" * 32
+UUID = "GPU-00000001-aaaa-bbbb-cccc-dddddddddddd"
+
+# --- who a process is ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "wanted"),
+    [
+        ("SLURM_JOB_ID=81 SLURM_PROCID=17 SLURM_STEP_ID=0 SLURM_NTASKS=64", ("81", "slurm", 17, 64, "", 2)),
+        ("SLURM_JOB_ID=81 SLURM_PROCID=0", ("81", "slurm", 0, None, "", 1)),
+        ("SLURM_JOB_ID=90 SLURM_ARRAY_JOB_ID=88 SLURM_ARRAY_TASK_ID=2 SLURM_PROCID=0", ("90", "slurm", 0, None, "", 1)),
+        ("SLURM_JOB_ID=92 SLURM_HET_JOB_ID=91 SLURM_PROCID=5 SLURM_STEP_ID=0", ("91", "slurm", 5, None, "", 2)),
+        ("SLURM_JOB_ID=81 SLURM_PROCID=1 RANK=9 WORLD_SIZE=16 PP_RANK=2", ("81", "slurm", 9, 16, "2", 3)),
+        (
+            "RANK=3 WORLD_SIZE=8 TORCHELASTIC_RUN_ID=none MASTER_ADDR=localhost MASTER_PORT=29500",
+            ("n1-29500", "torchrun", 3, 8, "", 3),
+        ),
+        ("RANK=3 MASTER_ADDR=10.0.0.7 MASTER_PORT=29500", ("10-0-0-7-29500", "torchrun", 3, None, "", 3)),
+        ("RANK=3 TORCHELASTIC_RUN_ID=llama.7b", ("llama-7b", "torchrun", 3, None, "", 3)),
+        (
+            "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 PMIX_NAMESPACE=prterun-n1-77@1",
+            ("prterun-n1-77@1", "mpi", 2, 4, "", 2),
+        ),
+        (
+            "POD_NAMESPACE=ml JOB_NAME=llama RANK=1 FLEETPULSE_STAGE=embed",
+            ("ml/llama", "kubernetes", 1, None, "embed", 3),
+        ),
+        ("FLEETPULSE_JOB=run7 FLEETPULSE_RANK=5 RANK=1 SLURM_JOB_ID=81", ("run7", "slurm", 5, None, "", 3)),
+        ("SLURM_JOB_ID=81 RANK=9 WORLD_SIZE=16 FLEETPULSE_STAGES=4", ("81", "slurm", 9, 16, "2", 3)),
+        ("SLURM_JOB_ID=81 RANK=-1 SLURM_PROCID=4 SLURM_STEP_ID=1", ("81", "slurm", 4, None, "", 2)),
+    ],
+)
+def test_an_environment_tells_job_rank_world_and_stage(environment: str, wanted: tuple[object, ...]) -> None:
+    who = identify(dict(word.split("=", 1) for word in environment.split()), "n1")
+    assert who is not None
+    assert (who.job, who.scheduler, who.rank, who.world_size, who.stage, who.claim) == wanted
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"RANK": "3"}, {"SLURM_JOB_ID": "x"}, {"MASTER_ADDR": "n1"}, {"JOB_NAME": "a"}, {"FLEETPULSE__SPOOL": "x"}],
+)
+def test_what_belongs_to_no_job_is_none(environment: dict[str, str]) -> None:
+    assert identify(environment, "n1") is None
+
+
+@given(st.dictionaries(st.sampled_from(sorted(WANTED)), st.one_of(st.text(max_size=300), st.integers().map(str))))
+def test_whatever_an_environment_says_names_are_bounded_and_have_no_dot(environment: dict[str, str]) -> None:
+    who = identify(environment, "n1")
+    if who is not None:
+        assert 0 < len(who.job) <= LONGEST_NAME
+        assert who.job == clean(who.job)
+        assert "." not in who.job
+        assert (who.rank_entity or "rank:").encode().isascii()
+        assert who.rank is None or 0 <= who.rank < 2**24
+    held = devices(environment, who)
+    assert len(held.tokens) <= MOST
+
+
+@given(st.binary(max_size=2000))
+def test_of_any_bytes_only_wanted_variables_are_kept(environment: bytes) -> None:
+    kept = processes.variables(environment)
+    assert kept.keys() <= WANTED | visible.WANTED | {"HOSTNAME"}
+
+
+def test_of_an_environment_only_wanted_variables_are_kept() -> None:
+    environment = b"TOKEN=hunter2\0RANK=3\0RANK=4\0nothing\0CUDA_VISIBLE_DEVICES=1\0SLURM_JOB_ID\0=x"
+    assert processes.variables(environment) == {"RANK": "3", "CUDA_VISIBLE_DEVICES": "1"}
+
+
+@given(st.binary(max_size=300))
+def test_any_stat_is_a_start_or_none(stat: bytes) -> None:
+    assert processes.start_of(stat) is None or isinstance(processes.start_of(stat), int)
+
+
+# --- which devices ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "wanted"),
+    [
+        ("SLURM_JOB_GPUS=0-3 CUDA_VISIBLE_DEVICES=0,1,2,3 RANK=2 LOCAL_RANK=2 LOCAL_WORLD_SIZE=4", ("2",)),
+        ("SLURM_STEP_GPUS=4,5 CUDA_VISIBLE_DEVICES=0,1 RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", ("5",)),  # shut in
+        ("SLURM_STEP_GPUS=4,5 CUDA_VISIBLE_DEVICES=4,5 RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", ("5",)),
+        ("SLURM_JOB_GPUS=0,1,2,3 CUDA_VISIBLE_DEVICES=2 SLURM_PROCID=2 SLURM_LOCALID=2", ("2",)),
+        (
+            "SLURM_JOB_GPUS=0-3 CUDA_VISIBLE_DEVICES=0,1,2,3 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_TASKS_PER_NODE=1(x2)",
+            tuple("0123"),
+        ),
+        (f"NVIDIA_VISIBLE_DEVICES={UUID},GPU-x RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", ("GPU-x",)),
+        (f"NVIDIA_VISIBLE_DEVICES={UUID},GPU-x CUDA_VISIBLE_DEVICES=1", ("GPU-x",)),
+        ("NVIDIA_VISIBLE_DEVICES=all CUDA_VISIBLE_DEVICES=1,-1,2", ("1",)),
+        ("CUDA_VISIBLE_DEVICES=NoDevFiles", ()),
+        ("CUDA_VISIBLE_DEVICES= RANK=0 LOCAL_RANK=0", ()),
+        ("CUDA_VISIBLE_DEVICES=MIG-GPU-8/1/0", ("MIG-GPU-8/1/0",)),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4", ("2", "3")),
+        ("CUDA_VISIBLE_DEVICES=0 RANK=3 LOCAL_RANK=3 LOCAL_WORLD_SIZE=4", ("0",)),
+        ("ROCR_VISIBLE_DEVICES=2,3 RANK=0 LOCAL_RANK=0", ("2",)),
+        ("", ()),
+    ],
+)
+def test_what_a_process_may_see_and_its_part_of_it(environment: str, wanted: tuple[str, ...]) -> None:
+    said = {"FLEETPULSE_JOB": "x", **dict(word.split("=", 1) for word in environment.split())}
+    assert devices(said, identify(said)).tokens == wanted
+
+
+def test_a_rank_of_torchrun_without_a_list_takes_the_gpu_of_its_local_rank_if_there_is_one() -> None:
+    said = {"RANK": "9", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "x"}
+    held = devices(said, identify(said))
+    assert held.assumed
+    assert Gpus({UUID: 1}).entities("n1", held.tokens, held.assumed) == ("gpu:n1.1",)
+    assert Gpus().entities("n1", held.tokens, held.assumed) == ()
+
+
+@given(st.text(max_size=400))
+def test_any_list_of_devices_is_bounded(text: str) -> None:
+    found = listed(text)
+    assert found is None or len(found) <= MOST
+
+
+def test_a_range_without_end_is_bounded() -> None:
+    found = listed("0-9999,0-9999")
+    assert found is not None
+    assert len(found) == MOST
+
+
+def test_numbers_come_from_the_drivers_folder_by_address_and_not_by_minor(tmp_path: Path) -> None:
+    for number, folder in enumerate(("0000:41:00.0", "0000:07:00.0", "nonsense")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "information").write_text(f"GPU UUID:\t {UUID[:-1]}{number}\nDevice Minor: \t {number}\n")
+    found = find(None, tmp_path, tmp_path / "absent")
+    assert (found.number(f"{UUID[:-1]}1"), found.number(f"{UUID[:-1]}0")) == (0, 1)
+    assert found.number("00000000:41:00.0") == found.number(f"MIG-{UUID[:-1]}0/3/0") == 1
+    assert found.number("7") is found.number("GPU-else") is None
+
+
+def test_without_a_driver_a_number_stands_for_itself() -> None:
+    assert Gpus().entities("n1", ("3", "GPU-x", "3", "4000")) == ("gpu:n1.3",)
+
+
+# --- control groups --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("5:devices:/slurm/uid_0/job_81/step_0/task_3\n1:name=systemd:/x", Place("81", "0")),
+        ("5:memory:/slurm_gpu001/uid_1000/job_81/step_batch", Place("81", "batch")),
+        ("0::/system.slice/slurmstepd.scope/job_81/step_extern/user/task_0", Place("81", "extern")),
+        ("0::/system.slice/gpu001_slurmstepd.scope/job_81/step_4/user/task_0", Place("81", "4")),
+        (f"0::/kubepods/burstable/pod{UID}/{CONTAINER}", Place(pod=UID, container=CONTAINER)),
+        (
+            "0::/kubepods.slice/kubepods-besteffort.slice/"
+            f"kubepods-besteffort-pod{UID.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope",
+            Place(pod=UID, container=CONTAINER),
+        ),
+        (f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID.replace('-', '_')}.slice", Place(pod=UID)),
+        (f"3:cpu:/kubepods/pod{UID}/crio-{CONTAINER}", Place(pod=UID, container=CONTAINER)),
+        ("0::/user.slice/job_81", Place()),
+        ("", Place()),
+    ],
+)
+def test_a_control_group_names_job_or_pod(text: str, wanted: Place) -> None:
+    assert place_of(text.encode()) == wanted
+
+
+@given(st.binary(max_size=400).map(lambda text: b"0::/kubepods/pod" + text + b"/slurm/uid_1/job_" + text))
+def test_any_control_group_is_read(text: bytes) -> None:
+    assert isinstance(place_of(text), Place)
+    assert isinstance(place_of(text * 100), cgroups.Place)
+
+
+# --- the prolog's facts ----------------------------------------------------------------------------------------------
+
+
+def test_facts_follow_their_files_and_keep_wanted_keys_only(tmp_path: Path) -> None:
+    folder = facts.Folder(tmp_path)
+    for name in ("81.env", ".81.x", "82.env.tmp.3", "x.env"):
+        (tmp_path / name).write_text("# of the prolog\nSLURM_JOB_ID=81\nSLURM_JOB_GPUS=0,1\nAWS_SECRET=x\n\nno line\n")
+    assert folder.look() == {"81": {"SLURM_JOB_ID": "81", "SLURM_JOB_GPUS": "0,1"}}
+    (tmp_path / "new").write_text("SLURM_JOB_GPUS=2\n")
+    (tmp_path / "new").replace(tmp_path / "81.env")
+    assert folder.look() == {"81": {"SLURM_JOB_GPUS": "2"}}
+    (tmp_path / "81.env").unlink()
+    assert folder.look() == {}
+    assert facts.Folder(tmp_path / "absent").look() == {}
+
+
+@given(st.binary(max_size=500))
+def test_any_file_of_facts_is_read(text: bytes) -> None:
+    found = facts.parse(b"SLURM_JOB_ID=" + text)
+    assert found.keys() <= facts.KEYS
+    assert all(len(value) <= facts.MOST_VALUE for value in found.values())
+
+
+# --- pods ------------------------------------------------------------------------------------------------------------
+
+
+def pod(labels: dict[str, str], **more: object) -> dict[str, object]:
+    limits = {"limits": {"nvidia.com/gpu": "1", "cpu": "8"}}
+    return {
+        "metadata": {"namespace": "ml", "name": "p-0", "uid": UID, "labels": labels},
+        "spec": {"containers": [{"name": "c", "resources": limits}]},
+        "status": {"phase": "Running", "containerStatuses": [{"containerID": f"containerd://{CONTAINER}"}]},
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("labels", "job", "rank"),
+    [
+        ({"batch.kubernetes.io/job-name": "a", "batch.kubernetes.io/job-completion-index": "3"}, "ml/a", 3),
+        ({"job-name": "a", "batch.kubernetes.io/job-completion-index": "0"}, "ml/a", 0),
+        ({"training.kubeflow.org/job-name": "a", "training.kubeflow.org/replica-index": "1"}, "ml/a", None),
+        ({"jobset.sigs.k8s.io/jobset-name": "a", "job-name": "a-workers-0"}, "ml/a", None),
+        (
+            {
+                "leaderworkerset.sigs.k8s.io/name": "a",
+                "leaderworkerset.sigs.k8s.io/group-index": "2",
+                "leaderworkerset.sigs.k8s.io/worker-index": "1",
+            },
+            "ml/a-2",
+            1,
+        ),
+        ({"volcano.sh/job-name": "a"}, "ml/a", None),
+        ({"fleetpulse/job": "mine", "fleetpulse/rank": "7", "job-name": "a"}, "ml/mine", 7),
+        ({"app": "x"}, "ml/p-0", None),
+    ],
+)
+def test_labels_name_the_job_and_sometimes_the_rank(labels: dict[str, str], job: str, rank: int | None) -> None:
+    (found,) = pods.listed(json.dumps({"items": [pod(labels)]}).encode()).values()
+    assert (found.job, found.rank, found.uid, found.containers) == (job, rank, UID, (CONTAINER,))
+    assert (found.wants, "app" in found.labels) == (1, False)
+
+
+def test_one_bad_pod_costs_no_other_and_ended_ones_are_left_out() -> None:
+    bad = [None, 3, {}, {"metadata": []}, {"metadata": {"name": 1}}, pod({}, status={"phase": "Succeeded"})]
+    whole = {"items": [*bad, pod({}, spec={"containers": 3}, status=4)]}
+    assert list(pods.listed(json.dumps(whole).encode())) == [("ml", "p-0")]
+    for answer in (b"", b"[]", b'{"items": {}}', b"\xff", b'{"kind": "Status"}', b"[" * 100_000):
+        with pytest.raises(ValueError, match=r"pods|Expecting|utf-8"):
+            pods.listed(answer)
+
+
+def test_the_kubelets_answer_tells_devices_of_accelerators_once(tmp_path: Path) -> None:
+    double = KubeletDouble(tmp_path)
+    double.hold("ml", "a", {"c": {"nvidia.com/gpu": [UUID, UUID, "GPU-x::1"], "cpu": ["1"]}, "d": {"rdma/hca": ["h"]}})
+    double.hold("ml", "b", {"c": {"aws.amazon.com/neuroncore": ["5"], "aws.amazon.com/neuron": ["2"]}})
+    double.hold("ml", "cpu-only", {"c": {"memory": ["0"]}})
+    found = pods.resources(double.response())
+    assert {key: one.devices for key, one in found.items()} == {
+        ("ml", "a"): (UUID, "GPU-x"),
+        ("ml", "b"): ("core:5", "2"),
+    }
+    assert Gpus().entities("n1", found["ml", "b"].devices) == ("gpu:n1.2",)
+
+
+@given(st.binary(max_size=300))
+def test_any_answer_of_a_kubelet_is_pods_or_malformed(answer: bytes) -> None:
+    try:
+        found = pods.resources(answer)
+    except Malformed:
+        return
+    assert len(found) <= pods.MAX_PODS

@@ -1,0 +1,298 @@
+"""Which switch port an interface is on: every shape that lldpd writes, changes, and two real lldpd on one cable."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.collector import NoData
+from agents.collectors.lldp import Lldp
+from agents.sources.lldp import MOST_NEIGHBOURS, Neighbour, parse_neighbours
+from pipeline.records import Event
+from tests.agents.rdma_node import RdmaNode, h100
+from tests.parts import do_without
+
+SW = {
+    "id": {"type": "mac", "value": "0c:42:a1:00:00:07"},
+    "descr": "SONiC Software Version",
+    "mgmt-ip": ["192.0.2.7", "2001:db8::7"],
+}
+PORT = {"id": {"type": "local", "value": "Ethernet48"}, "descr": "to n042 ens8", "ttl": "120"}
+ENTRY = {"via": "LLDP", "rid": "1", "age": "0 day, 00:01:07", "chassis": {"leaf-7": SW}, "port": PORT}
+WANTED = Neighbour("leaf-7", "0c:42:a1:00:00:07", "Ethernet48", "to n042 ens8", "192.0.2.7")
+JSON0 = {
+    "name": "ens8",
+    "via": "LLDP",
+    "chassis": [
+        {
+            "id": [{"type": "mac", "value": "0c:42:a1:00:00:07"}],
+            "name": [{"value": "leaf-7"}],
+            "mgmt-ip": [{"value": "192.0.2.7"}],
+        }
+    ],
+    "port": [{"id": [{"type": "local", "value": "Ethernet48"}], "descr": [{"value": "to n042 ens8"}]}],
+}
+
+
+def text(interface: Any) -> str:
+    return json.dumps({"lldp": {"interface": interface}})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        text({"ens8": ENTRY}),
+        text([{"ens8": ENTRY}]),
+        text([{"ens8": ENTRY}, {"ens9": ENTRY}]),
+        text({"ens8": ENTRY, "ens9": ENTRY}),
+        json.dumps({"lldp": [{"interface": [JSON0]}]}),
+        text([{"ens8": {**ENTRY, "via": "CDPv2", "chassis": {"other": SW}}}, {"ens8": ENTRY}]),
+    ],
+)
+def test_every_shape_tells_the_same(said: str) -> None:
+    assert parse_neighbours(said)["ens8"] == WANTED
+
+
+def test_a_neighbour_without_a_name_is_known_by_its_id_and_a_port_known_by_an_address_by_its_description() -> None:
+    by_mac = {"id": {"type": "mac", "value": "02:00:00:00:00:01"}, "descr": "swp3"}
+    found = parse_neighbours(text({"ens8": {"chassis": SW, "port": by_mac}}))["ens8"]
+    assert (found.switch, found.chassis, found.port) == ("", "0c:42:a1:00:00:07", "swp3")
+
+
+@pytest.mark.parametrize("said", ["", "{}", '{"lldp": {}}', '{"lldp": {"interface": null}}', "[]", "7", '{"lldp": []}'])
+def test_nobody_at_the_far_end_is_no_neighbour(said: str) -> None:
+    assert parse_neighbours(said) == {}
+
+
+@pytest.mark.parametrize("said", ["{", "no json", "[" * 100_000])
+def test_what_is_no_json_is_a_value_error(said: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_neighbours(said)
+
+
+KEYS = st.sampled_from(["lldp", "interface", "chassis", "port", "id", "value", "descr", "mgmt-ip", "name", "via", "e0"])
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(TREES | TREES.map(lambda tree: {"lldp": {"interface": {"e0": tree}}}))
+def test_any_json_is_taken(tree: Any) -> None:
+    for name, neighbour in parse_neighbours(json.dumps(tree)).items():
+        assert isinstance(name, str)
+        assert all(isinstance(getattr(neighbour, f), str) for f in Neighbour.__slots__)
+
+
+def test_a_storm_of_neighbours_and_texts_is_bounded() -> None:
+    many = {f"e{n}": {**ENTRY, "chassis": {"x" * 5000: SW}} for n in range(1000)}
+    found = parse_neighbours(text(many))
+    assert len(found) == MOST_NEIGHBOURS
+    assert len(found["e0"].switch) <= 128
+
+
+# --- the collector ---------------------------------------------------------------------------------------------------
+
+
+class Lldpcli:
+    """A command that prints what a test wants."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "lldpcli"
+
+    def prints(self, said: str) -> None:
+        self.does(f"cat <<'END'\n{said}\nEND")
+
+    def does(self, body: str) -> None:
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(f"#!/bin/sh\n{body}\n")
+        fresh.chmod(0o755)
+        fresh.replace(self.path)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> RdmaNode:
+    return h100(tmp_path / "node", ports=1)
+
+
+@pytest.fixture
+def lldpcli(tmp_path: Path) -> Lldpcli:
+    made = Lldpcli(tmp_path)
+    made.prints(text({"ens8": ENTRY, "eno1": ENTRY, "gone0": ENTRY}))
+    return made
+
+
+@pytest.fixture
+def collector(node: RdmaNode, lldpcli: Lldpcli) -> Iterator[Lldp]:
+    made = Lldp(command=lldpcli.path, root=node.net, every=0.05)
+    made.open("n1")
+    yield made
+    made.close()
+
+
+def await_renewed(collector: Lldp, events: list[Event] | None = None) -> None:
+    until = time.monotonic() + 15
+    while time.monotonic() < until:
+        found = [event for reading in collector.read() for event in reading.events]
+        if events is not None:
+            events += found
+        if collector.renewed():
+            return
+        time.sleep(0.02)
+    raise TimeoutError("waited 15 s for another inventory")
+
+
+def test_an_interface_bears_the_name_that_its_own_collector_gives_it(collector: Lldp) -> None:
+    await_renewed(collector)
+    found = collector.inventory()
+    assert set(found) == {"port:n1.mlx5_8", "port:n1.eno1"}  # ens8 is an RDMA port's; gone0 is not there
+    assert found["port:n1.mlx5_8"].parents == ("node:n1",)
+    assert found["port:n1.mlx5_8"].attributes == {
+        "peer_switch": "leaf-7",
+        "peer_chassis": "0c:42:a1:00:00:07",
+        "peer_port": "Ethernet48",
+        "peer_description": "to n042 ens8",
+        "peer_mgmt": "192.0.2.7",
+    }
+
+
+def test_a_cable_in_another_port_is_an_event_and_silence_or_another_text_is_none(
+    collector: Lldp, lldpcli: Lldpcli
+) -> None:
+    await_renewed(collector)
+    events: list[Event] = []
+    reworded = {**PORT, "descr": "spare"}
+    lldpcli.prints(text({"eno1": {**ENTRY, "port": reworded}}))
+    await_renewed(collector, events)
+    assert events == []
+    moved = {**PORT, "id": {"type": "local", "value": "Ethernet52"}}
+    lldpcli.prints(text({"eno1": {**ENTRY, "port": moved}}))
+    await_renewed(collector, events)
+    (event,) = events
+    assert (event.kind, event.entity) == ("link_peer", "port:n1.eno1")
+    assert (event.data["from_port"], event.data["port"], event.data["peer"]) == ("Ethernet48", "Ethernet52", "leaf-7")
+    assert collector.inventory()["port:n1.mlx5_8"].attributes["peer_port"] == "Ethernet48"
+
+
+def read_for(collector: Lldp, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        collector.read()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("echo 'unable to connect to socket' >&2; exit 1", "unable to connect to socket; wanted a running lldpd"),
+        ("echo '<xml/>'", "its answer is not JSON"),
+    ],
+)
+def test_a_daemon_that_does_not_answer_is_no_data(collector: Lldp, lldpcli: Lldpcli, body: str, said: str) -> None:
+    lldpcli.does(body)
+    with pytest.raises(NoData, match=said):
+        read_for(collector, 10)
+
+
+def test_without_lldpd_it_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(NoData, match="no such command; install lldpd"):
+        Lldp(command=tmp_path / "lldpcli").open("n1")
+
+
+# --- two real lldpd --------------------------------------------------------------------------------------------------
+
+
+def sh(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=10)
+
+
+def await_answer(ask: Callable[[], None]) -> None:
+    """Asks until the daemon answers; its socket is there before it listens."""
+    until = time.monotonic() + 10
+    while True:
+        try:
+            return ask()
+        except subprocess.CalledProcessError as error:
+            if time.monotonic() > until:
+                raise TimeoutError(f"lldpd did not answer within 10 s: {error.stderr!r}") from error
+            time.sleep(0.1)
+
+
+@contextmanager
+def cable() -> Iterator[tuple[str, str, Callable[..., None]]]:
+    """Two network namespaces with a cable between `host0` and `swp3`, an lldpd in each; their sockets."""
+    if not shutil.which("lldpd", path="/usr/sbin:/usr/bin"):
+        do_without("lldp", "no lldpd: run 'make parts'")
+    if os.geteuid() != 0:
+        do_without("lldp", "network namespaces need root")
+    names = [f"fp{os.getpid()}{side}" for side in "ab"]
+    folder = Path(tempfile.mkdtemp(prefix="fleetpulse-lldp-"))
+    folder.chmod(0o755)  # lldpcli is another user's where it is set-user-id, as Debian has it
+    sockets = [str(folder / f"{side}.sock") for side in "ab"]
+    daemons: list[subprocess.Popen[bytes]] = []
+
+    def configure(side: int, *what: str) -> None:
+        sh("/usr/sbin/lldpcli", "-u", sockets[side], "configure", *what)
+
+    try:
+        for name in names:
+            sh("ip", "netns", "add", name)
+        sh("ip", "link", "add", "host0", "netns", names[0], "type", "veth", "peer", "name", "swp3", "netns", names[1])
+        for name, interface, socket in zip(names, ("host0", "swp3"), sockets, strict=True):
+            sh("ip", "-n", name, "link", "set", interface, "up")
+            command = ["nsenter", f"--net=/run/netns/{name}", "/usr/sbin/lldpd", "-d", "-u", socket]
+            daemons.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        for side in (0, 1):
+            await_answer(lambda side=side: configure(side, "lldp", "tx-interval", "1"))
+        configure(1, "system", "hostname", "leaf-real")
+        yield sockets[0], sockets[1], configure
+    finally:
+        for daemon in daemons:
+            daemon.terminate()
+            daemon.wait(10)
+        for name in names:
+            subprocess.run(("ip", "netns", "del", name), check=False, capture_output=True)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.lldp
+def test_a_real_lldpd_tells_the_switch_its_port_and_that_it_became_another(tmp_path: Path) -> None:
+    (tmp_path / "net" / "host0").mkdir(parents=True)
+    with cable() as (socket, _, configure):
+        collector = Lldp(socket=socket, root=tmp_path / "net", every=0.2)
+        collector.open("n1")
+        events: list[Event] = []
+        try:
+            until = time.monotonic() + 20
+            while (
+                not (found := dict(collector.inventory()))
+                or found["port:n1.host0"].attributes.get("peer_switch") != "leaf-real"
+            ):
+                assert time.monotonic() < until
+                collector.read()
+                time.sleep(0.05)
+            facts = found["port:n1.host0"].attributes
+            assert facts["peer_port"] == facts["peer_description"] == "swp3"
+            configure(1, "lldp", "portidsubtype", "local", "Ethernet9")
+            while not events:
+                assert time.monotonic() < until
+                events += [event for reading in collector.read() for event in reading.events]
+                time.sleep(0.05)
+        finally:
+            collector.close()
+    assert [(e.data["from_port"], e.data["port"], e.data["peer"]) for e in events] == [
+        ("swp3", "Ethernet9", "leaf-real")
+    ]

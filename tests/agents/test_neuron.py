@@ -1,0 +1,287 @@
+"""The collector of AWS Trainium and Inferentia, on a program that prints recorded documents of neuron-monitor."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.batches import blocks, check
+from agents.collector import NoData, Reading
+from agents.collectors.neuron import Neuron
+from agents.sources.accelerators import child, neuron
+from tests.agents.bindings import FIXTURES, pci
+
+DOCUMENTS = (FIXTURES / "neuron_trn1.jsonl").read_bytes().splitlines()
+BOUND_S = 10.0
+PROGRAM = """#!{python}
+import os, sys, time
+assert sys.argv[1] == "-c" and os.path.exists(sys.argv[2])
+open({pids!r}, "a").write(f"{{os.getpid()}}\\n")
+lines = open({lines!r}, "rb").read()
+{body}
+"""
+ONCE_THEN_WAIT = "os.write(1, lines)\ntime.sleep(60)"
+Make = Callable[..., Neuron]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Make]:
+    """Makes an opened collector whose program prints `lines` and does as `body` says."""
+    collectors = []
+
+    def make(lines: bytes, body: str = ONCE_THEN_WAIT, **settings: Any) -> Neuron:
+        program, kept, pids = (tmp_path / name for name in ("neuron-monitor", "lines", "pids"))
+        kept.write_bytes(lines)
+        text = PROGRAM.format(python=sys.executable, lines=str(kept), pids=str(pids), body=body)
+        program.write_text(text)
+        program.chmod(0o755)
+        (tmp_path / "neuron0").touch()
+        bus = tmp_path / "pci"
+        root = bus if bus.exists() else pci(tmp_path, ("0x1d0f", "0x120000", "0x7164"))
+        collector = Neuron(command=str(program), device=tmp_path / "neuron0", pci=root, **settings)
+        collector.open("n1")
+        collectors.append(collector)
+        return collector
+
+    yield make
+    for collector in collectors:
+        collector.close()
+
+
+def awaited(collector: Neuron, good: Callable[[tuple[Reading, ...]], bool] = bool) -> tuple[Reading, ...]:
+    until = time.monotonic() + BOUND_S
+    while time.monotonic() < until:
+        if good(found := collector.read()):
+            return found
+        time.sleep(0.01)
+    pytest.fail("no document came")
+
+
+def pids(tmp_path: Path) -> list[int]:
+    return [int(line) for line in (tmp_path / "pids").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# --- documents -------------------------------------------------------------------------------------------------------
+
+
+def test_a_document_is_read_by_device_and_core(made: Make) -> None:
+    collector = made(DOCUMENTS[1] + b"\n")
+    collector._now = lambda: 123
+    devices, cores = awaited(collector)
+    assert devices.entities == ("gpu:n1.0", "gpu:n1.1")
+    columns = {name: values.tolist() for name, values in devices.columns.items()}
+    assert columns["gpu.utilization"] == pytest.approx([0.805, 0.41])
+    assert columns["gpu.memory_used"] == [6 * 2**30, 3 * 2**30]
+    assert columns["gpu.memory_total"] == [34359738368] * 2
+    assert columns["gpu.dram_corrected"] == [6, 7]
+    assert columns["gpu.dram_uncorrected"] == [0, 1]
+    assert columns["gpu.sram_corrected"] == [2, 2]
+    assert columns["gpu.ecc_corrected"] == [8, 9]
+    assert columns["gpu.executions"] == [100, 100]
+    assert columns["gpu.execution_errors"] == [0, 0.6]
+    assert columns["gpu.execution_latency"] == [0.0102, 0.0204]
+    assert columns["gpu.execution_latency_p99"] == [0.0111, 0.0222]
+    assert cores.entities == tuple(f"neuroncore:n1.{d}.{c}" for d in (0, 1) for c in (0, 1))
+    assert cores.columns["neuroncore.utilization"].tolist() == pytest.approx([0.80, 0.81, 0.82, 0])
+    assert cores.columns["neuroncore.memory_used"].tolist() == [3 * 2**30] * 3 + [0]
+    assert cores.columns["neuroncore.flops"][:3].tolist() == [1e12, 2e12, 3e12]
+    assert {*devices.columns, *cores.columns} == set(collector.signals)
+    (event,) = devices.events
+    assert (event.time, event.entity, event.kind) == (123, "node:n1", "execution_errors")
+    failed = {"pid": 4377, "tag": "train_b", "period": 5.0, "devices": ["gpu:n1.1"], "errors": {"transient": 3}}
+    assert dict(event.data) == failed
+    assert collector.read() == ()  # each document once
+    inventory = collector.inventory()
+    assert inventory.keys() == {*devices.entities, *cores.entities}
+    assert inventory["neuroncore:n1.1.0"].parents == ("gpu:n1.1", "node:n1")
+    assert inventory["gpu:n1.0"].attributes["sku"] == "trainium"
+    assert inventory["gpu:n1.0"].attributes["instance_type"] == "trn1.32xlarge"
+    check(devices, inventory)
+    assert len(blocks([devices, cores])) == 2
+
+
+def test_a_core_that_no_program_holds_does_nothing() -> None:
+    report = neuron.parse(DOCUMENTS[0])
+    assert [report.devices[d]["gpu.utilization"] for d in (0, 1)] == [0, 0]
+    assert report.failures == []
+    assert "gpu.execution_latency" not in report.devices[0]
+
+
+def test_joined_cores_of_a_trn2_lie_on_the_right_device() -> None:
+    document = json.loads(DOCUMENTS[1])
+    hardware = document["neuron_hardware_info"]
+    hardware |= {"neuron_device_type": "trainium2", "neuroncore_per_device_count": 8, "logical_neuroncore_config": 2}
+    use = {"3": {"neuroncore_utilization": 40, "v3d": {"nc_v3.6": {}}}, "4": {"neuroncore_utilization": 90}}
+    document["neuron_runtime_data"][0]["report"]["neuroncore_counters"]["neuroncores_in_use"] = use
+    report = neuron.parse(json.dumps(document).encode())
+    assert report.cores[0, 3]["neuroncore.utilization"] == pytest.approx(0.4)
+    assert report.cores[1, 0]["neuroncore.utilization"] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"7",
+        b"null",
+        DOCUMENTS[1][:-300],
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a": ' * 50_000,
+        b"1" * 5000,
+    ],
+)
+def test_what_is_no_document_is_a_value_error(broken: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever json says of it
+        neuron.parse(broken)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def paths(found: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield before
+    for key, value in found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ():
+        yield from paths(value, (*before, key))
+
+
+PATHS = [path for path in paths(json.loads(DOCUMENTS[1])) if path]
+
+
+@given(st.lists(st.tuples(st.sampled_from(PATHS), JSON), min_size=1, max_size=4))
+def test_whatever_stands_at_whatever_place_of_a_document_the_look_goes_on(changes: list[tuple[Any, Any]]) -> None:
+    document: Any = json.loads(DOCUMENTS[1])
+    for path, value in changes:
+        place = document
+        try:
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = value
+        except (KeyError, IndexError, TypeError):  # an earlier change took the place away
+            continue
+    report = neuron.parse(json.dumps(document).encode())
+    assert len(report.devices) <= neuron.MOST_DEVICES
+    assert len(report.cores) <= neuron.MOST_CORES
+
+
+# --- the child -------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_device_or_the_program_there_is_no_data(tmp_path: Path) -> None:
+    with pytest.raises(NoData, match="neuron0 is not there"):
+        Neuron(device=tmp_path / "neuron0").open("n1")
+    (tmp_path / "neuron0").touch()
+    with pytest.raises(NoData, match=r"neuron-monitor is not there: install aws-neuronx-tools"):
+        Neuron(device=tmp_path / "neuron0", command=str(tmp_path / "neuron-monitor")).open("n1")
+
+
+def test_the_configuration_file_asks_for_what_is_read_and_goes_with_the_collector(made: Make) -> None:
+    collector = made(b"", period=7)
+    config = Path(collector._config)
+    asked = json.loads(config.read_text())
+    assert asked["period"] == "7s"
+    assert [group["type"] for group in asked["system_metrics"]] == ["neuron_hw_counters"]
+    assert {group["type"] for group in asked["neuron_runtimes"][0]["metrics"]} == {
+        *("neuroncore_counters", "memory_used", "execution_stats")
+    }
+    collector.close()
+    assert not config.exists()
+
+
+def test_closing_ends_the_child_by_its_id(made: Make, tmp_path: Path) -> None:
+    collector = made(DOCUMENTS[0] + b"\n")
+    awaited(collector)
+    (pid,) = pids(tmp_path)
+    assert alive(pid)
+    collector.close()
+    assert not alive(pid)
+    collector.close()
+
+
+def test_a_child_that_dies_is_started_again(made: Make, tmp_path: Path) -> None:
+    collector = made(DOCUMENTS[0] + b"\n", "os.write(1, lines)")
+    awaited(collector)
+    awaited(collector)
+    assert len(pids(tmp_path)) >= 2
+
+
+def test_of_a_flood_only_the_newest_document_is_taken(made: Make) -> None:
+    body = "os.write(1, lines)\nfor _ in range(300): sys.stdout.buffer.write(lines)\nsys.stdout.flush(); time.sleep(60)"
+    collector = made(b"\n".join([*DOCUMENTS, b""]), body)
+    awaited(collector, lambda found: bool(found) and found[0].columns["gpu.dram_corrected"][0] == 6)
+
+
+def test_a_torn_line_is_passed_over(made: Make) -> None:
+    body = "os.write(1, lines[:500] + b'\\n')\ntime.sleep(.2)\nos.write(1, lines)\ntime.sleep(60)"
+    collector = made(DOCUMENTS[0] + b"\n", body)
+    assert awaited(collector)[0].entities == ("gpu:n1.0", "gpu:n1.1")
+
+
+def test_a_line_without_end_is_given_up(made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "LONGEST_LINE", 100_000)
+    monkeypatch.setattr(child, "FIRST_PAUSE_S", 0.05)
+    body = "while True: os.write(1, b'x' * 50000)"
+    collector = made(b"", body)
+    said = told_at_once(collector)
+    assert "wrote a line of more than 100000 bytes" in said
+    assert len(pids(tmp_path)) >= 1
+
+
+def test_silence_becomes_a_fault_that_tells_its_cause(made: Make) -> None:
+    assert "said nothing for 0.3 s" in told(made(b"", "time.sleep(60)", silence=0.3))
+
+
+def test_empty_lines_are_no_sign_of_life(made: Make) -> None:
+    assert "said nothing for 0.3 s" in told(made(b"", "while True: os.write(1, b'\\n'); time.sleep(.01)", silence=0.3))
+
+
+def test_death_becomes_a_fault_that_tells_its_cause(made: Make) -> None:
+    assert "ended with status 3" in told_at_once(made(b"", "sys.exit(3)"))
+
+
+def test_garbage_becomes_a_fault_that_tells_its_cause(made: Make) -> None:
+    collector = made(b"no json\n", "while True: os.write(1, lines); time.sleep(.02)")
+    assert "neuron-monitor wrote a line that is no document" in told_at_once(collector)
+
+
+def told_at_once(collector: Neuron) -> str:
+    """As if the last document had come long ago."""
+    collector._good -= 2 * collector.silence
+    return told(collector)
+
+
+def told(collector: Neuron) -> str:
+    with pytest.raises(RuntimeError) as fault:
+        awaited(collector, lambda found: False)
+    return str(fault.value)
+
+
+def test_beside_another_makers_gpus_the_names_differ(made: Make, tmp_path: Path) -> None:
+    pci(tmp_path, ("0x10de", "0x030200", "0x2330"), ("0x1d0f", "0x120000", "0x7164"))
+    collector = made(DOCUMENTS[0] + b"\n")
+    devices, cores = awaited(collector)
+    assert devices.entities == ("gpu:n1.neuron0", "gpu:n1.neuron1")
+    assert cores.entities[0] == "neuroncore:n1.neuron0.0"

@@ -1,0 +1,449 @@
+"""Scraping other exporters: their metrics under our own names, the rest kept as custom signals."""
+
+from __future__ import annotations
+
+import http.server
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.collector import Reading
+from agents.collectors import configured
+from agents.collectors.prometheus import Endpoint, Prometheus
+from agents.sources.scrape import fetch as fetching
+from agents.sources.scrape.fetch import Fetch, Unreachable
+from agents.sources.scrape.mapping import Metric, Names, load, shipped
+from agents.sources.scrape.series import page
+from agents.sources.scrape.translation import merged, translate
+from pipeline.errors import ConfigError
+from pipeline.signals import CATALOGUE
+from tests.parts import do_without
+
+DCGM = """# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).
+# TYPE DCGM_FI_DEV_GPU_TEMP gauge
+DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-a",modelName="NVIDIA H100",Hostname="gpu7"} 41
+DCGM_FI_DEV_GPU_TEMP{gpu="1",UUID="GPU-b",modelName="NVIDIA H100",Hostname="gpu7"} 43
+DCGM_FI_DEV_GPU_TEMP{gpu="1",UUID="GPU-b",modelName="NVIDIA H100",GPU_I_ID="3",Hostname="gpu7"} 44
+# TYPE DCGM_FI_DEV_MEMORY_TEMP gauge
+DCGM_FI_DEV_MEMORY_TEMP{gpu="0",UUID="GPU-a",modelName="NVIDIA H100",Hostname="gpu7"} 9223372036854775794
+# TYPE DCGM_FI_DEV_FB_USED gauge
+DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-a",modelName="NVIDIA H100",Hostname="gpu7"} 512
+# TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION counter
+DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{gpu="0",UUID="GPU-a",modelName="NVIDIA H100",Hostname="gpu7"} 9007199254740991
+# TYPE DCGM_FI_DEV_XID_ERRORS gauge
+DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-a",modelName="NVIDIA H100",Hostname="gpu7"} 79
+"""
+SWITCH = """# TYPE infiniband_switch_info gauge
+infiniband_switch_info{guid="0x10",switch="leaf-1",lid="4"} 1
+# TYPE infiniband_switch_port_symbol_error_total counter
+infiniband_switch_port_symbol_error_total{guid="0x10",port="17"} 12
+infiniband_switch_port_symbol_error_total{guid="0x20",port="3"} 1
+"""
+IF_MIB = """# TYPE ifOperStatus gauge
+ifOperStatus{ifIndex="1",ifName="Ethernet0",ifAlias="gpu7 p0"} 1
+ifOperStatus{ifIndex="2",ifName="Ethernet4",ifAlias=""} 2
+ifOperStatus{ifIndex="3",ifName="Ethernet8",ifAlias=""} 3
+# TYPE ifHCInOctets counter
+ifHCInOctets{ifIndex="1",ifName="Ethernet0",ifAlias="gpu7 p0"} 1.0e+06
+"""
+GIVEN = {"target": "t1", "node": "n1"}
+
+
+def rows(text: str, mapping: str, most: int = 100) -> dict[str, dict[str, dict[str, float]]]:
+    return translate(page(text), load(mapping), GIVEN, most).rows
+
+
+# --- reading a page --------------------------------------------------------------------------------------------------
+
+
+def test_a_bad_line_costs_only_itself() -> None:
+    found = page('# TYPE a counter\na{x="1"} 5\nb{ 7\nc "x" y\nd 3\n')
+    assert [(s.name, s.value, s.kind) for s in found.series] == [("a", 5.0, "counter"), ("d", 3.0, "unknown")]
+    assert found.bad == 2
+
+
+def test_openmetrics_with_exemplars_and_timestamps_is_read_too() -> None:
+    text = '# TYPE hits counter\nhits_total{a="b"} 17 1520879607.789 # {id="x"} 0.5\n# EOF\n'
+    assert [(s.name, dict(s.labels), s.value, s.kind) for s in page(text).series] == [
+        ("hits_total", {"a": "b"}, 17.0, "counter")
+    ]
+
+
+@given(st.text(alphabet='ab_{}="\\\n #,1.5e+NaI', max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_no_text_breaks_the_reader(text: str) -> None:
+    found = page(text)
+    assert len(found.series) + found.bad <= text.count("\n") + 1
+
+
+# --- mappings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_mapping_names_signals_of_the_catalogue_and_its_source(name: str) -> None:
+    names = load(name)
+    assert names.metric
+    assert names.source
+    assert all(metric.signal in CATALOGUE for metric in names.metric)
+
+
+def test_gpus_of_dcgm_exporter_get_our_names_units_and_attributes() -> None:
+    found = translate(page(DCGM), load("dcgm-exporter"), GIVEN, 100)
+    assert found.rows["gpu"] == {
+        "gpu:gpu7.0": {"gpu.temperature": 41.0, "gpu.memory_used": 512 * 2.0**20, "gpu.energy": 9007199254740991.0},
+        "gpu:gpu7.1": {"gpu.temperature": 43.0},
+    }
+    gpu = found.devices["gpu:gpu7.0"]
+    assert (gpu.parents, dict(gpu.attributes)) == (("node:gpu7",), {"sku": "NVIDIA H100", "uuid": "GPU-a"})
+
+
+def test_a_last_xid_that_stays_for_ever_and_an_instance_of_mig_are_kept_as_custom_signals_only() -> None:
+    kept = rows(DCGM, "dcgm-exporter")["custom"]
+    assert sorted(name.partition("{")[0] for name in kept) == [
+        "custom:t1.DCGM_FI_DEV_GPU_TEMP",
+        "custom:t1.DCGM_FI_DEV_XID_ERRORS",
+    ]
+
+
+def test_ports_of_switches_are_named_by_a_lookup_or_by_their_guid() -> None:
+    assert rows(SWITCH, "infiniband_exporter")["nic"] == {
+        "port:leaf-1.17": {"nic.symbol_errors": 12.0},
+        "port:0x20.3": {"nic.symbol_errors": 1.0},
+    }
+
+
+def test_power_shelves_and_leak_detectors_of_redfish_exporter_get_our_names() -> None:
+    text = (
+        'redfish_powershelf_input_power{power_supply_id="ps1"} 2900\nredfish_powershelf_power_load 61\n'
+        'redfish_chassis_leak_detector_health{chassis_id="c",leak_detector_id="d1",leak_detection_id="x"} 3\n'
+    )
+    assert {c: r for c, r in rows(text, "redfish_exporter").items() if c != "custom"} == {
+        "psu": {"psu:t1.ps1": {"psu.input_power": 2900.0}},
+        "power": {"shelf:t1": {"power.load": 0.61}},
+        "leak": {"leak_detector:t1.c.d1": {"leak.state": 2.0}},
+    }
+
+
+def test_states_are_translated_and_unknown_ones_are_missing() -> None:
+    found = rows(IF_MIB, "snmp_if_mib")["nic"]
+    assert found["port:t1.Ethernet0"] == {"nic.state": 1.0, "nic.rx_bytes": 1e6}
+    assert found["port:t1.Ethernet4"] == {"nic.state": 0.0}
+    assert found["port:t1.Ethernet8"]["nic.state"] != found["port:t1.Ethernet8"]["nic.state"]
+
+
+def test_several_series_of_one_device_are_merged_as_the_mapping_says() -> None:
+    text = "".join(
+        f'node_cpu_seconds_total{{cpu="{c}",mode="{m}"}} {v}\n' for c in (0, 1) for m, v in (("idle", 5), ("user", 2))
+    )
+    node = rows(text, "node_exporter")["node"]["node:n1"]
+    assert (node["node.cpu_count"], node["node.cpu_idle_time"], node["node.cpu_busy_time"]) == (2.0, 10_000.0, 4_000.0)
+    values = [1.0, 4.0]
+    wanted = {"sum": 5.0, "mean": 2.5, "min": 1.0, "max": 4.0, "count": 2.0}
+    assert {how: merged(Metric("a", "gpu.power", merge=how), values) for how in wanted} == wanted  # type: ignore[arg-type]
+
+
+def test_two_different_values_without_a_rule_contradict_each_other_and_count_as_missing() -> None:
+    assert merged(Metric("a", "gpu.power"), [2.0, 2.0]) == 2.0
+    assert str(merged(Metric("a", "gpu.power"), [2.0, 3.0])) == "nan"
+
+
+def test_unmapped_series_are_kept_with_labels_and_type_up_to_the_bound() -> None:
+    text = "# TYPE wafer_temperature gauge\n" + "".join(f'wafer_temperature{{die="{i}"}} {i}\n' for i in range(5))
+    found = translate(page(text), load(""), GIVEN, 3)
+    assert list(found.rows["custom"]) == [f"custom:t1.wafer_temperature{{die={i}}}" for i in range(3)]
+    device = found.devices["custom:t1.wafer_temperature{die=0}"]
+    assert device.parents == ("node:n1",)
+    assert device.attributes["labels"] == {"die": "0"}
+    assert device.attributes["type"] == "gauge"
+    assert (found.mapped, found.unmapped, found.dropped) == (0, 5, 2)
+
+
+def test_labels_of_a_hostile_exporter_make_no_entity() -> None:
+    names = ("x" * 300, "a\\nb")
+    text = "".join(f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",Hostname="{name}"}} 1\n' for name in names)
+    assert set(rows(text, "dcgm-exporter")) <= {"custom"}
+    assert all(len(name) <= 420 for name in rows(text, "dcgm-exporter").get("custom", {}))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("version = 2", "version = 2; wanted 1"),
+        ('version = 1\n[entities]\ngpus = "gpu:x"', "'gpus' is no device class"),
+        ('version = 1\n[[metric]]\nname = "a"\nsignal = "gpu.heat"', "signal = 'gpu.heat' is not in the catalogue"),
+        ('version = 1\n[[metric]]\nname = "a"\nsignal = "gpu.power"', "wanted one of the class gpu"),
+        (
+            'version = 1\n[[metric]]\nname = "a"\nsignal = "gpu.power"\nentity = "gpu:1"\nwhere = { m = "(" }',
+            "is no regular expression",
+        ),
+        (
+            'version = 1\n[[metric]]\nname = "a"\nsignal = "nic.state"\nentity = "port:1"\nstates = { "1" = "on" }',
+            "state 'on'; nic.state has down, up",
+        ),
+        ('version = 1\n[[metrics]]\nname = "a"', "did you mean 'metric'"),
+        ("version", "Expected"),
+    ],
+)
+def test_a_wrong_mapping_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load(str(path))
+    assert said in str(refused.value)
+    assert "own.toml" in str(refused.value)
+
+
+def test_a_mapping_that_is_not_there_names_those_that_are() -> None:
+    with pytest.raises(ConfigError, match=r"wanted a file, or one of dcgm-exporter, "):
+        load("dcgm")
+
+
+# --- configuration ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "said"),
+    [
+        ({"name": "a", "url": "ftp://x/"}, "wants http:// or https://"),
+        ({"name": "a", "url": "http://8.8.8.8/metrics"}, "https to public ones"),
+        ({"name": "a", "url": "http://user:word@x/"}, "no user name in it"),
+        ({"name": "a", "url": "http://x/", "mapping": "dcgm"}, "wanted a file, or one of"),
+        ({"name": "a", "url": "http://x/", "interval": 0}, "seconds, 1 to 3600"),
+        ({"name": "a", "url": "http://x/", "custom": 10**6}, "0 to 5000"),
+        ({"name": "a\nb", "url": "http://x/"}, "printable letters"),
+    ],
+)
+def test_a_wrong_endpoint_is_refused(endpoint: Mapping[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configured({"prometheus": {"endpoints": [endpoint]}}, "f.toml")
+    assert said in str(refused.value)
+
+
+def test_without_an_endpoint_the_agent_makes_no_worker_for_it() -> None:
+    assert not any(isinstance(c, Prometheus) for c in configured({}, "f.toml"))
+    made = configured({"prometheus": {"endpoints": [{"name": "a", "url": "http://127.0.0.1:1/"}]}}, "f.toml")
+    assert any(isinstance(c, Prometheus) for c in made)
+
+
+# --- over HTTP -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def exporter(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """A real HTTP server that answers as told."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def says(text: str, status: int = 200, **headers: str) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
+    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(text.encode())
+
+    return answer
+
+
+def looks(collector: Prometheus, until: Callable[[list[Reading]], bool], limit: float = 10.0) -> list[Reading]:
+    """Looks again and again until what came is enough."""
+    found: list[Reading] = []
+    end = time.monotonic() + limit
+    while not until(found):
+        assert time.monotonic() < end, found
+        found += collector.read()
+        time.sleep(0.01)
+    return found
+
+
+def values(readings: list[Reading], signal: str) -> dict[str, float]:
+    return {
+        entity: float(r.columns[signal][i])
+        for r in readings
+        if signal in r.columns
+        for i, entity in enumerate(r.entities)
+    }
+
+
+def test_an_endpoint_that_hangs_delays_no_other_and_is_told_as_down() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, exporter(says(DCGM)) as url:
+        deaf = f"http://127.0.0.1:{silent.getsockname()[1]}/metrics"
+        made = Prometheus(
+            endpoints=(Endpoint("deaf", deaf, timeout=0.5), Endpoint("dcgm", url, "dcgm-exporter", interval=3600.0))
+        )
+        made.open("n1")
+        try:
+            first = looks(made, lambda found: bool(values(found, "gpu.temperature")), limit=5.0)
+            assert values(first, "gpu.temperature") == {"gpu:gpu7.0": 41.0, "gpu:gpu7.1": 43.0}
+            rest = first + looks(made, lambda found: "exporter:deaf" in values(found, "exporter.up"))
+        finally:
+            made.close()
+    assert values(rest, "exporter.up") == {"exporter:dcgm": 1.0, "exporter:deaf": 0.0}
+    (event,) = [e for r in rest for e in r.events]
+    assert (event.kind, event.entity, event.data["state"]) == ("exporter", "exporter:deaf", "down")
+    assert "timed out" in event.data["reason"]
+
+
+def test_each_value_is_given_once_and_an_outage_is_told_once_with_its_end() -> None:
+    pages = iter([says("a 1\n"), says("no", 503), says("no", 503), says("a 2\n")])
+    with exporter(lambda handler: next(pages, says("a 3\n"))(handler)) as url:
+        made = Prometheus(endpoints=(Endpoint("x", url, interval=3600.0),))
+        made.open("n1")
+        try:
+            found = looks(made, lambda found: bool(values(found, "custom.value")))
+            assert made.read() == ()
+            (scraper,) = made._scrapers
+            events = [e for _ in range(3) for r in _scraped(made, scraper) for e in r.events]
+        finally:
+            made.close()
+    assert values(found, "custom.value") == {"custom:x.a": 1.0}
+    assert [(e.data["state"], e.data["reason"]) for e in events] == [
+        ("down", "answered 503 Service Unavailable; wanted 200"),
+        ("up", ""),
+    ]
+
+
+def test_its_inventory_is_told_anew_only_where_a_scrape_brought_other_devices() -> None:
+    pages = iter([says("a 1\n"), says("a 2\n"), says("b 1\n"), says("", 503), says("b 2\n")])
+    with exporter(lambda handler: next(pages, says("b 3\n"))(handler)) as url:
+        made = Prometheus(endpoints=(Endpoint("x", url, interval=3600.0),))
+        made.open("n1")
+        try:
+            looks(made, lambda found: bool(values(found, "custom.value")))
+            renewed = [made.renewed()]
+            for _ in range(4):
+                _scraped(made, made._scrapers[0])
+                renewed.append(made.renewed())
+            known = set(made.inventory())
+        finally:
+            made.close()
+    assert renewed == [True, False, True, False, False]
+    assert known == {"custom:x.b", "exporter:x"}
+
+
+def _scraped(made: Prometheus, scraper: Any) -> tuple[Reading, ...]:
+    """What the collector makes of one more scrape."""
+    scraper._newest = scraper.scrape()
+    return made.read()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (says("x" * 2_000_000), "more than"),
+        (says("", 302, Location="http://127.0.0.1:9/"), "answered 302"),
+        (says("a 1\n", **{"Content-Length": "50"}), "broke off 46 bytes before its end"),
+    ],
+)
+def test_pages_that_are_too_long_torn_or_elsewhere_are_refused(
+    monkeypatch: pytest.MonkeyPatch, answer: Callable[[http.server.BaseHTTPRequestHandler], None], said: str
+) -> None:
+    monkeypatch.setattr(fetching, "MOST_BYTES", 1 << 20)
+    with exporter(answer) as url, pytest.raises(Unreachable, match=said.replace(" ", r"\s")):
+        Fetch(url, 5.0)()
+
+
+def test_a_page_that_drips_is_given_up_in_time() -> None:
+    stop = threading.Event()
+
+    def drip(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        while not stop.wait(0.05):
+            try:
+                handler.wfile.write(b"a")
+                handler.wfile.flush()
+            except OSError:
+                return
+
+    with exporter(drip) as url:
+        began = time.monotonic()
+        with pytest.raises(Unreachable, match="no whole page in time"):
+            Fetch(url, 0.4)()
+        stop.set()
+    assert time.monotonic() - began < 3.0
+
+
+def test_a_token_is_sent_and_never_said(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("sesame\n")
+    seen: list[str | None] = []
+
+    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+        seen.append(handler.headers.get("Authorization"))
+        says("", 401)(handler)
+
+    with exporter(answer) as url, pytest.raises(Unreachable) as refused:
+        Fetch(url, 5.0, token_file=token)()
+    assert seen == ["Bearer sesame"]
+    assert "sesame" not in str(refused.value)
+
+
+# --- the real thing --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node_exporter() -> Iterator[str]:
+    """A real node_exporter."""
+    program = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
+    if program is None:
+        do_without("node_exporter", "no prometheus-node-exporter here; run 'make parts'")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    child = subprocess.Popen([program, f"--web.listen-address={address}"], stderr=subprocess.DEVNULL)
+    try:
+        yield f"http://{address}/metrics"
+    finally:
+        child.terminate()
+        child.wait(10)
+
+
+def test_a_real_node_exporter_tells_of_this_node_what_our_own_collectors_tell(node_exporter: str) -> None:
+    made = Prometheus(endpoints=(Endpoint("here", node_exporter, "node_exporter", interval=1.0),))
+    made.open("n1")
+    try:
+        found = looks(made, lambda found: bool(values(found, "node.memory_total")))
+        inventory = made.inventory()
+    finally:
+        made.close()
+    memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    assert values(found, "node.memory_total") == {"node:n1": float(memory["MemTotal"].split()[0]) * 1024}
+    assert values(found, "nic.rx_bytes")["port:n1.lo"] >= 0 if "port:n1.lo" in values(found, "nic.rx_bytes") else True
+    up = values(found, "exporter.mapped")["exporter:here"]
+    assert up >= 40
+    assert values(found, "exporter.bad_lines") == {"exporter:here": 0.0}
+    assert {e for r in found for e in r.entities} <= inventory.keys()
+    assert not {"gpu", "coolant"} & {r.device_class for r in found}
+
+
+def test_names_may_be_given_without_a_mapping_file() -> None:
+    names = Names(1, entities={"gpu": "gpu:{target}.{id}"}, metric=(Metric("die_watts", "gpu.power", scale=1000.0),))
+    found = translate(page('die_watts{id="4"} 0.25\n'), names, GIVEN, 10)
+    assert found.rows == {"gpu": {"gpu:t1.4": {"gpu.power": 250.0}}}

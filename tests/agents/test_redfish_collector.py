@@ -1,0 +1,416 @@
+"""The collector redfish against a Redfish service over real HTTP: what arrives, how fast, and what it never does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.batches import wire_column
+from agents.collector import NoData, Reading
+from agents.collectors.redfish import Redfish
+from agents.sources.redfish.bmcs import Bmc
+from agents.workers.looking import Looking
+from pipeline.records import SECOND, Event
+from pipeline.signals import CATALOGUE, kinds_of
+from tests.agents.redfish_double import Double
+from tests.agents.redfish_faults import Fault, redirect, refusal, wrong_types
+from tests.agents.redfish_tree import ROOT, Tree
+from tests.agents.redfish_trees import CDU, FLOW, LEAK, cdu, chassis, pdu, shelf
+
+PATIENCE = 10.0
+SECONDARY, DETECTORS = f"{CDU}/SecondaryCoolantConnectors", f"{CDU}/LeakDetection/LeakDetectors"
+DETECTOR = "leak_detector:b1.cdu.C1.Tray"
+
+
+class Looks:
+    """Looks at a collector as the agent does, and keeps the newest value of each signal and all events."""
+
+    def __init__(self, collector: Redfish) -> None:
+        self.collector = collector
+        self.values: dict[tuple[str, str], float] = {}
+        self.events: list[Event] = []
+        self.slowest = 0.0
+
+    def look(self) -> tuple[Reading, ...]:
+        began = time.monotonic()
+        found = self.collector.read()
+        self.slowest = max(self.slowest, time.monotonic() - began)
+        for reading in found:
+            self.events += reading.events
+            for name, column in reading.columns.items():
+                for entity, value in zip(reading.entities, column.tolist(), strict=True):
+                    if value == value and value != 2**64 - 1:
+                        self.values[entity, name] = value
+        return found
+
+    def until(self, holds: Callable[[], bool], patience: float = PATIENCE) -> float:
+        """Looks until something holds; the seconds that took."""
+        began = time.monotonic()
+        while time.monotonic() - began < patience:
+            self.look()
+            if holds():
+                return time.monotonic() - began
+            time.sleep(0.02)
+        raise AssertionError(f"not within {patience} s; {self.values}, {self.events}")
+
+    def has(self, entity: str, signal: str, value: float | None = None) -> Callable[[], bool]:
+        def holds() -> bool:
+            found = self.values.get((entity, signal))
+            return found is not None and (value is None or abs(found - value) < 1e-6)
+
+        return holds
+
+    def told(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event.kind == kind]
+
+
+Watch = Callable[..., Looks]
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    """Opens a collector that watches doubles, named b1, b2, ..."""
+    opened: list[Redfish] = []
+
+    def begin(*doubles: Double, **settings: object) -> Looks:
+        bmcs = []
+        for number, double in enumerate(doubles, 1):
+            password = tmp_path / f"password{number}"
+            password.write_text(double.password + "\n")
+            password.chmod(0o600)
+            facts = {"user": double.user, "password_file": password, "allow_http": True, "parents": ("rack:r1",)}
+            bmcs.append(Bmc(f"b{number}", double.url, **{**facts, **settings}))  # type: ignore[arg-type]
+        collector = Redfish(bmcs=tuple(bmcs))
+        collector.open("n1")
+        opened.append(collector)
+        return Looks(collector)
+
+    yield begin
+    for collector in opened:
+        collector.close()
+
+
+@pytest.fixture
+def double() -> Iterator[Double]:
+    with Double(cdu()) as made:
+        yield made
+
+
+def test_a_coolant_unit_is_read_with_its_connectors_pumps_leaks_and_surroundings(double: Double, watch: Watch) -> None:
+    looks = watch(double)
+    looks.until(lambda: len(looks.values) >= 50)
+    values = looks.values
+    assert values["cdu:b1.C1", "coolant.flow"] == 324
+    assert values["cdu:b1.C1", "coolant.pressure"] == pytest.approx(1.4)
+    assert values["connector:b1.C1.primary.1", "coolant.supply_temperature"] == 24
+    assert values["connector:b1.C1.secondary.1", "coolant.heat_removed"] == pytest.approx(214_570)
+    assert values["pump:b1.C1.1", "pump.speed_ratio"] == pytest.approx(0.62)
+    assert values["pump:b1.C1.1", "pump.speed"] == pytest.approx(3720)
+    assert values["filter:b1.C1.1", "filter.service_time"] == 900
+    assert values["cdu:b1.C1", "coolant.humidity"] == pytest.approx(0.41)
+    assert values[DETECTOR, "leak.state"] == 0
+    assert values["bmc:b1", "bmc.reachable"] == 1
+    inventory = looks.collector.inventory()
+    assert inventory["pump:b1.C1.1"].parents == ("cdu:b1.C1", "rack:r1")
+    assert inventory["cdu:b1.C1"].attributes["model"] == "NW-300"
+    assert all(entity not in device.parents for entity, device in inventory.items())
+    assert {entity for entity, _ in values} <= inventory.keys()
+
+
+def test_shelves_and_pdus_are_read_with_their_supplies_rails_circuits_and_outlets(watch: Watch) -> None:
+    with Double(shelf()) as power_shelf, Double(pdu()) as distribution:
+        looks = watch(power_shelf, distribution)
+        looks.until(
+            lambda: looks.has("battery:b1.Shelf1.1", "battery.charge")() and looks.has("outlet:b2.P1.2", "power.draw")()
+        )
+        values = looks.values
+        assert values["psu:b1.Shelf1.1", "psu.input_power"] == 2180
+        assert values["output:b1.Shelf1.1.0", "power.voltage"] == pytest.approx(50.1)
+        assert values["chassis:b1.Shelf1", "power.limit"] == 16_000
+        assert values["battery:b1.Shelf1.1", "battery.charge"] == pytest.approx(0.99)
+        assert values["pdu:b2.P1", "power.draw"] == 9120
+        assert values["circuit:b2.P1.branch.A", "power.breaker"] == 0
+        looks.collector.close()
+
+
+def test_every_reading_keeps_the_contract(double: Double, watch: Watch) -> None:
+    looks = watch(double)
+    seen = set()
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        for reading in looks.look():
+            seen.add(reading.device_class)
+            assert all(entity.partition(":")[0] in kinds_of(reading.device_class) for entity in reading.entities)
+            assert len(set(reading.entities)) == len(reading.entities)
+            assert set(reading.columns) <= set(Redfish.signals)
+            for name, values in reading.columns.items():
+                assert CATALOGUE[name].device_class == reading.device_class
+                known = wire_column(CATALOGUE[name], values)
+                assert (known == known).any()
+        time.sleep(0.1)
+    assert seen == {"coolant", "leak", "power", "bmc"}
+
+
+def test_a_changed_flow_is_in_a_reading_within_two_seconds_though_nothing_tells_of_it(
+    double: Double, watch: Watch
+) -> None:
+    looks = watch(double, events=False)
+    looks.until(looks.has("cdu:b1.C1", "coolant.flow", 324))
+    double.set(FLOW, "/Reading", 90.0, event=False)
+    assert looks.until(looks.has("cdu:b1.C1", "coolant.flow", 90)) < 2
+    assert looks.values["connector:b1.C1.secondary.1", "coolant.flow"] == 90
+
+
+def test_a_leak_is_seen_by_the_poll_alone(double: Double, watch: Watch) -> None:
+    looks = watch(double, events=False, leaks=1.0)
+    looks.until(looks.has(DETECTOR, "leak.state", 0))
+    double.set(LEAK, "/DetectorState", "Critical", event=False)
+    assert looks.until(looks.has(DETECTOR, "leak.state", 2)) < 3
+    assert not double.asked("/redfish/v1/EventService/SSE")
+
+
+def test_an_event_tells_of_a_leak_at_once_and_the_detector_is_read_again_first(double: Double, watch: Watch) -> None:
+    looks = watch(double, leaks=600.0)
+    looks.until(lambda: bool(double.streams.listeners) and looks.has(DETECTOR, "leak.state", 0)())
+    asked = len(double.requests)
+    double.set(LEAK, "/DetectorState", "Critical")
+    assert looks.until(looks.has(DETECTOR, "leak.state", 2)) < 1
+    looks.until(lambda: any(seen.path == DETECTORS for seen in list(double.requests)[asked:]))
+    (event,) = looks.told("redfish")
+    assert event.entity == DETECTOR
+    assert event.data["message_id"].endswith("LeakDetectedCritical")
+    assert event.data["severity"] == "Critical"
+
+
+def test_a_stream_that_ends_is_opened_again_where_it_ended(double: Double, watch: Watch) -> None:
+    looks = watch(double, leaks=600.0)
+    looks.until(lambda: bool(double.streams.listeners) and looks.has(DETECTOR, "leak.state", 0)())
+    double.set(LEAK, "/DetectorState", "Warning")
+    looks.until(looks.has(DETECTOR, "leak.state", 1))
+    before = len(double.streams.listeners)
+    double.streams.cut()
+    looks.until(lambda: not double.streams.listeners or len(double.streams.listeners) < before)
+    double.set(LEAK, "/DetectorState", "Critical")
+    looks.until(looks.has(DETECTOR, "leak.state", 2))
+    assert len(looks.told("redfish")) == 2
+
+
+def test_one_request_is_under_way_to_a_bmc_at_any_time(double: Double, watch: Watch) -> None:
+    looks = watch(double, fast=0.2, leaks=0.2, sensors=0.2, slow=0.2, inventory=0.2)
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        looks.look()
+        time.sleep(0.02)
+    ended = sorted((seen.began, seen.ended) for seen in double.requests if "SSE" not in seen.path and seen.ended)
+    assert len(ended) > 50
+    assert double.most_in_flight == 1
+    assert all(second[0] >= first[1] - 1e-3 for first, second in pairwise(ended))
+
+
+def test_a_bmc_that_holds_its_answer_delays_neither_a_look_nor_other_bmcs(double: Double, watch: Watch) -> None:
+    with Double(chassis()) as held:
+        looks = watch(held, double)
+        looks.until(
+            lambda: looks.has("cdu:b2.C1", "coolant.flow")() and looks.has("connector:b1.Blade1.1", "coolant.flow")()
+        )
+        held.fault("*", hold=threading.Event())
+        looks.until(lambda: held.in_flight == 1)
+        for flow in (300.0, 200.0, 100.0):
+            double.set(FLOW, "/Reading", flow, event=False)
+            assert looks.until(looks.has("cdu:b2.C1", "coolant.flow", flow)) < 2
+        assert held.most_in_flight == 1
+        assert looks.slowest < 0.1
+        began = time.monotonic()
+        looks.collector.close()
+        assert time.monotonic() - began < 3
+
+
+def test_a_session_that_expired_is_opened_again_and_given_back_at_the_end(double: Double, watch: Watch) -> None:
+    looks = watch(double)
+    looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
+    assert len(double.service.sessions) == 1
+    double.service.sessions.clear()
+    double.set(FLOW, "/Reading", 77.0, event=False)
+    looks.until(looks.has("cdu:b1.C1", "coolant.flow", 77))
+    assert len(double.asked(f"{ROOT}/SessionService/Sessions", "POST")) == 2
+    looks.collector.close()
+    assert not double.service.sessions
+    assert looks.told("bmc_lost") == []
+
+
+def test_where_sessions_are_refused_the_password_goes_with_each_request(double: Double, watch: Watch) -> None:
+    double.fault(f"{ROOT}/SessionService/Sessions", refusal(405))
+    looks = watch(double)
+    looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
+    assert any(seen.headers.get("authorization", "").startswith("Basic ") for seen in double.requests)
+
+
+def test_a_wrong_password_is_told_and_not_tried_over_and_over(double: Double, watch: Watch, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("not-this")
+    wrong.chmod(0o600)
+    looks = watch(double, password_file=wrong)
+    looks.until(lambda: bool(looks.told("bmc_lost")))
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        looks.look()
+        time.sleep(0.05)
+    assert len(double.asked(f"{ROOT}/SessionService/Sessions", "POST")) == 1
+    (event,) = looks.told("bmc_lost")
+    assert "401" in event.data["reason"]
+    assert "not-this" not in str(event.data)
+    assert looks.values["bmc:b1", "bmc.reachable"] == 0
+
+
+def test_a_bmc_that_goes_and_comes_back_is_told_once_each(double: Double, watch: Watch) -> None:
+    looks = watch(double)
+    looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
+    double.fault("*", drop=0.0)
+    looks.until(lambda: bool(looks.told("bmc_lost")))
+    double.mend()
+    looks.until(lambda: bool(looks.told("bmc_back")), 15)
+    assert [event.kind for event in looks.events if event.kind.startswith("bmc_")] == ["bmc_lost", "bmc_back"]
+    assert looks.values["bmc:b1", "bmc.reachable"] == 1
+
+
+def test_what_did_not_change_is_not_sent_again(double: Double, watch: Watch) -> None:
+    looks = watch(double)
+    looks.until(lambda: bool(double.streams.listeners) and looks.has("filter:b1.C1.1", "filter.service_time")())
+    (bmc,) = looks.collector._watches
+    target = bmc.tree.targets[f"{ROOT}/ThermalEquipment"]
+    assert target.etag
+    asked = len(double.asked(target.path))
+    double.streams.emit({"MessageId": "ResourceEvent.1.3.ResourceChanged", "OriginOfCondition": target.path})
+    looks.until(lambda: len(double.asked(target.path)) > asked and double.asked(target.path)[-1].status != 0)
+    assert double.asked(target.path)[-1].status == 304
+    assert target.children
+    assert bmc.failures == 0
+    assert looks.told("redfish") == []  # that a resource changed is shown by reading it
+
+
+def unexpanded(document: Any) -> Any:
+    """A collection whose members are links, whatever was asked."""
+    return {**document, "Members": [{"@odata.id": member["@odata.id"]} for member in document["Members"]]}
+
+
+@pytest.mark.parametrize("fault", [Fault(mangle=unexpanded), Fault(status=501, times=1)], ids=["links", "refused"])
+def test_a_promise_to_expand_that_is_not_kept_costs_nothing(double: Double, watch: Watch, fault: Fault) -> None:
+    double.fault(SECONDARY, fault)
+    looks = watch(double)
+    looks.until(looks.has("cdu:b1.C1", "coolant.flow", 324))
+    double.set(FLOW, "/Reading", 66.0, event=False)
+    looks.until(looks.has("cdu:b1.C1", "coolant.flow", 66))
+    (bmc,) = looks.collector._watches
+    assert not bmc.tree.targets[SECONDARY].expand
+    assert bmc.tree.targets[f"{CDU}/PrimaryCoolantConnectors"].covers
+    assert looks.told("bmc_lost") == []
+
+
+def test_members_that_come_and_go_are_followed(double: Double, watch: Watch) -> None:
+    looks = watch(double)
+    looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
+    one = double.tree.get(f"{SECONDARY}/1")
+    assert one is not None
+    path = double.tree.add(SECONDARY, "2", {**one, "@odata.id": f"{SECONDARY}/2", "Id": "2"})
+    looks.until(looks.has("cdu:b1.C1", "coolant.flow", 648))
+    assert looks.collector.renewed()
+    double.tree.drop(path)
+    looks.until(looks.has("cdu:b1.C1", "coolant.flow", 324))
+    assert "connector:b1.C1.secondary.2" not in looks.collector.inventory()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"mangle": wrong_types},
+        {"body": b"[" * 100_000},
+        {"body": b"\xff\xfe\x00nonsense"},
+        {"body": b"[]"},
+        {"truncate": 0.5},
+        {"drop": 0.5},
+        {"status": 500, "body": b"oops"},
+        {"status": 404, "body": b"{}"},
+        {"pad": 9 << 20},
+    ],
+    ids=["wrong types", "deep", "binary", "a list", "truncated", "cut", "500", "404", "9 MiB"],
+)
+def test_a_broken_answer_of_one_resource_costs_no_other_value(
+    double: Double, watch: Watch, fault: dict[str, object]
+) -> None:
+    for path in (DETECTORS, f"{DETECTORS}/Tray", f"{CDU}/Pumps"):
+        double.fault(path, **fault)  # type: ignore[arg-type]
+    looks = watch(double)
+    looks.until(looks.has("cdu:b1.C1", "coolant.flow"), 20)
+    (bmc,) = looks.collector._watches
+    looks.until(lambda: bmc.failures > 0, 20)
+    double.set(FLOW, "/Reading", 55.0, event=False)
+    looks.until(looks.has("cdu:b1.C1", "coolant.flow", 55), 20)
+    assert ("pump:b1.C1.1", "pump.speed_ratio") not in looks.values
+    assert ROOT in looks.collector.inventory()["bmc:b1"].attributes["failure"]
+
+
+def test_a_redirect_to_another_host_is_refused_and_never_shown_a_token(double: Double, watch: Watch) -> None:
+    with Double(pdu()) as stranger:
+        double.fault(f"{ROOT}/ThermalEquipment", redirect(f"{stranger.url}{ROOT}"))
+        looks = watch(double)
+        (bmc,) = looks.collector._watches
+        looks.until(lambda: bmc.failures > 0)
+        assert not stranger.requests
+
+
+def test_a_redirect_within_the_bmc_is_followed(double: Double, watch: Watch) -> None:
+    once = redirect(f"{ROOT}/ThermalEquipment/", 308)
+    once.times = 1
+    double.fault(f"{ROOT}/ThermalEquipment", once)
+    looks = watch(double)
+    looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
+
+
+def test_only_what_is_wanted_is_asked_for(double: Double, watch: Watch) -> None:
+    looks = watch(double, read=("leaks",))
+    looks.until(looks.has(DETECTOR, "leak.state"))
+    assert not [seen for seen in double.requests if "Connectors" in seen.path or "Pumps" in seen.path]
+
+
+def test_without_bmcs_there_is_nothing_to_do() -> None:
+    assert not Redfish().wanted()
+    with pytest.raises(NoData, match="no BMC is configured"):
+        Redfish().open("n1")
+    with pytest.raises(NoData):
+        Redfish().read()
+
+
+def test_a_counter_that_no_entity_gave_is_missing() -> None:
+    tree = Tree.of(shelf().documents)
+    with Double(tree) as power_shelf:
+        collector = Redfish(bmcs=(Bmc("b1", power_shelf.url, allow_http=True),))
+        power_shelf.service.login = False
+        collector.open("n1")
+        looks = Looks(collector)
+        looks.until(looks.has("chassis:b1.Shelf1", "power.energy"))
+        assert looks.values["chassis:b1.Shelf1", "power.energy"] % 1 == 0
+        collector.close()
+    assert np.iinfo(np.uint64).max == 2**64 - 1
+
+
+def test_looks_that_tell_of_other_entities_each_time_do_not_tell_the_inventory_anew(double: Double) -> None:
+    double.service.login = False
+    looking = Looking([Redfish(bmcs=(Bmc("b1", double.url, allow_http=True, fast=0.3, leaks=0.7),))], "n1")
+    told, classes = [], set[tuple[str, ...]]()
+    for second in range(24):
+        for delivery in looking.tick(second * SECOND, 1.0).values():
+            assert (delivery.state, delivery.reason) == ("ok", "")
+            classes.add(tuple(reading.device_class for reading in delivery.readings))
+            told += [delivery.inventory] if delivery.inventory is not None else []
+        time.sleep(0.1)
+    looking.close(3.0)
+    assert len(classes) > 2
+    assert 1 <= len(told) <= 4
+    assert "pump:b1.C1.2" in told[-1]

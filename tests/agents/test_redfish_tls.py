@@ -1,0 +1,79 @@
+"""The collector redfish over TLS: whom it trusts, and what it says of a BMC that it does not."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agents.collectors.redfish import Redfish
+from agents.sources.redfish.bmcs import Bmc
+from pipeline.records import Event
+from tests.agents.redfish_double import Double
+from tests.agents.redfish_trees import cdu
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of loopback's own with its key, in one file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    key, made, both = folder / "key.pem", folder / "made.pem", folder / "both.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=bmc", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(made)]
+    subprocess.run(words, check=True, capture_output=True)
+    both.write_text(made.read_text() + key.read_text())
+    return both
+
+
+@pytest.fixture
+def secure(certificate: Path) -> Iterator[Double]:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    with Double(cdu(), tls=context, login=False) as made:
+        yield made
+
+
+def looked(bmc: Bmc) -> tuple[set[str], list[Event]]:
+    """The entities and events of the first seconds, until there is something to tell."""
+    collector, entities, events = Redfish(bmcs=(bmc,)), set[str](), list[Event]()
+    collector.open("n1")
+    try:
+        until = time.monotonic() + 10
+        while time.monotonic() < until and not events and "cdu:b1.C1" not in entities:
+            for reading in collector.read():
+                entities |= set(reading.entities)
+                events += reading.events
+            time.sleep(0.02)
+    finally:
+        collector.close()
+    return entities, events
+
+
+def test_a_bmc_whose_issuer_is_named_is_read(secure: Double, certificate: Path) -> None:
+    entities, events = looked(Bmc("b1", secure.url, ca_file=certificate))
+    assert "cdu:b1.C1" in entities
+    assert events == []
+
+
+def test_a_bmc_that_nobody_vouches_for_is_not_read_and_it_is_said_why(secure: Double) -> None:
+    entities, events = looked(Bmc("b1", secure.url))
+    assert entities == {"bmc:b1"}
+    assert events[0].kind == "bmc_lost"
+    assert "its certificate is not trusted" in events[0].data["reason"]
+    assert "ca_file" in events[0].data["reason"]
+
+
+def test_a_bmc_that_needs_not_prove_itself_is_read(secure: Double) -> None:
+    assert "cdu:b1.C1" in looked(Bmc("b1", secure.url, verify=False))[0]
+
+
+def test_a_file_of_certificates_that_is_not_there_is_told(secure: Double, tmp_path: Path) -> None:
+    _, events = looked(Bmc("b1", secure.url, ca_file=tmp_path / "absent.pem"))
+    assert "absent.pem: No such file or directory; wanted a file of certificates" in events[0].data["reason"]

@@ -1,0 +1,507 @@
+"""The hook of training scripts and its collector over a real socket: nothing waits, nothing raises, all is counted."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import math
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.batches import check
+from agents.collector import NoData, Reading
+from agents.collectors import configured
+from agents.collectors.training import Training
+from agents.sources.training import datagram, doorway, sending
+from agents.sources.training.datagram import Sender
+from agents.sources.training.place import places
+from agents.sources.training.sending import Sending
+from agents.training import Steps, TrainerSteps, replica_digest
+from pipeline.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 20.0
+PRELUDE = "from agents.training import Steps; steps = Steps(job='j', rank=0)\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the socket is, for hook and collector alike."""
+    for name in ("RANK", "WORLD_SIZE", "SLURM_JOB_ID", "FLEETPULSE_JOB"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FLEETPULSE_TRAINING_SOCKET", str(tmp_path / "t.sock"))
+    return tmp_path / "t.sock"
+
+
+@pytest.fixture
+def collector(path: Path) -> Iterator[Training]:
+    made = Training()
+    made.open("n1")
+    yield made
+    made.close()
+
+
+def row(reading: Reading, entity: str) -> dict[str, float]:
+    at = reading.entities.index(entity)
+    return {name: values[at].item() for name, values in reading.columns.items()}
+
+
+def looks(collector: Training, until: Callable[[Reading], bool]) -> Reading:
+    """Looks until one shows what is awaited."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        readings = collector.read()
+        for reading in readings:
+            check(reading, collector.inventory())
+        if until(readings[0]):
+            return readings[0]
+        assert time.monotonic() < end, readings
+        time.sleep(0.01)
+
+
+def at_step(number: int, entity: str = "rank:j.0") -> Callable[[Reading], bool]:
+    return lambda reading: entity in reading.entities and row(reading, entity)["rank.step"] >= number
+
+
+def started(program: str, **environment: str) -> subprocess.Popen[bytes]:
+    """A training script that waits for a line before it ends."""
+    words = [sys.executable, "-c", PRELUDE + program]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.Popen(words, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def test_a_step_arrives_with_all_that_was_told_of_it(collector: Training) -> None:
+    steps = Steps("j", 0, 4, stage=2, gpu=5, group="dp1", first=100)
+    with steps.step(tokens=512) as step:
+        time.sleep(0.002)
+        step.computed()
+        time.sleep(0.001)
+        step.communicated()
+        step.loss(np.float32(2.5))
+        step.gradient_norm(0.5)
+        step.digest("layer0", 10)
+    steps.checkpoint(12.5)
+    events: list[Any] = []
+    found = looks(collector, lambda r: bool(events.extend(r.events)) or len(events) == 2)
+    values = row(found, "rank:j.0")
+    assert (values["rank.step"], values["rank.tokens"], values["rank.loss"]) == (101, 512, 2.5)
+    assert values["rank.gradient_norm"] == 0.5
+    assert values["rank.compute_time"] >= 0.002
+    assert values["rank.communication_time"] >= 0.001
+    assert values["rank.step_time"] >= values["rank.compute_time"] + values["rank.communication_time"]
+    assert [values[f"rank.{name}"] for name in ("drops", "refused", "nonfinite")] == [0, 0, 0]
+    digest, checkpoint = events
+    assert (digest.entity, digest.kind) == ("rank:j.0", "replica_digest")
+    assert digest.data == {"step": 101, "bucket": "layer0", "digest": "000000000000000a", "group": "dp1"}
+    assert (checkpoint.entity, checkpoint.kind) == ("job:j", "checkpoint")
+    assert checkpoint.data == {"seconds": 12.5, "step": 101, "rank": 0}
+    inventory = collector.inventory()
+    assert inventory["rank:j.0"].parents == ("stage:j.2", "job:j", "gpu:n1.5", "node:n1")
+    assert inventory["rank:j.0"].attributes == {"world_size": 4, "group": "dp1", "uid": os.getuid()}
+    assert inventory["stage:j.2"].parents == ("job:j",)
+
+
+def test_who_a_rank_is_stands_in_the_environment(collector: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "8", "PP_RANK": "1"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    Steps().report()
+    looks(collector, at_step(1, "rank:n1-29500.3"))
+    assert collector.inventory()["rank:n1-29500.3"].parents[:2] == ("stage:n1-29500.1", "job:n1-29500")
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    Steps().report()
+    looks(collector, at_step(1, "rank:4711.3"))
+
+
+def test_a_script_that_nothing_launched_is_a_job_of_its_own(collector: Training) -> None:
+    Steps().report()
+    looks(collector, at_step(1, f"rank:n1-{os.getpid()}.0"))
+
+
+def test_a_step_that_ended_by_an_exception_is_not_reported(collector: Training) -> None:
+    steps = Steps("j", 0)
+    with pytest.raises(KeyError), steps.step():
+        raise KeyError
+    steps.report(tokens=1)
+    assert row(looks(collector, at_step(1)), "rank:j.0")["rank.tokens"] == 1
+
+
+class Spiteful:
+    """What raises whatever is done with it."""
+
+    def __float__(self) -> float:
+        raise RuntimeError
+
+    def __int__(self) -> int:
+        raise RuntimeError
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_values_that_are_none_are_counted_and_never_raise(collector: Training) -> None:
+    steps = Steps("j", 0)
+    bad: tuple[Any, ...] = ("x", Spiteful(), [1], -1.0, math.inf, 1e9)
+    for value in bad:
+        steps.report(step_time=value)
+    steps.report(tokens=-1)
+    steps.report(tokens="many")
+    steps.report(step=-5)
+    steps.report(loss="x")
+    steps.report(loss=Spiteful(), gradient_norm=[1, 2])
+    steps.report(digests={"a b": 1, "ok": 2, "": 3, "big": 2**64, 7: 1})  # type: ignore[dict-item] # on purpose
+    steps.report(digests={"a": Spiteful()})  # type: ignore[dict-item] # on purpose
+    steps.report(digests=3)  # type: ignore[arg-type] # on purpose
+    steps.checkpoint("x")  # type: ignore[arg-type] # on purpose
+    steps.report()
+    found = row(looks(collector, at_step(15)), "rank:j.0")
+    assert found["rank.refused"] == steps.refused == len(bad) + 3 + 1 + 2 + 4 + 1 + 1 + 1
+    assert found["rank.drops"] == 0
+
+
+def test_losses_and_norms_that_are_not_finite_are_counted_and_missing(collector: Training) -> None:
+    steps = Steps("j", 0)
+    for value in (math.nan, math.inf, -math.inf, 1e39, np.float32("nan")):
+        steps.report(loss=value, gradient_norm=2.0)
+    steps.report(gradient_norm=math.nan)
+    found = row(looks(collector, at_step(6)), "rank:j.0")
+    assert (found["rank.nonfinite"], found["rank.refused"]) == (6, 0)
+    assert math.isnan(found["rank.loss"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rank": "x"}, {"rank": 8, "world": 8}, {"rank": -1}, {"job": Spiteful()}, {"gpu": 1e9}]
+)
+def test_an_identity_that_cannot_be_is_said_once_and_ends_nothing(
+    wrong: dict[str, Any], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = Steps(**{"job": "j", **wrong})
+    for _ in range(3):
+        steps.report(loss=1.0)
+    assert (steps.dropped, capsys.readouterr().err.count("training steps are not reported")) == (3, 1)
+
+
+def test_without_an_agent_reports_are_dropped_and_counted_in_the_first_that_goes(path: Path) -> None:
+    steps = Steps("j", 0)
+    for _ in range(10):
+        steps.report(tokens=5)
+    assert steps.dropped == 10
+    collector = Training()
+    collector.open("n1")
+    with contextlib.closing(collector):
+        until_sent(steps)
+        found = row(looks(collector, at_step(11)), "rank:j.0")
+        assert found["rank.drops"] == steps.dropped
+        assert found["rank.tokens"] == 50
+
+
+def until_sent(steps: Steps) -> None:
+    """Reports until one goes: a script looks for a new agent once a second."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        before = steps.dropped
+        steps.report()
+        if steps.dropped == before:
+            return
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_an_agent_that_was_started_anew_is_found(path: Path) -> None:
+    steps = Steps("j", 0)
+    for _ in range(3):
+        collector = Training()
+        collector.open("n1")
+        until_sent(steps)
+        looks(collector, at_step(1))
+        collector.close()
+        assert not path.exists()
+
+
+def test_a_full_queue_costs_drops_and_no_time(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as nobody_reads:
+        nobody_reads.bind(str(path))
+        steps = Steps("j", 0)
+        began = time.perf_counter()
+        for _ in range(2000):
+            steps.report(step_time=1.0)
+        took = time.perf_counter() - began
+        assert steps.dropped > 1000
+        assert took < 2.0  # 2000 steps; a single wait would be longer
+
+
+def test_a_socket_that_stays_full_is_left_for_another_one_at_the_path(path: Path) -> None:
+    clock = [0.0]
+    first = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    first.bind(str(path))
+    sender = Sending([str(path)], lambda: clock[0])
+    while sender.send(b"x"):
+        pass
+    path.unlink()
+    with first, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as second:
+        second.bind(str(path))
+        clock[0] = sending.STUCK_S / 2
+        assert not sender.send(b"x")
+        clock[0] = sending.STUCK_S + 1
+        assert not sender.send(b"x")
+        assert sender.send(b"y")
+        assert second.recv(10) == b"y"
+    sender.close()
+
+
+def test_a_forked_child_begins_anew(collector: Training) -> None:
+    steps = Steps("j", 0)
+    steps.report(tokens=100)
+    looks(collector, at_step(1))
+    child = os.fork()
+    if not child:
+        steps.report(tokens=1)
+        os._exit(0 if (steps._step, steps._tokens) == (1, 1) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    steps.report(tokens=100)
+    assert row(looks(collector, at_step(2)), "rank:j.0")["rank.tokens"] == 200
+
+
+def test_a_copy_for_another_process_begins_anew(collector: Training) -> None:
+    steps = pickle.loads(pickle.dumps(Steps("j", 0, first=10)))
+    steps.report()
+    looks(collector, at_step(11))
+
+
+def test_a_signals_handler_may_report_in_the_middle_of_a_report(collector: Training) -> None:
+    steps = Steps("j", 0)
+    before = signal.signal(signal.SIGALRM, lambda *_: steps.report())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        for _ in range(5000):
+            steps.report()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    until_sent(steps)
+    looks(collector, at_step(5001))
+
+
+def test_threads_may_share_one_object(collector: Training) -> None:
+    steps = Steps("j", 0)
+    threads = [threading.Thread(target=lambda: [steps.report(tokens=1) for _ in range(500)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    until_sent(steps)
+    found = row(looks(collector, at_step(2001)), "rank:j.0")
+    assert found["rank.tokens"] == 2000
+
+
+def test_a_rank_whose_process_is_killed_is_shown_once_more_and_then_forgotten(collector: Training) -> None:
+    script = started("steps.report(tokens=9); print(flush=True); input()")
+    assert script.stdout is not None
+    script.stdout.readline()
+    looks(collector, at_step(1))
+    script.send_signal(signal.SIGKILL)
+    script.communicate()
+    looks(collector, lambda reading: not reading.entities)
+    assert collector.inventory() == {}
+
+
+def test_a_rank_that_hangs_stays_with_a_step_that_stands_still(collector: Training) -> None:
+    script = started("steps.report(); print(flush=True); input()")
+    assert script.stdout is not None
+    script.stdout.readline()
+    looks(collector, at_step(1))
+    for _ in range(5):
+        (reading,) = collector.read()
+        assert row(reading, "rank:j.0")["rank.step"] == 1
+    script.communicate(b"\n")
+
+
+def test_two_agents_never_share_a_path_and_a_killed_ones_file_is_replaced(path: Path) -> None:
+    first, second = Training(), Training()
+    first.open("n1")
+    with pytest.raises(NoData, match="another agent listens there"):
+        second.open("n1")
+    assert path.exists()
+    first.close()
+    script = f"import socket; socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).bind({str(path)!r})"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert path.exists()
+    second.open("n1")
+    second.close()
+    assert not path.exists()
+
+
+def test_a_file_that_is_no_socket_is_left_alone(path: Path) -> None:
+    path.write_text("mine")
+    with pytest.raises(NoData, match="is no socket"):
+        Training().open("n1")
+    assert path.read_text() == "mine"
+
+
+def test_a_socket_that_was_removed_or_replaced_is_told_and_opened_anew(collector: Training, path: Path) -> None:
+    path.unlink()
+    with pytest.raises(NoData, match="removed, or taken by another agent"):
+        collector.read()
+    collector.close()
+    collector.open("n1")
+    steps = Steps("j", 0)
+    steps.report()
+    looks(collector, at_step(1))
+
+
+def test_a_folder_that_is_missing_or_not_ours_is_no_data_with_its_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NoData, match="RuntimeDirectory=fleetpulse"):
+        Training(socket=str(tmp_path / "absent" / "t.sock")).open("n1")
+    with pytest.raises(NoData, match=r"path too long.*RuntimeDirectory=fleetpulse"):
+        Training(socket=str(tmp_path / ("x" * 108))).open("n1")
+    monkeypatch.delenv("FLEETPULSE_TRAINING_SOCKET", raising=False)
+    (tmp_path / "own").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "own"))
+    monkeypatch.setattr("agents.sources.training.place.SYSTEM", str(tmp_path / "absent" / "t.sock"))
+    own = Training()
+    own.open("n1")
+    assert (tmp_path / "own" / "fleetpulse" / "training.sock").is_socket()
+    assert Sending(places(os.environ)).send(b"x")
+    own.close()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    with pytest.raises(NoData, match="RuntimeDirectory=fleetpulse"):
+        own.open("n1")
+
+
+def test_every_user_may_send_whatever_the_umask_says(path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        collector = Training()
+        collector.open("n1")
+        assert path.stat().st_mode & 0o777 == 0o666
+        collector.close()
+        limited = Training(mode="0660")
+        limited.open("n1")
+        assert path.stat().st_mode & 0o777 == 0o660
+        limited.close()
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("mode", ["0999", "rw", "", "0o666"])
+def test_a_mode_that_is_none_is_refused(mode: str) -> None:
+    with pytest.raises(ConfigError, match="wants a file mode in octal"):
+        configured({"training": {"mode": mode}}, "f.toml")
+
+
+def test_damaged_datagrams_are_counted_and_cost_nobody_else_anything(collector: Training, path: Path) -> None:
+    steps = Steps("j", 0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hostile:
+        hostile.connect(str(path))
+        handles = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
+        before = len(os.listdir("/proc/self/fd"))
+        for data in (b"", b"x", b"FPTS", b"\0" * 20_000, datagram.head(9, b"{}"), datagram.head(1, b"{}")):
+            hostile.sendmsg([data], handles)
+    until_sent(steps)
+    looks(collector, at_step(1))
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # the hook's own socket; no handle that was sent along
+    collector._rhythm._last.clear()
+    _, node = collector.read()
+    assert (node.entities, node.columns["node.training_refused"].tolist()) == (("node:n1",), [6])
+    assert "from process" in collector.inventory()["node:n1"].attributes["training_refused"]
+
+
+def test_who_floods_the_socket_is_slowed_and_does_not_slow_a_look(collector: Training, path: Path) -> None:
+    flood = datagram.head(datagram.STEP, datagram.identity(Sender("f", 0))) + b"x"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hostile:
+        hostile.connect(str(path))
+        hostile.setblocking(False)
+        end, sent = time.monotonic() + 0.5, 0
+        while time.monotonic() < end:
+            with contextlib.suppress(BlockingIOError):
+                sent += hostile.send(flood) > 0
+    began = time.perf_counter()
+    collector.read()
+    assert time.perf_counter() - began < 1.0
+    most = doorway.MAX_AT_ONCE * (0.5 / doorway.PAUSE_S + 2)
+    assert 0 < collector._ranks.refused <= most + 600  # and what the kernel's queue held: 512 at most by default
+
+
+def test_the_hook_loads_nothing_but_the_standard_library() -> None:
+    program = (
+        "import sys; import agents.training; "
+        "print(sorted({m.partition('.')[0] for m in sys.modules} - sys.stdlib_module_names - {'__main__'}))"
+    )
+    ran = subprocess.run([sys.executable, "-S", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "['agents']"
+
+
+# --- digests and callbacks -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int8, np.uint64])
+@pytest.mark.parametrize("size", [0, 1, 3, 7, 8, 1001])
+def test_any_flipped_bit_changes_the_digest(dtype: Any, size: int) -> None:
+    values = np.random.default_rng(1).integers(0, 100, size).astype(dtype)
+    before = replica_digest(values)
+    assert before == replica_digest(values.copy()) < 2**64
+    raw = values.view(np.uint8)
+    for bit in np.linspace(0, raw.size * 8, 50, endpoint=False, dtype=int)[: raw.size * 8]:
+        raw[bit // 8] ^= 1 << (bit % 8)
+        assert replica_digest(values) != before
+        raw[bit // 8] ^= 1 << (bit % 8)
+    assert replica_digest(values) == before
+
+
+def test_a_digest_counts_the_order_of_arrays_and_takes_any_layout() -> None:
+    a, b = np.arange(10.0), np.arange(10.0, 20.0)
+    assert replica_digest([a, b]) != replica_digest([b, a])
+    assert replica_digest([a]) == replica_digest(a) == replica_digest(np.repeat(a, 2)[::2])
+    assert replica_digest(np.arange(20, dtype=np.uint8)[3:]) == replica_digest(np.arange(3, 20, dtype=np.uint8))
+    assert replica_digest([]) == 0
+    assert replica_digest(np.array(1.5)) == replica_digest(np.array([1.5]))
+
+
+def test_a_callback_of_the_trainers_shape_reports_steps_logs_and_checkpoints(collector: Training) -> None:
+    """Called as Hugging Face's CallbackHandler calls: every event by name, with state as a keyword or not."""
+
+    class State:
+        global_step = 0
+
+    callback, state = TrainerSteps(job="j", rank=0), State()
+    callback.on_train_begin(None, state, None, model=None)
+    for number in (41, 42):
+        callback.on_step_begin(None, state, None, model=None)
+        state.global_step = number
+        callback.on_log(None, state, None, logs={"loss": 1.5, "grad_norm": 2.0, "epoch": 1}, model=None)
+        callback.on_step_end(None, state, None, model=None)
+    callback.on_save(None, state, None, model=None)
+    kinds: list[str] = []
+    found = looks(collector, lambda r: bool(kinds.extend(e.kind for e in r.events)) or kinds == ["checkpoint"])
+    values = row(found, "rank:j.0")
+    assert (values["rank.step"], values["rank.loss"], values["rank.gradient_norm"]) == (42, 1.5, 2.0)
+    with pytest.raises(AttributeError):
+        _ = callback.no_such_thing
+
+
+def test_the_example_of_the_documents_runs_and_arrives(collector: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = re.search(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.S)
+    assert example
+    monkeypatch.setenv("FLEETPULSE_JOB", "documents")
+    exec(compile(example[1], "docs/training.md", "exec"), {})
+    events: list[Any] = []
+    found = looks(collector, lambda r: bool(events.extend(r.events)) or len(events) == 2)
+    values = row(found, "rank:documents.0")
+    assert (values["rank.step"], values["rank.tokens"], values["rank.refused"]) == (10, 320, 0)
+    assert values["rank.step_time"] > values["rank.compute_time"] > 0
+    assert [event.data["step"] for event in events] == [5, 10]

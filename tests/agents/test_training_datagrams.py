@@ -1,0 +1,263 @@
+"""Datagrams of training steps: what is written is read, and nothing that a hostile process sends gets through."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.collectors.training import Training
+from agents.sources.jobs.identity import clean
+from agents.sources.training import datagram, ranks
+from agents.sources.training.datagram import Checkpoint, Digests, Sender, Step, Unusable
+from agents.sources.training.ranks import Ranks
+
+WHO = Sender("81", 3, 8, "1", 3, "dp0")
+
+
+def of(kind: int, body: bytes, sender: Sender = WHO) -> bytes:
+    return datagram.head(kind, datagram.identity(sender)) + body
+
+
+def step(number: int = 1, **values: float) -> bytes:
+    told = Step(number, 0, 0, 0, 0, **values)
+    return datagram.STEP_BODY.pack(*(getattr(told, name) for name in Step.__dataclass_fields__))
+
+
+class Hand:
+    """Time that is set by hand, and ranks that keep it."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self.ranks = Ranks("n1", lambda: round(self.at * 1e6), lambda: self.at)
+
+    def values(self) -> dict[str, dict[str, float]]:
+        found = self.ranks.look()
+        return {
+            entity: {name: values[row].item() for name, values in found.columns.items()}
+            for row, entity in enumerate(found.entities)
+        }
+
+
+def test_every_kind_is_read_as_it_was_written() -> None:
+    whose, body = datagram.parsed(of(datagram.STEP, step(7, step_time=1.5, loss=2.0)))
+    assert datagram.sender_of(whose) == WHO
+    assert isinstance(body, Step)
+    assert (body.step, body.step_time, body.loss) == (7, 1.5, 2.0)
+    assert math.isnan(body.compute_time)
+    digests = datagram.digests_body(9, [(b"layer0", 2**64 - 1), (b"layer1", 0)])
+    assert datagram.parsed(of(datagram.DIGESTS, digests))[1] == Digests(9, (("layer0", 2**64 - 1), ("layer1", 0)))
+    checkpoint = datagram.CHECKPOINT_BODY.pack(5, 30.0)
+    assert datagram.parsed(of(datagram.CHECKPOINT, checkpoint))[1] == Checkpoint(5, 30.0)
+
+
+@given(st.binary(max_size=600))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    for whole in (data, of(datagram.STEP, data), of(datagram.DIGESTS, data), of(datagram.CHECKPOINT, data)):
+        with contextlib.suppress(Unusable):
+            datagram.parsed(whole)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["job", "rank", "world", "stage", "gpu", "group", "x"]), JSON) | JSON,
+    st.binary(max_size=60),
+)
+def test_any_identity_is_a_sound_name_or_refused(told: object, raw: bytes) -> None:
+    for whose in (json.dumps(told).encode(), raw):
+        try:
+            found = datagram.sender_of(whose)
+        except Unusable:
+            continue
+        assert found.job == clean(found.job) != ""
+        assert found.rank >= 0
+        assert found.world == 0 or found.rank < found.world
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"job": "81"},
+        {"job": "81", "rank": True},
+        {"job": "81", "rank": 1.0},
+        {"job": "81", "rank": -1},
+        {"job": "81", "rank": 10**30},
+        {"job": "81", "rank": 8, "world": 8},
+        {"job": "8 1", "rank": 0},
+        {"job": "8.1", "rank": 0},
+        {"job": "a" * 121, "rank": 0},
+        {"job": "81\n", "rank": 0},
+        {"job": "", "rank": 0},
+        {"job": "81", "rank": 0, "gpu": 4096},
+        {"job": "81", "rank": 0, "stage": "a.b"},
+        {"job": "81", "rank": 0, "group": ["a"]},
+    ],
+)
+def test_an_identity_that_cannot_be_is_refused(told: dict[str, object]) -> None:
+    with pytest.raises(Unusable):
+        datagram.sender_of(json.dumps(told).encode())
+
+
+def test_deep_and_long_identities_are_refused() -> None:
+    with pytest.raises(Unusable, match="no JSON"):
+        datagram.sender_of(b"[" * 1000)
+    with pytest.raises(Unusable, match="at most 1024"):
+        datagram.sender_of(b" " * 1025)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        step(2**64 - 1),
+        step(step_time=-1.0),
+        step(step_time=math.inf),
+        step(compute_time=1e7),
+        step()[:-1],
+        step() + b"x",
+    ],
+)
+def test_a_step_that_cannot_be_is_refused(body: bytes) -> None:
+    with pytest.raises(Unusable):
+        datagram.parsed(of(datagram.STEP, body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        datagram.DIGESTS_BODY.pack(1, 0, 0),
+        datagram.DIGESTS_BODY.pack(1, 2, 0) + datagram.DIGEST.pack(1, 1) + b"a",
+        datagram.digests_body(1, [(b"a b", 1)]),
+        datagram.digests_body(1, [(b"\xff", 1)]),
+        datagram.digests_body(1, [(b"", 1)]),
+        datagram.digests_body(1, [(b"a" * 65, 1)]),
+        datagram.digests_body(1, [(b"a", 1)] * 129),
+        datagram.digests_body(1, [(b"a", 1)]) + b"x",
+    ],
+)
+def test_digests_that_cannot_be_are_refused(body: bytes) -> None:
+    with pytest.raises(Unusable):
+        datagram.parsed(of(datagram.DIGESTS, body))
+
+
+def test_the_most_digests_with_the_longest_names_fit_into_a_datagram() -> None:
+    many = [(b"%064d" % number, 2**64 - 1) for number in range(datagram.MAX_DIGESTS)]
+    longest = Sender("j" * 120, 2**24 - 1, 2**24, "s" * 120, 4095, "g" * 120)
+    whole = of(datagram.DIGESTS, datagram.digests_body(2**64 - 2, many), longest)
+    assert len(whole) <= datagram.MAX_DATAGRAM
+    assert len(datagram.identity(longest)) <= datagram.MAX_IDENTITY
+    assert isinstance(datagram.parsed(whole)[1], Digests)
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_several_steps_between_two_looks_give_means_and_the_longest() -> None:
+    hand = Hand()
+    for number, (seconds, norm) in enumerate([(1.0, 5.0), (3.0, 9.0), (2.0, 4.0)], 1):
+        body = step(number, step_time=seconds, compute_time=seconds / 2, loss=10.0 - number, gradient_norm=norm)
+        hand.ranks.receive(of(datagram.STEP, body), 0, 7)
+    found = hand.values()["rank:81.3"]
+    assert found["rank.step"] == 3
+    assert (found["rank.step_time"], found["rank.step_time_longest"]) == (2.0, 3.0)
+    assert (found["rank.compute_time"], found["rank.compute_time_longest"]) == (1.0, 1.5)
+    assert (found["rank.loss"], found["rank.gradient_norm"]) == (7.0, 9.0)
+    assert math.isnan(found["rank.communication_time"])
+
+
+def test_without_a_new_step_the_last_ones_values_stand() -> None:
+    hand = Hand()
+    hand.ranks.receive(of(datagram.STEP, step(1, step_time=1.0)), 0, 7)
+    hand.ranks.receive(of(datagram.STEP, step(2, step_time=2.0)), 0, 7)
+    first, second = hand.values(), hand.values()
+    assert first["rank:81.3"]["rank.step_time"] == second["rank:81.3"]["rank.step_time"] == 1.5
+
+
+def test_a_loss_that_is_not_finite_is_missing_until_a_finite_one_comes() -> None:
+    hand = Hand()
+    seen = []
+    for loss in (2.0, math.inf, math.nan, 3.0):
+        hand.ranks.receive(of(datagram.STEP, step(1, loss=loss)), 0, 7)
+        seen.append(hand.values()["rank:81.3"]["rank.loss"])
+    assert (seen[0], seen[3]) == (2.0, 3.0)
+    assert math.isnan(seen[1])
+    assert math.isnan(seen[2])
+
+
+def test_a_rank_of_another_user_is_not_taken_over() -> None:
+    hand = Hand()
+    hand.ranks.receive(of(datagram.STEP, step(5)), 0, 1000)
+    hand.ranks.receive(of(datagram.STEP, step(99)), 0, 1001)
+    assert hand.values()["rank:81.3"]["rank.step"] == 5
+    assert (hand.ranks.refused, "belongs to user 1000" in hand.ranks.reason) == (1, True)
+    hand.at = ranks.SILENT_S + 1
+    assert hand.values() == {}
+    hand.ranks.receive(of(datagram.STEP, step(99)), 0, 1001)
+    assert hand.values()["rank:81.3"]["rank.step"] == 99
+
+
+def test_a_rank_stays_with_the_process_that_reports_for_it_while_that_lives() -> None:
+    hand, other = Hand(), subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    hand.ranks.receive(of(datagram.STEP, step(5)), other.pid, 7)
+    hand.ranks.receive(of(datagram.STEP, step(99)), os.getpid(), 7)
+    assert hand.values()["rank:81.3"]["rank.step"] == 5
+    assert f"process {other.pid} reports for rank:81.3" in hand.ranks.reason
+    other.communicate(b"\n")
+    hand.ranks.receive(of(datagram.STEP, step(6)), os.getpid(), 7)
+    assert hand.values()["rank:81.3"]["rank.step"] == 6
+
+
+def test_totals_go_back_only_now_and_then() -> None:
+    hand = Hand()
+    for at, number, shown in ((0, 9, 9), (1, 5, 5), (2, 6, 6), (3, 2, 6), (11, 2, 2), (12, 1, 2)):
+        hand.at = float(at)
+        hand.ranks.receive(of(datagram.STEP, step(number)), 0, 7)
+        assert hand.values()["rank:81.3"]["rank.step"] == shown
+    assert hand.ranks.refused == 2
+
+
+def test_one_user_leaves_room_for_others_and_memory_is_bounded() -> None:
+    hand = Hand()
+    for uid in range(4):
+        for rank in range(ranks.MAX_OF_USER + 50):
+            hand.ranks.receive(of(datagram.STEP, step(1), Sender(f"j{uid}", rank)), 0, uid)
+        assert len(hand.ranks.senders()) == min((uid + 1) * ranks.MAX_OF_USER, ranks.MAX_RANKS)
+    assert hand.ranks.refused == 2 * 50 + 2 * (ranks.MAX_OF_USER + 50)
+
+
+def test_events_are_told_in_order_and_bounded() -> None:
+    hand = Hand()
+    many = [(b"b%d" % number, number) for number in range(128)]
+    for number in range(40):
+        hand.ranks.receive(of(datagram.DIGESTS, datagram.digests_body(number, many)), 0, 7)
+    told = [event for _ in range(20) for event in hand.ranks.look().events]
+    assert len(told) == ranks.MAX_WAITING
+    assert hand.ranks.refused == 40 - ranks.MAX_WAITING // 128
+    assert told[129].data == {"step": 1, "bucket": "b1", "digest": "0000000000000001", "group": "dp0"}
+
+
+def test_a_job_of_one_node_bears_the_agents_name_of_it() -> None:
+    hand = Hand()
+    hand.ranks.receive(of(datagram.STEP, step(1), Sender(f"{datagram.HERE}-29500", 0)), 0, 7)
+    assert list(hand.values()) == ["rank:n1-29500.0"]
+
+
+@given(st.lists(st.tuples(st.binary(max_size=200), st.integers(0, 3)), max_size=20))
+def test_no_datagram_whatever_spoils_a_look(sent: list[tuple[bytes, int]]) -> None:
+    hand = Hand()
+    for data, uid in sent:
+        hand.ranks.receive(of(datagram.STEP, data), 0, uid)
+        hand.ranks.receive(data, 0, uid)
+    assert set(hand.ranks.look().columns) <= set(Training.signals)

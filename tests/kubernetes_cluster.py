@@ -1,0 +1,201 @@
+"""A real Kubernetes control plane on loopback: etcd, apiserver, controller manager, scheduler; kwok plays the kubelets.
+
+    with Cluster(folder) as cluster:
+        cluster.kubectl("apply", "-f", "pod.yaml")
+
+Its programs are those of tests/kubernetes_build.py. Nothing runs in a pod: kwok only says that it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests import kubernetes_build
+
+__all__ = ["Cluster", "ClusterError", "missing"]
+
+missing = kubernetes_build.missing
+READY_S, STOP_S = 90.0, 15.0
+"""Chosen: a start takes 4-7 s on two idle cores; with a busy machine ten times as long."""
+CONTROLLERS = (
+    *("disruption-controller", "node-lifecycle-controller", "taint-eviction-controller", "serviceaccount-controller"),
+    *("deployment-controller", "replicaset-controller", "daemonset-controller", "job-controller"),
+    *("namespace-controller", "garbage-collector-controller", "root-ca-certificate-publisher-controller"),
+)
+
+
+class ClusterError(Exception):
+    """Kubernetes did not start, or refused a command; the text says why."""
+
+
+class Cluster:
+    """`kubeconfig` is that of an administrator; `url` and `ca` are for clients that speak HTTP themselves."""
+
+    def __init__(self, folder: Path, kwok: bool = True) -> None:
+        self.folder, self._kwok = folder.resolve(), kwok
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._ports = _free_ports(3)
+        self.url = f"https://127.0.0.1:{self._ports[0]}"
+        self.ca = self.folder / "certs" / "apiserver.crt"
+        self.kubeconfig = self.folder / "kubeconfig"
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._configure()
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- what a test asks --------------------------------------------------------------------------------------------
+
+    def kubectl(self, *words: str, given: str | None = None) -> str:
+        """Output of kubectl with the administrator's rights. Raises ClusterError with what it said."""
+        done = self._kubectl(*words, given=given)
+        if done.returncode:
+            raise ClusterError(f"kubectl {' '.join(words)}: status {done.returncode}: {done.stderr[-2000:]}")
+        return done.stdout
+
+    def apply(self, *objects: Mapping[str, Any]) -> None:
+        """Creates or changes objects."""
+        self.kubectl("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    def read(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.kubectl("get", kind, name, "-n", namespace, "-o", "json"))
+        return found
+
+    def node(self, name: str, allocatable: Mapping[str, str]) -> None:
+        """A node that kwok keeps ready."""
+        capacity = {"cpu": "64", "memory": "512Gi", "pods": "110", **allocatable}
+        self.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": name, "annotations": {"kwok.x-k8s.io/node": "fake"}},
+                "status": {"capacity": capacity, "allocatable": capacity},
+            }
+        )
+        status = json.dumps({"status": {"capacity": capacity, "allocatable": capacity}})
+        self.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", status)
+        self.wait(f"node {name}", lambda: '"Ready","True"' in self._conditions(name))
+
+    def account(self, folder: Path, name: str, namespace: str = "default") -> Path:
+        """What a pod of that service account finds in its file system: token and ca.crt."""
+        folder.mkdir(parents=True)
+        (folder / "token").write_text(self.kubectl("create", "token", name, "-n", namespace))
+        (folder / "ca.crt").write_bytes(self.ca.read_bytes())
+        return folder
+
+    def wait(self, what: str, ready: Callable[[], bool], limit: float = READY_S) -> None:
+        """Until `ready`; raises ClusterError where that takes too long or a part of Kubernetes ended."""
+        end = time.monotonic() + limit
+        while not ready():
+            ended = [name for name, process in self._running.items() if process.poll() is not None]
+            if ended or time.monotonic() > end:
+                raise ClusterError(f"{what}: not ready after {limit:g} s; ended: {ended}{self._tails(ended)}")
+            time.sleep(0.1)
+
+    # --- how it comes up and goes ------------------------------------------------------------------------------------
+
+    def _conditions(self, node: str) -> str:
+        form = 'jsonpath={range .status.conditions[*]}"{.type}","{.status}";{end}'
+        return self._kubectl("get", "node", node, "-o", form).stdout
+
+    def _kubectl(self, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        program = [str(kubernetes_build.parts()), "kubectl", *words]
+        environ = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "HOME": str(self.folder)}
+        return subprocess.run(program, input=given, env=environ, capture_output=True, text=True, timeout=60)
+
+    def _configure(self) -> None:
+        token = secrets.token_hex(16)
+        (self.folder / "tokens.csv").write_text(f'{token},admin,1,"system:masters"\n')
+        for words in (("genrsa", "-out", "sa.key", "2048"), ("rsa", "-in", "sa.key", "-pubout", "-out", "sa.pub")):
+            subprocess.run(["openssl", *words], cwd=self.folder, check=True, capture_output=True)
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": {"server": self.url, "certificate-authority": str(self.ca)}}],
+            "users": [{"name": "u", "user": {"token": token}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        self.kubeconfig.write_text(json.dumps(config))
+
+    def _start(self) -> None:
+        own = ("--kubeconfig", str(self.kubeconfig), "--leader-elect=false", "--secure-port=0")
+        as_user = [f"--{kind}-kubeconfig={self.kubeconfig}" for kind in ("authentication", "authorization")]
+        etcd = f"http://127.0.0.1:{self._ports[1]}"
+        peers = f"http://127.0.0.1:{self._ports[2]}"
+        self._part(
+            *("etcd", f"--data-dir={self.folder}/etcd", f"--listen-client-urls={etcd}"),
+            *(f"--advertise-client-urls={etcd}", f"--listen-peer-urls={peers}", "--unsafe-no-fsync"),
+            *(f"--initial-advertise-peer-urls={peers}", f"--initial-cluster=default={peers}", "--log-level=warn"),
+        )
+        self._part(
+            *("kube-apiserver", f"--etcd-servers={etcd}", f"--secure-port={self._ports[0]}"),
+            *("--bind-address=127.0.0.1", f"--cert-dir={self.ca.parent}", "--authorization-mode=RBAC"),
+            *(f"--token-auth-file={self.folder}/tokens.csv", "--service-cluster-ip-range=10.96.0.0/16"),
+            "--service-account-issuer=https://kubernetes.default.svc",
+            *(f"--service-account-{use}={self.folder}/{file}" for use, file in _KEYS),
+            # no controller gives pods their service account here
+            *("--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none"),
+        )
+        self.wait("apiserver", lambda: self._kubectl("get", "--raw", "/readyz").stdout == "ok")
+        self._part("kube-controller-manager", *own, f"--controllers={','.join(CONTROLLERS)}")
+        self._part("kube-scheduler", *own, *as_user)
+        if self._kwok:
+            stages = f"--config={kubernetes_build.stages()}"
+            self._spawn("kwok", kubernetes_build.kwok(), *own[:2], stages, "--manage-all-nodes=true")
+        self.wait("namespace", lambda: not self._kubectl("get", "serviceaccount", "default").returncode)
+
+    def _part(self, name: str, *words: str) -> None:
+        self._spawn(name, kubernetes_build.parts(), name, *words)
+
+    def _spawn(self, name: str, program: Path, *words: str) -> None:
+        environ = {**os.environ, "HOME": str(self.folder), "KUBECONFIG": str(self.kubeconfig)}
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self._running[name] = subprocess.Popen(
+                [str(program), *words], cwd=self.folder, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def _tails(self, names: list[str]) -> str:
+        logs = [self.folder / f"{name}.log" for name in names or self._running]
+        return "".join(f"\n--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs if log.exists())
+
+    def close(self) -> None:
+        """Ends all by their process ids: etcd last, for what the others still write."""
+        for name, process in reversed(self._running.items()):
+            # the apiserver waits for its watches to end; nothing of it is kept
+            process.send_signal(signal.SIGTERM if name == "etcd" else signal.SIGKILL)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._running = {}
+
+
+_KEYS = (("key-file", "sa.pub"), ("signing-key-file", "sa.key"))
+
+
+def _free_ports(number: int) -> list[int]:
+    """Ports that nobody has now."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports: list[int] = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports

@@ -1,0 +1,121 @@
+"""A real job lands as a job with ranks in topology, store and API, and leaves them when its node names it no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from agents.batches import inventory_event
+from agents.collectors.jobs import Jobs
+from pipeline.blast import blast_radius
+from pipeline.config import Config
+from pipeline.ended import EndedRanks
+from pipeline.records import SECOND, Event
+from pipeline.service import known_topology
+from pipeline.topology import Topology
+from tests.agents.proc_tree import ProcTree
+from tests.pipeline.conftest import Site
+
+NOW = 1_800_000_000 * SECOND
+Lines = Mapping[str, tuple[str, ...]]
+
+
+def told(node: str, lines: Lines) -> Event:
+    """An inventory in which ranks bear the node."""
+    entities = {
+        e: {"parents": list(p), "attributes": {"node": node} if e.startswith("rank:") else {"name": "x"}}
+        for e, p in {f"node:{node}": (), **lines}.items()
+    }
+    return Event(NOW, f"node:{node}", "inventory", {"entities": entities})
+
+
+def rank(job: str, number: int, node: str, stage: str = "") -> Lines:
+    over = (f"stage:{job}.{stage}",) if stage else ()
+    found = {f"job:{job}": (), f"rank:{job}.{number}": (*over, f"job:{job}", f"gpu:{node}.{number}")}
+    return {**found, **({over[0]: (f"job:{job}",)} if over else {}), f"gpu:{node}.{number}": (f"node:{node}",)}
+
+
+class Learner:
+    """What the engine does with inventories, over a topology alone."""
+
+    def __init__(self) -> None:
+        self.topology = Topology()
+        self.ended = EndedRanks(self.topology)
+
+    def learn(self, *events: Event) -> tuple[str, ...]:
+        for event in events:
+            lines = event.data["entities"].items()
+            self.topology.merge({e: d["parents"] for e, d in lines}, {e: d["attributes"] for e, d in lines})
+        return self.ended.follow(events)
+
+
+def test_a_gpu_belongs_to_the_job_that_is_on_it_now() -> None:
+    learner = Learner()
+    learner.learn(told("n1", rank("81", 0, "n1", "0")))
+    assert blast_radius("gpu:n1.0", (), learner.topology).jobs == ("job:81",)
+    assert set(learner.learn(told("n1", rank("82", 0, "n1")))) == {"rank:81.0", "stage:81.0", "job:81"}
+    assert blast_radius("gpu:n1.0", (), learner.topology).jobs == ("job:82",)
+    assert not [entity for entity in learner.topology.parents if "81" in entity]
+    assert "rank:81.0" not in learner.topology.attributes
+
+
+def test_a_job_stays_while_another_node_has_ranks_of_it() -> None:
+    learner = Learner()
+    learner.learn(told("n1", rank("81", 0, "n1", "0")), told("n2", rank("81", 1, "n2", "1")))
+    assert set(learner.learn(told("n1", {}))) == {"rank:81.0", "stage:81.0"}
+    assert learner.topology.above("rank:81.1") == ("stage:81.1", "job:81", "gpu:n2.1", "node:n2")
+    assert set(learner.learn(told("n2", {}))) == {"rank:81.1", "stage:81.1", "job:81"}
+
+
+def test_a_rank_that_moved_to_another_node_stays_whoever_tells_first() -> None:
+    learner = Learner()
+    learner.learn(told("n1", rank("81", 0, "n1")))
+    moved = told("n2", {"job:81": (), "rank:81.0": ("job:81", "gpu:n2.0")})
+    assert learner.learn(moved) == ()
+    assert learner.learn(told("n1", {})) == ()
+    assert learner.topology.parents["rank:81.0"] == ("job:81", "gpu:n2.0")
+
+
+def test_ranks_that_no_node_signs_stay_and_a_restart_goes_on_with_what_is_known() -> None:
+    topology = Topology({"rank:sim-81.0": ("job:sim-81", "gpu:n1.0")}, {"rank:81.0": {"node": "n1"}})
+    ended = EndedRanks(topology)
+    assert ended.follow([Event(NOW, "node:n1", "inventory", {"entities": 3})]) == ()
+    assert ended.follow([told("n1", {})]) == ("rank:81.0",)
+    assert "rank:sim-81.0" in topology.parents
+
+
+def test_a_job_of_the_collector_is_in_the_store_and_in_what_the_api_asks_until_it_ends(
+    site: Site, tmp_path: Path
+) -> None:
+    tree = ProcTree(tmp_path / "proc")
+    who = {"SLURM_JOB_ID": "81", "SLURM_STEP_ID": "0", "PIPELINE_STAGE": "1", "CUDA_VISIBLE_DEVICES": "3"}
+    tree.start(20, {**who, "SLURM_PROCID": "5"})
+    nowhere = tmp_path / "nowhere"
+    jobs = Jobs(10.0, 5.0, tree.root, nowhere, nowhere, nowhere, nowhere, nowhere)
+    jobs.open("n1")
+    events = [event for _ in range(3) for event in jobs.read()[0].events]
+    for event in (*events, inventory_event(NOW, "n1", jobs.inventory())):
+        site.send_events("n1", event)
+    site.drain()
+    known = site.rows("SELECT entity, parents FROM entities WHERE kind IN ('job', 'rank', 'stage') ORDER BY kind")
+    assert known == [
+        ("job:81", []),
+        ("rank:81.5", ["stage:81.1", "job:81", "gpu:n1.3"]),
+        ("stage:81.1", ["job:81"]),
+    ]
+    assert site.database is not None
+    assert known_topology(site.database, Config()).above_of_kind("rank:81.5", "job") == "job:81"
+    tree.end(20)
+    tree.start(21, {**who, "SLURM_JOB_ID": "82", "SLURM_PROCID": "0"})
+    ended = [event for _ in range(4) for event in jobs.read()[0].events]
+    assert {(event.kind, event.entity) for event in ended} == {("job_end", "job:81"), ("job_start", "job:82")}
+    site.send_events("n1", inventory_event(NOW + 1, "n1", jobs.inventory()))
+    site.drain()
+    assert site.rows("SELECT entity FROM entities WHERE kind IN ('job', 'rank') ORDER BY 1") == [
+        ("job:82",),
+        ("rank:82.0",),
+    ]
+    site.send_events("n1", told("n1", {}), told("n1", rank("82", 0, "n1")))
+    site.drain()
+    assert ("job:82",) in site.rows("SELECT entity FROM entities WHERE kind = 'job'")
+    assert site.rows("SELECT DISTINCT kind FROM events WHERE kind LIKE 'job%'") == [("job_start",)]

@@ -1,0 +1,157 @@
+"""One cable of a simulated fabric from both ends: counters, state and events in the store, side by side.
+
+Real: the fabric's management datagrams, the subnet manager, the tools, both collectors, the wire, the store.
+Simulated: switches and hosts (ibsim). A host of ibsim has no kernel, so the node's sysfs is written by the test, from
+what `ibstat` and `perfquery` say on that very host of its own port.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agents.batches import batch, inventory_event
+from agents.collector import Collector
+from agents.collectors.fabric import Fabric
+from agents.collectors.infiniband import Infiniband
+from pipeline import wire
+from pipeline.config import Config
+from pipeline.engine import Engine
+from pipeline.records import SECOND, Origin
+from pipeline.service import known_topology
+from pipeline.topology import Topology
+from tests.agents.rdma_node import RdmaNode, write
+from tests.fabric import SimulatedFabric, fabric
+from tests.pipeline.conftest import Site
+from tests.pipeline.test_engine import HotForThree
+
+pytestmark = pytest.mark.infiniband
+LEAF, HOST = 1, 2
+NEAR, FAR = "port:n102.mlx5_0", "port:leaf1.2"
+START = 1_789_999_000 * SECOND
+SIDE_BY_SIDE = """
+SELECT l.entity, l.peer,
+       (SELECT arg_max(symbol_errors, time) FROM nic WHERE entity = l.entity) AS errors,
+       (SELECT arg_max(symbol_errors, time) FROM nic WHERE entity = l.peer) AS errors_of_peer,
+       (SELECT arg_max(state, time) FROM nic WHERE entity = l.entity) AS state,
+       (SELECT arg_max(state, time) FROM nic WHERE entity = l.peer) AS state_of_peer
+FROM links l WHERE l.entity LIKE 'port:n%'"""
+"""The query of docs/fabric.md."""
+_STATES = {"Down": "1: DOWN", "Initializing": "2: INIT", "Armed": "3: ARMED", "Active": "4: ACTIVE"}
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
+    with fabric(tmp_path_factory.mktemp("fabric")) as running:
+        yield running
+
+
+class OwnEnd:
+    """The sysfs of one host, kept as the simulator says of its port."""
+
+    def __init__(self, root: Path, simulated: SimulatedFabric) -> None:
+        self.node, self._fabric = RdmaNode(root), simulated
+        self.folder = self.node.device("mlx5_0") / "ports" / "1"
+        guid = simulated.plan.host_port_guid(LEAF, HOST)
+        write(self.folder / "gids" / "0", f"fe80:0000:0000:0000:{guid}")
+
+    def follow(self) -> None:
+        said = self._fabric.ask_at("n102 mlx5_0", "ibstat")
+        logical, physical = (re.search(rf"{word}: (\w+)", said) for word in ("State", "Physical state"))
+        assert logical is not None
+        assert physical is not None
+        assert said.replace("0x", "").find(self._fabric.plan.host_port_guid(LEAF, HOST).replace(":", "")) > 0
+        write(self.folder / "state", _STATES[logical[1]])
+        write(self.folder / "phys_state", {"LinkUp": "5: LinkUp", "Polling": "2: Polling"}[physical[1]])
+        counted = dict(re.findall(r"^(\w+):\.*(\d+)$", self._fabric.ask_at("n102 mlx5_0", "perfquery"), re.MULTILINE))
+        write(self.folder / "counters" / "symbol_error", counted["SymbolErrorCounter"])
+        write(self.folder / "counters" / "link_downed", counted["LinkDownedCounter"])
+
+
+class Told:
+    """Looks with one collector as an agent does, and ships what it found."""
+
+    def __init__(self, collector: Collector, node: str, site: Site) -> None:
+        self.collector, self.site, self.origin = collector, site, Origin("local", node, b"b" * 16)
+        collector.open(node)
+
+    def look(self, now: int) -> None:
+        readings = self.collector.read()
+        if found := batch(self.origin, now, readings):
+            self.site.send_raw(self.origin.node, wire.encode(found))
+        events = [event for reading in readings for event in reading.events]
+        if readings:
+            events.append(inventory_event(now, self.origin.node, self.collector.inventory()))
+        self.site.send_events(self.origin.node, *events)
+
+
+class Both:
+    """The agents of the node and of the fabric, and a store behind them."""
+
+    def __init__(self, folder: Path, simulated: SimulatedFabric, site: Site) -> None:
+        self.own, self.site, self.now = OwnEnd(folder, simulated), site, START
+        pace = {"links_every": 0.1, "counters_every": 0.1, "topology_every": 0.5}
+        self.far = Fabric(enabled=True, tools=simulated.tools, **pace)
+        self.near = Infiniband(root=self.own.node.rdma, proc=self.own.node.proc)
+        self.far._now = self.near._now = lambda: self.now
+        self.ingest = site.open()
+        self.agents = [Told(self.far, "sm1", site), Told(self.near, "n102", site)]
+
+    def await_rows(self, query: str, wanted: Callable[[list[tuple[object, ...]]], bool]) -> list[tuple[object, ...]]:
+        """Looks with both agents until the store answers as wanted."""
+        until, found = time.monotonic() + 15, []
+        while time.monotonic() < until:
+            self.now += SECOND
+            self.own.follow()
+            for agent in self.agents:
+                agent.look(self.now)
+            while self.ingest.step() is not None:
+                pass
+            found = self.site.rows(query)
+            if wanted(found):
+                return found
+        raise TimeoutError(f"waited 15 s; last found {found}")
+
+
+@pytest.fixture
+def both(tmp_path: Path, simulated: SimulatedFabric, site: Site) -> Iterator[Both]:
+    made = Both(tmp_path / "node", simulated, site)
+    yield made
+    made.far.close()
+    made.near.close()
+
+
+def test_symbol_errors_and_a_pulled_cable_arrive_from_both_ends_joined(both: Both, simulated: SimulatedFabric) -> None:
+    healthy = [(NEAR, FAR, 0, 0, 1, 1)]
+    both.await_rows(SIDE_BY_SIDE, lambda rows: rows == healthy)
+
+    simulated.count(f"S-{simulated.plan.leaf(LEAF):016x}", HOST, "SymbolErrorCounter", 77)
+    simulated.count(f"H-{simulated.plan.host(LEAF, HOST):016x}", 1, "SymbolErrorCounter", 9)
+    both.await_rows(SIDE_BY_SIDE, lambda rows: rows == [(NEAR, FAR, 9, 77, 1, 1)])
+
+    simulated.unlink(LEAF, HOST)
+    both.await_rows(SIDE_BY_SIDE, lambda rows: rows == [(NEAR, FAR, 9, 77, 0, 0)])
+    told = "SELECT entity, data ->> '$.state' FROM events WHERE kind = 'link_state' ORDER BY entity, time"
+    assert both.site.rows(told) == [(FAR, "down"), (NEAR, "down")]
+
+    simulated.relink(LEAF, HOST)
+    both.await_rows(SIDE_BY_SIDE, lambda rows: rows == [(NEAR, FAR, 9, 77, 1, 1)])
+    for end in (FAR, NEAR):
+        states = [state for entity, state in both.site.rows(told) if entity == end]
+        assert (states[0], states[-1]) == ("down", "up")
+
+
+def test_the_engine_knows_both_ends_and_the_leaf_that_the_node_cannot_know(both: Both) -> None:
+    both.await_rows(SIDE_BY_SIDE, lambda rows: len(rows) == 1)
+    assert both.site.database is not None
+    known = known_topology(both.site.database, Config())
+    engine = Engine(both.site.database, both.ingest.devices, known, HotForThree(), lambda *_: [], lambda: START, SECOND)
+    topology: Topology = engine.topology
+    assert topology.attributes[NEAR]["peer"] == FAR
+    assert topology.attributes[FAR]["peer"] == NEAR
+    assert topology.parents[NEAR] == ("node:n102", "leaf:leaf1")
+    assert topology.attributes["port:leaf1.9"]["peer"] == "port:spine1.1"

@@ -1,0 +1,199 @@
+"""Both ends of a cable know each other, whichever was announced first, and fold into one incident."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config import Config
+from pipeline.folding import Folding
+from pipeline.incidents import Desk
+from pipeline.links import Links
+from pipeline.records import SECOND, Event, Finding, Level
+from pipeline.service import known_topology
+from pipeline.topology import Topology
+from tests.pipeline.conftest import NOW, Site
+
+HOST, FAR = "port:n1.mlx5_0", "port:leaf1.2"
+Line = tuple[str, tuple[str, ...], dict[str, object]]
+NODE: Line = (HOST, ("node:n1",), {"port_guid": "a088:c203:0010:0021", "fw_ver": "28.41"})
+SWITCH: Line = (
+    FAR,
+    ("leaf:leaf1",),
+    {"guid": "a088:c203:0002:0100", "port": 2, "peer_guid": "a088:c203:0010:0021", "peer_port": 1},
+)
+UP: Line = ("port:leaf1.9", ("leaf:leaf1",), {"guid": "L", "port": 9, "peer_guid": "S", "peer_port": 1})
+DOWN: Line = ("port:spine1.1", ("spine:spine1",), {"guid": "S", "port": 1, "peer_guid": "L", "peer_port": 9})
+
+
+def learn(links: Links, *lines: Line) -> None:
+    links.topology.merge(*links.joined({e: p for e, p, _ in lines}, {e: f for e, _, f in lines}))
+
+
+def ends(topology: Topology) -> tuple[object, object, tuple[str, ...]]:
+    return (
+        topology.attributes[HOST].get("peer"),
+        topology.attributes[FAR].get("peer"),
+        topology.parents[HOST],
+    )
+
+
+JOINED = (FAR, HOST, ("node:n1", "leaf:leaf1"))
+
+
+@pytest.mark.parametrize("order", [(NODE, SWITCH), (SWITCH, NODE), (NODE, SWITCH, NODE, SWITCH), (SWITCH, NODE, NODE)])
+def test_both_ends_know_each_other_whichever_comes_first_and_however_often(order: Sequence[Line]) -> None:
+    links = Links(Topology())
+    for line in order:
+        learn(links, line)
+    assert ends(links.topology) == JOINED
+    assert links.topology.attributes[HOST]["fw_ver"] == "28.41"
+
+
+def test_both_ends_in_one_inventory_are_joined() -> None:
+    links = Links(Topology())
+    learn(links, NODE, SWITCH)
+    assert ends(links.topology) == JOINED
+
+
+def test_what_is_known_at_the_start_is_joined_too() -> None:
+    known = Topology({e: p for e, p, _ in (NODE, SWITCH)}, {e: f for e, _, f in (NODE, SWITCH)})
+    Links(known)
+    assert ends(known) == JOINED
+
+
+def test_a_line_that_says_nothing_new_is_no_change_of_the_topology() -> None:
+    links = Links(Topology())
+    learn(links, NODE, SWITCH)
+    version = links.topology.version
+    learn(links, NODE)
+    learn(links, SWITCH)
+    assert links.topology.version == version
+
+
+def test_a_cable_that_was_moved_leaves_nothing_behind() -> None:
+    links = Links(Topology())
+    learn(links, NODE, SWITCH)
+    other: Line = ("port:leaf2.5", ("leaf:leaf2",), {**SWITCH[2], "guid": "other", "port": 5})
+    emptied: Line = (FAR, SWITCH[1], {"guid": "a088:c203:0002:0100", "port": 2})
+    learn(links, other, emptied)
+    assert links.topology.attributes[HOST]["peer"] == "port:leaf2.5"
+    assert links.topology.parents[HOST] == ("node:n1", "leaf:leaf2")
+    assert "peer" not in links.topology.attributes[FAR]
+
+
+def test_a_nic_that_was_replaced_takes_its_join_with_it() -> None:
+    links = Links(Topology())
+    learn(links, NODE, SWITCH)
+    learn(links, (HOST, ("node:n1",), {"port_guid": "a088:c203:0099:0001"}))
+    assert "peer" not in links.topology.attributes[HOST]
+    assert "peer" not in links.topology.attributes[FAR]
+    assert links.topology.parents[HOST] == ("node:n1",)
+
+
+def test_a_leaf_that_somebody_named_holds() -> None:
+    links = Links(Topology())
+    learn(links, (HOST, ("node:n1", "leaf:by-hand"), NODE[2]), SWITCH)
+    assert links.topology.parents[HOST] == ("node:n1", "leaf:by-hand")
+    assert links.topology.attributes[HOST]["peer"] == FAR
+
+
+def test_cables_between_switches_are_joined_by_switch_and_number() -> None:
+    links = Links(Topology())
+    learn(links, UP, DOWN)
+    assert links.topology.attributes["port:leaf1.9"]["peer"] == "port:spine1.1"
+    assert links.topology.attributes["port:spine1.1"]["peer"] == "port:leaf1.9"
+    assert links.topology.parents["port:spine1.1"] == ("spine:spine1",)
+
+
+JUNK = st.one_of(st.none(), st.integers(0, 2), st.sampled_from(["a", "b"]), st.lists(st.integers(), max_size=2))
+FACTS = st.dictionaries(st.sampled_from(["port_guid", "peer_guid", "peer_port", "guid", "port", "peer"]), JUNK)
+
+
+@given(st.lists(st.tuples(st.sampled_from([HOST, FAR, "port:x", "gpu:n1.0"]), FACTS), max_size=12))
+def test_any_attributes_are_taken_and_nobody_is_the_peer_of_itself(lines: list[tuple[str, dict[str, object]]]) -> None:
+    links = Links(Topology())
+    for entity, facts in lines:
+        learn(links, (entity, ("node:n1",), facts))
+    for entity, found in links.topology.attributes.items():
+        assert entity.startswith("gpu:") or found.get("peer") != entity
+
+
+# --- in the store ----------------------------------------------------------------------------------------------------
+
+
+def inventory(node: str, *lines: Line) -> Event:
+    entities: Mapping[str, object] = {e: {"parents": list(p), "attributes": f} for e, p, f in lines}
+    return Event(NOW, f"node:{node}", "inventory", {"entities": entities})
+
+
+def test_sql_shows_both_ends_and_a_restart_joins_them_anew(site: Site) -> None:
+    site.send_events("fabric", inventory("fabric", SWITCH, UP, DOWN))
+    site.send_events("n1", inventory("n1", NODE))
+    site.drain()
+    assert site.rows("SELECT entity, peer FROM links ORDER BY 1") == [
+        ("port:leaf1.2", HOST),
+        ("port:leaf1.9", "port:spine1.1"),
+        (HOST, FAR),
+        ("port:spine1.1", "port:leaf1.9"),
+    ]
+    assert site.database is not None
+    topology = known_topology(site.database, Config())
+    Links(topology)
+    assert ends(topology) == JOINED
+
+
+# --- one link, one suspect -------------------------------------------------------------------------------------------
+
+
+def finding(time: int, entity: str, level: Level, signal: str) -> Finding:
+    return Finding(time, NOW, entity, "link", level, 1.0, f"{entity} is bad", {}, (signal,))
+
+
+def desk() -> Desk:
+    links = Links(Topology())
+    learn(links, NODE, SWITCH, UP, DOWN)
+    return Desk(links.topology)
+
+
+def test_both_ends_of_a_link_are_one_incident_that_the_nodes_port_stands_for() -> None:
+    found = desk()
+    found.observe(NOW, [finding(NOW, FAR, "suspect", "nic.state")])
+    found.observe(NOW + SECOND, [finding(NOW + SECOND, HOST, "suspect", "nic.state")])
+    (incident,) = found.incidents.values()
+    assert (incident.cause, incident.severity) == (HOST, "watch")  # that it is down is one fact, seen twice
+    assert set(incident.members) == {FAR, HOST}
+
+
+def test_errors_that_both_ends_tell_of_make_a_ticket_of_two_suspicions() -> None:
+    found = desk()
+    found.observe(NOW, [finding(NOW, FAR, "suspect", "nic.symbol_errors")])
+    found.observe(NOW + SECOND, [finding(NOW + SECOND, HOST, "suspect", "nic.state")])
+    (incident,) = found.incidents.values()
+    assert incident.severity == "ticket"
+
+
+def test_a_link_between_switches_is_the_leafs() -> None:
+    links = Links(Topology())
+    learn(links, UP, DOWN)
+    folding = Folding(links.topology)
+    assert folding.base("port:spine1.1") == folding.base("port:leaf1.9") == "port:leaf1.9"
+
+
+def test_two_ends_are_one_child_of_their_leaf() -> None:
+    """Three links in trouble are a reason to suspect the leaf; one and a half, told by both ends, are not."""
+    lines: list[Line] = []
+    for i in range(1, 9):
+        lines.append((f"port:n{i}.mlx5_0", (f"node:n{i}",), {"port_guid": f"g{i}"}))
+        lines.append((f"port:leaf1.{i}", ("leaf:leaf1",), {"guid": "L", "port": i, "peer_guid": f"g{i}"}))
+    links = Links(Topology())
+    learn(links, *lines)
+    found = Desk(links.topology)
+    two = [f"port:{name}" for i in (1, 2) for name in (f"n{i}.mlx5_0", f"leaf1.{i}")]
+    found.observe(NOW, [finding(NOW, e, "suspect", "nic.state") for e in two])
+    assert {i.cause for i in found.incidents.values()} == {"port:n1.mlx5_0", "port:n2.mlx5_0"}
+    found.observe(NOW + SECOND, [finding(NOW + SECOND, "port:leaf1.3", "suspect", "nic.state")])
+    assert {i.cause for i in found.incidents.values() if i.resolved is None} == {"leaf:leaf1"}

@@ -1,0 +1,208 @@
+"""A real Slurm on this machine, without systemd: munge, one slurmctld, and nodes with process ids of their own.
+
+Each node's slurmd runs in a PID namespace with its own /proc, so that a node sees its own processes alone, as on a
+machine of its own. GPUs are character devices of no use (`mknod ... c 1 3`), which is all that Slurm's GRES asks for.
+The prolog and epilog are ours (deploy/slurm). Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+HOOKS = Path(__file__).parents[1] / "deploy" / "slurm"
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo", "unshare")
+GPUS = 4
+READY_S, STOP_S = 30.0, 15.0
+"""Chosen: three nodes are idle after 2 s; with a busy machine ten times as long."""
+CONF = """\
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={at}/munge.socket
+CredType=cred/munge
+StateSaveLocation={at}/state
+SlurmdSpoolDir={at}/spool-%n
+SlurmctldPidFile={at}/slurmctld.pid
+SlurmdPidFile={at}/slurmd-%n.pid
+SlurmctldLogFile={at}/slurmctld.log
+SlurmdLogFile={at}/slurmd-%n.log
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+MpiDefault=none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SchedulerParameters=bf_interval=1,sched_min_interval=100000
+SlurmdTimeout=60
+MessageTimeout=10
+KillWait=1
+UnkillableStepTimeout=25
+PrologFlags=Alloc
+Prolog={at}/prolog
+Epilog={at}/epilog
+{nodes}
+PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+"""
+
+
+class SlurmError(Exception):
+    """Slurm cannot be had, or did not start; the text says why."""
+
+
+def missing() -> str:
+    """The part without which no cluster starts here; empty if there is all."""
+    lacking = [name for name in PROGRAMS if shutil.which(name) is None]
+    if lacking:
+        return f"no {', '.join(lacking)} here: run 'make parts'"
+    return "" if os.geteuid() == 0 else "Slurm's daemons need root"
+
+
+class Cluster:
+    """`nodes` machines with GPUS GPUs each, named gpu001, gpu002, ..."""
+
+    def __init__(self, folder: Path, nodes: int = 2) -> None:
+        self.folder = folder.resolve()
+        self.nodes = tuple(f"gpu{number:03d}" for number in range(1, nodes + 1))
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = {**os.environ, "SLURM_CONF": f"{self.folder}/slurm.conf"}
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._configure()
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- what a test asks --------------------------------------------------------------------------------------------
+
+    def run(self, *words: str, timeout: float = 60.0) -> str:
+        """Output of one of Slurm's commands. Raises SlurmError with what it said."""
+        done = subprocess.run(
+            words, env=self._environment, cwd=self.folder, capture_output=True, text=True, timeout=timeout
+        )
+        if done.returncode:
+            raise SlurmError(f"{words[0]}: status {done.returncode}: {done.stderr[-2000:]}{self._tails()}")
+        return done.stdout
+
+    def batch(self, script: str, *options: str) -> str:
+        """Submits a job; its id."""
+        file = self.folder / f"batch-{time.monotonic_ns()}.sh"
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        return self.run("sbatch", "--parsable", "--output=job-%j.log", *options, str(file)).strip()
+
+    def proc(self, node: str) -> Path:
+        """/proc as the node has it."""
+        parent = self._running[node].pid
+        child = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0]
+        return Path(f"/proc/{child}/root/proc")
+
+    def facts(self, node: str) -> Path:
+        """Where our prolog writes on that node."""
+        return self.folder / f"facts-{node}"
+
+    # --- how it comes up and goes ------------------------------------------------------------------------------------
+
+    def _configure(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in ("state", "dev", *(f"spool-{node}" for node in self.nodes), *(f"facts-{n}" for n in self.nodes)):
+            (self.folder / name).mkdir()
+        for number in range(GPUS):
+            os.mknod(self.folder / "dev" / f"nvidia{number}", 0o666 | 0o020000, os.makedev(1, 3))
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        (self.folder / "hooks.conf").write_text("FLEETPULSE=/nonexistent\n")
+        for hook in ("prolog", "epilog"):
+            file, at = self.folder / hook, self.folder
+            file.write_text(
+                f"#!/bin/sh\nexport FLEETPULSE_JOBS_DIR={at}/facts-$SLURMD_NODENAME\n"
+                f"export FLEETPULSE_HOOKS_CONF={at}/hooks.conf\nexec {HOOKS / hook}.sh\n"
+            )
+            file.chmod(0o755)
+        ports = _free_ports(len(self.nodes) + 1)
+        host = socket.gethostname().partition(".")[0]
+        lines = "\n".join(
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 CoresPerSocket=8 "
+            f"RealMemory=500 Gres=gpu:{GPUS}"
+            for node, port in zip(self.nodes, ports[1:], strict=True)
+        )
+        conf = CONF.format(host=host, port=ports[0], at=self.folder, nodes=lines)
+        (self.folder / "slurm.conf").write_text(conf)
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/dev/nvidia[0-{GPUS - 1}]\n")
+
+    def _start(self) -> None:
+        at = self.folder
+        self._spawn(
+            "munged",
+            *("munged", "--foreground", "--force", f"--socket={at}/munge.socket", f"--key-file={at}/munge.key"),
+            *(f"--log-file={at}/munged.log", f"--pid-file={at}/munged.pid", f"--seed-file={at}/munged.seed"),
+        )
+        self._wait("munge", lambda: (at / "munge.socket").exists())
+        self._spawn("slurmctld", "slurmctld", "-D", "-c")
+        for node in self.nodes:
+            apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+            # the first process of a node must take in what others leave behind, or a step never ends; slurmd does not
+            self._spawn(node, *apart, "bash", "-c", f"slurmd -D -N {node} & wait")
+        self._wait("nodes", lambda: self._idle() == len(self.nodes))
+
+    def _idle(self) -> int:
+        done = subprocess.run(
+            ["sinfo", "-h", "-t", "idle", "-o", "%D"], env=self._environment, capture_output=True, text=True
+        )
+        return int(done.stdout.strip() or 0) if done.returncode == 0 else 0
+
+    def _spawn(self, name: str, *words: str) -> None:
+        with open(self.folder / f"{name}.out", "ab") as out:
+            self._running[name] = subprocess.Popen(
+                words, env=self._environment, cwd=self.folder, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+            )
+
+    def _wait(self, what: str, ready: Callable[[], bool]) -> None:
+        end = time.monotonic() + READY_S
+        while not ready():
+            ended = [name for name, process in self._running.items() if process.poll() is not None]
+            if ended or time.monotonic() > end:
+                raise SlurmError(f"{what}: not ready after {READY_S:g} s; ended: {ended}{self._tails()}")
+            time.sleep(0.1)
+
+    def _tails(self) -> str:
+        """The last lines of every log."""
+        logs = sorted(self.folder.glob("*.log"))
+        return "".join(f"\n--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
+
+    def close(self) -> None:
+        """Ends the daemons by their process ids, the last started first; with a node's first process all of it goes."""
+        for name, process in reversed(self._running.items()):
+            process.send_signal(signal.SIGKILL if name in self.nodes else signal.SIGTERM)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._running = {}
+
+
+def _free_ports(number: int) -> list[int]:
+    """Ports that nobody has now."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports: list[int] = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
