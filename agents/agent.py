@@ -280,7 +280,7 @@ def run(
     if not config.agent.interval > 0:
         raise ConfigError(f"{config.source}: [agent] interval = {config.agent.interval}: wanted more than 0 s")
     stop = stop or Stop()
-    chosen = configured(config.collector, config.source) if collectors is None else collectors
+    chosen = configured(config.collector, config.source, config.agent.collectors) if collectors is None else collectors
     agent = Agent(config, chosen, simulated=simulated, notify=Notify())
     before = _on_signals(lambda *_: stop.set())
     try:

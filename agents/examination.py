@@ -47,7 +47,7 @@ _MEANING_CLOCK = "events and samples of this node lie wrong beside those of othe
 
 def asking(config: Config) -> Callable[[Config], list[Check]]:
     """`collectors`, made ready. Raises ConfigError: a wrong setting is no finding, it ends doctor as any command."""
-    return partial(collectors, asked=configured(config.collector, config.source))
+    return partial(collectors, asked=configured(config.collector, config.source, config.agent.collectors))
 
 
 def collectors(config: Config, asked: Sequence[Collector] | None = None) -> list[Check]:

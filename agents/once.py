@@ -48,7 +48,9 @@ class Look:
 
 def once(config: Config, collectors: Sequence[Collector] | None = None) -> list[Look]:
     """Asks every collector once, all at the same time; one that outlives its deadline is `hung`."""
-    collectors = configured(config.collector, config.source) if collectors is None else collectors
+    collectors = (
+        configured(config.collector, config.source, config.agent.collectors) if collectors is None else collectors
+    )
     looking, now = Looking(collectors, config.agent.node), clock_time.time_ns() // 1000
     try:
         delivered = _answers(looking, now)

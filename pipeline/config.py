@@ -61,10 +61,11 @@ class Site:
 
 @dataclass(frozen=True)
 class Agent:
-    """[agent]: which node this is, and how often it looks (s)."""
+    """[agent]: which node this is, how often it looks (s), and by which collectors; none named: all."""
 
     node: str = field(default_factory=lambda: socket.gethostname().split(".")[0], metadata=_NAME)
     interval: float = field(default=1.0, metadata=_SECONDS)
+    collectors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class EndedRanks:
     def follow(self, inventories: Sequence[Event]) -> tuple[str, ...]:
         """Reads inventories that the topology has taken; returns what left it."""
         ended: list[str] = []
+        emptied: list[str] = []
         for event in inventories:
             told = event.data.get("entities")
             if not isinstance(told, dict):
@@ -37,19 +38,23 @@ class EndedRanks:
             # one that another node tells of by now has moved
             ended += (e for e in absent if self._topology.attributes.get(e, {}).get(ATTRIBUTE) == node)
             self._ranks[node] = self._ranks.get(node, set()) - absent
-            self._note(entity for entity in told if kind_of(entity) == "rank")
+            emptied += self._note(entity for entity in told if kind_of(entity) == "rank")
+        emptied += (over for rank in ended for over in self._place(rank, ()))
+        ended += dict.fromkeys(over for over in emptied if over not in self._members)
         if not ended:
             return ()
-        ended += dict.fromkeys(over for rank in ended for over in self._place(rank, ()))
         self._topology.forget(ended)
         return tuple(ended)
 
-    def _note(self, ranks: Iterable[str]) -> None:
+    def _note(self, ranks: Iterable[str]) -> list[str]:
+        """Takes ranks in; returns the stages and jobs that nobody is left in because a rank is in another one now."""
+        emptied: list[str] = []
         for rank in ranks:
             node = self._topology.attributes.get(rank, {}).get(ATTRIBUTE)
             if isinstance(node, str):
                 self._ranks.setdefault(node, set()).add(rank)
-                self._place(rank, tuple(e for e in self._topology.above(rank) if kind_of(e) in _WORK))
+                emptied += self._place(rank, tuple(e for e in self._topology.above(rank) if kind_of(e) in _WORK))
+        return emptied
 
     def _place(self, rank: str, over: tuple[str, ...]) -> list[str]:
         """Puts a rank below its stage and job, or below none; returns those that nobody is left in."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from agents.collector import Collector, settings
@@ -88,19 +88,27 @@ _RULES: Mapping[str, Rule] = {
 _NUMBER: Rule = "a number, not negative", lambda value: 0 <= value < math.inf
 
 
-def configured(tables: Mapping[str, Mapping[str, Any]], source: str = "configuration") -> tuple[Collector, ...]:
-    """Every collector that has something to do, with its table of the configuration.
+def configured(
+    tables: Mapping[str, Mapping[str, Any]], source: str = "configuration", only: Collection[str] = ()
+) -> tuple[Collector, ...]:
+    """Every collector that has something to do, with its table of the configuration; of those `only`, if any is named.
 
     Raises ConfigError on names and keys that nobody has, and on values that cannot work.
     """
     known = {collector.name: collector for collector in COLLECTORS}
     for name in tables:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            mend = f"did you mean [collector.{close[0]}]?" if close else f"known: {', '.join(known)}"
-            raise ConfigError(f"{source}: [collector.{name}]: no such collector; {mend}")
+        _check_name(name, known, f"{source}: [collector.{name}]", "[collector.{}]")
+    for name in only:
+        _check_name(name, known, f"{source}: [agent] collectors has {name!r}", "{!r}")
     made = (_made(collector, tables.get(name, {}), source) for name, collector in known.items())
-    return tuple(collector for collector in made if collector.wanted())
+    return tuple(c for c in made if c.wanted() and (not only or c.name in only))
+
+
+def _check_name(name: str, known: Collection[str], where: str, form: str) -> None:
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 1)
+        mend = f"did you mean {form.format(close[0])}?" if close else f"known: {', '.join(known)}"
+        raise ConfigError(f"{where}: no such collector; {mend}")
 
 
 def _made(kind: type[Collector], table: Mapping[str, Any], source: str) -> Collector:

@@ -46,7 +46,7 @@ class Canary(Collector):
     name: ClassVar[str] = "canary"
     signals: ClassVar[tuple[str, ...]] = (
         *("canary.runs", "canary.mismatches", "canary.yields", "canary.busy_time"),
-        *("gpu.canary_runs", "gpu.canary_mismatches", "gpu.canary_yields", "gpu.canary_time"),
+        *("gpu.canary_runs", "gpu.canary_mismatches", "gpu.canary_yields", "gpu.canary_busy_time"),
     )
     events: ClassVar[tuple[str, ...]] = ("digest",)
     interval: float = 10.0
@@ -170,6 +170,6 @@ def _counts(device_class: str, prefix: str, turns: Turns | None) -> Reading:
         f"{prefix}runs": np.array([t.runs for t in tallies], np.uint64),
         f"{prefix}mismatches": np.array([t.mismatches for t in tallies], np.uint64),
         f"{prefix}yields": np.array([t.yields for t in tallies], np.uint64),
-        f"{prefix}time": np.array([1000 * t.time for t in tallies]).astype(np.uint64),
+        f"{prefix}busy_time": np.array([1000 * t.time for t in tallies]).astype(np.uint64),
     }
     return Reading(device_class, tuple(map(turns.ledger.entity, turns.ledger.tallies)), columns)

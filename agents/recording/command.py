@@ -33,7 +33,7 @@ def record(config: Config, directory: str | Path, seconds: float | None, stop: t
     if seconds is not None and not seconds > 0:
         raise UsageError(f"record: --seconds {seconds:g}; wanted more than 0")
     node, interval = config.agent.node, config.agent.interval
-    found = configured(config.collector, config.source)
+    found = configured(config.collector, config.source, config.agent.collectors)
     writer = RecordingWriter(directory, node, interval, found)
     looking = Looking(found, node, interval)
     until = f"for {seconds:g} s" if seconds is not None else "until Ctrl-C"

@@ -164,5 +164,5 @@ SIGNALS: tuple[Signal, ...] = (
     Signal("gpu.canary_runs", "{run}", "counter", "gpu", "u8", "Problems with known or voted answers that this GPU has computed while idle", "canary", interval=3600),
     Signal("gpu.canary_mismatches", "{run}", "counter", "gpu", "u8", "Rounds of them of which an answer was not the known one", "canary", harm="up", interval=3600),
     Signal("gpu.canary_yields", "{run}", "counter", "gpu", "u8", "Rounds given up because a compute process appeared", "canary", interval=3600),
-    Signal("gpu.canary_time", "ms", "counter", "gpu", "u8", "Time of this GPU that the problems took", "canary", interval=3600),
+    Signal("gpu.canary_busy_time", "ms", "counter", "gpu", "u8", "Time of this GPU that the problems took", "canary", interval=3600),
 )  # fmt: skip

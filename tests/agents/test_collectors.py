@@ -103,6 +103,12 @@ def test_configuration_reaches_the_collector_and_unknown_names_get_a_suggestion(
         configured({"host": {"prok": "/proc"}}, "f.toml")
 
 
+def test_an_agent_runs_only_the_collectors_that_it_is_told_to_run() -> None:
+    assert [c.name for c in configured({}, "f.toml", ("clock", "network"))] == ["network", "clock"]
+    with pytest.raises(ConfigError, match=r"f\.toml: \[agent\] collectors has 'clok': .*did you mean 'clock'\?"):
+        configured({}, "f.toml", ("clok",))
+
+
 @pytest.mark.parametrize("collector", COLLECTORS, ids=lambda c: c.name)
 @pytest.mark.parametrize(
     ("key", "values", "wanted"),

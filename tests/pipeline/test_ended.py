@@ -67,6 +67,13 @@ def test_a_job_stays_while_another_node_has_ranks_of_it() -> None:
     assert set(learner.learn(told("n2", {}))) == {"rank:81.1", "stage:81.1", "job:81"}
 
 
+def test_a_stage_that_its_last_rank_left_for_another_goes() -> None:
+    learner = Learner()
+    learner.learn(told("n1", rank("81", 0, "n1", "0")))
+    assert learner.learn(told("n1", rank("81", 0, "n1", "3"))) == ("stage:81.0",)
+    assert learner.topology.above("rank:81.0")[:2] == ("stage:81.3", "job:81")
+
+
 def test_a_rank_that_moved_to_another_node_stays_whoever_tells_first() -> None:
     learner = Learner()
     learner.learn(told("n1", rank("81", 0, "n1")))
