@@ -23,6 +23,7 @@ from agents.collectors.prometheus import Endpoint, Prometheus
 from agents.sources.scrape import fetch as fetching
 from agents.sources.scrape.fetch import Fetch, Unreachable
 from agents.sources.scrape.mapping import Metric, Names, load, shipped
+from agents.sources.scrape.scraper import Scraper
 from agents.sources.scrape.series import page
 from agents.sources.scrape.translation import merged, translate
 from pipeline.errors import ConfigError
@@ -351,6 +352,14 @@ def _scraped(made: Prometheus, scraper: Any) -> tuple[Reading, ...]:
     """What the collector makes of one more scrape."""
     scraper._newest = scraper.scrape()
     return made.read()
+
+
+def test_what_nobody_foresaw_ends_a_scrape_and_not_the_scraping() -> None:
+    def broken() -> str:
+        raise RuntimeError("what is this")
+
+    scrape = Scraper(broken, load(""), GIVEN, 3600.0, 10).scrape()
+    assert scrape.reason == "RuntimeError: what is this"
 
 
 @pytest.mark.parametrize(

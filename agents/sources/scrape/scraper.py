@@ -64,7 +64,9 @@ class Scraper:
         target, began = self._given["target"], time.monotonic()
         try:
             found = page(self._fetch())
+            translated = translate(found, self._names, self._given, self._most)
         except Unreachable as why:
             return Scrape(target, str(why), time.monotonic() - began)
-        translated = translate(found, self._names, self._given, self._most)
+        except Exception as fault:  # noqa: BLE001 - a thread that ended would be an endpoint that is silent for ever
+            return Scrape(target, f"{type(fault).__name__}: {fault}", time.monotonic() - began)
         return Scrape(target, "", time.monotonic() - began, len(found.series), found.bad, translated)
