@@ -50,6 +50,7 @@ class Collector(ABC):
     in a driver's library; only what reads the kernel's own bookkeeping may run as a thread of the agent.
     lane: whom it shares that process with, each in a thread. Who was given up once goes on in a process of its own.
     remote: whether it tells of things beyond this node (a BMC, a switch, a job), which are not named after the node.
+    settling: seconds after its start within which the first values come; who looks once waits so long for them.
     partial: whether a look tells of some of its entities alone; a change of them is then told by `renewed` alone.
     """
 
@@ -60,6 +61,7 @@ class Collector(ABC):
     lane: ClassVar[str] = "node"
     remote: ClassVar[bool] = False
     partial: ClassVar[bool] = False
+    settling: ClassVar[float] = 0.0
     interval: float = 1.0
     deadline: float = 5.0
 

@@ -12,12 +12,14 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from agents import rights
 from agents.collector import Collector
 from agents.collectors import configured
 from agents.gpu_failures import failures
 from agents.once import Look, once
+from agents.unreachable import UNHEARD, unreachable
 from pipeline.checks import Check
 from pipeline.config import Config
 
@@ -42,6 +44,11 @@ _MENDS = (
 )
 _AS_ROOT = "sudo fleetpulse doctor  # if that is ok: give the agent's user the right, docs/agent.md"
 _LOST = "nvidia-smi; dmesg | grep -i -e xid -e nvrm  # then drain the node: it wants a reset, a reboot or a repair"
+_MEANING_FAR = "what it would tell is watched by nobody"
+_MEND_FAR = {
+    "redfish": "look at its url, password_file and ca_file in [[collector.redfish.bmcs]]; then docs/redfish.md",
+    "prometheus": "look at its url, token_file and ca_file in [[collector.prometheus.endpoints]]; then curl the url",
+}
 _MEANING_CLOCK = "events and samples of this node lie wrong beside those of others"
 
 
@@ -67,7 +74,7 @@ def judged(look: Look) -> Check:
         wrong = failures(look.readings)
         if wrong:
             return Check(name, "fail", "; ".join(wrong), "jobs that use this GPU fail, or get fewer", _LOST)
-        return Check(name, "ok", _brought(look))
+        return _far(name, look) or Check(name, "ok", _brought(look))
     missing = rights.named(reason)
     denied = bool(missing or _DENIED.search(reason))
     mend = rights.mend(look.collector, missing) if missing else _mend(reason) or (_AS_ROOT if denied else "")
@@ -77,6 +84,16 @@ def judged(look: Look) -> Check:
     if denied:
         return Check(name, "warn", reason, "what it reads is there but closed to this user", mend)
     return Check(name, "info", trouble, "nothing here for it to measure", mend)
+
+
+def _far(name: str, look: Look) -> Check | None:
+    """BMCs and exporters that do not answer; one that is not heard yet may be slow."""
+    silent = unreachable(look.readings)
+    if not silent:
+        return None
+    found = "; ".join(f"{entity}: {reason}" for entity, reason in silent.items())
+    state: Literal["warn", "fail"] = "warn" if set(silent.values()) == {UNHEARD} else "fail"
+    return Check(name, state, found, _MEANING_FAR, _MEND_FAR.get(look.collector, ""))
 
 
 def missing_rights(looks: Sequence[Look], holds: frozenset[str] | None = None, root: Path = Path("/")) -> list[Check]:

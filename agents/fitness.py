@@ -101,9 +101,19 @@ class Fitness:
         key, holds = (rule.called(event), event.entity), rule.holds(event.data)
         if holds is False:
             self._conditions.pop(key, None)
-        elif holds and (key in self._conditions or len(self._conditions) < MOST):
+        elif holds and (key in self._conditions or self._room(rule)):
             since = self._conditions[key].since if key in self._conditions else event.time
             self._conditions[key] = Condition(*key, rule.level, since, rule.says(event.data)[:MOST_TEXT])
+
+    def _room(self, rule: Rule) -> bool:
+        """Whether there is room for one more; a critical condition takes that of the newest one that only warns."""
+        if len(self._conditions) < MOST:
+            return True
+        lesser = [key for key, one in self._conditions.items() if one.level != "critical"]
+        if rule.level != "critical" or not lesser:
+            return False
+        del self._conditions[lesser[-1]]
+        return True
 
     def _end(self, rule: str, entity: str) -> None:
         """Ends the conditions of a rule at an entity; those of switches, told of the node, end with any of its GPUs."""

@@ -216,7 +216,7 @@ RULES: tuple[Rule, ...] = (
         "it computed known problems wrongly; the pipeline weighs whether it does so again",
         _computes_wrong,
         lambda data: f"canary {data.get('canary')} gave {data.get('digest')}, wanted {data.get('expected')}",
-        detail="canary",
+        # no detail: a wrong round is named after its problem, the right one that clears it after the whole round
     ),
 )
 

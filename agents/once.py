@@ -16,7 +16,8 @@ import numpy as np
 from agents.batches import blocks
 from agents.collector import Collector, Reading
 from agents.collectors import configured
-from agents.workers.looking import Delivery, Looking, Worker
+from agents.unreachable import unreachable
+from agents.workers.looking import Delivery, Looking, Worker, both
 from pipeline.config import Config
 from pipeline.records import iso
 from pipeline.signals import CATALOGUE
@@ -54,6 +55,7 @@ def once(config: Config, collectors: Sequence[Collector] | None = None) -> list[
     looking, now = Looking(collectors, config.agent.node), clock_time.time_ns() // 1000
     try:
         delivered = _answers(looking, now)
+        _settle(looking, delivered)
         return [_look(worker, delivered.get(worker), now) for worker in looking.workers]
     finally:
         looking.close(CLOSE_S)
@@ -69,6 +71,18 @@ def _answers(looking: Looking, now: int) -> dict[Worker, Delivery]:
             worker.age(min(time - before, 2 * STEP_S))  # as the agent has it: a pause of the machine blames nobody
         before = time
     return delivered
+
+
+def _settle(looking: Looking, delivered: dict[Worker, Delivery]) -> None:
+    """Looks again at those whose first look is empty by design, until their values had time to come."""
+    began = clock_time.monotonic()
+    while waiting := [w for w in looking.workers if w.collector.settling > clock_time.monotonic() - began]:
+        clock_time.sleep(STEP_S)
+        asked = [w for w in waiting if w in delivered and delivered[w].state == "ok" and not w.busy and w.ask(True)]
+        if not asked:
+            return
+        for worker, delivery in looking.wait(asked, max(w.collector.deadline for w in asked)).items():
+            delivered[worker] = both(delivered[worker], delivery)
 
 
 def _look(worker: Worker, delivery: Delivery | None, time: int) -> Look:
@@ -89,6 +103,8 @@ def render_once(config: Config, output: Output = "table", collectors: Sequence[C
     for look in looks:
         if look.trouble:
             sys.stderr.write(f"collector {look.collector}: {look.trouble}\n")
+        for entity, reason in unreachable(look.readings).items():
+            sys.stderr.write(f"collector {look.collector}: {entity}: {reason}\n")
     sys.stdout.write(_RENDERERS[output](config, looks))
     if output == "table" and any(value is None for values in _entities(looks).values() for value in values.values()):
         sys.stdout.flush()

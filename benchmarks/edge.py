@@ -1,6 +1,6 @@
 """Seconds from a changed flow, pressure or leak sensor of a BMC to the event committed by the pipeline.
 
-    python -m benchmarks.edge [--rounds 3] [--bmcs 6] [--latency 0.1] [--fast 1] [--interval 1]
+    python -m benchmarks.edge [--rounds 3] [--bmcs 6] [--latency 0.1] [--fast 0.5] [--interval 1]
         [--slow] [--no-stream]
 
 Doubles of coolant units answer over real HTTP, each after `latency` seconds; the real agent reads them, its edge rules
@@ -171,7 +171,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bmcs", type=int, default=6)
     parser.add_argument("--latency", type=float, default=0.1)
-    parser.add_argument("--fast", type=float, default=1.0, help="seconds between two readings of flow and pressure")
+    parser.add_argument("--fast", type=float, default=0.5, help="seconds between two readings of flow and pressure")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks of the agent")
     parser.add_argument("--slow", action="store_true")
     parser.add_argument("--no-stream", action="store_true")

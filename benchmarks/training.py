@@ -5,8 +5,8 @@
 A step is all that a script calls: step, computed, communicated, loss, gradient_norm. With an agent: the real collector
 in a process of its own that looks once a second. Without: no socket at the path. Full: a socket that nobody reads.
 One step after the other shows what the hook itself costs (budget: 20 microseconds on average, docs/training.md); a step
-each 5 ms also what a processor pays for code that left its caches meanwhile: `nothing` is that alone, calls of the same
-shape that do nothing.
+each 5 ms also what a processor pays that slept meanwhile, one after a product of matrices what it pays for code that
+left its caches: `nothing` is that alone, calls of the same shape that do nothing.
 """
 
 from __future__ import annotations
@@ -112,6 +112,12 @@ def agent(path: str) -> Iterator[list[float]]:
     used.append(float(running.communicate("\n")[0]))
 
 
+def product() -> Callable[[], object]:
+    """A product of matrices of about 5 ms: fills the caches as training does, and leaves the processor awake."""
+    matrix = np.random.default_rng(0).standard_normal((512, 512), np.float32)
+    return lambda: matrix @ matrix
+
+
 def many(ranks: int, seconds: float, pause: float) -> str:
     """Several scripts at once: steps and drops of all."""
     words = [sys.executable, "-c", SCRIPT]
@@ -146,6 +152,9 @@ def main() -> int:
         print("without an agent, each 5 ms  ", measured(Steps("bench", 0), few, 0.005))
         with agent(path):
             print("with one, each 5 ms          ", measured(Steps("bench", 0), few, 0.005))
+        with agent(path):
+            print("with one, product between    ", measured(Steps("bench", 0), few, 0.0, product()))
+        print("nothing, product between     ", measured(Nothing(), few, 0.0, product()))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as full:
             full.bind(path)
             print("with a full queue            ", measured(Steps("bench", 0), chosen.steps))

@@ -15,11 +15,15 @@ from detectors.detector import Detector
 from detectors.link import Link
 from detectors.sdc import SdcVote
 from detectors.straggler import Straggler
+from detectors.telemetry_blind import TelemetryBlind
 from detectors.thermal_edge import ThermalEdge
 from pipeline.errors import ConfigError, UsageError
 from pipeline.settings import build
 
-DETECTORS: tuple[type[Detector], ...] = (Straggler, Link, SdcVote, Coolant, CoolantLeak, CoolantEdge, ThermalEdge)
+DETECTORS: tuple[type[Detector], ...] = (
+    *(Straggler, Link, SdcVote, Coolant, CoolantLeak, CoolantEdge, ThermalEdge),
+    TelemetryBlind,
+)
 
 
 def configured(tables: Mapping[str, Mapping[str, Any]] = {}, source: str = "defaults") -> list[Detector]:

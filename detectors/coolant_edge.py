@@ -1,4 +1,4 @@
-"""Finds loops whose flow or pressure collapsed, as the agent beside the loop tells it within seconds."""
+"""Finds loops whose flow or pressure collapsed, as the agent beside the loop tells it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ _RECOVERED = 1.15  # above its threshold by so much a sensor is well: as the age
 
 @dataclass
 class CoolantEdge(Detector):
-    """A collapse pages as it is told; one that was over within the same frame is a suspect.
+    """A collapse pages with the frame in which it is told; one that was over within the same frame is a suspect.
+
+    The event is stored within seconds; the page waits for its frame: some 37 s with the defaults.
 
     It ends by the agent's event, or, if that was lost, once the sensor shows well in two frames. It is told while the
     sensor is seen and not well.
 
-    Source: without flow a GPU's margin of 27 K is gone in about 12 s, so nothing is waited for; two looks in a row have
-    decided already. A pump that another one relieves swings for seconds: what is over within a frame pages nobody.
+    Source: without flow a GPU's margin of 27 K is gone in about 12 s, so no further frame is waited for; two
+    measurements in a row have decided already. A pump that another one relieves swings for seconds: what is over within
+    a frame pages nobody.
     """
 
     name: ClassVar[str] = "coolant_edge"

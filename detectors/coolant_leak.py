@@ -1,4 +1,4 @@
-"""Finds leaks: what a leak detector says pages at once and holds until it is dry again."""
+"""Finds leaks: what a leak detector says pages with the frame in which it is told, and holds until dry."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _LEVELS: Mapping[str, Level] = {"warning": "ticket", "critical": "page"}
 class CoolantLeak(Detector):
     """A leak detector at critical pages, at warning it is a ticket; both hold until it is well again.
 
-    From the agents' event `leak`, which comes within seconds, and from leak.state, so that a lost event costs a frame
-    and no leak. No statistics: a controller has debounced the rope, and water beside 100 kW leaves no time to be sure.
+    From the agents' event `leak`, which is stored within seconds, and from leak.state, so that a lost event costs a
+    frame and no leak. The page waits for its frame: some 37 s with the defaults (frame 10 s, lateness 30 s). No
+    statistics: a controller has debounced the rope, and water beside 100 kW leaves no time to be sure.
 
     Source: Redfish LeakDetector DetectorState (DSP2046): Warning and Critical are the detector's own verdict.
     """

@@ -59,18 +59,21 @@ def section_of_coverage(name: str, title: str) -> str:
 
 
 def coverage_row(row: dict[str, object]) -> str:
-    """One line of what is collected."""
+    """One line of what is collected. A row's own `source` goes before those of the catalogue, which may be another maker's.
+
+    The simulator, which the catalogue names too, collects nothing.
+    """
     signals, events, attributes = (list(row.get(key, [])) for key in ("signals", "events", "attributes"))  # type: ignore[call-overload]
     parts = [
         *(f"`{name}`" for name in signals),
         *(f"event `{name}`" for name in events),
         *(f"attribute `{name}`" for name in attributes),
     ]
-    sources = dict.fromkeys(CATALOGUE[name].source for name in signals)
-    sources |= dict.fromkeys(EVENT_KINDS[name].source for name in events)
+    told = [CATALOGUE[name].source for name in signals] + [EVENT_KINDS[name].source for name in events]
+    sources = dict.fromkeys(part for source in told for part in source.split("; ") if part != "simulator")
     reason = str(row.get("reason", ""))
     collected = "no" if not parts else "in part" if reason else "yes"
-    cells = (str(row["name"]), collected, ", ".join(parts), "; ".join(sources), reason)
+    cells = (str(row["name"]), collected, ", ".join(parts), str(row.get("source") or "; ".join(sources)), reason)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
+    from typing import Any, NoReturn
 
 FORMS = ("table", "json", "jsonl", "csv")
 OUTPUT = (("--output",), {"choices": FORMS, "default": "table", "help": "form of the data on stdout (default: table)"})
@@ -107,11 +109,33 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
+UNKNOWN = 3
+"""Exit code of a Nagios plugin that does not know; 2, which argparse has for bad usage, would be CRITICAL."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells bad usage as monitoring wants it where --nagios is among the words: one line on stdout, UNKNOWN."""
+
+    words: list[str] | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        self.words = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        if "--nagios" not in (sys.argv[1:] if self.words is None else self.words):
+            super().error(message)
+        line = f"UNKNOWN - {self.prog}: {' '.join(message.split())}\n".replace("|", "/")
+        try:  # noqa: SIM105 - contextlib would be one more thing to load
+            os.write(1, line.encode(errors="replace"))
+        except OSError:  # a stdout that is full or closed: the exit code says it
+            pass
+        self.exit(UNKNOWN)
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands; a namespace has `command`, `config` and the options of its command."""
-    top = argparse.ArgumentParser(
-        prog="fleetpulse", description="Watches the health of AI training fleets.", allow_abbrev=False
-    )
+    top = Parser(prog="fleetpulse", description="Watches the health of AI training fleets.", allow_abbrev=False)
     top.add_argument("--version", action="store_true", help="say the version and end")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for name, (text, options) in COMMANDS.items():

@@ -134,8 +134,16 @@ class Case:
         others = len(incident.members) - 1
         suspected = incident.cause != base(blamed.entity)
         incident.summary = f"{incident.cause} is suspected: {blamed.summary}" if suspected else blamed.summary
+        incident.summary += self._still(blamed)
         if others:
             incident.summary += f" (and {others} more {'entity' if others == 1 else 'entities'})"
+
+    def _still(self, blamed: Condition) -> str:
+        """What holds until it is cleared, such as a leak, in its own words: what else is blamed never hides it."""
+        held = [c for key, c in self.conditions.items() if key in self.holding and c is not blamed]
+        if not held or (blamed.detector, blamed.entity) in self.holding:
+            return ""
+        return f"; {min(held, key=lambda c: (-LEVELS.index(c.level), c.onset, c.detector, c.entity)).summary}"
 
     def corroborated(self, within: int = PAIR_WINDOW) -> bool:
         """Whether two detectors that look at different signals said so at about the same time."""

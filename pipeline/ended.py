@@ -39,6 +39,7 @@ class EndedRanks:
             ended += (e for e in absent if self._topology.attributes.get(e, {}).get(ATTRIBUTE) == node)
             self._ranks[node] = self._ranks.get(node, set()) - absent
             emptied += self._note(entity for entity in told if kind_of(entity) == "rank")
+            emptied += self._deserted(told)
         emptied += (over for rank in ended for over in self._place(rank, ()))
         ended += dict.fromkeys(over for over in emptied if over not in self._members)
         if not ended:
@@ -55,6 +56,15 @@ class EndedRanks:
                 self._ranks.setdefault(node, set()).add(rank)
                 emptied += self._place(rank, tuple(e for e in self._topology.above(rank) if kind_of(e) in _WORK))
         return emptied
+
+    def _deserted(self, told: Iterable[str]) -> list[str]:
+        """Stages and jobs in which nobody is: who reports steps may name any stage, and it would stay for ever."""
+        found = [entity for entity in told if kind_of(entity) in _WORK and entity not in self._members]
+        if not found:
+            return []
+        ranks = (entity for entity in self._topology.parents if kind_of(entity) == "rank")
+        over = {above for rank in ranks for above in self._topology.above(rank)}
+        return [entity for entity in found if entity not in over]
 
     def _place(self, rank: str, over: tuple[str, ...]) -> list[str]:
         """Puts a rank below its stage and job, or below none; returns those that nobody is left in."""

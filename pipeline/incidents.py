@@ -138,6 +138,7 @@ class Desk:
             self._touch(case)
             case.holding.discard(key)
             case.quiet_from = self.time
+            case.describe(self._folding.base, self._before[case.incident.id], self.time)
 
     def _known(self, finding: Finding) -> Case | None:
         """The open case that has this condition already, or takes in what begins anew on its members."""

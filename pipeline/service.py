@@ -178,11 +178,11 @@ class Service:
 
     def health(self) -> Health:
         newest, waiting = self.ingest.progress.newest, self.ingest.progress.backlog
-        oldest = waiting or newest  # 0: it is not known how old what waits is
+        unjudged = max(self._judging, (self.watermark() or 0) - self._advanced)  # also between storing and judging
         return {
             "watermark": self.engine.standing.judged if self.engine and self.engine.standing.judged > 0 else None,
-            "backlog": self.engine is None or waiting is not None or self._judging > STALE,
-            "lag_s": None if oldest is None else max(0.0, (self.clock() - oldest) / SECOND),
+            "backlog": self.engine is None or waiting is not None or unjudged > STALE,
+            "lag_s": None if (oldest := waiting or newest) is None else max(0.0, (self.clock() - oldest) / SECOND),
             "stalled": self.clock() - self._moved > STALLED and bool(self._kept_out()),
             "sources": self._sources(),
         }

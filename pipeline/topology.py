@@ -52,10 +52,13 @@ class Topology:
 
     def forget(self, entities: Iterable[str]) -> None:
         """Takes out lines of entities that are no more; whoever has them as a parent keeps the name."""
-        gone = set(entities)
-        self.parents = {e: p for e, p in self.parents.items() if e not in gone}
-        self.attributes = {e: a for e, a in self.attributes.items() if e not in gone}
-        self.version, self._above = self.version + 1, {}
+        parents, attributes = self.parents.copy(), self.attributes.copy()  # others may be reading those
+        for entity in entities:
+            parents.pop(entity, None)
+            attributes.pop(entity, None)
+        self.parents, self.attributes, self.version, self._above = parents, attributes, self.version + 1, {}
+        if len(self._known) > len(parents):  # those of entities that are no more: jobs come and go
+            self._known = {line: line for line in parents.values()}
 
     def _shared(self, parents: tuple[str, ...]) -> tuple[str, ...]:
         return self._known.setdefault(parents, parents)

@@ -120,10 +120,21 @@ def test_what_the_coverage_says_is_collected_is_claimed_by_a_collector(section: 
         signal.name for c in ("agent", "collector") for signal in of_class(c)
     }
     told = {kind for collector in COLLECTORS for kind in collector.events} | AGENTS_OWN_EVENTS
-    assert set(row) <= {"name", "signals", "events", "attributes", "reason"}
+    assert set(row) <= {"name", "signals", "events", "attributes", "source", "reason"}
     assert set(row.get("signals", [])) <= claimed
     assert set(row.get("events", [])) <= told
     assert row.get("reason") or any(row.get(key) for key in ("signals", "events", "attributes"))
+
+
+def test_the_source_of_what_is_collected_is_never_the_simulator_nor_another_makers_library() -> None:
+    cells = {
+        (section, str(row["name"])): generate.coverage_row(row).replace("\\|", "/").split(" | ")[3]
+        for section, row in ROWS
+    }
+    assert [name for (_, name), source in cells.items() if "simulator" in source] == []
+    others = {n: s for (section, n), s in cells.items() if section == "accelerators" and not n.startswith("NVIDIA")}
+    assert len(others) >= 5
+    assert [name for name, source in others.items() if "nvml" in source.lower() or not source] == []
 
 
 def test_every_signal_and_event_of_a_collector_stands_in_the_coverage() -> None:

@@ -230,6 +230,26 @@ def test_the_health_check_keeps_the_reason_of_who_drained_before(tmp_path: Path)
     assert called.read_text() == "--oneliner show node n1\n"
 
 
+@pytest.mark.parametrize("name", ["prolog.sh", "epilog.sh", "health_check.sh"])
+def test_a_hook_behind_a_link_finds_its_settings_and_one_without_them_says_so(tmp_path: Path, name: str) -> None:
+    (tmp_path / "link").symlink_to(HOOKS / name)
+    unfit = tmp_path / "unfit"
+    unfit.write_text(f"#!/bin/sh\n>{tmp_path}/asked; echo 'CRITICAL - lost | x=1'\n")
+    unfit.chmod(0o755)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "7.env").write_text("")
+    code, _ = hook(str(tmp_path / "link"), tmp_path, f"FLEETPULSE={unfit}\nSCONTROL=/bin/true\n", SLURM_JOB_ID="7")
+    assert code == (1 if name == "prolog.sh" else 0)
+    assert (tmp_path / "asked").exists() == (name != "epilog.sh")
+    assert (tmp_path / "jobs" / "7.env").exists() == (name == "health_check.sh")
+    alone = tmp_path / name
+    alone.write_bytes((HOOKS / name).read_bytes())
+    alone.chmod(0o755)
+    done = subprocess.run([str(alone)], env={}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stderr == f"{alone}: no {tmp_path}/hooks.sh: this hook does nothing\n"
+
+
 def test_facts_hold_no_more_than_they_may(tmp_path: Path) -> None:
     """No line breaks that would forge another fact, nothing endless, nothing of the job's own environment."""
     name, conf = "a\nSLURM_JOB_UID=0", "FLEETPULSE=/bin/false\n"
@@ -239,3 +259,16 @@ def test_facts_hold_no_more_than_they_may(tmp_path: Path) -> None:
     assert hook("epilog.sh", tmp_path, conf, SLURM_JOB_ID="7")[0] == 0
     assert hook("prolog.sh", tmp_path, conf, SLURM_JOB_ID="../7")[0] == 0
     assert list((tmp_path / "jobs").iterdir()) == []
+
+
+def test_what_hangs_is_killed_and_does_not_stay_behind(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    hangs = tmp_path / "hangs"
+    hangs.write_text(f"#!/bin/sh\necho $$ >{pid}\nexec sleep 30\n")
+    hangs.chmod(0o755)
+    assert hook("prolog.sh", tmp_path, f"FLEETPULSE={hangs}\nTIMEOUT=1\n", SLURM_JOB_ID="7")[0] == 0
+    left = Path(f"/proc/{pid.read_text().strip()}/cmdline")
+    until = time.monotonic() + 5
+    while left.exists() and left.read_bytes():  # a process that ended has no command line, and soon no folder
+        assert time.monotonic() < until
+        time.sleep(0.02)

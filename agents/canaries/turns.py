@@ -110,9 +110,10 @@ class Cores:
         return list(dict.fromkeys([*suspects, *turned]))
 
     def heard(self, line: dict[str, Any]) -> None:
-        """Goes on behind a core that had its turn; a suspect out of its turn moves nothing."""
+        """Goes on behind a core that had its turn or is offline; a suspect out of its turn moves nothing."""
         core = line.get("device")
-        if line.get("begin") and isinstance(core, str) and core == str(self.all[self.at]):
+        came = line.get("begin") or "skipped" in line
+        if came and isinstance(core, str) and core == str(self.all[self.at]):
             self.at = (self.at + 1) % len(self.all)
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from agents.check.verdict import COLUMNS, NAGIOS, OURS, Row, Verdict, judge, unknown
+from agents.check.verdict import COLUMNS, NAGIOS, OURS, UNKNOWN, Row, Verdict, judge, unknown
 from pipeline.config import Config
 from pipeline.errors import FleetpulseError
 
@@ -31,19 +31,35 @@ def run(load: Callable[[], Config], nagios: bool, timeout: float, form: str) -> 
         sys.stdout.reconfigure(errors="replace")  # prologs run with any locale, or none
     verdict, code = _within(load, timeout)
     if nagios:
-        sys.stdout.write(verdict.line(time.monotonic() - began, timeout) + "\n")
-        return NAGIOS[verdict.state]
+        said = _said(verdict.line(time.monotonic() - began, timeout) + "\n")
+        return NAGIOS[verdict.state if said else UNKNOWN]
     if code:  # a configuration that cannot be used
         sys.stderr.write(f"fleetpulse: {verdict.rows[0].text}\n")
         return code
     from pipeline.output import rendered
 
-    sys.stdout.write(rendered(verdict.as_rows(), COLUMNS, form))  # type: ignore[arg-type] # argparse admits only the four
-    return OURS[verdict.state]
+    text = rendered(verdict.as_rows(), COLUMNS, form)  # type: ignore[arg-type] # argparse admits only the four
+    return OURS[verdict.state if _said(text) else UNKNOWN]
+
+
+def _said(text: str) -> bool:
+    """Whether stdout took it: a verdict that nobody can read is none. What it did not take is dropped."""
+    if sys.stdout is None:  # it was closed before we began
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for good: who called us flushes it
+        return False
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter fails at its exit, which is no code of ours
+        return False
+    return True
 
 
 def _within(load: Callable[[], Config], timeout: float) -> tuple[Verdict, int]:
     """The child's verdict with the exit code of an error of ours; unknown where it says none in time."""
+    while os.open(os.devnull, os.O_RDWR) <= 2:  # where stdout or stderr is closed, the pipe would take its number
+        pass
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

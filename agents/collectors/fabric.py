@@ -89,7 +89,9 @@ class Fabric(Collector):
         options = (*(("-C", self.device) if self.device else ()), *(("-P", str(self.port)) if self.port else ()))
         every = {LINKS: self.links_every, COUNTERS: self.counters_every, TOPOLOGY: self.topology_every}
         self._passes, self._answered = Passes(self.tools, options, self.limit, every), time.monotonic()
-        self._passes.start()
+        # a tool that cannot ask says so at once; one that is still busy by then is on a large fabric
+        if trouble := self._passes.begin(self.deadline / 2):
+            raise NoData(_unreadable(trouble))
 
     def read(self) -> tuple[Reading, ...]:
         """What has arrived since the last look, a slice of ports at a time; it waits for nothing."""
@@ -125,7 +127,7 @@ class Fabric(Collector):
         """The fabric is not readable: said with the tool's own words, once it failed for long."""
         trouble = self._failing.get(LINKS, "")
         if trouble and time.monotonic() - self._answered > SILENT_PASSES * self.links_every:
-            raise NoData(f"{trouble}; wanted an active InfiniBand port and the right to open its umad device")
+            raise NoData(_unreadable(trouble))
 
     def _tool_events(self, now: int, troubles: Mapping[str, str]) -> list[Event]:
         """One event when a tool begins to fail, one when it works again."""
@@ -190,3 +192,7 @@ class Fabric(Collector):
             self._high.add(key)
             if event := self._ceilings.look(now, self._view.entities[place], counter, value):
                 events.append(event)
+
+
+def _unreadable(trouble: str) -> str:
+    return f"{trouble}; wanted an active InfiniBand port and the right to open its umad device"

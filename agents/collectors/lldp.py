@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ _MOST_OUTPUT = 4 << 20
 """Most bytes of one answer; chosen: 16 KiB for each of the most interfaces that are taken."""
 _LIMIT_S = 20.0
 """How long lldpcli may take; chosen: it answers in milliseconds, and waits for a daemon that hangs."""
+_WHEN = re.compile(r"^\d{4}-\d\d-\d\dT\S+ ")
+"""When lldpcli said a line: it would make one reason a new one each time."""
 _MOST_EVENTS = 20
 """Most events of one look; chosen: a switch that is replaced changes 2 to 10 ports of a node."""
 
@@ -52,14 +55,17 @@ class Lldp(Collector):
             )
         self.close()
         at = ("-u", self.socket) if self.socket else ()
-        self._asker = _Asker((str(self.command), *at, "-f", "json", "show", "neighbors"), self.every)
+        asker = _Asker((str(self.command), *at, "-f", "json", "show", "neighbors"), self.every)
+        if trouble := asker.begin(self.deadline / 2):
+            raise NoData(_absent(trouble))
+        self._asker = asker
 
     def read(self) -> tuple[Reading, ...]:
         """What has changed since the last answer; it waits for none."""
         assert self._asker is not None, "read before open"
         found, trouble = self._asker.take()
         if trouble:
-            raise NoData(f"{trouble}; wanted a running lldpd and the right to its socket (group _lldpd, or root)")
+            raise NoData(_absent(trouble))
         events: list[Event] = []
         for interface, neighbour in (found or {}).items():
             before = self._known.get(interface)
@@ -100,8 +106,12 @@ class Lldp(Collector):
         return Event(self._now(), entity, "link_peer", data)
 
 
+def _absent(trouble: str) -> str:
+    return f"{trouble}; wanted a running lldpd and the right to its socket (group _lldpd, or root)"
+
+
 class _Asker:
-    """Asks in a thread of its own, at once and then every so many seconds."""
+    """Asks once, so that it is known whether anybody is there, then in a thread of its own every so many seconds."""
 
     def __init__(self, command: tuple[str, ...], every: float) -> None:
         self._arguments, self._every = command, every
@@ -109,7 +119,15 @@ class _Asker:
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._found: dict[str, Neighbour] | None = None
         self._trouble = ""
-        threading.Thread(target=self._run, name="asks lldpd", daemon=True).start()
+
+    def begin(self, seconds: float) -> str:
+        """The first answer is waited for that long; why there is none, and then no thread begins."""
+        self._command.limit = seconds
+        self._found, trouble = self._ask()
+        self._command.limit = _LIMIT_S
+        if not trouble:
+            threading.Thread(target=self._run, name="asks lldpd", daemon=True).start()
+        return trouble
 
     def take(self) -> tuple[dict[str, Neighbour] | None, str]:
         """The newest answer, once, and why there is none."""
@@ -122,25 +140,22 @@ class _Asker:
         self._command.stop()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.wait(self._every):
             found, trouble = self._ask()
             with self._lock:
                 self._found, self._trouble = found, trouble
-            self._stop.wait(self._every)
 
     def _ask(self) -> tuple[dict[str, Neighbour] | None, str]:
         try:
             output = self._command.run(self._arguments)
             if output.code:
-                return (
-                    None,
-                    f"{self._arguments[0]}: {(output.talk.strip() or 'ended without a word').splitlines()[-1][:200]}",
-                )
+                last = (output.talk.strip() or "ended without a word").splitlines()[-1]
+                return None, f"{self._arguments[0]}: {_WHEN.sub('', last)[:200]}"
             return parse_neighbours(output.text), ""
         except CommandError as error:
             return None, str(error)
-        except ValueError as error:
-            return None, f"{self._arguments[0]}: its answer is not JSON: {error}"
+        except Exception as fault:  # noqa: BLE001 - one odd answer must not end all asking; it is told
+            return None, f"{self._arguments[0]}: its answer cannot be read: {type(fault).__name__}: {fault}"
 
 
 def _facts(neighbour: Neighbour) -> dict[str, object]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from agents.batches import merged
 from agents.collector import Collector, Device, Reading, wall_clock
 from agents.sources.rows import readings
 from agents.sources.scrape.fetch import Fetch
@@ -24,18 +25,24 @@ below its 8 MiB."""
 
 
 def _allowed(url: str) -> bool:
-    """http is for this host and its own networks; tokens and numbers of others travel encrypted."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+    """http is for this host and its own networks; numbers of others travel encrypted."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # brackets without an address in them, or a port that is none
         return False
-    return parts.scheme == "https" or _private(parts.hostname)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None or port == 0:
+        return False
+    plain = url.isascii() and url.isprintable() and " " not in url
+    return plain and (parts.scheme == "https" or _near(parts.hostname, named=True))
 
 
-def _private(host: str) -> bool:
+def _near(host: str, named: bool) -> bool:
+    """Whether it is this host or in its networks. named: the answer for a name, of which that cannot be known."""
     try:
         return ipaddress.ip_address(host).is_private
-    except ValueError:  # a name: of a service beside us, as in Kubernetes
-        return True
+    except ValueError:
+        return named or host == "localhost"
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,10 @@ class Endpoint:
 
     name: str
     url: str = field(
-        metadata=wants("http:// or https:// with a host, no user name in it; https to public ones", _allowed)
+        metadata=wants(
+            "http:// or https:// with a host, a port of 1 to 65535 and no user name in it; https to public ones",
+            _allowed,
+        )
     )
     mapping: str = field(default="", metadata=wants("a shipped mapping or a file", lambda name: bool(load(name))))
     node: str = ""
@@ -77,6 +87,7 @@ class Prometheus(Collector):
     lane: ClassVar[str] = "scrape"
     remote: ClassVar[bool] = True
     partial: ClassVar[bool] = True
+    settling: ClassVar[float] = 5.0
     endpoints: tuple[Endpoint, ...] = ()
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
     _scrapers: list[Scraper] = field(default_factory=list, init=False, repr=False)
@@ -90,6 +101,12 @@ class Prometheus(Collector):
             raise ConfigError(
                 f"[[collector.prometheus.endpoints]] name: {names}; wanted each once, of printable letters"
             )
+        for one in self.endpoints:
+            parts = urlsplit(one.url)
+            if one.token_file and parts.scheme == "http" and not _near(parts.hostname or "", named=False):
+                wanted = "wanted https, or http to a private address"
+                where = f"[[collector.prometheus.endpoints]] {one.name}: url = {one.url!r}"
+                raise ConfigError(f"{where} would send the token of token_file in clear; {wanted}")
 
     def wanted(self) -> bool:
         return bool(self.endpoints)
@@ -117,7 +134,7 @@ class Prometheus(Collector):
     def inventory(self) -> Mapping[str, Device]:
         facts = {e.name: {"url": e.url, "mapping": e.mapping} for e in self.endpoints}
         own = {f"exporter:{name}": Device((), facts[name]) for name in self._devices}
-        return {entity: device for devices in self._devices.values() for entity, device in devices.items()} | own
+        return merged([*self._devices.values(), own])
 
     def renewed(self) -> bool:
         renewed, self._renewed = self._renewed, False

@@ -6,6 +6,7 @@ Power and coolant are one collector, since one BMC has one budget: exactly one r
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 
 from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
 from agents.sources.redfish.bmcs import Bmc
+from pipeline.errors import ConfigError
 from pipeline.records import Event
-from pipeline.settings import wants
 from pipeline.signals import CATALOGUE, of_class
 
 if TYPE_CHECKING:
@@ -31,10 +32,6 @@ _CLOSE_S = 2.0
 MAX_BMCS = 64
 """Most BMCs of one agent; chosen: a row of racks has a coolant unit or two, and a dozen shelves and PDUs per rack."""
 Values = dict[str, dict[str, dict[str, float]]]
-
-
-def _distinct(bmcs: tuple[Bmc, ...]) -> bool:
-    return len({bmc.name for bmc in bmcs}) == len(bmcs) <= MAX_BMCS
 
 
 @dataclass
@@ -54,15 +51,23 @@ class Redfish(Collector):
     lane: ClassVar[str] = "redfish"
     remote: ClassVar[bool] = True
     partial: ClassVar[bool] = True
+    settling: ClassVar[float] = 5.0
     interval: float = 1.0
-    bmcs: tuple[Bmc, ...] = field(
-        default=(), metadata=wants(f"at most {MAX_BMCS} BMCs, each with a name of its own", _distinct)
-    )
+    bmcs: tuple[Bmc, ...] = ()
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
     _monotonic: Callable[[], float] = field(default=time.monotonic, init=False, repr=False)
     _watches: list[Any] = field(default_factory=list, init=False, repr=False)
     _reachable: dict[str, bool | None] = field(default_factory=dict, init=False, repr=False)
     _rhythm: Rhythm = field(default_factory=lambda: Rhythm(""), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        names = Counter(bmc.name for bmc in self.bmcs)
+        twice = [name for name, times in names.items() if times > 1]
+        if twice:
+            found = f"name = {', '.join(map(repr, twice))} stands more than once"
+            raise ConfigError(f"[[collector.redfish.bmcs]]: {found}; wanted another name for each BMC")
+        if len(self.bmcs) > MAX_BMCS:
+            raise ConfigError(f"[[collector.redfish.bmcs]]: {len(self.bmcs)} BMCs; wanted at most {MAX_BMCS} per agent")
 
     def wanted(self) -> bool:
         return bool(self.bmcs)

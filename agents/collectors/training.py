@@ -5,7 +5,9 @@ docs/training.md shows the script's side.
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +23,8 @@ from agents.sources.training.ranks import COUNTERS, GAUGES, Ranks
 from pipeline.settings import wants
 
 _REFUSED_S = 60.0
+SAY_S = 600.0
+"""At most one line about what was refused in so long; chosen: 144 a day, whoever sends what."""
 
 
 def _is_mode(text: str) -> bool:
@@ -45,11 +49,13 @@ class Training(Collector):
     _wall: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
     _clock: Callable[[], float] = field(default_factory=lambda: time.monotonic, init=False, repr=False)
     _node: str = field(default="", init=False, repr=False)
+    _said: int = field(default=0, init=False, repr=False)
+    _say_at: float = field(default=-math.inf, init=False, repr=False)
     _door: Doorway | None = field(default=None, init=False, repr=False)
 
     def open(self, node: str) -> None:
         self.close()
-        self._node, self._rhythm = node, Rhythm(node, self._wall)
+        self._node, self._rhythm, self._said = node, Rhythm(node, self._wall), 0
         self._ranks = Ranks(node, self._wall, self._clock)
         self._door = Doorway(self._path(), int(self.mode, 8), self._ranks.receive)
 
@@ -59,10 +65,18 @@ class Training(Collector):
         self._door.check()
         found = self._ranks.look()
         ranks = Reading("rank", found.entities, found.columns, found.events)
+        self._say(found.refused)
         if not found.refused or not self._rhythm.due(_REFUSED_S):
             return (ranks,)
         refused = {"node.training_refused": np.array([found.refused], np.uint64)}
         return ranks, Reading("node", (f"node:{self._node}",), refused)
+
+    def _say(self, refused: int) -> None:
+        """A line for the journal when something was refused, one in SAY_S at most: any user can have it written."""
+        if refused > self._said and self._clock() >= self._say_at:
+            reason = "".join(c if c.isprintable() else "?" for c in self._ranks.reason)
+            sys.stderr.write(f"collector training: {refused - self._said} datagrams refused, the last one {reason}\n")
+            self._said, self._say_at = refused, self._clock() + SAY_S
 
     def inventory(self) -> Mapping[str, Device]:
         """Ranks with what they say of themselves; what the collector `jobs` knows of them comes first."""
@@ -71,7 +85,8 @@ class Training(Collector):
             job = f"job:{sender.job}"
             stage = (f"stage:{sender.job}.{sender.stage}",) if sender.stage else ()
             gpu = (f"gpu:{self._node}.{sender.gpu}",) if sender.gpu >= 0 else ()
-            facts = {"world_size": sender.world or None, "group": sender.group or None, "uid": uid}
+            # `node` marks who told of it, so that it leaves the topology when it ends (pipeline/ended.py)
+            facts = {"node": self._node, "world_size": sender.world or None, "group": sender.group or None, "uid": uid}
             told = {key: value for key, value in facts.items() if value is not None}
             found[entity] = Device((*stage, job, *gpu, f"node:{self._node}"), told)
             found.setdefault(job, Device())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
-from agents.edge.told import Condition, event
+from agents.edge.told import LOOKS, Condition, event
 from pipeline.records import SECOND, Event
 
 LEARN = 30
@@ -19,6 +20,16 @@ WELL = 5
 """Looks in a row that end it; chosen: a pump that catches itself swings for some seconds."""
 NEW_LEVEL = 4 * 3600 * SECOND
 """A level that stays so long is the usual one; chosen: longer than a repair on call takes, shorter than a night."""
+ZEROS = 3
+"""Looks in a row at 0 that decide, of a sensor that never changed before; chosen: one more than else, since 0 is what a
+broken reading shows."""
+HELD = 2
+"""Times the looks for which the sensor usually stands still; chosen, so that one wrong measurement of a controller that
+renews its sensors every 5 to 10 s decides nothing."""
+REPEATED_MOST = 15
+"""Looks at one and the same low value that decide in any case; chosen: controllers renew a sensor within 10 s."""
+RUNS = 8
+"""How many times of standing still are remembered; chosen, so that an idle night is forgotten within a minute."""
 
 
 @dataclass(slots=True)
@@ -31,6 +42,10 @@ class _Sensor:
     last: int = 0
     low_since: int = 0
     condition: Condition = field(default_factory=Condition)
+    shown: float | None = None
+    run: int = 0
+    runs: deque[int] = field(default_factory=lambda: deque(maxlen=RUNS))
+    differ: bool = False
 
     @property
     def known(self) -> bool:
@@ -47,10 +62,34 @@ class _Sensor:
         elif not self.high:
             self.usual += min(1.0, max(0, time - self.last) / SLOW) * (value - self.usual)
 
+    def see(self, value: float, low: bool) -> None:
+        """Counts looks at one and the same value; what it does while low says nothing of how it is renewed."""
+        was_low = self.condition.bad > 0
+        if value == self.shown:
+            self.run += 1
+        else:
+            if self.run and not low and not was_low:
+                self.runs.append(self.run)
+            self.run = 1
+        self.differ = low and was_low and (self.differ or value != self.shown)
+        self.shown = value
+
+    def looks(self, seconded: bool) -> int:
+        """How many low looks decide: two measurements. A repeated value may be one measurement, seen twice."""
+        if self.differ or seconded:
+            return LOOKS
+        if not self.runs:
+            return ZEROS if self.shown == 0 else LOOKS
+        return min(REPEATED_MOST, HELD * sorted(self.runs)[(len(self.runs) - 1) // 2])
+
 
 @dataclass(slots=True)
 class CollapseRule:
-    """Event `kind`: two looks in a row below `share` of what the sensor usually shows.
+    """Event `kind`: two measurements in a row below `share` of what the sensor usually shows.
+
+    Two looks are two measurements where the value differs, where a sensor of the other rule is low too (`lows`, which
+    both rules share). Else the value must hold for twice as long as the sensor usually stands still; of a sensor that
+    never changed before, two looks decide, at 0 three.
 
     Below it the usual value stands still, so that a slow look at a collapse does not make it the new normal. A sensor
     that usually shows less than `least` is idle. No news is no look: it neither begins nor ends anything.
@@ -60,6 +99,7 @@ class CollapseRule:
     signals: tuple[str, ...]
     share: float
     least: float
+    lows: dict[str, set[str]] = field(default_factory=dict)
     _known: dict[tuple[str, str], _Sensor] = field(default_factory=dict)
 
     def look(self, time: int, entity: str, values: dict[str, float]) -> list[Event]:
@@ -70,7 +110,9 @@ class CollapseRule:
         sensor = self._known.setdefault((entity, signal), _Sensor())
         limit = self.share * sensor.usual
         low = sensor.known and sensor.usual >= self.least and value < limit
-        said = sensor.condition.look(time, low, value >= limit * RECOVERED, enough=WELL)
+        sensor.see(value, low)
+        looks = sensor.looks(self._seconded(entity, signal, low))
+        said = sensor.condition.look(time, low, value >= limit * RECOVERED, looks, WELL)
         why = "recovered"
         if not low:
             sensor.low_since = time
@@ -85,3 +127,9 @@ class CollapseRule:
         numbers = {"value": value, "usual": limit / self.share, "share": self.share, "signal": signal}
         since = sensor.condition.onset
         return event(time, entity, self.kind, said, since, **numbers, **({"why": why} if said == "cleared" else {}))
+
+    def _seconded(self, entity: str, signal: str, low: bool) -> bool:
+        """Notes whether this one is low; whether a sensor of the same part is low that measures something else."""
+        lows = self.lows.setdefault(entity, set())
+        (lows.add if low else lows.discard)(signal)
+        return bool(lows - set(self.signals))

@@ -82,9 +82,10 @@ def _measured(reading: Reading, name: str) -> np.ndarray[tuple[int], np.dtype[np
 
 def _rules(settings: Settings) -> dict[str, list[Rule]]:
     """Device class -> its rules."""
-    flow = CollapseRule("flow_collapse", ("coolant.flow",), settings.flow_share, settings.least_flow)
+    lows: dict[str, set[str]] = {}
+    flow = CollapseRule("flow_collapse", ("coolant.flow",), settings.flow_share, settings.least_flow, lows)
     pressures = ("coolant.pressure", "coolant.supply_pressure")
-    pressure = CollapseRule("pressure_collapse", pressures, settings.pressure_share, settings.least_pressure)
+    pressure = CollapseRule("pressure_collapse", pressures, settings.pressure_share, settings.least_pressure, lows)
     supply = RiseRule("coolant.supply_temperature", "", settings.temperature_slope)
     part = RiseRule("gpu.temperature", "gpu.power", settings.temperature_slope)
     return {"leak": [LeakRule()], "coolant": [flow, pressure, supply], "gpu": [part]}

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 _CHUNK = 1 << 16
 _TALK = 1 << 18
 """Most bytes of standard error that are kept; chosen: 2,000 lines, more is the same thing again."""
+_LEAVE_S = 2.0
+"""How long a command that was killed is waited for; chosen. One that a dead adapter holds in the kernel is left."""
 _TICK_S = 0.25
 """How often a command is looked at while it is silent; chosen: a stop is obeyed within it."""
 
@@ -44,9 +46,12 @@ class Command:
     most: int
     environment: Mapping[str, str] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
+    _left: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
 
     def run(self, command: Sequence[str]) -> Output:
         """Raises CommandError where there is no output to be had. A command's own failure is its code."""
+        if self._left is not None and self._left.poll() is None:
+            raise CommandError(f"{command[0]}: the one before it still waits in the kernel (pid {self._left.pid})")
         try:
             process = subprocess.Popen(
                 list(command),
@@ -58,12 +63,23 @@ class Command:
             )
         except OSError as error:
             raise CommandError(f"{command[0]}: {error.strerror}") from error
-        with process:
-            try:
-                return self._follow(process, command[0])
-            finally:
-                with contextlib.suppress(ProcessLookupError):  # it ended by itself, with all its children
-                    os.killpg(process.pid, signal.SIGKILL)
+        try:
+            return self._follow(process, command[0])
+        finally:
+            self._leave(process)
+
+    def _leave(self, process: subprocess.Popen[bytes]) -> None:
+        """Ends what is left of a command; one that cannot be ended is waited for no longer, and none follows it."""
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself, with all its children
+            os.killpg(process.pid, signal.SIGKILL)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        try:
+            process.wait(_LEAVE_S)
+            self._left = None
+        except subprocess.TimeoutExpired:
+            self._left = process
 
     def stop(self) -> None:
         """Ends what runs, and refuses what would run."""

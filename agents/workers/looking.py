@@ -63,7 +63,7 @@ class Looking:
         self._settle(due)
         found = self.wait([w for w in due if w.ask(tell)], patience)
         self._tidy()
-        return {w: _both(late.get(w), found.get(w)) for w in self.workers if w in late or w in found}
+        return {w: both(late.get(w), found.get(w)) for w in self.workers if w in late or w in found}
 
     def mind(self) -> None:
         """Between ticks that are far apart: gives up what outlived its deadline. The next tick tells of it."""
@@ -153,7 +153,7 @@ class Looking:
         self._before = now
 
 
-def _both(late: Delivery | None, found: Delivery | None) -> Delivery:
+def both(late: Delivery | None, found: Delivery | None) -> Delivery:
     """A look that came late and the one of this tick as one delivery; of what both saw the newer holds."""
     if late is None or found is None:
         whole = found or late

@@ -90,7 +90,7 @@ class IncidentDetail(Incident):
 
 
 class Entity(_Strict):
-    """Something that exists; `last_seen` is null where it bears no telemetry."""
+    """Something that exists; `last_seen` is null where neither it nor, of a job, what runs in it bears telemetry."""
 
     entity: str
     kind: str

@@ -21,14 +21,26 @@ Entity = Annotated[str, Query(min_length=3, max_length=200, pattern=r"^[^:]+:.+$
 From = Annotated[str | None, Query(alias="from", description="ISO 8601; an hour before `to` by default")]
 To = Annotated[str | None, Query(description="ISO 8601; now by default")]
 
+# a job has no telemetry of its own: what runs in it has, or at least the node that names that in its inventory
+_ENTITIES = """
+    WITH known AS MATERIALIZED (SELECT * FROM entities),
+         rank AS (SELECT r.entity, r.parents, coalesce(r.last_seen, n.last_seen) AS seen
+                  FROM known r LEFT JOIN known n ON n.entity = 'node:' || (r.attributes ->> '$.node')
+                  WHERE r.kind = 'rank'),
+         work AS (SELECT entity, max(seen) AS seen
+                  FROM (SELECT entity, seen FROM rank UNION ALL SELECT unnest(parents), seen FROM rank)
+                  WHERE split_part(entity, ':', 1) IN ('rank', 'stage', 'job') GROUP BY entity)
+    SELECT k.entity, k.kind, k.parents, k.simulated, coalesce(k.last_seen, w.seen) AS last_seen
+    FROM known k LEFT JOIN work w ON w.entity = k.entity
+    WHERE $1 IS NULL OR k.kind = $1 ORDER BY k.entity"""
+
 
 @router.get("/entities", response_model=models.Entities)
 def entities(request: Request, kind: str | None = None) -> Response:
     """Everything known, or all of one kind."""
     with service_of(request).cursor() as cursor:
         found = cursor.sql(
-            "SELECT entity, kind, parents, simulated, last_seen FROM entities "
-            "WHERE $1 IS NULL OR kind = $1 ORDER BY entity",
+            _ENTITIES,
             params=[kind],
         ).to_arrow_table()
     return answer({"entities": rows(found)})

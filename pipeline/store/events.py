@@ -40,17 +40,30 @@ def write_events(connection: duckdb.DuckDBPyConnection, batches: Sequence[EventB
         names = ("entity", "kind", "site", "simulated", "parents", "attributes")
         columns = dict(zip(names, map(list, zip(*known.values(), strict=True)), strict=True))
         columns["parents"] = pa.array(columns["parents"], pa.list_(pa.string()))
+        left = _over(connection, known)
         renew = ", ".join(f"{n} = excluded.{n}" for n in names[1:])
         insert(connection, "entity", columns, f"ON CONFLICT (entity) DO UPDATE SET {renew}")
-        _end(
-            connection, sorted({(o.site, e.entity.partition(":")[2]) for e, o in flat if e.kind == "inventory"}), known
-        )
+        told = sorted({(o.site, e.entity.partition(":")[2]) for e, o in flat if e.kind == "inventory"})
+        _end(connection, told, known, left)
 
 
-def _end(connection: duckdb.DuckDBPyConnection, told: Sequence[tuple[str, str]], known: Collection[str]) -> None:
-    """Takes out ranks that their node names no longer, and the stages and jobs that they leave empty.
+def _over(connection: duckdb.DuckDBPyConnection, known: Collection[str]) -> set[str]:
+    """Stages and jobs that may be empty once the inventories are in: where ranks were, and those that these name."""
+    ranks = [e for e in known if kind_of(e) == "rank"]
+    found = {e for e in known if kind_of(e) in ("stage", "job")}
+    if ranks:
+        rows = connection.execute("SELECT parents FROM entity WHERE list_contains(?, entity)", [ranks]).fetchall()
+        found |= {parent for (parents,) in rows for parent in parents}
+    return found
 
-    told: (site, node) of the inventories; known: all that these name. The same as pipeline/ended.py does in memory.
+
+def _end(
+    connection: duckdb.DuckDBPyConnection, told: Sequence[tuple[str, str]], known: Collection[str], left: set[str]
+) -> None:
+    """Takes out ranks that their node names no longer, and the stages and jobs that nobody is in any more.
+
+    told: (site, node) of the inventories; known: all that these name; left: what nobody may be in by now. The same as
+    pipeline/ended.py does in memory.
     """
     gone = connection.execute(
         f"""DELETE FROM entity WHERE kind = 'rank' AND contains(attributes, '"{ATTRIBUTE}"')
@@ -58,11 +71,12 @@ def _end(connection: duckdb.DuckDBPyConnection, told: Sequence[tuple[str, str]],
             RETURNING parents""",
         [[f"{site} {node}" for site, node in told], [e for e in known if kind_of(e) == "rank"]],
     ).fetchall()
-    if gone:
+    left = left | {parent for (parents,) in gone for parent in parents}
+    if left:
         connection.execute(
             """DELETE FROM entity WHERE kind IN ('stage', 'job') AND list_contains(?, entity) AND entity NOT IN
                (SELECT unnest(parents) FROM entity WHERE kind = 'rank')""",
-            [sorted({parent for (parents,) in gone for parent in parents})],
+            [sorted(left)],
         )
 
 

@@ -325,6 +325,16 @@ def test_cores_take_turns_and_suspects_come_first() -> None:
     assert turn.order([])[0] == 2
 
 
+def test_a_core_that_is_offline_keeps_the_canary_from_no_other() -> None:
+    turn = Cores([0, 1, 2, 3])
+    came: set[int] = set()
+    for _ in range(4):  # each turn has time for two cores, of which core 1 is taken offline
+        for core in turn.order([])[:2]:
+            turn.heard({"device": str(core), "skipped": "x"} if core == 1 else {"device": str(core), "begin": True})
+            came.add(core)
+    assert came == {0, 1, 2, 3}
+
+
 def test_threads_of_one_core_are_one_core(tmp_path: Path) -> None:
     for cpu in os.sched_getaffinity(0):
         folder = tmp_path / f"cpu{cpu}" / "topology"

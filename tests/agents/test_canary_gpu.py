@@ -213,3 +213,10 @@ def test_a_worker_tells_a_round_of_known_and_one_of_voted_answers(torch_python: 
 def test_a_march_without_faults_has_an_answer_of_zeros() -> None:
     march = next(p for p in PROBLEMS if p.work == "march")
     assert right(march, 0) == digest(np.zeros((gpu_problems.PASSES, 2), np.int64))
+
+
+def test_a_gpu_that_is_cut_into_instances_is_not_used(nvml_library: Path) -> None:
+    program = "from agents.canaries.gpu import Gpus; g = Gpus(None); print([g.usable(one) for one in g.all]); g.close()"
+    environ = nvml_stub.environment(nvml_library, ("gpus 3", "mig 1")) | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[True, False, True]\n", "")

@@ -343,7 +343,36 @@ def test_a_timeout_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixt
     assert "--timeout" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["--timeout", "5min"], ["--timeout", "0s"], ["--timeout", "-1"], ["--bogus"], ["more"], ["--output", "x|y"]],
+)
+def test_for_nagios_bad_usage_is_unknown_in_one_line(node: Node, words: list[str]) -> None:
+    node.tell(LOST)
+    done = node.check(*words)
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (3, "", 1)
+    assert done.stdout.startswith("UNKNOWN - fleetpulse")
+    assert "|" not in done.stdout
+    assert node.check(*words, nagios=False).returncode == 2
+
+
+@pytest.mark.parametrize("words", ["--nagios", "", "--nagios --timeout 0"])
+@pytest.mark.parametrize("where", [">/dev/full", ">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_verdict_that_cannot_be_said_is_unknown(node: Node, words: str, where: str) -> None:
+    node.tell()
+    line = f"{sys.executable} {ROOT}/fleetpulse.py check --config {node.file} {words} {where}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (3, "")
+
+
 def test_the_status_of_the_running_agent_wins_over_that_in_the_spool(tmp_path: Path) -> None:
     running, kept = status.places(Config(), tmp_path)
     assert running.parent == tmp_path
     assert kept.name == "status.json"
+
+
+def test_what_is_certain_wins_over_what_is_not_known() -> None:
+    rows = [verdict.Row(state, state, "", "", "") for state in (verdict.OK, verdict.UNKNOWN, verdict.WARNING)]
+    assert verdict.Verdict(tuple(rows)).state == verdict.WARNING
+    assert verdict.Verdict(tuple(rows[:2])).state == verdict.UNKNOWN
+    assert verdict.Verdict((*rows, verdict.Row("x", verdict.CRITICAL, "", "", ""))).state == verdict.CRITICAL

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from agents.sources import command as commands
 from agents.sources.command import Command, CommandError
 
 
@@ -62,3 +64,20 @@ def test_of_endless_complaints_the_first_are_kept_and_that_there_were_more_is_sa
     found = Command(20, 1000).run(("/bin/sh", "-c", "yes no answer | head -c 1000000 >&2"))
     assert found.cut
     assert 0 < len(found.talk) < 1_000_000
+
+
+def test_one_that_the_kernel_holds_is_left_behind_and_none_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "_LEAVE_S", 0.2)
+    monkeypatch.setattr(commands.os, "killpg", lambda *_: None)  # as for a process in state D: the signal stays pending
+    made = Command(0.2, 1 << 20)
+    began = time.monotonic()
+    with pytest.raises(CommandError, match="did not end within"):
+        made.run(["sleep", "60"])
+    assert time.monotonic() - began < 5.0
+    with pytest.raises(CommandError, match=r"the one before it still waits in the kernel \(pid \d+\)"):
+        made.run(["true"])
+    held = made._left
+    assert held is not None
+    os.kill(held.pid, signal.SIGKILL)
+    held.wait(10)
+    assert made.run(["true"]).code == 0

@@ -148,6 +148,46 @@ def test_a_slow_decline_and_a_pump_that_starts_are_no_collapse() -> None:
     assert said(watch.flow(100, 100)) == [("flow_collapse", "active")]
 
 
+def renewed_every(seconds: int, looks: int = 120) -> list[float]:
+    """What a controller shows that measures this seldom: each measurement at many looks."""
+    noise = np.random.default_rng(2).normal(300, 6, looks // seconds)
+    return [float(value) for value in noise for _ in range(seconds)]
+
+
+@pytest.mark.parametrize("seconds", [5, 7, 10])
+def test_one_wrong_zero_of_a_controller_that_renews_its_sensors_seldom_is_one_measurement(seconds: int) -> None:
+    watch = Watch()
+    assert watch.flow(*renewed_every(seconds), *[0.0] * seconds, *renewed_every(seconds)) == []
+    assert said(watch.flow(*[0.0] * 20)) == [("flow_collapse", "active")]
+
+
+def test_two_measurements_that_differ_tell_at_once_however_seldom_they_come() -> None:
+    watch = Watch()
+    watch.flow(*renewed_every(5))
+    began = watch.time + SECOND
+    (found,) = watch.flow(*[100] * 5, *[90] * 5)
+    assert found.time == began + 5 * SECOND
+
+
+def test_flow_and_pressure_that_fall_together_second_each_other() -> None:
+    watch = Watch()
+    for value in renewed_every(10):
+        watch.see("coolant", LOOP, coolant__flow=value, coolant__pressure=value / 100)
+    fallen = [watch.see("coolant", LOOP, coolant__flow=0.0, coolant__pressure=0.0) for _ in range(2)]
+    assert fallen[0] == []
+    assert [e.kind for e in fallen[1]] == ["flow_collapse", "pressure_collapse"]
+
+
+def test_a_sensor_that_never_changed_is_believed_at_the_second_look_and_at_zero_at_the_third() -> None:
+    watch = Watch()
+    watch.flow(*[300] * 60)
+    assert watch.flow(0.0, 0.0, *[300] * 3) == []
+    assert said(watch.flow(90, 90)) == [("flow_collapse", "active")]
+    watch = Watch()
+    watch.flow(*[300] * 60)
+    assert said(watch.flow(0.0, 0.0, 0.0)) == [("flow_collapse", "active")]
+
+
 def test_an_idle_loop_is_not_judged() -> None:
     assert Watch().flow(*[0.4] * 100, 0.0, 0.0, 0.0) == []
 
@@ -202,3 +242,26 @@ def test_no_numbers_and_no_clock_break_a_rule(looks: list[tuple[float, float, in
         watch.see("coolant", LOOP, step, coolant__flow=flow, coolant__supply_temperature=warmth)
         watch.see("gpu", GPU, 0, gpu__temperature=warmth, gpu__power=flow)
         watch.see("leak", ROPE, 0, leak__state=state)
+
+
+# --- how a condition ends, and what is usual -------------------------------------------------------------------------
+
+
+def test_a_flow_just_above_its_threshold_has_not_recovered() -> None:
+    watch = learnt()
+    assert said(watch.flow(100, 101)) == [("flow_collapse", "active")]
+    assert watch.flow(*[225, 226] * 10) == []  # of 210
+    assert said(watch.flow(300, 301, 300, 301, 300)) == [("flow_collapse", "cleared")]
+
+
+def test_a_flow_has_recovered_at_the_fifth_good_look_in_a_row_and_not_before() -> None:
+    watch = learnt()
+    assert said(watch.flow(100, 101)) == [("flow_collapse", "active")]
+    assert watch.flow(300, 301, 300, 301, 100, 300, 301, 300, 301) == []
+    assert said(watch.flow(300)) == [("flow_collapse", "cleared")]
+
+
+def test_a_pump_that_started_is_watched_at_its_new_flow_within_two_minutes() -> None:
+    watch = Watch()
+    assert watch.flow(*[5.0, 5.1] * 30, *[300.0, 301.0] * 60) == []
+    assert said(watch.flow(150, 151)) == [("flow_collapse", "active")]

@@ -135,3 +135,16 @@ def test_a_new_set_point_and_a_change_of_units_are_not_told() -> None:
     for resolution in (1.0, 0.1):
         noisy = moved + swing + rng.normal(0, 0.15, 600)
         assert coolant(np.rint(noisy / resolution) * resolution) == []
+
+
+def test_a_rise_is_over_only_after_ten_calm_looks() -> None:
+    ends = 75
+    found = coolant(np.concatenate([np.full(60, 32.0), 32 + 1.2 * np.arange(15), np.full(60, 50.0)]))
+    assert [e.data["state"] for e in found] == ["active", "cleared"]
+    calm = ends + 13  # from then on no pair of readings shows a tenth of a kelvin a second
+    assert calm + 7 <= (found[1].time - START) / SECOND <= calm + 13
+
+
+def test_a_rise_below_the_limit_is_not_told_though_whole_degrees_make_it_look_steeper() -> None:
+    for slope in (0.34, 0.4, 0.45):
+        assert coolant(np.rint(32 + slope * np.clip(np.arange(160) - 60, 0, 60))) == []

@@ -242,15 +242,32 @@ def test_a_tool_that_fails_is_told_once_and_told_again_when_it_works(tools: Tool
     assert [e.data["state"] for e in works.events if e.kind == "fabric_tool"] == ["ok"]
 
 
-def test_a_fabric_that_cannot_be_read_is_no_data_in_the_tools_own_words(tools: Tools) -> None:
-    tools.script("iblinkinfo", 'echo "ibpanic: can\'t open UMAD port ((null):0)" >&2; exit 1')
+def test_a_fabric_that_cannot_be_read_is_no_data_from_the_start_with_a_reason_that_stays(tools: Tools) -> None:
     collector = Fabric(enabled=True, tools=tools.folder, links_every=0.02)
-    collector.open("n1")
-    try:
-        with pytest.raises(NoData, match=r"can't open UMAD port.*wanted an active InfiniBand port and the right"):
-            await_reading(collector, lambda r: False)
-    finally:
+    reasons = []
+
+    def refused(look: Callable[[], object]) -> None:
+        with pytest.raises(NoData, match=r"can't open UMAD port.*wanted an active InfiniBand port and the right") as no:
+            look()
+        reasons.append(str(no.value))
         collector.close()
+
+    collector.open("n1")
+    tools.script("iblinkinfo", 'echo "ibpanic: [$$] main: can\'t open UMAD port ((null):0)" >&2; exit 1')
+    refused(lambda: await_reading(collector, lambda r: False))
+    for _ in range(2):
+        refused(lambda: collector.open("n1"))
+    assert reasons == [reasons[0]] * 3
+
+
+def test_a_tool_that_takes_long_is_not_waited_for(tools: Tools) -> None:
+    tools.script("iblinkinfo", "exec sleep 30")
+    collector = Fabric(enabled=True, tools=tools.folder, deadline=0.4)
+    began = time.monotonic()
+    collector.open("n1")
+    assert collector.read() == ()
+    collector.close()
+    assert time.monotonic() - began < 3.0
 
 
 def test_what_was_seen_outlives_a_time_without_data(tools: Tools, collector: Fabric) -> None:
@@ -282,3 +299,10 @@ def test_more_ports_than_a_message_holds_come_in_slices_and_none_waits_for_ever(
     assert set(sum(seen[:3], ())) == set(sum(seen[2:], ())) == set(entities)
     share.put(entities[:2], {"nic.state": np.arange(2)})
     assert [names for names, _ in share.take()] == [entities[:2]]
+
+
+def test_a_port_that_is_in_neither_pass_is_missing_and_not_zero(tools: Tools, collector: Fabric) -> None:
+    tools.links([1, 2, 3])
+    reading = await_reading(collector, lambda r: counted(r) and len(r.entities) == 3)
+    assert reading.columns["nic.symbol_errors"].tolist() == [0, 0, MISSING]
+    assert reading.columns["nic.tx_bytes"].tolist() == [4, 8, MISSING]

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.agent import Agent
+from agents.canaries.problems import PROBLEMS
+from agents.canaries.rounds import Task, asked
 from agents.check import status
 from agents.collector import Collector, Reading
 from agents.fitness import MOST, Fitness, open_fitness
@@ -25,6 +27,8 @@ from pipeline.records import SECOND, Event, Origin
 from pipeline.signals import CATALOGUE
 from pipeline.signals.events import EVENT_KINDS
 
+PROBLEM = next(problem for problem in PROBLEMS if problem.name == "gemm-f32-down5")
+ROUND = Task("cpu", "v1", (PROBLEM,), 0, {PROBLEM.instance(0): "right"})
 OK = CATALOGUE["leak.state"].states.index("ok")
 NOW = 1_800_000_000 * SECOND
 ORIGIN = Origin("local", "n1", bytes(16), False)
@@ -48,6 +52,13 @@ CASES: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("digest", "warning", "gpu:n1.3", {"digest": "a1", "expected": "b2", "canary": "gemm"}, "gave a1, wanted b2"),
     ("link_state", "warning", "port:n1.mlx5_0", {"state": "down", "from": "active", "to": "down"}, "active to down"),
 ]
+
+
+def round_of(answer: str) -> dict[str, Any]:
+    """What a canary's round says of a device that gives this answer."""
+    found = asked(ROUND, "3", lambda problem, variant: answer)
+    assert found is not None
+    return found
 
 
 def made(folder: Path, said: list[tuple[str, str]] | None = None) -> Fitness:
@@ -109,7 +120,7 @@ def test_an_event_begins_a_condition_that_is_written_at_once(
             event("leak", "leak_detector:a", state="cleared", leak="ok"),
         ),
         (event("flow_collapse", "cdu:a", state="active"), event("flow_collapse", "cdu:a", state="cleared")),
-        (event("digest", canary="g", digest="a", expected="b"), event("digest", canary="g", digest="b", expected="b")),
+        (event("digest", **round_of("wrong")), event("digest", **round_of("right"))),
         (event("link_state", "port:n1.a", state="down"), event("link_state", "port:n1.a", state="up")),
     ],
     ids=lambda e: f"{e.kind} {e.entity}",
@@ -118,6 +129,10 @@ def test_what_ends_a_condition_takes_it_out(tmp_path: Path, begins: Event, ends:
     fitness = made(tmp_path)
     assert len(told(fitness, begins)) == 1
     assert told(fitness, ends) == []
+
+
+def test_a_wrong_round_of_a_canary_has_another_name_than_the_right_one_that_clears_it() -> None:
+    assert (round_of("wrong")["canary"], round_of("right")["canary"]) == ("gemm-f32-down5.0", "cpu.0")
 
 
 @pytest.mark.parametrize(
@@ -196,6 +211,14 @@ def test_a_storm_of_errors_stays_bounded(tmp_path: Path) -> None:
     assert (tmp_path / "n1" / "status.json").stat().st_size < status.MOST_BYTES
 
 
+def test_a_storm_of_warnings_shuts_no_critical_condition_out(tmp_path: Path) -> None:
+    fitness = made(tmp_path)
+    downs = [event("link_state", f"port:leaf-1.{i}", state="down") for i in range(2 * MOST)]
+    found = told(fitness, *downs, event("gpu_lost", "gpu:n1.3", gpu=3))
+    assert len(found) == MOST
+    assert "gpu_lost gpu:n1.3" in found
+
+
 def test_the_file_is_readable_for_monitoring_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
@@ -256,3 +279,15 @@ def test_every_rule_is_about_an_event_that_there_is_and_says_why() -> None:
     assert {rule.kind for rule in RULES} | {kind for rule in RULES for kind in rule.ended_by} <= EVENT_KINDS.keys()
     assert all(rule.why and rule.detail in ("", *EVENT_KINDS[rule.kind].data) for rule in RULES)
     assert len(names()) == len(set(names()))
+
+
+def test_an_error_of_a_switch_that_its_driver_calls_not_fatal_leaves_the_node_fit(tmp_path: Path) -> None:
+    data = {"sxid": 20034, "severity": "critical", "action": "reset all GPUs and NVSwitches"}
+    assert told(made(tmp_path), event("sxid", "node:n1", **data, fatal=False)) == []
+    assert told(made(tmp_path), event("sxid", "node:n1", **data)) == ["sxid.20034 node:n1"]
+
+
+def test_a_recovery_action_in_the_kernel_log_is_one_condition_and_ends_with_the_all_clear(tmp_path: Path) -> None:
+    fitness, words = made(tmp_path), {"xid": 154, "severity": "critical", "action": "reset GPU"}
+    assert told(fitness, event("xid", **words, detail={"to": 1})) == ["recovery_action gpu:n1.3"]
+    assert told(fitness, event("xid", **words, detail={"to": 0})) == []

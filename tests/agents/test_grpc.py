@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import threading
@@ -285,3 +286,29 @@ def test_a_channel_whose_server_died_connects_anew() -> None:
 def test_no_bytes_of_a_server_do_more_than_fail_the_call(garbage: bytes, after_settings: bool) -> None:
     with answering((SETTINGS if after_settings else b"") + garbage) as target:
         failure(lambda: call(target, "/a.B/C", deadline=5.0))
+
+
+def test_a_server_that_drips_ends_at_the_deadline_of_the_whole_call() -> None:
+    with short_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/s")
+        listener.listen()
+        done = threading.Event()
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):  # the client had enough
+                connection.sendall(SETTINGS)
+                for byte in frame(0, 0, 1, bytes(100))[:30]:  # never whole, so that there is nothing to answer
+                    connection.sendall(bytes((byte,)))
+                    if done.wait(0.1):
+                        return
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        began = time.monotonic()
+        error = failure(lambda: call(f"unix:{folder}/s", "/a.B/C", deadline=0.4))
+        took = time.monotonic() - began
+        done.set()
+        thread.join(SLOW_S)
+    assert error.code == status.DEADLINE_EXCEEDED
+    assert took < 2.0

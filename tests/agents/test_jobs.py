@@ -112,6 +112,17 @@ def test_a_rank_that_restarts_within_two_looks_goes_on_and_one_that_does_not_has
     assert jobs.inventory() == {}
 
 
+def test_a_jobs_length_ends_with_the_last_look_that_saw_it(make: Callable[..., Jobs], tree: ProcTree) -> None:
+    tree.start(20, task(0))
+    jobs = make()
+    moments = iter(range(NOW, NOW + 100 * SECOND, 10 * SECOND))
+    jobs._now = lambda: next(moments)
+    found = events(jobs, 3)
+    tree.end(20)
+    found += events(jobs, 3)
+    assert [(event.kind, event.data.get("seconds")) for event in found] == [("job_start", None), ("job_end", 20.0)]
+
+
 def test_a_process_id_that_another_process_got_is_another_process(make: Callable[..., Jobs], tree: ProcTree) -> None:
     tree.start(20, task(0))
     jobs = make()
@@ -294,3 +305,25 @@ def test_no_more_members_than_the_bound_are_kept(tree: ProcTree, monkeypatch: py
 def test_no_proc_is_no_data(tmp_path: Path, make: Callable[..., Jobs]) -> None:
     with pytest.raises(NoData, match="wanted /proc mounted"):
         make(proc=tmp_path / "absent")
+
+
+def test_what_was_kept_in_another_boot_is_forgotten(make: Callable[..., Jobs], tree: ProcTree, tmp_path: Path) -> None:
+    tree.start(20, task(0))
+    assert [event.kind for event in events(make(), 3)] == ["job_start"]
+    assert events(make(), 3) == []
+    kept = json.loads((tmp_path / "jobs.json").read_text())
+    (tmp_path / "jobs.json").write_text(json.dumps({**kept, "boot": "8d1f0c1e-0000-4000-8000-000000000000"}))
+    assert [event.kind for event in events(make(), 3)] == ["job_start"]
+
+
+@pytest.mark.parametrize("step", ["extern", "4294967295"])
+def test_the_step_in_which_slurm_keeps_what_comes_from_outside_is_no_rank(
+    make: Callable[..., Jobs], tree: ProcTree, step: str
+) -> None:
+    tree.start(21, cgroup=f"0::/system.slice/slurmstepd.scope/job_81/step_{step}/user/task_0")
+    jobs = make(memory=None)
+    assert events(jobs, 4) == []
+    assert not [entity for entity in jobs.inventory() if entity.startswith("rank:")]
+    tree.start(22, cgroup="0::/system.slice/slurmstepd.scope/job_81/step_0/user/task_0")
+    (began,) = events(jobs, 8)
+    assert began.entity == "job:81"

@@ -198,13 +198,42 @@ def read_for(collector: Lldp, seconds: float) -> None:
     ("body", "said"),
     [
         ("echo 'unable to connect to socket' >&2; exit 1", "unable to connect to socket; wanted a running lldpd"),
-        ("echo '<xml/>'", "its answer is not JSON"),
+        ("echo '<xml/>'", "its answer cannot be read: JSONDecodeError"),
     ],
 )
 def test_a_daemon_that_does_not_answer_is_no_data(collector: Lldp, lldpcli: Lldpcli, body: str, said: str) -> None:
+    await_renewed(collector)
     lldpcli.does(body)
     with pytest.raises(NoData, match=said):
         read_for(collector, 10)
+
+
+def test_a_daemon_that_is_not_there_is_no_data_from_the_start_with_a_reason_that_stays(
+    node: RdmaNode, lldpcli: Lldpcli
+) -> None:
+    lldpcli.does('echo "$(date +%Y-%m-%dT%H:%M:%S.%N) [WARN/control] unable to connect to socket" >&2; exit 1')
+    collector = Lldp(command=lldpcli.path, root=node.net, every=0.05)
+    reasons = []
+    for _ in range(2):
+        with pytest.raises(NoData) as refused:
+            collector.open("n1")
+        reasons.append(str(refused.value))
+    lldpcli.prints(text({"eno1": ENTRY}))
+    collector.open("n1")
+    lldpcli.does('echo "$(date +%Y-%m-%dT%H:%M:%S.%N) [WARN/control] unable to connect to socket" >&2; exit 1')
+    with pytest.raises(NoData) as refused:
+        read_for(collector, 10)
+    collector.close()
+    assert reasons == [str(refused.value)] * 2
+    assert reasons[0].startswith(f"{lldpcli.path}: [WARN/control] unable to connect to socket; wanted a running lldpd")
+
+
+def test_a_daemon_that_hangs_is_no_data_within_a_look(node: RdmaNode, lldpcli: Lldpcli) -> None:
+    lldpcli.does("exec sleep 30")
+    began = time.monotonic()
+    with pytest.raises(NoData, match=r"did not end within 0\.3 s"):
+        Lldp(command=lldpcli.path, root=node.net, deadline=0.6).open("n1")
+    assert time.monotonic() - began < 3.0
 
 
 def test_without_lldpd_it_says_what_to_install(tmp_path: Path) -> None:

@@ -355,10 +355,11 @@ def _scraped(made: Prometheus, scraper: Any) -> tuple[Reading, ...]:
 
 
 def test_what_nobody_foresaw_ends_a_scrape_and_not_the_scraping() -> None:
-    def broken() -> str:
-        raise RuntimeError("what is this")
+    class Broken(Fetch):
+        def __call__(self) -> str:
+            raise RuntimeError("what is this")
 
-    scrape = Scraper(broken, load(""), GIVEN, 3600.0, 10).scrape()
+    scrape = Scraper(Broken("http://127.0.0.1:1/", 1.0), load(""), GIVEN, 3600.0, 10).scrape()
     assert scrape.reason == "RuntimeError: what is this"
 
 
@@ -393,7 +394,7 @@ def test_a_page_that_drips_is_given_up_in_time() -> None:
 
     with exporter(drip) as url:
         began = time.monotonic()
-        with pytest.raises(Unreachable, match="no whole page in time"):
+        with pytest.raises(Unreachable, match=r"timed out: no whole page within 0\.4 s"):
             Fetch(url, 0.4)()
         stop.set()
     assert time.monotonic() - began < 3.0
@@ -402,6 +403,7 @@ def test_a_page_that_drips_is_given_up_in_time() -> None:
 def test_a_token_is_sent_and_never_said(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("sesame\n")
+    token.chmod(0o600)
     seen: list[str | None] = []
 
     def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
@@ -456,3 +458,30 @@ def test_names_may_be_given_without_a_mapping_file() -> None:
     names = Names(1, entities={"gpu": "gpu:{target}.{id}"}, metric=(Metric("die_watts", "gpu.power", scale=1000.0),))
     found = translate(page('die_watts{id="4"} 0.25\n'), names, GIVEN, 10)
     assert found.rows == {"gpu": {"gpu:t1.4": {"gpu.power": 250.0}}}
+
+
+# --- what a mapping says exactly -------------------------------------------------------------------------------------
+
+
+def test_a_label_must_match_whole_and_not_by_its_beginning() -> None:
+    metric = Metric("cpu", "node.cpu_utilization", where={"mode": "user|nice"})
+    taken = [mode for mode in ("user", "nice", "user_guest", "niceness", "no user", "") if metric.takes({"mode": mode})]
+    assert taken == ["user", "nice"]
+    assert not metric.takes({})
+
+
+def test_a_value_is_scaled_and_then_moved() -> None:
+    names = Names(1, entities={"gpu": "gpu:{node}.0"}, metric=(Metric("k", "gpu.temperature", 0.1, offset=-273.15),))
+    found = translate(page("k 3131.5\n"), names, GIVEN, 0).rows["gpu"]["gpu:n1.0"]["gpu.temperature"]
+    assert found == pytest.approx(40.0)
+
+
+def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        dead = f"http://127.0.0.1:{free.getsockname()[1]}"
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, dead)
+    with exporter(says("a 1\n")) as url:
+        assert Fetch(url, 5.0)() == "a 1\n"

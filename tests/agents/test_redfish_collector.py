@@ -15,13 +15,15 @@ import pytest
 from agents.batches import wire_column
 from agents.collector import NoData, Reading
 from agents.collectors.redfish import Redfish
+from agents.sources.redfish import listen as listening
+from agents.sources.redfish import watch as watching
 from agents.sources.redfish.bmcs import Bmc
 from agents.workers.looking import Looking
 from pipeline.records import SECOND, Event
 from pipeline.signals import CATALOGUE, kinds_of
 from tests.agents.redfish_double import Double
 from tests.agents.redfish_faults import Fault, redirect, refusal, wrong_types
-from tests.agents.redfish_tree import ROOT, Tree
+from tests.agents.redfish_tree import ROOT, SSE_URI, Tree
 from tests.agents.redfish_trees import CDU, FLOW, LEAK, cdu, chassis, pdu, shelf
 
 PATIENCE = 10.0
@@ -269,6 +271,25 @@ def test_a_wrong_password_is_told_and_not_tried_over_and_over(double: Double, wa
     assert looks.values["bmc:b1", "bmc.reachable"] == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [("sesame", 0o644, "open to every user"), ("", 0o600, "is empty"), (None, 0, "No such file")],
+)
+def test_a_password_file_that_cannot_be_used_is_told_and_is_no_quiet_bmc(
+    double: Double, watch: Watch, tmp_path: Path, text: str | None, mode: int, said: str
+) -> None:
+    path = tmp_path / "its-password"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(mode)
+    looks = watch(double, password_file=path)
+    looks.until(lambda: bool(looks.told("bmc_lost")))
+    (event,) = looks.told("bmc_lost")
+    assert said in event.data["reason"]
+    assert "sesame" not in event.data["reason"]
+    assert looks.values["bmc:b1", "bmc.reachable"] == 0
+
+
 def test_a_bmc_that_goes_and_comes_back_is_told_once_each(double: Double, watch: Watch) -> None:
     looks = watch(double)
     looks.until(looks.has("cdu:b1.C1", "coolant.flow"))
@@ -402,15 +423,42 @@ def test_a_counter_that_no_entity_gave_is_missing() -> None:
 
 def test_looks_that_tell_of_other_entities_each_time_do_not_tell_the_inventory_anew(double: Double) -> None:
     double.service.login = False
-    looking = Looking([Redfish(bmcs=(Bmc("b1", double.url, allow_http=True, fast=0.3, leaks=0.7),))], "n1")
-    told, classes = [], set[tuple[str, ...]]()
-    for second in range(24):
-        for delivery in looking.tick(second * SECOND, 1.0).values():
+    looking = Looking([Redfish(bmcs=(Bmc("b1", double.url, allow_http=True, fast=0.2, sensors=0.6),))], "n1")
+    told, seen, changes = list[Any](), tuple[str, ...](), 0
+    until = time.monotonic() + 2 * PATIENCE
+    while changes < 8 and time.monotonic() < until:
+        for delivery in looking.tick(round(time.monotonic() * SECOND), 1.0).values():
             assert (delivery.state, delivery.reason) == ("ok", "")
-            classes.add(tuple(reading.device_class for reading in delivery.readings))
             told += [delivery.inventory] if delivery.inventory is not None else []
+            before, seen = seen, tuple(e for r in delivery.readings if r.device_class == "coolant" for e in r.entities)
+            changes += bool(told) and "pump:b1.C1.2" in told[-1] and set(before) != set(seen)
         time.sleep(0.1)
     looking.close(3.0)
-    assert len(classes) > 2
-    assert 1 <= len(told) <= 4
+    assert changes == 8
+    # a device may come between the question whether there are new ones and the list of them: then it is told twice
+    assert sum(before == after for before, after in pairwise(told)) <= 1
     assert "pump:b1.C1.2" in told[-1]
+
+
+def test_a_leak_that_the_stream_tells_shows_though_the_bmc_holds_every_answer(double: Double, watch: Watch) -> None:
+    looks = watch(double, leaks=600.0)
+    looks.until(lambda: bool(double.streams.listeners) and looks.has(DETECTOR, "leak.state", 0)())
+    double.fault("*", hold=threading.Event())
+    looks.until(lambda: double.in_flight == 1)
+    double.set(LEAK, "/DetectorState", "Critical")
+    assert looks.until(looks.has(DETECTOR, "leak.state", 2)) < 1
+    assert double.in_flight == 1
+    double.mend()
+
+
+def test_a_stream_that_fell_silent_is_opened_anew(
+    double: Double, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 60 < listening.SILENCE_S <= 600  # above the keep-alive comments of services, and no wait for ever
+    monkeypatch.setattr(watching, "SILENCE_S", 0.5)
+    monkeypatch.setattr(listening, "BACKOFF_S", 0.05)
+    double.streams.keep_alive = 600.0
+    looks = watch(double)
+    looks.until(lambda: bool(double.streams.listeners))
+    double.streams.emit({"MessageId": "ResourceEvent.1.3.ResourceChanged", "OriginOfCondition": LEAK})
+    looks.until(lambda: len(double.asked(SSE_URI)) > 1, 5)

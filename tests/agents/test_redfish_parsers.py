@@ -7,16 +7,18 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.collector import Device
 from agents.sources.redfish.document import PREFIX, Document, Faults, last_of, named, path_of
 from agents.sources.redfish.feeds import fed
 from agents.sources.redfish.resources import RESOURCES, fits
-from agents.sources.redfish.rows import Found, Place
+from agents.sources.redfish.rows import Found, Place, Row
 from agents.sources.redfish.stream import MAX_EVENT, Parser, records
+from agents.sources.redfish.units import Units
 from pipeline.signals import CATALOGUE
+from pipeline.signals.coolant import HEALTH
 from pipeline.topology import Topology
 
 PLACE = Place("b1", ("X",), ("rack:r1",))
@@ -361,6 +363,7 @@ WORDS = sorted(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine makes documents slowly
 @given(st.sampled_from(sorted(RESOURCES)), st.dictionaries(st.sampled_from(WORDS), JSON, max_size=10))
 def test_no_document_ends_a_parser_and_all_it_gives_is_in_the_catalogue(kind: str, body: dict[str, Any]) -> None:
     found, _ = parsed(kind, body)
@@ -470,3 +473,33 @@ def test_a_sensor_gives_its_quantity_and_alarm() -> None:
     body = {"ReadingType": "Rotational", "Reading": 9000, "Status": {"State": "Enabled", "Health": "Warning"}}
     assert values("sensor", body) == {"sensor.fan_speed": 9000, "sensor.alarm": 1}
     assert parsed("sensor", {"ReadingType": "Barometric", "Reading": 100})[0].rows == ()
+
+
+# --- where a word or a value must not be believed --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "word"),
+    [
+        ({"State": "Absent", "Health": "Critical"}, "absent"),  # an empty slot, whatever is left of who sat in it
+        ({"State": "Enabled", "Health": "Critical"}, "critical"),
+        ({"State": "StandbySpare", "Health": "Warning"}, "warning"),
+        ({"State": "StandbySpare", "Health": "OK"}, "standby"),
+    ],
+)
+def test_what_is_absent_is_not_ill_and_what_is_ill_does_not_just_stand_by(status: dict[str, str], word: str) -> None:
+    assert Document({"Status": status}).health() == HEALTH.index(word)
+
+
+def test_a_units_flow_is_missing_where_one_of_its_connectors_was_not_read_of_late() -> None:
+    units, pair = Units(), ("connector:b1.1", "connector:b1.2")
+
+    def read(entity: str, now: float) -> float | None:
+        row = units.row("cdu:b1", Row(entity, "coolant", {"coolant.flow": 100.0}), now, pair)
+        return row.values["coolant.flow"] if row is not None else None
+
+    assert read(pair[0], 0.0) is None
+    assert read(pair[1], 1.0) == 200
+    assert read(pair[0], 14.0) == 200
+    assert read(pair[0], 17.0) is None  # else a pump that stopped at the other one would not be missed
+    assert read(pair[1], 18.0) == 200

@@ -110,7 +110,7 @@ def test_a_step_arrives_with_all_that_was_told_of_it(collector: Training) -> Non
     assert checkpoint.data == {"seconds": 12.5, "step": 101, "rank": 0}
     inventory = collector.inventory()
     assert inventory["rank:j.0"].parents == ("stage:j.2", "job:j", "gpu:n1.5", "node:n1")
-    assert inventory["rank:j.0"].attributes == {"world_size": 4, "group": "dp1", "uid": os.getuid()}
+    assert inventory["rank:j.0"].attributes == {"node": "n1", "world_size": 4, "group": "dp1", "uid": os.getuid()}
     assert inventory["stage:j.2"].parents == ("job:j",)
 
 
@@ -180,6 +180,30 @@ def test_losses_and_norms_that_are_not_finite_are_counted_and_missing(collector:
     found = row(looks(collector, at_step(6)), "rank:j.0")
     assert (found["rank.nonfinite"], found["rank.refused"]) == (6, 0)
     assert math.isnan(found["rank.loss"])
+
+
+def test_what_is_refused_is_said_once_in_ten_minutes_with_its_reason(
+    collector: Training, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [1000.0]
+    collector._clock = lambda: now[0]
+    for number in range(130):
+        Steps(f"j{number}", 0).report()
+        looks(collector, lambda _: len(collector._ranks.senders()) + collector._ranks.refused > number)  # noqa: B023
+    collector.read()
+    refused = "collector training: 1 datagrams refused, the last one from process"
+    limit = "is one too many; at most 256 ranks, 128 of one user\n"
+    (said,) = capsys.readouterr().err.splitlines(keepends=True)
+    assert said.startswith(refused)
+    assert said.endswith(f"rank:j128.0 {limit}")
+    now[0] += 600.0
+    collector.read()
+    (said,) = capsys.readouterr().err.splitlines(keepends=True)
+    assert said.startswith(refused)
+    assert said.endswith(f"rank:j129.0 {limit}")
+    now[0] += 600.0
+    collector.read()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -332,7 +356,7 @@ def test_a_rank_that_hangs_stays_with_a_step_that_stands_still(collector: Traini
 def test_two_agents_never_share_a_path_and_a_killed_ones_file_is_replaced(path: Path) -> None:
     first, second = Training(), Training()
     first.open("n1")
-    with pytest.raises(NoData, match="another agent listens there"):
+    with pytest.raises(NoData, match="the agent that runs on this node listens there and has the steps"):
         second.open("n1")
     assert path.exists()
     first.close()
@@ -505,3 +529,18 @@ def test_the_example_of_the_documents_runs_and_arrives(collector: Training, monk
     assert (values["rank.step"], values["rank.tokens"], values["rank.refused"]) == (10, 320, 0)
     assert values["rank.step_time"] > values["rank.compute_time"] > 0
     assert [event.data["step"] for event in events] == [5, 10]
+
+
+def test_a_datagram_that_was_cut_short_is_refused_though_what_is_left_of_it_could_be_read(
+    collector: Training, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = datagram.STEP_BODY.pack(*(getattr(datagram.Step(7, 0, 0, 0, 0), f) for f in datagram.Step.__slots__))
+    whole = datagram.head(datagram.STEP, datagram.identity(Sender("cut", 0))) + body
+    monkeypatch.setattr(doorway, "MAX_DATAGRAM", len(whole))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.connect(str(path))
+        other.send(whole + b"more")
+        other.send(whole.replace(b"cut", b"not"))
+    looks(collector, at_step(7, "rank:not.0"))
+    assert collector._ranks.refused == 1
+    assert list(collector._ranks.senders()) == ["rank:not.0"]

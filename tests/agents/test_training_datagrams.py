@@ -261,3 +261,10 @@ def test_no_datagram_whatever_spoils_a_look(sent: list[tuple[bytes, int]]) -> No
         hand.ranks.receive(of(datagram.STEP, data), 0, uid)
         hand.ranks.receive(data, 0, uid)
     assert set(hand.ranks.look().columns) <= set(Training.signals)
+
+
+def test_identities_that_are_remembered_are_bounded() -> None:
+    hand = Hand()
+    for number in range(2 * ranks.MAX_RANKS + 10):
+        hand.ranks.receive(of(datagram.STEP, step(1), Sender("j", number)), 0, 7)
+    assert 0 < len(hand.ranks._senders) <= 2 * ranks.MAX_RANKS

@@ -26,6 +26,7 @@ class Site:
         ports = [f"port:n{n}.p{i}" for n in range(4) for i in range(4)]
         ranks = [f"rank:7.{i}" for i in range(16)]
         self.names = {"gpu": gpus, "nic": ports, "rank": ranks, "coolant": [f"cdu:c{i}" for i in range(5)]}
+        self.names |= {"bmc": ["bmc:row1", "bmc:row2"], "exporter": ["exporter:facility"]}
         self.names["leak"] = ["leak_detector:c0.tray", "leak_detector:c0.hose"]
         parents: dict[str, Sequence[str]] = {f"node:n{n}": ["rack:r1"] for n in range(4)} | {"rack:r1": ["cdu:c0"]}
         parents |= {rope: ["cdu:c0"] for rope in self.names["leak"]}
@@ -51,6 +52,8 @@ class Site:
                 "pump.speed": 3200.0 * noise(5, 0.003),
             },
             "leak": {"leak.state": np.zeros(2)},
+            "bmc": {"bmc.reachable": np.ones(2)},
+            "exporter": {"exporter.up": np.ones(1)},
         }
 
     def frames(

@@ -133,6 +133,7 @@ def test_a_detector_without_its_needs_is_off_and_named():
         "coolant_leak": ["leak.state"],
         "coolant_edge": ["coolant.flow"],
         "thermal_edge": ["event:temperature_rise"],
+        "telemetry_blind": ["bmc.reachable"],
     }
 
 

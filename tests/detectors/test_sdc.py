@@ -205,3 +205,9 @@ def test_known_answers_of_a_large_fleet_keep_no_results(site, watch):
     assert held["waiting"] == []
     assert len(held["votes"]) <= 9
     assert max(map(len, held["votes"].values())) == 32
+
+
+def test_a_core_that_is_wrong_in_ever_new_ways_keeps_a_bounded_number_of_answers(site, watch):
+    detector = SdcVote()
+    watch(detector, site, 40, of_core({t: [("cpu:n1.7", f"w{t}")] for t in range(40)}))
+    assert len(detector.rounds["cpu.0|7"]["votes"]) <= 9

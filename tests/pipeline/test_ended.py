@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from agents.batches import inventory_event
+from agents.batches import inventory_event, merged
+from agents.collector import Collector, Device
 from agents.collectors.jobs import Jobs
+from agents.collectors.training import Training
+from agents.training import Steps
 from pipeline.blast import blast_radius
 from pipeline.config import Config
 from pipeline.ended import EndedRanks
@@ -17,6 +24,7 @@ from tests.agents.proc_tree import ProcTree
 from tests.pipeline.conftest import Site
 
 NOW = 1_800_000_000 * SECOND
+ROOT = Path(__file__).parents[2]
 Lines = Mapping[str, tuple[str, ...]]
 
 
@@ -33,6 +41,14 @@ def rank(job: str, number: int, node: str, stage: str = "") -> Lines:
     over = (f"stage:{job}.{stage}",) if stage else ()
     found = {f"job:{job}": (), f"rank:{job}.{number}": (*over, f"job:{job}", f"gpu:{node}.{number}")}
     return {**found, **({over[0]: (f"job:{job}",)} if over else {}), f"gpu:{node}.{number}": (f"node:{node}",)}
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Waits for it, 20 s at most."""
+    end = time.monotonic() + 20.0
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 class Learner:
@@ -91,6 +107,79 @@ def test_ranks_that_no_node_signs_stay_and_a_restart_goes_on_with_what_is_known(
     assert "rank:sim-81.0" in topology.parents
 
 
+def learned(learner: Learner, *collectors: Collector) -> tuple[str, ...]:
+    """What leaves when the agent tells its inventory as these know it."""
+    return learner.learn(inventory_event(NOW, "n1", merged(collector.inventory() for collector in collectors)))
+
+
+def test_a_rank_that_the_training_hook_alone_knows_leaves_with_its_job(tmp_path: Path) -> None:
+    script = "from agents.training import Steps; import sys; Steps('j', 0, stage=2, gpu=3).report(); sys.stdin.read()"
+    training, learner = Training(socket=str(tmp_path / "t.sock")), Learner()
+    training.open("n1")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "FLEETPULSE_TRAINING_SOCKET": str(tmp_path / "t.sock")}
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, env=environment):
+        until(lambda: training.read()[0].entities == ("rank:j.0",))
+        assert learned(learner, training) == ()
+        assert blast_radius("gpu:n1.3", (), learner.topology).jobs == ("job:j",)
+    until(lambda: training.read()[0].entities == ())
+    assert set(learned(learner, training)) == {"rank:j.0", "stage:j.2", "job:j"}
+    training.close()
+    assert blast_radius("gpu:n1.3", (), learner.topology).jobs == ()
+
+
+def test_names_that_a_user_makes_up_do_not_pile_up(tmp_path: Path) -> None:
+    training, learner = Training(socket=str(tmp_path / "t.sock")), Learner()
+    training.open("n1")
+    for life in range(5):
+        for number in range(300):
+            Steps(f"made-up-{life}-{number}", 0, stage=number, socket=str(tmp_path / "t.sock")).report()
+        until(lambda: training.read()[0].entities != ())
+        learned(learner, training)
+        assert len(learner.topology.parents) <= 3 * 128 + 1
+        training.open("n1")
+    training.close()
+
+
+def test_jobs_that_come_and_go_leave_nothing_in_the_topology() -> None:
+    learner = Learner()
+    for number in range(200):
+        learner.learn(told("n1", rank(f"j{number}", 0, "n1", "0")))
+    assert len(learner.topology.parents) == 5
+    assert len(learner.topology._known) <= 10
+
+
+def test_a_stage_in_which_nobody_is_goes_at_once() -> None:
+    learner = Learner()
+    lines = {**rank("81", 0, "n1"), "stage:81.7": ("job:81",)}
+    assert learner.learn(told("n1", lines)) == ("stage:81.7",)
+    assert "rank:81.0" in learner.topology.parents
+
+
+def test_a_job_that_ends_while_its_agent_is_down_leaves_its_gpu(tmp_path: Path) -> None:
+    tree, learner = ProcTree(tmp_path / "proc"), Learner()
+    nowhere = tmp_path / "nowhere"
+
+    def started() -> Jobs:
+        places = (tree.root, nowhere, nowhere, nowhere, nowhere, nowhere)
+        jobs = Jobs(10.0, 5.0, *places, gpus=None, memory=tmp_path / "jobs.json")
+        jobs.open("n1")
+        return jobs
+
+    tree.start(20, {"SLURM_JOB_ID": "81", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "CUDA_VISIBLE_DEVICES": "3"})
+    before = started()
+    for _ in range(3):
+        before.read()
+    learned(learner, before)
+    tree.end(20)
+    after = started()
+    assert after.inventory() == {e: Device(d.parents, d.attributes) for e, d in before.inventory().items()}
+    assert learned(learner, after) == ()
+    for _ in range(3):
+        after.read()
+    assert set(learned(learner, after)) == {"rank:81.5", "job:81"}
+    assert blast_radius("gpu:n1.3", (), learner.topology).jobs == ()
+
+
 def test_a_job_of_the_collector_is_in_the_store_and_in_what_the_api_asks_until_it_ends(
     site: Site, tmp_path: Path
 ) -> None:
@@ -122,6 +211,10 @@ def test_a_job_of_the_collector_is_in_the_store_and_in_what_the_api_asks_until_i
         ("job:82",),
         ("rank:82.0",),
     ]
+    for stage in ("3", "4"):
+        site.send_events("n1", told("n1", {**rank("82", 0, "n1", stage), "stage:82.made-up": ("job:82",)}))
+        site.drain()
+    assert site.rows("SELECT entity FROM entities WHERE kind = 'stage'") == [("stage:82.4",)]
     site.send_events("n1", told("n1", {}), told("n1", rank("82", 0, "n1")))
     site.drain()
     assert ("job:82",) in site.rows("SELECT entity FROM entities WHERE kind = 'job'")

@@ -477,3 +477,19 @@ def test_the_history_of_an_incident_never_leaves_a_gap() -> None:
                 assert (change.before.state, change.before.cause) == (known.state, known.cause)
                 assert change.before.severity == known.severity
             last[change.incident.id] = change.incident
+
+
+@pytest.mark.parametrize("collapsed_first", [False, True])
+def test_a_leak_that_holds_stays_in_the_summary_whatever_else_is_blamed_until_it_is_dry(collapsed_first: bool) -> None:
+    case = Case(Topology({"leak_detector:c1.tray": ("cdu:c1",), "rack:r0": ("cdu:c1",)}))
+    leak = found("leak_detector:c1.tray", "coolant_leak", onset=START + 5 * SECOND, evidence={"holds": True})
+    flow = found("cdu:c1", "coolant_edge", onset=START + 25 * SECOND - 25 * SECOND * collapsed_first)
+    for finding in (flow, leak) if collapsed_first else (leak, flow):
+        case.see(finding)
+    (incident,) = [i for i in case.desk.incidents.values() if i.resolved is None]
+    assert incident.cause == "cdu:c1"
+    assert "cdu:c1 is wrong" in incident.summary
+    assert "leak_detector:c1.tray is wrong" in incident.summary
+    cleared = dataclasses.replace(leak, evidence={"cleared": True})
+    (change,) = case.see(cleared)
+    assert "leak_detector:c1.tray is wrong" not in change.incident.summary

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agents.batches import batch, inventory_event
-from agents.collector import Collector
+from agents.collector import Collector, NoData
 from agents.collectors.fabric import Fabric
 from agents.collectors.infiniband import Infiniband
 from pipeline import wire
@@ -155,3 +155,26 @@ def test_the_engine_knows_both_ends_and_the_leaf_that_the_node_cannot_know(both:
     assert topology.attributes[FAR]["peer"] == NEAR
     assert topology.parents[NEAR] == ("node:n102", "leaf:leaf1")
     assert topology.attributes["port:leaf1.9"]["peer"] == "port:spine1.1"
+
+
+def test_without_its_own_cable_the_agent_has_no_data_from_the_start_and_says_the_same_each_time(
+    simulated: SimulatedFabric,
+) -> None:
+    """The agent asks from the first host of the first leaf."""
+    ask = ("iblinkinfo", ("--line", "--switches-only"))
+    collector = Fabric(enabled=True, tools=simulated.tools)
+    reasons = []
+    simulated.unlink(1, 1)
+    try:
+        simulated.await_tool(*ask, lambda text: "Active/" not in text)
+        for _ in range(2):
+            with pytest.raises(NoData, match="named no port of a switch") as refused:
+                collector.open("n101")
+            collector.close()
+            reasons.append(str(refused.value))
+    finally:
+        simulated.relink(1, 1)
+    assert reasons[0] == reasons[1]
+    simulated.await_tool(*ask, lambda text: "Active/" in text)
+    collector.open("n101")
+    collector.close()

@@ -131,14 +131,18 @@ def inventory(node: str, *lines: Line) -> Event:
 
 
 def test_sql_shows_both_ends_and_a_restart_joins_them_anew(site: Site) -> None:
-    site.send_events("fabric", inventory("fabric", SWITCH, UP, DOWN))
+    second: Line = ("port:leaf1.8", ("leaf:leaf1",), {**UP[2], "port": 8, "peer_port": 2})
+    its_end: Line = ("port:spine1.2", ("spine:spine1",), {**DOWN[2], "port": 2, "peer_port": 8})
+    site.send_events("fabric", inventory("fabric", SWITCH, UP, DOWN, second, its_end))
     site.send_events("n1", inventory("n1", NODE))
     site.drain()
-    assert site.rows("SELECT entity, peer FROM links ORDER BY 1") == [
+    assert site.rows("SELECT entity, peer FROM links ORDER BY 1, 2") == [
         ("port:leaf1.2", HOST),
+        ("port:leaf1.8", "port:spine1.2"),
         ("port:leaf1.9", "port:spine1.1"),
         (HOST, FAR),
         ("port:spine1.1", "port:leaf1.9"),
+        ("port:spine1.2", "port:leaf1.8"),
     ]
     assert site.database is not None
     topology = known_topology(site.database, Config())

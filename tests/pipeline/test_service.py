@@ -71,6 +71,19 @@ def test_unread_input_holds_the_watermark(site, service, monkeypatch):
     assert service.ingest.backlog() == T0 + SECOND
 
 
+def test_a_long_span_that_is_stored_and_not_yet_judged_counts_as_backlog(site, service):
+    service.start()
+    site.send("n1", T0)
+    drain(service)
+    assert service.health()["backlog"] is False
+    site.send("n1", T0 + 500 * SECOND)
+    service.ingest.step()
+    assert service.ingest.progress.backlog is None
+    assert service.health()["backlog"] is True
+    drain(service)
+    assert service.health()["backlog"] is False
+
+
 def test_a_clock_ahead_of_ours_does_not_close_frames_early(site, service):
     service.start()
     site.send("n1", T0 + 3600 * SECOND)

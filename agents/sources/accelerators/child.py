@@ -61,6 +61,9 @@ class Child:
             except OSError as error:
                 got = False
                 self._say(f"{self._command[0]} cannot be started: {error.strerror or error}")
+            except Exception as fault:  # noqa: BLE001 - a thread that ended would be a program that is silent for ever
+                got = False
+                self._say(f"{self._command[0]}: {type(fault).__name__}: {fault}")
             pause = FIRST_PAUSE_S if got else min(pause * 2, LONGEST_PAUSE_S)
             self._stop.wait(pause)
 
@@ -74,15 +77,26 @@ class Child:
             start_new_session=True,  # a person's Ctrl-C goes to the agent, which ends the child in its own time
         )
         assert child.stdout is not None
+        got, why = False, ""
         try:
             got, why = self._read(child.stdout.fileno())
         finally:
             with contextlib.suppress(ProcessLookupError):  # it ended by itself
                 child.kill()
-            code = child.wait(PATIENCE_S)
             child.stdout.close()
+            code = self._ended(child)
         self._say(why or f"{self._command[0]} ended with status {code}")
         return got
+
+    def _ended(self, child: subprocess.Popen[bytes]) -> int | None:
+        """How it ended. One that the driver holds in the kernel is waited for and told: a second one would hang too."""
+        while True:
+            try:
+                return child.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                if self._stop.is_set():
+                    return None
+                self._say(f"{self._command[0]} was killed and does not end: it waits in the kernel (pid {child.pid})")
 
     def _read(self, pipe: int) -> tuple[bool, str]:
         """Reads until the end; (whether there was a line, why it was given up)."""

@@ -8,6 +8,7 @@ discovery of their own.
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import tempfile
 import threading
@@ -26,6 +27,8 @@ TOOLS: Mapping[str, str] = {LINKS: "iblinkinfo", COUNTERS: "ibqueryerrors", TOPO
 MOST_OUTPUT = 256 << 20
 """Most bytes of one answer; chosen: ten times 65,000 ports with their counters."""
 _LEAST_WAIT_S = 0.05
+_PROCESS = re.compile(r"(?<=: )\[\d+\] ")
+"""The tool's process in a line, as libibumad and libibmad print it: it would make one reason a new one each time."""
 _NOISE = ("sim_connect",)
 """Words of lines on standard error that say nothing: the simulator's greeting."""
 
@@ -51,13 +54,17 @@ class Passes:
         self._lines: Mapping[str, Link] = {}
         self._new: dict[str, object] = {}
         self._troubles: dict[str, str] = {}
-        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._lock, self._stop, self._first = threading.Lock(), threading.Event(), threading.Event()
         self._folder: Path | None = None
         self._cache: Path | None = None
         self._thread = threading.Thread(target=self._run, name="asks the fabric", daemon=True)
 
-    def start(self) -> None:
+    def begin(self, seconds: float) -> str:
+        """Why the first pass over the links brought nothing; "" where it did, or takes longer than these seconds."""
         self._thread.start()
+        self._first.wait(seconds)
+        with self._lock:
+            return self._troubles.get(LINKS, "")
 
     def stop(self) -> None:
         """Ends the tool that runs; waits for that, as no longer than a look at it takes."""
@@ -105,6 +112,8 @@ class Passes:
             self._troubles[name] = trouble
             if answer is not None:
                 self._new[name] = answer
+        if name == LINKS:
+            self._first.set()
 
     def _links(self) -> tuple[Link, ...]:
         output = self._told(LINKS, "--line", "--switches-only")
@@ -164,4 +173,5 @@ class Passes:
 def _reason(output: Output) -> str:
     """The last words of a command that failed."""
     lines = [line.strip() for line in output.talk.splitlines() if not any(word in line for word in _NOISE)]
-    return f"ended with {output.code}: {next((x for x in reversed(lines) if x), 'without a word')[:200]}"
+    last = next((x for x in reversed(lines) if x), "without a word")
+    return f"ended with {output.code}: {_PROCESS.sub('', last)[:200]}"

@@ -68,7 +68,10 @@ class Kubelet:
     def _run(self) -> None:
         stop, now = self._stop, 0.0
         while not stop.is_set():
-            self.ask(now)
+            try:
+                self.ask(now)
+            except Exception as fault:  # noqa: BLE001 - an odd answer must not end all asking; it is told
+                self.trouble = f"{self.socket} or {self.api}: answer cannot be read: {type(fault).__name__}"
             now += self.every
             stop.wait(self.every)
 

@@ -24,9 +24,13 @@ SETTLE_LOOKS = 3
 
 @dataclass
 class _Job:
-    """One job on this node. since: first seen, UTC microseconds; told: whether its start was; had: all its ranks."""
+    """One job on this node. since, seen: first and last seen, UTC microseconds; told: whether its start was.
+
+    had: all its ranks.
+    """
 
     since: int
+    seen: int = 0
     told: bool = False
     looks: int = 0
     ranks: frozenset[str] = frozenset()
@@ -79,7 +83,7 @@ class Membership:
         for name in dict.fromkeys(rank.job for rank in found.values()):
             job = self._jobs.setdefault(name, _Job(now))
             mine = frozenset(entity for entity, rank in self.ranks.items() if rank.job == name)
-            job.looks += 1
+            job.looks, job.seen = job.looks + 1, now
             if not job.told and mine and (mine == job.ranks or job.looks >= SETTLE_LOOKS):
                 job.told = True
                 yield Event(job.since, f"job:{name}", "job_start", {"ranks": self._places(mine), **self.job_of(name)})
@@ -96,11 +100,13 @@ class Membership:
         return found
 
     def _ends(self, found: Mapping[str, Rank], now: int) -> Iterator[Event]:
+        for job in self._jobs.values():
+            job.seen = job.seen or now  # one that ended while no agent ran: nobody saw it last before this look
         here = {rank.job for rank in (*self.ranks.values(), *found.values())}
         for name in [name for name in self._jobs if name not in here]:
             job = self._jobs.pop(name)
             if job.told:
-                data = {"ranks": sorted(job.had), "seconds": (now - job.since) / SECOND}
+                data = {"ranks": sorted(job.had), "seconds": (job.seen - job.since) / SECOND}
                 yield Event(now, f"job:{name}", "job_end", data)
 
     # --- over a restart of the agent ---------------------------------------------------------------------------------
@@ -111,21 +117,22 @@ class Membership:
             kept = json.loads(self.memory.read_bytes()) if self.memory is not None else {}
             if kept["boot"] != boot():
                 return
-            jobs = {str(name): _Job(int(since), True, SETTLE_LOOKS) for name, since in kept["jobs"].items()}
-            rows = [(str(e), str(job), str(stage), tuple(map(str, g))) for e, job, stage, g in kept["ranks"]]
+            jobs = {str(name): _Job(int(since), 0, True, SETTLE_LOOKS) for name, since in kept["jobs"].items()}
+            ranks = [_recalled(*row) for row in kept["ranks"][:MAX_RANKS]]
         except (OSError, ValueError, TypeError, KeyError, AttributeError):  # absent, or not ours
             return
         self._jobs = jobs
-        for entity, job, stage, gpus in rows[:MAX_RANKS]:
-            if job in jobs:
-                self.ranks[entity] = Rank(entity, job, stage, gpus)
-                jobs[job].had |= {entity}
+        for rank in ranks:
+            if rank.job in jobs:
+                self.ranks[rank.entity] = rank
+                jobs[rank.job].had |= {rank.entity}
 
     def _keep(self) -> None:
         """Writes it down; where that is not possible, a restart tells starts twice, which costs no more than that."""
         if self.memory is None:
             return
-        rows = [(rank.entity, rank.job, rank.stage, rank.gpus) for rank in self.ranks.values()]
+        # with `node` among the attributes: without it the pipeline would not let go of a rank that ended meanwhile
+        rows = [(r.entity, r.job, r.stage, r.gpus, r.title, dict(r.attributes)) for r in self.ranks.values()]
         jobs = {name: job.since for name, job in self._jobs.items() if job.told}
         fresh = self.memory.with_name(f"{self.memory.name}.new")
         try:
@@ -133,3 +140,9 @@ class Membership:
             fresh.replace(self.memory)
         except OSError:
             return
+
+
+def _recalled(entity: str, job: str, stage: str, gpus: list[str], title: str, attributes: dict[str, Any]) -> Rank:
+    """A rank as it was kept; what does not have its shape raises."""
+    told = {str(key): value for key, value in attributes.items()}
+    return Rank(str(entity), str(job), str(stage), tuple(map(str, gpus)), title=str(title), attributes=told)

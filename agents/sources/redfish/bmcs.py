@@ -18,10 +18,19 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def _url(value: str) -> bool:
-    parts = urlsplit(value)
+    try:
+        parts = urlsplit(value)
+        numbered = parts.port is None or parts.port > 0
+    except ValueError:  # a port above 65535, or brackets that do not match
+        return False
     plain = parts.path in ("", "/") and not parts.query and not parts.fragment and "@" not in parts.netloc
     return (
-        parts.scheme in ("http", "https") and bool(parts.hostname) and plain and value.isascii() and value.isprintable()
+        parts.scheme in ("http", "https")
+        and bool(parts.hostname)
+        and numbered
+        and plain
+        and value.isascii()
+        and value.isprintable()
     )
 
 
@@ -35,7 +44,7 @@ class Bmc:
     name: str = field(
         metadata=wants("letters, digits, dots, dashes and underscores", lambda v: _NAME.fullmatch(v) is not None)
     )
-    url: str = field(metadata=wants("http(s)://HOST[:PORT] without user, path or query", _url))
+    url: str = field(metadata=wants("http(s)://HOST[:PORT], a port of 1 to 65535, without user, path or query", _url))
     user: str = ""
     password_file: Path | None = None
     ca_file: Path | None = None
@@ -45,7 +54,7 @@ class Bmc:
     read: tuple[str, ...] = field(
         default=DEFAULT, metadata=wants(f"some of {', '.join(SUBJECTS)}", lambda v: set(v) <= set(SUBJECTS))
     )
-    fast: float = field(default=1.0, metadata=_SECONDS)
+    fast: float = field(default=0.5, metadata=_SECONDS)
     leaks: float = field(default=5.0, metadata=_SECONDS)
     sensors: float = field(default=30.0, metadata=_SECONDS)
     slow: float = field(default=300.0, metadata=_SECONDS)

@@ -65,21 +65,26 @@ class Client:
     """When the request under way began; None while there is none."""
     ended: bool = False
     """Whether nothing more is to be asked."""
+    _late: bool = False
+    """Whether the request under way outlived its time."""
     _http: http.client.HTTPConnection | None = field(default=None, repr=False)
     _sock: socket.socket | None = field(default=None, repr=False)
 
     def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
         """One request and its whole answer. Raises Failure, `away` where there was no answer."""
-        self.began = self.monotonic()
+        self.began, self._late = self.monotonic(), False
         try:
             response = self.open(method, path, headers, body)
             found = self._rest(response)
+            if self._late:  # a connection that is cut within the head looks like an empty answer
+                raise TimeoutError
             if response.will_close:
                 self.close()
             return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, found)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
-            raise Failure(f"{method} {path}: {_why(error, self.timeout)}", away=True) from error
+            why = _why(TimeoutError() if self._late else error, self.timeout)
+            raise Failure(f"{method} {path}: {why}", away=True) from error
         except Failure:
             self.close()  # what is left of the answer would be taken for the next one
             raise
@@ -144,6 +149,7 @@ class Client:
         began = self.began
         late = began is not None and self.monotonic() - began > self.timeout + CONNECT_S
         if late:
+            self._late = True
             self.abort()
         return late
 

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from agents.sources.redfish.resources import RESOURCES, Pace
@@ -26,6 +26,10 @@ SLOW_SHARE = 20.0
 PARTIAL_FIRST_S, PARTIAL_MOST_S = 60.0, 3600.0
 """First (at most) and longest wait before a resource that gives errors is asked again, while its BMC answers; chosen: a
 BMC that starts says 404 or 500 for a minute."""
+
+FAST_ALONE_MOST_S = 30.0
+"""Longest wait before a flow, a pressure or a leak that gives errors is asked again; chosen: a leak that nobody reads
+for longer is one that nobody sees, and a request in 30 s costs a BMC nothing."""
 
 
 @dataclass(slots=True)
@@ -136,7 +140,8 @@ class Schedule:
         blamed = not (away and self.failing)
         target.failures += blamed
         first = BACKOFF_S if away else max(BACKOFF_S, min(target.every, PARTIAL_FIRST_S))
-        alone = min(PARTIAL_MOST_S, first * 2.0 ** min(max(target.failures - 1, 0), 12)) if blamed else 0.0
+        most = FAST_ALONE_MOST_S if target.fast else PARTIAL_MOST_S
+        alone = min(most, first * 2.0 ** min(max(target.failures - 1, 0), 12)) if blamed else 0.0
         self.put(target, now + alone)
         self._rest(now, now - began)
         if not away:
@@ -147,6 +152,13 @@ class Schedule:
         left = min(BACKOFF_MOST_S, max(after, longest * (0.5 + 0.5 * self.chance())))
         self._not_before = max(self._not_before, now + left)
         return left
+
+    def afresh(self, targets: Iterable[Target]) -> None:
+        """What gave errors while its BMC gave nothing else is asked again now."""
+        for target in targets:
+            if target.failures and self.waits(target.path):
+                target.failures = 0
+                self.put(target)
 
     def _rest(self, now: float, took: float) -> None:
         pause = min(PAUSE_MOST_S, max(PAUSE_LEAST_S, PAUSE_SHARE * took))

@@ -27,13 +27,15 @@ def password_of(path: Path) -> str:
         mode = path.stat().st_mode
         if mode & (stat.S_IROTH | stat.S_IWOTH):
             wanted = f"wanted one that others may not open: chmod 600 {path}"
-            raise Failure(f"password_file {path}: open to every user of this host (mode {mode & 0o777:04o}); {wanted}")
+            text = f"password_file {path}: open to every user of this host (mode {mode & 0o777:04o}); {wanted}"
+            raise Failure(text, away=True)
         found = path.read_text().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not text"
-        raise Failure(f"password_file {path}: {why}; wanted a file with the password that we may read") from error
+        text = f"password_file {path}: {why}; wanted a file with the password that we may read"
+        raise Failure(text, away=True) from error
     if not found:
-        raise Failure(f"password_file {path}: is empty; wanted the password in it")
+        raise Failure(f"password_file {path}: is empty; wanted the password in it", away=True)
     return found
 
 

@@ -28,6 +28,9 @@ LOGOUT_S = 1.5
 """Longest wait for a BMC to take the session back at the end; chosen: an agent ends within 2 s."""
 MAX_URGENT = 64
 """Most resources that wait to be read because an event named them; the others come in their turn. Chosen."""
+BARREN = 8
+"""Resources, each with an error and none with an answer in between, after which the BMC tells nothing; chosen: more
+than vanish together where a part is taken out. Fewer where it has fewer."""
 _ETAG_S = 300.0
 """Resources that are read as seldom as this are asked for only where they changed; never a collection that brings its
 members along, since its ETag may be that of the collection alone."""
@@ -48,6 +51,8 @@ class Watch:
     """Why the newest request that brought nothing did so."""
     changed: bool = False
     """Whether there are other devices than when that was last asked."""
+    _barren: dict[str, bool] = field(default_factory=dict)
+    """Resources that gave errors since the newest useful answer: whether each is a fast one."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _urgent: list[str] = field(default_factory=list)
@@ -89,8 +94,10 @@ class Watch:
             self._thread.join(seconds)
 
     def mind(self) -> None:
-        """Ends a request that outlived its time."""
+        """Ends a request that outlived its time. Raises RuntimeError where the thread has ended."""
         self.client.overdue()
+        if self._thread is not None and not self._thread.is_alive() and not self._stop.is_set():
+            raise RuntimeError(f"bmc:{self.bmc.name}: its thread ended: {self.reason or 'it could not say why'}")
 
     @property
     def failures(self) -> int:
@@ -110,10 +117,13 @@ class Watch:
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            target = self._next()
-            if target is not None:
-                self._ask(target)
+        try:
+            while not self._stop.is_set():
+                target = self._next()
+                if target is not None:
+                    self._ask(target)
+        except Exception as fault:  # noqa: BLE001 - the next look tells it, and the BMC is begun anew
+            self.reason = f"{type(fault).__name__}: {fault}"
         self.client.timeout = LOGOUT_S
         self.client.close()
         self.session.logout()
@@ -137,7 +147,6 @@ class Watch:
         began = self.monotonic()
         try:
             answer = self.session.get(target.path + target.expand, target.etag)
-            self._back(self.monotonic() - began)
             if answer.status != 304:
                 self._take(target, answer.document())
                 seldom = target.every >= _ETAG_S and not target.covers
@@ -148,6 +157,7 @@ class Watch:
         except Exception as error:  # noqa: BLE001 - whatever a document holds must not end the watch; it is counted
             self._trouble(target, began, Failure(f"{target.path}: {type(error).__name__}"))
             return
+        self._back(self.monotonic() - began)
         self.schedule.answered(target, began)
         if target.kind == "event_service" and self.bmc.events:
             self.listener.follow(self.tree.events)
@@ -165,7 +175,7 @@ class Watch:
         if failure.away:
             self._lost(str(failure))
             return
-        self._back(self.monotonic() - began)
+        self._fruitless(target, self.monotonic() - began)
         parent = self.tree.targets.get(target.parent)
         if parent is not None and target.failures == 1:
             self.schedule.put(parent, self.monotonic() + 5.0)  # it may no longer be there
@@ -215,7 +225,19 @@ class Watch:
         self.latency = took
         if self.reachable is False:
             self.mail.tell(f"bmc:{self.bmc.name}", "bmc_back", {"latency": round(took, 3)}, always=True)
-        self.reachable = True
+            self.schedule.afresh(self.tree.targets.values())
+        self.reachable, self._barren = True, {}
+
+    def _fruitless(self, target: Target, took: float) -> None:
+        """The BMC answered, with an error; one that gives nothing but errors tells as little as one that is away."""
+        self.latency = took
+        if len(self._barren) < BARREN or not target.fast:
+            self._barren[target.path] = target.fast
+        known = self.tree.targets.values()
+        enough = len(self._barren) >= min(BARREN, len(known))
+        slow_too = not all(self._barren.values()) or all(one.fast for one in known)
+        if (enough and slow_too) or self.reachable is None:
+            self._lost(f"it answers with errors alone: {self.reason}")
 
     def _lost(self, reason: str) -> None:
         if self.reachable is not False:

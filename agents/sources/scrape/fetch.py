@@ -1,89 +1,170 @@
-"""One GET of an exporter's page over HTTP: bounded in bytes and in time, no redirects, no proxies."""
+"""One GET of an exporter's page over HTTP: bounded in bytes and, from connecting to its last byte, in time.
+
+http.client follows no redirect, which would carry the token elsewhere, and uses no proxy.
+"""
 
 from __future__ import annotations
 
 import http.client
+import io
+import socket
 import ssl
+import stat
 import time
-import urllib.error
-import urllib.request
+import zlib
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 from pipeline.errors import ConfigError
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 MOST_BYTES = 32 << 20
-"""Largest page; chosen: 65,000 switch ports with 4 counters each are about 25 MiB."""
+"""Largest page, packed or not; chosen: 65,000 switch ports with 4 counters each are about 25 MiB."""
 CHUNK = 1 << 16
 ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.1"
 """The plain format first: every exporter has it, and its parser forgives more."""
+_GZIP = 16 + zlib.MAX_WBITS  # zlib manual, inflateInit2: 16 more than the window's size is gzip alone
 
 
 class Unreachable(Exception):  # noqa: N818 - what is wrong is with the exporter
     """The exporter gave no page; the text says why."""
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: it would carry the token elsewhere."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
 class Fetch:
-    """GETs of one URL. Raises ConfigError where certificates or the token cannot be read."""
+    """GETs of one URL. Token and certificates are read anew for each, since they are rotated."""
 
     def __init__(self, url: str, timeout: float, ca_file: Path | None = None, token_file: Path | None = None) -> None:
-        self.url, self._timeout, self._token_file = url, timeout, token_file
-        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _Stay()]
-        if url.startswith("https:"):
-            handlers.append(urllib.request.HTTPSHandler(context=_trust(ca_file)))
-        self._opener = urllib.request.build_opener(*handlers)
-        self._token()
+        self.url, self.timeout, self._ca_file, self._token_file = url, timeout, ca_file, token_file
+        self._system: ssl.SSLContext | None = None
 
     def __call__(self) -> str:
         """The page. Raises Unreachable."""
-        until = time.monotonic() + self._timeout
         try:
-            headers = {"Accept": ACCEPT, "User-Agent": "fleetpulse-agent", **self._token()}
-            with self._opener.open(urllib.request.Request(self.url, headers=headers), timeout=self._timeout) as answer:
+            return self._page(time.monotonic() + self.timeout)
+        except TimeoutError:
+            raise Unreachable(f"timed out: no whole page within {self.timeout:g} s") from None
+        except (OSError, http.client.HTTPException, ConfigError) as error:
+            raise Unreachable(str(error) or type(error).__name__) from None
+
+    def _page(self, until: float) -> str:
+        parts = urlsplit(self.url)
+        headers = {"Host": parts.netloc, "Accept": ACCEPT, "User-Agent": "fleetpulse-agent", "Connection": "close"}
+        if self._token_file is not None:
+            headers["Authorization"] = f"Bearer {token(self._token_file)}"
+        with closing(self._connected(until)) as sock:
+            request = http.client.HTTPConnection(parts.hostname or "")
+            request.sock = sock
+            request.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), headers=headers)
+            with http.client.HTTPResponse(cast(socket.socket, _Timed(sock, until)), method="GET") as answer:
+                answer.begin()
                 if answer.status != 200:
-                    raise Unreachable(f"answered {answer.status}; wanted 200")
-                return _text(answer, until)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise Unreachable(f"answered {error.code} {error.reason}; wanted 200") from None
-        except (OSError, http.client.HTTPException, ConfigError) as error:  # URLError is an OSError
-            raise Unreachable(str(getattr(error, "reason", None) or error or type(error).__name__)) from None
+                    raise Unreachable(f"answered {answer.status} {answer.reason}; wanted 200")
+                return _unpacked(_body(answer), answer.getheader("Content-Encoding", "")).decode("utf-8", "replace")
 
-    def _token(self) -> dict[str, str]:
-        """Read anew for each call: tokens are rotated."""
-        if self._token_file is None:
-            return {}
+    def _connected(self, until: float) -> socket.socket:
+        """A connection to the first of its addresses that takes one; each has its share of the time."""
+        parts = urlsplit(self.url)
+        secure = parts.scheme == "https"
+        found = socket.getaddrinfo(parts.hostname, parts.port or (443 if secure else 80), type=socket.SOCK_STREAM)
+        trouble = OSError(f"{parts.hostname}: has no address")
+        for left, (family, kind, protocol, _, address) in zip(range(len(found), 0, -1), found, strict=True):
+            sock = socket.socket(family, kind, protocol)
+            try:
+                sock.settimeout(_left(until) / left)
+                sock.connect(address)
+                sock.settimeout(_left(until))
+                return self._trust().wrap_socket(sock, server_hostname=parts.hostname) if secure else sock
+            except OSError as error:
+                sock.close()
+                trouble = error
+            except BaseException:
+                sock.close()
+                raise
+        raise trouble
+
+    def _trust(self) -> ssl.SSLContext:
+        """Whom we trust; this system's own certificates are read once: they are many."""
         try:
-            token = self._token_file.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"token_file {self._token_file}: {error}; wanted a bearer token") from None
-        return {"Authorization": f"Bearer {token}"}
+            if self._ca_file is not None:
+                return ssl.create_default_context(cafile=self._ca_file)
+            if self._system is None:
+                self._system = ssl.create_default_context()
+        except OSError as error:
+            raise ConfigError(f"ca_file {self._ca_file}: {error}; wanted certificates in PEM") from None
+        return self._system
 
 
-def _text(answer: http.client.HTTPResponse, until: float) -> str:
-    """The whole body, unless it is too long or drips for longer than it may."""
+class _Timed(io.RawIOBase):
+    """What a socket brings; every wait for it ends when the whole GET has to."""
+
+    def __init__(self, sock: socket.socket, until: float) -> None:
+        self._sock, self._until = sock, until
+
+    def makefile(self, *_: Any) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        self._sock.settimeout(_left(self._until))
+        return self._sock.recv_into(buffer)
+
+
+def _left(until: float) -> float:
+    """Seconds until then. Raises TimeoutError where there are none."""
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def token(path: Path) -> str:
+    """The bearer token in a file that only its owner and group may read. Raises ConfigError, which never quotes it."""
+    try:
+        mode = path.stat().st_mode
+        if mode & (stat.S_IROTH | stat.S_IWOTH):
+            wanted = f"wanted one that others may not open: chmod 600 {path}"
+            raise ConfigError(f"token_file {path}: open to every user of this host (mode {mode & 0o777:04o}); {wanted}")
+        found = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not text"
+        raise ConfigError(f"token_file {path}: {why}; wanted a file with the token that we may read") from None
+    if not found or not found.isprintable() or " " in found:
+        raise ConfigError(f"token_file {path}: wanted one bearer token in it, a single word")
+    return found
+
+
+def _body(answer: http.client.HTTPResponse) -> bytes:
+    """The whole body, unless it is too long."""
     parts, size = [], 0
     while part := answer.read1(CHUNK):
         size += len(part)
         if size > MOST_BYTES:
             raise Unreachable(f"a page of more than {MOST_BYTES >> 20} MiB")
-        if time.monotonic() > until:
-            raise Unreachable(f"no whole page in time; {size} bytes came")
         parts.append(part)
-    wanted = answer.length
-    if wanted:  # read1 gives what there was, where the other end closed too early
-        raise Unreachable(f"the page broke off {wanted} bytes before its end")
-    return b"".join(parts).decode("utf-8", "replace")
+    if answer.length:  # read1 gives what there was, where the other end closed too early
+        raise Unreachable(f"the page broke off {answer.length} bytes before its end")
+    return b"".join(parts)
 
 
-def _trust(ca_file: Path | None) -> ssl.SSLContext:
+def _unpacked(body: bytes, encoding: str) -> bytes:
+    """The body as it was before it was packed; some exporters pack though nobody asked for it."""
+    if encoding.strip().lower() in ("", "identity"):
+        return body
+    if encoding.strip().lower() not in ("gzip", "x-gzip"):
+        raise Unreachable(f"Content-Encoding {encoding}; wanted none, or gzip")
+    unpacker = zlib.decompressobj(_GZIP)
     try:
-        return ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"ca_file {ca_file}: {error}; wanted certificates in PEM") from None
+        found = unpacker.decompress(body, MOST_BYTES + 1)
+    except zlib.error as error:
+        raise Unreachable(f"Content-Encoding {encoding}, but the page is none: {error}") from None
+    if len(found) > MOST_BYTES:
+        raise Unreachable(f"a page of more than {MOST_BYTES >> 20} MiB once it is unpacked")
+    if not unpacker.eof or unpacker.unused_data:
+        raise Unreachable(f"Content-Encoding {encoding}, but the page is not one whole gzip member")
+    return found

@@ -30,6 +30,7 @@
 from __future__ import annotations
 
 import re
+import string
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ from pipeline.settings import build
 from pipeline.signals import CATALOGUE, CLASS_OF_KIND, CLASSES, Signal
 
 SHIPPED = Path(__file__).with_name("mappings")
+_LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # Prometheus data model, label names
 Merge = Literal["", "sum", "mean", "min", "max", "count"]
 
 
@@ -139,12 +141,17 @@ def load(name: str) -> Names:
 
 
 def check(mapping: Names, where: str) -> Names:
-    """Raises ConfigError on signals, states and kinds that the catalogue does not have."""
+    """Raises ConfigError on signals, states and kinds that the catalogue lacks, and on braces without a label."""
     if mapping.version != 1:
         raise ConfigError(f"{where}: version = {mapping.version}; wanted 1")
     for device_class in (*mapping.entities, *mapping.parents, *mapping.attributes):
         if device_class not in CLASSES:
             raise ConfigError(f"{where}: {device_class!r} is no device class; wanted one of {', '.join(CLASSES)}")
+    for device_class, template in mapping.entities.items():
+        _check_template(template, f"{where}: [entities] {device_class}")
+    for device_class, templates in mapping.parents.items():
+        for template in templates:
+            _check_template(template, f"{where}: [parents] {device_class}")
     for metric in mapping.metric:
         _check_metric(mapping, metric, f"{where}: [[metric]] {metric.name}")
     return mapping
@@ -156,6 +163,7 @@ def _check_metric(mapping: Names, metric: Metric, where: str) -> None:
         raise ConfigError(
             f"{where}: signal = {metric.signal!r} is not in the catalogue; `fleetpulse signals` lists all"
         )
+    _check_template(metric.entity, where)
     template = metric.entity or mapping.entities.get(signal.device_class, "")
     kind = template.partition(":")[0]
     if CLASS_OF_KIND.get(kind) != signal.device_class:
@@ -167,6 +175,18 @@ def _check_metric(mapping: Names, metric: Metric, where: str) -> None:
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(f"{where}: where {label} = {pattern!r} is no regular expression: {error}") from None
+
+
+def _check_template(template: str, where: str) -> None:
+    """Braces hold the bare name of a label."""
+    wanted = "wanted names of labels in braces, as in gpu:{Hostname}.{gpu}"
+    try:
+        found = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(f"{where}: {template!r}: {error}; {wanted}") from None
+    for _, label, form, conversion in found:
+        if label is not None and (form or conversion or not _LABEL.fullmatch(label)):
+            raise ConfigError(f"{where}: {template!r}: {label!r} is no plain label; {wanted}")
 
 
 def _check_state(signal: Signal, value: Any, state: str, where: str) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agents.sources.scrape.fetch import Unreachable
+from agents.sources.scrape.fetch import Fetch, Unreachable
 from agents.sources.scrape.mapping import Names
 from agents.sources.scrape.series import page
 from agents.sources.scrape.translation import Translated, translate
+
+MOST_WORDS = 300
+"""Most characters of a reason: some hold what the exporter sent. Chosen: two lines of a terminal."""
+_SHOWN = 60
+"""Characters of a page without a series that are shown; chosen: enough to see what it is instead."""
+OVERDUE_S = 5.0
+"""How much longer than its time-out a GET may take before it counts as down; chosen. It ends itself in time; only what
+has no time-out, as a name server or a file on a server that is away, can take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +37,12 @@ class Scrape:
 class Scraper:
     """One endpoint. Only the newest scrape that nobody took yet is kept."""
 
-    def __init__(
-        self, fetch: Callable[[], str], names: Names, given: Mapping[str, str], interval: float, most: int
-    ) -> None:
+    def __init__(self, fetch: Fetch, names: Names, given: Mapping[str, str], interval: float, most: int) -> None:
         self._fetch, self._names, self._given, self._interval, self._most = fetch, names, given, interval, most
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._newest: Scrape | None = None
+        self._overdue = math.inf
         name = f"scrape {given['target']}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -42,9 +50,12 @@ class Scraper:
         self._thread.start()
 
     def take(self) -> Scrape | None:
-        """The newest scrape, once."""
+        """The newest scrape, once; one without a page, once an interval, for a GET that does not end."""
         with self._lock:
             newest, self._newest = self._newest, None
+            if newest is None and time.monotonic() > self._overdue:
+                self._overdue = time.monotonic() + self._interval
+                return Scrape(self._given["target"], "a GET hangs beyond its time-out: is a name server or file away?")
         return newest
 
     def stop(self) -> None:
@@ -62,11 +73,30 @@ class Scraper:
     def scrape(self) -> Scrape:
         """One scrape now."""
         target, began = self._given["target"], time.monotonic()
+        reason, series, bad, found = "", 0, 0, Translated()
         try:
-            found = page(self._fetch())
-            translated = translate(found, self._names, self._given, self._most)
+            text = self._text()
+            read = page(text)
+            series, bad = len(read.series), read.bad
+            if not series:
+                raise Unreachable(f"no series in {len(text)} characters that begin with {text[:_SHOWN]!a}")
+            found = translate(read, self._names, self._given, self._most)
         except Unreachable as why:
-            return Scrape(target, str(why), time.monotonic() - began)
+            reason = str(why)
         except Exception as fault:  # noqa: BLE001 - a thread that ended would be an endpoint that is silent for ever
-            return Scrape(target, f"{type(fault).__name__}: {fault}", time.monotonic() - began)
-        return Scrape(target, "", time.monotonic() - began, len(found.series), found.bad, translated)
+            reason = f"{type(fault).__name__}: {fault}"
+        return Scrape(target, _plain(reason), time.monotonic() - began, series, bad, found)
+
+    def _text(self) -> str:
+        with self._lock:
+            self._overdue = time.monotonic() + self._fetch.timeout + OVERDUE_S
+        try:
+            return self._fetch()
+        finally:
+            with self._lock:
+                self._overdue = math.inf
+
+
+def _plain(reason: str) -> str:
+    """A reason that is short and holds nothing that a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in reason[:MOST_WORDS])

@@ -143,7 +143,10 @@ def _remove_stale(path: Path) -> None:
         return
     except OSError as failed:
         raise NoData(f"{path}: {failed.strerror or failed}; wanted to know whether an agent listens there") from failed
-    raise NoData(f"{path}: another agent listens there; wanted one agent for a path: set `socket` of one of them")
+    raise NoData(
+        f"{path}: the agent that runs on this node listens there and has the steps; "
+        "for a second agent set `socket` of [collector.training]"
+    )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -31,6 +31,35 @@ def test_entities_are_all_or_of_one_kind(client: httpx.Client) -> None:
     assert gpu.last_seen is not None
 
 
+def test_a_job_was_last_seen_when_what_runs_in_it_was(client: httpx.Client, database: Database, now: int) -> None:
+    database.connection.execute("INSERT INTO device VALUES ('node', 0, 'local', 'node:n1', 'n1', true)")
+    database.connection.execute("INSERT INTO device VALUES ('rank', 9, 'local', 'rank:82.0', 'n1', true)")
+    for device_class, number, moment in (("node", 0, now), ("rank", 9, now - SECOND)):
+        database.connection.execute(
+            f"INSERT INTO latest_{device_class} (time, device) VALUES (make_timestamptz(?), ?)", [moment, number]
+        )
+    lines = [
+        ("job:81", "job", [], "{}"),
+        ("stage:81.0", "stage", ["job:81"], "{}"),
+        ("rank:81.0", "rank", ["stage:81.0", "job:81", "gpu:n1.0"], '{"node": "n1"}'),
+        ("job:82", "job", [], "{}"),
+        ("rank:82.0", "rank", ["job:82", "gpu:n1.1"], '{"node": "n1"}'),
+        ("job:83", "job", [], "{}"),
+    ]
+    for line in lines:
+        database.connection.execute(
+            "INSERT OR REPLACE INTO entity (entity, kind, site, simulated, parents, attributes) "
+            "VALUES ($1, $2, 'local', false, $3, $4)",
+            line,
+        )
+    found = {e["entity"]: e["last_seen"] for e in client.get("/api/v1/entities").json()["entities"]}
+    assert {found[e] for e in ("job:81", "stage:81.0", "rank:81.0")} == {iso(now)}
+    assert found["job:82"] == found["rank:82.0"] == iso(now - SECOND)
+    assert found["job:83"] is None
+    jobs = client.get("/api/v1/entities?kind=job").json()["entities"]
+    assert {e["entity"]: e["last_seen"] for e in jobs}.items() <= found.items()
+
+
 def test_a_fleet_without_incidents_is_ok_where_it_speaks_and_no_data_where_it_does_not(
     client: httpx.Client, now: int
 ) -> None:

@@ -1,0 +1,35 @@
+"""A program whose newest line is wanted: one that the kernel holds is told, and no second one is started beside it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+from agents.sources.accelerators import child as children
+from agents.sources.accelerators.child import Child
+
+
+def test_a_program_that_does_not_end_when_it_is_killed_is_told_and_followed_by_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(children, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda _: None)  # as for a process in state D: the signal is pending
+    child = Child(["sh", "-c", "exec sleep 60"], silence=0.1)
+    try:
+        until = time.monotonic() + 10
+        while not (found := re.search(r"does not end: it waits in the kernel \(pid (\d+)\)", child.trouble())):
+            assert time.monotonic() < until, child.trouble()
+            time.sleep(0.02)
+        assert child.newest() is None
+        os.kill(int(found[1]), signal.SIGKILL)
+        while "does not end" in child.trouble():
+            assert time.monotonic() < until, child.trouble()
+            time.sleep(0.02)
+    finally:
+        monkeypatch.undo()
+        child.close()

@@ -1,0 +1,106 @@
+"""What one look after another tells of what there is: the whole inventory where it changed, and only then."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from agents.collector import Collector, Device, Reading
+from agents.workers.errand import LENGTH, LOOK, LOOK_AND_TELL, Delivery, serve, unpacked
+
+FIRST, SECOND = ("pump:a.1", "pump:a.2"), ("pump:b.1",)
+
+
+@dataclass
+class Turns(Collector):
+    """Tells of other pumps at each look, all of which it has in its inventory from the start."""
+
+    name: ClassVar[str] = "turns"
+    signals: ClassVar[tuple[str, ...]] = ("pump.speed",)
+    remote: ClassVar[bool] = True
+    new: bool = False
+    looks: int = field(default=0, init=False)
+
+    def read(self) -> tuple[Reading, ...]:
+        self.looks += 1
+        entities = (FIRST, SECOND)[self.looks % 2]
+        return (Reading("coolant", entities, {"pump.speed": np.ones(len(entities), np.float32)}),)
+
+    def renewed(self) -> bool:
+        new, self.new = self.new, False
+        return new
+
+    def inventory(self) -> Mapping[str, Device]:
+        return dict.fromkeys((*FIRST, *SECOND), Device())
+
+
+class InTurns(Turns):
+    """The same, and says so."""
+
+    partial: ClassVar[bool] = True
+
+
+class FarEnd:
+    """A collector at the far end of a channel, asked as a worker asks it."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel, self.stream = channel, channel.makefile("rb")
+
+    def look(self, request: bytes = LOOK) -> Delivery:
+        self.channel.sendall(request)
+        (length,) = LENGTH.unpack(self.stream.read(LENGTH.size))
+        found = unpacked(self.stream.read(length))
+        assert (found.state, found.reason) == ("ok", "")
+        return found
+
+    def tells(self, looks: int) -> list[bool]:
+        """Of each of so many looks, whether it told the inventory."""
+        return [self.look().inventory is not None for _ in range(looks)]
+
+
+@contextmanager
+def served(collector: Collector) -> Iterator[FarEnd]:
+    near, far = socket.socketpair()
+    thread = threading.Thread(target=serve, args=(far, collector, "n1"))
+    thread.start()
+    end = FarEnd(near)
+    try:
+        yield end
+    finally:
+        end.stream.close()
+        near.close()
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_who_tells_of_some_at_each_look_tells_its_inventory_once() -> None:
+    with served(InTurns()) as end:
+        assert end.tells(6) == [True, False, False, False, False, False]
+
+
+def test_who_tells_of_all_at_each_look_tells_its_inventory_when_they_are_others() -> None:
+    with served(Turns()) as end:
+        assert end.tells(4) == [True, True, True, True]
+
+
+@pytest.mark.parametrize("kind", [Turns, InTurns])
+def test_an_inventory_is_whole_whatever_the_look_told_of(kind: type[Turns]) -> None:
+    with served(kind()) as end:
+        assert set(end.look().inventory or ()) == {*FIRST, *SECOND}
+
+
+def test_a_change_that_only_the_collector_knows_of_and_a_wish_to_hear_it_bring_the_inventory() -> None:
+    collector = InTurns()
+    with served(collector) as end:
+        assert end.tells(2) == [True, False]
+        collector.new = True
+        assert end.tells(2) == [True, False]
+        assert end.look(LOOK_AND_TELL).inventory is not None
+        assert end.tells(1) == [False]

@@ -1,0 +1,159 @@
+"""A BMC that answers and tells nothing: it is not read any less soon after, and nobody takes it for well."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from agents.collectors.redfish import Redfish
+from agents.sources.redfish import client as clients
+from agents.sources.redfish.bmcs import Bmc
+from agents.sources.redfish.rows import Place
+from agents.sources.redfish.schedule import FAST_ALONE_MOST_S, Schedule, Target
+from pipeline.errors import ConfigError
+from pipeline.records import Event
+from pipeline.settings import build
+from tests.agents.redfish_double import Double
+from tests.agents.redfish_faults import Fault
+from tests.agents.redfish_trees import FLOW, LEAK, cdu
+
+
+class Eye:
+    """Looks at one BMC until something holds."""
+
+    def __init__(self, double: Double, password: Path, **how: object) -> None:
+        who = {"user": double.user, "password_file": password, "allow_http": True, "read": ("coolant", "leaks")}
+        self.collector = Redfish(bmcs=(Bmc("b", double.url, **{**who, **how}),))  # type: ignore[arg-type]
+        self.events: list[Event] = []
+        self.reachable = -1.0
+        self.seen: set[str] = set()
+        self.collector.open("n1")
+
+    def until(self, holds: Callable[[], bool], patience: float = 20.0) -> None:
+        until = time.monotonic() + patience
+        while time.monotonic() < until:
+            for reading in self.collector.read():
+                self.events += reading.events
+                self.seen |= set(reading.columns)
+                if "bmc.reachable" in reading.columns:
+                    self.reachable = float(reading.columns["bmc.reachable"][0])
+            if holds():
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"not within {patience} s: {self.events}")
+
+    def told(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event.kind == kind]
+
+
+@pytest.fixture
+def double() -> Iterator[Double]:
+    with Double(cdu()) as made:
+        yield made
+
+
+@pytest.fixture
+def eye(tmp_path: Path) -> Iterator[Callable[..., Eye]]:
+    opened: list[Eye] = []
+
+    def begin(double: Double, **how: object) -> Eye:
+        password = tmp_path / "password"
+        password.touch(0o600)
+        password.write_text(double.password)
+        opened.append(Eye(double, password, **how))
+        return opened[-1]
+
+    yield begin
+    for one in opened:
+        one.collector.close()
+
+
+def test_a_leak_that_gives_errors_is_asked_again_within_half_a_minute_however_long_that_lasts() -> None:
+    now = [0.0]
+    schedule = Schedule(lambda: now[0], lambda: 1.0)
+    leak = Target(LEAK, "leak_detector", Place("b"), 5.0)
+    schedule.put(leak)
+    asked = []
+    while now[0] < 3 * 3600:
+        if schedule.next() is leak:
+            asked.append(now[0])
+            schedule.failed(leak, now[0], away=False, after=0.0)
+        now[0] += 1.0
+    assert max(b - a for a, b in pairwise(asked)) <= FAST_ALONE_MOST_S + 2
+
+
+@pytest.mark.parametrize("status", [404, 500])
+def test_a_bmc_that_gives_nothing_but_errors_is_told_lost_with_its_reason_and_back(
+    double: Double, eye: Callable[..., Eye], status: int
+) -> None:
+    watch = eye(double)
+    watch.until(lambda: {"coolant.flow", "leak.state"} <= watch.seen)
+    double.fault("/redfish/*", Fault(status=status))
+    watch.until(lambda: bool(watch.told("bmc_lost")) and watch.reachable == 0)
+    assert f"HTTP {status}" in watch.told("bmc_lost")[0].data["reason"]
+    double.mend()
+    watch.until(lambda: bool(watch.told("bmc_back")) and watch.reachable == 1, 45.0)
+    watch.seen.clear()
+    watch.until(lambda: {"coolant.flow", "leak.state"} <= watch.seen)
+    assert len(watch.told("bmc_lost")) == len(watch.told("bmc_back")) == 1
+
+
+def test_one_sensor_that_gives_errors_does_not_make_its_bmc_lost(double: Double, eye: Callable[..., Eye]) -> None:
+    watch = eye(double)
+    watch.until(lambda: {"coolant.flow", "leak.state"} <= watch.seen)
+    double.fault(FLOW, Fault(status=404))
+    before = len(double.requests)
+    watch.until(lambda: len(double.requests) > before + 30)
+    assert watch.reachable == 1
+    assert not watch.told("bmc_lost")
+
+
+def test_a_page_of_html_is_no_bmc_that_is_well(double: Double, eye: Callable[..., Eye]) -> None:
+    double.fault("/redfish/*", Fault(body=b"<html>It works!</html>"))
+    watch = eye(double)
+    watch.until(lambda: watch.reachable == 0)
+    assert "no JSON" in watch.told("bmc_lost")[0].data["reason"]
+
+
+def test_a_bmc_whose_answer_drips_for_ever_is_away(
+    double: Double, eye: Callable[..., Eye], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "CONNECT_S", 0.5)
+    double.fault("/redfish/*", Fault(drip=0.9))
+    watch = eye(double, timeout=1.0)
+    watch.until(lambda: watch.reachable == 0)
+    assert "no answer within 1 s" in watch.told("bmc_lost")[0].data["reason"]
+
+
+def test_a_bmc_that_stands_twice_is_named_and_nothing_else_is_printed() -> None:
+    names = ("cdu1", "cdu2", "cdu1")
+    with pytest.raises(ConfigError) as error:
+        Redfish(bmcs=tuple(Bmc(name, "https://h") for name in names))
+    assert "'cdu1'" in str(error.value)
+    assert "cdu2" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["https://h:99999", "https://h:0", "https://h:port", "https://[h"])
+def test_a_port_that_cannot_be_is_refused_with_the_configuration(url: str) -> None:
+    with pytest.raises(ConfigError, match="1 to 65535"):
+        build(Redfish, {"bmcs": [{"name": "a", "url": url}]}, "f.toml", "collector.redfish")
+
+
+def test_a_thread_that_ended_unforeseen_is_a_fault_of_the_collector_and_no_quiet_bmc(
+    double: Double, eye: Callable[..., Eye], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = eye(double)
+    watch.until(lambda: "coolant.flow" in watch.seen)
+    (one,) = watch.collector._watches
+
+    def broken() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(one, "_next", broken)
+    one.join(10.0)
+    with pytest.raises(RuntimeError, match=r"its thread ended: RuntimeError: can't start new thread"):
+        watch.collector.read()

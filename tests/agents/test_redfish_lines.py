@@ -1,0 +1,144 @@
+"""What a Redfish session does on lines that break: which request it repeats, and which it must never send twice."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from agents.sources.redfish.client import STALE_S, Client, Failure
+from agents.sources.redfish.session import SESSIONS, Session
+
+ROOT = "/redfish/v1"
+Answers = Callable[[str, int], bytes | None]
+
+
+@dataclass
+class Line:
+    """A BMC of which each answer is written out. asked: the request lines; now: the client's clock."""
+
+    asked: list[str] = field(default_factory=list)
+    url: str = ""
+    now: float = 0.0
+
+    def count(self, method: str) -> int:
+        return sum(line.startswith(method) for line in self.asked)
+
+    def client(self) -> Client:
+        return Client(self.url, 5.0, monotonic=lambda: self.now)
+
+
+def said(status: str = "200 OK", body: bytes = b"{}", **headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *(f"{k}: {v}" for k, v in headers.items())]
+    return "\r\n".join((*lines, "", "")).encode().replace(b"_", b"-") + body
+
+
+def request(stream: object) -> str:
+    """The first line of a request that came whole; "" where the line ended."""
+    first, size = "", 0
+    while (text := stream.readline().decode()) not in ("\r\n", ""):  # type: ignore[attr-defined] # a socket's file
+        first = first or text.strip()
+        name, _, value = text.partition(":")
+        size = int(value) if name.lower() == "content-length" else size
+    stream.read(size)  # type: ignore[attr-defined]
+    return first
+
+
+@contextmanager
+def line(answers: Answers) -> Iterator[Line]:
+    """answers: (request line, how many of its method came so far) -> what is said; None hangs up instead."""
+    found, listener = Line(), socket.create_server(("127.0.0.1", 0))
+    found.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    def serve() -> None:
+        with suppress(OSError):  # closed: the test is over
+            while True:
+                connection, _ = listener.accept()
+                with connection, connection.makefile("rb") as stream:
+                    while first := request(stream):
+                        found.asked.append(first)
+                        answer = answers(first, found.count(first.split()[0]))
+                        if answer is None:
+                            break
+                        connection.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield found
+    finally:
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        listener.close()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def password(tmp_path: Path) -> Path:
+    path = tmp_path / "password"
+    path.write_text("sesame\n")
+    path.chmod(0o600)
+    return path
+
+
+def test_a_get_on_a_kept_connection_that_the_bmc_had_closed_is_sent_once_more() -> None:
+    with line(lambda first, number: None if number == 2 else said()) as bmc:
+        client = bmc.client()
+        for _ in range(2):
+            assert client.request("GET", ROOT, {}).status == 200
+        client.close()
+        assert bmc.asked == [f"GET {ROOT} HTTP/1.1"] * 3
+
+
+def test_a_get_that_the_bmc_worked_on_before_it_hung_up_is_not_repeated() -> None:
+    def answers(first: str, number: int) -> bytes | None:
+        bmc.now += 0.0 if number == 1 else STALE_S + 0.1
+        return said() if number == 1 else None
+
+    with line(answers) as bmc:
+        client = bmc.client()
+        client.request("GET", ROOT, {})
+        with pytest.raises(Failure) as broken:
+            client.request("GET", ROOT, {})
+        assert broken.value.away
+        assert bmc.count("GET") == 2
+
+
+def test_a_login_whose_answer_was_lost_is_not_sent_again(password: Path) -> None:
+    def answers(first: str, number: int) -> bytes | None:
+        if first.startswith("POST"):
+            return said("201 Created", X_Auth_Token="t", Location=f"{SESSIONS}/1") if number == 1 else None
+        return said("401 Unauthorized") if number == 2 else said()
+
+    with line(answers) as bmc:
+        session = Session(bmc.client(), "operator", password)
+        assert session.get(ROOT).status == 200
+        with pytest.raises(Failure) as broken:
+            session.get(ROOT)  # the session expired; the login goes over the kept connection, which breaks
+        session.client.close()
+        assert broken.value.away
+        assert bmc.count("POST") == 2
+
+
+@pytest.mark.parametrize(("login", "logins"), [("201 Created", 2), ("401 Unauthorized", 1), ("403 Forbidden", 1)])
+def test_who_is_refused_leaves_the_whole_bmc_alone_so_that_no_account_is_locked(
+    password: Path, login: str, logins: int
+) -> None:
+    def answers(first: str, number: int) -> bytes | None:
+        if first.startswith("POST"):
+            return said(login, **({"X_Auth_Token": "t"} if login.startswith("201") else {}))
+        return said("401 Unauthorized")
+
+    with line(answers) as bmc:
+        session = Session(bmc.client(), "operator", password)
+        with pytest.raises(Failure) as refused:
+            session.get(ROOT)
+        session.client.close()
+        assert refused.value.away
+        assert bmc.count("POST") == logins

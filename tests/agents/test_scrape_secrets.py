@@ -1,0 +1,163 @@
+"""Tokens that would leak, addresses that nobody can ask, and mappings that no label could fill."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.collector import Reading
+from agents.collectors import configured
+from agents.collectors.prometheus import Endpoint, Prometheus
+from agents.sources.scrape.fetch import Fetch, Unreachable
+from agents.sources.scrape.mapping import load
+from pipeline.errors import ConfigError
+from tests.agents.exporter_double import OK, peer
+
+# --- tokens and addresses --------------------------------------------------------------------------------------------
+
+
+def endpoint(**said: Any) -> Mapping[str, Any]:
+    return {"prometheus": {"endpoints": [{"name": "a", **said}]}}
+
+
+@pytest.mark.parametrize("url", ["http://gateway.example/", "http://gateway/", "http://localhost.example/"])
+def test_a_token_does_not_travel_in_clear_to_a_name(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"a: url = .* would send the token of token_file in clear; wanted https"):
+        configured(endpoint(url=url, token_file="/t"), "f.toml")
+    configured(endpoint(url=url), "f.toml")
+
+
+def test_a_public_address_is_public_in_the_clothes_of_another_version_too() -> None:
+    with pytest.raises(ConfigError, match="https to public ones"):
+        configured(endpoint(url="http://[::ffff:8.8.8.8]/"), "f.toml")
+    configured(endpoint(url="http://[::ffff:10.0.0.7]/"), "f.toml")
+
+
+@pytest.mark.parametrize("url", ["https://x.example/", "http://10.0.0.7:9/", "http://[::1]:9/", "http://localhost/"])
+def test_a_token_may_travel_encrypted_or_within_our_own_networks(url: str) -> None:
+    configured(endpoint(url=url, token_file="/t"), "f.toml")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://x:99999/", "http://x:0/", "http://x:y/", "http://[::1/", "http://x/a b", "http://x/\n", "http://:@x/"],
+)
+def test_a_url_that_could_never_be_asked_is_refused_when_it_is_configured(url: str) -> None:
+    with pytest.raises(ConfigError, match="a port of 1 to 65535"):
+        configured(endpoint(url=url), "f.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        (
+            "sesame",
+            0o644,
+            "open to every user of this host (mode 0644); wanted one that others may not open: chmod 600",
+        ),
+        ("\n", 0o600, "wanted one bearer token in it, a single word"),
+        ("sesame\r\nX-Other: 1", 0o600, "wanted one bearer token in it, a single word"),
+        ("sesam\u00e9", 0o600, "is not text"),
+        (None, 0o600, "No such file or directory; wanted a file with the token"),
+    ],
+)
+def test_a_token_that_cannot_be_used_costs_its_endpoint_alone_and_a_mended_one_works_at_once(
+    tmp_path: Path, text: str | None, mode: int, said: str
+) -> None:
+    path = tmp_path / "token"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(mode)
+    with peer(OK, b"\r\na 1\n") as url:
+        made = Prometheus(endpoints=(Endpoint("x", url, token_file=path), Endpoint("y", url)))
+        made.open("n1")
+        try:
+            found: list[Reading] = []
+            while not {"exporter:x", "custom:y.a"} <= {e for r in found for e in r.entities}:
+                found += made.read()
+                time.sleep(0.01)
+            (event,) = [e for r in found for e in r.events]
+        finally:
+            made.close()
+        path.write_text("sesame")
+        path.chmod(0o600)
+        assert Fetch(url, 5.0, token_file=path)() == "a 1\n"
+    assert said in event.data["reason"]
+    assert "sesam" not in event.data["reason"]
+
+
+# --- certificates ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of loopback's own with its key, in one file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    key, made, both = folder / "key.pem", folder / "made.pem", folder / "both.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=exporter", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(made)]
+    subprocess.run(words, check=True, capture_output=True)
+    both.write_text(made.read_text() + key.read_text())
+    return both
+
+
+@pytest.fixture
+def tls(certificate: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    return context
+
+
+def test_an_exporter_is_trusted_by_its_certificate_and_one_that_is_mended_works_at_once(
+    tmp_path: Path, certificate: Path, tls: ssl.SSLContext
+) -> None:
+    ca_file = tmp_path / "ca.pem"
+    with peer(OK, b"Content-Length: 4\r\n\r\n", b"a 1\n", tls=tls) as url:
+        with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
+            Fetch(url, 5.0)()
+        fetch = Fetch(url, 5.0, ca_file)
+        with pytest.raises(Unreachable, match=r"ca\.pem: .*No such file or directory; wanted certificates in PEM"):
+            fetch()
+        ca_file.write_text("nothing")
+        with pytest.raises(Unreachable, match="wanted certificates in PEM"):
+            fetch()
+        ca_file.write_text(certificate.read_text())
+        assert fetch() == "a 1\n"
+        with pytest.raises(Unreachable, match=r"IP address mismatch|not valid for|doesn't match"):
+            Fetch(url.replace("127.0.0.1", "localhost"), 5.0, ca_file)()
+
+
+def test_an_exporter_that_drips_over_tls_is_given_up_in_time(certificate: Path, tls: ssl.SSLContext) -> None:
+    with peer(OK, b"X: ", drip=b"x", tls=tls) as url:
+        began = time.monotonic()
+        with pytest.raises(Unreachable, match="timed out"):
+            Fetch(url, 0.4, certificate)()
+        assert time.monotonic() - began < 2.0
+
+
+# --- mappings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "bad", ["cdu:{target", "cdu:target}", "cdu:{0}", "cdu:{}", "cdu:{a!r}", "cdu:{a:>10}", "cdu:{a.b}"]
+)
+@pytest.mark.parametrize("place", ["[entities] coolant", "[parents] coolant", "[[metric]] flow"])
+def test_braces_that_no_label_can_fill_are_refused_with_their_place(tmp_path: Path, bad: str, place: str) -> None:
+    entities = f'coolant = "{bad if "entities" in place else "cdu:x"}"'
+    parents = f'coolant = ["{bad if "parents" in place else "row:{target}"}"]'
+    own = f'entity = "{bad}"' if "metric" in place else ""
+    metric = f'[[metric]]\nname = "flow"\nsignal = "coolant.flow"\n{own}\n'
+    path = tmp_path / "own.toml"
+    path.write_text(f"version = 1\n[entities]\n{entities}\n[parents]\n{parents}\n{metric}")
+    with pytest.raises(ConfigError) as refused:
+        load(str(path))
+    assert f"own.toml: {place}: '{bad}'" in str(refused.value)

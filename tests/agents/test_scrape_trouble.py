@@ -1,0 +1,186 @@
+"""Exporters that are slow, ill or hostile, and two that tell of the same."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agents.collectors.prometheus import Endpoint, Prometheus
+from agents.sources.scrape import fetch as fetching
+from agents.sources.scrape import scraper as scraping
+from agents.sources.scrape.fetch import Fetch, Unreachable
+from agents.sources.scrape.mapping import load
+from agents.sources.scrape.scraper import Scrape, Scraper
+from tests.agents.exporter_double import OK, peer, until_told
+
+GIVEN = {"target": "t1", "node": "n1"}
+
+
+def scrape(fetch: Fetch) -> Scrape:
+    return Scraper(fetch, load(""), GIVEN, 3600.0, 100).scrape()
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "drip"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX: ", b"x"),
+        (b"HTTP/1.1 200", b" "),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1"),
+        (OK + b"\r\n", b"a"),
+    ],
+    ids=["header", "status", "continue", "chunk", "body"],
+)
+def test_an_exporter_that_drips_is_given_up_in_time(said: bytes, drip: bytes) -> None:
+    with peer(said, drip=drip) as url:
+        began = time.monotonic()
+        with pytest.raises(Unreachable, match=r"timed out: no whole page within 0\.3 s"):
+            Fetch(url, 0.3)()
+        assert time.monotonic() - began < 2.0
+
+
+def test_a_handshake_that_drips_is_given_up_in_time() -> None:
+    with peer(b"\x16\x03\x03\x40\x00", drip=b"\x02") as url:
+        began = time.monotonic()
+        with pytest.raises(Unreachable, match="timed out"):
+            Fetch(url.replace("http:", "https:"), 0.3)()
+        assert time.monotonic() - began < 2.0
+
+
+def test_an_exporter_that_drips_its_header_is_told_as_down_and_asked_again_by_the_same_thread() -> None:
+    with peer(b"HTTP/1.1 200 OK\r\nX: ", drip=b"x") as url:
+        made = Prometheus(endpoints=(Endpoint("x", url, interval=1.0, timeout=0.2),))
+        made.open("n1")
+        try:
+            found = until_told(made, "x") + until_told(made, "x")
+            threads = [t for t in threading.enumerate() if t.name == "scrape x"]
+        finally:
+            made.close()
+    assert [e.data["state"] for r in found for e in r.events] == ["down"]
+    assert len(threads) == 1
+
+
+def test_a_get_that_hangs_where_no_time_out_reaches_is_told_as_down_once_an_interval(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scraping, "OVERDUE_S", 0.1)
+    pipe = tmp_path / "token"  # as a file of a server that is away: opening it waits for ever
+    os.mkfifo(pipe, 0o600)
+    made = Prometheus(endpoints=(Endpoint("x", "http://127.0.0.1:1/", interval=3600.0, timeout=0.1, token_file=pipe),))
+    made.open("n1")
+    try:
+        found = until_told(made, "x")
+        assert made.read() == ()
+    finally:
+        made.close()
+        with pipe.open("w"):  # lets the thread go
+            pass
+    (event,) = [e for r in found for e in r.events]
+    assert (event.data["state"], event.data["reason"].partition(":")[0]) == ("down", "a GET hangs beyond its time-out")
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "no series in 0 characters that begin with ''"),
+        (b"<html><title>Log in</title>\x1b[31m\n", r"no series in 33 characters that begin with '<html><title>Log in"),
+        (gzip.compress(b"a 1\n", mtime=0), r"begin with '\x1f\ufffd"),
+        (b"# TYPE a gauge\n", "no series in 15 characters"),
+    ],
+    ids=["empty", "login", "packed and not said", "comments"],
+)
+def test_a_page_without_a_series_is_an_endpoint_that_is_down(body: bytes, said: str) -> None:
+    with peer(OK, b"\r\n", body) as url:
+        found = scrape(Fetch(url, 5.0))
+    assert said in found.reason
+    assert found.reason.isprintable()
+    assert len(found.reason) < 300
+
+
+def test_a_page_that_is_packed_is_unpacked() -> None:
+    with peer(OK, b"Content-Encoding: gzip\r\n\r\n", gzip.compress(b"a 1\n")) as url:
+        assert Fetch(url, 5.0)() == "a 1\n"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "said"),
+    [
+        (b"gzip", gzip.compress(b"a" * (2 << 20)), "more than 1 MiB once it is unpacked"),
+        (b"gzip", gzip.compress(b"a 1\n")[:-3], "not one whole gzip member"),
+        (b"gzip", gzip.compress(b"a 1\n") * 2, "not one whole gzip member"),
+        (b"gzip", b"a 1\n", "but the page is none"),
+        (b"br", b"a 1\n", "Content-Encoding br; wanted none, or gzip"),
+    ],
+    ids=["bomb", "torn", "two members", "not packed", "another way"],
+)
+def test_a_page_that_is_packed_too_well_or_badly_is_refused(
+    monkeypatch: pytest.MonkeyPatch, encoding: bytes, body: bytes, said: str
+) -> None:
+    monkeypatch.setattr(fetching, "MOST_BYTES", 1 << 20)
+    with peer(OK, b"Content-Encoding: " + encoding + b"\r\n\r\n", body) as url, pytest.raises(Unreachable) as refused:
+        Fetch(url, 5.0)()
+    assert said in str(refused.value)
+
+
+def test_the_words_of_a_hostile_exporter_are_cut_and_harmless() -> None:
+    with peer(b"HTTP/1.1 500 \x1b[2J" + b"x" * 60_000 + b"\r\n\r\n") as url:
+        found = scrape(Fetch(url, 5.0))
+    assert found.reason.startswith("answered 500 ?[2Jxxx")
+    assert len(found.reason) == scraping.MOST_WORDS
+
+
+# --- what two endpoints tell -----------------------------------------------------------------------------------------
+
+
+def test_an_endpoint_that_is_down_at_start_loses_no_entity_and_tells_them_when_it_is_up() -> None:
+    pages: list[Callable[[], str]] = [lambda: "", lambda: "a 1\n", lambda: "", lambda: "a 2\n"]
+
+    class Given(Fetch):
+        def __call__(self) -> str:
+            return pages.pop(0)()
+
+    made = Prometheus(endpoints=(Endpoint("x", "http://127.0.0.1:1/"),))
+    scraper = Scraper(Given("http://127.0.0.1:1/", 1.0), load(""), {"target": "x"}, 3600.0, 10)
+    made._scrapers = [scraper]
+    told = []
+    while pages:
+        scraper._newest = scraper.scrape()
+        found = {e for r in made.read() for e in r.entities}
+        told.append((sorted(found), made.renewed()))
+        assert found <= made.inventory().keys()
+    up = ["custom:x.a", "exporter:x"]
+    assert told == [(["exporter:x"], True), (up, True), (["exporter:x"], False), (up, False)]
+
+
+def test_what_two_endpoints_know_of_one_entity_is_put_together(tmp_path: Path) -> None:
+    paths = []
+    for attribute in ("sku", "serial"):
+        paths.append(tmp_path / f"{attribute}.toml")
+        paths[-1].write_text(
+            f'version = 1\n[entities]\ncoolant = "cdu:c"\n[attributes.coolant]\n{attribute} = "{attribute}"\n'
+            '[[metric]]\nname = "flow"\nsignal = "coolant.flow"\n'
+        )
+    with peer(OK, b'\r\nflow{sku="s",serial="7"} 3\n') as url:
+        made = Prometheus(endpoints=tuple(Endpoint(p.stem, url, str(p)) for p in paths))
+        made.open("n1")
+        try:
+            for target in ("sku", "serial"):
+                while f"exporter:{target}" not in made.inventory():
+                    made.read()
+                    time.sleep(0.01)
+            known = made.inventory()["cdu:c"].attributes
+        finally:
+            made.close()
+    assert known == {"sku": "s", "serial": "7"}

@@ -1,0 +1,89 @@
+"""`once` and `doctor` tell of a BMC that is not read, and why: the first look at it is empty, so they look again."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agents import examination
+from agents.collector import Reading
+from agents.collectors.redfish import Redfish
+from agents.once import once, render_once
+from agents.sources.redfish.bmcs import Bmc
+from agents.unreachable import unreachable
+from pipeline.config import Agent, Config
+from pipeline.records import Event
+from tests.agents.redfish_double import Double
+from tests.agents.redfish_trees import cdu
+
+CONFIG = Config(agent=Agent("n1"))
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real BMC gets 5 s; those on loopback say all they know in one."""
+    monkeypatch.setattr(Redfish, "settling", 1.0)
+
+
+@pytest.fixture
+def closed() -> str:
+    """A port at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_doctor_fails_a_bmc_whose_port_is_closed_and_once_says_so(
+    closed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [Redfish(bmcs=(Bmc("b", closed, allow_http=True),))]
+    found = {check.name: check for check in examination.collectors(CONFIG, asked)}["collector redfish"]
+    assert found.state == "fail"
+    assert found.found.startswith("bmc:b: ")
+    assert "refused" in found.found
+    assert "[[collector.redfish.bmcs]]" in found.mend
+    render_once(CONFIG, "jsonl", [Redfish(bmcs=(Bmc("b", closed, allow_http=True),))])
+    assert "bmc:b: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("password", "said"), [("wrong", "HTTP 401"), (None, "No such file")])
+def test_doctor_fails_a_bmc_that_we_may_not_read(tmp_path: Path, password: str | None, said: str) -> None:
+    path = tmp_path / "password"
+    if password is not None:
+        path.touch(0o600)
+        path.write_text(password)
+    with Double(cdu()) as double:
+        bmc = Bmc("b", double.url, double.user, path, allow_http=True)
+        found = examination.collectors(CONFIG, [Redfish(bmcs=(bmc,))])[0]
+    assert found.state == "fail"
+    assert said in found.found
+
+
+def test_once_shows_the_values_of_a_bmc_that_answers_within_seconds(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.touch(0o600)
+    with Double(cdu()) as double:
+        path.write_text(double.password)
+        (look,) = once(CONFIG, [Redfish(bmcs=(Bmc("b", double.url, double.user, path, allow_http=True),))])
+    signals = {name for reading in look.readings for name in reading.columns}
+    assert {"coolant.flow", "leak.state", "bmc.reachable"} <= signals
+    assert examination.judged(look).state == "ok"
+
+
+def test_an_exporter_that_is_down_is_named_with_its_reason_and_one_that_is_back_is_not() -> None:
+    def told(value: float, state: str, reason: str) -> list[Reading]:
+        event = Event(1, "exporter:e", "exporter", {"state": state, "reason": reason})
+        up = Reading("exporter", ("exporter:e",), {"exporter.up": np.array([value])})
+        return [up, Reading("exporter", (), {}, (event,))]
+
+    down = told(0.0, "down", "HTTP 503")
+    assert unreachable(down) == {"exporter:e": "HTTP 503"}
+    assert unreachable([*down, *told(1.0, "up", "")]) == {}
+
+
+def test_a_bmc_that_has_not_answered_yet_is_a_warning() -> None:
+    waits = Reading("bmc", ("bmc:b",), {"bmc.pending": np.array([5.0])})
+    assert unreachable([waits]) == {"bmc:b": "no answer yet"}

@@ -1,0 +1,72 @@
+"""BMCs and exporters that are not read: a ticket after five minutes, with the reason, and over with an answer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from detectors.telemetry_blind import TelemetryBlind
+from pipeline.records import SECOND, Event, Finding, Frame
+from pipeline.topology import Topology
+
+START = 1_790_000_000 * SECOND
+NAN = float("nan")
+
+
+class Watch:
+    """Shows a BMC's or an exporter's state every ten seconds."""
+
+    def __init__(self, entity: str = "bmc:row1", signal: str = "bmc.reachable") -> None:
+        self.detector, self.time = TelemetryBlind(), START
+        self.entity, self.signal = entity, signal
+
+    def see(self, value: float, seconds: int, *events: tuple[str, dict[str, str]]) -> list[Finding]:
+        found = []
+        for _ in range(0, seconds, 10):
+            self.time += 10 * SECOND
+            said = tuple(Event(self.time, self.entity, kind, data) for kind, data in events)
+            columns = {self.signal: np.array([value])}
+            kind = self.entity.partition(":")[0]
+            frame = Frame(self.time, kind, (self.entity,), columns, Topology({}), said)
+            found += self.detector.observe({kind: frame})
+            events = ()
+        return found
+
+
+def test_a_bmc_that_does_not_answer_for_five_minutes_is_a_ticket_that_says_why() -> None:
+    watch = Watch()
+    assert watch.see(1, 60) == []
+    assert watch.see(0, 300, ("bmc_lost", {"reason": "Connection refused"})) == []
+    first = watch.see(0, 60)[0]
+    assert (first.entity, first.level, first.onset) == ("bmc:row1", "ticket", START + 70 * SECOND)
+    assert "leak detectors" in first.summary
+    assert first.summary.endswith("Connection refused")
+
+
+def test_it_is_over_with_the_first_answer_and_a_restart_of_the_bmc_is_no_ticket() -> None:
+    watch = Watch()
+    assert watch.see(0, 400) != []
+    assert watch.see(1, 10) == []
+    for _ in range(20):
+        assert watch.see(0, 180) == []
+        assert watch.see(1, 10) == []
+
+
+def test_a_bmc_of_which_nothing_is_told_any_more_is_a_ticket_and_forgotten_after_a_day() -> None:
+    watch = Watch()
+    watch.see(1, 10)
+    assert watch.see(NAN, 300) == []
+    assert "tells nothing" in watch.see(NAN, 60)[0].summary
+    watch.see(NAN, 86_400)
+    assert watch.see(NAN, 600) == []
+
+
+def test_an_exporter_that_is_down_is_a_ticket_and_one_that_is_scraped_seldom_is_not() -> None:
+    watch = Watch("exporter:facility", "exporter.up")
+    watch.see(1, 10)
+    assert watch.see(NAN, 3600) == []
+    told = watch.see(0, 400, ("exporter", {"state": "down", "reason": "HTTP 503"}))
+    assert told[0].summary == "exporter:facility is not read: what this exporter gives is not watched: HTTP 503"
+
+
+def test_a_bmc_that_was_never_read_is_no_ticket_before_it_is_known() -> None:
+    assert Watch().see(NAN, 3600) == []
