@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,3 +64,17 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def machine(nvml_library: Path, tmp_path: Path) -> Machine:
     """A machine of stub GPUs."""
     return Machine(nvml_library, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of loopback's own with its key, in one file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    key, made, both = folder / "key.pem", folder / "made.pem", folder / "both.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=loopback", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(made)]
+    subprocess.run(words, check=True, capture_output=True)
+    both.write_text(made.read_text() + key.read_text())
+    return both

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
 import ssl
 import subprocess
 import threading
@@ -312,19 +311,6 @@ def test_what_was_asked_is_remembered(double: Double) -> None:
 
 
 # --- DMTF's clients --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """A certificate for loopback with its key, in one file."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    key, made, both = tmp_path / "key.pem", tmp_path / "certificate.pem", tmp_path / "both.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    words += ["-keyout", str(key), "-out", str(made), "-subj", "/CN=bmc", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(words, check=True, capture_output=True)
-    both.write_text(made.read_text() + key.read_text())
-    return both
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import ssl
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,20 +92,6 @@ def test_a_token_that_cannot_be_used_costs_its_endpoint_alone_and_a_mended_one_w
 
 
 # --- certificates ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of loopback's own with its key, in one file."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    key, made, both = folder / "key.pem", folder / "made.pem", folder / "both.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    words += ["-subj", "/CN=exporter", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(made)]
-    subprocess.run(words, check=True, capture_output=True)
-    both.write_text(made.read_text() + key.read_text())
-    return both
 
 
 @pytest.fixture
