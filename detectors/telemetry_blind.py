@@ -16,17 +16,18 @@ _MEANING = {
     "bmc": "leak detectors, coolant and power of this BMC are not watched",
     "exporter": "what this exporter gives is not watched",
 }
-_FORGET = 86_400 * SECOND  # a BMC of which nothing came for a day was taken out of the configuration; chosen
+_FORGET = {"bmc": 60 * SECOND, "exporter": 7200 * SECOND}
+"""After so long without a state it was taken out of the configuration, or its agent is silent, which the node's own state
+tells. Agents tell of each BMC every 10 s and of an exporter at each scrape, at most an hour apart; chosen."""
+_AGAIN = 2  # times that it did not answer: one scrape that failed may be an hour before the next one; chosen
 _UNSAID = "no reason was told"
-_SILENT = "its agent tells nothing of it any more"
 
 
 @dataclass
 class TelemetryBlind(Detector):
     """A BMC or an exporter that does not answer for `seconds` is a ticket, with the reason that its agent gave.
 
-    A BMC of which its agent tells nothing at all for so long is one too: agents tell of each every 10 s. Of exporters
-    silence says nothing, since they are scraped as seldom as configured. It is over with the first answer.
+    Silence is none: an agent that tells nothing of anything shows in its node's state. It is over with the first answer.
 
     Source: a BMC restarts in 1-3 min, an update of its firmware takes longer and is worth a ticket (seconds, chosen).
     """
@@ -37,7 +38,8 @@ class TelemetryBlind(Detector):
     needs: ClassVar[tuple[str, ...]] = ("bmc.reachable",)
     wants: ClassVar[tuple[str, ...]] = ("exporter.up", "event:bmc_lost", "event:exporter")
     blind: ClassVar[str] = (
-        "A BMC that answers with old values, one sensor of it that is not read, and what was never configured."
+        "A BMC that answers with old values, one sensor of it that is not read, what was never configured, and exporters "
+        "of a site without any BMC."
     )
 
     seconds: float = 300.0
@@ -54,8 +56,9 @@ class TelemetryBlind(Detector):
                 self._see(entity, value > 0, time)
         for event in sorted((e for f in frames.values() for e in f.events), key=lambda e: (e.time, e.entity, e.kind)):
             self._hear(event)
-        self.known = {entity: k for entity, k in self.known.items() if time - k["seen"] <= _FORGET}
-        dark = {entity: since for entity in self.known if (since := self._since(entity, time)) is not None}
+        self.known = {e: k for e, k in self.known.items() if time - k["seen"] <= _FORGET[e.partition(":")[0]]}
+        dark = {e: k["since"] for e, k in self.known.items() if k["times"] >= _AGAIN}
+        dark = {entity: since for entity, since in dark.items() if time - since > self.seconds * SECOND}
         close(self.conditions, set(dark))
         found = []
         for entity, since in sorted(dark.items()):
@@ -64,30 +67,24 @@ class TelemetryBlind(Detector):
         return found
 
     def _see(self, entity: str, answers: bool, time: int) -> None:
-        known = self.known.setdefault(entity, {"seen": time, "since": None, "reason": ""})
-        known["seen"] = time
-        if answers:
-            known["since"], known["reason"] = None, ""
-        elif known["since"] is None:
+        known = self._known(entity, time)
+        known["times"] = 0 if answers else known["times"] + 1
+        if known["times"] == 1:
             known["since"] = time
 
     def _hear(self, event: Event) -> None:
-        """Keeps the newest reason of whom is not answering."""
-        known = self.known.get(event.entity)
-        if event.kind in ("bmc_lost", "exporter") and known is not None and known["since"] is not None:
-            known["reason"] = str(event.data.get("reason") or known["reason"])
+        """Keeps the newest reason; it may come a moment before the state that it explains."""
+        if event.kind in ("bmc_lost", "bmc_back", "exporter") and event.entity.startswith(("bmc:", "exporter:")):
+            well = event.kind == "bmc_back" or event.data.get("state") == "up"
+            self._known(event.entity, event.time)["reason"] = "" if well else str(event.data.get("reason") or "")
 
-    def _since(self, entity: str, time: int) -> int | None:
-        """Since when nothing is known of it, if that is for too long."""
-        known, longest = self.known[entity], self.seconds * SECOND
-        if known["since"] is not None and time - known["since"] > longest:
-            return int(known["since"])
-        silent = entity.startswith("bmc:") and time - known["seen"] > longest
-        return int(known["seen"]) if silent else None
+    def _known(self, entity: str, time: int) -> dict[str, Any]:
+        known = self.known.setdefault(entity, {"seen": time, "since": 0, "times": 0, "reason": ""})
+        known["seen"] = max(known["seen"], time)
+        return known
 
     def _finding(self, entity: str, time: int, onset: int) -> Finding:
-        known, kind = self.known[entity], entity.partition(":")[0]
-        reason = (known["reason"] or _UNSAID) if known["since"] is not None else _SILENT
+        reason, kind = self.known[entity]["reason"] or _UNSAID, entity.partition(":")[0]
         summary = f"{entity} is not read: {_MEANING[kind]}: {reason}"
         evidence = {"seconds": (time - onset) / SECOND, "reason": reason}
         return Finding(time, onset, entity, self.name, "ticket", 1.0, summary, evidence, (_SIGNALS[kind],))

@@ -123,7 +123,8 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        if "--nagios" not in (sys.argv[1:] if self.words is None else self.words):
+        words = sys.argv[1:] if self.words is None else self.words
+        if not any(word.startswith("--nag") for word in words):  # mistyped too
             super().error(message)
         line = f"UNKNOWN - {self.prog}: {' '.join(message.split())}\n".replace("|", "/")
         try:  # noqa: SIM105 - contextlib would be one more thing to load

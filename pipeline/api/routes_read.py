@@ -29,7 +29,8 @@ _ENTITIES = """
                   WHERE r.kind = 'rank'),
          work AS (SELECT entity, max(seen) AS seen
                   FROM (SELECT entity, seen FROM rank UNION ALL SELECT unnest(parents), seen FROM rank)
-                  WHERE split_part(entity, ':', 1) IN ('rank', 'stage', 'job') GROUP BY entity)
+                  WHERE starts_with(entity, 'rank:') OR starts_with(entity, 'stage:') OR starts_with(entity, 'job:')
+                  GROUP BY entity)
     SELECT k.entity, k.kind, k.parents, k.simulated, coalesce(k.last_seen, w.seen) AS last_seen
     FROM known k LEFT JOIN work w ON w.entity = k.entity
     WHERE $1 IS NULL OR k.kind = $1 ORDER BY k.entity"""

@@ -356,6 +356,11 @@ def test_for_nagios_bad_usage_is_unknown_in_one_line(node: Node, words: list[str
     assert node.check(*words, nagios=False).returncode == 2
 
 
+def test_nagios_mistyped_is_unknown_too(node: Node) -> None:
+    done = node.check("--nagio", nagios=False)
+    assert (done.returncode, done.stdout) == (3, "UNKNOWN - fleetpulse: unrecognized arguments: --nagio\n")
+
+
 @pytest.mark.parametrize("words", ["--nagios", "", "--nagios --timeout 0"])
 @pytest.mark.parametrize("where", [">/dev/full", ">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_a_verdict_that_cannot_be_said_is_unknown(node: Node, words: str, where: str) -> None:

@@ -51,13 +51,28 @@ def test_it_is_over_with_the_first_answer_and_a_restart_of_the_bmc_is_no_ticket(
         assert watch.see(1, 10) == []
 
 
-def test_a_bmc_of_which_nothing_is_told_any_more_is_a_ticket_and_forgotten_after_a_day() -> None:
+def test_a_bmc_that_was_taken_out_or_whose_agent_stopped_is_no_ticket() -> None:
     watch = Watch()
-    watch.see(1, 10)
-    assert watch.see(NAN, 300) == []
-    assert "tells nothing" in watch.see(NAN, 60)[0].summary
-    watch.see(NAN, 86_400)
-    assert watch.see(NAN, 600) == []
+    watch.see(1, 60)
+    assert watch.see(NAN, 86_400) == []
+    assert watch.see(0, 400) != []
+    assert watch.see(NAN, 7200)[6:] == []
+
+
+def test_an_hour_without_any_frame_blames_nobody() -> None:
+    watch = Watch()
+    watch.see(1, 60)
+    watch.time += 3600 * SECOND
+    assert watch.see(NAN, 60) == []
+    assert watch.see(1, 60) == []
+
+
+def test_a_reason_that_comes_a_moment_before_the_state_is_kept_and_goes_with_the_answer() -> None:
+    watch = Watch()
+    watch.see(1, 10, ("bmc_lost", {"reason": "HTTP 401"}))
+    assert watch.see(0, 400)[0].summary.endswith(": HTTP 401")
+    watch.see(1, 60, ("bmc_back", {}))
+    assert watch.see(0, 400)[0].summary.endswith(": no reason was told")
 
 
 def test_an_exporter_that_is_down_is_a_ticket_and_one_that_is_scraped_seldom_is_not() -> None:
@@ -66,6 +81,16 @@ def test_an_exporter_that_is_down_is_a_ticket_and_one_that_is_scraped_seldom_is_
     assert watch.see(NAN, 3600) == []
     told = watch.see(0, 400, ("exporter", {"state": "down", "reason": "HTTP 503"}))
     assert told[0].summary == "exporter:facility is not read: what this exporter gives is not watched: HTTP 503"
+
+
+def test_one_failed_scrape_of_an_exporter_that_is_scraped_seldom_is_no_ticket() -> None:
+    watch = Watch("exporter:facility", "exporter.up")
+    watch.see(0, 10)
+    assert watch.see(NAN, 590) == []
+    assert watch.see(1, 10) == []
+    watch.see(0, 10)
+    assert watch.see(NAN, 590) == []
+    assert watch.see(0, 10) != []
 
 
 def test_a_bmc_that_was_never_read_is_no_ticket_before_it_is_known() -> None:

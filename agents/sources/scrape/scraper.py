@@ -78,6 +78,8 @@ class Scraper:
             text = self._text()
             read = page(text)
             series, bad = len(read.series), read.bad
+            if bad > series > 0:
+                raise Unreachable(f"{bad} lines that are no samples beside {series} series: is it another page?")
             if not series:
                 raise Unreachable(f"no series in {len(text)} characters that begin with {text[:_SHOWN]!a}")
             found = translate(read, self._names, self._given, self._most)

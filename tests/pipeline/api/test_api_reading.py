@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import duckdb
 import httpx
 import pyarrow as pa
 import pytest
 
 from pipeline.api import models
+from pipeline.api.routes_read import _ENTITIES
 from pipeline.records import SECOND, iso
+from pipeline.store import schema
 from pipeline.store.database import Database
 
 SERIES = "/api/v1/series"
@@ -29,6 +32,12 @@ def test_entities_are_all_or_of_one_kind(client: httpx.Client) -> None:
     gpu = next(e for e in everything if e.entity == "gpu:n1.0")
     assert gpu.parents == ["node:n1"]
     assert gpu.last_seen is not None
+
+
+def test_a_store_that_knows_nothing_yet_has_no_entities() -> None:
+    with duckdb.connect() as fresh:
+        schema.create(fresh)
+        assert fresh.sql(_ENTITIES, params=[None]).fetchall() == []
 
 
 def test_a_job_was_last_seen_when_what_runs_in_it_was(client: httpx.Client, database: Database, now: int) -> None:
