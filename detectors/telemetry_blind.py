@@ -17,8 +17,8 @@ _MEANING = {
     "exporter": "what this exporter gives is not watched",
 }
 _FORGET = {"bmc": 60 * SECOND, "exporter": 7200 * SECOND}
-"""After so long without a state it was taken out of the configuration, or its agent is silent, which the node's own state
-tells. Agents tell of each BMC every 10 s and of an exporter at each scrape, at most an hour apart; chosen."""
+"""After so long without a state it was taken out of the configuration, or its agent is silent, which its node's own
+state tells. Agents tell of each BMC every 10 s and of an exporter at each scrape, at most an hour apart; chosen."""
 _AGAIN = 2  # times that it did not answer: one scrape that failed may be an hour before the next one; chosen
 _UNSAID = "no reason was told"
 
@@ -27,7 +27,7 @@ _UNSAID = "no reason was told"
 class TelemetryBlind(Detector):
     """A BMC or an exporter that does not answer for `seconds` is a ticket, with the reason that its agent gave.
 
-    Silence is none: an agent that tells nothing of anything shows in its node's state. It is over with the first answer.
+    Silence is none: an agent that tells nothing shows in its node's state. It is over with the first answer.
 
     Source: a BMC restarts in 1-3 min, an update of its firmware takes longer and is worth a ticket (seconds, chosen).
     """
@@ -38,8 +38,8 @@ class TelemetryBlind(Detector):
     needs: ClassVar[tuple[str, ...]] = ("bmc.reachable",)
     wants: ClassVar[tuple[str, ...]] = ("exporter.up", "event:bmc_lost", "event:exporter")
     blind: ClassVar[str] = (
-        "A BMC that answers with old values, one sensor of it that is not read, what was never configured, and exporters "
-        "of a site without any BMC."
+        "A BMC that answers with old values, one sensor of it that is not read, what was never configured, and "
+        "exporters of a site without any BMC."
     )
 
     seconds: float = 300.0
