@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-VARIANTS = 8
-"""Sets of inputs, one per round in turn. Chosen: other data find more than repetition does, and the detector remembers
-64 questions, of which the CPU's and a GPU's take 24."""
+from agents.canaries import VARIANTS as VARIANTS
+
 REVISION = 1
 """Goes up with every change of what a problem computes that its fields do not show."""
 EXACT_BITS = {"f16": 11, "bf16": 8, "tf32": 11, "f32": 24, "f64": 53, "i8": 7, "i32": 31, "i64": 63}

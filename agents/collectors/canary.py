@@ -16,9 +16,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from agents.canaries import VARIANTS
 from agents.canaries.child import program
 from agents.canaries.ledger import Ledger
-from agents.canaries.problems import VARIANTS
 from agents.canaries.room import PYTORCH, limit
 from agents.canaries.turns import Cores, Turns, cores
 from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock

@@ -5,8 +5,6 @@ Not yet run on hardware: docs/accelerators.md.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -57,6 +55,9 @@ class Neuron(Collector):
     def open(self, node: str) -> None:
         if not self.device.exists():
             raise NoData(f"no Neuron device: {self.device} is not there (the driver aws-neuronx-dkms makes it)")
+        import shutil  # here, as tempfile: they load much that other nodes do without
+        import tempfile
+
         command = shutil.which(self.command or "neuron-monitor") or shutil.which(self.command or INSTALLED)
         if command is None:
             missing = self.command or "neuron-monitor"

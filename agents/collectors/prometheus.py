@@ -6,18 +6,19 @@ import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from agents.batches import merged
 from agents.collector import Collector, Device, Reading, wall_clock
 from agents.sources.rows import readings
-from agents.sources.scrape.fetch import Fetch
 from agents.sources.scrape.mapping import load
-from agents.sources.scrape.scraper import Scrape, Scraper
 from pipeline.errors import ConfigError
 from pipeline.records import Event
 from pipeline.settings import wants
+
+if TYPE_CHECKING:
+    from agents.sources.scrape.scraper import Scrape
 
 MOST_CUSTOM = 5000
 """Most custom signals of one endpoint that can be asked for: with four such endpoints an answer of the worker stays
@@ -90,7 +91,7 @@ class Prometheus(Collector):
     settling: ClassVar[float] = 5.0
     endpoints: tuple[Endpoint, ...] = ()
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
-    _scrapers: list[Scraper] = field(default_factory=list, init=False, repr=False)
+    _scrapers: list[Any] = field(default_factory=list, init=False, repr=False)
     _devices: dict[str, dict[str, Device]] = field(default_factory=dict, init=False, repr=False)
     _reasons: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _renewed: bool = field(default=False, init=False, repr=False)
@@ -112,6 +113,9 @@ class Prometheus(Collector):
         return bool(self.endpoints)
 
     def open(self, node: str) -> None:
+        from agents.sources.scrape.fetch import Fetch  # here: it loads http and ssl, which most agents do without
+        from agents.sources.scrape.scraper import Scraper
+
         self.close()
         self._reasons = {}
         for one in self.endpoints:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -96,6 +94,8 @@ class Passes:
                     self._ask(name, asks[name])
         finally:
             if self._folder is not None:
+                import shutil  # here, as tempfile below: every agent loads this file, and few watch a fabric
+
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def _ask(self, name: str, ask: Callable[[], object]) -> None:
@@ -140,9 +140,7 @@ class Passes:
         """Errors, then traffic: two passes of one tool, each of which may fail for some ports."""
         thresholds = self._place("thresholds")
         if thresholds is None:
-            raise CommandError(
-                f"ibqueryerrors: no folder below {tempfile.gettempdir()} for its thresholds; wanted a writable one"
-            )
+            raise CommandError("ibqueryerrors: no folder in TMPDIR for its thresholds; wanted a writable one")
         thresholds.write_text(THRESHOLDS)
         cached = ("--load-cache", str(self._cache)) if self._cache else ()
         traffic = self._told(COUNTERS, "--switch", "--counters", *cached, may_fail=True)
@@ -165,6 +163,8 @@ class Passes:
     def _place(self, name: str) -> Path | None:
         """A file of our own; None where there is no room for one."""
         if self._folder is None:
+            import tempfile
+
             with contextlib.suppress(OSError):  # a file system that is read-only: said by who cannot do without
                 self._folder = Path(tempfile.mkdtemp(prefix="fleetpulse-fabric-"))
         return self._folder / name if self._folder is not None else None
