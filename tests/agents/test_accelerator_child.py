@@ -18,7 +18,13 @@ def test_a_program_that_does_not_end_when_it_is_killed_is_told_and_followed_by_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(children, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(subprocess.Popen, "kill", lambda _: None)  # as for a process in state D: the signal is pending
+    kill, kept = subprocess.Popen.kill, []
+
+    def pending(process: subprocess.Popen[bytes]) -> None:
+        """As for a process in state D: the first one's signal stays pending."""
+        kept.append(process) if not kept else kill(process)
+
+    monkeypatch.setattr(subprocess.Popen, "kill", pending)
     child = Child(["sh", "-c", "exec sleep 60"], silence=0.1)
     try:
         until = time.monotonic() + 10
