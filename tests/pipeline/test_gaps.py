@@ -214,7 +214,7 @@ orders = st.lists(st.tuples(st.integers(0, 30), st.booleans(), st.booleans()), m
 
 
 @given(orders, st.integers(1, 10))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_whatever_the_order_each_message_of_each_spool_is_stored_once_or_lies_in_a_gap(
     arrivals: list[tuple[int, bool, bool]], at_once: int
 ) -> None:
