@@ -11,15 +11,13 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
-import socket
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests import kubernetes_build
+from tests.daemons import Daemons, free_ports
 
 __all__ = ["Cluster", "ClusterError", "missing"]
 
@@ -43,11 +41,12 @@ class Cluster:
     def __init__(self, folder: Path, kwok: bool = True) -> None:
         self.folder, self._kwok = folder.resolve(), kwok
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._ports = _free_ports(3)
+        self._ports = free_ports(3)
         self.url = f"https://127.0.0.1:{self._ports[0]}"
         self.ca = self.folder / "certs" / "apiserver.crt"
         self.kubeconfig = self.folder / "kubeconfig"
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._daemons = Daemons(self.folder, ClusterError, READY_S, STOP_S)
+        self.wait = self._daemons.wait
 
     def __enter__(self) -> Cluster:
         try:
@@ -99,15 +98,6 @@ class Cluster:
         (folder / "token").write_text(self.kubectl("create", "token", name, "-n", namespace))
         (folder / "ca.crt").write_bytes(self.ca.read_bytes())
         return folder
-
-    def wait(self, what: str, ready: Callable[[], bool], limit: float = READY_S) -> None:
-        """Until `ready`; raises ClusterError where that takes too long or a part of Kubernetes ended."""
-        end = time.monotonic() + limit
-        while not ready():
-            ended = [name for name, process in self._running.items() if process.poll() is not None]
-            if ended or time.monotonic() > end:
-                raise ClusterError(f"{what}: not ready after {limit:g} s; ended: {ended}{self._tails(ended)}")
-            time.sleep(0.1)
 
     # --- how it comes up and goes ------------------------------------------------------------------------------------
 
@@ -167,35 +157,11 @@ class Cluster:
 
     def _spawn(self, name: str, program: Path, *words: str) -> None:
         environ = {**os.environ, "HOME": str(self.folder), "KUBECONFIG": str(self.kubeconfig)}
-        with open(self.folder / f"{name}.log", "ab") as log:
-            self._running[name] = subprocess.Popen(
-                [str(program), *words], cwd=self.folder, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-
-    def _tails(self, names: list[str]) -> str:
-        logs = [self.folder / f"{name}.log" for name in names or self._running]
-        return "".join(f"\n--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs if log.exists())
+        self._daemons.spawn(name, [str(program), *words], environ, f"{name}.log")
 
     def close(self) -> None:
-        """Ends all by their process ids: etcd last, for what the others still write."""
-        for name, process in reversed(self._running.items()):
-            # the apiserver waits for its watches to end; nothing of it is kept
-            process.send_signal(signal.SIGTERM if name == "etcd" else signal.SIGKILL)
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._running = {}
+        """Ends all: etcd may write what it holds; the apiserver, which would wait for its watches, keeps nothing."""
+        self._daemons.close(gently=("etcd",))
 
 
 _KEYS = (("key-file", "sa.pub"), ("signing-key-file", "sa.key"))
-
-
-def _free_ports(number: int) -> list[int]:
-    """Ports that nobody has now."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports: list[int] = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
+
+from tests.daemons import Daemons, free_ports
 
 HOOKS = Path(__file__).parents[1] / "deploy" / "slurm"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo", "unshare")
@@ -75,7 +75,7 @@ class Cluster:
     def __init__(self, folder: Path, nodes: int = 2) -> None:
         self.folder = folder.resolve()
         self.nodes = tuple(f"gpu{number:03d}" for number in range(1, nodes + 1))
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._daemons = Daemons(self.folder, SlurmError, READY_S, STOP_S)
         self._environment = {**os.environ, "SLURM_CONF": f"{self.folder}/slurm.conf"}
 
     def __enter__(self) -> Cluster:
@@ -98,7 +98,7 @@ class Cluster:
             words, env=self._environment, cwd=self.folder, capture_output=True, text=True, timeout=timeout
         )
         if done.returncode:
-            raise SlurmError(f"{words[0]}: status {done.returncode}: {done.stderr[-2000:]}{self._tails()}")
+            raise SlurmError(f"{words[0]}: status {done.returncode}: {done.stderr[-2000:]}{self._daemons.tails()}")
         return done.stdout
 
     def batch(self, script: str, *options: str) -> str:
@@ -109,7 +109,7 @@ class Cluster:
 
     def proc(self, node: str) -> Path:
         """/proc as the node has it."""
-        parent = self._running[node].pid
+        parent = self._daemons.running[node].pid
         child = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0]
         return Path(f"/proc/{child}/root/proc")
 
@@ -136,7 +136,7 @@ class Cluster:
                 f"export FLEETPULSE_HOOKS_CONF={at}/hooks.conf\nexec {HOOKS / hook}.sh\n"
             )
             file.chmod(0o755)
-        ports = _free_ports(len(self.nodes) + 1)
+        ports = free_ports(len(self.nodes) + 1)
         host = socket.gethostname().partition(".")[0]
         lines = "\n".join(
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 CoresPerSocket=8 "
@@ -154,13 +154,13 @@ class Cluster:
             *("munged", "--foreground", "--force", f"--socket={at}/munge.socket", f"--key-file={at}/munge.key"),
             *(f"--log-file={at}/munged.log", f"--pid-file={at}/munged.pid", f"--seed-file={at}/munged.seed"),
         )
-        self._wait("munge", lambda: (at / "munge.socket").exists())
+        self._daemons.wait("munge", lambda: (at / "munge.socket").exists())
         self._spawn("slurmctld", "slurmctld", "-D", "-c")
         for node in self.nodes:
             apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
             # the first process of a node must take in what others leave behind, or a step never ends; slurmd does not
             self._spawn(node, *apart, "bash", "-c", f"slurmd -D -N {node} & wait")
-        self._wait("nodes", lambda: self._idle() == len(self.nodes))
+        self._daemons.wait("nodes", lambda: self._idle() == len(self.nodes))
 
     def _idle(self) -> int:
         done = subprocess.run(
@@ -169,40 +169,8 @@ class Cluster:
         return int(done.stdout.strip() or 0) if done.returncode == 0 else 0
 
     def _spawn(self, name: str, *words: str) -> None:
-        with open(self.folder / f"{name}.out", "ab") as out:
-            self._running[name] = subprocess.Popen(
-                words, env=self._environment, cwd=self.folder, stdout=out, stderr=out, stdin=subprocess.DEVNULL
-            )
-
-    def _wait(self, what: str, ready: Callable[[], bool]) -> None:
-        end = time.monotonic() + READY_S
-        while not ready():
-            ended = [name for name, process in self._running.items() if process.poll() is not None]
-            if ended or time.monotonic() > end:
-                raise SlurmError(f"{what}: not ready after {READY_S:g} s; ended: {ended}{self._tails()}")
-            time.sleep(0.1)
-
-    def _tails(self) -> str:
-        """The last lines of every log."""
-        logs = sorted(self.folder.glob("*.log"))
-        return "".join(f"\n--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
+        self._daemons.spawn(name, words, self._environment, f"{name}.out")
 
     def close(self) -> None:
-        """Ends the daemons by their process ids, the last started first; with a node's first process all of it goes."""
-        for name, process in reversed(self._running.items()):
-            process.send_signal(signal.SIGKILL if name in self.nodes else signal.SIGTERM)
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._running = {}
-
-
-def _free_ports(number: int) -> list[int]:
-    """Ports that nobody has now."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports: list[int] = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
+        """Ends the daemons; with a node's first process all of it goes."""
+        self._daemons.close(gently=self._daemons.running.keys() - set(self.nodes))

@@ -1,0 +1,61 @@
+"""Real daemons of a test: started with logs of their own, waited for, and ended by their process ids."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+_TAIL = 1500  # characters of each log that an error shows; chosen
+
+
+class Daemons:
+    """Those of one cluster below one folder. `failed` makes the exception of a text, `ready_s` bounds a wait."""
+
+    def __init__(self, folder: Path, failed: type[Exception], ready_s: float, stop_s: float) -> None:
+        self.folder, self._failed, self._ready_s, self._stop_s = folder, failed, ready_s, stop_s
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def spawn(self, name: str, words: Sequence[str], environment: Mapping[str, str], log: str) -> None:
+        with open(self.folder / log, "ab") as out:
+            self.running[name] = subprocess.Popen(
+                words, env=environment, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+
+    def wait(self, what: str, ready: Callable[[], bool], limit: float | None = None) -> None:
+        """Until `ready`; raises where that takes too long or a daemon ended, with the ends of the logs."""
+        limit = self._ready_s if limit is None else limit
+        end = time.monotonic() + limit
+        while not ready():
+            ended = [name for name, process in self.running.items() if process.poll() is not None]
+            if ended or time.monotonic() > end:
+                raise self._failed(f"{what}: not ready after {limit:g} s; ended: {ended}{self.tails()}")
+            time.sleep(0.1)
+
+    def tails(self) -> str:
+        """The last lines of every log."""
+        logs = sorted(self.folder.glob("*.log"))
+        return "".join(f"\n--- {log.name}\n{log.read_text(errors='replace')[-_TAIL:]}" for log in logs)
+
+    def close(self, gently: Collection[str]) -> None:
+        """Ends all, the last started first; those named `gently` may write what they hold."""
+        for name, process in reversed(self.running.items()):
+            process.send_signal(signal.SIGTERM if name in gently else signal.SIGKILL)
+            try:
+                process.wait(self._stop_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.running = {}
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody has now."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports: list[int] = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
