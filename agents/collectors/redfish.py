@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
 from agents.sources.redfish.bmcs import Bmc
+from agents.sources.rows import column
 from pipeline.errors import ConfigError
 from pipeline.records import Event
-from pipeline.signals import CATALOGUE, of_class
+from pipeline.signals import of_class
 
 if TYPE_CHECKING:
     from agents.sources.redfish.watch import Watch
@@ -142,12 +140,8 @@ def _state(watch: Watch) -> dict[str, float]:
 def _reading(device_class: str, rows: Mapping[str, Mapping[str, float]]) -> Reading:
     """A reading with a column for each signal that came of any entity."""
     signals = dict.fromkeys(signal for row in rows.values() for signal in row)
-    return Reading(device_class, tuple(rows), {signal: _column(signal, rows) for signal in signals})
-
-
-def _column(signal: str, rows: Mapping[str, Mapping[str, float]]) -> NDArray[Any]:
-    """Counters as whole numbers, whose missing is the highest; all else with NaN."""
-    if CATALOGUE[signal].type == "u8":
-        highest = np.iinfo(np.uint64).max
-        return np.array([int(row[signal]) if signal in row else highest for row in rows.values()], np.uint64)
-    return np.array([row.get(signal, np.nan) for row in rows.values()], np.float64)
+    return Reading(
+        device_class,
+        tuple(rows),
+        {signal: column(signal, [row.get(signal) for row in rows.values()]) for signal in signals},
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,16 +26,21 @@ def readings(rows: Iterable[tuple[str, Row]], device_class: str = "sensor") -> t
         entities.append(entity)
         found.append(row)
     return tuple(
-        Reading(device_class, tuple(entities), {signal: _column(signal, found) for signal in signals})
+        Reading(
+            device_class,
+            tuple(entities),
+            {signal: column(signal, [row[signal] for row in found]) for signal in signals},
+        )
         for signals, (entities, found) in groups.items()
     )
 
 
-def _column(signal: str, rows: list[Row]) -> NDArray[Any]:
+def column(signal: str, values: Sequence[float | None]) -> NDArray[Any]:
+    """Values of one signal as the agent takes them: what is None, NaN or does not fit the column's type is missing."""
     missing, dtype = _MISSING[signal], _TYPES[signal]
     if dtype.kind == "u":
-        return np.array([_whole(row[signal], int(missing)) for row in rows], dtype)
-    return np.array([missing if row[signal] is None else row[signal] for row in rows], dtype)
+        return np.array([_whole(value, int(missing)) for value in values], dtype)
+    return np.array([missing if value is None else value for value in values], dtype)
 
 
 def _whole(value: float | None, missing: int) -> int:
