@@ -1,10 +1,12 @@
 # What newcomers and continuous integration call. `make` alone lists the targets.
 PYTHON ?= python3
 BIN := .venv/bin
+SCORE_DIR ?= .score
+SCALE ?= full
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint types parts docs bench compose-test clean
+.PHONY: help install run test lint types parts docs bench score compose-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,7 +17,7 @@ run: .venv/.installed ## start the demo: this host and a simulated fleet, dashbo
 	@$(BIN)/fleetpulse demo
 
 test: .venv/.tests-installed ## run all tests; style, types and import rules are among them
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 lint: .venv/.tests-installed ## check and format-check with ruff
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -28,6 +30,9 @@ docs: .venv/.installed ## write docs/{signals,events,detectors}.md anew from the
 
 bench: .venv/.installed ## print the figures of the README
 	@for name in ingest kafka; do echo "== benchmarks/$$name.py"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+score: .venv/.installed ## judge the simulated suites and write docs/detection.md: hours, goes on where it was stopped (SCALE=small, HOURS=n)
+	@$(BIN)/python -m benchmarks.detection.suite --scale $(SCALE) $(if $(HOURS),--hours $(HOURS)) --results $(SCORE_DIR)
 
 parts: ## install what tests need beyond Python: Chromium, Java, Maven, Kafka's jars (Debian or Ubuntu, as root)
 	@PYTHON="$(PYTHON)" deploy/parts.sh

@@ -235,13 +235,13 @@ def _detectors(given: argparse.Namespace) -> int:
 
 
 def _simulate(given: argparse.Namespace) -> int:
-    from agents.sim import command
+    from agents.sim import command, kinds
     from pipeline.errors import UsageError
     from pipeline.recorder import RecordingWriter
     from pipeline.stopping import Stop
 
     if given.list:
-        _print(command.kinds(), ("kind", "class", "strikes", "parameters", "what"), "table")
+        sys.stdout.write(kinds.listing())
         return 0
     if given.scenario is None:
         raise UsageError("simulate: no scenario; wanted --scenario FILE.toml, or --scenario demo")
@@ -265,11 +265,13 @@ def _replay(given: argparse.Namespace) -> int:
 
 
 def _score(given: argparse.Namespace) -> int:
-    from detectors.score import COLUMNS, rows, score, summary
+    from detectors.score import score, shown
 
-    result = score(given.findings, given.truth, given.incidents, given.topology, given.meta, given.json)
-    _print(rows(result), COLUMNS, "table")
-    sys.stdout.write(summary(result) + "\n")
+    files = {"incidents": given.incidents, "topology": given.topology, "meta": given.meta, "json_file": given.json}
+    files |= {"clean": given.clean, "events": given.events}
+    lines, columns, more = shown(score(given.findings, given.truth, **files), given.output)
+    _print(lines, columns, given.output)
+    sys.stdout.write(more)
     return 0
 
 

@@ -22,6 +22,7 @@ from detectors.runner import Runner
 from pipeline.config import Config
 from pipeline.errors import UsageError
 from pipeline.frames import Framer, Instant
+from pipeline.membership import Membership
 from pipeline.presence import LastSeen
 from pipeline.recordings import FOREVER, Recording, read_events, read_signals, read_topology
 from pipeline.records import SECOND, Event, Finding, Incident, Rows
@@ -81,8 +82,12 @@ def instants(
     step: int,
     signals: Collection[str],
 ) -> Iterator[Instant]:
-    """Every instant of the recording in order of time, on a grid of at most `step` us, with frames of `signals`."""
+    """Every instant of the recording in order of time, on a grid of at most `step` us, with frames of `signals`.
+
+    At each the topology says who belonged to what then: inventories and jobs are followed, from the file's state on.
+    """
     framer: Framer | None = None
+    membership = Membership(topology)
     for rows, watermark in recording.read():
         if framer is None:
             grid = min([step, *map(_spacing, rows)])
@@ -90,7 +95,7 @@ def instants(
             framer.add_events(events)
         for block in rows:
             framer.add(block)
-        yield from framer.advance(watermark)
+        yield from map(membership.applied, framer.advance(watermark))
 
 
 def _spacing(rows: Rows) -> int:

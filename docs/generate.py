@@ -1,4 +1,4 @@
-"""Writes docs/signals.md, docs/events.md and docs/detectors.md anew from the code: `make docs`.
+"""Writes docs/signals.md, docs/events.md, docs/detectors.md and docs/simulator.md anew from the code: `make docs`.
 
 tests/test_docs.py compares them. What of the field's signals is collected stands in docs/coverage/*.toml.
 """
@@ -8,9 +8,14 @@ from __future__ import annotations
 import json
 import textwrap
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 from agents.collectors import COLLECTORS
+from agents.sim.confounders import CONFOUNDERS
+from agents.sim.faults import FAULTS
+from agents.sim.faults.kind import Kind
+from agents.sim.kinds import describe
 from detectors import listing
 from pipeline.signals import CATALOGUE, CLASSES, Signal, kinds_of, of_class
 from pipeline.signals.events import EVENT_KINDS
@@ -144,7 +149,87 @@ def section(row: dict[str, object]) -> str:
     return text + "\n\n| setting | default |\n|---|---|\n" + "\n".join(settings) + "\n"
 
 
-PAGES = {"signals.md": signals, "events.md": events, "detectors.md": detectors}
+SIMULATOR = """# Simulator
+
+A fleet with known faults: `fleetpulse simulate --scenario FILE.toml --seed N --output DIR`. The same scenario and seed give the
+same bytes. What it makes is **simulated**, bears `sim-` in every name, and is kinder than the field; `docs/realism.md` says where.
+The lists below are written from `agents/sim` by `make docs`; `fleetpulse simulate --list` prints them.
+
+## A scenario
+
+```toml
+version = 1
+duration = 86400            # s
+interval = 10               # s between two samples; 1 s for faults of coolant, which are quick
+start = 2026-01-01T00:00:00Z
+
+[fleet]
+nodes = 64
+gpus_per_node = 8
+missing = 0.01              # share of the values that are lost
+jitter = 5.0                # s by which a node dates its samples later, at most; up to half the interval
+
+[jobs]
+mean_hours = 12             # how long a job runs on the mean; 0: two jobs for ever
+
+[rates]
+faults = 1.0                # factor on the published rates of faults; 0 (default): only what [[fault]] names
+confounders = 1.0           # factor on the rates of benign events
+apart = true                # no node is struck by two things within half an hour
+
+[rates.kinds]
+link_flap = 0.02            # the rate of one kind, in the unit of the table below
+
+[[fault]]
+kind = "straggler"          # any of the table below
+entity = "gpu:sim-n003.1"   # drawn from the seed if it is left out, like every parameter
+onset = 3600                # s after the start
+end = 7200
+slowdown = 0.15             # a parameter of the kind
+
+[live]
+every = 150                 # s: with --backfill, one fault so often after `duration`, in real time; 0: none
+hours = 168                 # and for so long
+```
+
+Jobs start, lose their nodes to faults, come back on spare ones under the same name, and end: `rank:JOB.N` keeps its name and
+changes its GPU. `events.jsonl` tells it as `job_start` and `job_end`; `topology.toml` has where each rank first ran.
+
+A node's hazard is the published rate x a Gamma frailty (shape 0.2: the worst 5 % of the nodes have 44 % of the events) x infant
+mortality (three times at first, once after 30 days) x 2^((T - T0) / 10 K). Some kinds are precursors of others.
+
+## truth.jsonl
+
+One line per fault or benign event: `id`, `kind`, `entity`, `entities` (all that are guilty, or nobody), `onset`, `end`, `class`,
+`signals`, `parameters`. The class is `hard` (a logged fact), `soft` (only statistics tell), `invisible` (nothing tells; also a
+fault on a GPU that no job used) or `benign`. Beside the kind's own parameters stand `row` (of the table below), `attribution`,
+`severity` (0 to 1 within the kind's range), `effect` with `effect_unit` (a share, or K), and for what grows slowly `detectable`.
+
+"""
+SIMULATOR_HEAD = "| row | kind | class | strikes | what happens | what can be seen | what cannot | rate | source | parameters |"
+
+
+def simulator() -> str:
+    """The whole text of docs/simulator.md."""
+    benign = "\n## Benign events\n\nWhoever pages on them is wrong.\n"
+    return "\n".join([SIMULATOR + "## Faults\n", *kinds_table(FAULTS), benign, *kinds_table(CONFOUNDERS)]) + "\n"
+
+
+def kinds_table(kinds: Iterable[type[Kind]]) -> list[str]:
+    """One row per kind, in the order of the rows."""
+    rows = [kinds_row(kind) for kind in sorted(kinds, key=lambda k: (k.row, k.name))]
+    return [SIMULATOR_HEAD, "|" + "---|" * (SIMULATOR_HEAD.count("|") - 1), *rows]
+
+
+def kinds_row(kind: type[Kind]) -> str:
+    """One line of a table."""
+    told = describe(kind)
+    parameters = ", ".join(f"`{name}`{span}" for name, span in told["parameters"].items())
+    cells = (str(kind.row), f"`{kind.name}`", kind.detectability, told["strikes"], told["happens"], told["seen"], told["unseen"], told["rate"], kind.rate.source, parameters)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+PAGES = {"simulator.md": simulator, "signals.md": signals, "events.md": events, "detectors.md": detectors}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -102,8 +102,11 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
             (("--incidents",), {**TARGET, "help": "of a replay, JSON lines"}),
             (("--truth",), {**TARGET, "required": True, "help": "what really happened, JSON lines"}),
             (("--topology",), {**TARGET, "help": "who is part of or fed by whom, TOML"}),
+            (("--events",), {**INPUT, "required": False, "default": [], "help": "of the run: where ranks moved to"}),
             (("--meta",), {**TARGET, "help": "origin and length of the recording, JSON"}),
             (("--json",), {**TARGET, "help": "write the figures there as JSON too"}),
+            (("--clean",), {**INPUT, "required": False, "default": [], "help": "--json of runs without faults"}),
+            OUTPUT,
         ),
     ),
 }

@@ -12,7 +12,8 @@ from pipeline.records import Event
 from pipeline.topology import Topology, kind_of
 
 ATTRIBUTE = "node"
-_WORK = frozenset({"stage", "job"})
+WORK = frozenset({"stage", "job"})
+"""What ranks are a part of, and what ends with the last of them."""
 
 
 class EndedRanks:
@@ -29,6 +30,7 @@ class EndedRanks:
         """Reads inventories that the topology has taken; returns what left it."""
         ended: list[str] = []
         emptied: list[str] = []
+        works: dict[str, None] = {}
         for event in inventories:
             told = event.data.get("entities")
             if not isinstance(told, dict):
@@ -37,9 +39,12 @@ class EndedRanks:
             absent = self._ranks.get(node, set()) - told.keys()
             # one that another node tells of by now has moved
             ended += (e for e in absent if self._topology.attributes.get(e, {}).get(ATTRIBUTE) == node)
+            for rank in absent - self._topology.parents.keys():  # somebody else took it out
+                self._place(rank, ())
             self._ranks[node] = self._ranks.get(node, set()) - absent
             emptied += self._note(entity for entity in told if kind_of(entity) == "rank")
-            emptied += self._deserted(told)
+            works |= {entity: None for entity in told if kind_of(entity) in WORK}
+        emptied += self._deserted(works)
         emptied += (over for rank in ended for over in self._place(rank, ()))
         ended += dict.fromkeys(over for over in emptied if over not in self._members)
         if not ended:
@@ -54,12 +59,12 @@ class EndedRanks:
             node = self._topology.attributes.get(rank, {}).get(ATTRIBUTE)
             if isinstance(node, str):
                 self._ranks.setdefault(node, set()).add(rank)
-                emptied += self._place(rank, tuple(e for e in self._topology.above(rank) if kind_of(e) in _WORK))
+                emptied += self._place(rank, tuple(e for e in self._topology.above(rank) if kind_of(e) in WORK))
         return emptied
 
-    def _deserted(self, told: Iterable[str]) -> list[str]:
+    def _deserted(self, works: Iterable[str]) -> list[str]:
         """Stages and jobs in which nobody is: who reports steps may name any stage, and it would stay for ever."""
-        found = [entity for entity in told if kind_of(entity) in _WORK and entity not in self._members]
+        found = [entity for entity in works if entity not in self._members]
         if not found:
             return []
         ranks = (entity for entity in self._topology.parents if kind_of(entity) == "rank")

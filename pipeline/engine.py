@@ -17,19 +17,16 @@ from typing import Protocol
 import numpy as np
 
 from pipeline.cases import Change
-from pipeline.ended import EndedRanks
-from pipeline.errors import UsageError
 from pipeline.frames import Framer, Instant, select
 from pipeline.incidents import Desk
 from pipeline.ingest import Committed
-from pipeline.links import Links
+from pipeline.membership import Membership
 from pipeline.presence import LastSeen
 from pipeline.records import SECOND, Event, Finding, Frame, Rows, iso
 from pipeline.signals import CLASSES
 from pipeline.store import ledger
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
-from pipeline.store.events import inventory
 from pipeline.store.reread import reread
 from pipeline.topology import Topology
 
@@ -88,7 +85,7 @@ class Engine:
         step: int,
     ) -> None:
         self.database, self.devices, self.topology = database, devices, topology
-        self.links, self.ended = Links(topology), EndedRanks(topology)
+        self.membership = Membership(topology)
         self.judge, self.clock = judge, clock
         self.lock = threading.RLock()
         self.desk = Desk(topology, devices.is_simulated)
@@ -119,8 +116,8 @@ class Engine:
             self.framer.add(block if sane.all() else select(block, sane))
         events = list(events)
         inventories = [event for event in events if event.kind == "inventory"]
-        learn(self.links, inventories)
-        self.ended.follow(inventories)
+        if inventories:
+            self._seen.end(self.membership.learn(inventories), max(event.time for event in inventories))
         self.framer.add_events(event for event in events if event.kind != "inventory" and event.time <= limit)
 
     def _refill(self, rows: Sequence[Rows], events: Sequence[Event], until: int) -> None:
@@ -146,6 +143,7 @@ class Engine:
 
     def _judge(self, instant: Instant) -> None:
         """Shows an instant to the judge, and its findings to the Desk unless the Desk saw them before a restart."""
+        instant = self.membership.applied(instant)
         found = self.judge.observe(instant.frames)
         with self.lock:
             self._seen.note(instant)
@@ -213,19 +211,3 @@ class Engine:
         if judge is not None:
             self.standing.snapshot, state = judge
             self.judge.restore(state)
-
-
-def learn(links: Links, inventories: Sequence[Event]) -> None:
-    """Takes parents and attributes from inventory events; one that makes a circle is refused with a line in the log.
-
-    All at once, where that goes: each change costs a copy of the whole graph, and after an outage all nodes have some.
-    """
-    lines = [line for event in inventories for line in inventory(event.data)]
-    try:
-        links.topology.merge(*links.joined({e: p for e, p, _ in lines if p}, {e: a for e, _, a in lines if a}))
-    except UsageError as error:
-        if len(inventories) == 1:
-            log.warning("inventory of %s refused: %s", inventories[0].entity, error)
-            return
-        for event in inventories:
-            learn(links, [event])

@@ -33,13 +33,20 @@ def class_of(entity: str) -> str:
 class Instant:
     """All frames of one cell, by device class. `end` is the cell's end: state after it covers everything before it.
 
-    seen: device class -> names of its devices by id, and which of the first of them had a sample of whatever signal.
+    seen:  device class -> names of its devices by id, and which of the first of them had a sample of whatever signal.
+    ended: entities that are no more since then, such as the ranks of a job (pipeline.membership).
     """
 
     time: int
     end: int
     frames: Mapping[str, Frame]
     seen: Mapping[str, tuple[Sequence[str], Bools]] = field(default_factory=dict)
+    ended: tuple[str, ...] = ()
+
+    @property
+    def events(self) -> Iterator[Event]:
+        """Those of all frames."""
+        return (event for frame in self.frames.values() for event in frame.events)
 
 
 class Framer:

@@ -96,17 +96,20 @@ class Ingest:
         self._fetch_bytes = _FETCH_BYTES
         self._sound: set[wire.Shape] = set()
         self._done = Committed()
-        self.progress = Progress(nodes=dict(self._newest_of))
+        self._begun = False  # whether a step has ended well: before that, nobody knows what lies unread
+        self.progress = Progress(self.backlog(), nodes=dict(self._newest_of))
 
     # --- what is known about the input ------------------------------------------------------------------------------
 
     def backlog(self) -> int | None:
         """Event time from which input still waits to be stored; None if everything was read to its end.
 
-        A sender that is catching up over Kafka counts as unread, from what came of it last. 0 while a partition of
-        which nothing was read since the start cannot be asked: what it holds may be old. One that stays mute while
-        others answer is waited for no longer than MUTE.
+        A sender that is catching up over Kafka counts as unread, from what came of it last. 0 until the first step has
+        ended, and while a partition of which nothing was read since the start cannot be asked: what it holds may be
+        old. One that stays mute while others answer is waited for no longer than MUTE.
         """
+        if not self._begun:
+            return 0
         held = self._catch_up.hold(self.clock(), self._newest_of)
         waiting = [queue[0].time for queue in self._waiting.values() if queue] + ([] if held is None else [held])
         mute = {p for p, since in self._unknown.items() if self.clock() - max(since, self._all_mute) > MUTE}
@@ -132,6 +135,7 @@ class Ingest:
             items = self._merge()
             if items or self._gaps:
                 self._commit(items, {p: gap for p, gap in self._gaps.items() if not self._waiting.get(p)})
+            self._begun = True
         except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
             self._fetch_again()
             raise Retryable(f"store {self.database.path}: cannot commit: {error}", after_s=1.0) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ class LastSeen:
     def __init__(self) -> None:
         self._times: dict[str, NDArray[np.int64]] = {}
         self._place: dict[str, tuple[str, int]] = {}
+        self._ended: dict[str, int] = {}
         self.now = 0
 
     def know(self, device_class: str, entities: Sequence[str]) -> None:
@@ -45,14 +46,22 @@ class LastSeen:
     def note(self, instant: Instant) -> None:
         """Takes the samples of one instant, which is now the present."""
         self.now = instant.time
+        self.end(instant.ended, instant.time)
         for device_class, (names, seen) in instant.seen.items():
             self.know(device_class, names)
             self._times[device_class][: len(seen)][seen] = instant.time
 
+    def end(self, entities: Iterable[str], time: int) -> None:
+        """Takes what is no more since `time`, such as the ranks of a job: their silence is no lack of telemetry."""
+        self._ended.update(dict.fromkeys(entities, time))
+
     def present(self, entity: str) -> bool:
-        """Whether the entity had a sample lately; True for what bears no telemetry of its own (racks, jobs)."""
+        """Whether the entity had a sample lately; True where none is to come (racks, jobs, ended ranks)."""
         place = self._place.get(entity)
         if place is None:
             return True
         device_class, number = place
-        return self.now - int(self._times[device_class][number]) <= _PATIENCE.get(device_class, PRESENT)
+        last = int(self._times[device_class][number])
+        if last <= self._ended.get(entity, -1):
+            return True
+        return self.now - last <= _PATIENCE.get(device_class, PRESENT)

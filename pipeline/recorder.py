@@ -40,18 +40,25 @@ class TelemetryWriter:
         columns: Mapping[str, NDArray[Any]],
         present: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Ticks later than all before: times (ticks,), columns (ticks, devices) in wire type, present likewise."""
+        """Ticks later than all before: times (ticks,) or (ticks, devices), within a tick apart by less than a tick;
+        columns (ticks, devices) in wire type, present likewise."""
         import pyarrow as pa
 
         if tuple(entities) != self._entities:
             self._entities, self._order = tuple(entities), np.argsort(np.asarray(entities), kind="stable")
         ticks, order = len(times), self._order
-        keep = slice(None) if present is None or present.all() else np.flatnonzero(present[:, order].ravel())
+        keep: slice | NDArray[np.intp] = slice(None)
+        if present is not None and not present.all():
+            keep = np.flatnonzero(present[:, order].ravel())
+        when = np.repeat(times, len(order)) if times.ndim == 1 else times[:, order].ravel()
+        if times.ndim == 2 and len(order):  # devices of one tick may be dated apart: order by time, then entity
+            keep = np.arange(len(when))[keep]
+            keep = keep[np.argsort(when[keep], kind="stable")]
         names = pa.array([entities[i] for i in order], pa.string())
         places = pa.array(np.tile(np.arange(len(order), dtype=np.int32), ticks)[keep])
         table = pa.table(
             {
-                "time": pa.array(np.repeat(times, len(order))[keep], pa.timestamp("us", "UTC")),
+                "time": pa.array(when[keep], pa.timestamp("us", "UTC")),
                 "entity": pa.DictionaryArray.from_arrays(places, names).cast(pa.string()),
                 **{name: _arrow(values[:, order].ravel()[keep]) for name, values in columns.items()},
             }

@@ -88,7 +88,7 @@ class Service:
         step = int(self.config.pipeline.frame * SECOND)
         enqueue = self.notifier.payloads
         self.engine = Engine(self.database, self.devices, self.topology, self._judge, enqueue, self.clock, step)
-        self._trouble = None
+        self._trouble, self._moved = None, self.clock()
 
     def turn(self) -> bool:
         """One commit and its judgement; False if there was nothing to do. Raises Retryable."""
@@ -178,7 +178,7 @@ class Service:
 
     def health(self) -> Health:
         newest, waiting = self.ingest.progress.newest, self.ingest.progress.backlog
-        unjudged = max(self._judging, (self.watermark() or 0) - self._advanced)  # also between storing and judging
+        unjudged = max((self.watermark() or 0) - self._advanced, self._judging)  # in the order in which they pass on
         return {
             "watermark": self.engine.standing.judged if self.engine and self.engine.standing.judged > 0 else None,
             "backlog": self.engine is None or waiting is not None or unjudged > STALE,
@@ -205,7 +205,7 @@ class Service:
     def _kept_out(self) -> list[str]:
         """Reasons why telemetry does not come in, all or a part of it."""
         reasons = [reason for reason in (self._trouble, self.transport.reachable()) if reason]
-        if self.ingest.progress.backlog is not None and self.clock() - self._moved > STALE:
+        if self.engine is not None and self.ingest.progress.backlog is not None and self.clock() - self._moved > STALE:
             reasons.append(f"waiting input has stood uncommitted since {iso(self._moved)}")
         if not reasons and (unanswered := self.ingest.progress.unanswered):
             partition, since = unanswered

@@ -1,4 +1,9 @@
-"""Fixtures of all tests: real Kafka brokers. Who uses one carries the mark `kafka` by that alone."""
+"""Fixtures of all tests: real Kafka brokers. Who uses one carries the mark `kafka` by that alone.
+
+kafka-python leaves the sockets of refused connections to the garbage collector, which warns in whichever test it runs.
+A test whose brokers refuse carries the mark `refusals`; what it or any other test with brokers leaves is collected at
+its end, so that no later test of the same process fails for it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.kafka_broker import Address, Broker, BrokerError, External, class_path, missing
 from tests.kafka_security import Security
@@ -21,12 +27,29 @@ EXTERNAL = "FLEETPULSE_TEST_KAFKA"
 MEND = "run 'make parts'"
 BROKERS = {"kafka", "own_broker", "new_broker", "secure_kafka"}
 
+# tests run beside one another: how long an example takes on the clock says nothing of it
+settings.register_profile("crowded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("crowded")
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if BROKERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("kafka")
+        if item.get_closest_marker("refusals"):
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of pytest's own wrappers
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Collects when pytest has let go of the test's log: its records hold the errors, and these hold the sockets."""
+    yield
+    if any(item.get_closest_marker(name) for name in ("kafka", "refusals")):
+        from tests.kafka_clients import untidy_refusals  # here: most tests need no Kafka client
+
+        with untidy_refusals():
+            pass
 
 
 def need_broker() -> None:

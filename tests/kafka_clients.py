@@ -41,7 +41,7 @@ def kafka_of(address: Address, **more: Any) -> Kafka:
 
 @contextmanager
 def untidy_refusals() -> Iterator[None]:
-    """Within it, TLS handshakes may fail: kafka-python leaves their sockets to the collector, which warns."""
+    """Within it, brokers may refuse: kafka-python leaves the sockets to the collector, which warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         try:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.sim.arrival import Arrival
-from agents.sim.faults import KINDS
-from agents.sim.fleet import TICKS_FOR_EVER, Chunk, FleetSimulator
+from agents.sim.chunk import Chunk
+from agents.sim.fleet import TICKS_FOR_EVER, FleetSimulator
 from agents.sim.scenario import Scenario, load
 from agents.sim.stream import Outlets, Pace
 from agents.uplink import open_uplink
@@ -41,7 +41,7 @@ class Sink(Protocol):
         columns: Mapping[str, NDArray[Any]],
         present: NDArray[np.bool_],
     ) -> None:
-        """Rows of one class: times (ticks,), columns (ticks, devices) in wire type, present: which rows exist."""
+        """Rows of one class: times, columns in wire type and present (which rows exist), all (ticks, devices)."""
 
     def events(self, events: Sequence[Event]) -> None:
         """Events in order of time."""
@@ -82,30 +82,15 @@ class Tally:
     refused: int = 0
     took: float = field(default_factory=time.monotonic)
 
-    def add(self, simulator: FleetSimulator, chunk: Chunk) -> None:
-        """Counts a chunk; rows of silent nodes do not exist."""
+    def add(self, chunk: Chunk) -> None:
+        """Counts a chunk; rows that do not exist are none."""
         self.ticks += len(chunk.times)
         self.events += len(chunk.events)
-        for number, shipper in enumerate(simulator.layout.shippers):
-            live = len(chunk.times) - int(np.count_nonzero(chunk.silent[:, number]))
-            for device_class, part in shipper.parts.items():
-                rows = live * (part.stop - part.start)
+        for device_class, present in chunk.present.items():
+            if device_class in chunk.columns:
+                rows = int(np.count_nonzero(present))
                 self.rows += rows
                 self.samples += rows * len(chunk.columns[device_class])
-
-
-def kinds() -> list[dict[str, Any]]:
-    """What --list shows: one row per fault kind."""
-    return [
-        {
-            "kind": name,
-            "class": kind.detectability,
-            "strikes": kind.device_class,
-            "parameters": ", ".join(kind().parameters()),
-            "what": (kind.__doc__ or "").strip(),
-        }
-        for name, kind in KINDS.items()
-    ]
 
 
 def utc_now() -> int:
@@ -169,8 +154,9 @@ def _outlets(
     """Where the stream goes, if there is one. Raises ConfigError before anything is made."""
     if order.to is None:
         return None
-    nodes = [shipper.node for shipper in simulator.layout.shippers]
-    sender = open_uplink(config, order.to, nodes, lambda text: say(f"simulate: kafka: {text}"), "simulate")
+    sender = open_uplink(
+        config, order.to, list(simulator.layout.shippers), lambda text: say(f"simulate: kafka: {text}"), "simulate"
+    )
     arrival = Arrival(sender, config.spool, wait) if sender else None
     return Outlets(simulator, config.spool, config.site.name, now, arrival)
 
@@ -200,20 +186,15 @@ def _run(
         if outlets:
             outlets.send(chunk)
         if sink:
-            _write(simulator, sink, chunk)
-        tally.add(simulator, chunk)
+            _write(sink, chunk)
+        tally.add(chunk)
 
 
-def _write(simulator: FleetSimulator, sink: Sink, chunk: Chunk) -> None:
+def _write(sink: Sink, chunk: Chunk) -> None:
     """The same values into files."""
-    shippers = simulator.layout.shippers
     for device_class, columns in chunk.columns.items():
-        entities = simulator.entities(device_class)
-        home = np.zeros(len(entities), np.intp)
-        for number, shipper in enumerate(shippers):
-            if device_class in shipper.parts:
-                home[shipper.parts[device_class]] = number
-        sink.telemetry(device_class, chunk.times, entities, columns, chunk.present(home))
+        if names := chunk.entities[device_class]:  # between two jobs there are no ranks
+            sink.telemetry(device_class, chunk.dated(device_class), names, columns, chunk.present[device_class])
     sink.events([event for _, event in chunk.events])
 
 
@@ -221,7 +202,7 @@ def _finish(simulator: FleetSimulator, order: Order, sink: Sink, tally: Tally) -
     """Topology, truth and meta, for what was really made."""
     layout, scenario = simulator.layout, simulator.scenario
     seconds = tally.ticks * scenario.interval
-    attributes = {entity: found for entity in layout.parents if (found := layout.attributes(entity))}
+    attributes = {entity: found for entity in simulator.parents if (found := layout.attributes(entity))}
     meta = {
         "name": f"simulated-{order.seed}",
         "title": f"Simulated fleet of {layout.nodes} nodes with {layout.gpus_per_node} GPUs each",
@@ -229,13 +210,15 @@ def _finish(simulator: FleetSimulator, order: Order, sink: Sink, tally: Tally) -
         "simulated": True,
         "seed": order.seed,
         "nodes": layout.nodes,
+        "gpus": layout.gpus,
+        "samples": tally.samples,
         "start": iso(simulator.start),
         "end": iso(simulator.at(seconds)),
         "interval": scenario.interval,
         "rows": tally.rows,
         "events": len(truth := simulator.truth(seconds)),
     }
-    sink.close(layout.parents, attributes, truth, meta)
+    sink.close(simulator.parents, attributes, truth, meta)
 
 
 def _start(scenario: Scenario, order: Order, begin: int) -> int | None:

@@ -6,57 +6,28 @@ chunks are cut. Values are in wire type from here on: what is written to files i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.sim import canary
-from agents.sim.effects import Effects, Happening
-from agents.sim.facility import SUPPLY_C, Facility
-from agents.sim.gpus import Gpus
-from agents.sim.hosts import Hosts
-from agents.sim.jobs import Jobs
+from agents.sim.calendar import Calendar, in_order, job_parents
+from agents.sim.chunk import Chunk
+from agents.sim.effects import Effects, Moment
 from agents.sim.layout import Layout
-from agents.sim.links import Links
-from agents.sim.noise import generator
-from agents.sim.scenario import DEFAULT_START, Scenario, faults_of
-from pipeline.records import SECOND, Event, iso
-from pipeline.signals import CATALOGUE
+from agents.sim.physics.canary import Canaries
+from agents.sim.physics.instruments import Instruments
+from agents.sim.physics.plant import Plant
+from agents.sim.physics.state import State
+from agents.sim.scenario import DEFAULT_START, Scenario
+from agents.sim.story import Story
+from agents.sim.truth import lines
+from pipeline.records import SECOND, Event
 
 BLOCK = 60
 """Ticks computed at once: 10 min at 10 s; 512 GPUs then need about 30 MB. Part of what a seed means: never changes."""
-INVENTORY_EVERY = 3600.0  # s; the design's hourly inventory
 TICKS_FOR_EVER = 1 << 62
-_MISSING = 70  # key of the generator that loses rows
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive ticks of the whole fleet.
-
-    times:   (ticks,) UTC microseconds.     columns: device class -> signal -> (ticks, devices) in wire type.
-    silent:  (ticks, shippers) that sent nothing then: their rows and events do not exist.
-    events:  (shipper, event) in order of time, up to the chunk's last tick.
-    """
-
-    times: NDArray[np.int64]
-    columns: Mapping[str, Mapping[str, NDArray[Any]]]
-    silent: NDArray[np.bool_]
-    events: tuple[tuple[int, Event], ...]
-
-    def cut(self, begin: int, end: int, since: int) -> Chunk:
-        """Ticks [begin, end), with the events later than `since`."""
-        until = int(self.times[end - 1])
-        columns = {c: {n: v[begin:end] for n, v in block.items()} for c, block in self.columns.items()}
-        events = tuple((s, e) for s, e in self.events if since < e.time <= until)
-        return Chunk(self.times[begin:end], columns, self.silent[begin:end], events)
-
-    def present(self, shippers: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """(ticks, devices) rows that exist, given each device's shipper."""
-        return ~self.silent[:, shippers]
 
 
 class FleetSimulator:
@@ -67,27 +38,31 @@ class FleetSimulator:
         chosen = scenario.start if start is None else start
         self.start = DEFAULT_START if chosen is None else chosen
         self.layout = Layout(scenario.fleet.nodes, scenario.fleet.gpus_per_node)
-        self.faults = faults_of(scenario, self.layout, seed, live)
-        interval = scenario.interval
-        self._jobs = Jobs(self.layout, interval, seed)
-        self._gpus = Gpus(self.layout, interval, seed, SUPPLY_C)
-        self._links = Links(self.layout, interval, seed)
-        self._hosts = Hosts(self.layout, interval, seed)
-        self._facility = Facility(self.layout, interval, seed)
-        self._known = dict(self.layout.inventory())
-        self._blocks = 0
+        story = Story.of(scenario, self.layout, seed, live)
+        self.faults, self.schedule = story.faults, story.schedule
+        self.parents: Mapping[str, Sequence[str]] = self.layout.parents | job_parents(self.schedule, self.layout)
+        self._state, fleet = State({"blocks": np.zeros(1, np.int64)}), scenario.fleet
+        self._plant = Plant(self.layout, self.schedule, scenario.interval, seed, self._state)
+        numbers = max((fault.number for fault in self.faults), default=0)
+        self._instruments = Instruments(
+            self.layout, scenario.interval, seed, fleet.missing, fleet.jitter, numbers, self._state
+        )
+        self._canaries = Canaries(self.layout, scenario.interval, seed)
+        self._calendar = Calendar(self.layout, self.schedule)
 
     def entities(self, device_class: str) -> tuple[str, ...]:
-        """Names in the order of the columns."""
+        """Names in the order of the columns; of ranks all that there ever are: a chunk says which it has."""
+        if device_class == "rank":
+            return tuple(name for job in self.schedule.jobs for name in job.names)
         return self.layout.entities[device_class]
 
     def chunks(self, ticks: int | Callable[[int], int] = BLOCK, limit: int | None = None) -> Iterator[Chunk]:
-        """Chunks up to `limit` ticks in all (the scenario's). For one use.
+        """Chunks up to `limit` ticks in all (the scenario's), from where a snapshot left off. For one use.
 
         ticks: how many in a chunk, or a function of its first tick's number; a chunk never crosses a block's border.
         """
         end, since = self.scenario.ticks if limit is None else limit, -(1 << 62)
-        for first in range(0, end, BLOCK):
+        for first in range(self.ticks, end, BLOCK):
             block, begin, size = self._block(), 0, min(BLOCK, end - first)
             while begin < size:
                 wanted = ticks if isinstance(ticks, int) else ticks(first + begin)
@@ -95,77 +70,67 @@ class FleetSimulator:
                 yield block.cut(begin, behind, since)
                 since, begin = int(block.times[behind - 1]), behind
 
+    @property
+    def ticks(self) -> int:
+        """How many ticks were computed: whole blocks."""
+        return int(self._state["blocks"][0]) * BLOCK
+
+    def snapshot(self) -> bytes:
+        """All that the next block needs; taken after the last chunk of a block."""
+        return self._state.save()
+
+    def restore(self, data: bytes) -> None:
+        """Goes on behind a snapshot of the same scenario and seed: `chunks` begins there. Raises UsageError."""
+        self._state.load(data)
+
     def truth(self, until: float | None = None) -> list[dict[str, Any]]:
-        """Lines of truth.jsonl: the faults that began before `until` seconds (the scenario's duration)."""
+        """Lines of truth.jsonl: what began before `until` seconds (the scenario's duration)."""
         horizon = self.scenario.duration if until is None else until
-        return [
-            {
-                "id": f"fault-{f.number}",
-                "kind": f.kind.name,
-                "entity": f.entity,
-                "onset": iso(self.at(f.onset)),
-                "end": iso(self.at(min(f.end, horizon))),
-                "class": f.kind.detectability,
-                "signals": list(f.kind.signals),
-                "parameters": f.kind.parameters(),
-            }
-            for f in self.faults
-            if f.onset < horizon
-        ]
+        return lines(self.faults, self.schedule, self.layout, self.start, horizon)
 
     def at(self, seconds: float) -> int:
         """UTC microseconds of a second of the scenario."""
         return self.start + round(seconds * SECOND)
 
     def _block(self) -> Chunk:
-        number, self._blocks = self._blocks, self._blocks + 1
+        number = int(self._state["blocks"][0])
+        self._state["blocks"] = np.array([number + 1])
         time = (np.arange(BLOCK, dtype=np.float64) + number * BLOCK) * self.scenario.interval
         since = float(time[0]) - self.scenario.interval
-        effects = Effects(time, since, self.layout)
+        running = self.schedule.running(time, self.layout.gpus)
+        stays = self.schedule.within(since, float(time[-1]))
+        effects = Effects(time, since, self.layout, len(self.schedule.jobs), running, stays, self.start)
         for fault in self.faults:
-            if fault.onset <= effects.until and fault.end > since:
+            if fault.onset <= effects.until and fault.end + fault.kind.lingers > since:
                 fault.kind.act(fault, effects)
-        columns = self._physics(number, effects)
-        canary.rounds(effects, self.seed, self.scenario.interval)
-        self._inventory(effects)
-        times = self.start + np.rint(time * SECOND).astype(np.int64)
-        return Chunk(times, columns, effects.silent, tuple(self._calendar(effects)))
+        return self._chunk(number, effects)
 
-    def _physics(self, number: int, effects: Effects) -> dict[str, dict[str, NDArray[Any]]]:
-        """All columns of the block: load, then heat, then the pace of the jobs, then what follows from it."""
-        tempo, supply = self._jobs.load(effects), self._facility.supply(number, effects)
-        gpu, clock = self._gpus.advance(number, tempo, supply, effects)
-        rank = self._jobs.advance(number, tempo, clock, effects)
-        nic = self._links.advance(number, tempo, effects)
-        node = self._hosts.advance(number, tempo, effects)
-        coolant, power = self._facility.advance(number, supply, gpu["gpu.power"], effects)
-        found = {"gpu": gpu, "nic": nic, "node": node, "rank": rank, "power": power, "coolant": coolant}
-        rng = generator(self.seed, _MISSING, number)
-        return {c: self._wire(block, rng) for c, block in found.items()}
+    def _chunk(self, number: int, effects: Effects) -> Chunk:
+        columns = self._plant.advance(number, effects)
+        self._canaries.rounds(effects)
+        self._calendar.tell(effects, effects.stays)
+        gpus = np.concatenate([np.zeros(0, np.intp), *(stay.gpus for stay in effects.stays)])
+        homes = {**self.layout.homes, "rank": self.layout.node_of_gpu[gpus]}
+        names = tuple(name for stay in effects.stays for name in stay.job.names)
+        silent = self._instruments.silent(effects)
+        return Chunk(
+            times=self.start + np.rint(effects.time * SECOND).astype(np.int64),
+            entities={**self.layout.entities, "rank": names},
+            columns=self._instruments.read(columns, effects, number),
+            homes=homes,
+            present=self._instruments.present(effects, silent, homes),
+            late=self._instruments.late(effects, number),
+            silent=silent,
+            events=tuple(self._told(effects, silent)),
+        )
 
-    def _wire(self, block: dict[str, NDArray[Any]], rng: np.random.Generator) -> dict[str, NDArray[Any]]:
-        """Columns in wire type and catalogue order, with the share of lost rows that the fleet has."""
-        out = {name: np.ascontiguousarray(block[name], CATALOGUE[name].type) for name in CATALOGUE if name in block}
-        if self.scenario.fleet.missing:
-            lost = rng.random(next(iter(out.values())).shape) < self.scenario.fleet.missing
-            for values in out.values():
-                if values.dtype.kind == "f":
-                    values[lost] = np.nan
-        return out
-
-    def _inventory(self, effects: Effects) -> None:
-        """One event per shipper with all its entities, at 0 and then hourly, as real agents tell it."""
-        hour = int(np.floor(effects.until / INVENTORY_EVERY)) * INVENTORY_EVERY
-        if not effects.since < hour <= effects.until:
-            return
-        effects.events += [Happening(hour, e, "inventory", {"entities": known}) for e, known in self._known.items()]
-
-    def _calendar(self, effects: Effects) -> Iterator[tuple[int, Event]]:
-        """Happenings as events in order of time, but for those of nodes that were silent."""
-        quiet = np.flatnonzero(effects.silent.any(axis=0)).tolist()
-        order = {"inventory": 0}
-        for h in sorted(effects.events, key=lambda h: (h.time, order.get(h.kind, 1))):
-            shipper = self.layout.shipper_of(h.entity)
-            if shipper in quiet and effects.silent[np.searchsorted(effects.time, h.time), shipper]:
-                continue
-            yield shipper, Event(self.at(h.time), h.entity, h.kind, h.data)
+    def _told(self, effects: Effects, silent: NDArray[np.bool_]) -> Iterator[tuple[int, Event]]:
+        """Happenings as events in order of time, but for those of shippers that were silent."""
+        found, home = in_order(effects.events), self.layout.shipper_of
+        ticks = np.searchsorted(effects.time, [h.time for h in found]).tolist()
+        quiet = set(zip(*(where.tolist() for where in np.nonzero(silent)), strict=True))
+        for h, tick in zip(found, ticks, strict=True):
+            shipper = home(h.entity) if h.shipper is None else h.shipper
+            if (tick, shipper) not in quiet:
+                data = {name: self.at(v) if isinstance(v, Moment) else v for name, v in h.data.items()}
+                yield shipper, Event(self.at(h.time), h.entity, h.kind, data)

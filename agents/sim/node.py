@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
+
 from agents.collector import Collector, Device, NoData, Reading
+from agents.sim.chunk import Chunk
 from agents.sim.command import utc_now
-from agents.sim.fleet import TICKS_FOR_EVER, Chunk, FleetSimulator
-from agents.sim.layout import Shipper
+from agents.sim.fleet import TICKS_FOR_EVER, FleetSimulator
 from agents.sim.scenario import Fleet, Scenario
 from pipeline.signals import CATALOGUE
 
@@ -46,21 +48,22 @@ class SimulatedNode(Collector):
         events = tuple(event for shipper, event in chunk.events if shipper == self.number - 1)
         told = tuple(event for event in events if event.kind != "inventory")  # the agent tells that itself
         readings = []
-        for device_class, part in self._shipper(simulator).parts.items():
-            columns = {name: values[0, part] for name, values in chunk.columns[device_class].items()}
-            readings.append(Reading(device_class, simulator.entities(device_class)[part], columns, told))
-            told = ()
+        for device_class, block in chunk.columns.items():
+            mine = np.flatnonzero((chunk.homes[device_class] == self.number - 1) & chunk.present[device_class][0])
+            if len(mine):
+                columns = {name: values[0, mine] for name, values in block.items()}
+                names = tuple(chunk.entities[device_class][i] for i in mine.tolist())
+                readings.append(Reading(device_class, names, columns, told))
+                told = ()
         return tuple(readings)
 
     def inventory(self) -> Mapping[str, Device]:
         if self._simulator is None:
             return {}
-        layout, home = self._simulator.layout, self.number - 1
-        mine = (entity for entity in layout.parents if layout.shipper_of(entity) == home)
-        return {entity: Device(layout.parents[entity], layout.attributes(entity)) for entity in mine}
+        layout, parents, home = self._simulator.layout, self._simulator.parents, self.number - 1
+        mine = [entity for entity in layout.parents if layout.shipper_of(entity) == home]
+        mine += [entity for entity in parents if entity not in layout.parents]  # jobs: of a fleet of one node
+        return {entity: Device(tuple(parents[entity]), layout.attributes(entity)) for entity in mine}
 
     def close(self) -> None:
         self._chunks = self._simulator = None
-
-    def _shipper(self, simulator: FleetSimulator) -> Shipper:
-        return simulator.layout.shippers[self.number - 1]

@@ -6,19 +6,24 @@ import datetime
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agents.sim.faults import KINDS, CoolantLoss, Fault, Kind, LinkDegradation, SilentDataCorruption, Straggler
-from agents.sim.layout import Layout
-from agents.sim.noise import generator
+from agents.sim.faults.compute import Straggler
+from agents.sim.faults.cooling import CoolantLoss
+from agents.sim.faults.corruption import SilentDataCorruption
+from agents.sim.faults.kind import Kind
+from agents.sim.faults.link import LinkDegradation
+from agents.sim.kinds import KINDS
+from agents.sim.physics.noise import generator
 from pipeline.errors import UsageError
 from pipeline.records import from_iso
 from pipeline.settings import build
 
 FAULTS = 5  # key of the generators that draw faults
 _FAULT_KEYS = {"kind", "entity", "onset", "end"}
+_LIVE_SDC = 0.6  # chance of a wrong digest per round: minutes show it, where most real defects take days; chosen
 _MAX_GPUS = 200_000  # twice the largest site the design names
 
 
@@ -29,6 +34,28 @@ class Fleet:
     nodes: int = 16
     gpus_per_node: int = 8
     missing: float = 0.0
+    jitter: float = 0.0  # s by which a node dates its samples later, at most: drawn anew for every sample
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """[jobs]: how long a job runs on the mean; 0: two jobs for ever."""
+
+    mean_hours: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """[rates]: what breaks by itself. Factors on the published rates of faults and of benign events; 0: nothing.
+
+    kinds: [rates.kinds] rates of single kinds in the place of the published ones, in the same unit.
+    apart: no node is struck by two things within half an hour.
+    """
+
+    faults: float = 0.0
+    confounders: float = 0.0
+    apart: bool = True
+    kinds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,6 +84,8 @@ class _File:
     interval: float
     fleet: Fleet = field(default_factory=Fleet)
     live: Live = field(default_factory=Live)
+    jobs: Jobs = field(default_factory=Jobs)
+    rates: Rates = field(default_factory=Rates)
 
 
 @dataclass(frozen=True)
@@ -70,6 +99,8 @@ class Scenario:
     faults: tuple[Line, ...] = ()
     live: Live = field(default_factory=Live)
     source: str = "demo"
+    jobs: Jobs = field(default_factory=Jobs)
+    rates: Rates = field(default_factory=Rates)
 
     @property
     def ticks(self) -> int:
@@ -105,9 +136,11 @@ def parse(table: Mapping[str, Any], source: str) -> Scenario:
     if not isinstance(lines, list):
         raise UsageError(f"{source}: [fault] is one table; wanted [[fault]], once per fault")
     start = _start(rest.pop("start", None), source)
+    own = _kinds(rest, source)
     file = build(_File, rest, source)
     found = tuple(_line(line, f"{source}: [[fault]] {i + 1}", file.duration) for i, line in enumerate(lines))
-    scenario = Scenario(file.duration, file.interval, start, file.fleet, found, file.live, source)
+    scenario = Scenario(file.duration, file.interval, start, file.fleet, found, file.live, source, file.jobs)
+    scenario = replace(scenario, rates=replace(file.rates, kinds=own))
     _check(scenario)
     return scenario
 
@@ -124,35 +157,7 @@ def demo() -> Scenario:
     return Scenario(21_600.0, 10.0, None, Fleet(64, 8), faults, Live(every=150.0))
 
 
-def faults_of(scenario: Scenario, layout: Layout, seed: int, live: bool) -> list[Fault]:
-    """Every fault with entity and parameters drawn from the seed; those of [live] only if asked for."""
-    taken: set[str] = set()
-    found: list[Fault] = []
-    lines = [*scenario.faults, *(_live_lines(scenario, seed) if live else ())]
-    for number, line in enumerate(lines):
-        rng = generator(seed, FAULTS, number)
-        kind = line.kind.drawn(rng)
-        places = layout.entities[kind.device_class]
-        entity = line.entity or _draw(kind.candidates(layout), taken, rng)
-        if entity not in places:
-            raise UsageError(
-                f"{scenario.source}: [[fault]] {number + 1}: entity = {entity!r}: the fleet has none of that name; "
-                f"a {kind.name} strikes one of {places[0]} to {places[-1]}"
-            )
-        taken.add(entity)
-        found.append(
-            Fault(number + 1, kind, entity, places.index(entity), line.onset, line.end, (seed, FAULTS, number, 2))
-        )
-    return found
-
-
-def _draw(candidates: Sequence[str], taken: set[str], rng: Any) -> str:
-    """A candidate that no earlier fault has, while there is one."""
-    free = [e for e in candidates if e not in taken] or list(candidates)
-    return free[int(rng.integers(len(free)))]
-
-
-def _live_lines(scenario: Scenario, seed: int) -> list[Line]:
+def live_lines(scenario: Scenario, seed: int) -> list[Line]:
     """One fault every `every` seconds (x 0.8 to 1.2), each 5 to 12 min long; every eighth strikes a coolant loop."""
     if scenario.live.every <= 0:
         return []
@@ -161,9 +166,30 @@ def _live_lines(scenario: Scenario, seed: int) -> list[Line]:
     time, end = scenario.duration + 15.0, scenario.duration + scenario.live.hours * 3600
     while time < end:
         name = "coolant" if len(lines) % 8 == 7 else names[len(lines) % 3]
-        lines.append(Line(KINDS[name](), time, time + float(rng.uniform(300.0, 720.0))))
+        kind = SilentDataCorruption(probability=_LIVE_SDC) if name == "sdc" else KINDS[name]()
+        lines.append(Line(kind, time, time + float(rng.uniform(300.0, 720.0))))
         time += scenario.live.every * float(rng.uniform(0.8, 1.2))
     return lines
+
+
+def _kinds(rest: dict[str, Any], source: str) -> dict[str, float]:
+    """Takes [rates.kinds] out of the table. Raises UsageError for a kind that there is not."""
+    rates = rest.get("rates")
+    if not isinstance(rates, dict) or "kinds" not in rates:
+        return {}
+    rest["rates"] = {k: v for k, v in rates.items() if k != "kinds"}
+    given = rates["kinds"]
+    for name, value in given.items() if isinstance(given, dict) else [("kinds", given)]:
+        if name not in KINDS:
+            raise UsageError(f"{source}: [rates.kinds] {name}: {_nearest(name, KINDS)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise UsageError(f"{source}: [rates.kinds] {name} = {value!r}; wanted a rate per {KINDS[name].rate.per}")
+    return {name: float(value) for name, value in given.items()}
+
+
+def _nearest(name: str, known: Sequence[str] | Mapping[str, Any] | set[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    return f"no such name; did you mean '{close[0]}'?" if close else f"no such name; known: {', '.join(sorted(known))}"
 
 
 def _start(value: Any, source: str) -> int | None:
@@ -185,12 +211,17 @@ def _check(scenario: Scenario) -> None:
         "[fleet] gpus_per_node": not 1 <= fleet.gpus_per_node <= 32,
         "[fleet] nodes x gpus_per_node": fleet.nodes * fleet.gpus_per_node > _MAX_GPUS,
         "[fleet] missing": not 0 <= fleet.missing < 1,
+        "[fleet] jitter": not 0 <= fleet.jitter <= 0.5 * scenario.interval,
         "[live] every": scenario.live.every < 0,
+        "[jobs] mean_hours": not 0 <= scenario.jobs.mean_hours < float("inf"),
+        "[rates] faults": not 0 <= scenario.rates.faults < float("inf"),
+        "[rates] confounders": not 0 <= scenario.rates.confounders < float("inf"),
     }
     for key in (k for k, bad in wrong.items() if bad):
         raise UsageError(
             f"{scenario.source}: {key}: out of range; wanted duration above 0, interval 0.1 to 3600 s, nodes above 0, "
-            f"gpus_per_node 1 to 32, at most {_MAX_GPUS} GPUs, missing from 0 to below 1, every at least 0"
+            f"gpus_per_node 1 to 32, at most {_MAX_GPUS} GPUs, missing from 0 to below 1, "
+            "jitter up to half the interval, every, mean_hours, faults and confounders at least 0"
         )
 
 
@@ -221,6 +252,11 @@ def _line(table: Any, where: str, duration: float) -> Line:
         value = getattr(kind, key)
         if value is not None and not low <= value <= high:
             raise UsageError(f"{where}: {key} = {value}; wanted {low:g} to {high:g}")
+    for key, words in kind.choices.items():
+        if getattr(kind, key) not in (None, *words):
+            raise UsageError(
+                f"{where}: {key} = {getattr(kind, key)!r}; wanted one of {', '.join(dict.fromkeys(words))}"
+            )
     return Line(kind, onset, end, entity)
 
 

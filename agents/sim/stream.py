@@ -9,15 +9,18 @@ from __future__ import annotations
 import hashlib
 import resource
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agents.sim.arrival import Arrival
-from agents.sim.fleet import BLOCK, Chunk, FleetSimulator
-from agents.sim.layout import Shipper
+from agents.sim.chunk import Chunk
+from agents.sim.fleet import BLOCK, FleetSimulator
 from agents.spool import Spool
 from pipeline import config, wire
 from pipeline.errors import SpoolError
@@ -69,11 +72,11 @@ class Outlets:
         self._simulator, self._now, self._arrival = simulator, now, arrival
         shippers = simulator.layout.shippers
         _allow_files(_FILES_PER_NODE * len(shippers) + _FILES_BESIDE)
-        self._origins = [Origin(site, s.node, _boot_id(simulator, s.node), True) for s in shippers]
+        self._origins = [Origin(site, node, _boot_id(simulator, node), True) for node in shippers]
         self._stack, self._synced, self._written = ExitStack(), now(), 0
         try:
-            self._events = [self._open(s.node, EVENTS, settings) for s in shippers]
-            self._telemetry = [self._open(s.node, TELEMETRY, settings) for s in shippers]
+            self._events = [self._open(node, EVENTS, settings) for node in shippers]
+            self._telemetry = [self._open(node, TELEMETRY, settings) for node in shippers]
         except BaseException:
             self.close()
             raise
@@ -97,12 +100,10 @@ class Outlets:
         for number, event in (*chunk.events, *self._gaps()):
             events[number].append(event)
         self._append(events, sent)
-        for number, shipper in enumerate(self._simulator.layout.shippers):
-            batch = self._batch(chunk, number, shipper)
-            if len(batch.times):
-                body = wire.encode(batch)
-                self._telemetry[number].append(body, wire.TELEMETRY_KIND, sent, True)
-                self._written += len(body)
+        for batch, number in batches(chunk, self._origins):
+            body = wire.encode(batch)
+            self._telemetry[number].append(body, wire.TELEMETRY_KIND, sent, True)
+            self._written += len(body)
         if self._arrival and self._written > self._arrival.backlog:
             self.arrive()
         elif self._now() - self._synced >= SYNC_EVERY:
@@ -161,19 +162,48 @@ class Outlets:
         self._stack.callback(spool.close)
         return spool
 
-    def _batch(self, chunk: Chunk, number: int, shipper: Shipper) -> Batch:
-        """The rows of one node that exist."""
-        quiet = chunk.silent[:, number]
-        rows = slice(None) if not quiet.any() else np.flatnonzero(~quiet)
-        blocks = tuple(
-            Block(
-                device_class,
-                self._simulator.entities(device_class)[part],
-                {name: values[:, part][rows] for name, values in chunk.columns[device_class].items()},
+
+def batches(chunk: Chunk, origins: Sequence[Origin]) -> Iterator[tuple[Batch, int]]:
+    """The chunk as its shippers send it: (batch, number of the shipper). A row that does not exist is not sent: where
+    the devices of a shipper change from one tick to the next, a new batch begins."""
+    parts = {c: _parts(home, len(origins)) for c, home in chunk.homes.items() if c in chunk.columns}
+    for number, origin in enumerate(origins):
+        mine = {c: part[number] for c, part in parts.items() if len(part[number])}
+        there = {c: chunk.present[c][:, part] for c, part in mine.items()}
+        for run in _runs(there, len(chunk.times)):
+            blocks = tuple(
+                Block(c, *_cut(chunk, c, mine[c][rows[run.start]], run))
+                for c, rows in there.items()
+                if rows[run.start].any()
             )
-            for device_class, part in shipper.parts.items()
-        )
-        return Batch(self._origins[number], chunk.times[rows], blocks)
+            if blocks:
+                yield Batch(origin, chunk.times[run] + chunk.late[run, number], blocks), number
+
+
+def _cut(
+    chunk: Chunk, device_class: str, devices: NDArray[np.intp], run: slice
+) -> tuple[tuple[str, ...], dict[str, NDArray[Any]]]:
+    """Names and columns of some devices in some ticks."""
+    names = chunk.entities[device_class]
+    first, last = int(devices[0]), int(devices[-1])
+    cut = slice(first, last + 1) if last - first + 1 == len(devices) else devices
+    columns = {n: values[run, cut] for n, values in chunk.columns[device_class].items()}
+    return tuple(names[i] for i in devices.tolist()), columns
+
+
+def _parts(home: NDArray[np.intp], shippers: int) -> list[NDArray[np.intp]]:
+    """Devices of each shipper, in their order."""
+    order = np.argsort(home, kind="stable")
+    return np.split(order, np.searchsorted(home[order], np.arange(1, shippers)))
+
+
+def _runs(there: Mapping[str, NDArray[np.bool_]], ticks: int) -> list[slice]:
+    """Ticks in runs with the same devices."""
+    changes = np.zeros(ticks, np.bool_)
+    for rows in there.values():
+        changes[1:] |= (rows[1:] != rows[:-1]).any(axis=1)
+    bounds = [0, *np.flatnonzero(changes).tolist(), ticks]
+    return [slice(a, b) for a, b in pairwise(bounds)]
 
 
 def _boot_id(simulator: FleetSimulator, node: str) -> bytes:

@@ -35,6 +35,8 @@ _KINDS = (
     EventKind("clock_jump", "node", "The wall clock was set", ("seconds",), "clock"),
     EventKind("service", "service", "A service's state changed", ("unit", "from", "to", "since"), "services"),
     EventKind("version", "node", "Versions of software or firmware changed", ("versions", "before"), "versions"),
+    EventKind("maintenance_start", "any", "People begin to work on it: what happens to it until the end is no fault", ("reason", "seconds"), "whoever plans the work: an operator, a scheduler"),
+    EventKind("maintenance_end", "any", "The work on it is done", ("reason",), "whoever plans the work: an operator, a scheduler"),
     EventKind("link_state", "port", "A port's link came up or went down", ("state", "from", "to"), "infiniband, network, fabric"),
     EventKind("link_peer", "port", "Another device than before is at the far end of a port's link", ("peer", "guid", "port", "from", "from_guid", "from_port"), "fabric, lldp"),
     EventKind("switch_state", "leaf", "A switch (leaf or spine) is no longer seen in its fabric, or is seen again", ("state", "guid", "ports"), "fabric"),

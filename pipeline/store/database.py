@@ -42,7 +42,8 @@ class Database:
             ) from error
         self.connection.execute("SET GLOBAL TimeZone = 'UTC'")
         self.connection.execute("SET GLOBAL lock_configuration = true")
-        schema.create(self.connection, catalogue)
+        with self.transaction() as connection:
+            schema.create(connection, catalogue)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[duckdb.DuckDBPyConnection]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import duckdb
 import pyarrow as pa
 
 from pipeline.ended import ATTRIBUTE
+from pipeline.membership import inventory
 from pipeline.records import EventBatch
 from pipeline.store.append import insert, times
 from pipeline.topology import kind_of
@@ -78,15 +79,3 @@ def _end(
                (SELECT unnest(parents) FROM entity WHERE kind = 'rank')""",
             [sorted(left)],
         )
-
-
-def inventory(data: Mapping[str, object]) -> list[tuple[str, list[str], dict[str, object]]]:
-    """(entity, parents, attributes) of an inventory event; lines of another form are left out."""
-    found = data.get("entities")
-    out: list[tuple[str, list[str], dict[str, object]]] = []
-    for entity, line in found.items() if isinstance(found, dict) else ():
-        if isinstance(line, dict) and ":" in entity:
-            parents, attributes = line.get("parents", []), line.get("attributes", {})
-            if isinstance(parents, list) and isinstance(attributes, dict) and all(isinstance(p, str) for p in parents):
-                out.append((entity, parents, attributes))
-    return out

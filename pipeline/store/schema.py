@@ -89,39 +89,50 @@ def create(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal
             f"store: schema version {found[0][0]}, wanted at most {SCHEMA_VERSION}: a newer fleetpulse wrote it"
         )
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
+    have = _columns(connection)
     for device_class in CLASSES:
-        ensure_class(connection, device_class, of_class(device_class, catalogue))
+        _ensure_class(connection, device_class, of_class(device_class, catalogue), have)
     _entities_view(connection)
     connection.execute(_LINKS)
 
 
-def ensure_class(
-    connection: duckdb.DuckDBPyConnection, device_class: str, signals: Iterable[Signal], view: bool = True
-) -> None:
+def ensure_class(connection: duckdb.DuckDBPyConnection, device_class: str, signals: Iterable[Signal]) -> None:
     """Tables and view of a device class with at least these signals; a new signal is a new column."""
-    for table in (f"hot_{device_class}", f"latest_{device_class}"):
-        key = "PRIMARY KEY" if table.startswith("latest") else ""
-        connection.execute(
-            f'CREATE TABLE IF NOT EXISTS "{table}" (time TIMESTAMPTZ NOT NULL, device INTEGER NOT NULL {key})'
-        )
-        have = set(columns(connection, table))
-        for signal in signals:
-            if signal.column not in have:
-                connection.execute(f'ALTER TABLE "{table}" ADD COLUMN "{signal.column}" {SQL_TYPES[signal.type]}')
-    if view:
-        names = ", ".join(f'h."{c}"' for c in columns(connection, f"hot_{device_class}") if c not in ("time", "device"))
-        connection.execute(
-            f'CREATE OR REPLACE VIEW "{device_class}" AS SELECT h.time, d.entity{", " if names else ""}{names} '
-            f"FROM \"hot_{device_class}\" h JOIN device d ON d.id = h.device AND d.class = '{device_class}'"
-        )
+    _ensure_class(connection, device_class, signals, _columns(connection))
 
 
-def columns(connection: duckdb.DuckDBPyConnection, table: str) -> list[str]:
-    """Column names of a table in their order."""
+def _ensure_class(
+    connection: duckdb.DuckDBPyConnection, device_class: str, signals: Iterable[Signal], have: Mapping[str, list[str]]
+) -> None:
+    hot, latest = f"hot_{device_class}", f"latest_{device_class}"
+    types = {signal.column: SQL_TYPES[signal.type] for signal in signals}
+    for table, key in ((hot, ""), (latest, "PRIMARY KEY")):
+        if table in have:
+            new = [f'ALTER TABLE "{table}" ADD COLUMN "{c}" {types[c]};' for c in types if c not in have[table]]
+            connection.execute("".join(new) or "SELECT 1")
+        else:
+            more = "".join(f', "{column}" {kind}' for column, kind in types.items())
+            connection.execute(
+                f'CREATE TABLE "{table}" (time TIMESTAMPTZ NOT NULL, device INTEGER NOT NULL {key}{more})'
+            )
+    names = "".join(f', h."{column}"' for column in dict.fromkeys([*have.get(hot, ()), *types]))
+    connection.execute(
+        f'CREATE OR REPLACE VIEW "{device_class}" AS SELECT h.time, d.entity{names} '
+        f"FROM \"{hot}\" h JOIN device d ON d.id = h.device AND d.class = '{device_class}'"
+    )
+
+
+def _columns(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
+    """Names of signals' columns in their order, by table of any class."""
+    found: dict[str, list[str]] = {}
     rows = connection.execute(
-        "SELECT column_name FROM duckdb_columns() WHERE table_name = ? ORDER BY column_index", [table]
+        """SELECT table_name, column_name FROM duckdb_columns()
+           WHERE starts_with(table_name, 'hot_') OR starts_with(table_name, 'latest_')
+           ORDER BY table_name, column_index"""
     ).fetchall()
-    return [name for (name,) in rows]
+    for table, column in rows:
+        found.setdefault(table, []).extend([column] if column not in ("time", "device") else [])
+    return found
 
 
 def _entities_view(connection: duckdb.DuckDBPyConnection) -> None:

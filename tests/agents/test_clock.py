@@ -193,5 +193,5 @@ def test_a_port_where_nobody_listens_costs_no_time() -> None:
         taken.bind(("127.0.0.1", 0))
         port = int(taken.getsockname()[1])
     began = time.monotonic()
-    assert chrony.ask(port, 5.0) is None
-    assert time.monotonic() - began < 1
+    assert chrony.ask(port, 60.0) is None
+    assert time.monotonic() - began < 5  # who waited would wait the 60 s

@@ -227,7 +227,7 @@ def test_each_answer_is_given_once_and_a_look_waits_for_none(collector: Fabric) 
     began = time.monotonic()
     for _ in range(50):
         collector.read()
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 2.0  # looks that waited for the next answer would take 50 times 0.05 s
 
 
 def test_a_tool_that_fails_is_told_once_and_told_again_when_it_works(tools: Tools, collector: Fabric) -> None:

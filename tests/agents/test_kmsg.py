@@ -80,7 +80,7 @@ def test_a_silent_log_is_not_waited_for(fifo: tuple[Kmsg, int]) -> None:
     log, writer = fifo
     begun = time.monotonic()
     assert numbers(log) == []
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 5  # who waited would wait for ever
     os.close(writer)
     assert numbers(log) == []
     log.close()

@@ -15,7 +15,7 @@ from pipeline.records import TELEMETRY
 from tests.kafka_broker import Address
 from tests.kafka_clients import make_topics, read
 
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # kafka-python's, see test_sender.py
+pytestmark = pytest.mark.refusals
 SECONDS, MULTIPLE = 300, 50.0
 LIMIT_S = 30.0  # chosen: three times what sending takes, for a busy machine
 

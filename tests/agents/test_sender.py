@@ -25,10 +25,7 @@ from tests.kafka_clients import delete_topics, kafka_of, make_topic, make_topics
 SHORT = Times(delivery=2.0, request=1.0, block=0.3, helpless=2.0)
 """So that an outage that outlasts them takes seconds; what is the product's own is Times()."""
 I_O = "-network-thread"
-pytestmark = pytest.mark.filterwarnings(
-    # kafka-python leaves the socket of a refused connection to the garbage collector
-    "ignore:unclosed <socket:ResourceWarning"
-)
+pytestmark = pytest.mark.refusals
 
 
 class Site:

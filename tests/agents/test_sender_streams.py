@@ -198,6 +198,7 @@ def weigh(outlook: Outlook, streams: list[Stream], now: float) -> None:
         outlook.weigh(streams, now, None)
 
 
+@pytest.mark.refusals
 def test_silence_of_the_brokers_is_told_once_with_its_cause_and_once_when_it_ends(outlook: SimpleNamespace) -> None:
     one = stream(1)
     one.hand_out(100.0)

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from agents.sim.command import BACKFILLED, Order, kinds, simulate
+from agents.sim.command import BACKFILLED, Order, simulate
+from agents.sim.kinds import KINDS, listing
 from pipeline import wire
 from pipeline.config import Config, Spool
 from pipeline.errors import UsageError
@@ -79,7 +80,7 @@ def test_files_and_spools_hold_exactly_the_same_samples(
                     row = (int(time), entity, *(_plain(v[t, d]) for v in block.columns.values()))
                     assert row not in sent.setdefault(block.device_class, set())
                     sent[block.device_class].add(row)
-    assert set(sent) == {"gpu", "nic", "node", "rank", "power", "coolant"}
+    assert set(sent) == {"gpu", "nvlink", "nic", "node", "sensor", "psu", "rank", "power", "coolant", "leak"}
     for device_class, rows in sent.items():
         table = pq.read_table(tmp_path / "out" / f"telemetry-{device_class}.parquet")
         columns = [table["time"].cast("int64").to_pylist(), *(table[n].to_pylist() for n in table.column_names[1:])]
@@ -219,6 +220,8 @@ def test_an_order_that_makes_no_sense_is_refused(tmp_path: Path, order: Order, s
     assert error.value.exit_code == 2
 
 
-def test_the_list_names_every_fault_kind() -> None:
-    assert {row["kind"] for row in kinds()} >= {"sdc", "link_degradation", "straggler", "coolant"}
-    assert all(row["what"] and row["class"] for row in kinds())
+def test_the_list_tells_of_every_kind_what_happens_what_can_be_seen_and_what_cannot() -> None:
+    blocks = {block.split(":")[0].strip(): block for block in listing().strip().split("\n\n")}
+    assert set(blocks) == set(KINDS)
+    assert all(f"  {label}" in block for block in blocks.values() for label in ("happens", "seen", "not seen", "rate"))
+    assert max(map(len, listing().splitlines())) <= 100

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agents.sim.chunk import Chunk
 from agents.sim.faults import CoolantLoss, Straggler
-from agents.sim.fleet import Chunk, FleetSimulator
-from agents.sim.layout import Layout
+from agents.sim.fleet import FleetSimulator
+from agents.sim.layout import FACILITY
 from agents.sim.scenario import Fleet, Line, Scenario
 from pipeline.signals import CATALOGUE
 from pipeline.topology import Topology
@@ -49,6 +50,10 @@ def test_another_seed_gives_another_fleet() -> None:
 def test_values_do_not_depend_on_where_the_scenario_starts() -> None:
     one = list(FleetSimulator(quiet(duration=600.0), 1, start=0).chunks())
     other = list(FleetSimulator(quiet(duration=600.0), 1, start=1_000_000_000).chunks())
+    for chunk in (*one, *other):
+        for block in chunk.columns.values():
+            for name in [n for n in block if n.endswith(".generation")]:  # says when a device began: a time of day
+                del block[name]  # type: ignore[attr-defined]
     assert same(one, other)
     assert int(other[0].times[0]) == 1_000_000_000
 
@@ -81,7 +86,7 @@ def test_counters_never_fall() -> None:
 def test_a_quiet_fleet_has_no_fault_and_no_sign_of_one() -> None:
     simulator = FleetSimulator(quiet(nodes=8, duration=21_600.0), 4)
     chunks = list(simulator.chunks())
-    busy = simulator.layout.ranks
+    busy = simulator.layout.busy("gpu")
     assert simulator.truth() == []
     assert whole(chunks, "gpu", "gpu.throttle_reasons")[:, :busy].max() == 0
     assert whole(chunks, "gpu", "gpu.temperature").max() < 75
@@ -95,11 +100,11 @@ def test_a_quiet_fleet_has_no_fault_and_no_sign_of_one() -> None:
 
 
 def test_temperature_follows_power_with_a_lag() -> None:
-    simulator = FleetSimulator(quiet(nodes=2, interval=1.0, duration=2400.0), 1)
+    simulator = FleetSimulator(quiet(nodes=2, interval=1.0, duration=2400.0), 4)  # whose job draws nearly full power
     chunks = list(simulator.chunks())
     power, heat = whole(chunks, "gpu", "gpu.power")[:, 0], whole(chunks, "gpu", "gpu.temperature")[:, 0]
     fall = int(np.flatnonzero(power < 400)[0])  # a checkpoint begins: power falls at once
-    assert power[fall - 1] > 550
+    assert power[fall - 1] > 500
     assert heat[fall] > heat[fall - 1] - 4
     assert heat[fall + 40] < heat[fall - 1] - 10
     half = np.argmax(heat[fall:] < (heat[fall - 1] + heat[fall + 40]) / 2)
@@ -109,9 +114,8 @@ def test_temperature_follows_power_with_a_lag() -> None:
 def test_the_slowest_rank_sets_the_step_time_of_its_whole_job() -> None:
     simulator = FleetSimulator(quiet(duration=600.0), 1)
     chunk = next(simulator.chunks())
-    step, compute = (
-        chunk.columns["rank"][f"rank.{n}"][:, simulator.layout.jobs[0].ranks] for n in ("step_time", "compute_time")
-    )
+    job = slice(0, simulator.schedule.jobs[0].ranks)
+    step, compute = (chunk.columns["rank"][f"rank.{n}"][:, job] for n in ("step_time", "compute_time"))
     assert np.ptp(step, axis=1).max() == 0
     assert (step[:, 0] > compute.max(axis=1)).all()
 
@@ -120,8 +124,8 @@ def test_loss_of_flow_heats_the_racks_of_its_loop_and_no_others() -> None:
     fault = Line(CoolantLoss(flow=0.35), 1200.0, 2400.0, "cdu:sim-c1")
     simulator = FleetSimulator(quiet(nodes=64, duration=3000.0, faults=(fault,)), 2)
     chunks = list(simulator.chunks())
-    heat = whole(chunks, "gpu", "gpu.temperature")[:, : simulator.layout.ranks]
-    loop = simulator.layout.loop_of_gpu[: simulator.layout.ranks]
+    busy = simulator.layout.busy("gpu")
+    heat, loop = whole(chunks, "gpu", "gpu.temperature")[:, :busy], simulator.layout.loop_of_gpu[:busy]
     before, after = np.median(heat[100:119], axis=0), np.median(heat[140:235], axis=0)
     assert (after - before)[loop == 0].min() > 15
     assert np.abs(after - before)[loop == 1].max() < 4
@@ -130,8 +134,8 @@ def test_loss_of_flow_heats_the_racks_of_its_loop_and_no_others() -> None:
 
 
 def test_throttled_racks_lose_clock_power_and_time() -> None:
-    fault = Line(CoolantLoss(flow=0.3), 600.0, 3000.0, "cdu:sim-c1")
-    chunks = list(FleetSimulator(quiet(nodes=8, duration=3000.0, faults=(fault,)), 2).chunks())
+    fault = Line(CoolantLoss(flow=0.25), 600.0, 3000.0, "cdu:sim-c1")
+    chunks = list(FleetSimulator(quiet(nodes=8, duration=3000.0, faults=(fault,)), 4).chunks())
     clock, heat = whole(chunks, "gpu", "gpu.sm_clock")[:, 0], whole(chunks, "gpu", "gpu.temperature")[:, 0]
     assert clock[200:].mean() < 0.96 * clock[:50].mean()
     assert 83 < heat[200:].max() < 95
@@ -149,15 +153,17 @@ def test_fleets_of_any_size_run_and_hang_together(nodes: int, gpus: int) -> None
     simulator = FleetSimulator(Scenario(100.0, 10.0, None, Fleet(nodes, gpus)), 1)
     chunk = next(simulator.chunks())
     for device_class, block in chunk.columns.items():
-        assert all(v.shape == (10, len(simulator.entities(device_class))) for v in block.values())
-    shipped = [e for s in simulator.layout.shippers for c, part in s.parts.items() for e in simulator.entities(c)[part]]
-    assert sorted(shipped) == sorted(e for names in simulator.layout.entities.values() for e in names)
+        assert all(v.shape == (10, len(chunk.entities[device_class])) for v in block.values())
+        assert chunk.entities[device_class] == simulator.entities(device_class)
+        owners = [simulator.layout.shippers[n] for n in chunk.homes[device_class].tolist()]
+        named = zip(owners, chunk.entities[device_class], strict=True)
+        assert device_class == "rank" or all(owner == FACILITY or owner in name for owner, name in named)
     told = [e.data["entities"] for _, e in chunk.events if e.kind == "inventory"]
-    assert sorted(entity for entities in told for entity in entities) == sorted(simulator.layout.parents)
+    assert {entity for entities in told for entity in entities} == set(simulator.parents)
 
 
 def test_parents_lead_from_a_rank_to_its_loop() -> None:
-    topology = Topology(Layout(64, 8).parents)
+    topology = Topology(FleetSimulator(quiet(nodes=64), 1).parents)
     assert topology.parents["rank:sim-81.17"] == ("stage:sim-81.0", "job:sim-81", "gpu:sim-n003.1")
     assert topology.above_of_kind("rank:sim-81.17", "cdu") == "cdu:sim-c1"
     assert topology.parents["port:sim-n001.mlx5_3"] == ("node:sim-n001", "leaf:sim-l4", "rail:sim-3")
@@ -173,8 +179,10 @@ def test_inventory_is_told_at_the_start_and_every_hour() -> None:
     assert [time - first for time, _ in told] == [0, 3_600_000_000, 7_200_000_000]
 
 
-def test_each_gpu_answers_a_canary_every_120_seconds() -> None:
-    chunks = FleetSimulator(quiet(nodes=4, duration=1200.0), 1).chunks()
-    times = [e.time for c in chunks for _, e in c.events if e.kind == "digest" and e.entity == "gpu:sim-n003.5"]
-    assert set(np.diff(times)) == {120_000_000}
-    assert len(times) == 10
+def test_each_gpu_that_is_right_tells_one_canary_in_six_hours() -> None:
+    chunks = FleetSimulator(quiet(nodes=2, interval=60.0, duration=18 * 3600.0), 1).chunks()
+    told = [e for c in chunks for _, e in c.events if e.kind == "digest" and e.entity == "gpu:sim-n002.5"]
+    assert set(np.diff([e.time for e in told])) == {21_600_000_000}
+    assert len(told) == 3
+    assert len({e.data["canary"] for e in told}) == 3
+    assert all(e.data["digest"] == e.data["expected"] for e in told)

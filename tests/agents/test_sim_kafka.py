@@ -21,10 +21,7 @@ from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import make_topic, make_topics, read
 
 TEXT = "version = 1\nduration = 1200\ninterval = 5\n[fleet]\nnodes = 3\ngpus_per_node = 4\n"
-pytestmark = pytest.mark.filterwarnings(
-    # kafka-python leaves the socket of a refused connection to the garbage collector
-    "ignore:unclosed <socket:ResourceWarning"
-)
+pytestmark = pytest.mark.refusals
 
 
 def waited(seconds: float) -> bool:

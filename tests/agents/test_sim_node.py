@@ -20,7 +20,7 @@ def test_each_read_is_the_next_tick_of_one_node() -> None:
     node = opened(nodes=3, number=2, gpus=4)
     one, other = node.read(), node.read()
     classes = {r.device_class: r for r in one}
-    assert set(classes) == {"gpu", "nic", "node", "rank"}
+    assert set(classes) == {"gpu", "nvlink", "nic", "node", "sensor", "psu", "rank"}
     assert classes["gpu"].entities == tuple(f"gpu:sim-n002.{i}" for i in range(4))
     assert all(len(v) == len(r.entities) for r in one for v in r.columns.values())
     assert all(CATALOGUE[n].device_class == r.device_class for r in one for n in r.columns)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agents.sim.fleet import FleetSimulator
-from agents.sim.scenario import demo, faults_of, load
+from agents.sim.scenario import demo, load
+from agents.sim.story import Story
 from pipeline.errors import UsageError
 from pipeline.records import iso
 
@@ -92,13 +93,13 @@ def test_the_demo_has_each_required_fault_late_and_one_that_is_long_over() -> No
 def test_live_faults_go_on_every_couple_of_minutes_and_only_when_asked_for() -> None:
     scenario = demo()
     layout = FleetSimulator(scenario, 1).layout
-    live = [f for f in faults_of(scenario, layout, 1, True) if f.onset > scenario.duration]
+    live = [f for f in Story.of(scenario, layout, 1, True).faults if f.onset > scenario.duration]
     gaps = [b.onset - a.onset for a, b in itertools.pairwise(live)]
     assert live[0].onset - scenario.duration < 60
     assert all(100 < gap < 200 for gap in gaps)
     assert {f.kind.name for f in live} == {"sdc", "link_degradation", "straggler", "coolant"}
-    assert faults_of(scenario, layout, 1, True) == faults_of(scenario, layout, 1, True)
-    assert len(faults_of(scenario, layout, 1, False)) == len(scenario.faults)
+    assert Story.of(scenario, layout, 1, True).faults == Story.of(scenario, layout, 1, True).faults
+    assert len(Story.of(scenario, layout, 1, False).faults) == len(scenario.faults)
 
 
 def test_a_fault_after_the_end_is_refused(tmp_path: Path) -> None:

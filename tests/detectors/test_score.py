@@ -1,28 +1,33 @@
-"""The scorer: what answers an event, what is false, and intervals against tables."""
+"""The scorer on cases made by hand, whose right answer is known without it."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from detectors.intervals import poisson, wilson
-from detectors.score import COLUMNS, COUNTS, Alert, Truth, figures, rows, score, summary
-from pipeline.errors import UsageError
-from pipeline.records import SECOND, iso
+from detectors.score import COUNTS, Alert, Heard, Meta, Truth, World, judge, merge, with_field_rates
+from detectors.scoring.counts import BY_CAUSE, BY_FAMILY, DELTA_MIN
+from pipeline.records import SECOND, Event
 from pipeline.topology import Topology
 
 T0 = 1_790_000_000 * SECOND
-TOPOLOGY = Topology(
-    {
-        "rank:7.0": ["stage:7.0", "job:7", "gpu:n0.0"],
-        "gpu:n0.0": ["node:n0"],
-        "gpu:n0.1": ["node:n0"],
-        "port:n0.p0": ["node:n0", "leaf:l0"],
-        "node:n0": ["rack:r1"],
-        "rack:r1": ["cdu:c0"],
-    }
+HOUR = 3600
+WORLD = World(
+    Topology(
+        {
+            "rank:7.0": ["stage:7.0", "job:7", "gpu:n0.0"],
+            "rank:7.1": ["stage:7.0", "job:7", "gpu:n0.1"],
+            "gpu:n0.0": ["node:n0"],
+            "gpu:n0.1": ["node:n0"],
+            "port:n0.p0": ["node:n0", "leaf:l0"],
+            "port:l0.p9": ["leaf:l0"],
+            "node:n0": ["rack:r1"],
+            "rack:r1": ["cdu:c0"],
+        },
+        {"port:n0.p0": {"peer": "port:l0.p9"}},
+    )
 )
 
 
@@ -30,16 +35,26 @@ def at(seconds):
     return T0 + int(seconds * SECOND)
 
 
-def event(kind, entity, onset=0.0, end=600.0, cls="hard", name=""):
-    return Truth(name or f"{kind}-{entity}-{onset}", kind, (entity,), at(onset), at(end), cls, at(onset))
+def event(kind, entity, onset=0.0, end=3600.0, cls="hard", name="", visible=None, **more):
+    seen = at(onset if visible is None else visible)
+    return Truth(name or f"{kind}-{entity}-{onset}", kind, entity, (entity,), at(onset), at(end), cls, seen, **more)
 
 
-def alert(cause, detector, *seconds, suspects=()):
-    return Alert(tuple(map(at, seconds)), cause, detector, (cause, *suspects))
+def page(cause, detector, seconds, incident="", suspects=(), ticket=None):
+    told = at(seconds if ticket is None else ticket)
+    return Alert(incident or f"{cause}-{seconds}", cause, detector, detector, (cause, *suspects), told, at(seconds))
 
 
-def scored(events, alerts, days=10.0):
-    return figures(events, alerts, TOPOLOGY, days)
+def ticket(cause, detector, seconds, incident=""):
+    return Alert(incident or f"{cause}-{seconds}", cause, detector, detector, (cause,), at(seconds), None)
+
+
+def scored(events, alerts, days=10.0, **meta):
+    return judge(events, Heard(tuple(alerts)), WORLD, Meta(days, **meta))
+
+
+def told(result):
+    return result["found"], result["false"], result["duplicates"]
 
 
 @pytest.mark.parametrize(
@@ -48,162 +63,375 @@ def scored(events, alerts, days=10.0):
         ("straggler", "gpu:n0.0", "gpu:n0.0", "straggler", True),
         ("straggler", "gpu:n0.0", "rank:7.0", "straggler", True),
         ("straggler", "gpu:n0.0", "node:n0", "straggler", True),
+        ("straggler", "gpu:n0.0", "node:n0", "thermal_edge", True),
         ("straggler", "gpu:n0.0", "rack:r1", "straggler", False),
         ("straggler", "gpu:n0.1", "rank:7.0", "straggler", False),
         ("straggler", "gpu:n0.0", "gpu:n0.0", "sdc", False),
+        ("straggler", "node:n0", "gpu:n0.0", "straggler", False),
         ("sdc", "gpu:n0.0", "gpu:n0.0", "sdc", True),
         ("sdc", "gpu:n0.0", "gpu:n0.1", "sdc", False),
         ("link_degradation", "port:n0.p0", "leaf:l0", "link", True),
+        ("link_degradation", "port:n0.p0", "port:l0.p9", "link", True),
         ("coolant", "cdu:c0", "cdu:c0", "straggler", True),
         ("coolant", "cdu:c0", "rank:7.0", "straggler", False),
+        ("coolant", "cdu:c0", "cdu:c0", "coolant_leak", False),
+        ("congestion", "leaf:l0", "leaf:l0", "link", True),
+        ("congestion", "job:7", "job:7", "straggler", True),
+        ("congestion", "port:n0.p0", "port:n0.p0", "link", False),
+        ("sensor_fault", "gpu:n0.0", "gpu:n0.0", "thermal", False),
+        ("sensor_fault", "gpu:n0.0", "gpu:n0.0", "telemetry", True),
         ("unheard of", "gpu:n0.0", "rack:r1", "anything", True),
+        ("unheard of", "gpu:n0.0", "gpu:n0.1", "anything", False),
     ],
 )
 def test_detector_and_cause_must_count_for_the_kind(kind, root, cause, detector, answers):
-    result = scored([event(kind, root)], [alert(cause, detector, 60)])
+    result = scored([event(kind, root)], [page(cause, detector, 60)])
     assert (result["found"], result["false"]) == ((1, 0) if answers else (0, 1))
 
 
-@pytest.mark.parametrize(("seconds", "found"), [(-61, 0), (-60, 1), (0, 1), (1200, 1), (1201, 0)])
+def test_who_finds_everything_is_perfect():
+    events = [event("sdc", "gpu:n0.0"), event("coolant", "cdu:c0"), event("straggler", "gpu:n0.1", cls="soft")]
+    alerts = [page("gpu:n0.0", "sdc", 5), page("cdu:c0", "coolant", 5), page("rank:7.1", "straggler", 5)]
+    result = scored(events, alerts)
+    assert (result["recall"], result["precision"], result["f1"], result["top1"]) == (1.0, 1.0, 1.0, 1.0)
+    assert (result["missed"], result["delay_median_s"]) == ([], 5.0)
+
+
+def test_who_says_nothing_finds_nothing_and_is_never_wrong():
+    result = scored([event("sdc", "gpu:n0.0", name="x")], [])
+    assert (*told(result), result["recall"], result["precision"], result["f1"]) == (0, 0, 0, 0.0, None, None)
+    assert (result["missed"], result["delay_median_s"]) == (["x"], None)
+
+
+def test_an_alarm_that_is_always_on_finds_nothing_but_what_began_with_it():
+    events = [event("sdc", "gpu:n0.0", onset * HOUR, onset * HOUR + 600) for onset in (1, 5, 9)]
+    one = scored(events, [page("gpu:n0.0", "sdc", -HOUR)])
+    assert told(one) == (0, 1, 0)
+
+
+def test_one_incident_that_never_ends_is_a_false_page_for_every_six_hours():
+    alerts = [page("gpu:n0.0", "sdc", hour * HOUR, "a") for hour in range(24)]
+    assert scored([], alerts)["false"] == 4  # at hours 0, 7, 14 and 21: each stands for what follows within 6 h
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(-61, 0), (-60, 1), (0, 1), (4200, 1), (4201, 0)])
 def test_a_page_counts_from_a_minute_before_the_onset_to_ten_minutes_after_the_end(seconds, found):
-    assert scored([event("sdc", "gpu:n0.0")], [alert("gpu:n0.0", "sdc", seconds)])["found"] == found
+    result = scored([event("sdc", "gpu:n0.0")], [page("gpu:n0.0", "sdc", seconds)])
+    assert (result["found"], result["false"]) == (found, 1 - found)
+
+
+def test_a_page_that_comes_too_late_is_false_and_the_event_is_missed():
+    result = scored([event("sdc", "gpu:n0.0", 0, 600)], [page("gpu:n0.0", "sdc", 1201)])
+    assert told(result) == (0, 1, 0)
+    assert result["false_by_reason"] == {"nothing": 1}
+
+
+def test_a_page_on_another_device_is_false_and_blames_what_is_near():
+    result = scored([event("straggler", "gpu:n0.0", attribution="gpu")], [page("rack:r1", "straggler", 60)])
+    assert told(result) == (0, 1, 0)
+    assert result["false_by_reason"] == {"wrong": 1}
+    assert result["false_beside_faults"] == {"straggler": 1}
+    assert result["attribution"]["NODE"]["COOLING"] == 1
+
+
+def test_one_page_answers_only_one_of_two_faults():
+    events = [event("straggler", "gpu:n0.0", name="a"), event("straggler", "gpu:n0.1", name="b")]
+    result = scored(events, [page("node:n0", "straggler", 60)])
+    assert (*told(result), result["missed"]) == (1, 0, 0, ["b"])
+
+
+def test_two_pages_find_two_faults_in_whatever_order_they_fit():
+    """The first page fits both events, the second only the one that the first would take: none is lost."""
+    events = [event("straggler", "gpu:n0.0", 50, name="a"), event("straggler", "gpu:n0.1", 0, name="b")]
+    result = scored(events, [page("node:n0", "straggler", 60), page("gpu:n0.0", "straggler", 70)])
+    assert told(result) == (2, 0, 0)
 
 
 def test_a_second_incident_for_the_same_event_is_a_duplicate_and_false():
-    result = scored([event("sdc", "gpu:n0.0")], [alert("gpu:n0.0", "sdc", 60), alert("node:n0", "sdc", 70)])
-    assert (result["found"], result["duplicates"], result["false"], result["precision"]) == (1, 1, 1, 0.5)
+    result = scored([event("sdc", "gpu:n0.0")], [page("gpu:n0.0", "sdc", 60), page("node:n0", "sdc", 70)])
+    assert (*told(result), result["precision"]) == (1, 1, 1, 0.5)
+
+
+def test_further_alerts_of_one_incident_on_one_event_are_free_for_six_hours():
+    long = event("sdc", "gpu:n0.0", 0, 48 * HOUR)
+    inside = [page("gpu:n0.0", "sdc", seconds, "a") for seconds in (60, 70, 60 + 6 * HOUR)]
+    assert told(scored([long], inside)) == (1, 0, 0)
+    assert told(scored([long], [*inside, page("gpu:n0.0", "sdc", 61 + 6 * HOUR, "a")])) == (1, 1, 1)
+    assert told(scored([long], [replace(a, incident=f"{i}") for i, a in enumerate(inside)])) == (1, 2, 2)
+
+
+def test_an_incident_that_pages_again_without_cause_is_false():
+    events = [event("sdc", "gpu:n0.0", 0, 600)]
+    result = scored(events, [page("gpu:n0.0", "sdc", 60, "a"), page("gpu:n0.0", "sdc", 5060, "a")])
+    assert told(result) == (1, 1, 0)
 
 
 def test_an_incident_that_pages_again_may_answer_another_event():
     events = [event("sdc", "gpu:n0.0", 0, 600), event("sdc", "gpu:n0.0", 5000, 5600)]
-    assert scored(events, [alert("gpu:n0.0", "sdc", 60)])["found"] == 1
-    result = scored(events, [alert("gpu:n0.0", "sdc", 60, 5060)])
-    assert (result["found"], result["false"], result["precision"]) == (2, 0, 1.0)
+    assert told(scored(events, [page("gpu:n0.0", "sdc", 60, "a")])) == (1, 0, 0)
+    result = scored(events, [page("gpu:n0.0", "sdc", 60, "a"), page("gpu:n0.0", "sdc", 5060, "a")])
+    assert (*told(result), result["precision"]) == (2, 0, 0, 1.0)
 
 
-def test_a_page_within_a_benign_event_is_false_and_benign_events_are_not_looked_for():
-    result = scored([event("sdc", "gpu:n0.0", cls="benign")], [alert("gpu:n0.0", "sdc", 60)])
-    assert (result["events"], result["false"], result["not_counted"]) == (0, 1, {"benign": 1})
-    assert result["recall"] is None
+def test_a_page_within_a_benign_event_is_false_and_names_whom_it_fooled():
+    harmless = [event("job_restart", "job:7", cls="benign", name=n, attribution="job") for n in ("a", "b")]
+    result = scored(harmless, [page("gpu:n0.0", "straggler", 60, suspects=["rank:7.0"]), page("cdu:c0", "coolant", 60)])
+    assert (result["events"], result["recall"], result["false"]) == (0, None, 2)
+    assert result["false_by_reason"] == {"benign": 1, "nothing": 1}
+    fooled = result["false_by_benign"]["job_restart"]
+    assert fooled == {"events": 2, "fooled": 1, "pages": 1, "detectors": {"straggler": 1}, "said": {"NODE": 1}}
+    assert result["not_sought"] == {"benign": {"events": 2, "found": 0}}
+
+
+def test_a_fault_within_a_benign_event_may_be_found_all_the_same():
+    events = [event("evaluation", "job:7", cls="benign"), event("straggler", "gpu:n0.0")]
+    assert told(scored(events, [page("rank:7.0", "straggler", 60)])) == (1, 0, 0)
+
+
+def test_a_ticket_within_a_benign_event_is_no_false_page():
+    result = scored([event("telemetry_gap", "node:n0", cls="benign")], [ticket("node:n0", "telemetry_blind", 60)])
+    assert (result["false"], result["tickets"]["false"]) == (0, 1)
+
+
+def test_an_invisible_event_is_not_looked_for_and_finding_it_is_not_false():
+    hidden = event("sdc", "gpu:n0.0", cls="invisible")
+    assert (scored([hidden], [])["events"], scored([hidden], [])["recall"]) == (0, None)
+    result = scored([hidden], [page("gpu:n0.0", "sdc", 60)])
+    assert (result["events"], result["pages"], result["false"]) == (0, 0, 0)
+    assert result["not_sought"]["invisible"] == {"events": 1, "found": 1}
+
+
+def test_an_alert_goes_to_the_event_that_is_looked_for_before_the_invisible_one():
+    events = [event("sdc", "gpu:n0.0", 50, cls="invisible"), event("sdc", "gpu:n0.0", 0)]
+    assert scored(events, [page("gpu:n0.0", "sdc", 60)])["found"] == 1
+
+
+def test_a_ticket_answers_where_a_ticket_is_enough_and_nowhere_else():
+    slow, acute = event("optic_degradation", "port:n0.p0"), event("link_down", "port:n0.p0")
+    for fault, found, false in ((slow, 1, 0), (acute, 0, 1)):
+        result = scored([fault], [ticket("port:n0.p0", "link", 60)])
+        assert (result["found"], result["false"], result["pages"]) == (found, 0, 0)
+        assert (result["tickets"]["right"], result["tickets"]["false"]) == (found, false)
+    assert told(scored([slow], [page("port:n0.p0", "link", 60)])) == (1, 0, 0)
+
+
+def test_the_delay_counts_to_the_level_that_is_wanted():
+    rising = page("port:n0.p0", "link", 900, ticket=100)
+    assert scored([event("optic_degradation", "port:n0.p0")], [rising])["delay_median_s"] == 100.0
+    assert scored([event("link_down", "port:n0.p0")], [rising])["delay_median_s"] == 900.0
+    earlier = page("node:n0", "link", 500)
+    assert scored([event("link_down", "port:n0.p0")], [rising, earlier])["delay_median_s"] == 500.0
 
 
 def test_delays_count_from_the_onset_and_end_with_the_event():
-    events = [event("sdc", f"gpu:n0.{i}", 0, 600, name=str(i)) for i in (0, 1)]
-    result = scored(events, [alert("gpu:n0.0", "sdc", 100), alert("gpu:n0.1", "sdc", 900)])
+    events = [event("sdc", f"gpu:n0.{i}", 0, 600) for i in (0, 1)]
+    result = scored(events, [page("gpu:n0.0", "sdc", 100), page("gpu:n0.1", "sdc", 900)])
     assert (result["delay_median_s"], result["delay_p90_s"]) == (350.0, 600.0)
+    assert (result["half_known_after_s"], result["ninety_percent_known_after_s"]) == (100.0, None)
+
+
+def test_a_page_before_the_onset_has_no_delay_and_one_about_an_instant_has_its_own():
+    assert scored([event("sdc", "gpu:n0.0")], [page("gpu:n0.0", "sdc", -50)])["delay_median_s"] == 0.0
+    assert scored([event("sdc", "gpu:n0.0", 0, 0)], [page("gpu:n0.0", "sdc", 40)])["delay_median_s"] == 40.0
+
+
+def test_the_delay_of_a_ramp_counts_from_when_it_can_be_seen():
+    ramp = event("cold_plate", "gpu:n0.0", 0, 10 * HOUR, "soft", visible=4 * HOUR)
+    assert scored([ramp], [page("gpu:n0.0", "thermal", 5 * HOUR)])["delay_median_s"] == HOUR
+    assert scored([ramp], [page("gpu:n0.0", "thermal", 3 * HOUR)])["delay_median_s"] == 0.0
+
+
+def test_what_could_never_be_seen_within_the_recording_is_small():
+    ramp = event("optic_degradation", "port:n0.p0", 0, 10 * HOUR, visible=4 * HOUR)
+    assert scored([ramp], [], end=at(5 * HOUR))["events"] == 1
+    cut = scored([ramp], [], end=at(3 * HOUR))
+    assert (cut["events"], cut["small"]["events"]) == (0, 1)
 
 
 def test_localisation_is_exact_or_among_the_first_three():
     events = [event("straggler", "gpu:n0.0")]
-    result = scored(events, [alert("node:n0", "straggler", 60, suspects=("gpu:n0.1", "rank:7.0"))])
-    assert (result["top1"], result["top3"]) == (0.0, 1.0)
+    third = scored(events, [page("node:n0", "straggler", 60, suspects=("gpu:n0.1", "rank:7.0"))])
+    assert (third["top1"], third["top3"]) == (0.0, 1.0)
+    fourth = scored(events, [page("node:n0", "straggler", 60, suspects=("gpu:n0.1", "rank:7.1", "rank:7.0"))])
+    assert (fourth["top1"], fourth["top3"]) == (0.0, 0.0)
+
+
+def test_effects_below_delta_min_are_told_apart_and_finding_one_is_not_false():
+    tiny = event("straggler", "gpu:n0.0", cls="soft", effect=0.019, effect_unit="time")
+    enough = event("straggler", "gpu:n0.1", cls="soft", effect=0.02, effect_unit="time")
+    result = scored([tiny, enough], [page("gpu:n0.0", "straggler", 60), page("gpu:n0.1", "straggler", 60)])
+    assert (result["events"], result["found"], result["false"], result["right"]) == (1, 1, 0, 2)
+    assert (result["small"]["events"], result["small"]["found"]) == (1, 1)
+    assert (result["kinds"]["straggler"]["small"], result["kinds"]["straggler"]["small_found"]) == (1, 1)
+
+
+@pytest.mark.parametrize(("effect", "unit"), [(None, None), (0.001, None), (None, "time"), (0.001, "parsec")])
+def test_an_event_whose_effect_is_not_told_in_a_known_unit_counts(effect, unit):
+    assert scored([event("straggler", "gpu:n0.0", effect=effect, effect_unit=unit)], [])["events"] == 1
+
+
+@pytest.mark.parametrize("unit", DELTA_MIN)
+def test_an_effect_may_be_a_fall(unit):
+    for share, counts in ((-0.99, 0), (-1.01, 1)):
+        size = share * DELTA_MIN[unit]
+        assert scored([event("straggler", "gpu:n0.0", effect=size, effect_unit=unit)], [])["events"] == counts
+
+
+def test_a_soft_event_must_last_for_the_hold_and_the_median_delay_of_its_kind():
+    """One found after 300 s: what counts lasts 600 + 300 s. Without any found, 600 s are enough."""
+    events = [event("straggler", "gpu:n0.0", cls="soft", name="long")]
+    events += [event("straggler", "gpu:n0.1", 9000, 9000 + s, "soft", name=f"{s}") for s in (599, 600, 899, 900)]
+    found = scored(events, [page("gpu:n0.0", "straggler", 300)])
+    assert (found["events"], found["small"]["events"], found["missed"]) == (2, 3, ["900"])
+    silent = scored(events, [])
+    assert (silent["events"], silent["small"]["events"]) == (4, 1)
+
+
+def test_the_delay_of_an_effect_too_small_to_count_decides_nothing():
+    tiny = event("straggler", "gpu:n0.0", cls="soft", effect=0.001, effect_unit="time")
+    large = event("straggler", "gpu:n0.1", 9000, 9700, "soft", effect=0.5, effect_unit="time")
+    result = scored([tiny, large], [page("gpu:n0.0", "straggler", 3000)])
+    assert (result["events"], result["small"]["events"], result["small"]["found"]) == (1, 1, 1)
+
+
+def test_a_hard_event_counts_however_short_it_was():
+    assert scored([event("gpu_off_bus", "gpu:n0.0", 0, 0)], [])["events"] == 1
 
 
 def test_false_pages_are_told_per_thousand_node_days_with_their_interval():
-    rate = scored([], [alert("gpu:n0.0", "sdc", 60)], 500.0)["false_pages_per_1000_node_days"]
+    rate = scored([], [page("gpu:n0.0", "sdc", 60)], 500.0)["false_pages_per_1000_node_days"]
     assert rate["value"] == 2.0
     assert (rate["low"], rate["high"]) == pytest.approx((0.0506, 11.143), abs=1e-3)
+    assert scored([], [], None)["false_pages_per_1000_node_days"] is None
+
+
+def test_attribution_is_told_by_what_was_at_fault_and_what_was_named():
+    events = [
+        event("straggler", "gpu:n0.0", attribution="gpu"),
+        event("host_contention", "node:n0", attribution="host"),
+        event("data_stall", "job:7", attribution="job"),
+        event("link_down", "port:n0.p0", attribution="network"),
+        event("coolant", "cdu:c9", attribution="cooling"),
+    ]
+    alerts = [
+        page("gpu:n0.0", "straggler", 60),
+        page("gpu:n0.1", "straggler", 60, suspects=["rank:7.1"]),  # blames a GPU for what the job does
+        page("port:n0.p0", "link", 60),
+    ]
+    result = scored(events, alerts)
+    rows = {row: {c: n for c, n in cells.items() if n} for row, cells in result["attribution"].items()}
+    assert rows == {"NODE": {"NODE": 2}, "JOB": {"NODE": 1}, "NETWORK": {"NETWORK": 1}, "COOLING": {"not found": 1}}
+    assert (result["attribution_right"]["right"], result["attribution_right"]["told"]) == (3, 4)
+
+
+def test_severities_are_told_by_tenths():
+    events = [event("sdc", "gpu:n0.0", i, severity=s) for i, s in enumerate((0.0, 0.09, 0.1, 1.0, None))]
+    tenths = scored(events, [page("gpu:n0.0", "sdc", 0)])["severity"]
+    assert {name: (block["found"], block["events"]) for name, block in tenths.items()} == {
+        "0.0-0.1": (1, 2),
+        "0.1-0.2": (0, 1),
+        "0.9-1.0": (0, 1),
+    }
+
+
+def test_a_rank_that_moved_stands_for_the_gpu_that_it_was_on():
+    starts = [(0, "gpu:n0.0"), (HOUR, "gpu:n0.1")]
+    placed = [Event(at(s), "job:9", "job_start", {"ranks": {"rank:9.0": {"gpu": g}}}) for s, g in starts]
+    world = World(WORLD.topology, placed)
+    for seconds, gpu, found in ((60, 0, 1), (60, 1, 0), (HOUR + 60, 0, 0), (HOUR + 60, 1, 1)):
+        said = Heard((page("rank:9.0", "straggler", seconds),))
+        assert judge([event("straggler", f"gpu:n0.{gpu}", 0, 2 * HOUR)], said, world, Meta())["found"] == found
+
+
+def test_the_price_of_a_sample_and_the_size_of_the_fleet_are_told():
+    result = scored([event("sdc", "gpu:n0.0")], [page("gpu:n0.0", "sdc", 9)], gpus=64.0, cpu_seconds=3.0, samples=2e6)
+    assert result["cpu_s_per_million_samples"] == 1.5
+    (scale,) = result["scales"]
+    assert (scale["gpus"], scale["runs"], scale["found"], scale["false"], scale["node_days"]) == (64.0, 1, 1, 0, 10.0)
+
+
+def test_runs_are_added_up_exactly():
+    """Three runs by hand: 3 events, 2 found after 100 and 300 s, 1 false page in 60 node-days."""
+    one = scored([event("sdc", "gpu:n0.0", name="a")], [page("gpu:n0.0", "sdc", 100)], 10.0, gpus=8.0)
+    two = scored([event("sdc", "gpu:n0.0", name="a")], [page("gpu:n0.0", "sdc", 300)], 20.0, gpus=8.0)
+    three = scored([event("sdc", "gpu:n0.0", name="b")], [page("cdu:c0", "coolant", 300)], 30.0, gpus=64.0)
+    result = merge([one, two, three])
+    assert (result["events"], result["found"], result["false"], result["node_days"]) == (3, 2, 1, 60.0)
+    assert (result["recall"], result["delay_median_s"], result["missed"]) == (2 / 3, 200.0, ["b"])
+    assert result["false_pages_per_1000_node_days"]["value"] == pytest.approx(1000 / 60)
+    scales = [
+        tuple(s[key] for key in ("gpus", "runs", "events", "found", "false", "node_days")) for s in result["scales"]
+    ]
+    assert scales == [(8.0, 2, 2, 2, 0, 30.0), (64.0, 1, 1, 0, 1, 30.0)]
+    assert merge([merge([one, two]), three]) == result == merge([one, merge([two, three])])
+    assert merge([one]) == one
+
+
+def test_what_is_small_is_decided_over_all_runs_together():
+    long = event("straggler", "gpu:n0.0", cls="soft")
+    short = event("straggler", "gpu:n0.0", 0, 700, "soft")
+    alone = scored([short], [])
+    assert alone["events"] == 1
+    result = merge([alone, scored([long], [page("gpu:n0.0", "straggler", 300)])])
+    assert (result["events"], result["found"], result["small"]["events"]) == (1, 1, 1)
+
+
+def test_precision_at_field_rates_is_what_pencil_and_paper_give():
+    """Recall 0.5, no false page in 10,000 node-days (upper bound 3.689 / 10): 3.25 / (3.25 + 0.3689) = 0.898."""
+    events = [event("sdc", "gpu:n0.0"), event("coolant", "cdu:c0")]
+    result = scored(events, [page("gpu:n0.0", "sdc", 60)])
+    clean = scored([], [], 10_000.0)
+    field = with_field_rates(result, [clean])["precision_at_field_rates"]
+    assert (field["false_pages"], field["node_days"], field["recall"]) == (0, 10_000.0, 0.5)
+    told = [(p["faults_per_1000_node_days"], p["value"], p["low"], p["high"]) for p in field["precision"]]
+    assert told == [
+        (6.5, 1.0, pytest.approx(0.89807, abs=1e-5), 1.0),
+        (2.34, 1.0, pytest.approx(0.76029, abs=1e-5), 1.0),
+    ]
+    paged = scored([], [page("gpu:n0.0", "sdc", 60 + 9 * HOUR * i) for i in range(3)], 2_000.0)
+    field = with_field_rates(result, [clean, paged])["precision_at_field_rates"]
+    assert (field["false_pages"], field["node_days"]) == (3, 12_000.0)
+    assert field["precision"][0]["value"] == pytest.approx(3.25 / 3.5)
+    assert with_field_rates(scored([], []), [clean])["precision_at_field_rates"] is None
 
 
 def test_every_simulated_kind_of_fault_has_its_line_in_the_table():
-    from agents.sim.faults import KINDS
+    from agents.sim.kinds import KINDS
 
     wanted = {name for name, kind in KINDS.items() if kind.detectability in ("hard", "soft")}
     assert wanted <= COUNTS.keys()
+    assert {kind.effect_unit for kind in KINDS.values()} - {None} <= DELTA_MIN.keys()
 
 
-@pytest.mark.parametrize(
-    ("count", "low", "high"), [(0, 0.0, 3.689), (1, 0.0253, 5.572), (3, 0.619, 8.767), (10, 4.795, 18.390)]
-)
-def test_poisson_intervals_are_those_of_the_tables(count, low, high):
-    assert poisson(count) == pytest.approx((low, high), abs=1e-3)
+PAGE = (Path(__file__).parents[2] / "docs/scoring.md").read_text()
 
 
-def test_wilson_intervals_are_those_of_the_tables():
-    assert wilson(9, 10) == pytest.approx((0.5958, 0.9821), abs=1e-4)
-    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
-    assert wilson(0, 0) is None
+def cells_of(name):
+    line = next(text for text in PAGE.splitlines() if text.startswith(f"| `{name}` |"))
+    return [cell.strip() for cell in line.strip("|").split("|")[1:]]
 
 
-@pytest.fixture
-def files(tmp_path):
-    """One straggler, found; one page about nothing."""
-    finding = {"onset": iso(at(10)), "detector": "straggler", "level": "page"}
-    told = [
-        {**finding, "time": iso(at(60)), "entity": "rank:7.0"},
-        {**finding, "time": iso(at(120)), "entity": "rank:7.0"},
-        {**finding, "time": iso(at(9000)), "entity": "rank:9.9"},
-    ]
-    cases = [
-        {"id": "a", "cause": "gpu:n0.0", "opened": iso(at(50)), "resolved": iso(at(2000)), "members": ["rank:7.0"]},
-        {"id": "b", "cause": "gpu:n9.9", "opened": iso(at(9000)), "resolved": None, "members": ["rank:9.9"]},
-        {"id": "c", "cause": "gpu:n8.8", "opened": iso(at(9000)), "resolved": None, "members": [], "severity": "watch"},
-    ]
-    cases = [{"severity": "page", "detector": "straggler", "entity": c["cause"], **c} for c in cases]
-    fault = {
-        "id": "1",
-        "kind": "straggler",
-        "entity": "gpu:n0.0",
-        "onset": iso(at(0)),
-        "end": iso(at(600)),
-        "class": "soft",
-    }
-    texts = {"findings": told, "incidents": cases, "truth": [fault]}
-    for name, lines in texts.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "meta.json").write_text(json.dumps({"nodes": 10, "start": iso(T0), "end": iso(at(86_400))}))
-    parents = '[rank]\n"7.0" = ["stage:7.0", "job:7", "gpu:n0.0"]\n[gpu]\n"n0.0" = ["node:n0"]\n'
-    (tmp_path / "topology.toml").write_text("version = 1\n" + parents)
-    return {n: tmp_path / f for n, f in (("topology", "topology.toml"), ("meta", "meta.json"))} | {
-        n: tmp_path / f"{n}.jsonl" for n in texts
-    }
+@pytest.mark.parametrize("kind", COUNTS)
+def test_the_page_on_scoring_shows_the_table(kind):
+    counting = COUNTS[kind]
+    level, detectors, causes = cells_of(kind)
+    assert level == counting.level
+    assert set(detectors.split(", ")) == counting.detectors
+    assert set(causes.split(", ")) == counting.causes
 
 
-def test_files_are_scored_by_incident_and_written_as_json(files, tmp_path):
-    result = score(**files, json_file=tmp_path / "s.json")
-    assert (result["found"], result["false"], result["alerts"], result["node_days"]) == (1, 1, 2, 10.0)
-    assert result["delay_median_s"] == 60.0
-    assert json.loads((tmp_path / "s.json").read_text())["kinds"]["straggler"]["recall"] == 1.0
+def test_the_page_on_scoring_shows_no_kind_that_is_not_in_the_table():
+    shown = {line.split("`")[1] for line in PAGE.splitlines() if line.startswith("| `") and line.count("|") == 5}
+    assert shown == set(COUNTS)
 
 
-def test_without_incidents_each_condition_is_an_alert(files):
-    result = score(files["findings"], files["truth"], topology=files["topology"])
-    assert (result["alerts"], result["found"], result["node_days"]) == (2, 1, None)
+@pytest.mark.parametrize("unit", DELTA_MIN)
+def test_the_page_on_scoring_shows_the_least_effects(unit):
+    assert float(cells_of(unit)[0]) == DELTA_MIN[unit]
 
 
-def test_the_table_has_a_row_per_kind_and_one_for_all(files):
-    result = score(**files)
-    table = list(rows(result))
-    assert [row["kind"] for row in table] == ["straggler", "all"]
-    assert all(set(row) == set(COLUMNS) for row in table)
-    assert "1 false of 2 pages" in summary(result)
-
-
-@pytest.mark.parametrize(
-    ("name", "line", "wanted"),
-    [
-        ("findings", "{", "line 4"),
-        ("findings", '{"time": "soon"}', "line 4"),
-        ("truth", '{"id": "x"}', "line 2: kind, entity, onset, end missing"),
-        ("incidents", "[]", "line 4"),
-    ],
-)
-def test_a_bad_line_is_named(files, name, line, wanted):
-    with files[name].open("a") as file:
-        file.write(line + "\n")
-    with pytest.raises(UsageError, match=wanted):
-        score(**files)
-
-
-def test_a_meta_file_without_nodes_is_named(files):
-    files["meta"].write_text("{}")
-    with pytest.raises(UsageError, match=r"meta\.json.*nodes"):
-        score(**files)
-
-
-def test_the_page_on_scoring_shows_the_table():
-    page = (Path(__file__).parents[2] / "docs/scoring.md").read_text()
-    for kind, counting in COUNTS.items():
-        line = next(text for text in page.splitlines() if text.startswith(f"| `{kind}` |"))
-        told = [set(cell.strip().split(", ")) for cell in line.strip("|").split("|")[1:]]
-        assert told == [set(counting.detectors), set(counting.causes)]
+@pytest.mark.parametrize("name", sorted({*BY_FAMILY, *BY_CAUSE}))
+def test_the_page_on_scoring_shows_what_alerts_say(name):
+    wanted = {table[name] for table in (BY_FAMILY, BY_CAUSE) if name in table}
+    lines = [line for line in PAGE.splitlines() if line.startswith("- says ") and f"`{name}`" in line]
+    assert {line.split()[2].rstrip(":") for line in lines} == wanted

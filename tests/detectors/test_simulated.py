@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Scenario, demo
-from detectors import configured
-from detectors.replay import Cases
-from detectors.runner import Runner
+from benchmarks.detection.judge import judge
 from detectors.score import COUNTS
-from pipeline.frames import Framer
-from pipeline.incidents import Desk
-from pipeline.records import SECOND, Rows
-from pipeline.topology import Topology
+from pipeline.records import SECOND
 
 
 @pytest.fixture
@@ -22,23 +15,8 @@ def judged():
     """Everything that is said of a simulated fleet: (findings, incidents, the simulator)."""
 
     def run(scenario, seed):
-        simulator = FleetSimulator(scenario, seed)
-        topology = Topology(simulator.layout.parents)
-        framer = Framer(10 * SECOND, topology, lambda c: simulator.layout.entities.get(c, ()))
-        runner, cases, found = Runner(configured()), Cases(Desk(topology)), []
-        for chunk in simulator.chunks():
-            for device_class, columns in chunk.columns.items():
-                devices = np.arange(len(simulator.entities(device_class)), dtype=np.int32)
-                flat = {name: values.reshape(-1) for name, values in columns.items()}
-                time = np.repeat(chunk.times, len(devices))
-                framer.add(Rows(device_class, time, np.tile(devices, len(chunk.times)), flat))
-            framer.add_events(event for _, event in chunk.events if event.kind != "inventory")
-            for instant in framer.advance(int(chunk.times[-1]) + 1):
-                findings = runner.observe(instant.frames)
-                cases.observe(instant, findings)
-                found += findings
-        assert runner.errors == {}
-        return found, cases.all(), simulator
+        result = judge(scenario, seed)
+        return result.findings, result.incidents, result.simulator
 
     return run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,4 +123,3 @@ def new_line(tmp_path: Path) -> Iterator[Callable[..., Line]]:
     yield make
     for line in made:
         line.close()
-    gc.collect()  # sockets that kafka-python left to it, while their warnings are still ignored

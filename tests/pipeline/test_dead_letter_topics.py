@@ -12,7 +12,7 @@ from pipeline.records import TELEMETRY
 from pipeline.transport import Message, Partition, topics
 from pipeline.transport.dead_letters import PAUSE_S, DeadLetterTopics
 from tests.kafka_broker import Address, held
-from tests.kafka_clients import SECONDS, delete_topics, make_topic, make_topics, read, untidy_refusals
+from tests.kafka_clients import SECONDS, delete_topics, make_topic, make_topics, read
 
 COPIES = topics.dead_letters_of(TELEMETRY)
 LETTER = Message(Partition(TELEMETRY, "0", "x"), 7, b"garbage")
@@ -93,8 +93,9 @@ def test_a_failure_is_said_again_when_copies_arrived_in_between(caplog: pytest.L
     assert one.skipped == 4
 
 
+@pytest.mark.refusals
 def test_brokers_that_are_away_are_not_called_a_missing_topic(caplog: pytest.LogCaptureFixture) -> None:
-    with untidy_refusals(), held() as port:
+    with held() as port:
         one = DeadLetterTopics(Kafka(f"127.0.0.1:{port.getsockname()[1]}"))
         one.send(LETTER, "garbage")
         one.close()

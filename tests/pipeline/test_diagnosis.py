@@ -25,6 +25,7 @@ from tests.kafka_broker import HOST, Address, Broker, held
 from tests.kafka_clients import kafka_of, untidy_refusals
 from tests.kafka_security import Security
 
+pytestmark = pytest.mark.refusals
 SECONDS = 10.0
 """Chosen: a refusal takes 0.3 s, a test machine may stall."""
 

@@ -149,6 +149,7 @@ def test_a_limit_that_costs_no_message_is_a_warning(kafka: Address, topic: str, 
     assert examined(configured)["topics"].state == "warn"
 
 
+@pytest.mark.refusals
 def test_of_two_addresses_the_one_that_answers_is_told_from_the_one_that_does_not(kafka: Address) -> None:
     make_topics(kafka)
     with untidy_refusals():

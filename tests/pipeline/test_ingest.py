@@ -203,6 +203,7 @@ def test_a_second_writer_on_the_same_offsets_is_refused(site):
 
 def test_backlog_tells_the_oldest_unread_event_time(site):
     ingest = site.open()
+    ingest.step()
     assert ingest.backlog() is None
     site.send("n1", T0)
     ingest._fetch()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
+import duckdb
 import pytest
 
+from pipeline.errors import Retryable
 from pipeline.ingest import MUTE, Ingest
 from pipeline.records import SECOND
 from pipeline.store.database import Database
@@ -50,6 +53,20 @@ def test_what_came_last_of_one_that_catches_up_holds_the_others(rig: Rig) -> Non
     assert rig.drain() == T0
     rig.send("b", rig.clock)
     assert rig.drain() is None
+
+
+def test_a_first_step_that_fails_leaves_all_unread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.send("a", T0)
+    with monkeypatch.context() as broken:
+        broken.setattr(rig.database, "transaction", _full)
+        with pytest.raises(Retryable, match="disk full"):
+            rig.ingest.step()
+    assert rig.ingest.progress.backlog == 0
+    assert rig.drain() is None
+
+
+def _full() -> NoReturn:
+    raise duckdb.IOException("disk full")
 
 
 def test_a_message_that_comes_again_says_nothing_of_who_is_behind(rig: Rig) -> None:

@@ -17,11 +17,7 @@ from tests.kafka_clients import delete_topics, kafka_of, make_topics
 from tests.parts import do_without
 from tests.pipeline.kafka_line import BRISK, SEEN_S, Line, until
 
-pytestmark = [
-    pytest.mark.slow,
-    # kafka-python leaves sockets whose connection was refused to the collector, which warns
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.refusals]
 Lines = Callable[..., Line]
 
 

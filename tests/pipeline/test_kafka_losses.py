@@ -21,12 +21,7 @@ from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import admin_of, make_topics, read, write
 from tests.pipeline.kafka_line import NODES, SEEN_S, Line, body, until
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.usefixtures("brisk"),
-    # kafka-python leaves sockets whose connection was refused to the collector, which warns
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.refusals, pytest.mark.usefixtures("brisk")]
 Lines = Callable[..., Line]
 OFFSET_GAPS = (
     "SELECT cause, sum(next_sequence - first_sequence) FROM gaps WHERE source IN ('0', '1', '2', '3') GROUP BY 1"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
+
 from pipeline.errors import GapError, Retryable
 from pipeline.records import TELEMETRY
 from pipeline.transport import Partition
@@ -37,6 +39,7 @@ def read_all(transport: KafkaTransport, done: Callable[[list[bytes]], bool]) -> 
     return values, gone
 
 
+@pytest.mark.refusals
 def test_a_reader_whose_broker_vanished_before_its_first_read_reads_when_it_is_back(own_broker: Broker) -> None:
     kafka = make_topics(own_broker)
     write(own_broker, TELEMETRY, [b"a", b"b", b"c"])

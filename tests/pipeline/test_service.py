@@ -84,6 +84,37 @@ def test_a_long_span_that_is_stored_and_not_yet_judged_counts_as_backlog(site, s
     assert service.health()["backlog"] is False
 
 
+def test_until_the_first_step_has_ended_nobody_takes_the_history_for_judged(site, service, monkeypatch):
+    """The demo opens its dashboard when there is no backlog: that moment lay between the first commit and its end."""
+    service.start()
+    site.send("n1", T0)
+    committed, seen = service.transport.committed, []
+
+    def ask(partition, next_offset):
+        seen.append(service.health()["backlog"])
+        committed(partition, next_offset)
+
+    monkeypatch.setattr(service.transport, "committed", ask)
+    assert service.health()["backlog"] is True
+    drain(service)
+    assert seen == [True]
+    assert service.health()["backlog"] is False
+
+
+def test_a_pipeline_without_any_input_has_no_backlog_once_it_has_looked(service):
+    service.start()
+    assert service.turn() is False
+    assert (service.health()["backlog"], service.health()["lag_s"], service.watermark()) == (False, None, None)
+
+
+def test_a_long_start_is_not_told_as_waiting_input(site, service, monkeypatch):
+    site.send("n1", T0)
+    monkeypatch.setattr(service, "clock", lambda: T0 + 700 * SECOND)
+    assert service.unready() == ["starting: what was stored before is being judged"]
+    service.start()
+    assert service.unready() == []
+
+
 def test_a_clock_ahead_of_ours_does_not_close_frames_early(site, service):
     service.start()
     site.send("n1", T0 + 3600 * SECOND)

@@ -160,6 +160,19 @@ def test_a_new_signal_is_a_new_column_and_old_rows_have_none_of_it(database):
     assert database.connection.execute("SELECT temperature, brand_new FROM gpu").fetchall() == [(40.0, None)]
 
 
+def test_a_store_of_a_catalogue_with_fewer_signals_keeps_its_rows_and_is_like_a_new_one(tmp_path, database):
+    fewer = {name: signal for name, signal in CATALOGUE.items() if not name.endswith("temperature")}
+    assert len(fewer) < len(CATALOGUE) - 2
+    old = Database(tmp_path / "old.duckdb", catalogue=fewer)
+    old.connection.execute("INSERT INTO latest_gpu (time, device) VALUES (now(), 7)")
+    old.close()
+    again = Database(tmp_path / "old.duckdb")
+    assert again.connection.execute("SELECT device, temperature FROM latest_gpu").fetchall() == [(7, None)]
+    query = "SELECT table_name, column_name, data_type, is_nullable FROM duckdb_columns() ORDER BY ALL"
+    assert again.connection.execute(query).fetchall() == database.connection.execute(query).fetchall()
+    again.close()
+
+
 def test_a_store_whose_folder_cannot_be_made_is_said_with_its_key(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"\[store\] path = .*cannot be made"):

@@ -1,0 +1,190 @@
+"""Coolant loops, the water behind them, and the air."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from agents.sim.effects import Collapse, Effects, Moment
+from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
+from agents.sim.layout import Layout
+from agents.sim.physics.edge import TELLS
+from agents.sim.physics.noise import Floats
+
+WARM_K = 3.0  # K from which a temperature is a finding: what the coolant detector takes for its least effect
+
+
+@dataclass(frozen=True)
+class CoolantLoss(Kind):
+    """Pump of a coolant loop fails: flow, pump speed and pressure fall, then the GPUs of the loop's racks grow hot."""
+
+    name = "coolant"
+    row = 25
+    strikes = "coolant"
+    detectability = "soft"
+    attribution = "cooling"
+    seen = "flow, pressure and pump speed of the loop at once, with the agent's events; temperatures of all its GPUs"
+    unseen = "why the pump failed"
+    rate = Rate(0.1, "CDU-year", "assumed: pumps fail once in ten years, four of five times a standby takes over")
+    lasts = Span(900.0, HOUR)
+    signals = (
+        "coolant.flow",
+        "pump.speed",
+        "coolant.pressure",
+        "coolant.return_temperature",
+        "gpu.temperature",
+        "event:flow_collapse",
+        "event:pressure_collapse",
+        "event:temperature_rise",
+    )
+    ranges: ClassVar = {"flow": (0.30, 0.60)}
+    limits: ClassVar = {"flow": (0.05, 1.0), "ramp": (1.0, 1e6)}
+    effect_unit = "flow"
+    lingers = TELLS
+    flow: float | None = None  # share of the flow that is left
+    ramp: float = 10.0  # time in which the pump runs down (s)
+
+    def effect(self) -> float:
+        assert self.flow is not None
+        return 1 - self.flow
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.flow is not None
+        lost = np.float32(1 - self.flow) * effects.ramp(fault.onset, fault.end, self.ramp)
+        effects.site.flow.cap(fault.device, 1 - lost)
+        collapse = Collapse(fault.device, fault.onset, fault.end, self.flow, self.ramp, fault.rng_key)
+        effects.collapses.append(collapse)
+
+
+@dataclass(frozen=True)
+class FacilityWater(Kind):
+    """Facility water too warm, or a fouled heat exchanger: a loop's supply warms, and all that it cools with it."""
+
+    name = "facility_water"
+    row = 26
+    strikes = "coolant"
+    detectability = "soft"
+    attribution = "cooling"
+    seen = "supply and return of the loop and all its GPUs warmer by the same; flow, pressure and resistance as ever"
+    unseen = "whether water, valve or exchanger is to blame; fouling before it has warmed the supply by 3 K"
+    rate = Rate(0.1, "CDU-year", "assumed: a step 0.5 times a year in a hall of 8 loops, fouling half as often")
+    lasts = Span(2 * HOUR, 12 * HOUR)
+    signals = ("coolant.supply_temperature", "coolant.return_temperature", "gpu.temperature")
+    ranges: ClassVar = {"rise": (3.0, 12.0), "days": (30.0, 180.0)}
+    limits: ClassVar = {"rise": (0.0, 40.0), "days": (0.01, 1000.0)}
+    choices: ClassVar = {"course": ("step", "step", "fouling")}
+    severe = "rise"
+    effect_unit = "temperature"
+    rise: float | None = None  # K, when fully grown
+    days: float | None = None  # in which fouling grows, if it lasts so long; else within two thirds of its time
+    course: str | None = None  # "step": a valve or the water, within minutes; "fouling": the exchanger, slowly
+
+    def effect(self) -> float:
+        assert self.rise is not None
+        return self.rise
+
+    def ramp(self, fault: Fault) -> float:
+        """Seconds until it is fully grown. A valve that fails warms a loop's volume within five minutes; chosen."""
+        assert self.days is not None
+        return 300.0 if self.course == "step" else min(self.days * DAY, (fault.end - fault.onset) * 2 / 3)
+
+    def detectable(self, fault: Fault) -> float:
+        return min(fault.onset + self.ramp(fault) * WARM_K / max(self.effect(), WARM_K), fault.end)
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        grown = effects.ramp(fault.onset, fault.end, self.ramp(fault))
+        effects.site.supply.add(fault.device, np.float32(self.effect()) * grown)
+
+
+@dataclass(frozen=True)
+class CoolantLeak(Kind):
+    """Hose or coupling in a rack leaks: its loop's reservoir empties, the pressure sinks, then the leak rope is wet."""
+
+    name = "coolant_leak"
+    row = 28
+    strikes = "rack"
+    detectability = "hard"
+    attribution = "cooling"
+    seen = "the level of the loop's reservoir and its pressure slowly, then the rack's leak rope at once"
+    unseen = "which rack leaks, before its rope is wet"
+    rate = Rate(0.02, "rack-year", "assumed")
+    lasts = Span(HOUR, 6 * HOUR, 3 * DAY)
+    signals = ("leak.state", "reservoir.level", "coolant.pressure", "event:leak")
+    ranges: ClassVar = {"loss": (0.1, 0.6), "wet": (0.2, 0.7)}
+    limits: ClassVar = {"loss": (0.0, 1.0), "wet": (0.0, 1.0)}
+    severe = "loss"
+    lingers = 10.0
+    loss: float | None = None  # share of the reservoir that is gone at the end
+    wet: float | None = None  # share of its time after which the rope is wet
+
+    def rope(self, fault: Fault) -> float:
+        """Second in which the rope is wet."""
+        assert self.wet is not None
+        return fault.onset + self.wet * (fault.end - fault.onset)
+
+    def detectable(self, fault: Fault) -> float:
+        assert self.loss is not None
+        fallen = fault.onset + (fault.end - fault.onset) * 0.05 / max(self.loss, 0.05)  # by ten times a float's noise
+        return min(fallen, self.rope(fault))
+
+    def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        return fault.entity, layout.entities["leak"][fault.device]
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.loss is not None
+        loop = int(effects.layout.loop_of_rack[fault.device])
+        lost = np.float32(self.loss) * effects.ramp(fault.onset, fault.end, fault.end - fault.onset)
+        effects.site.level.scale(loop, 1 - lost)
+        effects.site.pressure.scale(loop, 1 - 0.3 * lost)  # of the static pressure that the reservoir keeps; chosen
+        rope = self.rope(fault)
+        effects.site.leak.add(fault.device, effects.within(rope, fault.end))
+        entity = effects.layout.entities["leak"][fault.device]
+        first, dry = float(math.ceil(rope)), float(math.ceil(fault.end))  # one look a second
+        effects.tell(first, entity, "leak", state="active", since=Moment(first), leak="critical", value=2)
+        effects.tell(dry + 1, entity, "leak", state="cleared", since=Moment(first), leak="ok", value=0)  # two looks
+
+
+@dataclass(frozen=True)
+class Recirculation(Kind):
+    """Warm air comes round to the inlets of a row of racks: they warm, and the fans run up to their most."""
+
+    name = "recirculation"
+    row = 29
+    strikes = "rack"
+    detectability = "soft"
+    attribution = "cooling"
+    seen = "air inlets of all nodes of the row warmer, their fans faster"
+    unseen = "which panel is missing or which air handler stands still; the GPUs, which are cooled by liquid"
+    rate = Rate(0.19, "rack-year", "assumed: 0.5 a month in a hall of 32 racks")
+    lasts = Span(2 * HOUR, 6 * HOUR, 2 * DAY)
+    signals = ("sensor.temperature", "sensor.fan_speed")
+    ranges: ClassVar = {"rise": (3.0, 10.0), "ramp": (600.0, 3600.0)}
+    limits: ClassVar = {"rise": (0.0, 30.0), "ramp": (1.0, 1e6)}
+    severe = "rise"
+    effect_unit = "temperature"
+    rise: float | None = None  # K at the inlet, when fully grown
+    ramp: float | None = None  # s until it is
+
+    def effect(self) -> float:
+        assert self.rise is not None
+        return self.rise
+
+    def detectable(self, fault: Fault) -> float:
+        assert self.ramp is not None
+        return min(fault.onset + self.ramp * WARM_K / max(self.effect(), WARM_K), fault.end)
+
+    def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        return tuple(layout.places["rack"][rack] for rack in layout.row_of(fault.device).tolist())
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.ramp is not None
+        warm_air(fault.device, np.float32(self.effect()) * effects.ramp(fault.onset, fault.end, self.ramp), effects)
+
+
+def warm_air(rack: int, rise: Floats, effects: Effects) -> None:
+    """Adds (ticks,) K to the inlets of all nodes in the row of a rack."""
+    for other in effects.layout.row_of(rack).tolist():
+        effects.node.inlet.add(effects.layout.nodes_below("rack", other), rise)

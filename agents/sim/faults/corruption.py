@@ -1,0 +1,103 @@
+"""GPUs that compute wrongly and say nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.canaries.ledger import WATCHED
+from agents.sim.effects import Defect, Effects
+from agents.sim.faults.kind import DAY, HOUR, MONTH, Detectability, Fault, Kind, Rate, Span, Stop
+from agents.sim.layout import Layout
+from agents.sim.physics.canary import EXECUTIONS, PERIOD
+
+_FAILS_AFTER = 6 * HOUR  # mean time to a failure that training shows; chosen
+_JUMP = (0.5, 2.0)  # powers of ten by which the gradient's norm jumps; 5 times is what training guards look for
+_STEPS = 15.0  # s that the jump is seen: some steps; chosen
+_DIES = 30.0  # s until a job has died of a NaN; chosen
+
+
+@dataclass(frozen=True)
+class SilentDataCorruption(Kind):
+    """GPU computes wrongly now and then: its canary digest differs from the known answer, no telemetry tells."""
+
+    name = "sdc"
+    row = 10
+    strikes = "gpu"
+    detectability = "hard"
+    attribution = "sdc"
+    seen = "wrong digests, if canaries hit the defect (2 of 5) and it is frequent; the gradient's norm in 17 of 100"
+    unseen = "any telemetry: ECC counts, clocks and temperatures stay as they are; what no canary hits is invisible"
+    rate = Rate(0.37, "1M GPU-hours", "AEGIS, OSDI'26: 13 GPUs in 35M GPU-hours")
+    lasts = Span(30 * DAY, high=30 * DAY)
+    signals = ("event:digest", "rank.gradient_norm")
+    ranges: ClassVar = {"decades": (-8.0, 0.0)}
+    limits: ClassVar = {"probability": (0.0, 1.0), "decades": (-12.0, 0.0)}
+    choices: ClassVar = {
+        "reached": ("yes", "yes", "no", "no", "no"),  # synthetic tests find under 40 % of defective GPUs [SDCHunter]
+        "failure": (*["none"] * 83, *["jump"] * 16, "nonfinite"),  # 3 of 18 [AEGIS]; 1 % are NaN [GPU SDC, DSN'26]
+    }
+    severe = "decades"
+    lingers = (WATCHED + 1) * PERIOD
+    probability: float | None = None  # of a wrong digest per round: given, the canary sees it so, and nothing else does
+    decades: float | None = None  # power of ten of the chance to err per kernel, at the onset; doubles every month
+    reached: str | None = None  # whether a canary's arithmetic touches the defect
+    failure: str | None = None  # what training shows of it: none, jump (gradient's norm) or nonfinite (the job dies)
+
+    def chances(self, fault: Fault) -> NDArray[np.float64]:
+        """Of a wrong digest in each whole period from onset to end: 1 - (1 - p)^n with n kernels in a round."""
+        later = PERIOD * np.arange(np.floor((fault.end - fault.onset) / PERIOD))
+        if self.probability is not None:
+            return np.full(len(later), self.probability)
+        assert self.decades is not None
+        p = np.minimum(10**self.decades * 2 ** (later / MONTH), 1 - 1e-12)  # [SDCHunter]; its growth is assumed
+        return np.asarray(-np.expm1(EXECUTIONS * np.log1p(-p)) * (self.reached == "yes"))
+
+    def misses(self, fault: Fault) -> NDArray[np.bool_]:
+        """Whether the round in each of these periods errs."""
+        return _misses(fault)
+
+    def fails(self, fault: Fault) -> float:
+        """When training shows it; infinite if it never does."""
+        if self.probability is not None or self.failure == "none":
+            return np.inf
+        moment = fault.onset + float(fault.rng(8).exponential(_FAILS_AFTER))
+        return moment if moment < fault.end else np.inf
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        effects.defects.append(Defect(fault.device, fault.onset, self.misses(fault)))
+        moment = self.fails(fault)
+        on = effects.within(moment, moment + _STEPS)
+        if on.any():
+            jump = np.nan if self.failure == "nonfinite" else 10 ** fault.rng(9).uniform(*_JUMP)
+            effects.gpu.gradient.scale(fault.device, np.where(on, jump, 1.0))
+
+    def detectable(self, fault: Fault) -> float:
+        rounds = np.flatnonzero(self.misses(fault))
+        first = fault.onset + PERIOD * float(rounds[0]) if len(rounds) else fault.end
+        return min(first, self.fails(fault))
+
+    def verdict(self, fault: Fault) -> Detectability:
+        if self.misses(fault).any():
+            return "hard"
+        return "soft" if self.fails(fault) < fault.end else "invisible"
+
+    def severity(self) -> float | None:
+        return super().severity() if self.probability is None else self.probability
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop | None:
+        moment = self.fails(fault)
+        if self.failure != "nonfinite" or moment == np.inf:
+            return None
+        return Stop(min(moment + _DIES, fault.end), (int(layout.node_of_gpu[fault.device]),), 0.0)
+
+
+@lru_cache(maxsize=1024)
+def _misses(fault: Fault) -> NDArray[np.bool_]:
+    assert isinstance(fault.kind, SilentDataCorruption)
+    chances = fault.kind.chances(fault)
+    return np.asarray(fault.rng(7).random(len(chances)) < chances)

@@ -1,0 +1,181 @@
+"""GPUs that fail at once: off the bus, an engine that faults, firmware that does not answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from agents.sim.effects import Effects
+from agents.sim.faults.kind import HOUR, Attribution, Detectability, Fault, Kind, Rate, Span, Stop
+from agents.sim.layout import Layout
+from agents.sim.physics.xids import Line, address, tell
+
+_REBOOT = 240.0  # s that a training server needs to boot; chosen
+_GSP_WAITS = 6.0  # s until the driver gives up waiting for its firmware and logs XID 119
+RESET = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+_NODE_REBOOT = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+_MMU = (
+    "Ch 00000010, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f1c_2000f000. "
+    "Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ"
+)
+
+
+def hang(effects: Effects, device: int, since: float, until: float) -> None:
+    """The job on a GPU waits for it in a collective, in [since, until)."""
+    mask, running = effects.within(since, until), effects.job_of_gpu[:, device]
+    for job in set(running[mask].tolist()) - {-1}:
+        effects.site.hung.add(job, mask & (running == job))
+
+
+def node_of(device: int, layout: Layout) -> int:
+    """Number of the node in which a GPU sits."""
+    return int(layout.node_of_gpu[device])
+
+
+def reset(effects: Effects, device: int, moment: float) -> None:
+    """The GPU is reset: its counters begin anew."""
+    effects.gpu.reset.add(device, effects.at(moment) > 0)
+
+
+@dataclass(frozen=True)
+class GpuOffBus(Kind):
+    """GPU falls off the PCIe bus: it is not seen any more, its job dies, only a reboot of the node helps."""
+
+    name = "gpu_off_bus"
+    row = 1
+    strikes = "gpu"
+    detectability = "hard"
+    attribution = "gpu"
+    seen = "XID 79 and 154, gpu_lost, gpu_count, the GPU's rows that end; its job hangs, then dies"
+    unseen = "whether slot, power or the GPU itself is to blame"
+    rate = Rate(3.5, "1M GPU-hours", "Llama 3: 7.0 faulty GPUs; that half of them fall off the bus is assumed")
+    lasts = Span(1200.0, high=4 * HOUR)
+    signals = ("event:xid", "event:gpu_lost", "event:gpu_count", "gpu.present")
+    ranges: ClassVar = {"dies_after": (1.0, 60.0)}
+    limits: ClassVar = {"dies_after": (0.1, 1e5)}
+    dies_after: float | None = None  # s until the job has died
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.dies_after is not None
+        node, onset, back = node_of(fault.device, effects.layout), fault.onset, fault.end - self._boots(fault)
+        effects.gpu.gone.add(fault.device, effects.within(onset, fault.end))
+        hang(effects, fault.device, onset, onset + self.dies_after)
+        tell(effects, fault.device, self._lines(onset))
+        name, entity = effects.layout.node_names[node], fault.entity
+        pci = address(int(entity.rpartition(".")[2]))
+        width = effects.layout.gpus_per_node
+        effects.tell(onset + 1.0, entity, "gpu_lost", gpu=entity, pci=pci, serial=None, uuid=None)
+        counted = {"expected": width, "present": width - 1, "missing": [pci], "source": "nvml"}
+        effects.tell(onset + 1.0, f"node:{name}", "gpu_count", None, **counted)
+        effects.node.dead.add(node, effects.within(back, fault.end))
+        effects.node.reset.add(node, effects.at(fault.end) > 0)
+
+    def _lines(self, onset: float) -> list[Line]:
+        return [Line(onset, 79, "GPU has fallen off the bus."), Line(onset + 0.2, 154, _NODE_REBOOT)]
+
+    def _boots(self, fault: Fault) -> float:
+        return min(_REBOOT, 0.2 * (fault.end - fault.onset))
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop:
+        assert self.dies_after is not None
+        at = min(fault.onset + self.dies_after, fault.end)
+        return Stop(at, (node_of(fault.device, layout),), fault.end - at)
+
+
+@dataclass(frozen=True)
+class GpuEngineFault(Kind):
+    """Engine or memory management of a GPU faults and ends its process; three times of five the program is to blame."""
+
+    name = "gpu_engine_fault"
+    row = 2
+    strikes = "gpu"
+    detectability = "hard"
+    attribution = "gpu"
+    seen = "XID 13, 31 or 109 with 43 of one GPU, and 154 if it is the hardware; of several GPUs if it is the program"
+    unseen = "any sign before; for certain, whether hardware or program is to blame"
+    rate = Rate(3.5, "1M GPU-hours", "Llama 3: 7.0 faulty GPUs; half of them here, and 60 % user code, are assumed")
+    lasts = Span(600.0, high=1800.0)
+    signals = ("event:xid",)
+    choices: ClassVar = {
+        "origin": ("program", "program", "program", "hardware", "hardware"),
+        "engine": ("compute", "memory", "scheduler"),
+    }
+    loaded = True
+    origin: str | None = None  # program or hardware
+    engine: str | None = None  # compute: XID 13; memory: 31; scheduler: 109, which only hardware has
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        width = effects.layout.gpus_per_node
+        first = node_of(fault.device, effects.layout) * width
+        others = (fault.device - first + 1 + fault.rng(1).permutation(max(1, width - 1))[:2]) % width + first
+        struck = [fault.device, *(others.tolist() if self.origin == "program" and width > 2 else ())]
+        for number, device in enumerate(struck):
+            begin = fault.onset + 0.4 * number
+            lines = [self._line(begin, fault), Line(begin + 0.1, 43, "Ch 00000010", True)]
+            if self.origin == "hardware":
+                lines.append(Line(begin + 0.3, 154, RESET))
+            tell(effects, device, lines)
+        hang(effects, fault.device, fault.onset, fault.onset + 10.0)
+        if self.origin == "hardware":
+            reset(effects, fault.device, fault.end)
+
+    def _line(self, moment: float, fault: Fault) -> Line:
+        gpc, tpc, sm = fault.rng(2).integers(0, (8, 9, 2)).tolist()
+        text = f"Graphics SM Warp Exception on (GPC {gpc}, TPC {tpc}, SM {sm}): Out Of Range Address"
+        if self.engine == "memory":
+            return Line(moment, 31, _MMU, True)
+        if self.engine == "scheduler" and self.origin == "hardware":
+            return Line(moment, 109, "Ch 00000010, errorString CTX SWITCH TIMEOUT, Info 0x3c046", True)
+        return Line(moment, 13, text, True)
+
+    def verdict(self, fault: Fault) -> Detectability:
+        return "hard" if self.origin == "hardware" else "benign"
+
+    def blames(self) -> Attribution:
+        return "gpu" if self.origin == "hardware" else "job"
+
+    def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        return (fault.entity,) if self.origin == "hardware" else ()
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop:
+        at = min(fault.onset + 10.0, fault.end)  # s until the launcher has seen it and ended all ranks; chosen
+        out = fault.end - at if self.origin == "hardware" else 0.0
+        return Stop(at, (node_of(fault.device, layout),), out)
+
+
+@dataclass(frozen=True)
+class GspTimeout(Kind):
+    """GPU's own firmware (GSP) hangs: every call to the driver waits for it, its job hangs, then the GPU is reset."""
+
+    name = "gsp_timeout"
+    row = 8
+    strikes = "gpu"
+    detectability = "hard"
+    attribution = "gpu"
+    seen = "XID 119 or 120 with 154, the GPU's rows that are missing for the time, slow_call after it"
+    unseen = "whether firmware or hardware is to blame"
+    rate = Rate(0.8, "1M GPU-hours", "Llama 3: GPU system processor")
+    lasts = Span(30.0, high=600.0)
+    signals = ("event:xid", "event:slow_call")
+    choices: ClassVar = {"code": ("119", "119", "119", "120")}
+    code: str | None = None  # 119: no answer in time; 120: the firmware told of an error
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        logged = min(fault.onset + _GSP_WAITS, fault.end)
+        index = fault.entity.rpartition(".")[2]
+        text = (
+            f"Timeout after 6s of waiting for RPC response from GPU{index} GSP! Expected function 76 (GSP_RM_CONTROL) "
+            "(0x20800a2a 0x58c)."
+            if self.code == "119"
+            else "GSP task exception: store access page fault (cause:0xf) @ pc:0xffffffff93003d42, partition:4#0"
+        )
+        tell(effects, fault.device, [Line(logged, int(self.code or 119), text), Line(logged + 0.5, 154, RESET)])
+        effects.gpu.gone.add(fault.device, effects.within(fault.onset, fault.end))
+        hang(effects, fault.device, fault.onset, fault.end)
+        waited = round(fault.end - fault.onset, 3)
+        call = {"gpu": fault.entity, "call": "nvmlDeviceGetFieldValues", "seconds": waited}
+        effects.tell(fault.end, fault.entity, "slow_call", None, **call)
+        reset(effects, fault.device, fault.end)
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop:
+        return Stop(fault.end, (node_of(fault.device, layout),), 600.0)  # drain, reset and check; chosen

@@ -1,0 +1,132 @@
+"""Servers: what takes their processors away, and what kills them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from agents.sim.effects import Effects
+from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span, Stop
+from agents.sim.layout import Layout
+from agents.sim.physics import kernel_lines
+
+_TOLD_EVERY = 60.0  # s between two lines of corrected errors: the kernel bounds what it says; chosen
+_AGONY = 30.0  # s from the error that kills the job to the end of the node: a panic waits for its dump; chosen
+
+
+@dataclass(frozen=True)
+class HostContention(Kind):
+    """Something else takes a node's processors (a daemon, a neighbour): launches come late, ranks slow down."""
+
+    name = "host_contention"
+    row = 21
+    strikes = "node"
+    detectability = "soft"
+    attribution = "host"
+    seen = "compute time of the node's ranks, SM activity and power a little lower, processor pressure and load"
+    unseen = "which process it is; anything where the node runs no job"
+    rate = Rate(15.0, "1,000 node-days", "Greyhound, ATC'25: 6 of 392 single-node jobs; a job taken for a node-day")
+    lasts = Span(30.0, 600.0, 4 * HOUR)  # mean 10 min [Greyhound]
+    signals = ("rank.compute_time", "node.cpu_pressure", "node.load1", "gpu.sm_active")
+    ranges: ClassVar = {"slowdown": (0.10, 0.50)}
+    limits: ClassVar = {"slowdown": (0.0, 10.0)}
+    severe = "slowdown"
+    effect_unit = "time"
+    loaded = True
+    slowdown: float | None = None  # by which the compute time of the slowest rank grows
+
+    def effect(self) -> float:
+        assert self.slowdown is not None
+        return self.slowdown
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.slowdown is not None
+        contend(effects, fault, self.slowdown, effects.within(fault.onset, fault.end))
+        there = effects.within(fault.onset, fault.end).astype(np.float32)
+        effects.node.cpu.add(fault.device, (0.3 + 0.5 * self.slowdown) * there)
+        effects.node.pressure.add(fault.device, min(0.2 + self.slowdown, 1.0) * there)
+
+
+def contend(effects: Effects, fault: Fault, slowdown: float, when: np.ndarray) -> None:
+    """Starves the GPUs of a node: one of them by `slowdown` of its compute time, the others by 0.6 to 1 of that."""
+    gpus = effects.layout.gpus_of(np.array([fault.device]))
+    rng = fault.rng(1)
+    shares = rng.uniform(0.6, 1.0, len(gpus))  # chosen: loaders and launch threads are pinned, not all are hit alike
+    shares[int(rng.integers(len(gpus)))] = 1.0
+    longer = slowdown * shares * when[:, None]
+    effects.gpu.starved.lift(gpus, longer / (1 + longer))
+
+
+@dataclass(frozen=True)
+class HostFault(Kind):
+    """A part of a server breaks (processor, memory, chassis, board, disk): its job dies, it is out for hours."""
+
+    name = "host_fault"
+    row = 22
+    strikes = "node"
+    detectability = "hard"
+    attribution = "host"
+    seen = "machine checks, memory errors, PCIe or disk errors in the kernel log, then silence; a chassis says nothing"
+    unseen = "which module or board it is, where the node dies before it can say so"
+    rate = Rate(0.50, "1M GPU-hours", "Llama 3: CPU, memory, chassis and IO board 0.09 each, SSD 0.14")
+    lasts = Span(2 * HOUR, 2 * HOUR, 24 * HOUR)  # until it is mended; chosen
+    signals = ("node.memory_corrected", "node.memory_uncorrected", "node.io_pressure")
+    choices: ClassVar = {"part": 2 * ("cpu", "dimm", "chassis", "io_board") + 3 * ("ssd",)}
+    ranges: ClassVar = {"corrected_rate": (0.1, 5.0), "warning": (300.0, 1800.0)}
+    limits: ClassVar = {"corrected_rate": (0.0, 1e5), "warning": (0.0, 1e6)}
+    part: str | None = None  # drawn as often as Llama 3 counted it
+    corrected_rate: float | None = None  # corrected errors per second of a memory module before it fails; chosen
+    warning: float | None = None  # s from a module's first corrected errors to the error that kills the node; chosen
+
+    def death(self, fault: Fault) -> float:
+        """When the job dies: at the first error that kills a process."""
+        assert self.warning is not None
+        after = {"cpu": 1.0, "dimm": self.warning, "chassis": 0.5, "io_board": 2.0, "ssd": 60.0}[str(self.part)]
+        return fault.onset + min(after, 0.3 * (fault.end - fault.onset))
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop:
+        death = self.death(fault)
+        return Stop(death, (fault.device,), fault.end - death)
+
+    def silence(self, fault: Fault) -> float:
+        """When the node is dead; without its disk it works on until somebody comes."""
+        if self.part == "ssd":
+            return fault.onset + 0.6 * (fault.end - fault.onset)
+        return min(self.death(fault) + (0.0 if self.part == "chassis" else _AGONY), fault.end)
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        node, death, dead = effects.node, self.death(fault), self.silence(fault)
+        if self.part == "dimm":
+            self._memory(fault, death, effects)
+        elif self.part == "ssd":
+            node.io_pressure.lift(fault.device, effects.within(fault.onset, min(death + 600.0, dead)))
+            for after, text in _DISK.items():
+                kernel_lines.tell(effects, fault.device, fault.onset + after, text)
+        elif self.part in ("cpu", "io_board"):
+            kernel_lines.tell(effects, fault.device, death, _LAST_WORDS[self.part])
+        node.dead.add(fault.device, effects.within(dead, fault.end))
+        node.reset.add(fault.device, effects.at(fault.end))
+
+    def _memory(self, fault: Fault, death: float, effects: Effects) -> None:
+        """Corrected errors, told of now and then, until one cannot be corrected."""
+        assert self.corrected_rate is not None
+        effects.node.corrected.add(fault.device, self.corrected_rate * effects.within(fault.onset, death))
+        effects.node.uncorrected.add(fault.device, effects.at(death))
+        errors = max(1, round(self.corrected_rate * _TOLD_EVERY))
+        for moment in np.arange(fault.onset + 5, death - 1, _TOLD_EVERY).tolist():
+            kernel_lines.tell(effects, fault.device, moment, f"EDAC MC0: {errors} CE memory read error on {_MODULE}")
+        kernel_lines.tell(effects, fault.device, death, f"EDAC MC0: 1 UE memory read error on {_MODULE}")
+
+
+_MODULE = "CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x3f2a1c offset:0x0 grain:32)"
+_DISK = {
+    1.0: "I/O error, dev nvme0n1, sector 93712 op 0x1:(WRITE)",
+    5.0: "EXT4-fs (nvme0n1p2): Remounting filesystem read-only",
+}
+_LAST_WORDS = {
+    "cpu": "mce: [Hardware Error]: CPU 14: Machine Check Exception: 5 Bank 4: b200000000070f0f",
+    "io_board": "pcieport 0000:15:01.0: AER: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer",
+}
+"""Texts of the Linux kernel: block/blk-core.c, fs/ext4, drivers/edac, arch/x86/kernel/cpu/mce and pci/pcie/aer.c."""

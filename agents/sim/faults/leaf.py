@@ -1,0 +1,118 @@
+"""Leaf switches: one that crashes with all its ports, one that is congested."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from agents.sim.effects import Effects
+from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span, Stop
+from agents.sim.faults.link import DARK, STEP, fall, stops_at, strand
+from agents.sim.layout import Index, Layout
+
+_TOGETHER = 5.0  # s within which all ports of a leaf that crashes go down
+_LOOK = 10.0  # s between two looks of the fabric's agent
+_LARGE_JOB, _LARGE_MEAN = 512, 72 * 60.0  # GPUs from which on congestion lasts longer, and its mean (s) [Greyhound]
+_TRAINS, _LARGEST = 7 / 8, 0.6  # share of the nodes that train; of them in the largest job: agents/sim/schedule.py
+_REACHED, _CNPS = 0.8, 2000.0  # share of a leaf's ports; notifications/s of each where steps double. Chosen
+_LEAST = 0.025  # share by which a step must be longer to count: 2 to 3 %, above the noise of unpadded batches
+
+
+def ports_of(leaf: int, layout: Layout) -> Index:
+    """Numbers of the ports on a leaf."""
+    return np.flatnonzero(layout.leaf_of_port == leaf)
+
+
+@dataclass(frozen=True)
+class LeafCrash(Kind):
+    """Leaf switch crashes: all its ports go down within 5 s until it has booted; jobs on it hang, then die."""
+
+    name = "leaf_crash"
+    row = 17
+    strikes = "leaf"
+    detectability = "hard"
+    attribution = "network"
+    seen = "link_state and dark light of every port of the leaf within 5 s, switch_state; the end of its jobs"
+    unseen = "why it crashed"
+    rate = Rate(0.00051, "leaf-month", "Alibaba HPN: 0.051 % of the leaf switches fail in a month")
+    lasts = Span(300.0, high=HOUR)
+    signals = ("nic.state", "nic.carrier_changes", "nic.rx_power_min", "event:link_state", "event:switch_state")
+    ranges: ClassVar = {"dies_after": (15.0, 90.0)}
+    limits: ClassVar = {"dies_after": (0.1, 1e5)}
+    dies_after: float | None = None  # s until its jobs have died
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        ports, rng, dies = ports_of(fault.device, effects.layout), fault.rng(), stops_at(fault, self.dies_after)
+        spread = rng.uniform(0.0, min(_TOGETHER, 0.2 * (fault.end - fault.onset)), (2, len(ports)))
+        names = effects.layout.entities["nic"]
+        for port, late, early in zip(ports.tolist(), *spread.tolist(), strict=True):
+            fall(effects, names[port], port, fault.onset + late, fault.end - early)
+            strand(effects, port, fault.onset + late, dies)
+        effects.port.rx_power.add(ports, DARK * effects.within(fault.onset, fault.end))
+        told = {"guid": f"0x{zlib.crc32(fault.entity.encode()):016x}", "ports": len(ports)}
+        seen = min(fault.onset + _LOOK, fault.end)
+        effects.tell(seen, fault.entity, "switch_state", None, state="gone", **told)
+        effects.tell(fault.end, fault.entity, "switch_state", None, state="seen", **told)
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop:
+        dies = stops_at(fault, self.dies_after)
+        nodes = sorted(set(layout.nodes_below("leaf", fault.device).tolist()))
+        return Stop(dies, tuple(nodes), fault.end - dies)
+
+
+@dataclass(frozen=True)
+class Congestion(Kind):
+    """Leaf is congested: data waits for credits, notifications rise on most ports, every rank's step takes longer."""
+
+    name = "congestion"
+    row = 20
+    strikes = "leaf"
+    detectability = "soft"
+    attribution = "network"
+    seen = "waits, marked packets and notifications of most ports of one leaf, as their traffic; time in collectives"
+    unseen = "any error: no link is at fault, and no port is to blame"
+    rate = Rate(
+        1.5,
+        "leaf-month",
+        "Greyhound: 40 % of multi-node jobs; taken as one job a day on the 8 leaves of a pod, assumed",
+    )
+    lasts = Span(120.0, 24 * 60.0, 6 * HOUR)
+    signals = (
+        *("nic.port_tx_wait", "nic.ecn_marked", "nic.cnp_sent", "nic.cnp_handled"),
+        *("rank.communication_time", "rank.step_time"),
+    )
+    ranges: ClassVar = {"slowdown": (0.10, 0.80), "rise": (1.0, 300.0)}
+    limits: ClassVar = {"slowdown": (0.0, 100.0), "rise": (0.0, 1e6)}
+    severe = "slowdown"
+    effect_unit = "time"
+    loaded = True
+    slowdown: float | None = None  # share by which a step takes longer, on all ranks
+    rise: float | None = None  # s until it is fully grown
+
+    @classmethod
+    def lasting(cls, layout: Layout, rng: np.random.Generator) -> float:
+        """Three times as long where the largest job has 512 GPUs or more."""
+        large = layout.gpus * _TRAINS * _LARGEST >= _LARGE_JOB
+        return Span(cls.lasts.low, _LARGE_MEAN if large else cls.lasts.mean, cls.lasts.high).draw(rng)
+
+    def effect(self) -> float | None:
+        return self.slowdown
+
+    def detectable(self, fault: Fault) -> float:
+        assert self.slowdown is not None
+        assert self.rise is not None
+        return min(fault.onset + self.rise * min(1.0, _LEAST / max(self.slowdown, 1e-9)), fault.end)
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.slowdown is not None
+        assert self.rise is not None
+        rng, ports = fault.rng(), ports_of(fault.device, effects.layout)
+        reached = ports[rng.random(len(ports)) < _REACHED]
+        weights = rng.uniform(0.3, 1.0, len(ports))[: len(reached)].astype(np.float32)
+        grown = self.slowdown * effects.ramp(fault.onset, fault.end, self.rise)
+        effects.slow_job(ports, 1 + STEP * grown)
+        effects.port.wait.add(reached, 0.6 * np.minimum(grown, 1)[:, None] * weights)
+        effects.port.cnp.add(reached, _CNPS * grown[:, None] * weights)

@@ -1,0 +1,217 @@
+"""One end of a cable: errors that come at once, links that go down for good or flap, NICs that stand still."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import numpy as np
+
+from agents.sim.effects import Effects
+from agents.sim.faults.gpu import hang
+from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span, Stop
+from agents.sim.layout import Layout
+from agents.sim.physics.noise import Floats
+
+DARK = -40.0  # dB: no light arrives
+STEP = 6.0  # a step is about so many times its collectives: agents/sim/physics/jobs.py
+_TIMEOUTS = 2.0  # per second, of the queue pairs of a rank that waits for a dead port; chosen
+_STEP_S = 5.0  # s of a step
+_BURSTS = -4.2  # log10 of the raw BER of a link whose errors come in bursts: the FEC would mend so many single ones
+
+
+@dataclass(frozen=True)
+class LinkDegradation(Kind):
+    """Dirty optic or cable: symbol and checksum errors rise, the link flaps, the job's collectives slow down."""
+
+    name = "link_degradation"
+    row = 14
+    strikes = "nic"
+    detectability = "hard"
+    attribution = "network"
+    seen = "symbol and checksum errors of the port, flaps with their events, everybody's step time"
+    unseen = "which end of the cable it is, from one end's counters"
+    rate = Rate(0.001, "link-month", "assumed: 0.5 % of optical links a month degrade, a fifth of them abruptly")
+    lasts = Span(600.0, 2 * HOUR)
+    signals = (
+        *("nic.carrier_changes", "nic.symbol_errors", "nic.crc_errors", "nic.rx_errors", "nic.state"),
+        "nic.phy_corrected_bits",
+    )
+    ranges: ClassVar = {"symbol_rate": (0.5, 5.0), "flap_every": (120.0, 300.0)}
+    limits: ClassVar = {
+        "symbol_rate": (0.0, 1e6),
+        "flap_every": (1.0, 1e6),
+        "flap_length": (0.1, 1e5),
+        "collective": (1.0, 100.0),
+    }
+    severe = "symbol_rate"
+    loaded = True
+    symbol_rate: float | None = None  # symbol errors per second when fully grown; 0.04/s is BER 1e-13 at 400 Gb/s
+    flap_every: float | None = None  # mean time between flaps (s)
+    flap_length: float = 12.0  # mean time a flap lasts (s); published flaps last 1 to 30 s
+    collective: float = 1.1  # factor on the job's time in collectives; 2 while the link is down
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.symbol_rate is not None
+        assert self.flap_every is not None
+        port, grown = effects.port, effects.ramp(fault.onset, fault.end, 60.0)
+        port.symbols.add(fault.device, self.symbol_rate * grown)
+        port.crc.add(fault.device, 0.3 * self.symbol_rate * grown)  # some errors pass as whole packets; chosen
+        port.raw_ber.lift(fault.device, np.where(grown > 0, _BURSTS, -99.0))
+        effects.slow_job([fault.device], 1 + (self.collective - 1) * (grown > 0))
+        for begin, end in fault.moments(self.flap_every, self.flap_length):
+            flap(effects, fault.entity, fault.device, float(begin), float(end))
+
+
+@dataclass(frozen=True)
+class LinkDown(Kind):
+    """Link goes down and stays down: no light, no traffic; the job on it hangs until its library gives up."""
+
+    name = "link_down"
+    row = 15
+    strikes = "nic"
+    detectability = "hard"
+    attribution = "network"
+    seen = "state, speed and received light of the port, link_state, one carrier change; the end of its job"
+    unseen = "whether cable, transceiver, port or the leaf's port failed"
+    rate = Rate(0.00057, "link-month", "Alibaba HPN: 0.057 % of the links between NIC and leaf fail in a month")
+    lasts = Span(240.0, 2 * HOUR, 24 * HOUR)
+    signals = ("nic.state", "nic.carrier_changes", "nic.link_downs", "nic.rx_power_min", "event:link_state")
+    ranges: ClassVar = {"dies_after": (15.0, 90.0)}
+    limits: ClassVar = {"dies_after": (0.1, 1e5)}
+    dies_after: float | None = None  # s until the job has died: retries of an RDMA connection, times their number
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        dies = stops_at(fault, self.dies_after)
+        fall(effects, fault.entity, fault.device, fault.onset, fault.end)
+        effects.port.rx_power.add(fault.device, DARK * effects.within(fault.onset, fault.end))
+        strand(effects, fault.device, fault.onset, dies)
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop:
+        dies = stops_at(fault, self.dies_after)
+        return Stop(dies, (int(layout.node_of_gpu[fault.device]),), fault.end - dies)
+
+
+@dataclass(frozen=True)
+class LinkFlap(Kind):
+    """Link goes down for seconds, once or some times in a row; each time the job's next steps take twice as long."""
+
+    name = "link_flap"
+    row = 16
+    strikes = "nic"
+    detectability = "hard"
+    attribution = "network"
+    seen = "link_state down and up, carrier changes, link downs, timeouts; steps of twice the length"
+    unseen = "why; a flap between two samples shows in counters and events alone"
+    rate = Rate(
+        0.01, "link-day", "assumed: Alibaba HPN counts 5,000 to 60,000 flaps a day, of how many links is unknown"
+    )
+    lasts = Span(120.0, 240.0, 1200.0)
+    signals = ("nic.carrier_changes", "nic.link_downs", "nic.ack_timeouts", "nic.state", "event:link_state")
+    limits: ClassVar = {"flaps": (1, 1000)}
+    effect_unit = "flaps"
+    flaps: int | None = None  # times that it goes down: 1 + a geometric number
+
+    def drawn(self, rng: np.random.Generator) -> Self:
+        drawn = int(rng.geometric(0.5))
+        return replace(super().drawn(rng), flaps=self.flaps or drawn)
+
+    def effect(self) -> float | None:
+        return self.flaps
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.flaps is not None
+        rng = fault.rng()
+        places = (fault.end - fault.onset) / self.flaps
+        for number in range(self.flaps):
+            length = min(float(rng.uniform(1.0, 30.0)), 0.5 * places)
+            begin = fault.onset + number * places + float(rng.uniform(0.0, 0.3)) * places * (number > 0)
+            steps = int(rng.integers(1, 4))
+            fall(effects, fault.entity, fault.device, begin, begin + length)
+            slow = share(effects, begin, min(begin + 2 * steps * _STEP_S, fault.end))
+            effects.slow_job([fault.device], 1 + STEP * slow)
+
+
+@dataclass(frozen=True)
+class NicStall(Kind):
+    """Firmware of a NIC stands still: the link is up, but nothing is sent or received; its job hangs, then dies."""
+
+    name = "nic_stall"
+    row = 19
+    strikes = "nic"
+    detectability = "hard"
+    attribution = "network"
+    seen = "bytes that stand still, timeouts, completions with errors, the driver's message; the end of its job"
+    unseen = "what the firmware was doing"
+    rate = Rate(0.33, "1M GPU-hours", "Llama 3: 7 interruptions by NICs in 21.2M GPU-hours")
+    lasts = Span(300.0, 1800.0, 4 * HOUR)
+    signals = ("nic.rx_bytes", "nic.tx_bytes", "nic.req_cqe_errors", "nic.ack_timeouts", "event:kernel")
+    ranges: ClassVar = {"dies_after": (30.0, 300.0), "cqe_rate": (1.0, 20.0)}
+    limits: ClassVar = {"dies_after": (0.1, 1e5), "cqe_rate": (0.0, 1e6)}
+    severe = "cqe_rate"
+    loaded = True
+    dies_after: float | None = None  # s until the job has died
+    cqe_rate: float | None = None  # completions with an error, per second, until then
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.cqe_rate is not None
+        dies = stops_at(fault, self.dies_after)
+        effects.port.stalled.add(fault.device, effects.within(fault.onset, fault.end))
+        effects.port.cqe.add(fault.device, self.cqe_rate * effects.within(fault.onset, dies))
+        strand(effects, fault.device, fault.onset, dies)
+        effects.port.reset.add(fault.device, effects.at(fault.end) > 0)  # its driver is loaded anew
+        text = f"mlx5_core {_pci(fault.entity)}: poll_health:816: device's health compromised - reached miss count"
+        told = {"pattern": "mlx5_health", "class": "nic", "severity": "critical", "device": _pci(fault.entity)}
+        seq = zlib.crc32(f"{fault.entity} {fault.onset}".encode()) % 1_000_000
+        effects.tell(fault.onset + 4.0, fault.entity, "kernel", None, **told, text=text, seq=seq)
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop:
+        dies = stops_at(fault, self.dies_after)
+        return Stop(dies, (int(layout.node_of_gpu[fault.device]),), fault.end - dies)
+
+
+def fall(effects: Effects, entity: str, port: int, begin: float, end: float) -> None:
+    """Down at `begin`, up again at `end`: state, counters and events as the agent tells them."""
+    if end <= effects.since or begin > effects.until:
+        return
+    effects.port.down.add(port, effects.within(begin, end))
+    effects.port.drops.add(port, effects.at(begin))
+    for moment, before, now in ((begin, "active", "down"), (end, "down", "active")):
+        effects.port.flips.add(port, effects.at(moment))
+        state = "up" if now == "active" else "down"
+        effects.tell(moment, entity, "link_state", None, **{"state": state, "from": before, "to": now})
+    working = effects.job_of_gpu[:, port] >= 0
+    effects.port.timeouts.add(port, _TIMEOUTS * share(effects, begin, end) * working)
+
+
+def flap(effects: Effects, entity: str, port: int, begin: float, end: float) -> None:
+    """One time down and up again, and the stall of the job's collectives."""
+    if end > effects.since and begin <= effects.until:
+        fall(effects, entity, port, begin, end)
+        effects.slow_job([port], 1 + share(effects, begin, end))
+
+
+def strand(effects: Effects, port: int, begin: float, dies: float) -> None:
+    """The job on a port waits for what never comes, until it dies."""
+    hang(effects, port, begin, dies)
+    working = effects.job_of_gpu[:, port] >= 0
+    effects.port.timeouts.add(port, _TIMEOUTS * share(effects, begin, dies) * working)
+
+
+def share(effects: Effects, begin: float, end: float) -> Floats:
+    """(ticks,) of the time since the tick before, how much lies in [begin, end)."""
+    before = np.concatenate([[effects.since], effects.time[:-1]])
+    inside = np.minimum(effects.time, end) - np.maximum(before, begin)
+    return np.asarray(np.clip(inside / (effects.time - before), 0, 1), np.float32)
+
+
+def stops_at(fault: Fault, dies_after: float | None) -> float:
+    """Second at which the job on the struck part has died."""
+    assert dies_after is not None
+    return min(fault.onset + dies_after, fault.end)
+
+
+def _pci(entity: str) -> str:
+    """Address of a NIC; chosen: one behind each PCIe switch of the node."""
+    return f"0000:{0x18 + 0x11 * int(entity.rpartition('_')[2]) % 0xE0:02x}:00.0"

@@ -1,0 +1,257 @@
+"""Memory of GPUs: bursts of corrected errors, errors that nothing corrects, rows that cannot be replaced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.sim.effects import Channel, Effects
+from agents.sim.faults.gpu import RESET, hang, node_of, reset
+from agents.sim.faults.kind import DAY, HOUR, Chain, Fault, Kind, Rate, Span, Stop
+from agents.sim.layout import Layout
+from agents.sim.physics.memory import DRAM_CORRECTED
+from agents.sim.physics.xids import Line, tell
+
+_DIES = 5.0  # s until a job has ended of whose processes one was killed; chosen
+_OVERDISPERSION = 2.0  # variance = mean + 2 mean^2 of the counts of an hour; assumed
+_REPEATS = 0.3  # chance that a corrected error hits a row that erred before, and has it remapped; chosen
+_DRAIN = 120.0  # s from the end of a job to its node's return, if only a GPU is reset; chosen
+
+
+def _row(fault: Fault) -> str:
+    return f"0x{int(fault.rng(3).integers(1 << 28, 1 << 36)):016x}"
+
+
+def _dbe(fault: Fault, moment: float, where: str = "framebuffer") -> Line:
+    partition, sub = fault.rng(4).integers(0, (10, 4)).tolist()
+    text = (
+        f"An uncorrectable double bit error (DBE) has been detected on GPU in the {where} at physAddr {_row(fault)} "
+        f"partition {partition}, subpartition {sub}."
+    )
+    return Line(moment, 48, text)
+
+
+def _remapped(fault: Fault, moment: float) -> Line:
+    return Line(moment, 63, f"Row Remapper: New row ({_row(fault)}) marked for remapping, reset gpu to activate.")
+
+
+def _count(effects: Effects, channel: Channel, device: int, moments: NDArray[np.float64]) -> None:
+    """Adds one in the tick that first sees each moment."""
+    here = moments[(moments > effects.since) & (moments <= effects.until)]
+    if len(here):
+        ticks = np.searchsorted(effects.time, here)
+        channel.add(device, np.bincount(ticks, minlength=len(effects.time)))
+
+
+@lru_cache(maxsize=1024)
+def _errors(fault: Fault, per_hour: float) -> NDArray[np.float64]:
+    """Moments of errors at a rate that is drawn anew every hour: counts of an hour are negative binomial."""
+    rng, hours = fault.rng(5), int(np.ceil((fault.end - fault.onset) / HOUR))
+    mean = per_hour * rng.gamma(1 / _OVERDISPERSION, _OVERDISPERSION, hours)
+    counts = rng.poisson(mean)
+    found = fault.onset + HOUR * (np.repeat(np.arange(hours), counts) + rng.random(int(counts.sum())))
+    return np.sort(found[found < fault.end])
+
+
+def _stop(fault: Fault, layout: Layout, after: float = _DIES) -> Stop:
+    at = min(fault.onset + after, fault.end)
+    return Stop(at, (node_of(fault.device, layout),), fault.end - at)
+
+
+@dataclass(frozen=True)
+class HbmCorrectedBurst(Kind):
+    """Row of device memory goes bad: ECC corrects 10 to 1,000 times as many errors as before, in bursts."""
+
+    name = "hbm_ce_burst"
+    row = 3
+    strikes = "gpu"
+    detectability = "soft"
+    attribution = "memory"
+    seen = "corrected errors of device memory; at times a remapped row with XID 63, pending until the reset at the end"
+    unseen = "whether an error that cannot be corrected will follow: three times of ten, two days later on the mean"
+    rate = Rate(5.0, "1M GPU-hours", "assumed")
+    lasts = Span(6 * HOUR, 42 * HOUR, 14 * DAY)
+    signals = ("gpu.dram_corrected", "gpu.ecc_corrected", "gpu.rows_corrected", "gpu.rows_pending", "event:xid")
+    ranges: ClassVar = {"decades": (1.0, 3.0)}
+    limits: ClassVar = {"decades": (0.0, 8.0)}
+    severe = "decades"
+    chain = Chain("hbm_ue_contained", 0.3, Span(mean=48 * HOUR, high=30 * DAY))
+    decades: float | None = None  # powers of ten above the fleet's mean of 0.005 an hour
+
+    def moments(self, fault: Fault) -> NDArray[np.float64]:
+        """When an error is corrected."""
+        assert self.decades is not None
+        return _errors(fault, DRAM_CORRECTED * 10**self.decades)
+
+    def remapped(self, fault: Fault) -> float | None:
+        """When a row is remapped, if one is: with an error that is not the first."""
+        errors, nth = self.moments(fault), int(fault.rng(6).geometric(_REPEATS))
+        return float(errors[nth]) if nth < len(errors) else None
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        gpu, device = effects.gpu, fault.device
+        _count(effects, gpu.dram_corrected, device, self.moments(fault))
+        moment = self.remapped(fault)
+        if moment is not None:
+            gpu.rows_corrected.add(device, effects.at(moment))
+            gpu.rows_pending.add(device, effects.within(moment, fault.end))
+            tell(effects, device, [_remapped(fault, moment)])
+            reset(effects, device, fault.end)
+
+    def detectable(self, fault: Fault) -> float:
+        errors = self.moments(fault)
+        return float(errors[0]) if len(errors) else fault.end
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop | None:
+        if self.remapped(fault) is None:
+            return None
+        return _stop(fault, layout, max(_DIES, fault.end - _DRAIN - fault.onset))
+
+
+@dataclass(frozen=True)
+class HbmContained(Kind):
+    """Error in device memory that ECC cannot correct, contained: its process dies, the row waits for a reset."""
+
+    name = "hbm_ue_contained"
+    row = 4
+    strikes = "gpu"
+    detectability = "hard"
+    attribution = "memory"
+    seen = "XID 48, 63 and 94, one uncorrected error, one remapped row that is pending until the reset at the end"
+    unseen = "before the reset, whether the remap will help: 23 times of 25 it does"
+    rate = Rate(11.3, "1M GPU-hours", "Delta, H100: mean time between uncorrectable errors 88,768 h")
+    lasts = Span(1800.0, high=6 * HOUR)
+    signals = ("event:xid", "gpu.dram_uncorrected", "gpu.ecc_uncorrected", "gpu.rows_uncorrected", "gpu.rows_pending")
+    choices: ClassVar = {
+        "kills": (*["no"] * 7, *["yes"] * 3),
+        "clears": (*["yes"] * 23, *["no"] * 2),
+    }
+    kills: str | None = None  # whether it stops the job: 3.4 of 11.3 do (Llama 3 beside Delta)
+    clears: str | None = (
+        None  # whether the first reset mends it: 92 % (Delta); else it comes again after half of the time
+    )
+
+    def hits(self, fault: Fault) -> tuple[float, ...]:
+        """When an error strikes."""
+        again = (fault.onset + fault.end) / 2
+        return (fault.onset,) if self.clears == "yes" else (fault.onset, again + min(300.0, (fault.end - again) / 2))
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        gpu, device = effects.gpu, fault.device
+        for moment in self.hits(fault):
+            lines = [_dbe(fault, moment), _remapped(fault, moment + 0.01)]
+            killed = [Line(moment + 0.02, 94, "Contained: SM (0x1). RST: No, D-RST: No", True)]
+            tell(effects, device, lines + killed)
+            gpu.dram_uncorrected.add(device, effects.at(moment))
+            gpu.rows_uncorrected.add(device, effects.at(moment))
+        gpu.rows_pending.add(device, effects.within(fault.onset, fault.end))
+        if self.clears == "no":
+            reset(effects, device, (fault.onset + fault.end) / 2)
+        if self.kills == "yes":
+            hang(effects, device, fault.onset, fault.onset + _DIES)
+        reset(effects, device, fault.end)
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop:
+        """At once, or for the reset."""
+        first = fault.end if self.clears == "yes" else (fault.onset + fault.end) / 2
+        return _stop(fault, layout, _DIES if self.kills == "yes" else max(_DIES, first - _DRAIN - fault.onset))
+
+
+@dataclass(frozen=True)
+class HbmUncontained(Kind):
+    """Error in device memory that nothing corrects or contains: all processes on the GPU die, it must be reset."""
+
+    name = "hbm_ue_uncontained"
+    row = 5
+    strikes = "gpu"
+    detectability = "hard"
+    attribution = "memory"
+    seen = "XID 95 with 48, 63 and 154, uncorrected errors, a remapped row that is pending until the reset at the end"
+    unseen = "which results since the error are wrong"
+    rate = Rate(1.0, "1M GPU-hours", "assumed")
+    lasts = Span(1800.0, high=6 * HOUR)
+    signals = ("event:xid", "gpu.dram_uncorrected", "gpu.ecc_uncorrected", "gpu.rows_uncorrected", "gpu.rows_pending")
+    ranges: ClassVar = {"errors": (1.0, 6.0)}
+    limits: ClassVar = {"errors": (1.0, 1e6)}
+    errors: float | None = None  # uncorrected errors until the GPU is drained, rounded down
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.errors is not None
+        gpu, device, onset = effects.gpu, fault.device, fault.onset
+        lines = [_dbe(fault, onset), _remapped(fault, onset + 0.01)]
+        lines.append(Line(onset + 0.02, 95, "Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No", True))
+        tell(effects, device, [*lines, Line(onset + 0.5, 154, RESET)])
+        gpu.dram_uncorrected.add(device, int(self.errors) * effects.at(onset))
+        gpu.rows_uncorrected.add(device, effects.at(onset))
+        gpu.rows_pending.add(device, effects.within(onset, fault.end))
+        hang(effects, device, onset, onset + _DIES)
+        reset(effects, device, fault.end)
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop:
+        return _stop(fault, layout)
+
+
+@dataclass(frozen=True)
+class RemapFailure(Kind):
+    """Bank of device memory has no spare rows left: a bad row cannot be remapped, the GPU must be exchanged."""
+
+    name = "remap_failure"
+    row = 6
+    strikes = "gpu"
+    detectability = "hard"
+    attribution = "memory"
+    seen = "XID 64 with 48 and 154, one uncorrected error, rows_failed until the exchange at the end"
+    unseen = "that the bank had used up its eight spare rows before"
+    rate = Rate(0.3, "1M GPU-hours", "assumed")
+    lasts = Span(4 * HOUR, high=7 * DAY)
+    signals = ("event:xid", "gpu.rows_failed", "gpu.dram_uncorrected", "gpu.ecc_uncorrected")
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        device, onset = fault.device, fault.onset
+        failed = Line(onset + 0.01, 64, f"Row Remapper: New row ({_row(fault)}) could not be marked for remapping")
+        tell(effects, device, [_dbe(fault, onset), failed, Line(onset + 0.5, 154, RESET)])
+        effects.gpu.dram_uncorrected.add(device, effects.at(onset))
+        effects.gpu.rows_failed.add(device, effects.within(onset, fault.end))
+        hang(effects, device, onset, onset + _DIES)
+        reset(effects, device, fault.end)
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop:
+        return _stop(fault, layout)
+
+
+@dataclass(frozen=True)
+class SramEcc(Kind):
+    """Error in caches or registers that ECC cannot correct, among many that it does: the process on the GPU dies."""
+
+    name = "sram_ecc"
+    row = 7
+    strikes = "gpu"
+    detectability = "hard"
+    attribution = "memory"
+    seen = "XID 48 and 94 with 154, one uncorrected error on the chip, corrected ones within ten minutes"
+    unseen = "whether it was a particle or a weak cell, until it comes again"
+    rate = Rate(0.9, "1M GPU-hours", "Llama 3")
+    lasts = Span(1800.0, high=6 * HOUR)
+    signals = ("event:xid", "gpu.sram_uncorrected", "gpu.ecc_uncorrected", "gpu.sram_corrected", "gpu.ecc_corrected")
+    ranges: ClassVar = {"corrected": (10.0, 2000.0)}
+    limits: ClassVar = {"corrected": (0.0, 1e7)}
+    severe = "corrected"
+    corrected: float | None = None  # errors that ECC corrects, rounded down; 10,000 fail a node at Azure
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.corrected is not None
+        device, onset = fault.device, fault.onset
+        lines = [_dbe(fault, onset, "SM"), Line(onset + 0.02, 94, "Contained: SM (0x1). RST: Yes, D-RST: No", True)]
+        tell(effects, device, [*lines, Line(onset + 0.5, 154, RESET)])
+        effects.gpu.sram_uncorrected.add(device, effects.at(onset))
+        length = min(600.0, fault.end - onset)
+        _count(effects, effects.gpu.sram_corrected, device, onset + length * fault.rng(5).random(int(self.corrected)))
+        hang(effects, device, onset, onset + _DIES)
+        reset(effects, device, fault.end)
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop:
+        return _stop(fault, layout)

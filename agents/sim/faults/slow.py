@@ -1,0 +1,96 @@
+"""GPUs that do their work more slowly: a cold plate that wears, a PCIe link that trained to less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from agents.sim.effects import Effects
+from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
+from agents.sim.physics.xids import address
+
+_SEEN_FROM = 0.08  # share of resistance from which a detector is asked to see it
+
+
+@dataclass(frozen=True)
+class ColdPlate(Kind):
+    """Thermal contact of a GPU wears off within weeks: it grows hot, and only past its limit throttles and slows."""
+
+    name = "cold_plate"
+    row = 11
+    strikes = "gpu"
+    detectability = "soft"
+    attribution = "gpu"
+    seen = "a temperature that rises above its peers' at the same power; past 87 C throttle bit 0x40, clock and steps"
+    unseen = "whether paste, plate or a clogged channel is to blame; anything while the GPU is idle"
+    rate = Rate(0.8, "1M GPU-hours", "Llama 3: thermal 0.28; 0.5 more that stop no job is assumed")
+    lasts = Span(7 * DAY, high=60 * DAY)
+    signals = ("gpu.temperature", "gpu.memory_temperature", "gpu.throttle_reasons", "gpu.sm_clock")
+    ranges: ClassVar = {"rise": (0.10, 0.60), "days": (7.0, 60.0)}
+    limits: ClassVar = {"rise": (0.0, 10.0), "days": (1e-4, 3650.0)}
+    severe = "rise"
+    effect_unit = "resistance"
+    loaded = True
+    rise: float | None = None  # share by which the thermal resistance has grown at the end of the ramp
+    days: float | None = None  # how long the ramp takes; it may be cut off by the end
+
+    def effect(self) -> float:
+        assert self.rise is not None
+        return self.rise
+
+    def detectable(self, fault: Fault) -> float:
+        assert self.rise is not None
+        assert self.days is not None
+        share = _SEEN_FROM / self.rise if self.rise > _SEEN_FROM else np.inf
+        return min(fault.onset + share * self.days * DAY, fault.end)
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.rise is not None
+        assert self.days is not None
+        grown = effects.ramp(fault.onset, fault.end, self.days * DAY)
+        effects.gpu.resistance.scale(fault.device, 1 + np.float32(self.rise) * grown)
+
+
+@dataclass(frozen=True)
+class PcieDowngrade(Kind):
+    """PCIe link of a GPU retrains to half its lanes or to generation 3: data comes late and the job waits."""
+
+    name = "pcie_downgrade"
+    row = 13
+    strikes = "gpu"
+    detectability = "hard"
+    attribution = "gpu"
+    seen = "width or generation of the link, replays and an AER event when it trains; compute time, power"
+    unseen = "whether slot, riser or GPU is to blame"
+    rate = Rate(1.3, "1M GPU-hours", "Minder: 6.6 % of faults are PCIe downgrades; of Llama 3's 19.7")
+    lasts = Span(HOUR, high=2 * DAY)
+    signals = ("gpu.pcie_width", "gpu.pcie_generation", "gpu.pcie_replays", "rank.compute_time", "event:aer")
+    ranges: ClassVar = {"slowdown": (0.05, 0.50), "replays": (20.0, 400.0)}
+    limits: ClassVar = {"slowdown": (0.0, 10.0), "replays": (0.0, 1e6)}
+    choices: ClassVar = {"lost": ("width", "generation")}
+    severe = "slowdown"
+    effect_unit = "time"
+    slowdown: float | None = None  # share by which the compute time of its rank grows: inputs and offloads come late
+    replays: float | None = None  # packets that are sent again around the retrain, rounded down
+    lost: str | None = None  # width: 16 lanes to 8; generation: 5 to 3
+
+    def effect(self) -> float:
+        assert self.slowdown is not None
+        return self.slowdown
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.slowdown is not None
+        assert self.replays is not None
+        gpu, device, on = effects.gpu, fault.device, effects.within(fault.onset, fault.end)
+        channel, low = (gpu.pcie_width, 8) if self.lost == "width" else (gpu.pcie_generation, 3)
+        channel.cap(device, np.where(on, low, channel.of(device)))
+        gpu.starved.lift(device, on * np.float32(self.slowdown / (1 + self.slowdown)))
+        gpu.pcie_replays.add(device, int(self.replays) * effects.at(fault.onset))
+        node, _, index = fault.entity.removeprefix("gpu:").rpartition(".")
+        count = int(self.replays)
+        told = {"device": f"{address(int(index))}.0", "id": "10de:2330", "kind": "correctable", "growth": count}
+        split = {name: n for name, n in (("RxErr", count // 4), ("BadTLP", count - count // 4)) if n}
+        if count:
+            effects.tell(fault.onset, f"node:{node}", "aer", None, **told, total=count, errors=split)

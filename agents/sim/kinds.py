@@ -1,0 +1,65 @@
+"""KINDS: everything that can happen to a simulated fleet, by name. A new kind is a class and its line in a package."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from agents.sim.confounders import CONFOUNDERS
+from agents.sim.faults import FAULTS
+from agents.sim.faults.kind import Kind
+
+KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (*FAULTS, *CONFOUNDERS)}
+
+_WIDTH = 100
+STRIKES = {"gpu": "GPU", "nic": "port", "nvlink": "GPU's NVLink", "power": "PDU", "coolant": "coolant loop"}
+
+
+def describe(kind: type[Kind]) -> dict[str, Any]:
+    """A kind in words: happens, seen, unseen, rate, and its parameters with what they are drawn from."""
+    return {
+        "kind": kind.name,
+        "row": kind.row,
+        "class": kind.detectability,
+        "strikes": STRIKES.get(kind.strikes, kind.strikes),
+        "happens": " ".join((kind.__doc__ or "").split()),
+        "seen": kind.seen,
+        "unseen": kind.unseen,
+        "rate": f"{kind.rate.value:g} per {kind.rate.per}",
+        "source": kind.rate.source,
+        "parameters": {name: _drawn_from(kind, name) for name in kind().parameters()},
+    }
+
+
+def listing() -> str:
+    """What `simulate --list` prints: faults first, then benign events, each by its row."""
+    return "\n".join(_block(kind) for kind in sorted(KINDS.values(), key=_place)) + "\n"
+
+
+def _place(kind: type[Kind]) -> tuple[bool, int, str]:
+    return kind.detectability == "benign", kind.row, kind.name
+
+
+def _drawn_from(kind: type[Kind], name: str) -> str:
+    span = kind.ranges.get(name)
+    return f" {span[0]:g} to {span[1]:g}" if span else ""
+
+
+def _block(kind: type[Kind]) -> str:
+    """One kind as text."""
+    told = describe(kind)
+    given = ", ".join(f"{name}{span}" for name, span in told["parameters"].items())
+    texts = {
+        "happens": told["happens"],
+        "seen": kind.seen,
+        "not seen": kind.unseen,
+        "rate": f"{told['rate']}; {kind.rate.source}",
+        "set": given,
+    }
+    lines = (line for label, text in texts.items() for line in _wrapped(label, text))
+    return "\n".join([f"{kind.name}: {kind.detectability}, strikes a {told['strikes']}", *lines]) + "\n"
+
+
+def _wrapped(label: str, text: str) -> Iterator[str]:
+    yield from textwrap.wrap(text, _WIDTH, initial_indent=f"  {label:9s} ", subsequent_indent=" " * 12)

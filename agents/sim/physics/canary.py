@@ -1,0 +1,88 @@
+"""Canary rounds: every 120 s the GPUs of a node compute one known problem each; what is told is what agents tell.
+
+The problem changes from round to round, the same for all nodes. A GPU that is right tells one round in six hours, one
+that was wrong tells it at once, and then every round until it was right twelve times running (agents/canaries/ledger).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.canaries.ledger import WATCHED
+from agents.sim.effects import Defect, Effects, Happening
+from agents.sim.layout import Layout
+from agents.sim.physics.noise import generator
+
+PERIOD = 120.0  # s between two rounds of a node; chosen
+TOOK = 0.12  # s of a round: 0.1 % of a GPU's time, what agents take
+EXECUTIONS = 520
+"""Matrix products in a round: one of 4096^3 in bf16 takes 0.23 ms of an H100."""
+TELL = 180
+"""Rounds of which a GPU that is right tells one: six hours, as agents do."""
+PROBLEMS = ("gemm-bf16-4096", "gemm-fp8-4096", "attention-bf16-2048")
+VERSION = hashlib.blake2b(b"simulated canary 1", digest_size=4).hexdigest()
+
+
+def digest(problem: str, salt: str = "") -> str:
+    """The right answer's digest, or with `salt` a wrong one."""
+    return hashlib.blake2b(f"{problem} {VERSION} {salt}".encode(), digest_size=8).hexdigest()
+
+
+class Canaries:
+    """Rounds of the whole fleet. Nodes take turns within the period."""
+
+    def __init__(self, layout: Layout, interval: float, seed: int) -> None:
+        self.layout, self.seed = layout, seed
+        self._turn = np.floor(PERIOD * np.arange(layout.nodes) / layout.nodes / interval) * interval
+        self._due = generator(seed, 61).integers(0, TELL, layout.gpus)
+
+    def rounds(self, effects: Effects) -> None:
+        """Adds the digest events of the block."""
+        first = np.maximum(0, np.floor((effects.since - self._turn) / PERIOD).astype(np.int64) + 1)
+        last = np.floor((effects.until - self._turn) / PERIOD).astype(np.int64)
+        for number in range(int(first.min()), int(last.max()) + 1):
+            nodes = (first <= number) & (number <= last)
+            told = nodes[self.layout.node_of_gpu] & ((number + self._due) % TELL == 0)
+            wrong, watched = self._defects(effects.defects, nodes, number)
+            told[list(watched)] = True
+            for gpu in np.flatnonzero(told).tolist():
+                self._tell(effects, gpu, number, wrong.get(gpu))
+
+    def _defects(
+        self, defects: list[Defect], nodes: NDArray[np.bool_], number: int
+    ) -> tuple[dict[int, float], set[int]]:
+        """GPUs that err in this round, each with the share of rounds in which it does; those that tell of it."""
+        wrong: dict[int, float] = {}
+        watched: set[int] = set()
+        for defect in defects:
+            node = self.layout.node_of_gpu[defect.gpu]
+            place = int((self._turn[node] + number * PERIOD - defect.onset) // PERIOD)
+            if not nodes[node] or place < 0:
+                continue
+            if place < len(defect.misses) and defect.misses[place]:
+                wrong[defect.gpu] = float(defect.misses.mean())
+            if defect.misses[max(0, place - WATCHED) : place + 1].any():
+                watched.add(defect.gpu)
+        return wrong, watched
+
+    def _tell(self, effects: Effects, gpu: int, number: int, wrong: float | None) -> None:
+        """The event of one GPU, if its driver answers for it."""
+        time = float(self._turn[self.layout.node_of_gpu[gpu]] + number * PERIOD)
+        if effects.gpu.gone and effects.gpu.gone.whole()[np.searchsorted(effects.time, time), gpu]:
+            return
+        problem = PROBLEMS[(number + number // TELL) % len(PROBLEMS)]
+        right = digest(problem)
+        data = {"canary": problem, "version": VERSION, "digest": right, "expected": right, "runs": EXECUTIONS}
+        data |= {"golden": wrong is None, "took": TOOK, **dict(self._wrong(gpu, number, problem, wrong))}
+        effects.events.append(Happening(time, self.layout.entities["gpu"][gpu], "digest", data))
+
+    def _wrong(self, gpu: int, number: int, problem: str, share: float | None) -> Iterator[tuple[str, object]]:
+        """What a wrong round tells beside: its digest, the problem, and how many of three repeats went wrong too."""
+        if share is not None:
+            yield "digest", digest(problem, f"{self.seed} {gpu} {number}")
+            yield "wrong", [problem]
+            yield "again", int(generator(self.seed, 60, gpu, number).binomial(3, share))

@@ -1,0 +1,192 @@
+"""GPUs: power follows load and clock, temperature follows power with a lag, heat takes the clock down.
+
+    P = idle + (P_load - idle) * level * load * clock^1.7  T -> T_supply + P * R(flow), first order with 12 s
+    R(flow) = R_th * (0.3 + 0.7 / flow) + warming / flow   clock falls while T is above 87 C
+
+R_th is about 0.03 K/W for a cold plate of H100 class, and the coolant warms by about 5 K on its way at full load. The
+level is the job's: models differ in what they draw. Shapes and spreads are fitted to [AcmeTrace] where nothing else is
+said; its GPUs are air-cooled, so that their temperatures were not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.sim.effects import Effects
+from agents.sim.layout import Layout
+from agents.sim.physics.appetite import Appetite
+from agents.sim.physics.edge_heat import rises
+from agents.sim.physics.jobs import Tempo
+from agents.sim.physics.lives import resets
+from agents.sim.physics.memory import Memory
+from agents.sim.physics.noise import Counter, Drift, Floats, generator, rare
+from agents.sim.physics.state import State
+from agents.sim.schedule import Stay
+
+CLOCK, MEMORY_CLOCK, MEMORY = 1755.0, 2619, 80 * 2**30  # MHz, MHz, bytes of an H100 SXM under load
+_PAGE = 2**21  # bytes in which CUDA takes device memory
+SLOWDOWN_C = 87.0  # where current parts begin to slow down
+_IDLE_CLOCK, _CLOCK_STEP = 345.0, 15.0  # MHz; NVML clocks move in steps of 15 MHz
+_IDLE_W, _LOAD_W, _BOARD_W = 78.0, 780.0, 700.0
+"""What a full load would draw, and the limit at which the board holds the mean, while a second may go beyond it: of the
+GPUs that work hard half sit at the limit [AcmeTrace]."""
+_POWER_SD = 0.04  # of means of one second, taken inside steps of some seconds
+_R_TH, _R_TH_SD, _WARMING = 0.030, 0.10, 0.0074  # K/W, share, K/W
+_BEHIND = 3.0 / _BOARD_W  # K/W; the second of two cold plates in series gets coolant that is 3 K warmer; chosen
+_MEMORY_IDLE, _MEMORY_LOAD, _MEMORY_SD = 14.0, 6.0, 2.0  # K above the core
+_MEMORY_LAG_S = 45.0  # stacks of chips beside the core: slower than it; chosen
+_LAG_S, _EXPONENT = 12.0, 1.7
+_DIPS, _DEEP = 0.08, 0.025  # share of busy readings below 0.97 (data waits, small steps) and below a half
+_TAUS = {"power": 15.0, "clock": 20.0, "use": 11.0}  # s until noise is forgotten; chosen
+_LOTTERY = 0.012  # mean spread between equal GPUs
+_GIVE_BACK, _MOST = 0.0015, 0.01  # clock per K and second, and per K and tick: slow enough not to swing at 10 s; chosen
+_REPLAY_PER_HOUR = 0.02  # background per GPU; chosen, so that a quiet day has a few
+_IDLE_BIT, _THERMAL_BIT = np.uint64(0x1), np.uint64(0x40)
+
+
+class Gpus:
+    """State of all GPUs; advances block by block."""
+
+    def __init__(
+        self, layout: Layout, interval: float, seed: int, supply: float, running: NDArray[np.int32], state: State
+    ) -> None:
+        """`running`: the job on each GPU at first, -1 for none."""
+        rng, n = generator(seed, 20), layout.gpus
+        self.layout, self.interval, self.seed, self.state = layout, interval, seed, state
+        lottery = np.abs(rng.standard_t(4, n)).clip(0, 6) * _LOTTERY
+        self._clock = (1 - 0.5 * lottery).astype(np.float32)  # half of the spread shows in clock, half in power
+        self._busy_w = (_LOAD_W * (1 + 0.5 * lottery - 0.005)).astype(np.float32)
+        self._idle_w = (_IDLE_W * (1 + 0.04 * rng.standard_normal(n))).astype(np.float32)
+        self._r_th = (_R_TH * np.exp(_R_TH_SD * rng.standard_normal(n).clip(-3, 3))).astype(np.float32)
+        self._r_th += np.float32(_BEHIND) * (np.arange(n) % layout.gpus_per_node % 2)
+        self._appetite = Appetite(seed)
+        level = np.array([self._appetite.level(job) if job >= 0 else 0.0 for job in running.tolist()])
+        draw = np.minimum(self._idle_w + level * (self._busy_w - self._idle_w), _BOARD_W)
+        warm = (self._r_th + _WARMING) * draw
+        state["gpu.limit"], state["gpu.heat"] = np.ones(n, np.float32), (supply + warm).astype(np.float32)
+        above = _MEMORY_IDLE + (_MEMORY_LOAD - _MEMORY_IDLE) * (running >= 0)
+        self._above = (_MEMORY_SD * rng.standard_normal(n).clip(-3, 3)).astype(np.float32)
+        state["gpu.memory_heat"] = (supply + warm + above + self._above).astype(np.float32)
+        self._rest = np.rint((0.006 * MEMORY + rng.integers(0, 2**24, n)) / _PAGE) * _PAGE
+        self._drifts = {
+            name: Drift(state, f"gpu.{name}", rng, n, float(np.exp(-10 / tau)), interval) for name, tau in _TAUS.items()
+        }
+        state["gpu.heat_before"] = state["gpu.power_before"] = np.zeros(n, np.float32)
+        self._energy = Counter(state, "gpu.energy", rng.integers(10**12, 10**13, n))
+        self._ecc = Memory(layout, interval, seed, state)
+        self._replays = Counter(state, "gpu.pcie_replays", rng.poisson(2.0, n))
+
+    def advance(
+        self, block: int, tempo: Tempo, supply: Floats, effects: Effects, stays: list[Stay]
+    ) -> tuple[dict[str, NDArray[Any]], Floats]:
+        """(columns of class gpu, factor on the nominal clock as the ranks feel it)."""
+        rng, shape = generator(self.seed, 21, block), tempo.load.shape
+        level, memory = self._appetite.of(stays, effects)
+        noise = 1 + np.float32(_POWER_SD) * self._drifts["power"].draw(rng, shape[0])
+        clock = self._clock * (1 + np.float32(0.002) * self._drifts["clock"].draw(rng, shape[0]))
+        clock = np.asarray(clock * effects.gpu.clock.values, np.float32)
+        last = self.state["gpu.heat"]
+        power, heat, limit = self._heat_up(tempo.load * level, clock, noise, supply, effects)
+        self._edge(np.vstack([last, heat]), power, effects)
+        felt = clock * limit
+        busy = tempo.load > 0
+        seen = np.where(busy, CLOCK * felt, _IDLE_CLOCK)
+        reasons = effects.gpu.reasons.values * busy | np.where(busy, np.uint64(0), _IDLE_BIT)
+        reasons |= np.where(limit < 0.995, _THERMAL_BIT, np.uint64(0))
+        sensor = np.float32(0.3) * rng.standard_normal(shape, np.float32)
+        replays = rare(rng, _REPLAY_PER_HOUR / 3600 * self.interval, shape)
+        anew = resets(effects, "gpu")
+        columns: dict[str, NDArray[Any]] = {
+            **self._use(rng, tempo, np.where(tempo.working, np.rint(memory * (MEMORY / _PAGE)) * _PAGE, self._rest)),
+            "gpu.sm_clock": (np.rint(seen / _CLOCK_STEP) * _CLOCK_STEP).astype(np.uint16),
+            "gpu.memory_clock": np.full(shape, MEMORY_CLOCK, np.uint16),
+            "gpu.throttle_reasons": reasons,
+            "gpu.temperature": np.rint(heat + sensor),
+            "gpu.memory_temperature": np.rint(self._memory_heat(heat, tempo.load) + sensor),
+            "gpu.power": np.rint(power),
+            "gpu.energy": self._energy.add((power * (1000 * self.interval)).astype(np.int64), anew),
+            **self._ecc.advance(block, effects, anew),
+            "gpu.pcie_generation": np.broadcast_to(effects.gpu.pcie_generation.values, shape),
+            "gpu.pcie_width": np.broadcast_to(effects.gpu.pcie_width.values, shape),
+            "gpu.pcie_replays": self._replays.add(replays + effects.gpu.pcie_replays.values, anew),
+        }
+        return columns, felt
+
+    def _use(self, rng: np.random.Generator, tempo: Tempo, used: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+        """Utilisation and memory. A GPU that waits in a collective counts as busy, as NVML has it."""
+        noise, on = np.float32(0.01) * np.abs(self._drifts["use"].draw(rng, len(tempo.load))), tempo.load > 0
+        # a kernel runs at nearly all times while steps are made, be it only one that waits
+        busy = np.where(tempo.load > 0.3, 1, np.where(on, 0.3 + 0.7 * tempo.load, 0)).astype(np.float32)
+        for share, low, high in ((_DIPS, 0.5, 0.97), (_DEEP, 0.1, 0.5)):
+            count = rng.poisson(share * busy.size)
+            busy.reshape(-1)[rng.integers(0, busy.size, count)] *= rng.uniform(low, high, count).astype(np.float32)
+        busy = busy if tempo.spinning is None else np.where(tempo.spinning, np.float32(1), busy)
+        return {
+            "gpu.utilization": np.rint(busy * 100) / np.float32(100),
+            "gpu.memory_utilization": np.rint(np.clip(busy * np.float32(0.55) - noise, 0, 1) * 100) / np.float32(100),
+            "gpu.sm_active": np.clip(np.float32(0.82) * tempo.load - noise * on, 0, 1),
+            "gpu.memory_used": used,
+            "gpu.memory_total": np.full(used.shape, float(MEMORY)),
+        }
+
+    def _memory_heat(self, core: Floats, load: Floats) -> Floats:
+        """(ticks, GPUs) temperature of the memory: above the core, less so under load, and slower."""
+        share = np.float32(1 - np.exp(-self.interval / _MEMORY_LAG_S))
+        target = core + (self._above + np.float32(_MEMORY_IDLE)) + np.float32(_MEMORY_LOAD - _MEMORY_IDLE) * load
+        now, out = self.state["gpu.memory_heat"], np.empty_like(core)
+        for k in range(len(core)):
+            now = now + share * (target[k] - now)
+            out[k] = now
+        self.state["gpu.memory_heat"] = now.astype(np.float32)
+        return out
+
+    def _heat_up(
+        self, load: Floats, clock: Floats, noise: Floats, supply: Floats, effects: Effects
+    ) -> tuple[Floats, Floats, Floats]:
+        """(power, temperature, clock limit) tick by tick: heat takes the clock down, and with it the power."""
+        loop = self.layout.loop_of_gpu
+        share = np.float32(1 - np.exp(-self.interval / _LAG_S))
+        gain = np.float32(min(_GIVE_BACK * self.interval, _MOST))
+        power, heat, limits = np.empty_like(clock), np.empty_like(clock), np.empty_like(clock)
+        swing = (self._busy_w - self._idle_w) * load * clock ** np.float32(_EXPONENT)
+        inlet = supply[:, loop]
+        cooling = 1 / np.asarray(self._flow(effects), np.float32)
+        own = self._r_th * np.asarray(effects.gpu.resistance.values, np.float32)
+        resistance = own * (np.float32(0.3) + np.float32(0.7) * cooling) + np.float32(_WARMING) * cooling
+        resistance = np.broadcast_to(resistance, clock.shape)
+        hot = np.broadcast_to(effects.gpu.hot.values, clock.shape)
+        highest = np.broadcast_to(np.minimum(effects.gpu.watts.values, np.float32(_BOARD_W)), clock.shape)
+        if effects.node.dead:
+            highest = np.where(effects.node.dead.whole()[:, self.layout.node_of_gpu], np.float32(0), highest)
+        now, limit = self.state["gpu.heat"], self.state["gpu.limit"]
+        for k in range(len(clock)):
+            limit = np.clip(limit + gain * np.clip(SLOWDOWN_C - now, -8, 8), np.float32(0.4), np.float32(1))
+            power[k] = noise[k] * np.minimum(self._idle_w + swing[k] * limit ** np.float32(_EXPONENT), highest[k])
+            target = inlet[k] + resistance[k] * power[k]
+            target = target + hot[k] * load[k] * np.maximum(SLOWDOWN_C - 0.5 - target, 0)
+            now = now + share * (target - now)
+            heat[k], limits[k] = now, limit
+        self.state["gpu.heat"], self.state["gpu.limit"] = now.astype(np.float32), limit.astype(np.float32)
+        return power, heat, limits
+
+    def _edge(self, heat: Floats, power: Floats, effects: Effects) -> None:
+        """Keeps what was before each loss of flow, and tells what agents see of it; `heat` from before the block on."""
+        for collapse in effects.collapses:
+            if collapse.real and effects.holds(collapse.onset):
+                at = int(np.searchsorted(effects.time, collapse.onset))
+                for name, values in (("heat", heat[at]), ("power", power[max(at - 1, 0)])):
+                    mine = self.layout.loop_of_gpu == collapse.loop
+                    self.state[f"gpu.{name}_before"] = np.where(mine, values, self.state[f"gpu.{name}_before"])
+        if effects.collapses:
+            before = self.state["gpu.heat_before"], self.state["gpu.power_before"]
+            rises(effects, *before, self._r_th, _WARMING)
+
+    def _flow(self, effects: Effects) -> Any:
+        """Factor on the coolant flow at each GPU: of its loop and of its node."""
+        flow = effects.site.flow.values
+        flow = flow if np.ndim(flow) == 0 else flow[:, self.layout.loop_of_gpu]
+        own = effects.node.flow.values
+        return flow * (own if np.ndim(own) == 0 else own[:, self.layout.node_of_gpu])

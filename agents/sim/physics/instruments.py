@@ -1,0 +1,87 @@
+"""Instruments: what is read of the plant. Sensors break, values are lost, nodes fall silent, clocks run late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.sim.effects import Effects
+from agents.sim.layout import Layout
+from agents.sim.physics.edge_heat import jumps
+from agents.sim.physics.noise import generator
+from agents.sim.physics.state import State
+from agents.sim.physics.tampering import tampered
+from pipeline.records import SECOND
+from pipeline.signals import CATALOGUE
+
+_MISSING, _JITTER = 70, 71  # keys of the generators that lose values and date samples
+_LATEST = 0.9  # of a tick; later samples would overtake the next tick's
+
+Columns = dict[str, NDArray[Any]]
+
+
+class Instruments:
+    """All instruments of a fleet. missing: share of the values that are lost; jitter: s by which samples are late."""
+
+    def __init__(
+        self, layout: Layout, interval: float, seed: int, missing: float, jitter: float, faults: int, state: State
+    ) -> None:
+        self.layout, self.interval, self.seed = layout, interval, seed
+        self.missing, self.jitter, self._state = missing, jitter, state
+        state["held"] = np.full(1 + faults, np.nan)
+
+    def read(self, columns: Mapping[str, Columns], effects: Effects, block: int) -> dict[str, Columns]:
+        """Columns in wire type and catalogue order, as broken instruments read them, with lost values."""
+        rng, held = generator(self.seed, _MISSING, block), self._state["held"].copy()
+        out = {}
+        for device_class, found in columns.items():
+            wired = {n: np.ascontiguousarray(found[n], CATALOGUE[n].type) for n in CATALOGUE if n in found}
+            self._tamper(device_class, wired, effects, held)
+            out[device_class] = {n: self._lose(rng, values) for n, values in wired.items()}
+        self._state["held"] = held
+        return out
+
+    def _tamper(self, device_class: str, wired: Columns, effects: Effects, held: NDArray[Any]) -> None:
+        for tamper in effects.tampers:
+            if tamper.signal in wired:
+                wired[tamper.signal] = tampered(wired[tamper.signal], tamper, held)
+                if tamper.jump:
+                    entity = self.layout.entities[device_class][tamper.device]
+                    jumps(effects, tamper, entity, wired[tamper.signal][:, tamper.device])
+
+    def _lose(self, rng: np.random.Generator, values: NDArray[Any]) -> NDArray[Any]:
+        if not self.missing or values.dtype.kind != "f" or not values.size:
+            return values
+        out = values.copy()  # the physics may go on with the same array
+        out.reshape(-1)[rng.integers(0, out.size, rng.poisson(self.missing * out.size))] = np.nan
+        return out
+
+    def silent(self, effects: Effects) -> NDArray[np.bool_]:
+        """(ticks, shippers) that send nothing; the facility's always does."""
+        quiet = np.zeros((len(effects.time), len(self.layout.shippers)), np.bool_)
+        quiet[:, :-1] = effects.node.silent.values | effects.node.dead.values
+        return quiet
+
+    def present(
+        self, effects: Effects, silent: NDArray[np.bool_], homes: Mapping[str, NDArray[np.intp]]
+    ) -> dict[str, NDArray[np.bool_]]:
+        """Which rows exist: those of shippers that send, of GPUs whose driver answers, of ranks whose job runs."""
+        found = {c: ~silent[:, home] for c, home in homes.items()}
+        if effects.gpu.gone:
+            for device_class in ("gpu", "nvlink"):
+                found[device_class] &= ~effects.gpu.gone.whole()
+        begin = 0
+        for stay in effects.stays:
+            found["rank"][:, begin : begin + stay.job.ranks] &= effects.within(stay.begin, stay.end)[:, None]
+            begin += stay.job.ranks
+        return found
+
+    def late(self, effects: Effects, block: int) -> NDArray[np.int64]:
+        """(ticks, shippers) us after the tick at which a shipper took its samples."""
+        shape = (len(effects.time), len(self.layout.shippers))
+        late = generator(self.seed, _JITTER, block).random(shape) * self.jitter
+        late[:, :-1] += effects.node.late.values
+        return np.minimum(np.rint(late * SECOND), _LATEST * self.interval * SECOND).astype(np.int64)

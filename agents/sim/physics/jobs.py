@@ -1,0 +1,254 @@
+"""Training jobs: how loaded their GPUs are, how long a step takes, and what each rank says of it.
+
+In synchronous training a step ends for all ranks when the slowest has computed: step = max(compute) + collectives. So
+one slow rank shows in everybody's step time, and only its own compute time tells who it is; the others wait inside the
+collective, where a GPU counts as busy and draws less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.sim.effects import Effects
+from agents.sim.layout import Layout
+from agents.sim.physics.noise import Drift, Floats, generator, heavy
+from agents.sim.physics.state import State
+from agents.sim.schedule import Job, Schedule, Stay
+
+CHECKPOINT_TAKES = 45.0  # s; chosen
+DIURNAL = 0.015  # throughput swing over a day that large training runs report [Llama 3]
+WARM_UP = 200  # steps until kernels are tuned and graphs captured; published mutes are 50 to 200 steps
+_CHECKPOINT_EVERY = (1200.0, 2400.0)  # s; published jobs write one every 20 to 40 min
+_COMPUTE, _COLLECTIVE = 4.2, 0.8  # s per step: a large model on H100; chosen
+_FIRST_STAGE, _STAGE_SD, _LAST_STAGE = 0.05, 0.01, 0.30
+"""What the first stage has more at most (embedding), the spread of the others, and what the last one has more at most
+(loss and head). Equal middle stages and a heavy last one are what [ByteDance StragglerAnalysis] shows, there 0.6."""
+_RANK_SD, _STEP_SD, _REPLICA_SD, _COMMON_SD, _STEP_PHI = 0.004, 0.004, 0.0037, 0.005, 0.3
+"""Spread between ranks; from step to step of a rank, of the stages of one replica, and of all ranks together (same)."""
+_LIGHT_RATE, _LIGHT_TICKS, _LIGHT = 0.05, 3, (0.05, 0.065)
+"""A run of lighter batches: begins in so many of the ticks, lasts so long, saves so much (5 of 32 sampled steps)."""
+_PAUSE_RATE, _PAUSE = 1e-3, (0.05, 0.20)  # garbage collection stretches one step in a thousand; its size is chosen
+_WARM_LOSS = 0.35  # a first step takes a third longer; chosen
+_CHECKPOINT_LOAD, _EVALUATION_LOAD, _STALL_LOAD, _HANG_LOAD = 0.25, 0.55, 0.04, 0.18  # of full load; chosen
+_WAITING = 0.45  # load of a GPU that spins in a collective, as its power shows; chosen
+_LOSS, _NORM = 2.1, 0.35  # of a model well into its training; chosen
+TOLD = ("step_time", "compute_time", "communication_time", "loss", "gradient_norm")
+
+
+@dataclass(slots=True)
+class Tempo:
+    """One block of all GPUs, (ticks, GPUs): load 0 to 1; working: has a job; saving: writes a checkpoint; spinning:
+    waits in a collective and counts as busy; and once known pace = nominal / actual step, 0 without steps."""
+
+    load: Floats
+    working: NDArray[np.bool_]
+    saving: NDArray[np.bool_]
+    spinning: NDArray[np.bool_] | None
+    pace: Floats
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one job is like: base (ranks,) s of compute per step; checkpoints at `offset` + n * `every`."""
+
+    job: Job
+    seed: int
+    lottery: Floats
+
+    @cached_property
+    def base(self) -> Floats:
+        rng = generator(self.seed, 12, self.job.number)
+        stages = 1 + _STAGE_SD * np.clip(rng.standard_normal(self.job.stages), -2.5, 2.5)
+        first, last = rng.uniform(0, _FIRST_STAGE), rng.uniform(0, _LAST_STAGE)
+        if self.job.stages > 1:
+            stages[0], stages[-1] = 1 + first, 1 + last
+        return np.asarray(_COMPUTE * stages[self.job.stage_of_rank], np.float32)
+
+    @cached_property
+    def checkpoints(self) -> tuple[float, float]:
+        rng = generator(self.seed, 13, self.job.number)
+        every = float(rng.uniform(*_CHECKPOINT_EVERY))
+        return float(rng.uniform(300.0, every)), every
+
+
+class Jobs:
+    """State of all jobs of the fleet; advances block by block."""
+
+    def __init__(self, layout: Layout, schedule: Schedule, interval: float, seed: int, state: State) -> None:
+        rng = generator(seed, 10)
+        self.layout, self.schedule, self.interval, self.seed, self.state = layout, schedule, interval, seed, state
+        self._lottery = (1 + _RANK_SD * np.clip(rng.standard_normal(layout.gpus), -3, 3)).astype(np.float32)
+        self._work = [Workload(job, seed, self._lottery) for job in schedule.jobs]
+        starts = generator(seed, 14).uniform(1e3, 1e5, len(self._work))
+        warm = {s.job.number for s in schedule.stays if s.warm}
+        state["jobs.progress"] = np.array([p if n in warm else 0.0 for n, p in enumerate(starts)], np.float64)
+        state["jobs.age"] = np.where(state["jobs.progress"] > 0, 1e6, 0.0)  # steps since the job last began
+        state["jobs.waited"] = np.zeros(len(self._work))  # s without data since the last step was finished
+        state["ranks.held"] = np.full((len(TOLD), layout.gpus), np.nan, np.float32)
+        state["ranks.holder"] = np.full(layout.gpus, -1)
+        state["ranks.nonfinite"] = np.zeros(layout.gpus, np.uint64)
+        self._drift = Drift(state, "step", rng, layout.gpus, _STEP_PHI, interval)
+        self._norm = Drift(state, "norm", rng, layout.gpus, 0.2, interval)
+
+    def load(self, effects: Effects, stays: list[Stay]) -> Tempo:
+        """Load of each GPU and who writes a checkpoint; adds the events of jobs."""
+        time, shape = effects.time, effects.job_of_gpu.shape
+        load, pace, saving = np.zeros(shape, np.float32), np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
+        tempo = Tempo(load, effects.job_of_gpu >= 0, saving, None, pace)
+        swing = 1 - DIURNAL * (0.5 + 0.5 * np.sin(2 * np.pi * time / 86_400))
+        for stay in stays:
+            level, saving = self._level(stay, effects, swing)
+            tempo.load[:, stay.gpus] += level[:, None] * self._waiting(stay, effects)
+            tempo.saving[:, stay.gpus] |= saving[:, None]
+            self._checkpoints(stay, effects)
+        if effects.gpu.starved:
+            tempo.load *= 1 - effects.gpu.starved.whole()
+        if effects.site.hung:
+            hung = np.append(effects.site.hung.whole(), np.zeros((len(time), 1), np.bool_), axis=1)
+            tempo.spinning = np.take_along_axis(hung, effects.job_of_gpu, axis=1)
+        resting = effects.gpu.idle.values | effects.gpu.gone.values | self._of_nodes(effects.node.dead.values)
+        tempo.load = np.maximum(np.where(resting, 0, tempo.load), effects.gpu.busy.values).astype(np.float32)
+        return tempo
+
+    def advance(
+        self, block: int, tempo: Tempo, clock: Floats, effects: Effects, stays: list[Stay]
+    ) -> list[tuple[Stay, dict[str, NDArray[Any]]]]:
+        """Per stay the columns of its ranks from the GPUs' clocks (factor on nominal); sets tempo.pace."""
+        rng = generator(self.seed, 11, block)
+        ticks, gpus = len(effects.time), self.layout.gpus
+        noise = 1 + np.float32(_STEP_SD) * self._drift.draw(rng, ticks)
+        pauses = rng.random((ticks, gpus), np.float32) < _PAUSE_RATE
+        noise[pauses] += rng.uniform(*_PAUSE, int(pauses.sum())).astype(np.float32)
+        compute = self._lottery * noise / clock * effects.gpu.compute.values / (1 - effects.gpu.starved.values)
+        norms = 1 + np.float32(0.02) * self._norm.draw(rng, ticks)
+        return [(stay, self._ranks(stay, block, tempo, compute, norms, effects)) for stay in stays]
+
+    def _ranks(
+        self, stay: Stay, block: int, tempo: Tempo, compute: Floats, norms: Floats, effects: Effects
+    ) -> dict[str, NDArray[Any]]:
+        """What the ranks of one stay say in each tick."""
+        number, gpus, work = stay.job.number, stay.gpus, self._work[stay.job.number]
+        rng = generator(self.seed, 16, block, number)
+        age = self._begin(stay, effects)
+        mine = work.base * compute[:, gpus] * self._batches(stay, rng, len(compute))
+        on = (effects.time >= stay.begin) & (effects.time < stay.end)
+        if age < 10 * WARM_UP:
+            steps = age + np.cumsum(on) * self.interval / _COMPUTE
+            mine = mine * (1 + _WARM_LOSS * np.exp(-3 * steps / WARM_UP))[:, None].astype(np.float32)
+        wait = np.float32(_COLLECTIVE) * (1 + np.float32(0.03) * np.abs(heavy(rng, (len(mine),))))
+        working = mine.max(axis=1) + wait * effects.site.network.of(number)
+        still = tempo.saving[:, gpus[0]] | effects.site.stalled.of(number) | effects.site.hung.of(number)
+        still = still | effects.site.evaluating.of(number) | ~on
+        nominal = np.float32(work.base.max() + _COLLECTIVE)
+        tempo.pace[:, gpus] += np.where(still, 0, nominal / working)[:, None].astype(np.float32)
+        before = self.state["jobs.progress"][number]
+        done = before + np.cumsum(np.where(still, 0, self.interval / working))
+        loss = (_LOSS * (1 + 0.01 * heavy(rng, (len(mine),))) * effects.site.loss.of(number)).astype(np.float32)
+        norm = _NORM * (1 + 0.08 * np.abs(heavy(rng, (len(mine),)))) * effects.site.loss.of(number)
+        told = np.empty((len(TOLD), *mine.shape), np.float32)
+        finished = np.diff(np.floor(done), prepend=np.floor(before)) > 0
+        told[1], told[2], told[3] = mine, working[:, None] - mine, loss[:, None]
+        told[0] = (working + self._waited(number, effects, finished))[:, None]
+        told[4] = norm[:, None] * norms[:, gpus] * effects.gpu.gradient.of(gpus)
+        held = self._hold(stay, told, finished)
+        self.state["jobs.progress"][number] = done[-1]
+        self.state["jobs.age"][number] += done[-1] - before
+        steps_done = np.broadcast_to(done[:, None].astype(np.uint64), mine.shape)
+        told_of = {f"rank.{n}": held[i] for i, n in enumerate(TOLD)}
+        return {"rank.step": steps_done, **told_of, "rank.nonfinite": self._nonfinite(stay, effects, finished)}
+
+    def _nonfinite(self, stay: Stay, effects: Effects, finished: NDArray[np.bool_]) -> NDArray[np.uint64]:
+        """(ticks, ranks) gradients that were no number since the script began, each step counted once."""
+        count, shape = self.state["ranks.nonfinite"], (len(finished), len(stay.gpus))
+        if effects.since < stay.begin <= effects.until:
+            count[stay.gpus] = 0
+        bad = np.isnan(effects.gpu.gradient.of(stay.gpus)) & finished[:, None]
+        if not bad.any():
+            return np.broadcast_to(count[stay.gpus], shape)
+        out = count[stay.gpus] + np.cumsum(bad, axis=0, dtype=np.uint64)
+        count[stay.gpus] = out[-1]
+        return np.asarray(out, np.uint64)
+
+    def _batches(self, stay: Stay, rng: np.random.Generator, ticks: int) -> Floats:
+        """(ticks, ranks) factor of the batches: on all ranks together, and on the stages of each replica together."""
+        common = 1 + np.float32(_COMMON_SD) * heavy(rng, (ticks,))
+        begins = (rng.random(ticks) < _LIGHT_RATE) * rng.uniform(*_LIGHT, ticks)
+        lighter = np.convolve(begins, np.ones(_LIGHT_TICKS))[:ticks]
+        replicas = max(1, stay.job.ranks // stay.job.stages)
+        share = 1 + np.float32(_REPLICA_SD) * rng.standard_normal((ticks, replicas), np.float32)
+        factor = (common * (1 - np.minimum(lighter, _LIGHT[1]))).astype(np.float32)
+        return np.asarray(factor[:, None] * share[:, np.arange(stay.job.ranks) % replicas], np.float32)
+
+    def _begin(self, stay: Stay, effects: Effects) -> float:
+        """Steps since the job began here; a job that begins in this block warms up."""
+        if effects.since < stay.begin <= effects.until and not stay.warm:
+            self.state["jobs.age"][stay.job.number] = 0.0
+        return float(self.state["jobs.age"][stay.job.number])
+
+    def _waited(self, number: int, effects: Effects, finished: NDArray[np.bool_]) -> Any:
+        """(ticks,) s for which the step that ends there had waited for data before it began."""
+        carried = float(self.state["jobs.waited"][number])
+        if not effects.site.stalled and not carried:
+            return 0.0
+        stalled = np.where(effects.site.stalled.of(number), self.interval, 0.0)
+        total = carried + np.cumsum(np.broadcast_to(stalled, finished.shape))
+        spent = np.maximum.accumulate(np.where(finished, total, 0.0))
+        self.state["jobs.waited"][number] = total[-1] - spent[-1]
+        return total - np.concatenate([[0.0], spent[:-1]])
+
+    def _hold(self, stay: Stay, told: Floats, finished: NDArray[np.bool_]) -> Floats:
+        """What ranks say: the last finished step, unchanged until the next one is finished."""
+        held, holder = self.state["ranks.held"], self.state["ranks.holder"]
+        known = held[:, stay.gpus]
+        known = np.where((holder[stay.gpus] != stay.job.number) | np.isnan(known), told[:, 0], known)
+        newest = np.maximum.accumulate(np.where(finished, np.arange(1, len(finished) + 1), 0))
+        out = np.concatenate([known[:, None], told], axis=1)[:, newest]
+        held[:, stay.gpus], holder[stay.gpus] = out[:, -1], stay.job.number
+        return out
+
+    def _level(self, stay: Stay, effects: Effects, swing: NDArray[np.float64]) -> tuple[Floats, NDArray[np.bool_]]:
+        """(ticks,) load of the job's GPUs, and whether it writes a checkpoint."""
+        number, (offset, every) = stay.job.number, self._work[stay.job.number].checkpoints
+        on = (effects.time >= stay.begin) & (effects.time < stay.end)
+        since = effects.time - offset
+        saving = on & (np.mod(since, every) < CHECKPOINT_TAKES) & (since >= max(0.0, stay.begin - offset))
+        saving = saving & ~(effects.site.hung.of(number) | effects.site.stalled.of(number))
+        level = np.where(saving, _CHECKPOINT_LOAD, 1.0) * swing
+        for channel, load in (
+            (effects.site.evaluating, _EVALUATION_LOAD),
+            (effects.site.stalled, _STALL_LOAD),
+            (effects.site.hung, _HANG_LOAD),
+        ):
+            level = np.where(channel.of(number), load, level)
+        return np.where(on, level, 0).astype(np.float32), saving
+
+    def _waiting(self, stay: Stay, effects: Effects) -> Floats:
+        """(1 or ticks, ranks) factor on the load of ranks that wait for slower ones."""
+        took = self._work[stay.job.number].base * self._lottery[stay.gpus]
+        took = took * effects.gpu.compute.of(stay.gpus) / (1 - effects.gpu.starved.of(stay.gpus))
+        took = took / effects.gpu.clock.of(stay.gpus)
+        took = np.atleast_2d(took)
+        share = took / took.max(axis=1, keepdims=True)
+        return np.asarray(np.float32(_WAITING) + np.float32(1 - _WAITING) * share, np.float32)
+
+    def _of_nodes(self, values: Any) -> Any:
+        """A node's value for each of its GPUs."""
+        return values if np.ndim(values) == 0 else values[:, self.layout.node_of_gpu]
+
+    def _checkpoints(self, stay: Stay, effects: Effects) -> None:
+        """Each checkpoint is told when it begins."""
+        offset, every = self._work[stay.job.number].checkpoints
+        first = max(0, int(np.floor((max(effects.since, stay.begin) - offset) / every)) + 1)
+        last = int(np.floor((min(effects.until, stay.end) - offset) / every))
+        home = int(self.layout.node_of_gpu[stay.gpus[0]])
+        rests = effects.site.hung.of(stay.job.number) | effects.site.stalled.of(stay.job.number)
+        rests = np.broadcast_to(rests, effects.time.shape)
+        for n in range(first, last + 1):
+            if rests[min(int(np.searchsorted(effects.time, offset + n * every)), len(rests) - 1)]:
+                continue
+            effects.tell(offset + n * every, stay.job.entity, "checkpoint", home, seconds=CHECKPOINT_TAKES)

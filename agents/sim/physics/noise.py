@@ -1,0 +1,169 @@
+"""Randomness of the simulator: one generator per seed, purpose and block, and the noise of real sensors.
+
+Blocks have a fixed length, so that the same seed gives the same fleet however the chunks are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.sim.physics.state import State
+
+Floats = NDArray[np.float32]
+_T4_SD = np.float32(np.sqrt(2.0))  # standard deviation of Student's t with 4 degrees of freedom
+_CLIP = np.float32(8.0)  # noise beyond 8 sigma is a fault, not noise; chosen
+
+
+def generator(seed: int, *key: int) -> np.random.Generator:
+    """The generator of one purpose; equal keys give equal draws."""
+    return np.random.default_rng([seed, *key])
+
+
+def heavy(rng: np.random.Generator, shape: Sequence[int]) -> Floats:
+    """Student t4 draws scaled to unit variance: real telemetry has heavier tails than the normal distribution."""
+    gauss = rng.standard_normal(shape, np.float32)
+    spread = np.sqrt(rng.standard_gamma(2.0, shape, np.float32) / np.float32(2.0))  # t4 = normal / sqrt(chi2_4 / 4)
+    return np.asarray(np.clip(gauss / (spread * _T4_SD), -_CLIP, _CLIP), np.float32)
+
+
+class Drift:
+    """AR(1) noise of unit variance for a row of devices; remembers where the last block ended.
+
+    phi: correlation of two samples 10 s apart; at another interval it follows from the same time constant.
+    calm: normal steps instead of heavy ones.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        name: str,
+        rng: np.random.Generator,
+        devices: int,
+        phi: float,
+        interval: float,
+        calm: bool = False,
+    ) -> None:
+        phi = phi ** (interval / 10.0)
+        self._calm = calm
+        self.phi, self._gain = np.float32(phi), np.float32(np.sqrt(1 - phi * phi))
+        self._state, self._name = state, f"drift.{name}"
+        state[self._name] = rng.standard_normal(devices, np.float32)
+
+    def draw(self, rng: np.random.Generator, ticks: int) -> Floats:
+        """(ticks, devices) next values."""
+        last = self._state[self._name]
+        shape = ticks, len(last)
+        out = (rng.standard_normal(shape, np.float32) if self._calm else heavy(rng, shape)) * self._gain
+        for row in out:
+            row += self.phi * last
+            last = row
+        self._state[self._name] = last.copy()
+        return out
+
+
+class Wander:
+    """Noise of unit variance that moves slowly, as the metrics of real servers do: a slow part, interpolated between
+    the ends of the blocks, and a quick one. Real correlation falls to 0.8 within 5 minutes and to 0.6 within an hour.
+
+    share: of the variance, that the slow part has.   slow: its time constant in s.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        name: str,
+        rng: np.random.Generator,
+        devices: int,
+        interval: float,
+        share: float = 0.7,
+        slow: float = 7200.0,
+        phi: float = 0.5,
+    ) -> None:
+        self._quick = Drift(state, f"{name}.quick", rng, devices, phi, interval)
+        self._share, self._slow, self._interval = np.float32(share), slow, interval
+        self._state, self._name = state, f"wander.{name}"
+        state[self._name] = rng.standard_normal(devices, np.float32)
+
+    def draw(self, rng: np.random.Generator, ticks: int) -> Floats:
+        """(ticks, devices) next values."""
+        phi = np.exp(-ticks * self._interval / self._slow)
+        last = self._state[self._name]
+        step = rng.standard_normal(len(last), np.float32) * np.float32(np.sqrt(1 - phi * phi))
+        now = (np.float32(phi) * last + step).astype(np.float32)
+        self._state[self._name] = now
+        way = (np.arange(1, ticks + 1, dtype=np.float32) / ticks)[:, None]
+        slow = last + (now - last) * way
+        quick = self._quick.draw(rng, ticks)
+        return np.asarray(np.sqrt(self._share) * slow + np.sqrt(1 - self._share) * quick, np.float32)
+
+
+class Bursts:
+    """Bouts of work that come and go, as the metrics of real servers have them: most of the time 0.
+
+    Fitted to the changes of [SMD] and [ASD] from minute to minute, of which 1 to 2 % lie beyond 5 deviations: some
+    bouts an hour, of 1 to 3 min, their sizes of the Pareto distribution from 5 to 30 deviations.
+    """
+
+    _PER_HOUR, _LASTS, _LEAST, _MOST, _ALPHA = 2.0, (60.0, 180.0), 5.0, 30.0, 1.5
+
+    def __init__(self, state: State, name: str, devices: int, interval: float) -> None:
+        self._interval, self._state, self._name = interval, state, f"bursts.{name}"
+        longest = max(1, round(self._LASTS[1] / interval))
+        state[self._name] = np.zeros((longest, devices), np.float32)  # what reaches into the next block
+
+    def draw(self, rng: np.random.Generator, ticks: int) -> Floats:
+        """(ticks, devices) sizes."""
+        carried = self._state[self._name]
+        out = np.concatenate([carried, np.zeros((ticks, carried.shape[1]), np.float32)])
+        count = rng.poisson(self._PER_HOUR / 3600 * self._interval * ticks * carried.shape[1])
+        begins, devices = rng.integers(0, ticks, count), rng.integers(0, carried.shape[1], count)
+        lengths = np.maximum(np.rint(rng.uniform(*self._LASTS, count) / self._interval), 1).astype(int)
+        sizes = np.minimum(self._LEAST * (1 + rng.pareto(self._ALPHA, count)), self._MOST)
+        each = zip(begins.tolist(), devices.tolist(), lengths.tolist(), sizes.tolist(), strict=True)
+        for begin, device, length, size in each:
+            out[begin : begin + length, device] += size
+        self._state[self._name] = out[ticks:].copy()
+        return out[:ticks]
+
+
+def rare(rng: np.random.Generator, rate: float, shape: tuple[int, int]) -> NDArray[np.int64]:
+    """(ticks, devices) Poisson counts of mean `rate` each; quick when nearly all are 0."""
+    out = np.zeros(shape, np.int64)
+    where = rng.integers(0, out.size, rng.poisson(rate * out.size))
+    np.add.at(out.reshape(-1), where, 1)
+    return out
+
+
+class Counter:
+    """A counter as a device keeps it: starts at what the past left, falls only where the device begins anew.
+
+    name: the signal; agents/sim/physics/lives.py knows by it what stood there before a reset.
+    """
+
+    def __init__(self, state: State, name: str, start: NDArray[np.int64]) -> None:
+        self._state, self._name = state, f"counter.{name}"
+        state[self._name] = start
+
+    @property
+    def last(self) -> NDArray[np.int64]:
+        """(devices,) the newest readings."""
+        return self._state[self._name]
+
+    def add(self, increments: NDArray[Any], reset: NDArray[np.bool_] | None = None) -> NDArray[np.uint64]:
+        """(ticks, devices) readings after each of the increments; in a tick of `reset` only that increment is left."""
+        gains, last = np.asarray(increments, np.int64), self._state[self._name]
+        out = np.empty(gains.shape, np.int64)
+        for gain, row in zip(gains, out, strict=True):  # a fifth of the time of cumsum, which goes down the columns
+            last = np.add(last, gain, out=row)
+        for tick, device in [] if reset is None else np.argwhere(reset).tolist():
+            out[tick:, device] -= out[tick, device] - int(increments[tick, device])
+        self._state[self._name] = out[-1].copy()
+        return out.view(np.uint64)
+
+    def still(self, ticks: int) -> NDArray[np.uint64]:
+        """(ticks, devices) readings of a block in which nothing was counted."""
+        return np.broadcast_to(self._state[self._name], (ticks, len(self._state[self._name]))).view(np.uint64)

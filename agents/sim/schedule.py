@@ -1,0 +1,228 @@
+"""Schedule: which job runs where and when. Jobs start, lose nodes, move and end.
+
+The busy nodes are divided into partitions, each a row of jobs. With `mean_hours` 0 every partition runs one job for
+ever. A fault that stops a job ends its stay at that moment; the job comes back some minutes later with spare nodes in
+the place of those that are out, so that its ranks keep their names and change their GPUs. All of it is known before
+the first block: it follows from the scenario, the seed and the faults.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.sim.faults.kind import Stop
+from agents.sim.layout import Layout
+from agents.sim.physics.noise import generator
+
+FIRST_JOB = 81  # number in the first job's name; chosen, so that nobody takes it for a rank or a node
+STAGES = 4
+_PAUSE_S, _RESTART_S = (120.0, 1200.0), (180.0, 600.0)  # between two jobs; until a stopped job is back. Chosen
+_SHORTEST_H = 0.5  # h; below it a job is a test, not training; chosen
+_SPLIT, _SMALLEST = 0.6, 8  # a partition is three fifths of what is left; below 8 nodes there is one. Chosen
+
+Index = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job: `ranks` workers in `stages` pipeline stages of consecutive ranks."""
+
+    number: int
+    name: str
+    ranks: int
+    stages: int
+
+    @property
+    def entity(self) -> str:
+        return f"job:{self.name}"
+
+    @cached_property
+    def stage_of_rank(self) -> Index:
+        """(ranks,) stage of each rank."""
+        return np.asarray(np.arange(self.ranks) * self.stages // self.ranks, np.intp)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Entities of its ranks."""
+        return tuple(f"rank:{self.name}.{i}" for i in range(self.ranks))
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A job on certain GPUs in [begin, end): a job that moves has several. Rank i runs on gpus[i]."""
+
+    job: Job
+    gpus: Index
+    begin: float
+    end: float
+    warm: bool = False  # it had been running long before: no warm-up
+    last: bool = True  # the job is over at its end, and not only moved
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All jobs and stays, in order of their begin."""
+
+    jobs: tuple[Job, ...]
+    stays: tuple[Stay, ...]
+
+    def within(self, since: float, until: float) -> list[Stay]:
+        """Stays that touch (since, until]."""
+        begins, ends = self._times
+        return [self.stays[i] for i in np.flatnonzero((begins <= until) & (ends > since)).tolist()]
+
+    @cached_property
+    def _times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Begins and ends of the stays: there are thousands in a long run, and every block asks."""
+        return np.array([s.begin for s in self.stays]), np.array([s.end for s in self.stays])
+
+    def running(self, time: NDArray[np.float64], gpus: int) -> NDArray[np.int32]:
+        """(ticks, GPUs) number of the job on each GPU; -1: none."""
+        out = np.full((len(time), gpus), -1, np.int32)
+        for stay in self.within(float(time[0]) - 1e-9, float(time[-1])):
+            on = (time >= stay.begin) & (time < stay.end)
+            out[np.ix_(on, stay.gpus)] = stay.job.number
+        return out
+
+    def at(self, gpu: int, time: float) -> Stay | None:
+        """What runs on a GPU at a moment."""
+        return next((s for s in self.within(time, time) if gpu in s.gpus), None)
+
+
+Strike = Callable[[Sequence[Job]], Stop | None]
+"""What strikes a job: gets those that run at its moment, and says what it ends, if it does."""
+
+
+def plan(
+    layout: Layout,
+    mean_hours: float,
+    stops: Sequence[Stop],
+    seed: int,
+    horizon: float,
+    strikes: Sequence[tuple[float, Strike]] = (),
+) -> Schedule:
+    """The schedule up to `horizon` s; what runs then goes on for ever. Each of `strikes` is asked at its second."""
+    return _Planner(layout, mean_hours, seed).run(stops, strikes, horizon)
+
+
+def partitions(nodes: int, many: bool) -> list[range]:
+    """The busy nodes, seven eighths of all, in partitions: one below 8 nodes, else two, or as many as go down to 8."""
+    busy, begin, found = max(1, nodes - nodes // 8), 0, []
+    while busy - begin >= _SMALLEST and (many or begin == 0):
+        size = round((busy - begin) * _SPLIT)
+        found.append(range(begin, begin + size))
+        begin += size
+    return [*found, range(begin, busy)] if begin < busy else found
+
+
+@dataclass
+class _Run:
+    """A job in the making; `nodes` are those that it has, or wants back."""
+
+    part: int
+    job: Job
+    nodes: list[int]
+    begin: float
+    ends: float
+    warm: bool = False
+
+
+Action = Callable[[float], Iterator[tuple[float, "Action"]]]
+
+
+class _Planner:
+    """Goes through starts, ends and stops in order of time."""
+
+    def __init__(self, layout: Layout, mean_hours: float, seed: int) -> None:
+        self.width, self.mean_hours = layout.gpus_per_node, mean_hours
+        self.parts = partitions(layout.nodes, mean_hours > 0)
+        self.rngs = [generator(seed, 15, number) for number in range(len(self.parts))]
+        self.spare = list(range(self.parts[-1].stop, layout.nodes))
+        self.out: dict[int, float] = {}  # node -> when it is well again
+        self.awaited: set[int] = set()  # nodes that no spare one replaces
+        self.now: dict[int, _Run] = {}
+        self.jobs: list[Job] = []
+        self.stays: list[Stay] = []
+
+    def run(self, stops: Sequence[Stop], strikes: Sequence[tuple[float, Strike]], horizon: float) -> Schedule:
+        queue: list[tuple[float, int, Action]] = []
+        for part, nodes in enumerate(self.parts):
+            queue.append((0.0, part, partial(self._start, part, list(nodes))))
+        queue += [(stop.at, len(queue) + n, partial(self._stop, stop, None)) for n, stop in enumerate(stops)]
+        queue += [(at, len(queue) + n, partial(self._strike, strike)) for n, (at, strike) in enumerate(strikes)]
+        heapq.heapify(queue)
+        serial = len(queue)
+        while queue and queue[0][0] < horizon:
+            time, _, action = heapq.heappop(queue)
+            for moment, later in action(time):
+                heapq.heappush(queue, (moment, serial := serial + 1, later))
+        for run in self.now.values():
+            self._leave(run, np.inf, True)
+        return Schedule(tuple(self.jobs), tuple(sorted(self.stays, key=lambda s: (s.begin, s.job.number))))
+
+    def _start(self, part: int, nodes: list[int], time: float) -> Iterator[tuple[float, Action]]:
+        """A new job on a partition."""
+        rng, ranks = self.rngs[part], len(nodes) * self.width
+        churn, number = self.mean_hours > 0, len(self.jobs)
+        stages = min(int(rng.choice((2, 4, 8))), max(1, ranks // 8)) if churn else min(STAGES, ranks)
+        self.jobs.append(Job(number, f"sim-{FIRST_JOB + number}", ranks, stages))
+        hours = max(_SHORTEST_H, float(rng.exponential(self.mean_hours))) if churn else np.inf
+        yield from self._begin(_Run(part, self.jobs[-1], nodes, time, time + hours * 3600, time == 0), time)
+
+    def _begin(self, run: _Run, time: float) -> Iterator[tuple[float, Action]]:
+        """A job gets its nodes, as soon as none of them is out."""
+        ready = self._ready(run.nodes, time)
+        if ready > time:
+            yield ready, partial(self._begin, run)
+            return
+        run.begin, run.ends = time, max(run.ends, time + _SHORTEST_H * 3600)
+        self.now[run.part] = run
+        if run.ends < np.inf:
+            yield run.ends, partial(self._end, run)
+
+    def _end(self, run: _Run, time: float) -> Iterator[tuple[float, Action]]:
+        """A job is done, unless it was stopped meanwhile; the next one follows."""
+        if self.now.get(run.part) is run:
+            self._leave(run, time, True)
+            del self.now[run.part]
+            yield time + float(self.rngs[run.part].uniform(*_PAUSE_S)), partial(self._start, run.part, run.nodes)
+
+    def _strike(self, strike: Strike, time: float) -> Iterator[tuple[float, Action]]:
+        """Asks what strikes a job; the end that it makes of one is that of the present stay, not of a later one."""
+        running = sorted(self.now.values(), key=lambda run: run.job.number)
+        stop = strike([run.job for run in running])
+        for run in running:
+            if stop is not None and run.job.number == stop.job:
+                yield max(stop.at, time), partial(self._stop, stop, run)
+
+    def _stop(self, stop: Stop, only: _Run | None, time: float) -> Iterator[tuple[float, Action]]:
+        """Ends the stays that use the nodes, or `only` one of them, and plans their return."""
+        self.out |= {node: max(time + stop.out, self.out.get(node, 0.0)) for node in stop.nodes}
+        self.awaited = self.awaited | set(stop.nodes) if stop.waits else self.awaited - set(stop.nodes)
+        for part, run in list(self.now.items()):
+            struck = run.job.number == stop.job or not set(stop.nodes).isdisjoint(run.nodes)
+            if struck and only in (None, run):
+                self._leave(run, time, False)
+                del self.now[part]
+                back = _Run(part, run.job, list(run.nodes), time, run.ends)
+                yield time + float(self.rngs[part].uniform(*_RESTART_S)), partial(self._begin, back)
+
+    def _ready(self, nodes: list[int], time: float) -> float:
+        """When all nodes are well, after those that are out were exchanged for spare ones that are not."""
+        for place, node in enumerate(nodes):
+            if self.out.get(node, 0.0) > time and node not in self.awaited:
+                well = next((s for s in self.spare if self.out.get(s, 0.0) <= time), None)
+                if well is not None:
+                    self.spare[self.spare.index(well)] = node
+                    nodes[place] = well
+        return max([time, *(self.out.get(node, 0.0) for node in nodes)])
+
+    def _leave(self, run: _Run, end: float, last: bool) -> None:
+        gpus = (np.asarray(run.nodes, np.intp)[:, None] * self.width + np.arange(self.width)).ravel()
+        self.stays.append(Stay(run.job, gpus, run.begin, end, run.warm, last))

@@ -1,0 +1,215 @@
+"""Writes docs/detection.md from results of the suites: no figure is typed by hand, no date, no machine's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.detection import goals
+from benchmarks.detection.results import Result, scored
+from benchmarks.detection.scenarios import TUNE, Run
+from benchmarks.detection.tables import bounds, interval, number, share, table
+from detectors.score import merge, with_field_rates
+
+Score = Mapping[str, Any]
+Line = tuple[Run, int, Result]
+SUITES = ("clean", "raised", "field")
+_MEANING = {
+    "clean": "no faults, all harmless events; every page is false",
+    "raised": "faults of every kind, many more than in the field, harmless events too",
+    "field": "faults at their published rates, harmless events too",
+}
+HEAD = """# Detection: the figures
+
+**All of this is simulated.** The fleet, its noise, its faults and its harmless events come from `fleetpulse simulate`;
+a real hall is less kind. [scoring.md](scoring.md) is the protocol. Written by `make score` from its results.
+
+{size}
+Reported are seeds {first} to {last}; detectors are tuned on seeds {tune} to {tune_last} alone.
+"""
+
+
+def page(scale: str, lines: Sequence[Line], planned: int) -> str:
+    """The whole text. lines: the finished runs of `planned`."""
+    scores = [(run, result, scored(result)) for run, _, result in lines]
+    by_suite = {s: merge([score for run, _, score in scores if run.suite == s]) for s in _there(scores)}
+    clean = [score for run, _, score in scores if run.suite == "clean"]
+    raised = by_suite.get("raised")
+    if raised is not None and clean:
+        by_suite["raised"] = raised = with_field_rates(raised, clean)
+    events = [pair for run, result, score in scores if run.suite == "raised" for pair in _pairs(result, score)]
+    seen = goals.Seen(by_suite.get("clean"), raised, events)
+    parts = [
+        _head(scale, lines, planned),
+        _stands_on(lines, by_suite),
+        _goals(seen),
+        _pages(by_suite),
+        *(_of_faults(raised) if raised else ()),
+        _confounders(by_suite),
+    ]
+    return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+def _there(scores: Iterable[tuple[Run, Result, Score]]) -> list[str]:
+    suites = {run.suite for run, _, _ in scores}
+    return [suite for suite in SUITES if suite in suites]
+
+
+def _pairs(result: Result, score: Score) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Each fault that is looked for, with what came of it."""
+    truth = {str(line["id"]): line for line in result["truth"]}
+    for record in score["records"]["events"]:
+        if record["detectability"] in ("hard", "soft"):
+            yield truth[record["id"]], record
+
+
+def _head(scale: str, lines: Sequence[Line], planned: int) -> str:
+    days = sum(result["node_days"] for _, _, result in lines)
+    what = f"{len(lines)} of {planned} runs of `make score SCALE={scale}`"
+    size = f"It stands on {number(days)} node-days of 8-GPU nodes at 10 s: {what}."
+    seeds = sorted({seed for _, seed, _ in lines})
+    if scale != "full":
+        size += " This is a reduced version: `make score` runs the whole."
+    return HEAD.format(size=size, first=seeds[0], last=seeds[-1], tune=TUNE[0], tune_last=TUNE[-1])
+
+
+def _stands_on(lines: Sequence[Line], by_suite: Mapping[str, Score]) -> str:
+    rows = []
+    for suite, score in by_suite.items():
+        mine = [(run, seed) for run, seed, _ in lines if run.suite == suite]
+        runs = dict.fromkeys(f"{run.name} {run.nodes} x {run.days:g}" for run, _ in mine)
+        benign, unseen = (score["not_sought"].get(c, {"events": 0})["events"] for c in ("benign", "invisible"))
+        sought = score["events"] + score["small"]["events"]
+        seeds = len({seed for _, seed in mine})
+        rows.append(
+            (suite, _MEANING[suite], "; ".join(runs), seeds, number(score["node_days"]), sought, unseen, benign)
+        )
+    head = (
+        "suite",
+        "what",
+        "runs: nodes x days",
+        "seeds",
+        "node-days",
+        "faults",
+        "beside them invisible",
+        "harmless events",
+    )
+    return f"## What it stands on\n\n{table(head, rows)}\n"
+
+
+def _goals(seen: goals.Seen) -> str:
+    head = ("quantity", "best published", "goal", "stretch", "Fleetpulse, simulated")
+    return f"""## Goals
+
+P, R: precision and recall of events. Delays count from when a fault can be seen at all. What others published was
+measured on real fleets with real faults, ours is not: the columns show how far there is to go, not who is ahead.
+
+{table(head, goals.rows(seen))}
+"""
+
+
+def _pages(by_suite: Mapping[str, Score]) -> str:
+    rows = [
+        (
+            *(suite, number(score["node_days"]), score["false"], interval(score["false_pages_per_1000_node_days"])),
+            *(interval(score["tickets"]["false_tickets_per_1000_node_days"]), share(score["precision"])),
+            ", ".join(f"{name} {count}" for name, count in score["false_by_detector"].items()) or "-",
+        )
+        for suite, score in by_suite.items()
+    ]
+    head = (
+        "suite",
+        "node-days",
+        "false pages",
+        "per 1,000 node-days",
+        "false tickets per 1,000",
+        "precision",
+        "by detector",
+    )
+    text = f"## False pages\n\nWith the exact Poisson interval (95 %).\n\n{table(head, rows)}\n"
+    field = (by_suite.get("raised") or {}).get("precision_at_field_rates")
+    if field is None:
+        return text
+    lines = [
+        (line["faults_per_1000_node_days"], share(line["value"]), share(line["low"]), share(line["high"]))
+        for line in field["precision"]
+    ]
+    return f"""{text}
+Precision at the rates of faults of real fleets, from the raised suite's recall and the clean one's false pages:
+
+{table(("faults per 1,000 node-days", "precision", "at least", "at most"), lines)}
+"""
+
+
+def _of_faults(raised: Score) -> Iterator[str]:
+    rows = [_kind(name, block) for name, block in [*sorted(raised["kinds"].items()), ("all", raised)]]
+    head = (
+        "kind",
+        "least level",
+        "found / events",
+        "recall, 95 %",
+        "delay median, s",
+        "p90, s",
+        "top-1",
+        "top-3",
+        "small: found / events",
+    )
+    yield f"""## By kind of fault
+
+Of the raised suite. Small are faults below the least effect that must be found, or shorter than the hold
+([scoring.md](scoring.md)); a line of 0 / 0 has only such.
+
+{table(head, rows)}
+"""
+    yield f"## By severity\n\nBy tenth of each kind's range.\n\n{table(*_severity(raised))}\n"
+    right = raised["attribution_right"]
+    yield f"""## Attribution
+
+Row: what was at fault. Column: what the answering alert named, or the first that blamed its surroundings. Right of
+those about which anything was said: {share(right["share"])} (95 %: {bounds(right["share_95"])}).
+
+{table(*_confusion(raised["attribution"]))}
+"""
+
+
+def _kind(name: str, block: Score) -> tuple[Any, ...]:
+    small = block["small"] if isinstance(block["small"], int) else block["small"]["events"]
+    small_found = block["small_found"] if "small_found" in block else block["small"]["found"]
+    return (
+        *(name, block.get("level", "-"), f"{block['found']} / {block['events']}"),
+        f"{share(block['recall'])}, {bounds(block['recall_95'])}",
+        *(number(block["delay_median_s"]), number(block["delay_p90_s"])),
+        *(share(block["top1"]), share(block["top3"]), f"{small_found} / {small}"),
+    )
+
+
+def _severity(raised: Score) -> tuple[Sequence[str], list[Sequence[Any]]]:
+    rows: list[Sequence[Any]] = [
+        (
+            tenth,
+            f"{b['found']} / {b['events']}",
+            f"{share(b['recall'])}, {bounds(b['recall_95'])}",
+            number(b["delay_median_s"]),
+        )
+        for tenth, b in raised["severity"].items()
+    ]
+    return ("severity", "found / events", "recall, 95 %", "delay median, s"), rows
+
+
+def _confusion(rows: Mapping[str, Mapping[str, int]]) -> tuple[Sequence[str], list[Sequence[Any]]]:
+    columns = list(next(iter(rows.values()), {}))
+    return ("at fault", *columns), [(row, *(counts[c] for c in columns)) for row, counts in rows.items()]
+
+
+def _confounders(by_suite: Mapping[str, Score]) -> str:
+    """Harmless events, over all suites."""
+    whole = merge(list(by_suite.values()))
+    rows = [
+        (
+            *(kind, line["events"], line["fooled"], line["pages"]),
+            ", ".join(f"{name} {count}" for name, count in line["detectors"].items()) or "-",
+        )
+        for kind, line in whole["false_by_benign"].items()
+    ]
+    text = table(("kind", "events", "drew a page", "pages", "by detector"), rows) if rows else "None were simulated."
+    return f"## By harmless event\n\nOver all suites; any page on one is false.\n\n{text}\n"

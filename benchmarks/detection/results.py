@@ -1,0 +1,117 @@
+"""What one run of a suite said and what was true, as a file: the score follows from it at any later time.
+
+Kept is what was said, not its score, so that a change of the scorer needs no new simulation. A file that other code or
+another scenario made does not count: it is made anew.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from agents.sim.scenario import Scenario
+from benchmarks.detection.judge import Judged
+from detectors.score import score
+from pipeline.records import iso
+from pipeline.text_files import write_topology
+from pipeline.topology import Topology
+
+ROOT = Path(__file__).parents[2]
+_JUDGED = ("agents/sim", "detectors", "pipeline", "benchmarks/detection/judge.py")
+_NOT_JUDGED = (
+    *("detectors/scoring", "detectors/score.py", "detectors/intervals.py"),
+    *("pipeline/api", "pipeline/respond", "pipeline/store", "pipeline/transport"),
+)
+"""Code that decides what is said, and what below it does not."""
+_SAID = ("findings", "incidents", "truth")
+Result = dict[str, Any]
+
+
+def fingerprint(root: Path = ROOT) -> str:
+    """Of all code that decides what is said of a scenario."""
+    digest = hashlib.sha256(np.__version__.encode())
+    for path in sorted(p for name in _JUDGED for p in _sources(root / name)):
+        name = path.relative_to(root).as_posix()
+        if not name.startswith(_NOT_JUDGED):
+            digest.update(f"{name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _sources(path: Path) -> Iterable[Path]:
+    return [path] if path.is_file() else path.rglob("*.py")
+
+
+def key_of(scenario: Scenario, seed: int, code: str) -> str:
+    """What a result depends on."""
+    return hashlib.sha256(f"{scenario!r}\0{seed}\0{code}".encode()).hexdigest()[:16]
+
+
+def result_of(judged: Judged, key: str) -> Result:
+    """A run as plain data, with as much of the topology as is named in it."""
+    simulator = judged.simulator
+    end = judged.node_days / simulator.scenario.fleet.nodes * 86_400
+    result = {
+        "key": key,
+        "node_days": judged.node_days,
+        "samples": judged.samples,
+        "seconds": judged.seconds,
+        "meta": {
+            "nodes": simulator.layout.nodes,
+            "gpus": simulator.layout.gpus,
+            "start": iso(simulator.start),
+            "end": iso(simulator.at(end)),
+            "samples": judged.samples,
+            "cpu_seconds": sum(v for part, v in judged.seconds.items() if part != "simulation"),
+        },
+        "findings": [f.as_json() for f in judged.findings],
+        "incidents": [i.as_json() for i in judged.incidents],
+        "truth": judged.truth,
+    }
+    return {**result, "parents": _named(result, Topology(simulator.parents))}
+
+
+def _named(result: Result, topology: Topology) -> dict[str, list[str]]:
+    """The lines of the topology that tell of what is named, and of all above it."""
+    named = {line["entity"]: None for part in ("findings", "truth") for line in result[part]}
+    for line in result["truth"]:
+        named |= dict.fromkeys(line.get("entities", ()))
+    for line in result["incidents"]:
+        named |= dict.fromkeys((line["cause"], line["entity"], *line["members"]))
+    every = {**named, **{above: None for entity in named for above in topology.above(entity)}}
+    return {e: list(topology.parents[e]) for e in every if e in topology.parents}
+
+
+def write(path: Path, result: Result) -> None:
+    """Whole or not at all."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(gzip.compress(json.dumps(result).encode(), 6, mtime=0))
+    os.replace(partial, path)
+
+
+def read(path: Path) -> Result | None:
+    """The result in a file; None if there is none, or a torn one."""
+    try:
+        found: Result = json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, ValueError):
+        return None
+    return found if "key" in found else None
+
+
+def scored(result: Result) -> dict[str, Any]:
+    """What `fleetpulse score` says of it."""
+    with TemporaryDirectory() as folder:
+        place = Path(folder)
+        for part in _SAID:
+            (place / f"{part}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in result[part]))
+        write_topology(place / "topology.toml", result["parents"], {})
+        (place / "meta.json").write_text(json.dumps(result["meta"]))
+        findings, incidents, truth = (place / f"{part}.jsonl" for part in _SAID)
+        return score(findings, truth, incidents, place / "topology.toml", place / "meta.json")

@@ -1,0 +1,144 @@
+"""Runs the suites run by run on several processes, and goes on where it was stopped: `make score`.
+
+    python -m benchmarks.detection.suite [--scale full|small] [--hours H] [--processes N] [--results DIR] [--page FILE]
+
+One result file per run and seed; a run that is under way leaves a checkpoint every CHECKPOINT_H of simulated time.
+What is finished is not done again, unless code or scenario have changed. Then the page is written from the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.detection import results
+from benchmarks.detection.judge import PARTS, judge
+from benchmarks.detection.scenarios import SCALES, Run
+
+CHECKPOINT_H = 6.0  # simulated hours that a kill costs at most: seconds to a minute of computing; chosen
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One run of a suite with one seed, and where its result goes."""
+
+    run: Run
+    seed: int
+    folder: Path
+    key: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.suite}-{self.run.name}-{self.run.nodes}x{self.run.days:g}-{self.seed}"
+
+    @property
+    def file(self) -> Path:
+        return self.folder / f"{self.name}.json.gz"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / f"{self.name}-{self.key}.checkpoint"
+
+    def result(self) -> results.Result | None:
+        """What was found before, by this code and scenario."""
+        found = results.read(self.file)
+        return found if found is not None and found["key"] == self.key else None
+
+
+def segments(scale: str, folder: Path, code: str) -> list[Segment]:
+    """All runs, seed by seed, so that whatever is there when time is up holds something of everything."""
+    runs, seeds = SCALES[scale]
+    return [Segment(r, s, folder, results.key_of(r.scenario(), s, code)) for s in seeds for r in runs]
+
+
+def work(segment: Segment, until: float) -> bool:
+    """Judges a segment and writes its result; False if time was up before its end."""
+    for old in segment.folder.glob(f"{segment.name}-*.checkpoint"):
+        if old != segment.checkpoint:
+            old.unlink()
+    judged = judge(
+        segment.run.scenario(), segment.seed, segment.checkpoint, CHECKPOINT_H, lambda _: time.time() < until
+    )
+    if judged is None:
+        return False
+    results.write(segment.file, results.result_of(judged, segment.key))
+    return True
+
+
+def say(line: str) -> None:
+    """Progress is talk."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def run(todo: Sequence[Segment], processes: int, until: float, say: Callable[[str], None] = say) -> None:
+    """Works the segments off, with a line for each."""
+    total, done, began = sum(s.run.node_days for s in todo), 0.0, time.time()
+    for number, segment in enumerate(_finished(todo, processes, until), 1):
+        result = segment.result()
+        assert result is not None, f"{segment.file}: was written and is not there"
+        spent, done = sum(result["seconds"].values()), done + segment.run.node_days
+        left = (time.time() - began) * (total - done) / done
+        say(
+            f"{number} of {len(todo)}: {segment.name}: {result['node_days']:.0f} node-days, "
+            f"{result['node_days'] / spent:.1f} a core-second, {len(result['truth'])} events; "
+            f"{done:.0f} of {total:.0f} node-days, about {left / 60:.0f} min left"
+        )
+
+
+def _finished(todo: Sequence[Segment], processes: int, until: float) -> Iterator[Segment]:
+    """Segments in the order in which they end; of those that time cut off nothing."""
+    waiting = list(reversed(todo))
+    context = multiprocessing.get_context("spawn")  # threads of numpy and a fork do not go together
+    with ProcessPoolExecutor(processes, context) as pool:
+        busy: dict[Future[bool], Segment] = {}
+        while busy or (waiting and time.time() < until):
+            while waiting and len(busy) < processes and time.time() < until:
+                segment = waiting.pop()
+                busy[pool.submit(work, segment, until)] = segment
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                segment = busy.pop(future)
+                if future.result():
+                    yield segment
+
+
+def rates(found: Sequence[results.Result]) -> str:
+    """Node-days per core-second, by part."""
+    days = sum(r["node_days"] for r in found)
+    spent = {part: sum(r["seconds"][part] for r in found) for part in PARTS}
+    parts = ", ".join(f"{part} {days / seconds:.1f}" for part, seconds in spent.items() if seconds)
+    return f"node-days per core-second: {days / sum(spent.values()):.2f} in all; {parts}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="judge the simulated suites and write docs/detection.md")
+    parser.add_argument("--scale", choices=sorted(SCALES), default="full")
+    parser.add_argument("--hours", type=float, default=float("inf"), help="stop after so long; goes on next time")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=Path(".score"))
+    parser.add_argument("--page", type=Path, default=results.ROOT / "docs" / "detection.md")
+    options = parser.parse_args()
+    options.results.mkdir(parents=True, exist_ok=True)
+    every = segments(options.scale, options.results, results.fingerprint())
+    todo = [s for s in every if s.result() is None]
+    say(f"{len(every) - len(todo)} of {len(every)} runs are there already")
+    run(todo, options.processes, time.time() + options.hours * 3600)
+    found = [(s, result) for s in every if (result := s.result()) is not None]
+    if not found:
+        say(f"no run is finished; wanted more than --hours {options.hours:g}: what was begun goes on next time")
+        return 1
+    say(rates([result for _, result in found]))
+    from benchmarks.detection.page import page  # here: those who only judge need no page
+
+    options.page.write_text(page(options.scale, [(s.run, s.seed, r) for s, r in found], len(every)))
+    say(f"{options.page}: {len(found)} of {len(every)} runs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""docs/realism.md from its template: every number in it is one of the figures that are computed here."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.realism.quantities import Compared
+from benchmarks.realism.sample import (
+    Sample,
+    gaps,
+    kolmogorov,
+    kurtosis,
+    median_phi,
+    quantum,
+    spread,
+    spread_ratio,
+    wasserstein,
+)
+
+TEMPLATE = Path(__file__).with_name("template.md")
+CLOSE, OFF, WIDTH = 0.25, 1.0, 2.0
+"""Moves of a quarter and of a whole real spread, and the factor between spreads, where verdicts change; chosen."""
+FIGURES = {
+    "gpu": "GPUs",
+    "port": "Ports",
+    "rank": "Training steps",
+    "host": "Servers",
+    "loop": "Coolant",
+}
+_NONE = "-"
+_MARK = re.compile(r"\{\{([a-z0-9_]+)(?:\.([a-z0-9_]+))?\}\}")
+_DISTANCES = (
+    ("quantity", "title"),
+    ("unit", "unit"),
+    ("KS", "ks"),
+    ("W1 / spread", "relative"),
+    ("two real halves", "yardstick"),
+    ("gap at 1 %", "low"),
+    ("gap at 99 %", "high"),
+    ("spread, simulated / real", "spread_ratio"),
+    ("verdict", "verdict"),
+)
+_SHAPES = (
+    ("quantity", "title"),
+    ("lag-1 autocorrelation, real", "phi_real"),
+    ("simulated", "phi_simulated"),
+    ("excess kurtosis, real", "kurtosis_real"),
+    ("simulated", "kurtosis_simulated"),
+    ("step, simulated / real", "step_ratio"),
+    ("share that meets the condition, real", "share_real"),
+    ("simulated", "share_simulated"),
+    ("values, real", "count_real"),
+    ("simulated", "count_simulated"),
+)
+
+
+def figures_of(found: Compared) -> dict[str, str]:
+    """All that is told of a quantity, as text."""
+    quantity, real, made = found.quantity, found.real, found.simulated
+    told = {"title": quantity.title, "unit": quantity.unit, "source": quantity.source}
+    told |= _alone(real, "real")
+    told |= dict(zip(("share_real", "share_simulated"), map(number, found.shares or (math.nan, math.nan)), strict=True))
+    told["yardstick"] = number(_yardstick(found))
+    if made is None:
+        names = ("ks", "relative", "low", "high", "spread_ratio")
+        rest = dict.fromkeys([*names, *_alone(real, "simulated")], _NONE)
+        return {**told, **rest, "share_simulated": _NONE, "verdict": "not simulated"}
+    told |= _alone(made, "simulated")
+    apart = gaps(real, made)
+    values = {
+        "ks": kolmogorov(real, made),
+        "relative": wasserstein(real, made) / spread(real),
+        "low": apart[0],
+        "high": apart[-1],
+        "spread_ratio": spread_ratio(made, real),
+    }
+    return {**told, **{name: number(float(value)) for name, value in values.items()}, "verdict": verdict(found)}
+
+
+def verdict(found: Compared) -> str:
+    """In a word: how far values must move, and whether they differ among themselves as much as real ones do."""
+    if found.simulated is None:
+        return "not simulated"
+    if not found.quantity.judged:
+        return "not judged"
+    width = spread(found.real)
+    reach = wasserstein(found.real, found.simulated) / width
+    ratio = spread_ratio(found.simulated, found.real)
+    if reach <= np.fmax(CLOSE, _yardstick(found)) and 1 / WIDTH <= ratio <= WIDTH:
+        return "close"
+    return "off" if reach <= OFF else "far"
+
+
+def _yardstick(found: Compared) -> float:
+    """Distance of two halves of the real data in real spreads; NaN where there are none."""
+    return wasserstein(*found.halves) / spread(found.real) if len(found.halves) == 2 else math.nan
+
+
+def number(value: float) -> str:
+    """Two significant digits below 10, none behind the point above; a dash where there is no value."""
+    if not math.isfinite(value):
+        return _NONE
+    text = f"{value:.0f}" if abs(value) >= 9.95 else f"{float(f'{value:.2g}'):.10f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def page(compared: Sequence[Compared], settings: Mapping[str, str]) -> str:
+    """The whole text. Raises KeyError if the template asks for what is not there."""
+    figures = {found.quantity.name: figures_of(found) for found in compared}
+    blocks = {
+        "distances": table(_DISTANCES, figures),
+        "shapes": table(_SHAPES, figures),
+        "verdicts": _count(figures),
+        **settings,
+    }
+
+    def value(mark: re.Match[str]) -> str:
+        name, field = mark.groups()
+        return figures[name][field] if field else blocks[name]
+
+    return _MARK.sub(value, TEMPLATE.read_text())
+
+
+def table(columns: Sequence[tuple[str, str]], figures: Mapping[str, Mapping[str, str]]) -> str:
+    """One line per quantity."""
+    lines = ["| " + " | ".join(title for title, _ in columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(told[name] for _, name in columns) + " |" for told in figures.values()]
+    return "\n".join(lines)
+
+
+def _alone(found: Sample, side: str) -> dict[str, str]:
+    told = {
+        "phi": median_phi(found),
+        "kurtosis": kurtosis(found.values),
+        "step": quantum(found),
+    }
+    return {f"{name}_{side}": number(value) for name, value in told.items()} | {f"count_{side}": str(len(found.values))}
+
+
+def _count(figures: Mapping[str, Mapping[str, str]]) -> str:
+    """How many quantities got which verdict."""
+    words = [told["verdict"] for told in figures.values()]
+    return ", ".join(
+        f"{words.count(word)} {word}"
+        for word in ("close", "off", "far", "not judged", "not simulated")
+        if word in words
+    )

@@ -1,0 +1,219 @@
+"""The figures of a score, from the records of one run or of many. Nothing is point-adjusted: the unit is the event."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from detectors.intervals import poisson, wilson
+from detectors.scoring.counts import CLASSES, HOLD_S, NOT_FOUND
+from detectors.scoring.delays import reached
+from detectors.scoring.matching import counting
+from detectors.scoring.records import EventRecord, FalseRecord, Records, RunRecord
+
+Events = Sequence[EventRecord]
+DECILES = 10
+
+
+def figures(records: Records) -> dict[str, Any]:
+    """All figures, with the records that they follow from."""
+    sought = [e for e in records.events if e.detectability in ("hard", "soft")]
+    counted, small = divided(sought)
+    kinds = dict.fromkeys(e.kind for e in sought)
+    pages = [f for f in records.false if f.level == "page"]
+    found, told = block(counted), _said("page", records)
+    return {
+        **found,
+        **told,
+        "f1": _f1(told["precision"], found["recall"]),
+        "missed": [e.id for e in counted if not e.found],
+        "small": block(small),
+        "not_sought": _not_sought(records),
+        "tickets": _said("ticket", records),
+        "false_by_detector": _counted(f.detector for f in pages),
+        "false_by_reason": _counted(f.why for f in pages),
+        "false_by_benign": _by_benign(records.events, pages),
+        "false_beside_faults": _counted(f.beside for f in pages if f.beside and f.why != "benign"),
+        **_compression(records.runs),
+        "kinds": {k: _kind(k, counted, small) for k in kinds},
+        "severity": _severity(counted),
+        "scales": [_scale(gpus, records, counted) for gpus in _sizes(records.runs)],
+        "attribution": _confusion(counted),
+        "attribution_right": _attribution_right(counted),
+        "records": records.as_json(),
+    }
+
+
+def divided(sought: Events) -> tuple[list[EventRecord], list[EventRecord]]:
+    """(what recall counts, what is too small for it).
+
+    Small is an effect below delta_min, or one that never can be seen; of soft events also one shorter than the hold and
+    the median delay of its kind. A hard event is a logged fact: it stays in the log, however short it was.
+    """
+    delays: dict[str, list[float]] = {}
+    for e in sought:
+        if e.large and e.delay_s is not None:
+            delays.setdefault(e.kind, []).append(e.delay_s)
+    least = {kind: HOLD_S + statistics.median(found) for kind, found in delays.items()}
+
+    def counts(e: EventRecord) -> bool:
+        return e.large and e.length_s >= (least.get(e.kind, HOLD_S) if e.detectability == "soft" else 0.0)
+
+    return [e for e in sought if counts(e)], [e for e in sought if not counts(e)]
+
+
+def block(events: Events) -> dict[str, Any]:
+    """Recall, delay and localisation of some events."""
+    found = [e for e in events if e.found]
+    delays = sorted(e.delay_s for e in events if e.delay_s is not None)
+    waits = [(max(0.0, e.length_s) if e.delay_s is None else e.delay_s, e.found and not e.late) for e in events]
+    return {
+        "events": len(events),
+        "found": len(found),
+        "recall": _share(len(found), len(events)),
+        "recall_95": wilson(len(found), len(events)),
+        "delay_median_s": statistics.median(delays) if delays else None,
+        "delay_p90_s": delays[math.ceil(0.9 * len(delays)) - 1] if delays else None,
+        "half_known_after_s": reached(waits, 0.5),
+        "ninety_percent_known_after_s": reached(waits, 0.9),
+        "top1": _share(sum(e.top1 for e in found), len(found)),
+        "top3": _share(sum(e.top3 for e in found), len(found)),
+    }
+
+
+def rate(count: int, node_days: float | None) -> dict[str, float] | None:
+    """Count per 1,000 node-days with its exact 95 % interval; None where no time is known."""
+    if not node_days:
+        return None
+    low, high = poisson(count)
+    return {"value": 1000 * count / node_days, "low": 1000 * low / node_days, "high": 1000 * high / node_days}
+
+
+def _said(level: str, records: Records) -> dict[str, Any]:
+    """Pages, or tickets, right and false. Right ones answer an event that is looked for, small ones too."""
+    right = sum(e.level == level and e.detectability in ("hard", "soft") for e in records.events)
+    false = [f for f in records.false if f.level == level]
+    days = _sum(r.node_days for r in records.runs)
+    return {
+        f"{level}s": right + len(false),
+        "right": right,
+        "false": len(false),
+        "duplicates": sum(f.why == "duplicate" for f in false),
+        "precision": _share(right, right + len(false)),
+        "precision_95": wilson(right, right + len(false)),
+        "node_days": days,
+        f"false_{level}s_per_1000_node_days": rate(len(false), days),
+    }
+
+
+def _not_sought(records: Records) -> dict[str, Any]:
+    """Events of the classes that nobody has to find; an invisible one that was found all the same is not false."""
+    classes = {}
+    for name in ("invisible", "benign"):
+        some = [e for e in records.events if e.detectability == name]
+        if some:
+            classes[name] = {"events": len(some), "found": sum(e.found for e in some)}
+    return classes
+
+
+def _by_benign(events: Events, pages: Sequence[FalseRecord]) -> dict[str, Any]:
+    """Per harmless kind: how many there were, how many drew a page, how many pages, and what these said."""
+    found = {}
+    for kind in sorted({e.kind for e in events if e.detectability == "benign"}):
+        mine = [f for f in pages if f.why == "benign" and f.beside == kind]
+        found[kind] = {
+            "events": sum(e.kind == kind and e.detectability == "benign" for e in events),
+            "fooled": len({(f.run, f.beside_id) for f in mine}),
+            "pages": len(mine),
+            "detectors": _counted(f.detector for f in mine),
+            "said": _counted(f.said for f in mine),
+        }
+    return found
+
+
+def _compression(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """Conditions per incident that paged, of all levels and of pages alone; None without incidents."""
+    known = [r for r in runs if r.incidents is not None]
+    incidents = sum(r.incidents or 0 for r in known)
+    return {
+        "incidents": incidents if known else None,
+        "compression": _share(sum(r.conditions for r in known), incidents),
+        "compression_of_pages": _share(sum(r.page_conditions for r in known), incidents),
+        "pages_in_no_incident": sum(r.stray for r in runs),
+        "cpu_s_per_million_samples": _cost(runs),
+    }
+
+
+def _cost(runs: Sequence[RunRecord]) -> float | None:
+    known = [(r.cpu_seconds, r.samples) for r in runs if r.cpu_seconds is not None and r.samples]
+    return 1e6 * sum(c for c, _ in known) / sum(s for _, s in known) if known else None
+
+
+def _kind(kind: str, counted: Events, small: Events) -> dict[str, Any]:
+    little = [e for e in small if e.kind == kind]
+    mine = [e for e in counted if e.kind == kind]
+    tail = {"small": len(little), "small_found": sum(e.found for e in little)}
+    return {"level": counting(kind).level, **block(mine), **tail}
+
+
+def _severity(counted: Events) -> dict[str, Any]:
+    """By tenth of the kind's range of severity: "0.0-0.1" and so on; events that tell none stand nowhere."""
+    tenths: dict[int, list[EventRecord]] = {}
+    for e in counted:
+        if e.severity is not None:
+            tenths.setdefault(min(DECILES - 1, int(e.severity * DECILES)), []).append(e)
+    return {f"{d / DECILES:.1f}-{(d + 1) / DECILES:.1f}": block(tenths[d]) for d in sorted(tenths)}
+
+
+def _sizes(runs: Sequence[RunRecord]) -> list[float | None]:
+    return sorted({r.gpus for r in runs}, key=lambda g: (g is None, g or 0.0))
+
+
+def _scale(gpus: float | None, records: Records, counted: Events) -> dict[str, Any]:
+    """One line for all runs of one size, so that sizes can be set side by side."""
+    runs = {i for i, r in enumerate(records.runs) if r.gpus == gpus}
+    mine = Records(
+        tuple(e for e in records.events if e.run in runs),
+        tuple(f for f in records.false if f.run in runs),
+        tuple(records.runs[i] for i in sorted(runs)),
+    )
+    told, compressed = _said("page", mine), _compression(mine.runs)
+    return {"gpus": gpus, "runs": len(runs), **block([e for e in counted if e.run in runs]), **told, **compressed}
+
+
+def _confusion(counted: Events) -> dict[str, dict[str, int]]:
+    """Row: what is at fault. Column: what the answering alert named, or the first that blamed its surroundings."""
+    columns = (*CLASSES, NOT_FOUND)
+    rows = [row for row in CLASSES if any(e.row == row for e in counted)]
+    return {row: {c: sum(e.row == row and e.said == c for e in counted) for c in columns} for row in rows}
+
+
+def _attribution_right(counted: Events) -> dict[str, Any]:
+    """Share of the diagonal among events about which anything was said."""
+    told = [e for e in counted if e.said != NOT_FOUND]
+    right = sum(e.said == e.row for e in told)
+    return {"told": len(told), "right": right, "share": _share(right, len(told)), "share_95": wilson(right, len(told))}
+
+
+def _counted(names: Iterable[Any]) -> dict[str, int]:
+    return dict(sorted(Counter(map(str, names)).items()))
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """None where any is unknown: a rate over half the time would be twice too high."""
+    known = list(values)
+    return None if not known or None in known else math.fsum(v for v in known if v is not None)
+
+
+def _f1(precision: float | None, recall: float | None) -> float | None:
+    """The harmonic mean."""
+    if precision is None or recall is None:
+        return None
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0

@@ -1,0 +1,122 @@
+"""What came of one run: events and alerts, matched, become records."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from detectors.scoring.alerts import Alert, Heard
+from detectors.scoring.case import Case
+from detectors.scoring.counts import DELTA_MIN, NOT_FOUND, folded, says
+from detectors.scoring.inputs import Meta, Truth
+from detectors.scoring.matching import FREE, counting, fits, related, within
+from detectors.scoring.records import EventRecord, FalseRecord, Records, RunRecord
+from detectors.scoring.world import World
+from pipeline.records import SECOND, iso
+
+
+def recorded(events: Sequence[Truth], heard: Heard, world: World, meta: Meta) -> Records:
+    """What came of one run."""
+    case = Case(events, heard.alerts, world)
+    run = RunRecord(
+        meta.node_days,
+        meta.gpus,
+        meta.cpu_seconds,
+        meta.samples,
+        heard.incidents,
+        heard.conditions,
+        heard.page_conditions,
+        heard.stray,
+    )
+    told = tuple(_event(i, case, meta.end) for i in range(len(events)))
+    false = [_false(alert, level, case) for level in ("page", "ticket") for alert in _wrong(case, level)]
+    return Records(told, tuple(false), (run,))
+
+
+def _event(place: int, case: Case, recording_end: int | None) -> EventRecord:
+    event = case.events[place]
+    end = event.end if recording_end is None else min(event.end, recording_end)
+    least = DELTA_MIN.get(event.effect_unit or "")
+    record = EventRecord(
+        run=0,
+        id=event.id,
+        kind=event.kind,
+        detectability=event.detectability,
+        row=folded(event.attribution),
+        severity=event.severity,
+        large=least is None or event.effect is None or abs(event.effect) >= least,
+        length_s=(end - event.visible) / SECOND,
+    )
+    if place in case.answers:
+        return replace(record, **_answer(event, case.alerts[case.answers[place]], end, case))
+    blamed = case.blamed(event)
+    return replace(record, said=says(blamed.detector, blamed.cause) if blamed else NOT_FOUND)
+
+
+def _answer(event: Truth, alert: Alert, end: int, case: Case) -> dict[str, Any]:
+    """Delays end with the event, but not those of an instant, which would all be 0."""
+    time = alert.at(counting(event.kind).level)
+    assert time is not None
+    late = time > end > event.onset
+    places = [any(case.world.same(named, root, time) for root in event.entities) for named in alert.suspects[:3]]
+    return {
+        "delay_s": max(0, (end if late else time) - event.visible) / SECOND,
+        "late": late,
+        "level": "page" if alert.incident in case.paging else "ticket",
+        "top1": places[0],
+        "top3": any(places),
+        "said": says(alert.detector, alert.cause),
+    }
+
+
+def _wrong(case: Case, level: str) -> list[Alert]:
+    """The first alert of each page, or ticket, that is false.
+
+    What one incident says without answering anything is one page, and one more for every further 6 hours. Incidents
+    that paged have no tickets.
+    """
+    groups: dict[str, list[int]] = defaultdict(list)
+    for a, alert in enumerate(case.alerts):
+        groups[alert.incident].append(a)
+    wrong: list[Alert] = []
+    for incident, places in groups.items():
+        answers = [(case.alerts[a], case.event_of[a]) for a in places if a in case.event_of]
+        idle = [case.alerts[a] for a in places if a not in case.event_of]
+        if level == "page":
+            wrong += _leftover([a for a in idle if a.paged is not None], answers)
+        elif incident not in case.paging:
+            wrong += _leftover(idle, answers)
+    return sorted(wrong, key=lambda a: (a.time, a.cause, a.heard))
+
+
+def _leftover(idle: Sequence[Alert], answers: Sequence[tuple[Alert, Truth]]) -> list[Alert]:
+    """Of an incident's alerts that answer nothing, those that are not on what it answered within 6 hours."""
+    first: list[Alert] = []
+    for alert in sorted(idle, key=lambda a: (a.time, a.cause, a.heard)):
+        free = any(within(alert.time, e) and abs(alert.time - answer.time) <= FREE for answer, e in answers)
+        if not free and not (first and alert.time - first[-1].time <= FREE):
+            first.append(alert)
+    return first
+
+
+def _false(alert: Alert, level: str, case: Case) -> FalseRecord:
+    why, event = _why(alert, case)
+    beside = (event.kind, event.id) if event else (None, None)
+    said = says(alert.detector, alert.cause)
+    return FalseRecord(0, level, iso(alert.time), alert.detector, alert.cause, said, why, *beside)
+
+
+def _why(alert: Alert, case: Case) -> tuple[str, Truth | None]:
+    """What it may have been about: an answered event, else something harmless, else a fault; of several the latest."""
+    now = case.now(alert.time)
+    for e in now:
+        if e in case.answers and fits(alert, case.events[e], case.world):
+            return "duplicate", case.events[e]
+    near = [case.events[e] for e in now if related(alert, case.events[e], case.world)]
+    for why, harmless in (("benign", True), ("wrong", False)):
+        for event in near:
+            if (event.detectability == "benign") is harmless:
+                return why, event
+    return "nothing", None

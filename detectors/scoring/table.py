@@ -1,0 +1,154 @@
+"""A score as people read it: one row per kind, then the lines that no row has room for. At most 100 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from detectors.scoring.counts import CLASSES, NOT_FOUND
+
+COLUMNS = ("kind", "found", "recall", "recall_95", "median_s", "p90_s", "top1", "top3", "small")
+FIELDS = (
+    *("kind", "level", "events", "found", "recall", "recall_low", "recall_high", "delay_median_s", "delay_p90_s"),
+    *("top1", "top3", "small", "small_found"),
+)
+_WIDTH = 100
+_SHORT = {NOT_FOUND: "none"}
+
+
+def shown(result: Mapping[str, Any], form: str) -> tuple[Iterable[dict[str, Any]], tuple[str, ...], str]:
+    """(rows, columns, what follows them) on stdout: words for people, numbers alone for programs."""
+    return (rows(result), COLUMNS, f"\n{summary(result)}\n") if form == "table" else (_plain_rows(result), FIELDS, "")
+
+
+def _plain_rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """One row of numbers per kind, then all, for programs."""
+    for kind, block in _blocks(result):
+        low, high = block["recall_95"] or (None, None)
+        yield {name: block.get(name) for name in FIELDS} | {"kind": kind, "recall_low": low, "recall_high": high}
+
+
+def _blocks(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    small = {"small": result["small"]["events"], "small_found": result["small"]["found"]}
+    return [*sorted(result["kinds"].items()), ("all", {**result, **small})]
+
+
+def rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """The table that `fleetpulse score` prints: one row per kind, then all."""
+    for kind, block in _blocks(result):
+        yield {
+            "kind": kind,
+            "found": f"{block['found']} of {block['events']}",
+            "recall": _text(block["recall"], 3),
+            "recall_95": _interval(block["recall_95"]),
+            "median_s": _short(block["delay_median_s"], 0),
+            "p90_s": _short(block["delay_p90_s"], 0),
+            "top1": _text(block["top1"], 2),
+            "top3": _text(block["top3"], 2),
+            "small": f"{block['small_found']} of {block['small']}" if block["small"] else None,
+        }
+
+
+def summary(result: Mapping[str, Any]) -> str:
+    """What the table has no room for, in lines."""
+    told = (
+        textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in _lines(result) if line
+    )
+    return "\n".join([*told, *_confusion(result)])
+
+
+def _lines(result: Mapping[str, Any]) -> Iterator[str]:
+    yield _pages("page", result)
+    if result["tickets"]["tickets"]:
+        yield _pages("ticket", result["tickets"])
+    yield _told("false pages by detector", result["false_by_detector"])
+    yield _told("false pages by reason", result["false_by_reason"])
+    yield from _fooled(result["false_by_benign"])
+    yield _told("false pages beside faults", result["false_beside_faults"])
+    yield _compression(result)
+    yield from _field(result.get("precision_at_field_rates"))
+    yield from _sizes(result["scales"])
+
+
+def _pages(level: str, told: Mapping[str, Any]) -> str:
+    precision = _text(told["precision"], 3)
+    if told["precision_95"] is not None:
+        precision += f" ({_interval(told['precision_95'])})"
+    rate = told[f"false_{level}s_per_1000_node_days"]
+    often = "no meta.json, so no rate" if rate is None else f"{_rate(rate)} per 1,000 node-days"
+    copies = f", {told['duplicates']} of them duplicates" if told["duplicates"] else ""
+    return f"{level} precision {precision}: {told['false']} false of {told[f'{level}s']}{copies}; {often}"
+
+
+def _fooled(benign: Mapping[str, Any]) -> Iterator[str]:
+    for kind, said in benign.items():
+        if said["pages"]:
+            by = ", ".join(said["detectors"])
+            yield f"fooled by {kind}: {said['fooled']} of {said['events']} drew {said['pages']} pages of {by}"
+
+
+def _compression(result: Mapping[str, Any]) -> str:
+    parts = []
+    if result["compression"] is not None:
+        parts.append(
+            f"{result['compression']:.1f} conditions ({result['compression_of_pages']:.1f} pages) per incident"
+        )
+    if result["cpu_s_per_million_samples"] is not None:
+        parts.append(f"{result['cpu_s_per_million_samples']:.3g} CPU s per 1M samples")
+    if result["pages_in_no_incident"]:
+        parts.append(f"{result['pages_in_no_incident']} pages in no incident")
+    return "; ".join(parts)
+
+
+def _field(field: Mapping[str, Any] | None) -> Iterator[str]:
+    for line in field["precision"] if field else ():
+        value, low, high = (_text(line[key], 3) for key in ("value", "low", "high"))
+        yield f"precision at {line['faults_per_1000_node_days']} faults per 1,000 node-days: {value} ({low} to {high})"
+
+
+def _sizes(scales: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """One line per size of fleet, if any size is known."""
+    for line in scales:
+        if line["gpus"] is None:
+            continue
+        often = line["false_pages_per_1000_node_days"]
+        yield (
+            f"{line['gpus']:,.0f} GPUs: {line['found']} of {line['events']} found, median "
+            f"{_text(line['delay_median_s'], 0)} s, {line['false']} false pages"
+            + (f", {often['value']:.2f} per 1,000 node-days" if often else "")
+        )
+
+
+def _confusion(result: Mapping[str, Any]) -> Iterator[str]:
+    """Rows and columns that hold anything, as a table of fixed width."""
+    rows = result["attribution"]
+    columns = [c for c in (*CLASSES, NOT_FOUND) if any(row[c] for row in rows.values())]
+    if not any(c != NOT_FOUND for c in columns):
+        return
+    right = result["attribution_right"]
+    yield f"what is at fault (down) and what was named (across): {right['right']} of {right['told']} right"
+    yield "".join([" " * 10, *(f"{_SHORT.get(c, c):>10}" for c in columns)])
+    for name, row in rows.items():
+        yield "".join([f"{name:<10}", *(f"{row[c]:>10}" for c in columns)])
+
+
+def _told(what: str, counts: Mapping[str, int]) -> str:
+    most = sorted(counts, key=lambda name: (-counts[name], name))
+    return f"{what}: " + ", ".join(f"{name} {counts[name]}" for name in most) if counts else ""
+
+
+def _rate(rate: Mapping[str, float]) -> str:
+    return f"{rate['value']:.2f} ({rate['low']:.2f} to {rate['high']:.2f})"
+
+
+def _interval(pair: Any) -> str | None:
+    return None if pair is None else f"{pair[0]:.2f} to {pair[1]:.2f}"
+
+
+def _short(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _text(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,59 @@
+"""Who belonged to what at a moment: the topology, and the ranks where the starts of jobs placed them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+
+from pipeline.links import PEER
+from pipeline.records import Event
+from pipeline.topology import Topology, kind_of
+
+
+class World:
+    """Hardware stays where it is; ranks move with their jobs.
+
+    events: of these only job_start counts (`data.ranks`: rank -> stage and gpu). When its job ends a rank stays where
+    it last was, for an alert may come a little later. Ranks that no event places are where the topology has them.
+    """
+
+    def __init__(self, topology: Topology, events: Iterable[Event] = ()) -> None:
+        self.topology = topology
+        self._placed: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
+        for event in sorted((e for e in events if e.kind == "job_start"), key=lambda e: e.time):
+            ranks = event.data.get("ranks")
+            for rank, place in ranks.items() if isinstance(ranks, Mapping) else ():
+                self._placed.setdefault(rank, []).append((event.time, _parents(event.entity, place)))
+
+    def above(self, entity: str, time: int) -> tuple[str, ...]:
+        """All that it was part of, ran on or was fed by."""
+        if entity not in self._placed:
+            return self.topology.above(entity)
+        parents = self.parents(entity, time)
+        return tuple(dict.fromkeys((*parents, *(e for p in parents for e in self.topology.above(p)))))
+
+    def parents(self, entity: str, time: int) -> tuple[str, ...]:
+        """The nearest of those."""
+        placed = self._placed.get(entity)
+        if not placed:
+            return self.topology.parents.get(entity, ())
+        return placed[max(0, bisect_right(placed, time, key=lambda line: line[0]) - 1)][1]
+
+    def same(self, entity: str, root: str, time: int) -> bool:
+        """Whether it is that very thing, the rank that ran on it, or the other end of that link."""
+        if entity == root:
+            return True
+        if kind_of(entity) == "rank":
+            return root in self.parents(entity, time) and kind_of(root) == "gpu"
+        return kind_of(root) == "port" and self.topology.attributes.get(root, {}).get(PEER) == entity
+
+    def joined(self, entity: str, root: str, time: int) -> bool:
+        """Whether one is the other, above it or below it."""
+        return self.same(entity, root, time) or entity in self.above(root, time) or root in self.above(entity, time)
+
+
+def _parents(job: str, place: object) -> tuple[str, ...]:
+    """Of a rank: its stage, its job and its GPU, as far as they are told."""
+    told = place if isinstance(place, Mapping) else {}
+    named = (told.get("stage"), job, told.get("gpu"))
+    return tuple(name for name in named if isinstance(name, str))

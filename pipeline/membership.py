@@ -1,0 +1,154 @@
+"""Who belongs to what, as inventories and jobs tell it: the same code in the live pipeline and in a replay.
+
+An inventory names what a node has, ranks too. The start of a job places its ranks on GPUs and in stages, its end takes
+them out again with the stages and jobs that nobody is left in. What is told later holds, in whatever order it comes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from pipeline.ended import WORK, EndedRanks
+from pipeline.errors import UsageError
+from pipeline.frames import Instant
+from pipeline.links import Links
+from pipeline.records import Event
+from pipeline.topology import Topology, kind_of
+
+log = logging.getLogger("fleetpulse.membership")
+
+
+class Membership:
+    """Keeps a topology true. Memory: a time for each rank that is there."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self._links, self._ended = Links(topology), EndedRanks(topology)
+        self._told: dict[str, int] = {}
+
+    def applied(self, instant: Instant) -> Instant:
+        """Takes the events of an instant that is about to be judged; the instant, with what ended in it."""
+        ended = self.follow(instant.events)
+        return replace(instant, ended=ended) if ended else instant
+
+    def follow(self, events: Iterable[Event]) -> tuple[str, ...]:
+        """Applies the events of one instant in order of time; returns the ranks, stages and jobs that ended."""
+        take = {"inventory": self.learn, "job_end": self._end, "job_start": self._start}
+        mine = [event for event in events if event.kind in take]
+        mine.sort(key=lambda e: (e.time, list(take).index(e.kind), e.entity))
+        together = groupby(mine, key=lambda e: e.kind)
+        return tuple(entity for kind, found in together for entity in take[kind](list(found)))
+
+    def learn(self, inventories: Sequence[Event]) -> tuple[str, ...]:
+        """Takes inventories, all at once where that goes; returns the ranks, stages and jobs that ended."""
+        self._merge(inventories)
+        for event in inventories:
+            known = event.data.get("entities")
+            for entity in known if isinstance(known, dict) else ():
+                if kind_of(entity) == "rank":
+                    self._told[entity] = max(event.time, self._told.get(entity, event.time))
+        ended = self._ended.follow(inventories)
+        self._forget_times(ended)
+        return ended
+
+    def _merge(self, inventories: Sequence[Event]) -> None:
+        """Takes parents and attributes; an inventory that makes a circle is refused with a line in the log.
+
+        All at once, where that goes: each change costs a copy of the whole graph, and after an outage all nodes have
+        some.
+        """
+        lines = [line for event in inventories for line in inventory(event.data)]
+        try:
+            told = {e: p for e, p, _ in lines if p}, {e: a for e, _, a in lines if a}
+            self.topology.merge(*self._links.joined(*told))
+        except UsageError as error:
+            if len(inventories) == 1:
+                log.warning("inventory of %s refused: %s", inventories[0].entity, error)
+                return
+            for event in inventories:
+                self._merge([event])
+
+    def _start(self, events: Sequence[Event]) -> tuple[str, ...]:
+        """Places the ranks of jobs, but for those of which something later is known."""
+        try:
+            self.topology.merge({entity: over for event in events for entity, over in self._placed(event)})
+        except UsageError as error:
+            if len(events) == 1:
+                log.warning("job_start of %s refused: %s", events[0].entity, error)
+            else:
+                for event in events:
+                    self._start([event])
+        return ()
+
+    def _placed(self, event: Event) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Lines of ranks and stages that a job_start tells."""
+        for rank, place in _places(event):
+            if self._told.get(rank, event.time) > event.time:
+                continue
+            self._told[rank] = event.time
+            stage, gpu = (_named(place, kind) for kind in ("stage", "gpu"))
+            yield rank, self._over(rank, event.entity, stage, gpu)
+            if stage is not None:
+                yield stage, (event.entity,)
+
+    def _over(self, rank: str, job: str, stage: str | None, gpu: str | None) -> tuple[str, ...]:
+        """Parents of a rank, nearest first; what the event does not tell stays, and so do further GPUs of the rank."""
+        known = self.topology.parents.get(rank, ())
+        stages = tuple(e for e in known if kind_of(e) == "stage") if stage is None else (stage,)
+        places = tuple(e for e in known if kind_of(e) not in WORK)
+        return (*stages, job, *(places if gpu is None or gpu in places else (gpu,)))
+
+    def _end(self, events: Sequence[Event]) -> tuple[str, ...]:
+        """Takes out the ranks that ended: those that an event names, else all of its job."""
+        over = {rank: self.topology.above(rank) for rank in self.topology.parents if kind_of(rank) == "rank"}
+        ended: dict[str, None] = {}
+        for event in events:
+            named = event.data.get("ranks")
+            for rank in named if isinstance(named, (list, dict)) else over:
+                if (
+                    isinstance(rank, str)
+                    and event.entity in over.get(rank, ())
+                    and self._told.get(rank, event.time) <= event.time
+                ):
+                    ended[rank] = None
+        if not ended:
+            return ()
+        left = {e for rank in ended for e in over[rank] if kind_of(e) in WORK}
+        left -= {e for rank, above in over.items() if rank not in ended for e in above}
+        gone = (*ended, *sorted(left))
+        self._forget_times(gone)
+        self.topology.forget(gone)
+        return gone
+
+    def _forget_times(self, ended: Iterable[str]) -> None:
+        for entity in ended:
+            self._told.pop(entity, None)
+
+
+def inventory(data: Mapping[str, object]) -> list[tuple[str, list[str], dict[str, object]]]:
+    """(entity, parents, attributes) of an inventory event; lines of another form are left out."""
+    found = data.get("entities")
+    out: list[tuple[str, list[str], dict[str, object]]] = []
+    for entity, line in found.items() if isinstance(found, dict) else ():
+        if isinstance(line, dict) and ":" in entity:
+            parents, attributes = line.get("parents", []), line.get("attributes", {})
+            if isinstance(parents, list) and isinstance(attributes, dict) and all(isinstance(p, str) for p in parents):
+                out.append((entity, parents, attributes))
+    return out
+
+
+def _places(event: Event) -> list[tuple[str, Mapping[str, object]]]:
+    """(rank, where it is) of a job_start; lines of another form are left out."""
+    ranks = event.data.get("ranks")
+    if kind_of(event.entity) != "job" or not isinstance(ranks, dict):
+        return []
+    return [(rank, place) for rank, place in ranks.items() if kind_of(rank) == "rank" and isinstance(place, dict)]
+
+
+def _named(place: Mapping[str, object], kind: str) -> str | None:
+    """The entity of that kind, if there is one."""
+    found = place.get(kind)
+    return found if isinstance(found, str) and found.startswith(f"{kind}:") else None

@@ -1,0 +1,105 @@
+"""Things break by themselves as often as published, unevenly as in real fleets, and not all in one place at once."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from agents.sim import arrivals
+from agents.sim.arrivals import lines
+from agents.sim.kinds import KINDS
+from agents.sim.layout import Layout
+from agents.sim.physics.noise import generator
+from agents.sim.scenario import Fleet, Rates, Scenario, parse
+from pipeline.errors import UsageError
+
+DAY = 86_400.0
+
+
+def scenario(nodes: int = 1000, days: float = 10.0, **rates: float) -> Scenario:
+    return Scenario(days * DAY, 10.0, None, Fleet(nodes, 8), rates=Rates(**rates))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def layout() -> Layout:
+    return Layout(1000, 8)
+
+
+def test_without_rates_nothing_breaks_by_itself(layout: Layout) -> None:
+    assert lines(scenario(), layout, 1) == []
+
+
+def test_every_benign_event_comes_at_least_twenty_times_in_a_thousand_node_days(layout: Layout) -> None:
+    found = Counter(line.kind.name for line in lines(scenario(confounders=1.0), layout, 1))
+    benign = {name for name, kind in KINDS.items() if kind.detectability == "benign"}
+    assert set(found) == benign
+    assert all(count >= 0.7 * 20 * 10 for count in found.values()), found  # 10,000 node-days, less what collides
+
+
+def test_faults_come_as_often_as_published(layout: Layout) -> None:
+    seeds = range(4)
+    found = Counter(line.kind.name for seed in seeds for line in lines(scenario(faults=5.0, apart=False), layout, seed))
+    for name, kind in KINDS.items():
+        expected = kind.rate.of(layout) * 5 * 10 * DAY * len(seeds)
+        if (
+            kind.detectability == "benign"
+            or expected < 20
+            or any(k.chain and k.chain.kind == name for k in KINDS.values())
+        ):
+            continue
+        assert abs(found[name] - expected) < 4 * np.sqrt(expected), (name, found[name], expected)
+
+
+def test_the_worst_twentieth_of_the_nodes_holds_near_half_of_the_hazard() -> None:
+    places = arrivals._Places(Layout(4000, 8), generator(1, 1), True)
+    hazard = np.sort(places.hazard)[::-1]
+    assert hazard.mean() == pytest.approx(1.0)
+    assert 0.38 < hazard[:200].sum() / hazard.sum() < 0.56  # 44 % by frailty alone
+
+
+def test_no_node_is_struck_twice_within_half_an_hour(layout: Layout) -> None:
+    struck = defaultdict(list)
+    index = {what: {n: i for i, n in enumerate(names)} for what, names in layout.places.items()}
+    chained = {kind.chain.kind for kind in KINDS.values() if kind.chain}
+    for line in lines(scenario(faults=20.0, confounders=1.0), layout, 2):
+        if line.entity is None or line.kind.name in chained:
+            continue
+        for node in layout.nodes_below(line.kind.strikes, index[line.kind.strikes][line.entity]).tolist():
+            struck[node].append((line.onset, min(line.end, line.onset + line.kind.settles)))
+    for spans in struck.values():
+        spans.sort()
+        assert all(b[0] - a[1] >= 1800 for a, b in pairwise(spans))
+
+
+def test_the_same_seed_gives_the_same_faults_and_another_one_others(layout: Layout) -> None:
+    one, same, other = (lines(scenario(days=1, faults=20.0), layout, seed) for seed in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+def test_the_rate_of_one_kind_may_be_set(layout: Layout) -> None:
+    table = {
+        "version": 1, "duration": 10 * DAY, "interval": 10, "fleet": {"nodes": 1000},
+        "rates": {"faults": 1.0, "kinds": {"link_flap": 0.0, "sdc": 50.0}},
+    }  # fmt: skip
+    found = Counter(line.kind.name for line in lines(parse(table, "x"), layout, 1))
+    assert found["link_flap"] == 0
+    assert 60 < found["sdc"] < 130  # 50 per 1M GPU-hours, 1.92M GPU-hours
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ({"kinds": {"link_flip": 1.0}}, "did you mean 'link_flap'"),
+        ({"kinds": {"sdc": -1.0}}, "wanted a rate per 1M GPU-hours"),
+        ({"kinds": 3}, "kinds"),
+        ({"faults": -1.0}, "out of range"),
+        ({"fautls": 1.0}, "faults"),
+    ],
+)
+def test_rates_that_make_no_sense_are_refused(rates: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse({"version": 1, "duration": 600, "interval": 10, "rates": rates}, "x.toml")

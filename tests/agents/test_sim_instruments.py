@@ -1,0 +1,148 @@
+"""Broken instruments, and what the agents' edge rules say of them and of coolant that stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from agents.collector import Reading
+from agents.edge import Edge
+from agents.sim.faults.cooling import CoolantLeak, CoolantLoss
+from agents.sim.faults.sensor import SensorFault
+from agents.sim.fleet import FleetSimulator
+from agents.sim.scenario import Fleet, Line, Scenario
+from pipeline.config import Edge as Settings
+from pipeline.records import SECOND, Event
+from tests.agents.sim_hour import END, ONSET, SEED, WITHIN, quiet, struck
+
+
+@pytest.mark.parametrize("signal", ["gpu.temperature", "gpu.power"])
+def test_a_broken_instrument_moves_its_own_number_and_nothing_else(signal: str) -> None:
+    which = 0.0 if signal == "gpu.temperature" else 1.0
+    biased = struck(SensorFault(size=5.0, which=which, mode="biased", direction="down"), "gpu:sim-n001.2")
+    step = (biased.column(signal) - quiet().column(signal))[:, 2]
+    assert set(step[90:240]) == {-5.0 if which == 0 else -50.0}
+    stuck = struck(SensorFault(size=5.0, which=which, mode="stuck"), "gpu:sim-n001.2")
+    assert set(stuck.column(signal)[90:240, 2]) == {quiet().column(signal)[90, 2]}
+    noisy = struck(SensorFault(size=5.0, which=which, mode="noisy"), "gpu:sim-n001.2")
+    swing = (noisy.column(signal) - quiet().column(signal))[90:240, 2]
+    assert 3.5 < swing.std() / (1 if which == 0 else 10) < 6.5
+    for run in (biased, stuck, noisy):
+        for device_class, block in run.chunks[0].columns.items():
+            for name in block:
+                changed = run.changed(device_class, name)
+                assert not changed.any() if name != signal else set(np.flatnonzero(changed.any(axis=0))) == {2}, name
+                assert not changed[:90].any()
+                assert not changed[240:].any()
+        assert run.simulator.truth()[0]["parameters"]["attribution"] == "instrument"
+
+
+@pytest.mark.parametrize(
+    ("entity", "signal"), [("cdu:sim-c1", "coolant.flow"), ("sensor:sim-n004.inlet", "sensor.temperature")]
+)
+def test_instruments_of_loops_and_of_the_air_break_too(entity: str, signal: str) -> None:
+    run = struck(SensorFault(size=4.0, which=0.0, mode="biased", direction="up"), entity)
+    changed = run.changed(signal.split(".")[0], signal)
+    device = 0 if entity.startswith("cdu") else 6
+    assert np.argwhere(changed.any(axis=0)).ravel().tolist() == [device]
+    ratio = run.column(signal)[WITHIN, device] / quiet().column(signal)[WITHIN, device]
+    wanted = 1.12 if entity.startswith("cdu") else ratio.mean()
+    assert ratio == pytest.approx(wanted, abs=0.02)
+    assert not run.changed("gpu", "gpu.temperature").any()
+
+
+def test_a_stuck_instrument_goes_on_behind_a_snapshot() -> None:
+    scenario = Scenario(
+        2400.0, 10.0, None, Fleet(2, 8), (Line(SensorFault(which=0.0, mode="stuck"), 300.0, 2000.0, "gpu:sim-n001.0"),)
+    )
+    whole, first = FleetSimulator(scenario, 1), FleetSimulator(scenario, 1)
+    chunks = list(whole.chunks())
+    next(first.chunks())
+    again = FleetSimulator(scenario, 1)
+    again.restore(first.snapshot())
+    for one, other in zip(chunks[1:], again.chunks(), strict=True):
+        assert np.array_equal(one.columns["gpu"]["gpu.temperature"], other.columns["gpu"]["gpu.temperature"])
+        assert np.array_equal(
+            one.columns["sensor"]["sensor.temperature"], other.columns["sensor"]["sensor.temperature"], equal_nan=True
+        )
+
+
+def test_a_failing_pump_makes_the_events_of_the_edge_rules() -> None:
+    run = struck(CoolantLoss(flow=0.4, ramp=2.0), "cdu:sim-c1")
+    told = run.events("flow_collapse", "pressure_collapse")
+    onset, end = run.simulator.at(ONSET), run.simulator.at(END)
+    assert [e.data["state"] for e in told] == ["active", "active", "cleared", "cleared"]
+    assert {e.kind for e in told[:2]} == {e.kind for e in told[2:]} == {"flow_collapse", "pressure_collapse"}
+    assert all(0 < e.time - onset <= 4 * SECOND for e in told[:2])
+    assert all(0 < e.time - end <= 10 * SECOND for e in told[2:])
+    assert all(onset <= e.data["since"] < e.time for e in told[:2])
+    assert {e.entity for e in told} == {"cdu:sim-c1"}
+    usual = np.median(quiet().column("coolant.flow")[:, 0])
+    assert usual == pytest.approx(next(e.data["usual"] for e in told if e.kind == "flow_collapse"), rel=0.02)
+    assert not struck(CoolantLoss(flow=0.8), "cdu:sim-c1").events("flow_collapse", "pressure_collapse")
+
+
+def test_what_the_simulator_tells_is_what_the_edge_rules_say_of_its_columns() -> None:
+    pump = Line(CoolantLoss(flow=0.45, ramp=8.0), 300.0, 500.0, "cdu:sim-c1")
+    leak = Line(CoolantLeak(loss=0.3, wet=0.5), 620.0, 700.0, "rack:sim-r1")
+    simulator, edge = FleetSimulator(Scenario(780.0, 1.0, None, Fleet(2, 8), (pump, leak)), SEED), Edge(Settings())
+    said, told = [], []
+    for chunk in simulator.chunks():
+        told += [e for _, e in chunk.events if e.kind in ("flow_collapse", "pressure_collapse", "leak")]
+        for k, time in enumerate(chunk.times.tolist()):
+            columns = {c: {n: v[k] for n, v in chunk.columns[c].items()} for c in ("coolant", "leak")}
+            said += edge.take(time, [Reading(c, chunk.entities[c], columns[c]) for c in columns])
+    for mine, other in zip(
+        sorted(told, key=_key), sorted((e for e in said if e.kind != "temperature_rise"), key=_key), strict=True
+    ):
+        assert _key(mine) == _key(other)
+        assert mine.data.keys() == other.data.keys()
+        assert abs(mine.time - other.time) <= SECOND
+        assert abs(mine.data["since"] - other.data["since"]) <= SECOND
+        assert mine.data["value"] == pytest.approx(other.data["value"], rel=0.1)
+
+
+def _key(event: Event) -> tuple[str, str, str]:
+    return event.entity, event.kind, str(event.data["state"])
+
+
+def test_gpus_that_lose_their_coolant_are_told_as_the_rule_of_temperatures_would() -> None:
+    pump = Line(CoolantLoss(flow=0.3, ramp=8.0), 300.0, 500.0, "cdu:sim-c1")
+    simulator, edge = FleetSimulator(Scenario(420.0, 1.0, None, Fleet(2, 8), (pump,)), SEED), Edge(Settings())
+    said, told = [], []
+    for chunk in simulator.chunks():
+        told += [e for _, e in chunk.events if e.kind == "temperature_rise"]
+        for k, time in enumerate(chunk.times.tolist()):
+            said += edge.take(time, [Reading("gpu", chunk.entities["gpu"], _row(chunk.columns["gpu"], k))])
+    assert sorted(map(_key, told)) == sorted(map(_key, said))
+    assert len(told) == 32
+    for mine, other in zip(sorted(told, key=_key), sorted(said, key=_key), strict=True):
+        assert mine.data.keys() == other.data.keys()
+        assert abs(mine.time - other.time) <= (3 if mine.data["state"] == "active" else 15) * SECOND
+
+
+def test_an_instrument_that_jumps_up_makes_the_event_of_the_rule_and_one_that_jumps_down_as_it_is_mended() -> None:
+    for direction, moment in (("up", ONSET), ("down", END)):
+        for entity, which in (("gpu:sim-n001.2", 0.0), ("cdu:sim-c1", 1.0)):
+            run = struck(SensorFault(size=9.0, which=which, mode="biased", direction=direction), entity)
+            told = run.events("temperature_rise")
+            assert [(e.entity, e.data["state"]) for e in told] == [(entity, "active"), (entity, "cleared")]
+            assert (told[0].time - run.simulator.start) / SECOND == moment + 1
+            assert 10 <= (told[1].time - told[0].time) / SECOND <= 24
+    assert not struck(SensorFault(size=2.0, which=0.0, mode="biased", direction="up")).events("temperature_rise")
+
+
+def test_a_flow_meter_that_tells_far_too_little_makes_a_collapse_of_flow_alone() -> None:
+    run = struck(SensorFault(size=12.0, which=0.0, mode="biased", direction="down"), "cdu:sim-c1")
+    assert [
+        (e.kind, e.data["state"]) for e in run.events("flow_collapse", "pressure_collapse", "temperature_rise")
+    ] == [
+        ("flow_collapse", "active"),
+        ("flow_collapse", "cleared"),
+    ]
+
+
+def _row(columns: Mapping[str, np.ndarray], tick: int) -> dict[str, np.ndarray]:
+    return {name: values[tick] for name, values in columns.items()}

@@ -1,0 +1,69 @@
+"""What strikes jobs: those that run then, one thing at a time, and the schedule knows of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agents.sim.confounders.jobs import JobRestart
+from agents.sim.confounders.nodes import Maintenance
+from agents.sim.faults.job import JobHang
+from agents.sim.fleet import FleetSimulator
+from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
+from agents.sim.schedule import Schedule, Stay
+from pipeline.errors import UsageError
+
+DAY = 86_400.0
+
+
+def simulated(*lines: Line, nodes: int = 16) -> FleetSimulator:
+    return FleetSimulator(Scenario(5400.0, 10.0, None, Fleet(nodes, 8), lines), 3)
+
+
+def of_job(schedule: Schedule, name: str) -> list[Stay]:
+    return [stay for stay in schedule.stays if stay.job.name == name]
+
+
+def test_what_ends_a_job_is_known_to_the_schedule_and_to_everything_that_strikes_later() -> None:
+    lines = (Line(JobHang(), 1000.0, 1900.0, "job:sim-81"), Line(JobRestart(), 3500.0, 5000.0, "job:sim-81"))
+    simulator = simulated(*lines)
+    stays = of_job(simulator.schedule, "sim-81")
+    assert [s.end for s in stays] == [1900.0, 3500.0, np.inf]
+
+
+def test_what_strikes_a_job_ends_with_its_stay() -> None:
+    lines = (Line(JobHang(), 1000.0, 2800.0, "job:sim-81"), Line(Maintenance(), 1500.0, 3000.0, "node:sim-n001"))
+    simulator = simulated(*lines)
+    hang = simulator.faults[0]
+    assert hang.kind.name == "job_hang"
+    assert hang.end == 1500.0
+    assert [s.end for s in of_job(simulator.schedule, "sim-81")] == [1500.0, np.inf]  # its watchdog ends no later stay
+
+
+def test_by_themselves_things_strike_running_jobs_and_leave_each_other_half_an_hour() -> None:
+    rates = Rates(kinds={"job_hang": 4e4, "data_stall": 4e4, "loss_spike": 4e4, "job_restart": 2e4}, faults=1.0)
+    scenario = Scenario(DAY, 10.0, None, Fleet(16, 8), jobs=Jobs(6.0), rates=rates)
+    simulator = FleetSimulator(scenario, 2)
+    mine = [f for f in simulator.faults if f.kind.strikes == "job"]
+    assert len(mine) > 20
+    for fault in mine:
+        stay = next(s for s in of_job(simulator.schedule, fault.entity.removeprefix("job:")) if s.end >= fault.end)
+        assert stay.begin <= fault.onset or fault.kind.name == "job_restart"
+    for one in mine:
+        later = [f for f in mine if f.entity == one.entity and f.onset > one.onset]
+        assert all(f.onset >= one.end + 1800 for f in later)
+
+
+def test_a_job_that_there_is_not_is_refused_and_one_that_does_not_run_then_is_left_alone() -> None:
+    with pytest.raises(UsageError, match=r"'job:sim-99'.*a job_hang strikes one of job:sim-81 to job:sim-82"):
+        simulated(Line(JobHang(), 1000.0, 1900.0, "job:sim-99"))
+    out = Line(Maintenance(), 500.0, 3000.0, "node:sim-n001")
+    simulator = simulated(out, Line(JobHang(), 1000.0, 1900.0, "job:sim-81"), nodes=1)
+    assert [f.entity for f in simulator.faults] == ["node:sim-n001", "job:sim-81"]
+    assert [s.begin for s in simulator.schedule.stays] == [0.0, 3000.0]
+
+
+def test_what_strikes_jobs_does_not_depend_on_the_order_of_the_lines() -> None:
+    lines = [Line(JobRestart(), 3500.0, 5000.0, "job:sim-81"), Line(JobHang(), 1000.0, 1900.0, "job:sim-82")]
+    one, other = simulated(*lines), simulated(*reversed(lines))
+    assert [(s.job.name, s.end) for s in one.schedule.stays] == [(s.job.name, s.end) for s in other.schedule.stays]

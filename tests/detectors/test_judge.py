@@ -1,0 +1,108 @@
+"""The judge of simulated fleets: bounded, exact over a restart, and true to who runs where."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from agents.sim.faults.compute import Straggler
+from agents.sim.faults.cooling import CoolantLoss
+from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
+from benchmarks.detection.judge import PARTS, Trial, judge
+from pipeline.records import LEVELS
+
+BROKEN = Scenario(
+    duration=2.5 * 3600,
+    interval=10.0,
+    fleet=Fleet(8, 8, missing=0.01, jitter=5.0),
+    faults=(
+        Line(Straggler(slowdown=0.25), 2000.0, 5000.0),
+        Line(CoolantLoss(flow=0.4), 3500.0, 5500.0),
+    ),
+    jobs=Jobs(0.5),
+)
+
+
+def said(result):
+    """All that was said and was true, as text."""
+    lines = [f.as_json() for f in result.findings] + [i.as_json() for i in result.incidents] + result.truth
+    return "\n".join(json.dumps(line) for line in lines)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return judge(BROKEN, 3)
+
+
+def test_what_breaks_is_found_in_a_fleet_whose_jobs_come_and_go(whole):
+    paged = {i.cause for i in whole.incidents if i.severity == "page"}
+    assert {line["entity"] for line in whole.truth if line["class"] != "benign"} <= paged
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_bytes(whole, tmp_path, segments):
+    place, seen = tmp_path / "checkpoint", []
+    stopped = judge(BROKEN, 3, place, 0.5, lambda trial: not seen.append(trial.ticks) and len(seen) < segments)
+    assert stopped is None
+    assert place.exists()
+    resumed = judge(BROKEN, 3, place, 0.5)
+    assert said(resumed) == said(whole)
+    assert (resumed.samples, resumed.node_days) == (whole.samples, whole.node_days)
+    assert not place.exists(), "a run that is over leaves no checkpoint"
+
+
+def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    place = tmp_path / "checkpoint"
+    assert judge(BROKEN, 3, place, 0.5, lambda _: False) is None
+    before = place.read_bytes()
+    trial = Trial.load(place, BROKEN, 3)
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+    with pytest.raises(OSError, match="killed"):
+        trial.save(place)
+    assert place.read_bytes() == before
+
+
+def test_only_the_news_of_a_condition_is_kept(whole):
+    levels = Counter((f.key, f.level) for f in whole.findings)
+    assert set(levels.values()) == {1}
+    rising = {}
+    for finding in whole.findings:
+        level = LEVELS.index(finding.level)
+        assert level > rising.get(finding.key, -1)
+        rising[finding.key] = level
+
+
+def test_a_rank_is_where_its_job_runs_and_gone_with_it():
+    """At every moment the ranks of the topology are those that the simulator's schedule has running then."""
+    trial = Trial(replace(BROKEN, faults=()), 5)
+    gpus, looks = trial.simulator.layout.entities["gpu"], 0
+    for ticks in trial.run(every=60):
+        now = (ticks - 2) * BROKEN.interval  # the cell of the last tick is not judged yet
+        running = {
+            rank: gpus[gpu]
+            for stay in trial.simulator.schedule.stays
+            if stay.begin <= now < stay.end
+            for rank, gpu in zip(stay.job.names, stay.gpus.tolist(), strict=True)
+        }
+        known = {e: p[-1] for e, p in trial.topology.parents.items() if e.startswith("rank:")}
+        if ticks < BROKEN.ticks:
+            assert known == running
+            looks += 1
+    assert looks > 10
+    assert len({stay.job.name for stay in trial.simulator.schedule.stays}) > 1
+
+
+def test_cpu_time_samples_and_node_days_are_told(whole):
+    assert set(whole.seconds) == set(PARTS)
+    assert all(spent > 0 for spent in whole.seconds.values())
+    assert whole.node_days == pytest.approx(8 * 2.5 / 24)
+    assert whole.samples > 8 * 8 * BROKEN.ticks * 10
+
+
+def test_a_detector_that_fails_fails_the_run(monkeypatch):
+    monkeypatch.setattr("detectors.link.Link.observe", lambda self, frames: 1 / 0)
+    with pytest.raises(RuntimeError, match=r"detectors failed: {'link': \d+}"):
+        judge(replace(BROKEN, duration=600.0, faults=(), rates=Rates()), 1)

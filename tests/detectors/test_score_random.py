@@ -1,0 +1,229 @@
+"""The scorer against a second one, written from the protocol alone: brute force, no shared code, small cases."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from detectors.score import Alert, Heard, Meta, Truth, World, judge
+from detectors.scoring.matching import match
+from pipeline.records import SECOND
+from pipeline.topology import Topology
+
+PARENTS = {"rank:7.0": ["job:7", "gpu:a"], "gpu:a": ["node:n"], "gpu:b": ["node:n"], "node:n": ["rack:r"]}
+ABOVE = {
+    "rank:7.0": {"job:7", "gpu:a", "node:n", "rack:r"},
+    "gpu:a": {"node:n", "rack:r"},
+    "gpu:b": {"node:n", "rack:r"},
+    "node:n": {"rack:r"},
+}
+# kind -> level, detectors, kinds of cause, as docs/scoring.md tells them
+RULES = {
+    "sdc": ("page", {"sdc"}, {"gpu", "node"}),
+    "straggler": ("page", {"straggler", "thermal", "thermal_edge"}, {"rank", "gpu", "node"}),
+    "cold_plate": ("ticket", {"straggler", "thermal", "thermal_edge"}, {"rank", "gpu", "node"}),
+    "own": ("page", None, None),
+}
+MINUTE = 60
+WORLD = World(Topology(PARENTS))
+
+
+@st.composite
+def events(draw):
+    number = draw(st.integers(0, 10**6))
+    onset = draw(st.integers(0, 60)) * 10 * MINUTE
+    length = draw(st.sampled_from([0, 5, 10, 30, 60, 600])) * MINUTE
+    entity = draw(st.sampled_from(["gpu:a", "gpu:b", "node:n"]))
+    cls = draw(st.sampled_from(["hard", "soft", "soft", "invisible", "benign"]))
+    visible = onset + draw(st.sampled_from([0, 0, 0, 20])) * MINUTE
+    effect = draw(st.sampled_from([None, 0.01, 0.5]))
+    kind = draw(st.sampled_from(sorted(RULES)))
+    micros = [SECOND * t for t in (onset, onset + length)]
+    more = {"effect": effect, "effect_unit": "time"}
+    return Truth(str(number), kind, entity, (entity,), *micros, cls, SECOND * visible, **more)
+
+
+@st.composite
+def alerts(draw):
+    time = draw(st.integers(0, 120)) * 5 * MINUTE
+    paged = draw(st.sampled_from([None, 0, 0, 0, 15]))
+    cause = draw(st.sampled_from(["rank:7.0", "gpu:a", "gpu:b", "node:n", "rack:r"]))
+    detector = draw(st.sampled_from(["sdc", "straggler", "thermal", "link"]))
+    more = draw(st.lists(st.sampled_from(["gpu:a", "gpu:b", "node:n"]), max_size=3))
+    incident = draw(st.sampled_from("xyz"))
+    suspects = tuple(dict.fromkeys([cause, *more]))
+    late = None if paged is None else (time + paged * MINUTE) * SECOND
+    return Alert(incident, cause, detector, detector, suspects, time * SECOND, late)
+
+
+def told_at(alert, level):
+    return alert.paged if level == "page" else alert.ticketed
+
+
+def stands_for(name, root):
+    return name == root or (name == "rank:7.0" and root == "gpu:a")
+
+
+def answers(alert, event):
+    level, detectors, causes = RULES[event.kind]
+    time = told_at(alert, level)
+    return (
+        event.detectability != "benign"
+        and time is not None
+        and event.onset - 60 * SECOND <= time <= event.end + 600 * SECOND
+        and (detectors is None or alert.detector in detectors)
+        and (causes is None or alert.cause.split(":")[0] in causes)
+        and (stands_for(alert.cause, event.entity) or alert.cause in ABOVE[event.entity])
+    )
+
+
+def most_answered(some, said):
+    """Size of the best assignment, by trying all."""
+    if not some or not said:
+        return 0
+    first, *rest = some
+    best = most_answered(rest, said)
+    for alert in said:
+        if answers(alert, first):
+            best = max(best, 1 + most_answered(rest, [a for a in said if a is not alert]))
+    return best
+
+
+CASES = (st.lists(events(), max_size=4, unique_by=lambda e: e.id), st.lists(alerts(), max_size=5))
+FEW = settings(max_examples=120, deadline=None)
+
+
+@FEW
+@given(*CASES)
+def test_each_alert_answers_one_event_that_it_fits_and_no_event_is_lost(some, said):
+    found = match(some, said, WORLD)
+    assert all(answers(said[a], some[e]) for e, a in found.items())
+    assert len(set(found.values())) == len(found)
+    sought = [i for i, e in enumerate(some) if e.detectability in ("hard", "soft")]
+    assert len([i for i in sought if i in found]) == most_answered([some[i] for i in sought], said)
+    idle = [a for i, a in enumerate(said) if i not in found.values()]
+    for e, a in found.items():
+        level = RULES[some[e].kind][0]
+        earlier = [x for x in idle if answers(x, some[e]) and told_at(x, level) < told_at(said[a], level)]
+        assert earlier == []
+
+
+@FEW
+@given(*CASES)
+def test_the_order_of_the_lines_decides_nothing_but_which_of_equals_is_named(some, said):
+    one = judge(some, Heard(tuple(said)), WORLD, Meta(5.0))
+    other = judge(some[::-1], Heard(tuple(said[::-1])), WORLD, Meta(5.0))
+    assert one["found"] + one["small"]["found"] == other["found"] + other["small"]["found"]
+
+
+def seconds(time):
+    return time / SECOND
+
+
+def by_hand(some, said, found):
+    """The figures, from who answered what."""
+    delays, lengths = {}, {}
+    for i, e in enumerate(some):
+        lengths[i] = seconds(e.end - e.visible)
+        if i in found:
+            time = told_at(said[found[i]], RULES[e.kind][0])
+            if e.end > e.onset:
+                time = min(time, e.end)
+            delays[i] = seconds(max(0, time - e.visible))
+    sought = [i for i, e in enumerate(some) if e.detectability in ("hard", "soft")]
+    large = [i for i in sought if some[i].effect is None or some[i].effect >= 0.02]
+    counted = [i for i in large if lengths[i] >= least(i, some, large, delays)]
+    paging = {a.incident for a in said if a.paged is not None}
+    pages = [i for i in sought if i in found and said[found[i]].incident in paging]
+    false = false_pages(some, said, found)
+    return {
+        "events": len(counted),
+        "found": sum(i in found for i in counted),
+        "small": len(sought) - len(counted),
+        "delays": sorted(delays[i] for i in counted if i in found),
+        "top1": sum(stands_for(said[found[i]].suspects[0], some[i].entity) for i in counted if i in found),
+        "top3": sum(
+            any(stands_for(s, some[i].entity) for s in said[found[i]].suspects[:3]) for i in counted if i in found
+        ),
+        "false": false,
+        "precision": len(pages) / (len(pages) + false) if len(pages) + false else None,
+    }
+
+
+def middle(values):
+    values = sorted(values)
+    n = len(values)
+    return (values[(n - 1) // 2] + values[n // 2]) / 2
+
+
+def least(i, some, large, delays):
+    """How long an event must last to count."""
+    if some[i].detectability == "hard":
+        return 0
+    mine = [delays[j] for j in large if some[j].kind == some[i].kind and j in delays]
+    return 600 + (middle(mine) if mine else 0)
+
+
+def false_pages(some, said, found):
+    used = {a: some[e] for e, a in found.items()}
+    count = 0
+    for name in "xyz":
+        mine = [i for i, a in enumerate(said) if a.incident == name]
+        wrong = sorted(said[i].paged for i in mine if said[i].paged is not None and not is_free(i, mine, said, used))
+        while wrong:  # the first stands for what follows within 6 hours
+            count, wrong = count + 1, [t for t in wrong if t > wrong[0] + 6 * 3600 * SECOND]
+    return count
+
+
+def is_free(i, mine, said, used):
+    if i in used:
+        return True
+    for j in mine:
+        if j in used:
+            event, answered = used[j], said[j].paged if said[j].paged is not None else said[j].ticketed
+            on_it = event.onset - 60 * SECOND <= said[i].paged <= event.end + 600 * SECOND
+            if on_it and abs(said[i].paged - answered) <= 6 * 3600 * SECOND:
+                return True
+    return False
+
+
+@FEW
+@given(*CASES)
+def test_all_figures_are_those_of_the_second_scorer(some, said):
+    result = judge(some, Heard(tuple(said)), WORLD, Meta(5.0))
+    wanted = by_hand(some, said, match(some, said, WORLD))
+    assert (result["events"], result["found"], result["false"]) == (wanted["events"], wanted["found"], wanted["false"])
+    assert result["small"]["events"] == wanted["small"]
+    assert result["precision"] == wanted["precision"]
+    if wanted["delays"]:
+        assert result["delay_median_s"] == pytest.approx(middle(wanted["delays"]))
+        assert result["delay_p90_s"] == wanted["delays"][-(-9 * len(wanted["delays"]) // 10) - 1]
+        assert result["top1"] * result["found"] == pytest.approx(wanted["top1"])
+        assert result["top3"] * result["found"] == pytest.approx(wanted["top3"])
+    else:
+        assert (result["delay_median_s"], result["top1"]) == (None, None)
+    assert sum(result["false_by_reason"].values()) == sum(result["false_by_detector"].values()) == result["false"]
+    rows = result["attribution"].values()
+    assert sum(itertools.chain.from_iterable(row.values() for row in rows)) == result["events"]
+    assert Counter(e.detectability for e in some)["benign"] == result["not_sought"].get("benign", {}).get("events", 0)
+
+
+@FEW
+@given(st.lists(st.tuples(*CASES), min_size=1, max_size=4))
+def test_runs_together_have_the_sum_of_what_each_has(cases):
+    from detectors.score import merge
+
+    results = [judge(some, Heard(tuple(said)), WORLD, Meta(5.0)) for some, said in cases]
+    whole = merge(results)
+
+    def total(part):
+        return sum(part(r) for r in results)
+
+    assert whole["events"] + whole["small"]["events"] == total(lambda r: r["events"] + r["small"]["events"])
+    assert whole["found"] + whole["small"]["found"] == total(lambda r: r["found"] + r["small"]["found"])
+    for key in ("right", "false", "pages", "duplicates", "node_days"):
+        assert whole[key] == total(lambda r, key=key: r[key])

@@ -1,0 +1,117 @@
+"""`make score`: run by run, nothing done twice, whole results or none, and a page that says what it stands on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from agents.sim.kinds import KINDS
+from benchmarks.detection import goals, results, suite
+from benchmarks.detection.page import page
+from benchmarks.detection.scenarios import PER_RUN, SCALES, Run, is_fault, kinds_of
+from benchmarks.detection.suite import Segment, segments, work
+
+TINY = (Run("clean", "all", 4, 0.03), Run("raised", "device", 4, 0.05))
+LATER = float("inf")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """Both runs of a tiny scale, judged."""
+    folder = tmp_path_factory.mktemp("score")
+    todo = [Segment(run, 10, folder, results.key_of(run.scenario(), 10, "code")) for run in TINY]
+    assert all(work(segment, LATER) for segment in todo)
+    return todo
+
+
+def test_a_finished_run_is_there_and_one_of_other_code_is_not(done):
+    assert all(segment.result() for segment in done)
+    other = replace(done[0], key=results.key_of(TINY[0].scenario(), 10, "other code"))
+    assert other.result() is None
+
+
+def test_a_torn_result_does_not_count(done, tmp_path):
+    torn = tmp_path / done[0].file.name
+    torn.write_bytes(done[0].file.read_bytes()[:-20])
+    assert replace(done[0], folder=tmp_path).result() is None
+
+
+def test_a_run_that_time_cut_off_goes_on_next_time_to_the_same_result(done, tmp_path, monkeypatch):
+    monkeypatch.setattr(suite, "CHECKPOINT_H", 0.4)
+    segment = replace(done[1], folder=tmp_path)
+    stale = tmp_path / f"{segment.name}-0123456789abcdef.checkpoint"
+    stale.touch()
+    assert work(segment, 0.0) is False
+    assert segment.checkpoint.exists()
+    assert not stale.exists(), "a checkpoint of other code is of no use"
+    assert segment.result() is None
+    assert work(segment, LATER) is True
+    assert [p.name for p in tmp_path.iterdir()] == [segment.file.name]
+    untimed = [{k: v for k, v in s.result().items() if k not in ("seconds", "meta")} for s in (segment, done[1])]
+    assert untimed[0] == untimed[1]
+
+
+def test_each_finished_run_is_told_with_its_rate_and_the_time_that_is_left(tmp_path):
+    said = []
+    todo = [Segment(TINY[0], 10, tmp_path, "key")]
+    suite.run(todo, 1, time.time() + 600, said.append)
+    (line,) = said
+    assert line.startswith("1 of 1: clean-all-4x0.03-10: 0 node-days, ")
+    assert line.endswith("0 of 0 node-days, about 0 min left")
+
+
+def test_the_fingerprint_follows_what_decides_what_is_said_and_nothing_else(tmp_path):
+    for name in ("agents/sim/fleet.py", "detectors/link.py", "detectors/score.py", "pipeline/api/server.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a = 1\n")
+    first = results.fingerprint(tmp_path)
+    for name in ("detectors/score.py", "pipeline/api/server.py"):
+        (tmp_path / name).write_text("a = 2\n")
+    assert results.fingerprint(tmp_path) == first
+    (tmp_path / "detectors/link.py").write_text("a = 2\n")
+    assert results.fingerprint(tmp_path) != first
+
+
+def test_the_page_says_that_it_is_simulated_and_on_how_much_it_stands(done):
+    lines = [(s.run, s.seed, s.result()) for s in done]
+    text = page("small", lines, 9)
+    assert "**All of this is simulated.**" in text
+    days = sum(run.node_days for run in TINY)
+    assert f"It stands on {days:.3g} node-days of 8-GPU nodes at 10 s: 2 of 9 runs" in text
+    assert "reduced version" in text
+    for quantity, *_ in goals.GOALS:
+        assert f"| {quantity} |" in text
+    assert goals.UNMEASURED in text
+    assert page("small", lines, 9) == text
+
+
+def test_the_page_can_be_written_when_only_clean_runs_are_finished(done):
+    text = page("full", [(done[0].run, 10, done[0].result())], 9)
+    assert "reduced version" not in text
+    assert text.count(goals.UNMEASURED) >= len(goals.GOALS) - 4
+
+
+def test_a_score_from_a_result_is_that_of_its_run(done):
+    found = results.scored(done[1].result())
+    assert found["node_days"] == pytest.approx(TINY[1].node_days)
+    assert found["cpu_s_per_million_samples"] > 0
+
+
+@pytest.mark.parametrize("scale", sorted(SCALES))
+def test_every_scale_has_every_suite_and_every_kind_of_fault(scale):
+    runs, seeds = SCALES[scale]
+    assert {run.suite for run in runs} == {"clean", "raised", "field"}
+    struck = {kind.name for run in runs if run.suite == "raised" for kind in kinds_of(run.name)}
+    assert struck == {name for name, kind in KINDS.items() if is_fault(kind)}
+    assert min(seeds) >= 10, "seeds below 10 are there to tune on"
+    if scale == "full":
+        assert PER_RUN * len(seeds) >= 2 * 60
+        assert sum(run.node_days for run in runs if run.suite == "clean") * len(seeds) >= 10_000
+
+
+def test_segments_come_seed_by_seed_with_names_of_their_own(tmp_path):
+    todo = segments("full", tmp_path, "code")
+    assert len({s.file for s in todo}) == len({s.key for s in todo}) == len(todo)
+    assert [s.seed for s in todo] == sorted(s.seed for s in todo)

@@ -1,0 +1,187 @@
+"""Starts and ends of jobs move the ranks of a topology, at their time and never against what is known later."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.engine import Engine
+from pipeline.frames import Framer
+from pipeline.incidents import QUIET, Desk
+from pipeline.ingest import Committed
+from pipeline.membership import Membership
+from pipeline.presence import LastSeen
+from pipeline.records import SECOND, Event, Finding, Rows
+from pipeline.topology import Topology
+from tests.pipeline.test_ended import NOW, rank, told
+
+PLACES = {f"gpu:n{n}.{i}": (f"node:n{n}",) for n in range(3) for i in range(2)}
+
+
+def start(job: str, *gpus: str, time: int = NOW, stage: str = "0") -> Event:
+    ranks = {f"rank:{job}.{i}": {"stage": f"stage:{job}.{stage}", "gpu": gpu} for i, gpu in enumerate(gpus)}
+    return Event(time, f"job:{job}", "job_start", {"ranks": ranks})
+
+
+def end(job: str, *ranks: str, time: int) -> Event:
+    return Event(time, f"job:{job}", "job_end", {"ranks": list(ranks)} if ranks else {})
+
+
+@pytest.fixture
+def membership() -> Membership:
+    return Membership(Topology(PLACES))
+
+
+def test_a_start_places_ranks_in_stage_job_and_on_their_gpus(membership):
+    assert membership.follow([start("81", "gpu:n0.0", "gpu:n1.0")]) == ()
+    assert membership.topology.parents["rank:81.1"] == ("stage:81.0", "job:81", "gpu:n1.0")
+    assert membership.topology.parents["stage:81.0"] == ("job:81",)
+    assert membership.topology.above_of_kind("rank:81.1", "node") == "node:n1"
+
+
+def test_a_rank_that_starts_elsewhere_moves(membership):
+    membership.follow([start("81", "gpu:n0.0"), start("81", "gpu:n2.1", time=NOW + SECOND, stage="3")])
+    assert membership.topology.parents["rank:81.0"] == ("stage:81.3", "job:81", "gpu:n2.1")
+
+
+def test_an_end_takes_the_ranks_with_the_stages_and_the_job_that_nobody_is_left_in(membership):
+    membership.follow([start("81", "gpu:n0.0", "gpu:n1.0"), start("82", "gpu:n2.0")])
+    assert membership.follow([end("81", "rank:81.0", time=NOW + 1)]) == ("rank:81.0",)
+    assert set(membership.follow([end("81", "rank:81.1", time=NOW + 2)])) == {"rank:81.1", "stage:81.0", "job:81"}
+    assert membership.topology.below("job:82") == ("rank:82.0", "stage:82.0")
+    assert not [entity for entity in membership.topology.parents if "81" in entity]
+
+
+def test_an_end_that_names_no_ranks_ends_all_of_the_job(membership):
+    membership.follow([start("81", "gpu:n0.0", "gpu:n1.0"), start("82", "gpu:n2.0")])
+    membership.follow([end("81", time=NOW + 1)])
+    assert [e for e in membership.topology.parents if e.startswith("rank:")] == ["rank:82.0"]
+
+
+def test_an_end_before_the_rank_started_anew_ends_nothing(membership):
+    membership.follow([start("81", "gpu:n0.0", time=NOW + 5 * SECOND)])
+    assert membership.follow([end("81", time=NOW)]) == ()
+    assert "rank:81.0" in membership.topology.parents
+
+
+def test_a_start_says_nothing_against_a_later_inventory(membership):
+    """As live: the inventory is read when it comes, the start when its instant is judged."""
+    membership.learn([told("n1", rank("81", 0, "n1", "2"))])
+    membership.follow([start("81", "gpu:n0.0", time=NOW - SECOND)])
+    assert membership.topology.parents["rank:81.0"] == ("stage:81.2", "job:81", "gpu:n1.0")
+
+
+def test_further_gpus_of_a_rank_stay_when_its_start_names_the_first(membership):
+    lines = {"rank:81.0": ("job:81", "gpu:n1.0", "gpu:n1.1")}
+    membership.learn([told("n1", lines)])
+    membership.follow([start("81", "gpu:n1.0", time=NOW + 1)])
+    assert membership.topology.parents["rank:81.0"] == ("stage:81.0", "job:81", "gpu:n1.0", "gpu:n1.1")
+
+
+def test_whoever_is_taken_out_by_an_end_is_not_kept_by_its_inventory(membership):
+    membership.learn([told("n1", rank("81", 0, "n1", "2"))])
+    assert set(membership.follow([end("81", time=NOW + 1)])) == {"rank:81.0", "stage:81.2", "job:81"}
+    membership.learn([told("n1", {"job:81": (), "stage:81.2": ("job:81",)})])  # left over in an agent's inventory
+    assert not [entity for entity in membership.topology.parents if "81" in entity]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [{}, {"ranks": 3}, {"ranks": {"rank:81.0": 5}}, {"ranks": {"gpu:n0.0": {"gpu": "gpu:n0.1"}}}],
+)
+def test_a_start_without_the_shape_of_one_changes_nothing(membership, data):
+    membership.follow([Event(NOW, "job:81", "job_start", data)])
+    assert membership.topology.parents == PLACES
+
+
+def test_a_start_that_makes_a_circle_is_refused_with_a_line_in_the_log(membership, caplog):
+    membership.topology.merge({"job:81": ("rank:81.0",)})
+    membership.follow([start("81", "gpu:n0.0")])
+    assert "job_start of job:81 refused" in caplog.text
+
+
+def test_ranks_change_at_the_instant_of_their_event_and_never_before(membership):
+    """Frames of both instants are closed at once; the first must still see the old place."""
+    ranks = ["rank:81.0"]
+    framer = Framer(10 * SECOND, membership.topology, lambda _: ranks)
+    for tick in range(4):
+        framer.add(_row(NOW + tick * 10 * SECOND))
+    framer.add_events([start("81", "gpu:n0.0"), start("81", "gpu:n1.0", time=NOW + 25 * SECOND)])
+    nodes = [
+        i.frames["rank"].topology.above_of_kind("rank:81.0", "node")
+        for i in map(membership.applied, framer.advance(NOW + 60 * SECOND))
+    ]
+    assert nodes == ["node:n0", "node:n0", "node:n1", "node:n1"]
+
+
+def test_an_incident_of_a_rank_resolves_after_its_job_ended(membership):
+    """An ended rank tells nothing more, and its silence is no missing telemetry."""
+    framer = Framer(10 * SECOND, membership.topology, lambda _: ["rank:81.0"])
+    framer.add(_row(NOW))
+    framer.add_events([start("81", "gpu:n0.0"), end("81", time=NOW + 15 * SECOND)])
+    seen, desk = LastSeen(), Desk(membership.topology)
+    for instant in map(membership.applied, framer.advance(NOW + 60 * SECOND)):
+        seen.note(instant)
+        slow = Finding(NOW, NOW, "rank:81.0", "straggler", "page", 1.0, "slow")
+        desk.observe(instant.time, [slow] if instant.time == NOW else [], seen.present)
+    seen.now = NOW + 2 * QUIET
+    desk.observe(seen.now, [], seen.present)
+    assert [i.state for i in desk.incidents.values()] == ["resolved"]
+
+
+def test_a_rank_that_tells_again_after_its_end_can_be_missed_again(membership):
+    framer = Framer(10 * SECOND, membership.topology, lambda _: ["rank:81.0"])
+    framer.add_events([start("81", "gpu:n0.0"), end("81", time=NOW + SECOND)])
+    framer.add(_row(NOW + 60 * SECOND))
+    seen = LastSeen()
+    for instant in map(membership.applied, framer.advance(NOW + 120 * SECOND)):
+        seen.note(instant)
+    assert seen.present("rank:81.0")
+    seen.now = NOW + 600 * SECOND
+    assert not seen.present("rank:81.0")
+
+
+def _row(time: int) -> Rows:
+    return Rows("rank", np.array([time]), np.array([0], np.int32), {"rank.compute_time": np.array([4.0], "<f4")})
+
+
+class Looking:
+    """A judge that notes where the ranks of the topology are at each instant."""
+
+    signals = None
+
+    def __init__(self):
+        self.seen = {}
+
+    def observe(self, frames):
+        topology = next(iter(frames.values())).topology
+        ranks = [e for e in topology.parents if e.startswith("rank:")]
+        time = max(frame.time for frame in frames.values())
+        self.seen[(time - NOW) // (10 * SECOND)] = {e: topology.above_of_kind(e, "node") for e in ranks}
+        return []
+
+    def snapshot(self):
+        return "{}"
+
+    def restore(self, state):
+        pass
+
+
+def test_the_live_pipeline_follows_jobs_from_their_instant_on_as_a_replay_does(site):
+    ingest, judge = site.open(), Looking()
+    engine = Engine(
+        site.database, ingest.devices, Topology(PLACES), judge, lambda changes, now: [], lambda: NOW * 2, 10 * SECOND
+    )
+    for tick in range(5):
+        site.send("n1", NOW + tick * 10 * SECOND)
+    events = [
+        start("81", "gpu:n0.0"),
+        start("81", "gpu:n1.0", time=NOW + 15 * SECOND),
+        end("81", time=NOW + 35 * SECOND),
+    ]
+    engine.observe(Committed(events=events))
+    while (committed := ingest.step()) is not None:
+        engine.observe(committed)
+    engine.advance(NOW + 60 * SECOND)
+    first, second = {"rank:81.0": "node:n0"}, {"rank:81.0": "node:n1"}
+    assert list(judge.seen.values()) == [first, second, second, {}, {}]
