@@ -30,6 +30,7 @@ nodes = 8
 gpus_per_node = 8
 [[fault]]
 kind = "sdc"
+probability = 0.7
 onset = 1200
 [[fault]]
 kind = "straggler"

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.realism import measures
 from benchmarks.realism.__main__ import main
 from benchmarks.realism.page import FIGURES, number
-from benchmarks.realism.quantities import QUANTITIES
+from benchmarks.realism.quantities import QUANTITIES, Compared
 from benchmarks.realism.sample import (
     PERCENTILES,
     gaps,
@@ -190,25 +190,32 @@ def test_the_same_data_and_seed_give_the_same_page_and_pictures(tmp_path: Path) 
     scenarios(tmp_path / "scenarios")
     given = ["--data", str(tmp_path / "data"), "--scenarios", str(tmp_path / "scenarios"), "--seed", "3"]
     written = []
-    for more in ((), ("--overlay", str(tmp_path / "seen"))):
+    for _ in range(2):
         to = tmp_path / f"run {len(written)}"
         to.mkdir()
-        assert main([*given, "--page", str(to / "page.md"), "--images", str(to / "images"), *more]) == 0
+        assert main([*given, "--page", str(to / "page.md"), "--images", str(to / "images")]) == 0
         written.append({p.relative_to(to).as_posix(): p.read_bytes() for p in to.rglob("*") if p.is_file()})
     assert written[0] == written[1]
     assert set(written[0]) == {"page.md", *(f"images/realism-{figure}.png" for figure in FIGURES)}
-    assert {p.stem for p in (tmp_path / "seen").iterdir()} == {q.name for q in QUANTITIES}
     page = written[0]["page.md"].decode()
     assert all(page.count(f"| {q.title} |") == 2 for q in QUANTITIES)
     assert "{{" not in page
     assert "not simulated" not in page
 
 
+def test_an_overlay_is_drawn_where_it_was_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks.realism import plots
+
+    plots.overlay(Compared(QUANTITIES[0], (sample([1, 2, 3.0]),), sample([2, 3, 4.0]), None), tmp_path / "seen.png")
+    assert (tmp_path / "seen.png").read_bytes().startswith(b"\x89PNG")
+
+
 def scenarios(folder: Path) -> None:
     """Three small ones."""
     folder.mkdir()
-    for name, seconds, interval in (("hall", 5400, 10), ("weeks", 28_800, 60), ("second", 200, 1)):
-        text = f"version = 1\nduration = {seconds}\ninterval = {interval}\n[fleet]\nnodes = 2\ngpus_per_node = 8\n"
+    for name, seconds, interval in (("hall", 3600, 10), ("weeks", 18_000, 60), ("second", 130, 1)):
+        text = f"version = 1\nduration = {seconds}\ninterval = {interval}\n[fleet]\nnodes = 1\ngpus_per_node = 8\n"
         (folder / f"{name}.toml").write_text(text)
 
 

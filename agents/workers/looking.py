@@ -110,6 +110,8 @@ class Looking:
             if worker.place is not None and not worker.busy and worker.place.ended():
                 worker.vacate()  # its process ended before its next look was due
         mates = [w for w in all_ if w.waiting]
+        if not mates:  # whose process just ended has to wait for its turn
+            return
         try:
             places = in_process([w.fresh() for w in mates], self._node, self._nursery)
         except OSError as error:

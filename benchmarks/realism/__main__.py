@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from agents.sim.physics.jobs import WARM_UP
 from agents.sim.scenario import Scenario, load
 from benchmarks.realism.page import CLOSE, FIGURES, OFF, WIDTH, page
 from benchmarks.realism.quantities import QUANTITIES, Compared, compare
@@ -64,6 +65,7 @@ def _settings(asked: argparse.Namespace, real: Real) -> dict[str, str]:
         "off": OFF,
         "width": WIDTH,
         "full": FULL,
+        "warm": WARM_UP,
         "ranks_real": len(names),
         "stages_real": len(set(stages.values())),
     }

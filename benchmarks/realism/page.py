@@ -12,7 +12,6 @@ import numpy as np
 from benchmarks.realism.quantities import Compared
 from benchmarks.realism.sample import (
     Sample,
-    gaps,
     kolmogorov,
     kurtosis,
     median_phi,
@@ -40,8 +39,6 @@ _DISTANCES = (
     ("KS", "ks"),
     ("W1 / spread", "relative"),
     ("two real halves", "yardstick"),
-    ("gap at 1 %", "low"),
-    ("gap at 99 %", "high"),
     ("spread, simulated / real", "spread_ratio"),
     ("verdict", "verdict"),
 )
@@ -52,8 +49,7 @@ _SHAPES = (
     ("excess kurtosis, real", "kurtosis_real"),
     ("simulated", "kurtosis_simulated"),
     ("step, simulated / real", "step_ratio"),
-    ("share that meets the condition, real", "share_real"),
-    ("simulated", "share_simulated"),
+    ("share that meets the condition, simulated / real", "share_ratio"),
     ("values, real", "count_real"),
     ("simulated", "count_simulated"),
 )
@@ -64,20 +60,18 @@ def figures_of(found: Compared) -> dict[str, str]:
     quantity, real, made = found.quantity, found.real, found.simulated
     told = {"title": quantity.title, "unit": quantity.unit, "source": quantity.source}
     told |= _alone(real, "real")
-    told |= dict(zip(("share_real", "share_simulated"), map(number, found.shares or (math.nan, math.nan)), strict=True))
-    told["yardstick"] = number(_yardstick(found))
+    shares = found.shares or (math.nan, math.nan)
+    told |= {"share_ratio": number(shares[1] / shares[0]), "yardstick": number(yardstick(found))}
     if made is None:
-        names = ("ks", "relative", "low", "high", "spread_ratio")
+        names = ("ks", "relative", "step_ratio", "spread_ratio")
         rest = dict.fromkeys([*names, *_alone(real, "simulated")], _NONE)
-        return {**told, **rest, "share_simulated": _NONE, "verdict": "not simulated"}
+        return {**told, **rest, "share_ratio": _NONE, "verdict": "not simulated"}
     told |= _alone(made, "simulated")
-    apart = gaps(real, made)
     values = {
         "ks": kolmogorov(real, made),
-        "relative": wasserstein(real, made) / spread(real),
-        "low": apart[0],
-        "high": apart[-1],
+        "relative": moved(found),
         "spread_ratio": spread_ratio(made, real),
+        "step_ratio": quantum(made) / quantum(real),
     }
     return {**told, **{name: number(float(value)) for name, value in values.items()}, "verdict": verdict(found)}
 
@@ -88,15 +82,19 @@ def verdict(found: Compared) -> str:
         return "not simulated"
     if not found.quantity.judged:
         return "not judged"
-    width = spread(found.real)
-    reach = wasserstein(found.real, found.simulated) / width
+    reach = moved(found)
     ratio = spread_ratio(found.simulated, found.real)
-    if reach <= np.fmax(CLOSE, _yardstick(found)) and 1 / WIDTH <= ratio <= WIDTH:
+    if reach <= np.fmax(CLOSE, yardstick(found)) and 1 / WIDTH <= ratio <= WIDTH:
         return "close"
     return "off" if reach <= OFF else "far"
 
 
-def _yardstick(found: Compared) -> float:
+def moved(found: Compared) -> float:
+    """By how many real spreads a value must move on average; NaN where nothing is simulated."""
+    return wasserstein(found.real, found.simulated) / spread(found.real) if found.simulated else math.nan
+
+
+def yardstick(found: Compared) -> float:
     """Distance of two halves of the real data in real spreads; NaN where there are none."""
     return wasserstein(*found.halves) / spread(found.real) if len(found.halves) == 2 else math.nan
 
@@ -137,7 +135,6 @@ def _alone(found: Sample, side: str) -> dict[str, str]:
     told = {
         "phi": median_phi(found),
         "kurtosis": kurtosis(found.values),
-        "step": quantum(found),
     }
     return {f"{name}_{side}": number(value) for name, value in told.items()} | {f"count_{side}": str(len(found.values))}
 

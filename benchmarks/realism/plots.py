@@ -1,4 +1,4 @@
-"""Pictures. The committed ones show no real curve: only the simulated one, and the distance from it in real spreads."""
+"""Pictures. The committed ones show no real curve: only the simulated one, and its distance in real spreads."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from benchmarks.realism.page import CLOSE, moved, yardstick
 from benchmarks.realism.quantities import Compared
 from benchmarks.realism.sample import PERCENTILES, gaps, quantiles
 
@@ -23,7 +24,7 @@ _COLOURS = 48  # enough for smooth letters and lines; chosen
 
 
 def overview(found: Sequence[Compared], to: Path) -> None:
-    """Two quantities a row: simulated distribution function, and beside it the gap to the real one by percentile."""
+    """Two quantities a row: simulated distribution function, and beside it how far it is from the real one."""
     rows = (len(found) + 1) // 2
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, _ROW * rows))
@@ -71,7 +72,21 @@ def _panel(left: Any, right: Any, found: Compared) -> None:
     left.plot(quantiles(found.simulated, _FINE), _FINE, color=SIMULATED, linewidth=1.2)
     left.set_xlabel(f"simulated, {found.quantity.unit}")
     left.set_ylabel("%")
-    _gap(right, found)
+    _bars(right, found)
+
+
+def _bars(axis: Any, found: Compared) -> None:
+    """How far the simulated values are from the real ones, and halves of the real ones from each other."""
+    bars = [("simulated", moved(found), SIMULATED), ("real halves", yardstick(found), "#888888")]
+    known = [bar for bar in bars if np.isfinite(bar[1])]
+    axis.axvspan(0, CLOSE, color="#2a9d8f", alpha=0.15, linewidth=0)
+    for row, (name, size, colour) in enumerate(known):
+        axis.barh(row, size, 0.4, color=colour)
+        axis.text(0.01, row - 0.6, name, transform=axis.get_yaxis_transform(), va="top")
+    axis.set_yticks([])
+    axis.set_xlim(0, max(1.2, *(1.1 * size for _, size, _ in known)))
+    axis.set_ylim(1.4, -0.8)
+    axis.set_xlabel("W1 / real spread")
 
 
 def _gap(axis: Any, found: Compared) -> None:

@@ -122,7 +122,7 @@ def test_sigterm_in_an_outage_ends_the_agent_within_2_s_and_its_log_is_one_line_
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         lines += process.stderr.readlines()
-        assert process.wait() == 0
+        assert process.wait() == 0, "".join(lines)
         assert time.monotonic() - began < 6  # two seconds; the rest is the interpreter's end on a busy machine
     if frozen:
         own_broker.thaw()

@@ -120,7 +120,8 @@ def test_gpus_that_lose_their_coolant_are_told_as_the_rule_of_temperatures_would
     assert len(told) == 32
     for mine, other in zip(sorted(told, key=_key), sorted(said, key=_key), strict=True):
         assert mine.data.keys() == other.data.keys()
-        assert abs(mine.time - other.time) <= (3 if mine.data["state"] == "active" else 15) * SECOND
+        # the end is when power or temperature falls, and power strays by 4 % from second to second: both may be late
+        assert abs(mine.time - other.time) <= (3 if mine.data["state"] == "active" else 20) * SECOND
 
 
 def test_an_instrument_that_jumps_up_makes_the_event_of_the_rule_and_one_that_jumps_down_as_it_is_mended() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,17 @@ def test_a_worker_that_is_in_a_call_is_not_measured(looking: Looking, tmp_path: 
     vitals._memory()
     assert str(worker.place.pid) not in asked
     assert str(os.getpid()) in asked
+
+
+def test_a_lane_whose_collectors_must_all_wait_gets_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Looking([Network()], "n1")
+    (worker,) = made.workers
+    worker.vacate()
+    worker._until = math.inf
+    monkeypatch.setattr("agents.workers.looking.in_process", lambda *_: pytest.fail("a process for nobody"))
+    made._open_lane(worker.collector.lane)
+    assert worker.place is None
+    made.close(5.0)
 
 
 def test_processor_time_never_falls_when_a_worker_ends(looking: Looking) -> None:

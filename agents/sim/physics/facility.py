@@ -25,7 +25,7 @@ _PUMP_RPM, _PRESSURE, _VOLTS = 3200.0, 2.0, 415.0
 _TAUS = {"supply": 95.0, "flow": 1.0, "pressure": 0.5, "pump": 14.0, "return": 14.0}
 """s until noise is forgotten: flow and pressure of a loop from second to second [SKAB], else chosen."""
 _CALM = ("flow", "pressure")  # whose noise has no heavy tails [SKAB]
-_FLOW_SD, _PRESSURE_SD, _SENSOR_K = 0.004, 0.006, 0.04  # shares, and white noise of a temperature sensor; chosen
+_FLOW_SD, _PRESSURE_SD, _SENSOR_K = 0.004, 0.008, 0.04  # shares, and white noise of a temperature sensor; chosen
 _FLOW_STEP, _PRESSURE_STEP, _STEP_K = 0.1, 0.01, 0.01  # L/min, bar and K in which a controller tells them; chosen
 _LEVEL, _LEVEL_SD = 0.85, 0.002  # share of the reservoir, and noise of its float; chosen
 _STATES = CATALOGUE["leak.state"].states

@@ -27,7 +27,7 @@ _READ, _WRITTEN = 3e6, 2e5  # bytes a node reads and writes per second beside ch
 _CHECKPOINT_BYTES = 2e9  # bytes a node writes per second of a checkpoint
 _CORRECTED_PER_HOUR = 0.004  # background of host memory; chosen: one error in ten days on a sound node
 _READERS = 64  # processes that load data, which storage blocks; chosen: 8 for each GPU
-_KEPT_S, _CLOCK_S = 2e-5, 1800.0  # s by which a clock is off that chrony keeps in a data centre, and for how long; chosen
+_KEPT_S, _CLOCK_S = 2e-5, 1800.0  # s by which chrony lets a clock stray within a data centre, and for how long; chosen
 
 
 class Hosts:
