@@ -248,8 +248,7 @@ def _simulate(given: argparse.Namespace) -> int:
     order = command.Order(given.scenario, given.seed, given.to, given.speed, given.backfill)
     config, stop = _config(given), Stop()
     sink = RecordingWriter(given.output) if given.output else None
-    _on_signals(stop.set)
-    return command.simulate(order, config, sink, stop.wait)
+    return command.simulate(order, config, sink, stop.wait, planned=lambda: _on_signals(stop.set))
 
 
 def _replay(given: argparse.Namespace) -> int:

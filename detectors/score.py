@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ __all__ = [
     "with_field_rates",
 ]
 _PRECISION = "precision_at_field_rates"
+_NAMED = 5  # strange entities by name in a warning; chosen: one line
 
 
 def score(
@@ -73,16 +75,31 @@ def score(
 
     clean:  JSON of scores of runs without faults; adds the precision at field rates.
     events: events.jsonl, for where the ranks were that moved.
+    Guilty entities that a given topology does not hold are named on stderr: nobody who blames an ancestor finds them.
     """
     world = World(read_topology(topology) if topology else Topology(), read_events(events))
     told = read_findings(findings)
     cases = read_incidents(incidents) if incidents else None
-    result = judge(read_truth(truth), heard(told, cases), world, read_meta(meta))
+    labels = read_truth(truth)
+    if topology:
+        _warn(labels, world)
+    result = judge(labels, heard(told, cases), world, read_meta(meta))
     if clean:
         result = with_field_rates(result, [read_clean(path) for path in clean])
     if json_file:
         _write(Path(json_file), json.dumps(result, indent=1) + "\n")
     return result
+
+
+def _warn(truth: Sequence[Truth], world: World) -> None:
+    strange = sorted({e for line in truth if line.detectability != "benign" for e in line.entities if e not in world})
+    if strange:
+        more = f" and {len(strange) - _NAMED} more" if len(strange) > _NAMED else ""
+        print(  # noqa: T201 - talk
+            f"score: the topology does not hold {', '.join(strange[:_NAMED])}{more}, which the truth says are guilty; "
+            "only alerts on these very names find them: is it the topology of this run?",
+            file=sys.stderr,
+        )
 
 
 def judge(truth: Sequence[Truth], said: Heard, world: World, meta: Meta) -> dict[str, Any]:
@@ -108,8 +125,8 @@ def merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def with_field_rates(result: Mapping[str, Any], clean: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A result with its precision at the rates of faults in the field, by the page rate of clean runs."""
-    return {**result, _PRECISION: at_field_rates(result["recall"], clean)}
+    """A result with its precision at field rates: recall of the kinds that are paged, page rate of the clean runs."""
+    return {**result, _PRECISION: at_field_rates(result["page_kinds"], clean)}
 
 
 def read_clean(path: str | Path) -> dict[str, Any]:

@@ -175,7 +175,7 @@ mean_hours = 12             # how long a job runs on the mean; 0: two jobs for e
 [rates]
 faults = 1.0                # factor on the published rates of faults; 0 (default): only what [[fault]] names
 confounders = 1.0           # factor on the rates of benign events
-apart = true                # no node is struck by two things within half an hour
+apart = true                # half an hour between two things on one node; see below for what is not held to it
 
 [rates.kinds]
 link_flap = 0.02            # the rate of one kind, in the unit of the table below
@@ -197,6 +197,15 @@ changes its GPU. `events.jsonl` tells it as `job_start` and `job_end`; `topology
 
 A node's hazard is the published rate x a Gamma frailty (shape 0.2: the worst 5 % of the nodes have 44 % of the events) x infant
 mortality (three times at first, once after 30 days) x 2^((T - T0) / 10 K). Some kinds are precursors of others.
+
+With `apart` half an hour lies between two things that strike the same node by themselves; what lies on a rack counts for the
+racks of its row. Not held to it: what strikes jobs (apart only from what else strikes that job); benign events of whole loops,
+PDUs and racks (apart only from what else strikes loops, PDUs and racks); what follows from another fault; of a power
+cap, what it reaches beyond its PDU; and [[fault]]. What finds no free place is left out, told, and counted in `meta.json`
+(`dropped` of `planned`). At most a million events are planned, and at most ten years.
+
+In process a fleet can be taken up again: `FleetSimulator.snapshot()` after a block of 60 ticks and `restore()` into a new simulator of the
+same scenario and seed go on to the bit; `make score` does so. Files of `--output` are whole or not there at all.
 
 ## truth.jsonl
 

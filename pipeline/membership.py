@@ -1,7 +1,8 @@
 """Who belongs to what, as inventories and jobs tell it: the same code in the live pipeline and in a replay.
 
 An inventory names what a node has, ranks too. The start of a job places its ranks on GPUs and in stages, its end takes
-them out again with the stages and jobs that nobody is left in. What is told later holds, in whatever order it comes.
+them out again with the stages and jobs that nobody is left in. What is told later holds, in whatever order it comes, as
+long as no more than REMEMBERED comes between an end and the older start.
 """
 
 from __future__ import annotations
@@ -15,19 +16,23 @@ from pipeline.ended import WORK, EndedRanks
 from pipeline.errors import UsageError
 from pipeline.frames import Instant
 from pipeline.links import Links
-from pipeline.records import Event
+from pipeline.records import SECOND, Event
 from pipeline.topology import Topology, kind_of
 
 log = logging.getLogger("fleetpulse.membership")
+REMEMBERED = 3600 * SECOND
+"""How long an end is known, by the newest event; it bounds the memory where jobs come and go. Chosen."""
 
 
 class Membership:
-    """Keeps a topology true. Memory: a time for each rank that is there."""
+    """Keeps a topology true. Memory: a time for each rank that is there, and for each that ended within REMEMBERED."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self._links, self._ended = Links(topology), EndedRanks(topology)
         self._told: dict[str, int] = {}
+        self._over_since: dict[str, int] = {}  # rank or job -> when it ended; the oldest told first
+        self._newest = 0
 
     def applied(self, instant: Instant) -> Instant:
         """Takes the events of an instant that is about to be judged; the instant, with what ended in it."""
@@ -39,6 +44,7 @@ class Membership:
         take = {"inventory": self.learn, "job_end": self._end, "job_start": self._start}
         mine = [event for event in events if event.kind in take]
         mine.sort(key=lambda e: (e.time, list(take).index(e.kind), e.entity))
+        self._drop_old(mine)
         together = groupby(mine, key=lambda e: e.kind)
         return tuple(entity for kind, found in together for entity in take[kind](list(found)))
 
@@ -86,7 +92,8 @@ class Membership:
     def _placed(self, event: Event) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Lines of ranks and stages that a job_start tells."""
         for rank, place in _places(event):
-            if self._told.get(rank, event.time) > event.time:
+            ended = max(self._over_since.get(name, event.time) for name in (rank, event.entity))
+            if max(ended, self._told.get(rank, event.time)) > event.time:
                 continue
             self._told[rank] = event.time
             stage, gpu = (_named(place, kind) for kind in ("stage", "gpu"))
@@ -107,6 +114,7 @@ class Membership:
         ended: dict[str, None] = {}
         for event in events:
             named = event.data.get("ranks")
+            self._note_end(event)
             for rank in named if isinstance(named, (list, dict)) else over:
                 if (
                     isinstance(rank, str)
@@ -122,6 +130,23 @@ class Membership:
         self._forget_times(gone)
         self.topology.forget(gone)
         return gone
+
+    def _note_end(self, event: Event) -> None:
+        """Remembers an end by the ranks that it names, else by its job."""
+        named = event.data.get("ranks")
+        for entity in named if isinstance(named, (list, dict)) else (event.entity,):
+            if isinstance(entity, str):
+                since = max(event.time, self._over_since.pop(entity, event.time))
+                self._over_since[entity] = since
+
+    def _drop_old(self, events: Sequence[Event]) -> None:
+        """Drops ends that are long over by the newest event."""
+        self._newest = max(self._newest, max((e.time for e in events), default=0))
+        while self._over_since:
+            oldest = next(iter(self._over_since))
+            if self._over_since[oldest] >= self._newest - REMEMBERED:
+                return
+            del self._over_since[oldest]
 
     def _forget_times(self, ended: Iterable[str]) -> None:
         for entity in ended:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.sim.arrival import Arrival
+from agents.sim.bounds import LONGEST, YEARS
 from agents.sim.chunk import Chunk
 from agents.sim.fleet import TICKS_FOR_EVER, FleetSimulator
 from agents.sim.scenario import Scenario, load
@@ -105,9 +106,11 @@ def simulate(
     wait: Callable[[float], bool],
     now: Callable[[], int] = utc_now,
     say: Callable[[str], Any] = lambda line: sys.stderr.write(line + "\n"),
+    planned: Callable[[], Any] = lambda: None,
 ) -> int:
     """Runs the scenario to its end, or until `wait(seconds)` answers True (somebody stops it). Returns the exit code.
 
+    `planned` is called when all that will happen is known: from then on `wait` is asked often; before, it is not.
     With `backfill` and a scenario that has [live] faults it goes on in real time until it is stopped.
     """
     _check(order, sink)
@@ -115,6 +118,9 @@ def simulate(
     endless = order.backfill is not None and scenario.live.every > 0
     begin = now()
     simulator = FleetSimulator(scenario, order.seed, _start(scenario, order, begin), endless)
+    planned()
+    if simulator.dropped:
+        say(f"simulate: {simulator.dropped} of {simulator.planned} events found no free place and were left out")
     pace = Pace(begin, order.speed if order.to else 0.0, scenario.interval, order.backfill or 0.0)
     outlets = _outlets(order, config, simulator, now, wait, say)
     tally = Tally()
@@ -128,6 +134,12 @@ def simulate(
             tally.dropped, tally.refused = outlets.dropped, outlets.refused
     if sink:
         _finish(simulator, order, sink, tally)
+    _sum_up(tally, scenario, say)
+    return 1 if tally.dropped or tally.refused else 0
+
+
+def _sum_up(tally: Tally, scenario: Scenario, say: Callable[[str], Any]) -> None:
+    """What was made, and what got lost."""
     took = time.monotonic() - tally.took
     say(
         f"simulate: {scenario.fleet.nodes} nodes, {tally.ticks * scenario.interval:g} s, {tally.samples} samples in "
@@ -140,7 +152,6 @@ def simulate(
         )
     if tally.refused:
         say(f"simulate: {tally.refused} messages were refused by the brokers for ever and are counted as gaps")
-    return 1 if tally.dropped or tally.refused else 0
 
 
 def _outlets(
@@ -216,6 +227,8 @@ def _finish(simulator: FleetSimulator, order: Order, sink: Sink, tally: Tally) -
         "end": iso(simulator.at(seconds)),
         "interval": scenario.interval,
         "rows": tally.rows,
+        "planned": simulator.planned,
+        "dropped": simulator.dropped,
         "events": len(truth := simulator.truth(seconds)),
     }
     sink.close(simulator.parents, attributes, truth, meta)
@@ -241,5 +254,8 @@ def _check(order: Order, sink: Sink | None) -> None:
         raise UsageError(f"simulate: --speed {order.speed}: wanted 0 (as fast as it goes) or a factor on real time")
     if order.seed < 0:
         raise UsageError(f"simulate: --seed {order.seed}: wanted a whole number from 0")
-    if order.backfill is not None and (order.backfill <= 0 or order.to is None or order.speed != 1):
-        raise UsageError("simulate: --backfill: wanted seconds above 0, together with --to and --speed 1")
+    if order.backfill is not None and (not 0 < order.backfill <= LONGEST or order.to is None or order.speed != 1):
+        raise UsageError(
+            f"simulate: --backfill {order.backfill:g}: wanted seconds above 0, at most {YEARS} years, together with "
+            "--to and --speed 1"
+        )

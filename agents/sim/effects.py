@@ -1,7 +1,6 @@
 """What the faults of one block do to the fleet: channels of factors, rates and masks that the physics takes in.
 
-A fault writes into channels, the physics reads them; neither knows the other. A channel that no fault touches costs
-nothing. A new way to be broken is a line in one of the classes below and a line where the physics reads it.
+One that no fault touches costs nothing. A new way to be broken is a line below and one where the physics reads it.
 """
 
 from __future__ import annotations
@@ -163,7 +162,6 @@ class GpuEffects:
         self.nvlink_down = Channel(ticks, n, _NO)
         self.gradient = Channel(ticks, n, _ONE)  # factor on the norm of the rank's own gradient
         self.reset = Channel(ticks, n, _NO)  # began anew in this tick, and its counters with it
-        self.idle = Channel(ticks, n, _NO)  # does nothing although its job goes on
         self.busy = Channel(ticks, n, _ZERO)  # share of load that somebody else adds
 
 
@@ -183,7 +181,6 @@ class PortEffects:
         self.goodput = Channel(ticks, n, _ONE)  # factor on what gets through
         self.wait = Channel(ticks, n, _ZERO)  # share of the time in which data waits for credits
         self.cnp = Channel(ticks, n, _ZERO)  # rate of congestion notification packets
-        self.retransmits = Channel(ticks, n, _ZERO)  # rate of lost or reordered packets that are sent again
         self.timeouts = Channel(ticks, n, _ZERO)  # rate of local acknowledgement timeouts
         self.cqe = Channel(ticks, n, _ZERO)  # rate of requests that completed with an error
         self.reset = Channel(ticks, n, _NO)  # began anew in this tick, and its counters with it
@@ -201,7 +198,6 @@ class NodeEffects:
         self.cpu = Channel(ticks, n, _ZERO)  # share of the processors that something else takes
         self.pressure = Channel(ticks, n, _ZERO)  # share of the time in which tasks wait for a processor
         self.io_pressure = Channel(ticks, n, _ZERO)  # share of the time in which tasks wait for storage
-        self.memory_used = Channel(ticks, n, _ZERO)  # share of the memory taken
         self.corrected = Channel(ticks, n, _ZERO)  # rate of corrected errors of host memory
         self.uncorrected = Channel(ticks, n, _NONE)  # count
         self.inlet = Channel(ticks, n, _ZERO)  # K added to the air inlet
@@ -228,6 +224,7 @@ class SiteEffects:
         self.psu_unfed = Channel(ticks, supplies, _NO)  # a power supply has no input
         self.volts = Channel(ticks, pdus, _ONE)  # factor on a unit's voltage
         self.network = Channel(ticks, jobs, _ONE)  # factor on the time a job spends in collectives
+        self.step = Channel(ticks, jobs, _ONE)  # factor on a job's whole step, by what its collectives take longer
         self.stalled = Channel(ticks, jobs, _NO)  # a job waits for data
         self.hung = Channel(ticks, jobs, _NO)  # a job waits in a collective that never ends
         self.evaluating = Channel(ticks, jobs, _NO)  # a job evaluates: other load, no gradient
@@ -254,9 +251,8 @@ class Effects:
     ) -> None:
         ticks = len(time)
         self.time, self.since, self.until = time, since, float(time[-1])
-        self.layout = layout
+        self.layout, self.stays, self.start = layout, stays, start
         self.job_of_gpu: NDArray[np.int32] = running
-        self.stays, self.start = stays, start
         self.gpu, self.port = GpuEffects(ticks, layout.gpus), PortEffects(ticks, layout.gpus)
         self.node, self.site = NodeEffects(ticks, layout.nodes), SiteEffects(ticks, layout, jobs)
         self.defects: list[Defect] = []
@@ -292,7 +288,13 @@ class Effects:
 
     def slow_job(self, gpus: Sequence[int] | NDArray[np.intp], factor: Values) -> None:
         """Stretches the collectives of every job that runs on one of the GPUs; `factor` a number or (ticks,)."""
+        self._on_jobs(self.site.network, gpus, factor)
+
+    def lengthen_steps(self, gpus: Sequence[int] | NDArray[np.intp], share: Floats) -> None:
+        """Adds (ticks,) `share` of a step to the collectives of every job that runs on one of the GPUs."""
+        self._on_jobs(self.site.step, gpus, 1 + share)
+
+    def _on_jobs(self, channel: Channel, gpus: Sequence[int] | NDArray[np.intp], factor: Values) -> None:
         running = self.job_of_gpu[:, np.atleast_1d(gpus)]
         for job in np.unique(running[running >= 0]).tolist():
-            there = (running == job).any(axis=1)
-            self.site.network.scale(int(job), np.where(there, factor, 1.0))
+            channel.scale(int(job), np.where((running == job).any(axis=1), factor, 1.0))

@@ -40,6 +40,7 @@ class FleetSimulator:
         self.layout = Layout(scenario.fleet.nodes, scenario.fleet.gpus_per_node)
         story = Story.of(scenario, self.layout, seed, live)
         self.faults, self.schedule = story.faults, story.schedule
+        self.planned, self.dropped = story.planned, story.dropped
         self.parents: Mapping[str, Sequence[str]] = self.layout.parents | job_parents(self.schedule, self.layout)
         self._state, fleet = State({"blocks": np.zeros(1, np.int64)}), scenario.fleet
         self._plant = Plant(self.layout, self.schedule, scenario.interval, seed, self._state)

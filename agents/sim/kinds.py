@@ -58,7 +58,12 @@ def _block(kind: type[Kind]) -> str:
         "set": given,
     }
     lines = (line for label, text in texts.items() for line in _wrapped(label, text))
-    return "\n".join([f"{kind.name}: {kind.detectability}, strikes a {told['strikes']}", *lines]) + "\n"
+    return "\n".join([f"{kind.name}: {kind.detectability}, strikes {_a(told['strikes'])}", *lines]) + "\n"
+
+
+def _a(word: str) -> str:
+    """A word with its article."""
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
 def _wrapped(label: str, text: str) -> Iterator[str]:

@@ -49,8 +49,9 @@ def _line(fault: Fault, schedule: Schedule, layout: Layout, start: int, horizon:
 
 
 def _idle(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
-    """Whether a fault that only shows under load struck where no job ran for most of its time."""
-    if not fault.kind.loaded or fault.kind.detectability not in ("hard", "soft"):
+    """Whether a fault that only shows under load struck where no job ran for most of its time. A logged fact is seen
+    all the same."""
+    if not fault.kind.loaded or fault.kind.detectability != "soft":
         return False
     below = fault.kind.strikes in ("node", "leaf")
     gpu = int(layout.gpus_of(layout.nodes_below(fault.kind.strikes, fault.device))[0]) if below else fault.device

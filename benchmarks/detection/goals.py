@@ -7,10 +7,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agents.sim.faults.kind import DAY, Fault
+from agents.sim.faults.optic import OpticDegradation
+from agents.sim.kinds import KINDS
 from benchmarks.detection.tables import interval, number, share
+from pipeline.records import SECOND, from_iso
 
 UNMEASURED = "not yet measured"
 LINKS_PER_NODE = 8
+SHARED = frozenset({"leaf", "power", "coolant", "rack"})
+"""What many devices hang on: a fault of it is correlated."""
+RESISTANCE, RESISTANCE_S = 0.15, 600.0  # the goal's rise of thermal resistance, and time from there to the answer
+AHEAD_S = DAY  # before the cliff, as the goal of optics wants it
+Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
 Score = Mapping[str, Any]
 
 
@@ -24,7 +33,11 @@ class Seen:
 
     clean: Score | None
     raised: Score | None
-    events: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
+    events: Sequence[Pair]
+
+    def of(self, *names: str) -> list[Pair]:
+        """Lines and records of some kinds, where their effect is as large as must be found."""
+        return [pair for pair in self.events if pair[1]["kind"] in names and pair[1]["large"]]
 
     def kind(self, *names: str) -> Score | None:
         """Figures of the first of the kinds that there are events of."""
@@ -42,14 +55,15 @@ class Seen:
         ]
 
 
-def found_of(records: Iterable[Mapping[str, Any]]) -> str:
-    """Recall of some records, with their median delay."""
+def found_of(records: Iterable[Mapping[str, Any]], within: float | None = None) -> str:
+    """Recall of some records, with their median delay; an answer after `within` s does not count."""
     mine = list(records)
-    delays = [r["delay_s"] for r in mine if r["delay_s"] is not None]
+    delays = [r["delay_s"] for r in mine if r["delay_s"] is not None and (within is None or r["delay_s"] <= within)]
     if not mine:
         return UNMEASURED
+    limit = "" if within is None else f" within {number(within)} s"
     median = f"; median {number(statistics.median(delays))} s" if delays else ""
-    return f"R {share(len(delays) / len(mine))} ({len(delays)} of {len(mine)}){median}"
+    return f"R {share(len(delays) / len(mine))} ({len(delays)} of {len(mine)}){limit}{median}"
 
 
 def recall(block: Score | None) -> str:
@@ -66,9 +80,59 @@ def _pages(seen: Seen) -> str:
 
 
 def _mixed(seen: Seen) -> str:
-    if seen.raised is None or not seen.raised["events"]:
+    """At the rates of real fleets: raised recall with the page rate of clean runs."""
+    field = (seen.raised or {}).get("precision_at_field_rates")
+    if not field or field["recall"] is None:
         return UNMEASURED
-    return f"P {share(seen.raised['precision'])}, R {share(seen.raised['recall'])}, F1 {share(seen.raised['f1'])}"
+    found, lines = field["recall"], []
+    for line in field["precision"]:
+        p = line["value"]
+        f1 = None if p is None else 2 * p * found / (p + found) if p + found else 0.0
+        lines.append(f"P {share(p)}, F1 {share(f1)} at {line['faults_per_1000_node_days']:g}")
+    return f"R {share(found)}; {'; '.join(lines)} faults per 1,000 node-days"
+
+
+def _seconds(line: Mapping[str, Any], name: str) -> float:
+    """From the onset to another time of a line of the truth."""
+    later = line["parameters"].get("detectable", line["onset"]) if name == "detectable" else line[name]
+    return (from_iso(later) - from_iso(line["onset"])) / SECOND
+
+
+def _answered(pair: Pair) -> float | None:
+    """Seconds from the onset to the answer."""
+    line, record = pair
+    return None if record["delay_s"] is None else _seconds(line, "detectable") + float(record["delay_s"])
+
+
+def _share_by(due: Iterable[tuple[Pair, float]], what: str) -> str:
+    """How many were answered by the second that each was due."""
+    mine = [(_answered(pair), limit) for pair, limit in due]
+    found = sum(answer is not None and answer <= limit for answer, limit in mine)
+    return f"R {share(found / len(mine))} ({found} of {len(mine)} {what})" if mine else UNMEASURED
+
+
+def _optic(seen: Seen) -> str:
+    """Ticketed so long before error correction gives up, of those that came so far."""
+    due = []
+    for pair in seen.of("optic_degradation"):
+        told, end = pair[0]["parameters"], _seconds(pair[0], "end")
+        kind = OpticDegradation(slope=told["slope"], start=told["start"])
+        cliff = kind.cliff(Fault(0, kind, pair[0]["entity"], 0, 0.0, end, ()))
+        if cliff < end:
+            due.append((pair, cliff - AHEAD_S))
+    found = _share_by(due, "that came to the cliff, 24 h ahead of it")
+    return found if found == UNMEASURED else f"{found}; ticket P {UNMEASURED}"
+
+
+def _resistance(seen: Seen) -> str:
+    """Cold plates that rose so far, and long enough before the end for an answer in time."""
+    due = []
+    for pair in seen.of("cold_plate"):
+        told = pair[0]["parameters"]
+        limit = RESISTANCE / max(told["rise"], 1e-9) * told["days"] * DAY + RESISTANCE_S
+        if told["rise"] >= RESISTANCE and limit <= _seconds(pair[0], "end"):
+            due.append((pair, limit))
+    return _share_by(due, "that rose so far, at most 10 min after")
 
 
 def _attribution(seen: Seen) -> str:
@@ -80,6 +144,18 @@ def _attribution(seen: Seen) -> str:
     right = sum(rows[row].get(row, 0) for row in rows)
     blamed = f"; {rows['JOB'].get('NODE', 0)} of {told['JOB']} job-made on a node" if told["JOB"] else ""
     return f"{share(right / sum(told.values()))} ({right} of {sum(told.values())}){blamed}"
+
+
+def _flap(seen: Seen) -> str:
+    """When the third flap was is not in the truth."""
+    found = recall(seen.kind("link_flap"))
+    return found if found == UNMEASURED else f"{found}, from the first flap on"
+
+
+def _link_errors(seen: Seen) -> str:
+    """No fault has one of these rates alone."""
+    found = recall(seen.kind("link_degradation"))
+    return f"at these rates {UNMEASURED}" + ("" if found == UNMEASURED else f"; acute degradation: {found}")
 
 
 def _link_pages(seen: Seen) -> str:
@@ -98,10 +174,14 @@ def _sdc(seen: Seen) -> str:
 
 
 def _collapse(seen: Seen) -> str:
-    found = seen.raised
-    if found is None or found["compression"] is None:
+    """Faults of what many devices hang on; how much an incident holds is known of all faults together alone."""
+    names = [name for name, kind in KINDS.items() if kind.strikes in SHARED]
+    tops = [bool(record["top1"]) for _, record in seen.of(*names) if record["delay_s"] is not None]
+    if not tops:
         return UNMEASURED
-    return f"root top-1 {share(found['top1'])}; {number(found['compression'])} conditions an incident, all faults"
+    size = (seen.raised or {}).get("compression")
+    told = f"of all faults {number(size)} conditions an incident" if size is not None else UNMEASURED
+    return f"root top-1 {share(sum(tops) / len(tops))} of {len(tops)} found; alerts an incident: {told}"
 
 
 def _cost(seen: Seen) -> str:
@@ -126,7 +206,7 @@ GOALS: tuple[Goal, ...] = (
     ),
     (
         *("Fail-slow 5 %", "none", "R >= 0.90 within 30 min", "0.97"),
-        lambda seen: found_of(seen.effect("time", 0.04, 0.07, 1800.0)),
+        lambda seen: found_of(seen.effect("time", 0.04, 0.07, 1800.0), 1800.0),
     ),
     (
         *("Localise in the collective library", "Holmes 97.2 %, 30 s; Mycroft 15 s"),
@@ -138,7 +218,7 @@ GOALS: tuple[Goal, ...] = (
     ),
     (
         *("Link bit error rate 1e-12 / 1e-13", "vendor window 12 min", "<= 90 s / <= 5 min, R >= 0.98"),
-        *("60 s / 3 min", lambda seen: recall(seen.kind("link_degradation"))),
+        *("60 s / 3 min", _link_errors),
     ),
     (
         *("Link false pages", "vendor rule 4.7 per 10,000 links and day", "<= 0.1 per 10,000 links and day"),
@@ -146,11 +226,11 @@ GOALS: tuple[Goal, ...] = (
     ),
     (
         *("Flap page", "gpud 3 in 12 h", "<= 60 s after the third flap, R >= 0.99", "-"),
-        lambda seen: recall(seen.kind("link_flap")),
+        _flap,
     ),
     (
         *("Optic precursor", "CorrOpt +60 % repair accuracy", ">= 60 % ticketed >= 24 h ahead, ticket P >= 0.8"),
-        *("80 %", lambda seen: recall(seen.kind("optic_degradation"))),
+        *("80 %", _optic),
     ),
     (
         *("SDC, bit-exact mismatch", "AEGIS 8/8, SDCHunter 91 % injected"),
@@ -160,12 +240,9 @@ GOALS: tuple[Goal, ...] = (
     ("SDC with replica hooks", "91-100 %", ">= 90 % of injected within 1,000 steps", "95 %", _unmeasured),
     (
         *("Coolant pump loss", "none", "incident <= 30 s", "2 s"),
-        lambda seen: recall(seen.kind("coolant")),
+        lambda seen: found_of((record for _, record in seen.of("coolant")), 30.0),
     ),
-    (
-        *("R_th +15 % on one GPU", "none", "<= 10 min, R >= 0.95", "5 min"),
-        lambda seen: recall(seen.kind("cold_plate")),
-    ),
+    ("R_th +15 % on one GPU", "none", "<= 10 min, R >= 0.95", "5 min", _resistance),
     (
         *("Correlated fault collapse", "Flock 1.19-11x less error", "root top-1 >= 0.95; >= 50 alerts an incident"),
         *("0.99", _collapse),

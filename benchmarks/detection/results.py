@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from agents.sim.calendar import stage_entity
 from agents.sim.scenario import Scenario
 from benchmarks.detection.judge import Judged
 from detectors.score import score
 from pipeline.records import iso
 from pipeline.text_files import write_topology
-from pipeline.topology import Topology
+from pipeline.topology import Topology, kind_of
 
 ROOT = Path(__file__).parents[2]
 _JUDGED = ("agents/sim", "detectors", "pipeline", "benchmarks/detection/judge.py")
@@ -31,7 +32,7 @@ _NOT_JUDGED = (
     *("pipeline/api", "pipeline/respond", "pipeline/store", "pipeline/transport"),
 )
 """Code that decides what is said, and what below it does not."""
-_SAID = ("findings", "incidents", "truth")
+_SAID = ("findings", "incidents", "truth", "placed")
 Result = dict[str, Any]
 
 
@@ -74,8 +75,34 @@ def result_of(judged: Judged, key: str) -> Result:
         "findings": [f.as_json() for f in judged.findings],
         "incidents": [i.as_json() for i in judged.incidents],
         "truth": judged.truth,
+        "placed": _placed(judged),
     }
     return {**result, "parents": _named(result, Topology(simulator.parents))}
+
+
+def _placed(judged: Judged) -> list[dict[str, Any]]:
+    """Starts of jobs, as an agent tells them, with the ranks alone that something was said of or true of, and the first
+    of a job that something was true of.
+
+    A rank is judged by where it ran at that moment. Bounded by what is named: a whole fleet's starts are a thousand
+    times as much.
+    """
+    said = {f.entity for f in judged.findings} | {e for i in judged.incidents for e in (i.cause, *i.members)}
+    true = {e for line in judged.truth for e in (line["entity"], *line.get("entities", ()))}
+    ranks = {entity for entity in said | true if kind_of(entity) == "rank"}
+    simulator, lines = judged.simulator, []
+    gpus = simulator.layout.entities["gpu"]
+    end = judged.node_days / simulator.scenario.fleet.nodes * 86_400
+    for stay in simulator.schedule.within(0.0, end):
+        places = {
+            rank: {"gpu": gpus[stay.gpus[i]], "stage": stage_entity(stay, int(stay.job.stage_of_rank[i]))}
+            for i, rank in enumerate(stay.job.names)
+            if rank in ranks or (i == 0 and stay.job.entity in true)
+        }
+        if places:
+            time = iso(simulator.at(max(stay.begin, 0.0)))
+            lines.append({"time": time, "entity": stay.job.entity, "kind": "job_start", "data": {"ranks": places}})
+    return lines
 
 
 def _named(result: Result, topology: Topology) -> dict[str, list[str]]:
@@ -85,8 +112,13 @@ def _named(result: Result, topology: Topology) -> dict[str, list[str]]:
         named |= dict.fromkeys(line.get("entities", ()))
     for line in result["incidents"]:
         named |= dict.fromkeys((line["cause"], line["entity"], *line["members"]))
+    for line in result["placed"]:
+        named |= {e: None for place in line["data"]["ranks"].values() for e in (place["stage"], place["gpu"])}
     every = {**named, **{above: None for entity in named for above in topology.above(entity)}}
-    return {e: list(topology.parents[e]) for e in every if e in topology.parents}
+    # what has nothing above it has no line of its own: one of those below it tells that it is there
+    bare = {e for e in every if not topology.parents.get(e)}
+    below = {above: e for e, line in topology.parents.items() for above in line if above in bare}
+    return {e: list(topology.parents[e]) for e in (*every, *below.values()) if e in topology.parents}
 
 
 def write(path: Path, result: Result) -> None:
@@ -102,7 +134,7 @@ def read(path: Path) -> Result | None:
         found: Result = json.loads(gzip.decompress(path.read_bytes()))
     except (OSError, EOFError, ValueError):
         return None
-    return found if "key" in found else None
+    return found if {"key", *_SAID} <= found.keys() else None
 
 
 def scored(result: Result) -> dict[str, Any]:
@@ -113,5 +145,5 @@ def scored(result: Result) -> dict[str, Any]:
             (place / f"{part}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in result[part]))
         write_topology(place / "topology.toml", result["parents"], {})
         (place / "meta.json").write_text(json.dumps(result["meta"]))
-        findings, incidents, truth = (place / f"{part}.jsonl" for part in _SAID)
-        return score(findings, truth, incidents, place / "topology.toml", place / "meta.json")
+        findings, incidents, truth, placed = (place / f"{part}.jsonl" for part in _SAID)
+        return score(findings, truth, incidents, place / "topology.toml", place / "meta.json", events=[placed])

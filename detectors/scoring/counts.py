@@ -88,6 +88,9 @@ DELTA_MIN: Mapping[str, float] = {
 """The least `parameters.effect` that must be found, by `effect_unit`: shares, K, and a number of flaps."""
 HOLD_S = 600.0
 """What a statistical page waits for: benign slowdowns last 30 to 300 s, twice the longest. Chosen."""
+GOAL_S = 1020.0
+"""By when a soft event must be paged, 17 min from its onset. The length that recall asks of soft events is HOLD_S and
+the median delay of their kind, but at most this for the delay: else late findings take out what was found. Chosen."""
 
 _FOLDED = {
     **dict.fromkeys(("gpu", "memory", "node", "host"), "NODE"),

@@ -16,18 +16,22 @@ FIELD_RATES = (6.5, 2.34)
 """Failures per 1,000 node-days of Meta's RSC-1 and RSC-2 (Kokolis et al., "Revisiting Reliability", 2024)."""
 
 
-def at_field_rates(recall: float | None, clean: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def at_field_rates(page_kinds: Mapping[str, Any], clean: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Precision at each field rate, with the interval of the page rate; None where one of both is not known.
 
-    clean: results of runs without faults; their pages and node-days are added up.
+    page_kinds: figures of the events whose kind must be paged: a ticket is no page, so what it finds does not count.
+    clean:      results of runs without faults; their pages and node-days are added up.
     """
     days = [result["node_days"] for result in clean]
     false = sum(result["false"] for result in clean)
+    recall = page_kinds["recall"]
     pages = None if None in days else rate(false, math.fsum(days))
     if recall is None or pages is None:
         return None
     return {
         "recall": recall,
+        "events": page_kinds["events"],
+        "found": page_kinds["found"],
         "false_pages": false,
         "node_days": math.fsum(days),
         "false_pages_per_1000_node_days": pages,

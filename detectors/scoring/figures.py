@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from detectors.intervals import poisson, wilson
-from detectors.scoring.counts import CLASSES, HOLD_S, NOT_FOUND
+from detectors.scoring.counts import CLASSES, GOAL_S, HOLD_S, NOT_FOUND
 from detectors.scoring.delays import reached
 from detectors.scoring.matching import counting
 from detectors.scoring.records import EventRecord, FalseRecord, Records, RunRecord
@@ -23,22 +23,25 @@ def figures(records: Records) -> dict[str, Any]:
     sought = [e for e in records.events if e.detectability in ("hard", "soft")]
     counted, small = divided(sought)
     kinds = dict.fromkeys(e.kind for e in sought)
+    large = [e for e in sought if _seen(e)]
     pages = [f for f in records.false if f.level == "page"]
-    found, told = block(counted), _said("page", records)
+    found, told = block(counted), _said("page", records, counted)
     return {
         **found,
         **told,
         "f1": _f1(told["precision"], found["recall"]),
         "missed": [e.id for e in counted if not e.found],
         "small": block(small),
+        "large": block(large),
+        "page_kinds": block([e for e in counted if counting(e.kind).level == "page"]),
         "not_sought": _not_sought(records),
-        "tickets": _said("ticket", records),
+        "tickets": _said("ticket", records, counted),
         "false_by_detector": _counted(f.detector for f in pages),
         "false_by_reason": _counted(f.why for f in pages),
         "false_by_benign": _by_benign(records.events, pages),
         "false_beside_faults": _counted(f.beside for f in pages if f.beside and f.why != "benign"),
         **_compression(records.runs),
-        "kinds": {k: _kind(k, counted, small) for k in kinds},
+        "kinds": {k: _kind(k, counted, small, large) for k in kinds},
         "severity": _severity(counted),
         "scales": [_scale(gpus, records, counted) for gpus in _sizes(records.runs)],
         "attribution": _confusion(counted),
@@ -51,18 +54,24 @@ def divided(sought: Events) -> tuple[list[EventRecord], list[EventRecord]]:
     """(what recall counts, what is too small for it).
 
     Small is an effect below delta_min, or one that never can be seen; of soft events also one shorter than the hold and
-    the median delay of its kind. A hard event is a logged fact: it stays in the log, however short it was.
+    the median delay of its kind, which counts up to GOAL_S: who is late must not choose what is asked of him. A hard
+    event is a logged fact: it stays in the log, however short it was.
     """
     delays: dict[str, list[float]] = {}
     for e in sought:
         if e.large and e.delay_s is not None:
             delays.setdefault(e.kind, []).append(e.delay_s)
-    least = {kind: HOLD_S + statistics.median(found) for kind, found in delays.items()}
+    least = {kind: HOLD_S + min(GOAL_S, statistics.median(found)) for kind, found in delays.items()}
 
     def counts(e: EventRecord) -> bool:
-        return e.large and e.length_s >= (least.get(e.kind, HOLD_S) if e.detectability == "soft" else 0.0)
+        return _seen(e) and (e.detectability == "hard" or e.length_s >= least.get(e.kind, HOLD_S))
 
     return [e for e in sought if counts(e)], [e for e in sought if not counts(e)]
+
+
+def _seen(e: EventRecord) -> bool:
+    """Whether its effect is large enough, and can be seen at all."""
+    return e.large and e.length_s >= 0.0
 
 
 def block(events: Events) -> dict[str, Any]:
@@ -92,14 +101,21 @@ def rate(count: int, node_days: float | None) -> dict[str, float] | None:
     return {"value": 1000 * count / node_days, "low": 1000 * low / node_days, "high": 1000 * high / node_days}
 
 
-def _said(level: str, records: Records) -> dict[str, Any]:
-    """Pages, or tickets, right and false. Right ones answer an event that is looked for, small ones too."""
-    right = sum(e.level == level and e.detectability in ("hard", "soft") for e in records.events)
+def _said(level: str, records: Records, counted: Events) -> dict[str, Any]:
+    """Pages, or tickets, right and false: an incident is one, however many events it answers.
+
+    Right ones answer an event that is looked for, small ones too; excused ones answer what is invisible alone.
+    """
+    answering = _incidents(e for e in records.events if e.level == level and e.detectability in ("hard", "soft"))
+    excused = _incidents(e for e in records.events if e.level == level and e.detectability == "invisible")
+    right = len(answering)
     false = [f for f in records.false if f.level == level]
     days = _sum(r.node_days for r in records.runs)
     return {
         f"{level}s": right + len(false),
         "right": right,
+        "right_small": len(answering - _incidents(e for e in counted if e.level == level)),
+        "excused": len(excused - answering),
         "false": len(false),
         "duplicates": sum(f.why == "duplicate" for f in false),
         "precision": _share(right, right + len(false)),
@@ -107,6 +123,10 @@ def _said(level: str, records: Records) -> dict[str, Any]:
         "node_days": days,
         f"false_{level}s_per_1000_node_days": rate(len(false), days),
     }
+
+
+def _incidents(events: Iterable[EventRecord]) -> set[tuple[int, str | None]]:
+    return {(e.run, e.incident) for e in events}
 
 
 def _not_sought(records: Records) -> dict[str, Any]:
@@ -152,11 +172,17 @@ def _cost(runs: Sequence[RunRecord]) -> float | None:
     return 1e6 * sum(c for c, _ in known) / sum(s for _, s in known) if known else None
 
 
-def _kind(kind: str, counted: Events, small: Events) -> dict[str, Any]:
+def _kind(kind: str, counted: Events, small: Events, large: Events) -> dict[str, Any]:
     little = [e for e in small if e.kind == kind]
     mine = [e for e in counted if e.kind == kind]
     tail = {"small": len(little), "small_found": sum(e.found for e in little)}
-    return {"level": counting(kind).level, **block(mine), **tail}
+    return {"level": counting(kind).level, **block(mine), **tail, **_large(e for e in large if e.kind == kind)}
+
+
+def _large(events: Iterable[EventRecord]) -> dict[str, Any]:
+    """Of events however short, what was found."""
+    found = [e.found for e in events]
+    return {"large": len(found), "large_found": sum(found), "large_recall": _share(sum(found), len(found))}
 
 
 def _severity(counted: Events) -> dict[str, Any]:
@@ -180,8 +206,9 @@ def _scale(gpus: float | None, records: Records, counted: Events) -> dict[str, A
         tuple(f for f in records.false if f.run in runs),
         tuple(records.runs[i] for i in sorted(runs)),
     )
-    told, compressed = _said("page", mine), _compression(mine.runs)
-    return {"gpus": gpus, "runs": len(runs), **block([e for e in counted if e.run in runs]), **told, **compressed}
+    found = [e for e in counted if e.run in runs]
+    told, compressed = _said("page", mine, found), _compression(mine.runs)
+    return {"gpus": gpus, "runs": len(runs), **block(found), **told, **compressed}
 
 
 def _confusion(counted: Events) -> dict[str, dict[str, int]]:

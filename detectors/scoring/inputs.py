@@ -31,7 +31,7 @@ class Truth:
     """One line of truth.jsonl. `visible`: from when it can be seen at all, later than the onset for ramps.
 
     entity:      where it lies.   entities: who is guilty; the entity where none are named. If the line says that
-                 nobody is guilty (an empty list), the event is benign.
+                 nobody is guilty (an empty list), the event is benign, whatever its class.
     attribution, severity, effect, effect_unit: of its parameters; None where the truth does not tell.
     """
 
@@ -132,8 +132,9 @@ def _truth(where: str, row: Row) -> Truth:
     if end < onset:
         raise UsageError(f"{where}: end {row['end']} is before onset {row['onset']}; wanted it after: swapped?")
     nobody = row.get("entities") == []
-    detectability = "benign" if nobody and row.get("class") != "invisible" else row.get("class") or "soft"
+    detectability = row.get("class") or "soft"
     _one_of(where, {"class": detectability}, "class", CLASSES)
+    detectability = "benign" if nobody else detectability
     if detectability in ("hard", "soft"):
         _known(where, row["kind"])
     more = row.get("parameters") or {}

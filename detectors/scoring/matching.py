@@ -35,7 +35,7 @@ def within(time: int | None, event: Truth) -> bool:
 
 
 def fits(alert: Alert, event: Truth, world: World) -> bool:
-    """Whether detector, cause, level and time make it an answer."""
+    """Whether detector, cause, level and time make it an answer. What is invisible excuses a page on itself alone."""
     wanted = counting(event.kind)
     time = alert.at(wanted.level)
     if time is None or not within(time, event):
@@ -44,8 +44,10 @@ def fits(alert: Alert, event: Truth, world: World) -> bool:
         return False
     if wanted.causes is not None and kind_of(alert.cause) not in wanted.causes:
         return False
-    cause = alert.cause
-    return any(world.same(cause, root, time) or cause in world.above(root, time) for root in event.entities)
+    cause, itself = alert.cause, event.detectability == "invisible"
+    return any(
+        world.same(cause, root, time) or (not itself and cause in world.above(root, time)) for root in event.entities
+    )
 
 
 def related(alert: Alert, event: Truth, world: World) -> bool:

@@ -50,13 +50,14 @@ def _event(place: int, case: Case, recording_end: int | None) -> EventRecord:
         length_s=(end - event.visible) / SECOND,
     )
     if place in case.answers:
-        return replace(record, **_answer(event, case.alerts[case.answers[place]], end, case))
+        return replace(record, **_answer(place, end, case))
     blamed = case.blamed(event)
     return replace(record, said=says(blamed.detector, blamed.cause) if blamed else NOT_FOUND)
 
 
-def _answer(event: Truth, alert: Alert, end: int, case: Case) -> dict[str, Any]:
+def _answer(place: int, end: int, case: Case) -> dict[str, Any]:
     """Delays end with the event, but not those of an instant, which would all be 0."""
+    event, alert = case.events[place], case.alerts[case.answers[place]]
     time = alert.at(counting(event.kind).level)
     assert time is not None
     late = time > end > event.onset
@@ -64,11 +65,19 @@ def _answer(event: Truth, alert: Alert, end: int, case: Case) -> dict[str, Any]:
     return {
         "delay_s": max(0, (end if late else time) - event.visible) / SECOND,
         "late": late,
-        "level": "page" if alert.incident in case.paging else "ticket",
+        "level": _level(place, case),
+        "incident": alert.incident,
         "top1": places[0],
         "top3": any(places),
         "said": says(alert.detector, alert.cause),
     }
+
+
+def _level(place: int, case: Case) -> str | None:
+    """A page where its incident paged about the event, a ticket where that never paged at all."""
+    if case.paged(place) is not None:
+        return "page"
+    return None if case.alerts[case.answers[place]].incident in case.paging else "ticket"
 
 
 def _wrong(case: Case, level: str) -> list[Alert]:
@@ -77,28 +86,49 @@ def _wrong(case: Case, level: str) -> list[Alert]:
     What one incident says without answering anything is one page, and one more for every further 6 hours. Incidents
     that paged have no tickets.
     """
-    groups: dict[str, list[int]] = defaultdict(list)
-    for a, alert in enumerate(case.alerts):
-        groups[alert.incident].append(a)
     wrong: list[Alert] = []
-    for incident, places in groups.items():
-        answers = [(case.alerts[a], case.event_of[a]) for a in places if a in case.event_of]
-        idle = [case.alerts[a] for a in places if a not in case.event_of]
+    answered: dict[str, list[int]] = defaultdict(list)
+    for e, a in case.answers.items():
+        answered[case.alerts[a].incident].append(e)
+    for incident, places in case.members.items():
         if level == "page":
-            wrong += _leftover([a for a in idle if a.paged is not None], answers)
+            wrong += _leftover(_paged(places, case), _page_answers(answered[incident], case), case.world)
         elif incident not in case.paging:
-            wrong += _leftover(idle, answers)
+            idle = [case.alerts[a] for a in places if a not in case.event_of]
+            answers = [(case.alerts[case.answers[e]].time, case.events[e]) for e in answered[incident]]
+            wrong += _leftover(idle, answers, case.world)
     return sorted(wrong, key=lambda a: (a.time, a.cause, a.heard))
 
 
-def _leftover(idle: Sequence[Alert], answers: Sequence[tuple[Alert, Truth]]) -> list[Alert]:
+def _paged(places: Sequence[int], case: Case) -> list[Alert]:
+    """Pages that answer nothing, those too that answered as a ticket and rose when the event was long over."""
+    return [
+        alert
+        for alert, event in ((case.alerts[a], case.event_of.get(a)) for a in places)
+        if alert.paged is not None and (event is None or not within(alert.paged, event))
+    ]
+
+
+def _page_answers(answered: Sequence[int], case: Case) -> list[tuple[int, Truth]]:
+    """When an incident paged about which event; where only a ticket answers, its pages are not free."""
+    told = ((case.paged(e), case.events[e]) for e in answered)
+    return [(time, event) for time, event in told if time is not None]
+
+
+def _leftover(idle: Sequence[Alert], answers: Sequence[tuple[int, Truth]], world: World) -> list[Alert]:
     """Of an incident's alerts that answer nothing, those that are not on what it answered within 6 hours."""
     first: list[Alert] = []
     for alert in sorted(idle, key=lambda a: (a.time, a.cause, a.heard)):
-        free = any(within(alert.time, e) and abs(alert.time - answer.time) <= FREE for answer, e in answers)
+        free = any(_free(alert, time, event, world) for time, event in answers)
         if not free and not (first and alert.time - first[-1].time <= FREE):
             first.append(alert)
     return first
+
+
+def _free(alert: Alert, answered: int, event: Truth, world: World) -> bool:
+    """Whether it only says again what its incident answered; about what is invisible it must fit by itself."""
+    again = within(alert.time, event) and abs(alert.time - answered) <= FREE
+    return again and (event.detectability != "invisible" or fits(alert, event, world))
 
 
 def _false(alert: Alert, level: str, case: Case) -> FalseRecord:

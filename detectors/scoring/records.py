@@ -22,7 +22,9 @@ class EventRecord:
     large:    whether its effect is at least delta_min, or the truth tells none.
     length_s: from when it can be seen to its end, or the recording's; negative if it never could be.
     delay_s:  from when it can be seen to the answer; None: not found.   late: the answer came after the end.
-    level:    of the answer: a page or only a ticket.   top1, top3: whether the guilty entity stands that far up.
+    level:    of the answer: a page or only a ticket; None also where an incident answers with a ticket, but pages for
+              something else: that counts neither way.   incident: of the answer, for one page is one incident.
+    top1, top3: whether the guilty entity stands that far up.
     """
 
     run: int
@@ -36,6 +38,7 @@ class EventRecord:
     delay_s: float | None = None
     late: bool = False
     level: str | None = None
+    incident: str | None = None
     top1: bool = False
     top3: bool = False
     said: str = NOT_FOUND
@@ -49,8 +52,8 @@ class EventRecord:
 class FalseRecord:
     """One page or ticket that answered nothing.
 
-    why:    duplicate (of an answer), benign (something harmless was on), wrong (of a fault: other device, type, time or
-            level than counts) or nothing (nothing at all was there).
+    why:    duplicate (of an answer), benign (something harmless was on), wrong (of a fault of, above or below what it
+            names: other device, type or level than counts) or nothing (nothing that what it names belongs to).
     beside: the kind of the event that it lies on, and its id.
     """
 

@@ -11,7 +11,8 @@ from detectors.scoring.counts import CLASSES, NOT_FOUND
 COLUMNS = ("kind", "found", "recall", "recall_95", "median_s", "p90_s", "top1", "top3", "small")
 FIELDS = (
     *("kind", "level", "events", "found", "recall", "recall_low", "recall_high", "delay_median_s", "delay_p90_s"),
-    *("top1", "top3", "small", "small_found"),
+    *("half_known_after_s", "ninety_percent_known_after_s", "top1", "top3", "small", "small_found"),
+    *("large", "large_found", "large_recall"),
 )
 _WIDTH = 100
 _SHORT = {NOT_FOUND: "none"}
@@ -31,7 +32,9 @@ def _plain_rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 
 def _blocks(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     small = {"small": result["small"]["events"], "small_found": result["small"]["found"]}
-    return [*sorted(result["kinds"].items()), ("all", {**result, **small})]
+    large = {f"large{end}": result["large"][key] for end, key in (("", "events"), ("_found", "found"))}
+    whole = {**result, **small, **large, "large_recall": result["large"]["recall"]}
+    return [*sorted(result["kinds"].items()), ("all", whole)]
 
 
 def rows(result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
@@ -59,6 +62,8 @@ def summary(result: Mapping[str, Any]) -> str:
 
 
 def _lines(result: Mapping[str, Any]) -> Iterator[str]:
+    yield from _waiting(result)
+    yield from _however_short(result)
     yield _pages("page", result)
     if result["tickets"]["tickets"]:
         yield _pages("ticket", result["tickets"])
@@ -78,7 +83,42 @@ def _pages(level: str, told: Mapping[str, Any]) -> str:
     rate = told[f"false_{level}s_per_1000_node_days"]
     often = "no meta.json, so no rate" if rate is None else f"{_rate(rate)} per 1,000 node-days"
     copies = f", {told['duplicates']} of them duplicates" if told["duplicates"] else ""
-    return f"{level} precision {precision}: {told['false']} false of {told[f'{level}s']}{copies}; {often}"
+    little = f"; {told['right_small']} right about small events alone" if told["right_small"] else ""
+    excused = f"; {told['excused']} excused, about invisible events alone" if told["excused"] else ""
+    return (
+        f"{level} precision {precision}: {told['false']} false of {told[f'{level}s']}{copies}; {often}{little}{excused}"
+    )
+
+
+def _whole_first(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    *kinds, whole = _blocks(result)
+    return [whole, *kinds]
+
+
+def _waiting(result: Mapping[str, Any]) -> Iterator[str]:
+    """What the delays of the found alone do not tell."""
+    told = [
+        f"{kind} {_wait(block['half_known_after_s'])} and {_wait(block['ninety_percent_known_after_s'])}"
+        for kind, block in _whole_first(result)
+        if block["found"] < block["events"] and block["found"]
+    ]
+    if told:
+        yield f"half and 90 % known after, the missed as still waiting: {'; '.join(told)}"
+
+
+def _wait(seconds: float | None) -> str:
+    return "never" if seconds is None else f"{seconds:.0f} s"
+
+
+def _however_short(result: Mapping[str, Any]) -> Iterator[str]:
+    """Recall without the rule of length, where that takes anything out."""
+    told = [
+        f"{kind} {block['large_found']} of {block['large']} ({block['large_recall']:.3f})"
+        for kind, block in _whole_first(result)
+        if block["large"] > block["events"]
+    ]
+    if told:
+        yield f"found of all large events, however short: {'; '.join(told)}"
 
 
 def _fooled(benign: Mapping[str, Any]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 from pipeline.links import PEER
 from pipeline.records import Event
@@ -24,6 +25,16 @@ class World:
             ranks = event.data.get("ranks")
             for rank, place in ranks.items() if isinstance(ranks, Mapping) else ():
                 self._placed.setdefault(rank, []).append((event.time, _parents(event.entity, place)))
+
+    def __contains__(self, entity: str) -> bool:
+        """Whether the topology or the start of a job names it."""
+        return entity in self._named
+
+    @cached_property
+    def _named(self) -> set[str]:
+        moved = (parents for moves in self._placed.values() for _, parents in moves)
+        above = {parent for parents in (*self.topology.parents.values(), *moved) for parent in parents}
+        return above.union(self.topology.parents, self.topology.attributes, self._placed)
 
     def above(self, entity: str, time: int) -> tuple[str, ...]:
         """All that it was part of, ran on or was fed by."""

@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 
 from agents.sim import arrivals
-from agents.sim.arrivals import lines
+from agents.sim.arrivals import draw
 from agents.sim.kinds import KINDS
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
-from agents.sim.scenario import Fleet, Rates, Scenario, parse
+from agents.sim.scenario import Fleet, Line, Rates, Scenario, parse
 from pipeline.errors import UsageError
 
 DAY = 86_400.0
+
+
+def lines(scenario: Scenario, layout: Layout, seed: int) -> list[Line]:
+    return list(draw(scenario, layout, seed).lines)
 
 
 def scenario(nodes: int = 1000, days: float = 10.0, **rates: float) -> Scenario:
@@ -60,18 +64,65 @@ def test_the_worst_twentieth_of_the_nodes_holds_near_half_of_the_hazard() -> Non
     assert 0.38 < hazard[:200].sum() / hazard.sum() < 0.56  # 44 % by frailty alone
 
 
-def test_no_node_is_struck_twice_within_half_an_hour(layout: Layout) -> None:
-    struck = defaultdict(list)
+def held(line: Line) -> tuple[float, float]:
+    return line.onset, min(line.end, line.onset + line.kind.settles)
+
+
+def test_what_is_apart_leaves_every_node_half_an_hour_and_what_strikes_many_each_other(layout: Layout) -> None:
+    own, shared = defaultdict(list), defaultdict(list)
     index = {what: {n: i for i, n in enumerate(names)} for what, names in layout.places.items()}
     chained = {kind.chain.kind for kind in KINDS.values() if kind.chain}
-    for line in lines(scenario(faults=20.0, confounders=1.0), layout, 2):
+    for line in lines(scenario(days=4.0, faults=20.0, confounders=1.0), layout, 2):
         if line.entity is None or line.kind.name in chained:
             continue
-        for node in layout.nodes_below(line.kind.strikes, index[line.kind.strikes][line.entity]).tolist():
-            struck[node].append((line.onset, min(line.end, line.onset + line.kind.settles)))
-    for spans in struck.values():
+        what = line.kind.strikes
+        many, device = what in ("coolant", "power", "rack"), index[what][line.entity]
+        places = layout.row_of(device).tolist() if what == "rack" else [device]  # warm air spreads over the row
+        for node in (n for place in places for n in layout.nodes_below(what, place).tolist()):
+            if many:
+                shared[node].append(held(line))
+            if not many or line.kind.detectability != "benign":
+                own[node].append(held(line))
+    assert len(own) == len(shared) == 1000
+    for spans in (*own.values(), *shared.values()):
         spans.sort()
         assert all(b[0] - a[1] >= 1800 for a, b in pairwise(spans))
+
+
+def test_a_loop_has_its_benign_events_as_often_as_the_rate_says_also_where_much_breaks() -> None:
+    found = Counter(
+        line.kind.name
+        for seed in range(2)
+        for line in lines(scenario(64, 20.0, faults=20.0, confounders=1.0), Layout(64, 8), seed)
+    )
+    for name in ("setpoint_shift", "inlet_rise", "power_cap"):
+        expected = KINDS[name].rate.of(Layout(64, 8)) * 20 * DAY * 2
+        assert abs(found[name] - expected) < 4 * np.sqrt(expected), (name, found[name], expected)
+
+
+def test_what_finds_no_free_place_is_counted() -> None:
+    few = Layout(4, 8)
+    full, none = (
+        draw(Scenario(DAY, 10.0, None, Fleet(4, 8), rates=Rates(0.0, 1.0, apart, {"maintenance": 2e4})), few, 1)
+        for apart in (True, False)
+    )
+    assert none.dropped == 0
+    assert full.dropped > 10
+    assert len(full.lines) + full.dropped == len(none.lines)
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ({"faults": 1e12}, r"x\.toml: \[rates\] faults = 1e\+12: .* wanted at most 1,000,000 in all"),
+        ({"confounders": 1e9}, r"\[rates\] confounders = 1e\+09"),
+        ({"faults": 1.0, "kinds": {"sdc": 1e15}}, r"\[rates\] kinds\.sdc = 1e\+15: .* of them sdc"),
+    ],
+)
+def test_more_events_than_can_be_planned_are_refused(rates: dict[str, object], message: str) -> None:
+    table = {"version": 1, "duration": 600, "interval": 10, "rates": rates}
+    with pytest.raises(UsageError, match=message):
+        draw(parse(table, "x.toml"), Layout(16, 8), 1)
 
 
 def test_the_same_seed_gives_the_same_faults_and_another_one_others(layout: Layout) -> None:

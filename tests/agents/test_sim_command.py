@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -225,3 +229,51 @@ def test_the_list_tells_of_every_kind_what_happens_what_can_be_seen_and_what_can
     assert set(blocks) == set(KINDS)
     assert all(f"  {label}" in block for block in blocks.values() for label in ("happens", "seen", "not seen", "rate"))
     assert max(map(len, listing().splitlines())) <= 100
+
+
+def test_what_found_no_free_place_is_told_and_stands_in_the_meta_data(tmp_path: Path) -> None:
+    path = tmp_path / "full.toml"
+    table = "[rates]\nconfounders = 1.0\n[rates.kinds]\nmaintenance = 1e7\n"
+    path.write_text("version = 1\nduration = 600\ninterval = 60\n[fleet]\nnodes = 2\n" + table)
+    told: list[str] = []
+    out = RecordingWriter(tmp_path / "out")
+    order = Order(str(path), 1)
+    assert (
+        simulate(order, config(tmp_path), out, lambda _: False, say=told.append, planned=lambda: told.append("!")) == 0
+    )
+    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
+    assert meta["dropped"] > 0
+    assert told[:2] == [
+        "!",
+        f"simulate: {meta['dropped']} of {meta['planned']} events found no free place and were left out",
+    ]
+
+
+@pytest.mark.parametrize("backfill", [float("nan"), float("inf"), 1e18, -1.0])
+def test_a_history_that_no_clock_can_date_is_refused(tmp_path: Path, backfill: float) -> None:
+    with pytest.raises(UsageError, match=r"--backfill .*: wanted seconds above 0, at most 10 years"):
+        simulate(Order("demo", 1, "spool", 1.0, backfill), config(tmp_path), None, lambda _: False)
+
+
+def test_who_plans_for_long_is_ended_by_one_signal(tmp_path: Path) -> None:
+    path, status = tmp_path / "long.toml", "SigCgt"
+    table = "[fleet]\nnodes = 2000\n[jobs]\nmean_hours = 0.5\n[rates]\nfaults = 20.0\nconfounders = 1.0\n"
+    path.write_text("version = 1\nduration = 8640000\ninterval = 3600\n" + table)  # minutes of planning
+    door = Path(__file__).parents[2] / "fleetpulse.py"
+    command = [sys.executable, str(door), "simulate", "--scenario", str(path), "--output", str(tmp_path / "out")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        try:
+            while not _catches(process.pid, status):
+                assert process.poll() is None
+                sleep(0.05)
+            sleep(2.0)  # from the door into the plan
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10.0) == 0
+        finally:
+            process.kill()
+
+
+def _catches(pid: int, line: str) -> bool:
+    """Whether a process has a handler of its own for SIGTERM."""
+    mask = next(t for t in Path(f"/proc/{pid}/status").read_text().splitlines() if t.startswith(line))
+    return bool(int(mask.split()[1], 16) >> (signal.SIGTERM - 1) & 1)

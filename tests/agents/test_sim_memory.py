@@ -138,10 +138,14 @@ def test_an_uncontained_error_ends_everything_on_the_gpu() -> None:
 
 
 def test_a_row_that_cannot_be_remapped_is_told_until_the_exchange() -> None:
-    _, chunks = struck(RemapFailure())
-    assert [x["xid"] for x in xids(chunks)] == [48, 64, 154]
-    assert (np.flatnonzero(column(chunks, "rows_failed")) * 10.0 == np.arange(ONSET, END, 10.0)).all()
+    simulator, chunks = struck(RemapFailure(wears=300.0))
+    assert [x["xid"] for x in xids(chunks)] == [63] * 8 + [48, 64, 154]
+    assert (np.flatnonzero(column(chunks, "rows_failed")) * 10.0 == np.arange(ONSET + 300, END, 10.0)).all()
     assert steps(chunks, "rows_uncorrected") == {}
+    rows = column(chunks, "rows_corrected") + column(chunks, "rows_uncorrected")
+    assert rows[int(ONSET + 300) // 10] - rows[int(ONSET) // 10 - 1] == 8  # the bank's spare rows, before one fails
+    assert column(chunks, "rows_pending")[int(ONSET + 300) // 10] == 1
+    assert simulator.schedule.stays[0].end == ONSET + 305
 
 
 def test_an_error_on_the_chip_counts_there_alone() -> None:

@@ -217,6 +217,7 @@ def test_congestion_slows_every_rank_and_makes_no_error() -> None:
         assert np.array_equal(columns(chunks, f"nic.{name}"), columns(sound(), f"nic.{name}"))
     slow, before = np.median(step_time(chunks)[130:235]), np.median(step_time(chunks)[20:115])
     assert 1.3 < slow / before < 1.7
+    assert slow / before == pytest.approx(1.5, abs=0.02)  # of the job's own step, however long that is
     line = made.truth()[0]
     assert (line["entity"], line["class"]) == ("leaf:sim-l3", "soft")
     assert (line["parameters"]["effect"], line["parameters"]["effect_unit"]) == (0.5, "time")

@@ -46,7 +46,27 @@ def test_a_scenario_file_is_read_whole(tmp_path: Path) -> None:
         ("version = 2\nduration = 1\ninterval = 1\n", "version = 2"),
         ("version = 1\ninterval = 1\n", "duration: missing"),
         ("version = 1\nduration = 'x'\ninterval = 1\n", "duration"),
-        ("version = 1\nduration = -1\ninterval = 1\n", "duration: out of range"),
+        ("version = 1\nduration = -1\ninterval = 1\n", "duration = -1.0: out of range"),
+        (
+            "version = 1\nduration = inf\ninterval = 1\n",
+            "duration = inf: out of range; wanted seconds above 0, at most 10 years",
+        ),
+        ("version = 1\nduration = nan\ninterval = 1\n", "duration = nan"),
+        ("version = 1\nduration = 1e18\ninterval = 1\n", "duration = 1e+18"),
+        ("version = 1\nduration = 600\ninterval = nan\n", "interval = nan"),
+        (
+            BASE + "start = 9999-12-31T23:59:00Z\n",
+            "start = 9999-12-31T23:59:00.000000Z: out of range; wanted a time from 1970",
+        ),
+        (BASE + "start = 0001-01-01T00:00:00+05:00\n", "start = "),
+        (BASE + "[live]\nevery = nan\n", "[live] every = nan"),
+        (BASE + "[live]\nevery = 60\nhours = inf\n", "[live] hours = inf"),
+        (BASE + "[live]\nevery = 1e-9\n", "wanted a time that makes at most 1,000,000 faults in 168 h"),
+        (
+            BASE + "[[fault]]\nkind = 'sdc'\nonset = nan\n",
+            "[[fault]] 1: onset = nan; wanted seconds after the start, a finite number",
+        ),
+        (BASE + "[[fault]]\nkind = 'sdc'\nonset = 10\nend = inf\n", "[[fault]] 1: end = inf; wanted seconds"),
         (BASE + "intervall = 3\n", "did you mean 'interval'?"),
         (BASE + "start = 'noon'\n", "start = 'noon'"),
         (BASE + "[fleet]\nnode = 3\n", "did you mean 'nodes'?"),
@@ -58,6 +78,10 @@ def test_a_scenario_file_is_read_whole(tmp_path: Path) -> None:
         (BASE + "[[fault]]\nkind = 'sdc'\nonset = 10\nprobabilty = 0.5\n", "did you mean 'probability'?"),
         (BASE + "[[fault]]\nkind = 'sdc'\nonset = 10\nprobability = 1.5\n", "wanted 0 to 1"),
         (BASE + "[fault]\nkind = 'sdc'\n", "wanted [[fault]]"),
+        (
+            BASE + "[[fault]]\nkind = 'hbm_ce_burst'\nonset = 1\nend = 1e9\ndecades = 8\n",
+            "decades = 8.0; wanted 0 to 5",
+        ),
         (BASE + "[[faults]]\nkind = 'sdc'\n", "did you mean '[[fault]]'?"),
     ],
 )
@@ -67,6 +91,23 @@ def test_a_bad_scenario_is_named_with_its_mend(tmp_path: Path, text: str, said: 
     assert "scenario.toml" in str(error.value)
     assert said in str(error.value)
     assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("kind", ["optic_degradation", "nvlink_error", "link_degradation", "sdc", "link_flap"])
+def test_a_fault_that_ends_long_after_the_scenario_is_simulated_all_the_same(tmp_path: Path, kind: str) -> None:
+    fault = f"[[fault]]\nkind = '{kind}'\nonset = 10\nend = 1e300\n"
+    simulator = FleetSimulator(load(written(tmp_path, BASE + "[fleet]\nnodes = 1\n" + fault)), 1)
+    assert simulator.faults[0].end == 600 + 30 * 86_400
+    assert sum(len(chunk.times) for chunk in simulator.chunks()) == 60
+    assert simulator.truth()[0]["end"] == "2026-01-01T00:10:00.000000Z"
+
+
+def test_the_demo_keeps_its_ends_beyond_the_duration_whether_it_goes_on_or_not() -> None:
+    scenario = demo()
+    layout = FleetSimulator(scenario, 1).layout
+    for live in (True, False):
+        ends = [f.end for f in Story.of(scenario, layout, 1, live).faults[:5]]
+        assert ends == [line.end for line in scenario.faults]
 
 
 def test_a_missing_scenario_is_named() -> None:

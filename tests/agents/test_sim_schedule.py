@@ -16,8 +16,9 @@ from agents.sim.faults.kind import Stop
 from agents.sim.fleet import FleetSimulator
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
-from agents.sim.scenario import Fleet, Jobs, Line, Scenario
+from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 from agents.sim.schedule import Schedule, Stay, partitions, plan
+from agents.sim.story import Story
 from pipeline.signals.events import EVENT_KINDS
 
 DAY = 86_400.0
@@ -266,3 +267,14 @@ def test_with_churn_jobs_end_others_follow_and_events_stay_in_order_of_time() ->
     ended, begun = ({entity for _, _, entity, *_ in told(chunks, kind)} for kind in ("job_end", "job_start"))
     assert len(ended) >= 2
     assert ended <= begun
+
+
+@pytest.mark.parametrize(("hours", "seed"), [(0.0, 1), (1.0, 2), (12.0, 3)])
+def test_in_a_storm_of_all_kinds_no_job_runs_on_a_node_that_one_of_them_holds_out(hours: float, seed: int) -> None:
+    layout, rates = Layout(16, 8), Rates(60.0, 1.0, apart=False)
+    story = Story.of(Scenario(5 * DAY, 10.0, None, Fleet(16, 8), jobs=Jobs(hours), rates=rates), layout, seed, False)
+    stops = [stop for f in story.faults if (stop := f.kind.stops(f, layout)) and stop.nodes and stop.at < 5 * DAY]
+    assert len(stops) > 10
+    for stop in stops:
+        used = [stay for node in stop.nodes for stay in story.schedule.stays if node * 8 in stay.gpus]
+        assert all(stay.end <= stop.at + 1e-6 or stay.begin >= stop.at + stop.out - 1e-6 for stay in used)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from agents.sim.confounders.plant import InletRise, PowerCap, SensorOffset, SetpointShift
-from agents.sim.faults.cooling import CoolantLeak, FacilityWater, Recirculation
+from agents.sim.faults.cooling import CoolantLeak, CoolantLoss, FacilityWater, Recirculation
 from agents.sim.faults.power import PduTrip, PsuLoss
+from agents.sim.fleet import FleetSimulator
 from agents.sim.layout import PSUS
-from agents.sim.scenario import Line
+from agents.sim.scenario import Fleet, Line, Rates, Scenario
 from pipeline.records import SECOND
 from tests.agents.sim_hour import END, ONSET, WITHIN, Run, only_within, quiet, struck
 
@@ -95,12 +96,60 @@ def test_warm_facility_water_warms_a_whole_loop_at_equal_resistance() -> None:
 
 
 def test_fouling_grows_over_its_time_and_can_be_seen_from_3_kelvin_on() -> None:
-    run = struck(FacilityWater(rise=6.0, course="fouling", days=30.0), "cdu:sim-c1")
+    run = struck(FacilityWater(rise=6.0, course="fouling", days=1000 / 86_400), "cdu:sim-c1")
     (line,) = run.simulator.truth()
-    assert line["parameters"]["detectable"] == "2026-01-01T00:23:20.000000Z"  # half of two thirds of 1500 s
+    assert line["parameters"]["detectable"] == "2026-01-01T00:23:20.000000Z"  # half of 1000 s
     rise = (run.column("coolant.supply_temperature") - quiet().column("coolant.supply_temperature"))[:, 0]
     assert rise[140] == pytest.approx(3.0, abs=0.1)
     assert rise[200] == pytest.approx(6.0, abs=0.1)
+
+
+def test_fouling_that_comes_by_itself_lasts_as_long_as_it_grows_and_a_step_some_hours() -> None:
+    layout, rng = quiet().simulator.layout, np.random.default_rng(1)
+    for kind, seconds in (FacilityWater.arriving(layout, rng) for _ in range(60)):
+        assert isinstance(kind, FacilityWater)
+        assert kind.days is not None
+        if kind.course == "fouling":
+            assert seconds == kind.days * 86_400 == kind.ramp()
+        else:
+            assert 2 * 3600 <= seconds < 10 * 86_400
+    rates = Rates(faults=1.0, apart=False, kinds={"facility_water": 3000.0})
+    scenario = Scenario(86_400.0, 10.0, None, Fleet(64, 8), (), rates=rates)
+    drawn = [f for f in FleetSimulator(scenario, 2).faults if isinstance(f.kind, FacilityWater)]
+    fouled = [f for f in drawn if isinstance(f.kind, FacilityWater) and f.kind.course == "fouling"]
+    assert fouled
+    assert all(f.end - f.onset == pytest.approx(f.kind.ramp()) for f in fouled if isinstance(f.kind, FacilityWater))
+
+
+@pytest.mark.parametrize(("interval", "flow"), [(1.0, 0.0), (1.0, 0.3), (5.0, 0.05), (10.0, 0.0), (10.0, 0.3)])
+def test_gpus_without_coolant_warm_as_their_heat_capacity_lets_them_until_they_are_shut_down(
+    interval: float, flow: float
+) -> None:
+    line = Line(CoolantLoss(flow=flow), 300.0, 900.0, "cdu:sim-c1")
+    chunks = list(FleetSimulator(Scenario(1500.0, interval, None, Fleet(2, 8), (line,)), 3).chunks())
+    heat, bits, clock, power, back = (
+        np.concatenate([c.columns[name.split(".")[0]][name] for c in chunks])
+        for name in (
+            *("gpu.temperature", "gpu.throttle_reasons", "gpu.sm_clock", "gpu.power"),
+            "coolant.return_temperature",
+        )
+    )
+    ticks, begin, end = round(10 / interval), round(300 / interval), round(900 / interval)
+    steepest = ((heat[ticks:] - heat[:-ticks]) / 10)[begin - ticks : end].max()
+    assert 0.7 < steepest < 1.75  # 0.7 kW on 440 J/K: 1.6 K/s, and noise
+    assert heat.max() <= 97
+    assert back.max() < 97
+    late = slice(end - 10 * ticks, end - 1)
+    shut = bits[late] & 0x8 > 0
+    if flow < 0.1:
+        assert shut.all()
+        assert (bits[late] & 0x40).all()
+        assert set(clock[late].ravel()) == {345}
+        assert power[late].max() < 120
+    else:
+        assert not shut.any()
+        assert np.median(heat[late]) == pytest.approx(87, abs=2)
+    assert np.median(power[-10:]) > 600  # works again when the coolant is back
 
 
 def test_a_leak_empties_the_reservoir_before_its_rope_is_wet() -> None:
@@ -124,7 +173,9 @@ def test_recirculation_warms_the_inlets_of_a_row_and_runs_up_its_fans() -> None:
     rise = np.median(heat[160:235], axis=0) - np.median(heat[:90], axis=0)
     assert rise[:32] == pytest.approx(8.0, abs=1.0)
     assert np.abs(rise[32:]).max() <= 1.0
-    assert (np.median(fan[160:235], axis=0)[:32] > 10_500).all()
+    assert (np.median(fan[160:235], axis=0)[:32] > 11_500).all()
+    mild = Run(Line(Recirculation(rise=3.0, ramp=600.0), ONSET, END, "rack:sim-r1"))
+    assert np.median(mild.column("sensor.fan_speed")[160:235, 1::2]) > 11_500  # all they can, however warm it is
     assert np.median(fan[160:235], axis=0)[32:].max() < 8_500
     assert len(run.simulator.truth()[0]["entities"]) == 4
 
@@ -146,6 +197,7 @@ def test_a_power_cap_takes_clock_and_power_together(reach: str, devices: int) ->
     ratio = np.median(clock[WITHIN][:, capped], axis=0) / np.median(clock[:90][:, capped], axis=0)
     assert ratio == pytest.approx(0.9, abs=0.02)
     assert np.median(power[WITHIN][:, capped]) < 0.9 * np.median(power[:90][:, capped])
+    assert np.median(power[WITHIN][:, capped], axis=0).max() < 1.02 * 700 * 0.9**1.7  # nobody beyond the cap
     assert not (bits[:90] == 0x4).any()
     assert not (bits[240:] == 0x4).any()
     if reach == "unit":
@@ -156,8 +208,15 @@ def test_benign_warmth_and_offsets_stay_below_what_a_fault_is() -> None:
     run = struck(InletRise(rise=2.0, ramp=400.0), "rack:sim-r1")
     rise = np.median((run.column("sensor.temperature") - quiet().column("sensor.temperature"))[140:190, 0::2], axis=0)
     assert rise == pytest.approx(2.0, abs=0.5)
-    run = struck(SensorOffset(size=1.0, which=0.0, mode="biased", direction="up"), "gpu:sim-n003.0")
-    assert set((run.column("gpu.temperature") - quiet().column("gpu.temperature"))[90:240, 16]) == {1.0}
+    run = struck(SensorOffset(size=1.0, which=0.0, direction="up", work=300.0), "gpu:sim-n003.0")
+    shift = (run.column("gpu.temperature") - quiet().column("gpu.temperature"))[:, 16]
+    assert [set(shift[ticks]) for ticks in (slice(120), slice(120, 240), slice(240, None))] == [{0.0}, {1.0}, {0.0}]
+    service = run.events("maintenance_start", "maintenance_end")
+    assert [(e.entity, e.kind, (e.time - run.simulator.start) / SECOND) for e in service] == [
+        ("gpu:sim-n003.0", "maintenance_start", ONSET),
+        ("gpu:sim-n003.0", "maintenance_end", ONSET + 300),
+    ]
+    assert "mode" not in SensorOffset().parameters()  # one that stands still is broken
     for kind in (SetpointShift, PowerCap, InletRise, SensorOffset):
         assert kind.detectability == "benign"
         assert kind.rate.value >= 20

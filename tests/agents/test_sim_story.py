@@ -7,6 +7,8 @@ import pytest
 
 from agents.sim.confounders.jobs import JobRestart
 from agents.sim.confounders.nodes import Maintenance
+from agents.sim.faults.compute import Straggler
+from agents.sim.faults.gpu import GpuEngineFault
 from agents.sim.faults.job import JobHang
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
@@ -67,3 +69,37 @@ def test_what_strikes_jobs_does_not_depend_on_the_order_of_the_lines() -> None:
     lines = [Line(JobRestart(), 3500.0, 5000.0, "job:sim-81"), Line(JobHang(), 1000.0, 1900.0, "job:sim-82")]
     one, other = simulated(*lines), simulated(*reversed(lines))
     assert [(s.job.name, s.end) for s in one.schedule.stays] == [(s.job.name, s.end) for s in other.schedule.stays]
+
+
+def test_a_slow_gpu_that_no_job_uses_is_invisible_and_a_logged_fact_never_is() -> None:
+    spare = "sim-n016"  # the last eighth of the nodes trains nothing
+    slow = Line(Straggler(), 600.0, 1800.0, f"gpu:{spare}.0")
+    logged = Line(GpuEngineFault(origin="hardware", engine="compute"), 600.0, 1800.0, f"gpu:{spare}.1")
+    simulator = FleetSimulator(Scenario(3600.0, 10.0, None, Fleet(16, 8), (slow, logged)), 1)
+    lines = {line["kind"]: line for line in simulator.truth()}
+    assert lines["straggler"]["class"] == "invisible"
+    assert lines["straggler"]["parameters"]["idle"] is True
+    assert lines["gpu_engine_fault"]["class"] == "hard"
+    assert "idle" not in lines["gpu_engine_fault"]["parameters"]
+    assert any(e.kind == "xid" and spare in e.entity for c in simulator.chunks() for _, e in c.events)
+
+
+def test_one_more_given_fault_leaves_all_that_comes_by_itself_as_it_was() -> None:
+    rates = Rates(faults=200.0)
+    bare, more = (
+        FleetSimulator(Scenario(DAY, 10.0, None, Fleet(16, 8), lines, rates=rates), 2).faults
+        for lines in ((), (Line(Straggler(), 100.0, 200.0), Line(Straggler(), 300.0, 400.0)))
+    )
+    hardware = [f for f in bare if f.kind.strikes != "job"]
+    assert len(hardware) > 20
+    assert hardware == [f for f in more if f.kind.strikes != "job"][:-2]
+    assert len({f.number for f in more}) == len(more)
+    alone = FleetSimulator(Scenario(DAY, 10.0, None, Fleet(16, 8), (Line(Straggler(), 100.0, 200.0),)), 2).faults[0]
+    given = next(f for f in more if f.onset == 100.0)
+    assert (given.kind, given.entity, given.rng_key) == (alone.kind, alone.entity, alone.rng_key)
+
+
+def test_what_strikes_jobs_and_finds_none_is_counted() -> None:
+    lines = tuple(Line(JobHang(), 1000.0 + n, 4000.0) for n in range(5))
+    simulator = simulated(*lines)  # two jobs run, and each has one thing at a time
+    assert (simulator.planned, simulator.dropped, len(simulator.faults)) == (5, 3, 2)

@@ -11,8 +11,9 @@ import pytest
 from agents.sim.faults.compute import Straggler
 from agents.sim.faults.cooling import CoolantLoss
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
-from benchmarks.detection.judge import PARTS, Trial, judge
-from pipeline.records import LEVELS
+from benchmarks.detection.judge import PARTS, STEP, Trial, judge
+from benchmarks.detection.results import result_of
+from pipeline.records import LEVELS, iso
 
 BROKEN = Scenario(
     duration=2.5 * 3600,
@@ -52,6 +53,24 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_bytes(who
     assert said(resumed) == said(whole)
     assert (resumed.samples, resumed.node_days) == (whole.samples, whole.node_days)
     assert not place.exists(), "a run that is over leaves no checkpoint"
+
+
+def test_a_result_holds_where_the_ranks_ran_of_which_something_was_said(whole):
+    named = {f.entity for f in whole.findings if f.entity.startswith("rank:")}
+    lines = result_of(whole, "")["placed"]
+    assert named
+    assert named <= {rank for line in lines for rank in line["data"]["ranks"]}
+    starts = {iso(whole.simulator.at(stay.begin)) for stay in whole.simulator.schedule.stays}
+    assert {line["time"] for line in lines} <= starts
+
+
+def test_every_tick_is_judged_to_the_last():
+    trial, seen = Trial(replace(BROKEN, duration=600.0, faults=()), 3), []
+    applied = trial.membership.applied
+    trial.membership.applied = lambda instant: seen.append(instant.time) or applied(instant)
+    assert max(trial.run()) == trial.ticks == 60
+    first, last = trial.simulator.start, trial.simulator.at(590.0)
+    assert [cell for t in seen if first <= (cell := t // STEP * STEP) <= last] == list(range(first, last + 1, STEP))
 
 
 def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -77,7 +77,10 @@ def answers(alert, event):
         and event.onset - 60 * SECOND <= time <= event.end + 600 * SECOND
         and (detectors is None or alert.detector in detectors)
         and (causes is None or alert.cause.split(":")[0] in causes)
-        and (stands_for(alert.cause, event.entity) or alert.cause in ABOVE[event.entity])
+        and (
+            stands_for(alert.cause, event.entity)
+            or (event.detectability != "invisible" and alert.cause in ABOVE[event.entity])
+        )
     )
 
 
@@ -137,8 +140,7 @@ def by_hand(some, said, found):
     sought = [i for i, e in enumerate(some) if e.detectability in ("hard", "soft")]
     large = [i for i in sought if some[i].effect is None or some[i].effect >= 0.02]
     counted = [i for i in large if lengths[i] >= least(i, some, large, delays)]
-    paging = {a.incident for a in said if a.paged is not None}
-    pages = [i for i in sought if i in found and said[found[i]].incident in paging]
+    pages = {said[found[i]].incident for i in sought if i in found and pager(i, some, said, found) is not None}
     false = false_pages(some, said, found)
     return {
         "events": len(counted),
@@ -165,30 +167,46 @@ def least(i, some, large, delays):
     if some[i].detectability == "hard":
         return 0
     mine = [delays[j] for j in large if some[j].kind == some[i].kind and j in delays]
-    return 600 + (middle(mine) if mine else 0)
+    return 600 + (min(1020, middle(mine)) if mine else 0)
 
 
 def false_pages(some, said, found):
-    used = {a: some[e] for e, a in found.items()}
     count = 0
     for name in "xyz":
         mine = [i for i, a in enumerate(said) if a.incident == name]
-        wrong = sorted(said[i].paged for i in mine if said[i].paged is not None and not is_free(i, mine, said, used))
+        wrong = sorted(
+            said[i].paged for i in mine if said[i].paged is not None and not is_free(i, mine, some, said, found)
+        )
         while wrong:  # the first stands for what follows within 6 hours
             count, wrong = count + 1, [t for t in wrong if t > wrong[0] + 6 * 3600 * SECOND]
     return count
 
 
-def is_free(i, mine, said, used):
-    if i in used:
-        return True
-    for j in mine:
-        if j in used:
-            event, answered = used[j], said[j].paged if said[j].paged is not None else said[j].ticketed
-            on_it = event.onset - 60 * SECOND <= said[i].paged <= event.end + 600 * SECOND
-            if on_it and abs(said[i].paged - answered) <= 6 * 3600 * SECOND:
-                return True
+def is_free(i, mine, some, said, found):
+    for e, a in found.items():
+        if a == i and in_time(said[i].paged, some[e]):
+            return True
+        paged = pager(e, some, said, found)
+        if a not in mine or paged is None or not in_time(said[i].paged, some[e]):
+            continue
+        if some[e].detectability == "invisible" and not answers(said[i], some[e]):
+            continue
+        if abs(said[i].paged - paged) <= 6 * 3600 * SECOND:
+            return True
     return False
+
+
+def in_time(time, event):
+    return time is not None and event.onset - 60 * SECOND <= time <= event.end + 600 * SECOND
+
+
+def pager(e, some, said, found):
+    """When the incident that answered an event paged about it."""
+    answer = said[found[e]]
+    if in_time(answer.paged, some[e]):
+        return answer.paged
+    fitting = [a.paged for a in said if a.incident == answer.incident and answers(a, some[e])]
+    return min((t for t in fitting if in_time(t, some[e])), default=None)
 
 
 @FEW

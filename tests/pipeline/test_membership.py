@@ -9,7 +9,7 @@ from pipeline.engine import Engine
 from pipeline.frames import Framer
 from pipeline.incidents import QUIET, Desk
 from pipeline.ingest import Committed
-from pipeline.membership import Membership
+from pipeline.membership import REMEMBERED, Membership
 from pipeline.presence import LastSeen
 from pipeline.records import SECOND, Event, Finding, Rows
 from pipeline.topology import Topology
@@ -62,6 +62,32 @@ def test_an_end_before_the_rank_started_anew_ends_nothing(membership):
     membership.follow([start("81", "gpu:n0.0", time=NOW + 5 * SECOND)])
     assert membership.follow([end("81", time=NOW)]) == ()
     assert "rank:81.0" in membership.topology.parents
+
+
+@pytest.mark.parametrize("named", [(), ("rank:81.0",)])
+def test_an_older_start_that_comes_after_its_end_places_no_ghost(membership, named):
+    membership.follow([end("81", *named, time=NOW + 60 * SECOND)])
+    membership.follow([start("81", "gpu:n0.0", time=NOW + 55 * SECOND)])
+    assert membership.topology.parents == PLACES
+    membership.follow([start("81", "gpu:n1.0", time=NOW + 60 * SECOND)])
+    assert membership.topology.above_of_kind("rank:81.0", "node") == "node:n1", "a restart at the end's moment holds"
+
+
+def test_an_older_end_that_comes_late_forgets_no_later_one(membership):
+    membership.follow([end("81", time=NOW + 60 * SECOND)])
+    membership.follow([end("81", time=NOW + 20 * SECOND)])
+    membership.follow([start("81", "gpu:n0.0", time=NOW + 55 * SECOND)])
+    assert membership.topology.parents == PLACES
+
+
+def test_ends_are_known_for_a_while_and_then_cost_no_memory(membership):
+    for job in range(100):
+        time = NOW + job * REMEMBERED // 10
+        membership.follow([end(str(job), f"rank:{job}.0", time=time)])
+    known = len(membership._over_since)
+    assert 10 <= known <= 11
+    membership.follow([start("95", "gpu:n0.0", time=NOW + 94 * REMEMBERED // 10)])
+    assert membership.topology.parents == PLACES
 
 
 def test_a_start_says_nothing_against_a_later_inventory(membership):

@@ -27,7 +27,7 @@ class JobRestart(Kind):
     attribution = "job"
     seen = "end and start of the job; power, clocks and traffic of its nodes fall and rise; slow first steps"
     unseen = "why the job ended"
-    rate = Rate(20.0, "1,000 node-days", "chosen: often enough to count false alarms")
+    rate = Rate(25.0, "1,000 node-days", "chosen: often enough to count false alarms")
     lasts = Span(1500.0, high=2400.0)  # restart and 200 steps of warm-up
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
@@ -66,7 +66,7 @@ class StageImbalance(Kind):
     attribution = "job"
     seen = "compute time of a whole stage, or of changing ranks; everybody's step time"
     unseen = "tokens of each rank: nothing tells how long the sequences are"
-    rate = Rate(20.0, "1,000 node-days", "chosen; What-if, OSDI'25: 42.5 % of jobs are slowed by 10 %, few by workers")
+    rate = Rate(25.0, "1,000 node-days", "chosen; What-if, OSDI'25: 42.5 % of jobs are slowed by 10 %, few by workers")
     lasts = Span(1800.0, HOUR, 8 * HOUR)
     choices: ClassVar = {"pattern": ("stage", "stage", "random")}
     ranges: ClassVar = {"longer": (0.10, 0.30)}

@@ -11,7 +11,7 @@ from agents.sim.effects import Effects
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
 
-_OFTEN = Rate(22.0, "1,000 node-days", "chosen: often enough to certify that nobody pages on it")
+_OFTEN = Rate(25.0, "1,000 node-days", "chosen: often enough to certify that nobody pages on it")
 _SILENT = (30.0, 120.0)  # s that a module does not answer; chosen: at least one of the agent's looks falls into it
 _SILENT_EVERY = 600.0  # s; chosen
 _REGISTER = 1 << 32

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Maintenance(Kind):
     attribution = "node"
     seen = "maintenance_start and maintenance_end, flaps, silence, counters that begin anew, another version"
     unseen = "nothing"
-    rate = Rate(20.0, "1,000 node-days", _OFTEN)
+    rate = Rate(25.0, "1,000 node-days", _OFTEN)
     lasts = Span(1800.0, high=3 * HOUR)
     choices: ClassVar = {"change": ("firmware", "driver", "none")}
     change: str | None = None  # which version is another afterwards
@@ -115,7 +115,7 @@ class MixedSilicon(Kind):
     attribution = "node"
     seen = "the maintenance, another version, then compute time; with another VBIOS also clock and power"
     unseen = "nothing"
-    rate = Rate(20.0, "1,000 node-days", _OFTEN)
+    rate = Rate(25.0, "1,000 node-days", _OFTEN)
     lasts = Span(30 * DAY, high=30 * DAY)
     settles = 2 * HOUR
     choices: ClassVar = {"change": ("driver", "vbios")}
@@ -216,6 +216,5 @@ class OwnCanary(Kind):
         effects.gpu.compute.scale(fault.device, 1 + self.slowdown * share)
         effects.gpu.busy.lift(fault.device, share)
         problem = canary.PROBLEMS[fault.number % len(canary.PROBLEMS)]
-        data: dict[str, Any] = {"canary": problem, "version": canary.VERSION, "digest": canary.digest(problem)}
-        data |= {"began": Moment(fault.onset), "took": fault.end - fault.onset, "runs": 1}
+        data = canary.right(problem, Moment(fault.onset), fault.end - fault.onset)
         effects.tell(fault.end, fault.entity, "digest", **data)

@@ -12,9 +12,10 @@ from agents.sim.effects import Effects
 from agents.sim.faults.cooling import warm_air
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
 from agents.sim.faults.sensor import LINGERS, misread
+from agents.sim.physics.gpus import BOARD_W, EXPONENT
 from agents.sim.physics.noise import Floats
 
-OFTEN = Rate(22.0, "1,000 node-days", "chosen: at least 20 of each benign kind in 1,000 node-days")
+OFTEN = Rate(25.0, "1,000 node-days", "chosen: at least 20 of each benign kind in 1,000 node-days")
 CAP_BIT = np.uint64(0x4)  # NVML clock event reasons: software power cap
 
 
@@ -70,6 +71,7 @@ class PowerCap(Kind):
         assert self.share is not None
         on = effects.within(fault.onset, fault.end)[:, None] & self._capped(fault, effects)
         effects.gpu.clock.scale(slice(None), np.where(on, 1 - self.share, 1.0))
+        effects.gpu.watts.cap(slice(None), np.where(on, BOARD_W * (1 - self.share) ** EXPONENT, np.inf))
         effects.gpu.reasons.add(slice(None), np.where(on, CAP_BIT, np.uint64(0)))
 
     def _capped(self, fault: Fault, effects: Effects) -> NDArray[np.bool_]:
@@ -110,32 +112,44 @@ class InletRise(Kind):
 
 @dataclass(frozen=True)
 class SensorOffset(Kind):
-    """After service an instrument tells a little too much or too little, or stands still: what it measures is well."""
+    """After an announced service an instrument tells a little too much or too little: what it measures is well."""
 
     name = "sensor_offset"
     row = 15
     strikes = "instrument"
     detectability = "benign"
     attribution = "instrument"
-    seen = "one reading moved by up to 2 K, or never changing, while all that hangs together with it is as ever"
-    unseen = "that there was a service"
+    seen = "the service, then one reading moved by up to 2 K while all that hangs together with it is as ever"
+    unseen = "whether it reads right now, or did before"
     rate = OFTEN
     lasts = Span(2 * HOUR, 12 * HOUR, 3 * 24 * HOUR)
-    signals = ("gpu.temperature", "gpu.power", "coolant.flow", "coolant.supply_temperature", "sensor.temperature")
-    ranges: ClassVar = {"size": (0.5, 2.0), "which": (0.0, 1.0)}
-    limits: ClassVar = {"size": (0.0, 5.0), "which": (0.0, 1.0)}
-    choices: ClassVar = {"mode": ("biased", "biased", "stuck"), "direction": ("up", "down")}
+    signals = (
+        *("gpu.temperature", "gpu.power", "coolant.flow", "coolant.supply_temperature", "sensor.temperature"),
+        *("event:maintenance_start", "event:maintenance_end"),
+    )
+    ranges: ClassVar = {"size": (0.5, 2.0), "which": (0.0, 1.0), "work": (300.0, 900.0)}
+    limits: ClassVar = {"size": (0.0, 5.0), "which": (0.0, 1.0), "work": (1.0, 1e5)}
+    choices: ClassVar = {"direction": ("up", "down")}
     lingers = LINGERS
     size: float | None = None  # K, or its like in W and flow
     which: float | None = None  # which signal of the instrument, from its first (0) to its last (1)
-    mode: str | None = None  # "biased" or "stuck"
+    work: float | None = None  # s of the service before, at most a fifth of its time; chosen
     direction: str | None = None  # "up": it tells too much; "down": too little
 
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.size is not None
         assert self.which is not None
-        assert self.mode is not None
-        misread(fault, effects, self.mode, self.size if self.direction == "up" else -self.size, self.which)
+        done, planner = self.done(fault), effects.layout.nodes
+        told = {"reason": "calibration", "seconds": done - fault.onset}
+        effects.tell(fault.onset, fault.entity, "maintenance_start", planner, **told)
+        effects.tell(done, fault.entity, "maintenance_end", planner, reason="calibration")
+        size = self.size if self.direction == "up" else -self.size
+        misread(fault, effects, "biased", size, self.which, done)
+
+    def done(self, fault: Fault) -> float:
+        """Second in which the service is over, and the reading another."""
+        assert self.work is not None
+        return fault.onset + min(self.work, 0.2 * (fault.end - fault.onset))
 
 
 def there_and_back(fault: Fault, effects: Effects, ramp: float) -> Floats:

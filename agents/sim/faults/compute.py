@@ -22,9 +22,12 @@ class Straggler(Kind):
     strikes = "gpu"
     detectability = "soft"
     attribution = "gpu"
-    seen = "its rank's compute time, its clock, temperature and throttle bits; everybody's step time"
+    seen = (
+        "its rank's compute time, its clock, temperature and throttle bits; everybody's step time as far as its rank "
+        "is then among the slowest, as in the last stage"
+    )
     unseen = "who is slow, from step times alone: all ranks of the job share them"
-    rate = Rate(0.8, "1M GPU-hours", "Llama 3: thermal 0.28; 0.5 more that stop no job is assumed")
+    rate = Rate(0.3, "1M GPU-hours", "Llama 3: 0.28 thermal; slow ones are those of cold_plate")
     lasts = Span(1200.0, 2 * HOUR)
     signals = ("rank.compute_time", "gpu.sm_clock", "gpu.throttle_reasons", "gpu.temperature")
     ranges: ClassVar = {"slowdown": (0.10, 0.30), "reason": (0.0, 1.0)}

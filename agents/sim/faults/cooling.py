@@ -26,9 +26,14 @@ class CoolantLoss(Kind):
     strikes = "coolant"
     detectability = "soft"
     attribution = "cooling"
-    seen = "flow, pressure and pump speed of the loop at once, with the agent's events; temperatures of all its GPUs"
+    seen = (
+        "flow, pressure and pump speed of the loop at once, with the agent's events; temperatures of all its GPUs, up "
+        "to their shutdown"
+    )
     unseen = "why the pump failed"
-    rate = Rate(0.1, "CDU-year", "assumed: pumps fail once in ten years, four of five times a standby takes over")
+    rate = Rate(
+        0.02, "CDU-year", "assumed: 0.1, pumps fail once in ten years, of which a standby pump covers four of five"
+    )
     lasts = Span(900.0, HOUR)
     signals = (
         "coolant.flow",
@@ -36,12 +41,13 @@ class CoolantLoss(Kind):
         "coolant.pressure",
         "coolant.return_temperature",
         "gpu.temperature",
+        "gpu.throttle_reasons",
         "event:flow_collapse",
         "event:pressure_collapse",
         "event:temperature_rise",
     )
-    ranges: ClassVar = {"flow": (0.30, 0.60)}
-    limits: ClassVar = {"flow": (0.05, 1.0), "ramp": (1.0, 1e6)}
+    ranges: ClassVar = {"flow": (0.0, 0.60)}
+    limits: ClassVar = {"flow": (0.0, 1.0), "ramp": (1.0, 1e6)}
     effect_unit = "flow"
     lingers = TELLS
     flow: float | None = None  # share of the flow that is left
@@ -74,28 +80,37 @@ class FacilityWater(Kind):
     lasts = Span(2 * HOUR, 12 * HOUR)
     signals = ("coolant.supply_temperature", "coolant.return_temperature", "gpu.temperature")
     ranges: ClassVar = {"rise": (3.0, 12.0), "days": (30.0, 180.0)}
-    limits: ClassVar = {"rise": (0.0, 40.0), "days": (0.01, 1000.0)}
+    limits: ClassVar = {"rise": (0.0, 40.0), "days": (1e-4, 1000.0)}
     choices: ClassVar = {"course": ("step", "step", "fouling")}
     severe = "rise"
     effect_unit = "temperature"
     rise: float | None = None  # K, when fully grown
-    days: float | None = None  # in which fouling grows, if it lasts so long; else within two thirds of its time
+    days: float | None = None  # in which fouling grows; it may be cut off by the end
     course: str | None = None  # "step": a valve or the water, within minutes; "fouling": the exchanger, slowly
+
+    @classmethod
+    def arriving(cls, layout: Layout, rng: np.random.Generator) -> tuple[Kind, float]:
+        """Fouling lasts as long as it grows, a step some hours."""
+        span = cls.lasting(layout, rng)
+        kind = cls().drawn(rng)
+        assert kind.days is not None
+        seconds = kind.days * DAY if kind.course == "fouling" else span
+        return cls(days=kind.days, course=kind.course), seconds
 
     def effect(self) -> float:
         assert self.rise is not None
         return self.rise
 
-    def ramp(self, fault: Fault) -> float:
+    def ramp(self) -> float:
         """Seconds until it is fully grown. A valve that fails warms a loop's volume within five minutes; chosen."""
         assert self.days is not None
-        return 300.0 if self.course == "step" else min(self.days * DAY, (fault.end - fault.onset) * 2 / 3)
+        return 300.0 if self.course == "step" else self.days * DAY
 
     def detectable(self, fault: Fault) -> float:
-        return min(fault.onset + self.ramp(fault) * WARM_K / max(self.effect(), WARM_K), fault.end)
+        return min(fault.onset + self.ramp() * WARM_K / max(self.effect(), WARM_K), fault.end)
 
     def act(self, fault: Fault, effects: Effects) -> None:
-        grown = effects.ramp(fault.onset, fault.end, self.ramp(fault))
+        grown = effects.ramp(fault.onset, fault.end, self.ramp())
         effects.site.supply.add(fault.device, np.float32(self.effect()) * grown)
 
 
@@ -181,7 +196,10 @@ class Recirculation(Kind):
 
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.ramp is not None
-        warm_air(fault.device, np.float32(self.effect()) * effects.ramp(fault.onset, fault.end, self.ramp), effects)
+        grown = effects.ramp(fault.onset, fault.end, self.ramp)
+        warm_air(fault.device, np.float32(self.effect()) * grown, effects)
+        for rack in effects.layout.row_of(fault.device).tolist():  # twice their usual speed is the most fans have
+            effects.node.fans.lift(effects.layout.nodes_below("rack", rack), 1 + grown)
 
 
 def warm_air(rack: int, rise: Floats, effects: Effects) -> None:

@@ -50,7 +50,7 @@ class GpuOffBus(Kind):
     unseen = "whether slot, power or the GPU itself is to blame"
     rate = Rate(3.5, "1M GPU-hours", "Llama 3: 7.0 faulty GPUs; that half of them fall off the bus is assumed")
     lasts = Span(1200.0, high=4 * HOUR)
-    signals = ("event:xid", "event:gpu_lost", "event:gpu_count", "gpu.present")
+    signals = ("event:xid", "event:gpu_lost", "event:gpu_count", "gpu.power")
     ranges: ClassVar = {"dies_after": (1.0, 60.0)}
     limits: ClassVar = {"dies_after": (0.1, 1e5)}
     dies_after: float | None = None  # s until the job has died

@@ -25,7 +25,10 @@ class HostContention(Kind):
     strikes = "node"
     detectability = "soft"
     attribution = "host"
-    seen = "compute time of the node's ranks, SM activity and power a little lower, processor pressure and load"
+    seen = (
+        "compute time of the node's ranks, SM activity and power a little lower, processor pressure and load; the "
+        "job's steps only as far as its ranks are then among the slowest, as in the last stage"
+    )
     unseen = "which process it is; anything where the node runs no job"
     rate = Rate(15.0, "1,000 node-days", "Greyhound, ATC'25: 6 of 392 single-node jobs; a job taken for a node-day")
     lasts = Span(30.0, 600.0, 4 * HOUR)  # mean 10 min [Greyhound]

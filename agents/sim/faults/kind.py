@@ -146,6 +146,11 @@ class Kind(ABC):
         """Seconds that one of this kind lasts, drawn."""
         return cls.lasts.draw(rng)
 
+    @classmethod
+    def arriving(cls, layout: Layout, rng: np.random.Generator) -> tuple[Kind, float]:
+        """One that comes by itself, and the seconds that it lasts; what they depend on together is drawn here."""
+        return cls(), cls.lasting(layout, rng)
+
     @abstractmethod
     def act(self, fault: Fault, effects: Effects) -> None:
         """Writes what the fault does within the block into the channels."""

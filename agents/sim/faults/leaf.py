@@ -10,7 +10,7 @@ import numpy as np
 
 from agents.sim.effects import Effects
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span, Stop
-from agents.sim.faults.link import DARK, STEP, fall, stops_at, strand
+from agents.sim.faults.link import DARK, fall, stops_at, strand
 from agents.sim.layout import Index, Layout
 
 _TOGETHER = 5.0  # s within which all ports of a leaf that crashes go down
@@ -113,6 +113,6 @@ class Congestion(Kind):
         reached = ports[rng.random(len(ports)) < _REACHED]
         weights = rng.uniform(0.3, 1.0, len(ports))[: len(reached)].astype(np.float32)
         grown = self.slowdown * effects.ramp(fault.onset, fault.end, self.rise)
-        effects.slow_job(ports, 1 + STEP * grown)
+        effects.lengthen_steps(ports, grown)
         effects.port.wait.add(reached, 0.6 * np.minimum(grown, 1)[:, None] * weights)
         effects.port.cnp.add(reached, _CNPS * grown[:, None] * weights)

@@ -15,9 +15,8 @@ from agents.sim.layout import Layout
 from agents.sim.physics.noise import Floats
 
 DARK = -40.0  # dB: no light arrives
-STEP = 6.0  # a step is about so many times its collectives: agents/sim/physics/jobs.py
 _TIMEOUTS = 2.0  # per second, of the queue pairs of a rank that waits for a dead port; chosen
-_STEP_S = 5.0  # s of a step
+_STEP_S = 5.0  # s of a step: agents/sim/physics/jobs.py
 _BURSTS = -4.2  # log10 of the raw BER of a link whose errors come in bursts: the FEC would mend so many single ones
 
 
@@ -130,7 +129,7 @@ class LinkFlap(Kind):
             steps = int(rng.integers(1, 4))
             fall(effects, fault.entity, fault.device, begin, begin + length)
             slow = share(effects, begin, min(begin + 2 * steps * _STEP_S, fault.end))
-            effects.slow_job([fault.device], 1 + STEP * slow)
+            effects.lengthen_steps([fault.device], slow)
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ from agents.sim.physics.xids import Line, tell
 _DIES = 5.0  # s until a job has ended of whose processes one was killed; chosen
 _OVERDISPERSION = 2.0  # variance = mean + 2 mean^2 of the counts of an hour; assumed
 _REPEATS = 0.3  # chance that a corrected error hits a row that erred before, and has it remapped; chosen
+_SPARE_ROWS = 8  # in a bank of device memory [NVIDIA, GPU memory error management]
 _DRAIN = 120.0  # s from the end of a job to its node's return, if only a GPU is reset; chosen
 
 
-def _row(fault: Fault) -> str:
-    return f"0x{int(fault.rng(3).integers(1 << 28, 1 << 36)):016x}"
+def _row(fault: Fault, *which: int) -> str:
+    return f"0x{int(fault.rng(3, *which).integers(1 << 28, 1 << 36)):016x}"
 
 
 def _dbe(fault: Fault, moment: float, where: str = "framebuffer") -> Line:
@@ -35,8 +36,10 @@ def _dbe(fault: Fault, moment: float, where: str = "framebuffer") -> Line:
     return Line(moment, 48, text)
 
 
-def _remapped(fault: Fault, moment: float) -> Line:
-    return Line(moment, 63, f"Row Remapper: New row ({_row(fault)}) marked for remapping, reset gpu to activate.")
+def _remapped(fault: Fault, moment: float, *which: int) -> Line:
+    return Line(
+        moment, 63, f"Row Remapper: New row ({_row(fault, *which)}) marked for remapping, reset gpu to activate."
+    )
 
 
 def _count(effects: Effects, channel: Channel, device: int, moments: NDArray[np.float64]) -> None:
@@ -77,7 +80,7 @@ class HbmCorrectedBurst(Kind):
     lasts = Span(6 * HOUR, 42 * HOUR, 14 * DAY)
     signals = ("gpu.dram_corrected", "gpu.ecc_corrected", "gpu.rows_corrected", "gpu.rows_pending", "event:xid")
     ranges: ClassVar = {"decades": (1.0, 3.0)}
-    limits: ClassVar = {"decades": (0.0, 8.0)}
+    limits: ClassVar = {"decades": (0.0, 5.0)}  # an error in seven seconds: beyond it memory is used up by moments
     severe = "decades"
     chain = Chain("hbm_ue_contained", 0.3, Span(mean=48 * HOUR, high=30 * DAY))
     decades: float | None = None  # powers of ten above the fleet's mean of 0.005 an hour
@@ -197,21 +200,33 @@ class HbmUncontained(Kind):
 
 @dataclass(frozen=True)
 class RemapFailure(Kind):
-    """Bank of device memory has no spare rows left: a bad row cannot be remapped, the GPU must be exchanged."""
+    """Bank of device memory uses up its spare rows: the ninth bad row cannot be remapped, the GPU must be exchanged."""
 
     name = "remap_failure"
     row = 6
     strikes = "gpu"
     detectability = "hard"
     attribution = "memory"
-    seen = "XID 64 with 48 and 154, one uncorrected error, rows_failed until the exchange at the end"
-    unseen = "that the bank had used up its eight spare rows before"
+    seen = "eight rows remapped one by one with XID 63, then XID 64 with 48 and 154, rows_failed until the exchange"
+    unseen = "that all eight rows were of one bank"
     rate = Rate(0.3, "1M GPU-hours", "assumed")
     lasts = Span(4 * HOUR, high=7 * DAY)
-    signals = ("event:xid", "gpu.rows_failed", "gpu.dram_uncorrected", "gpu.ecc_uncorrected")
+    signals = (
+        *("event:xid", "gpu.rows_failed", "gpu.rows_corrected", "gpu.rows_pending"),
+        *("gpu.dram_corrected", "gpu.dram_uncorrected", "gpu.ecc_uncorrected"),
+    )
+    ranges: ClassVar = {"wears": (300.0, 1800.0)}
+    limits: ClassVar = {"wears": (0.0, 1e6)}
+    wears: float | None = None  # s in which the spare rows are used up, at most a third of its time; chosen
+
+    def fails(self, fault: Fault) -> float:
+        """Second in which a row cannot be remapped."""
+        assert self.wears is not None
+        return fault.onset + min(self.wears, (fault.end - fault.onset) / 3)
 
     def act(self, fault: Fault, effects: Effects) -> None:
-        device, onset = fault.device, fault.onset
+        device, onset = fault.device, self.fails(fault)
+        self._wear(fault, effects)
         failed = Line(onset + 0.01, 64, f"Row Remapper: New row ({_row(fault)}) could not be marked for remapping")
         tell(effects, device, [_dbe(fault, onset), failed, Line(onset + 0.5, 154, RESET)])
         effects.gpu.dram_uncorrected.add(device, effects.at(onset))
@@ -219,8 +234,17 @@ class RemapFailure(Kind):
         hang(effects, device, onset, onset + _DIES)
         reset(effects, device, fault.end)
 
+    def _wear(self, fault: Fault, effects: Effects) -> None:
+        """Rows that ECC still corrects are remapped, each at its second error, until the bank has no more."""
+        length = self.fails(fault) - fault.onset
+        rows = fault.onset + length * (np.arange(_SPARE_ROWS) + 0.5 * fault.rng(7).random(_SPARE_ROWS)) / _SPARE_ROWS
+        tell(effects, fault.device, [_remapped(fault, float(row), k) for k, row in enumerate(rows)])
+        _count(effects, effects.gpu.rows_corrected, fault.device, rows)
+        _count(effects, effects.gpu.dram_corrected, fault.device, np.repeat(rows, 2))
+        effects.gpu.rows_pending.add(fault.device, effects.within(float(rows[0]), fault.end))
+
     def stops(self, fault: Fault, layout: Layout) -> Stop:
-        return _stop(fault, layout)
+        return _stop(fault, layout, self.fails(fault) - fault.onset + _DIES)
 
 
 @dataclass(frozen=True)

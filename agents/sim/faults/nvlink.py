@@ -63,7 +63,7 @@ class NvlinkError(Kind):
         gpu.nvlink_crc.add(device, self.crc_rate * here)
         gpu.nvlink_replays.add(device, 0.8 * self.crc_rate * here)  # most are sent again with success; chosen
         gpu.nvlink_speed.scale(device, 1 - self.loss * here)
-        moments = self._moments(fault)
+        moments = self._moments(fault, effects)
         for moment in moments:
             gpu.nvlink_recoveries.add(device, effects.at(moment))
         if self._fatal():
@@ -88,10 +88,11 @@ class NvlinkError(Kind):
         assert self.dies_after is not None
         return min(fault.onset + self.dies_after, fault.end)
 
-    def _moments(self, fault: Fault) -> list[float]:
-        """When the driver logs it: at once, and while it goes on; a dead link says it once."""
+    def _moments(self, fault: Fault, effects: Effects) -> list[float]:
+        """When the driver logs it within the block: at once, and while it goes on; a dead link says it once."""
         count = 1 if self._fatal() else 1 + int((fault.end - fault.onset) / _AGAIN)
-        return [fault.onset + number * _AGAIN for number in range(count)]
+        first, last = (int((moment - fault.onset) // _AGAIN) for moment in (effects.since, effects.until))
+        return [fault.onset + number * _AGAIN for number in range(max(0, first), min(count, last + 2))]
 
     def _tell(self, fault: Fault, effects: Effects, moments: list[float]) -> None:
         """The GPU's message, and of the first one the switch's."""

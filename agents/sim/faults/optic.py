@@ -72,7 +72,7 @@ class OpticDegradation(Kind):
         if failing.any():
             port.recoveries.add(device, 0.003 * failing)  # one in five minutes; chosen
             effects.slow_job([device], 1 + (_COLLECTIVE - 1) * failing)
-        for begin, end in self._flaps(fault):
+        for begin, end in self._flaps(fault, effects.until):
             flap(effects, fault.entity, device, begin, end)
 
     def detectable(self, fault: Fault) -> float:
@@ -97,10 +97,10 @@ class OpticDegradation(Kind):
             return _SETTLES * (log_ber - _NEW) / max(self.start - _NEW, 1e-9)
         return _SETTLES + (log_ber - self.start) / max(self.slope, 1e-9) * DAY
 
-    def _flaps(self, fault: Fault) -> Iterator[tuple[float, float]]:
-        """Begin and end of each flap beyond the cliff."""
+    def _flaps(self, fault: Fault, until: float) -> Iterator[tuple[float, float]]:
+        """Begin and end of each flap beyond the cliff that begins by `until`."""
         rng, begin = fault.rng(), fault.onset + self._reaches(_CLIFF)
-        while (begin := begin + float(rng.uniform(0.3, 1.7)) * self.flap_every) < fault.end:
+        while (begin := begin + float(rng.uniform(0.3, 1.7)) * self.flap_every) < fault.end and begin <= until:
             end = begin + float(rng.uniform(1.0, 30.0))  # published flaps last 1 to 30 s
             if end < fault.end:
                 yield begin, end

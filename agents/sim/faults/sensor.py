@@ -52,21 +52,31 @@ class SensorFault(Kind):
     mode: str | None = None  # "stuck", "biased" or "noisy"
     direction: str | None = None  # "up": a bias tells too much; "down": too little
 
+    def severity(self) -> float | None:
+        """None of one that stands still: no size makes it worse."""
+        return None if self.mode == "stuck" else super().severity()
+
+    def parameters(self) -> dict[str, object]:
+        """Without those that mean nothing to one that stands still."""
+        void = ("size", "direction") if self.mode == "stuck" else ()
+        return {**super().parameters(), **dict.fromkeys(void)}
+
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.size is not None
         assert self.which is not None
         assert self.mode is not None
-        misread(fault, effects, self.mode, self.size if self.direction == "up" else -self.size, self.which)
+        size = self.size if self.direction == "up" else -self.size
+        misread(fault, effects, self.mode, size, self.which, fault.onset)
 
 
-def misread(fault: Fault, effects: Effects, mode: str, size: float, which: float) -> None:
+def misread(fault: Fault, effects: Effects, mode: str, size: float, which: float, since: float) -> None:
     """Lets a signal of an instrument stand still ("stuck"), lie by `size` K or its like ("biased"), or swing."""
     device_class, device = effects.layout.instrument(fault.device)
     signal = reads(device_class, which)
-    when = effects.within(fault.onset, fault.end)
+    when = effects.within(since, fault.end)
     if mode == "biased" and signal == "coolant.flow" and size < 0:
         flow = 1 + _PER_K[signal] * size
-        effects.collapses.append(Collapse(device, fault.onset, fault.end, flow, 1.0, fault.rng_key, real=False))
+        effects.collapses.append(Collapse(device, since, fault.end, flow, 1.0, fault.rng_key, real=False))
     ticks = effects.time[when]
 
     def change(true: NDArray[Any]) -> NDArray[Any]:
@@ -77,13 +87,13 @@ def misread(fault: Fault, effects: Effects, mode: str, size: float, which: float
         low, high = CATALOGUE[signal].valid
         return grain(signal, np.clip(true + step * size * swing, low, high).astype(np.float32))
 
-    jump = (fault.onset if size > 0 else fault.end, abs(size)) if mode == "biased" else None
+    jump = (since if size > 0 else fault.end, abs(size)) if mode == "biased" else None
     effects.tampers.append(Tamper(signal, device, when, change, fault.number if mode == "stuck" else None, jump))
 
 
 def _draws(fault: Fault, ticks: NDArray[np.float64]) -> NDArray[np.float64]:
     """A normal draw for each tick, whatever block it lies in."""
-    return np.array([fault.rng(int(tick)).standard_normal() for tick in ticks.tolist()])
+    return np.array([fault.rng(round(tick * 1e6)).standard_normal() for tick in ticks.tolist()])
 
 
 def reads(device_class: str, which: float) -> str:

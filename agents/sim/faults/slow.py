@@ -25,7 +25,7 @@ class ColdPlate(Kind):
     attribution = "gpu"
     seen = "a temperature that rises above its peers' at the same power; past 87 C throttle bit 0x40, clock and steps"
     unseen = "whether paste, plate or a clogged channel is to blame; anything while the GPU is idle"
-    rate = Rate(0.8, "1M GPU-hours", "Llama 3: thermal 0.28; 0.5 more that stop no job is assumed")
+    rate = Rate(0.5, "1M GPU-hours", "assumed: slow ones that stop no job, beside the 0.3 of straggler")
     lasts = Span(7 * DAY, high=60 * DAY)
     signals = ("gpu.temperature", "gpu.memory_temperature", "gpu.throttle_reasons", "gpu.sm_clock")
     ranges: ClassVar = {"rise": (0.10, 0.60), "days": (7.0, 60.0)}
@@ -62,7 +62,10 @@ class PcieDowngrade(Kind):
     strikes = "gpu"
     detectability = "hard"
     attribution = "gpu"
-    seen = "width or generation of the link, replays and an AER event when it trains; compute time, power"
+    seen = (
+        "width or generation of the link, replays and an AER event when it trains; compute time, power; the job's "
+        "steps only as far as its rank is then among the slowest, as in the last stage"
+    )
     unseen = "whether slot, riser or GPU is to blame"
     rate = Rate(1.3, "1M GPU-hours", "Minder: 6.6 % of faults are PCIe downgrades; of Llama 3's 19.7")
     lasts = Span(HOUR, high=2 * DAY)

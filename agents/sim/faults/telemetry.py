@@ -24,6 +24,7 @@ class TelemetryGap(Kind):
     unseen = "everything else of the node while it lasts; a Kafka outage: late, but nothing is missing"
     rate = Rate(1.0, "1,000 node-days", "assumed")
     lasts = Span(10.0, 180.0, HOUR)  # mean 3 min; assumed
+    signals = ("node.uptime", "gpu.power")  # their rows, as all others of the node, are missing
 
     def act(self, fault: Fault, effects: Effects) -> None:
         effects.node.silent.add(fault.device, effects.within(fault.onset, fault.end))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.canaries.ledger import WATCHED
-from agents.sim.effects import Defect, Effects, Happening
+from agents.sim.effects import Defect, Effects, Happening, Moment
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 
@@ -30,6 +30,13 @@ VERSION = hashlib.blake2b(b"simulated canary 1", digest_size=4).hexdigest()
 def digest(problem: str, salt: str = "") -> str:
     """The right answer's digest, or with `salt` a wrong one."""
     return hashlib.blake2b(f"{problem} {VERSION} {salt}".encode(), digest_size=8).hexdigest()
+
+
+def right(problem: str, began: Moment, took: float) -> dict[str, object]:
+    """What agents tell of a round whose answer is right, after those that they kept to themselves."""
+    answer = digest(problem)
+    told = {"canary": problem, "version": VERSION, "digest": answer, "expected": answer, "golden": True}
+    return {**told, "runs": EXECUTIONS, "rounds": TELL - 1, "began": began, "took": took}
 
 
 class Canaries:
@@ -75,14 +82,15 @@ class Canaries:
         if effects.gpu.gone and effects.gpu.gone.whole()[np.searchsorted(effects.time, time), gpu]:
             return
         problem = PROBLEMS[(number + number // TELL) % len(PROBLEMS)]
-        right = digest(problem)
-        data = {"canary": problem, "version": VERSION, "digest": right, "expected": right, "runs": EXECUTIONS}
-        data |= {"golden": wrong is None, "took": TOOK, **dict(self._wrong(gpu, number, problem, wrong))}
+        data = right(problem, Moment(time - TOOK), TOOK) | dict(self._wrong(gpu, number, problem, wrong))
         effects.events.append(Happening(time, self.layout.entities["gpu"][gpu], "digest", data))
 
     def _wrong(self, gpu: int, number: int, problem: str, share: float | None) -> Iterator[tuple[str, object]]:
         """What a wrong round tells beside: its digest, the problem, and how many of three repeats went wrong too."""
         if share is not None:
+            yield "golden", False
+            yield "format", problem.split("-")[1]
+            yield "rounds", 0
             yield "digest", digest(problem, f"{self.seed} {gpu} {number}")
             yield "wrong", [problem]
             yield "again", int(generator(self.seed, 60, gpu, number).binomial(3, share))

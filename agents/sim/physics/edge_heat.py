@@ -19,10 +19,15 @@ from pipeline.config import Edge as Settings
 from pipeline.records import SECOND
 
 WATCHED = 120
-"""Seconds from the onset in which rises are looked for: ten times the lag of a plate. Chosen."""
+"""Seconds from the onset in which rises are looked for: several times the lag of a plate. Chosen."""
 _WATCHED = ("gpu.temperature", "coolant.supply_temperature")  # by agents/edge/edge.py
-_LAG_S = 12.0  # as agents/sim/physics/gpus.py has it
-_MOVED = 0.05  # share by which the power of a GPU under load moves within a minute, after the rule's filter
+HEAT_J_K = 440.0
+"""J/K of a GPU with its plate: without flow it warms by 2.3 K/s at 1 kW."""
+LEAST_FLOW = 0.05
+"""Share of the flow whose cooling a standing loop has in any case: convection, and the air about the board; chosen."""
+_SLOWDOWN_C, _SHUTDOWN_C, _GIVE_BACK, _OFF = 87.0, 95.0, 0.003, 0.11
+"""As agents/sim/physics/gpus.py has them: Celsius, share of the power per K and second, and of a GPU that is shut."""
+_MOVED = 0.08  # share by which the power of a GPU under load moves within a minute, after the rule's filter
 _SHORTEST, _LONGEST = SHORTEST // SECOND, LONGEST // SECOND
 
 
@@ -33,8 +38,8 @@ def rises(effects: Effects, heat: Floats, power: Floats, resistance: Floats, war
     for collapse in effects.collapses:
         if collapse.real and collapse.onset <= effects.until and collapse.onset + WATCHED >= effects.since:
             gpus = layout.gpus_of(layout.nodes_below("coolant", collapse.loop))
-            extra = power[gpus] * (np.float32(0.7) * resistance[gpus] + np.float32(warming))
-            for time, gpu, data in _said(collapse, heat[gpus], extra):
+            plate = resistance[gpus] + np.float32(warming), np.float32(0.7) * resistance[gpus] + np.float32(warming)
+            for time, gpu, data in _said(collapse, heat[gpus], power[gpus], plate):
                 effects.tell(time, layout.entities["gpu"][int(gpus[gpu])], "temperature_rise", **data)
 
 
@@ -57,11 +62,14 @@ def jumps(effects: Effects, tamper: Tamper, entity: str, readings: NDArray[Any])
     effects.tell(calm, entity, "temperature_rise", state="cleared", since=Moment(look), **told, **ended)
 
 
-def _said(collapse: Collapse, heat: Floats, extra: Floats) -> Iterator[tuple[float, int, dict[str, Any]]]:
-    """(second, GPU, data) of the events; `extra`: K that each warms when its flow is halved."""
+def _said(
+    collapse: Collapse, heat: Floats, power: Floats, plate: tuple[Floats, Floats]
+) -> Iterator[tuple[float, int, dict[str, Any]]]:
+    """(second, GPU, data) of the events; `plate`: K/W of each, and K/W that it has more when its flow is halved."""
     first, limit = int(np.floor(collapse.onset)) - _LONGEST, Settings().temperature_slope
-    looks = np.rint(_warm(collapse, heat, extra, first))[:-1]  # the middle of three readings that rise is the second
-    explained = _MOVED * np.maximum(looks - COOLEST, 0)
+    warm, drawn = _warm(collapse, heat, power, plate, first)
+    looks = np.rint(warm)[:-1]  # the middle of three readings that rise is the second
+    explained = (_MOVED + 1 - drawn[:-1]) * np.maximum(looks - COOLEST, 0)
     slopes = np.stack([_slope(looks, explained, d) for d in range(_SHORTEST, _LONGEST + 1)])
     best = slopes.max(axis=0)
     for gpu in np.flatnonzero((best > limit).any(axis=0)).tolist():
@@ -90,13 +98,20 @@ def _said(collapse: Collapse, heat: Floats, extra: Floats) -> Iterator[tuple[flo
             )
 
 
-def _warm(collapse: Collapse, heat: Floats, extra: Floats, first: int) -> Floats:
-    """(seconds, GPUs) temperatures from `first` on at constant power."""
-    share, now, found = 1 - np.exp(-1 / _LAG_S), heat.astype(np.float64), []
+def _warm(
+    collapse: Collapse, heat: Floats, power: Floats, plate: tuple[Floats, Floats], first: int
+) -> tuple[Floats, Floats]:
+    """(seconds, GPUs) temperatures from `first` on, and the share of the power that heat has left."""
+    now, found, rest, shares = heat.astype(np.float64), [], np.ones(len(heat)), []
     for second in range(first, first + _LONGEST + WATCHED):
-        now = now + share * (heat + extra * (1 / left(collapse, second) - 1) - now)
+        more = plate[1] * (1 / max(left(collapse, second), LEAST_FLOW) - 1)
+        coolant = heat - power * plate[0]
+        target = coolant + rest * power * (plate[0] + more)
+        now = np.minimum(now + (1 - np.exp(-1 / (HEAT_J_K * (plate[0] + more)))) * (target - now), _SHUTDOWN_C)
+        rest = np.where(now >= _SHUTDOWN_C, _OFF, np.clip(rest - _GIVE_BACK * (now - _SLOWDOWN_C), _OFF, 1))
         found.append(now)
-    return np.asarray(found, np.float32)
+        shares.append(rest)
+    return np.asarray(found, np.float32), np.asarray(shares, np.float32)
 
 
 def _slope(looks: Floats, explained: NDArray[Any], seconds: int) -> NDArray[Any]:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from agents.sim.effects import Effects
 from agents.sim.layout import Layout
 from agents.sim.physics.edge import collapses
+from agents.sim.physics.edge_heat import LEAST_FLOW
+from agents.sim.physics.gpus import SHUTDOWN_C
 from agents.sim.physics.noise import Drift, Floats, generator
 from agents.sim.physics.state import State
 from pipeline.signals import CATALOGUE
@@ -67,7 +69,8 @@ class Facility:
         flow = self._flow * rest * (1 + np.float32(_FLOW_SD) * noise["flow"])
         draw = self._sum(power, self.layout.pdu_of_gpu, len(self._hosts)) + self._others(effects)
         heat = self._sum(power, self.layout.loop_of_gpu, len(self._flow)) / 1000 * np.float32(_CAPTURE + 0.1)
-        back = supply + _PG25 * heat / flow + np.float32(0.1) * noise["return"]
+        back = supply + _PG25 * heat / np.maximum(flow, LEAST_FLOW * self._flow) + np.float32(0.1) * noise["return"]
+        back = np.minimum(back, SHUTDOWN_C)  # coolant never grows warmer than the plates that warm it
         pressure = _PRESSURE * rest**2 * effects.site.pressure.values * (1 + _PRESSURE_SD * noise["pressure"])
         sensor = np.float32(_SENSOR_K) * rng.standard_normal((2, *flow.shape), np.float32)
         coolant: dict[str, NDArray[Any]] = {

@@ -1,7 +1,7 @@
 """GPUs: power follows load and clock, temperature follows power with a lag, heat takes the clock down.
 
-    P = idle + (P_load - idle) * level * load * clock^1.7  T -> T_supply + P * R(flow), first order with 12 s
-    R(flow) = R_th * (0.3 + 0.7 / flow) + warming / flow   clock falls while T is above 87 C
+    P = idle + (P_load - idle) * level * load * clock^1.7  C dT/dt = P - (T - T_supply) / R(flow)
+    R(flow) = R_th * (0.3 + 0.7 / flow) + warming / flow   clock falls while T is above 87 C; above 95 C it is shut down
 
 R_th is about 0.03 K/W for a cold plate of H100 class, and the coolant warms by about 5 K on its way at full load. The
 level is the job's: models differ in what they draw. Shapes and spreads are fitted to [AcmeTrace] where nothing else is
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from agents.sim.effects import Effects
 from agents.sim.layout import Layout
 from agents.sim.physics.appetite import Appetite
-from agents.sim.physics.edge_heat import rises
+from agents.sim.physics.edge_heat import HEAT_J_K, LEAST_FLOW, rises
 from agents.sim.physics.jobs import Tempo
 from agents.sim.physics.lives import resets
 from agents.sim.physics.memory import Memory
@@ -29,22 +29,28 @@ from agents.sim.schedule import Stay
 CLOCK, MEMORY_CLOCK, MEMORY = 1755.0, 2619, 80 * 2**30  # MHz, MHz, bytes of an H100 SXM under load
 _PAGE = 2**21  # bytes in which CUDA takes device memory
 SLOWDOWN_C = 87.0  # where current parts begin to slow down
+SHUTDOWN_C, _WELL_C = 95.0, 60.0
+"""Where the hardware stops a GPU: an H100 tells it 8 K above its highest; and where it works again, chosen. Stopped it
+is at its lowest clock and draws what an idle one does."""
 _IDLE_CLOCK, _CLOCK_STEP = 345.0, 15.0  # MHz; NVML clocks move in steps of 15 MHz
-_IDLE_W, _LOAD_W, _BOARD_W = 78.0, 780.0, 700.0
+_SLOWEST, _SHUT = np.float32(_IDLE_CLOCK / CLOCK), np.float32(0.99 * _IDLE_CLOCK / CLOCK)
+"""Factor on the clock at its floor, and of a GPU that is shut down, a little below it: both are told as 345 MHz."""
+_IDLE_W, _LOAD_W, BOARD_W = 78.0, 780.0, 700.0
 """What a full load would draw, and the limit at which the board holds the mean, while a second may go beyond it: of the
 GPUs that work hard half sit at the limit [AcmeTrace]."""
 _POWER_SD = 0.04  # of means of one second, taken inside steps of some seconds
 _R_TH, _R_TH_SD, _WARMING = 0.030, 0.10, 0.0074  # K/W, share, K/W
-_BEHIND = 3.0 / _BOARD_W  # K/W; the second of two cold plates in series gets coolant that is 3 K warmer; chosen
+_BEHIND = 3.0 / BOARD_W  # K/W; the second of two cold plates in series gets coolant that is 3 K warmer; chosen
 _MEMORY_IDLE, _MEMORY_LOAD, _MEMORY_SD = 14.0, 6.0, 2.0  # K above the core
 _MEMORY_LAG_S = 45.0  # stacks of chips beside the core: slower than it; chosen
-_LAG_S, _EXPONENT = 12.0, 1.7
+EXPONENT = 1.7
 _DIPS, _DEEP = 0.08, 0.025  # share of busy readings below 0.97 (data waits, small steps) and below a half
 _TAUS = {"power": 15.0, "clock": 20.0, "use": 11.0}  # s until noise is forgotten; chosen
 _LOTTERY = 0.012  # mean spread between equal GPUs
 _GIVE_BACK, _MOST = 0.0015, 0.01  # clock per K and second, and per K and tick: slow enough not to swing at 10 s; chosen
+_AHEAD_S = 20.0  # s that a GPU above its limit looks ahead along its rise; chosen, so that it does not overshoot
 _REPLAY_PER_HOUR = 0.02  # background per GPU; chosen, so that a quiet day has a few
-_IDLE_BIT, _THERMAL_BIT = np.uint64(0x1), np.uint64(0x40)
+_IDLE_BIT, _THERMAL_BIT, _SHUTDOWN_BITS = np.uint64(0x1), np.uint64(0x40), np.uint64(0x48)
 
 
 class Gpus:
@@ -64,9 +70,11 @@ class Gpus:
         self._r_th += np.float32(_BEHIND) * (np.arange(n) % layout.gpus_per_node % 2)
         self._appetite = Appetite(seed)
         level = np.array([self._appetite.level(job) if job >= 0 else 0.0 for job in running.tolist()])
-        draw = np.minimum(self._idle_w + level * (self._busy_w - self._idle_w), _BOARD_W)
+        draw = np.minimum(self._idle_w + level * (self._busy_w - self._idle_w), BOARD_W)
         warm = (self._r_th + _WARMING) * draw
+        state["gpu.shut"] = np.zeros(n, np.bool_)
         state["gpu.limit"], state["gpu.heat"] = np.ones(n, np.float32), (supply + warm).astype(np.float32)
+        state["gpu.heat_last"] = state["gpu.heat"]
         above = _MEMORY_IDLE + (_MEMORY_LOAD - _MEMORY_IDLE) * (running >= 0)
         self._above = (_MEMORY_SD * rng.standard_normal(n).clip(-3, 3)).astype(np.float32)
         state["gpu.memory_heat"] = (supply + warm + above + self._above).astype(np.float32)
@@ -93,9 +101,10 @@ class Gpus:
         self._edge(np.vstack([last, heat]), power, effects)
         felt = clock * limit
         busy = tempo.load > 0
-        seen = np.where(busy, CLOCK * felt, _IDLE_CLOCK)
+        seen = np.where(busy, np.maximum(CLOCK * felt, _IDLE_CLOCK), _IDLE_CLOCK)
         reasons = effects.gpu.reasons.values * busy | np.where(busy, np.uint64(0), _IDLE_BIT)
         reasons |= np.where(limit < 0.995, _THERMAL_BIT, np.uint64(0))
+        reasons |= np.where(limit <= _SHUT, _SHUTDOWN_BITS, np.uint64(0))
         sensor = np.float32(0.3) * rng.standard_normal(shape, np.float32)
         replays = rare(rng, _REPLAY_PER_HOUR / 3600 * self.interval, shape)
         anew = resets(effects, "gpu")
@@ -148,27 +157,36 @@ class Gpus:
     ) -> tuple[Floats, Floats, Floats]:
         """(power, temperature, clock limit) tick by tick: heat takes the clock down, and with it the power."""
         loop = self.layout.loop_of_gpu
-        share = np.float32(1 - np.exp(-self.interval / _LAG_S))
         gain = np.float32(min(_GIVE_BACK * self.interval, _MOST))
         power, heat, limits = np.empty_like(clock), np.empty_like(clock), np.empty_like(clock)
-        swing = (self._busy_w - self._idle_w) * load * clock ** np.float32(_EXPONENT)
+        swing = (self._busy_w - self._idle_w) * load * clock ** np.float32(EXPONENT)
         inlet = supply[:, loop]
-        cooling = 1 / np.asarray(self._flow(effects), np.float32)
+        cooling = 1 / np.maximum(np.asarray(self._flow(effects), np.float32), np.float32(LEAST_FLOW))
         own = self._r_th * np.asarray(effects.gpu.resistance.values, np.float32)
         resistance = own * (np.float32(0.3) + np.float32(0.7) * cooling) + np.float32(_WARMING) * cooling
+        share = np.broadcast_to(1 - np.exp(np.float32(-self.interval / HEAT_J_K) / resistance), clock.shape)
         resistance = np.broadcast_to(resistance, clock.shape)
         hot = np.broadcast_to(effects.gpu.hot.values, clock.shape)
-        highest = np.broadcast_to(np.minimum(effects.gpu.watts.values, np.float32(_BOARD_W)), clock.shape)
+        highest = np.broadcast_to(np.minimum(effects.gpu.watts.values, np.float32(BOARD_W)), clock.shape)
         if effects.node.dead:
             highest = np.where(effects.node.dead.whole()[:, self.layout.node_of_gpu], np.float32(0), highest)
-        now, limit = self.state["gpu.heat"], self.state["gpu.limit"]
+        last, ahead = self.state["gpu.heat_last"], np.float32(_AHEAD_S / self.interval)
+        now, limit, shut = self.state["gpu.heat"], self.state["gpu.limit"], self.state["gpu.shut"]
         for k in range(len(clock)):
-            limit = np.clip(limit + gain * np.clip(SLOWDOWN_C - now, -8, 8), np.float32(0.4), np.float32(1))
-            power[k] = noise[k] * np.minimum(self._idle_w + swing[k] * limit ** np.float32(_EXPONENT), highest[k])
+            above = now - SLOWDOWN_C + np.where(now > SLOWDOWN_C, ahead * (now - last), 0)
+            limit = np.clip(limit - gain * np.clip(above, -8, 8), _SLOWEST, np.float32(1))
+            wanted = swing[k] * limit ** np.float32(EXPONENT)
+            if shut.any():
+                limit, wanted = np.where(shut, _SHUT, limit), np.where(shut, np.float32(0), wanted)
+            power[k] = noise[k] * np.minimum(self._idle_w + wanted, highest[k])
             target = inlet[k] + resistance[k] * power[k]
             target = target + hot[k] * load[k] * np.maximum(SLOWDOWN_C - 0.5 - target, 0)
-            now = now + share * (target - now)
+            last = now  # a GPU that gets too hot within a tick is shut down in it, and grows no hotter
+            now = np.minimum(now + share[k] * (target - now), np.float32(SHUTDOWN_C))
             heat[k], limits[k] = now, limit
+            if shut.any() or now.max() >= SHUTDOWN_C:
+                shut = (now >= SHUTDOWN_C) | (shut & (now > _WELL_C))
+        self.state["gpu.shut"], self.state["gpu.heat_last"] = shut, last.astype(np.float32)
         self.state["gpu.heat"], self.state["gpu.limit"] = now.astype(np.float32), limit.astype(np.float32)
         return power, heat, limits
 

@@ -67,7 +67,7 @@ class Hosts:
         share = usual * np.maximum(1 + _CPU_SD * noise["load"] + _QUICK_CPU * bursts["load"], 0.1)
         share = np.clip(share + effects.node.cpu.values, 0, 1)
         used = np.clip(used * (1 + _USED_SD * noise["memory"]), 0, _MOST_USED)
-        free = np.clip(1 - used - effects.node.memory_used.values, 0.01, 1) * MEMORY
+        free = np.clip(1 - used, 0.01, 1) * MEMORY
         runnable = (share + effects.node.pressure.values) * CPUS
         wide = share.shape
         columns: dict[str, NDArray[Any]] = {

@@ -111,7 +111,7 @@ class Jobs:
         if effects.site.hung:
             hung = np.append(effects.site.hung.whole(), np.zeros((len(time), 1), np.bool_), axis=1)
             tempo.spinning = np.take_along_axis(hung, effects.job_of_gpu, axis=1)
-        resting = effects.gpu.idle.values | effects.gpu.gone.values | self._of_nodes(effects.node.dead.values)
+        resting = effects.gpu.gone.values | self._of_nodes(effects.node.dead.values)
         tempo.load = np.maximum(np.where(resting, 0, tempo.load), effects.gpu.busy.values).astype(np.float32)
         return tempo
 
@@ -141,7 +141,7 @@ class Jobs:
             steps = age + np.cumsum(on) * self.interval / _COMPUTE
             mine = mine * (1 + _WARM_LOSS * np.exp(-3 * steps / WARM_UP))[:, None].astype(np.float32)
         wait = np.float32(_COLLECTIVE) * (1 + np.float32(0.03) * np.abs(heavy(rng, (len(mine),))))
-        working = mine.max(axis=1) + wait * effects.site.network.of(number)
+        working = (mine.max(axis=1) + wait * effects.site.network.of(number)) * effects.site.step.of(number)
         still = tempo.saving[:, gpus[0]] | effects.site.stalled.of(number) | effects.site.hung.of(number)
         still = still | effects.site.evaluating.of(number) | ~on
         nominal = np.float32(work.base.max() + _COLLECTIVE)

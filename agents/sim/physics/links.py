@@ -158,7 +158,6 @@ class Links:
             ("symbol_errors", port.symbols),
             ("crc_errors", port.crc),
             ("link_recoveries", port.recoveries),
-            ("out_of_sequence", port.retransmits),
             ("ack_timeouts", port.timeouts),
             ("req_cqe_errors", port.cqe),
         )
