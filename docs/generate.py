@@ -178,7 +178,7 @@ confounders = 1.0           # factor on the rates of benign events
 apart = true                # half an hour between two things on one node; see below for what is not held to it
 
 [rates.kinds]
-link_flap = 0.02            # the rate of one kind, in the unit of the table below
+link_flap = 0.02            # the rate of one kind, in the unit of the table below; `faults` multiplies it too
 
 [[fault]]
 kind = "straggler"          # any of the table below
@@ -211,7 +211,7 @@ same scenario and seed go on to the bit; `make score` does so. Files of `--outpu
 
 One line per fault or benign event: `id`, `kind`, `entity`, `entities` (all that are guilty, or nobody), `onset`, `end`, `class`,
 `signals`, `parameters`. The class is `hard` (a logged fact), `soft` (only statistics tell), `invisible` (nothing tells; also a
-fault on a GPU that no job used) or `benign`. Beside the kind's own parameters stand `row` (of the table below), `attribution`,
+soft fault on a GPU that no job used) or `benign`. Beside the kind's own parameters stand `row` (of the table below), `attribution`,
 `severity` (0 to 1 within the kind's range), `effect` with `effect_unit` (a share, or K), and for what grows slowly `detectable`.
 
 """

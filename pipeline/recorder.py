@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,9 +97,10 @@ class RecordingWriter:
         self.directory = Path(directory)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._events = (self.directory / "events.jsonl").open("w", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{directory}: cannot be written: {error.strerror}; wanted a folder") from error
+        self._part = self.directory / "events.jsonl.part"
+        self._events: IO[str] | None = None
         self._telemetry: dict[str, TelemetryWriter] = {}
 
     def telemetry(
@@ -117,7 +118,15 @@ class RecordingWriter:
 
     def events(self, events: Sequence[Event]) -> None:
         """Events later than all before."""
-        self._events.writelines(json_line(event_json(event)) for event in events)
+        self._told().writelines(json_line(event_json(event)) for event in events)
+
+    def _told(self) -> IO[str]:
+        """The file of events, made at the first use: who only asks for a recording that is refused leaves no file."""
+        try:
+            self._events = self._events or self._part.open("w", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{self._part}: cannot be written: {error.strerror}; wanted a folder") from error
+        return self._events
 
     def close(
         self,
@@ -127,7 +136,8 @@ class RecordingWriter:
         meta: Mapping[str, Any],
     ) -> None:
         """Completes all files; `meta` gets the rows of each telemetry file."""
-        self._events.close()
+        self._told().close()
+        self._part.replace(self.directory / "events.jsonl")
         for writer in self._telemetry.values():
             writer.close()
         write_topology(self.directory / "topology.toml", parents, attributes)

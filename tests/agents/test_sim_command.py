@@ -277,3 +277,12 @@ def _catches(pid: int, line: str) -> bool:
     """Whether a process has a handler of its own for SIGTERM."""
     mask = next(t for t in Path(f"/proc/{pid}/status").read_text().splitlines() if t.startswith(line))
     return bool(int(mask.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_a_refused_simulation_leaves_an_earlier_recording_as_it_was(scenario: str, tmp_path: Path) -> None:
+    run(Order(scenario, 7), tmp_path, Clock(), RecordingWriter(tmp_path / "out"))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    sink = RecordingWriter(tmp_path / "out")
+    with pytest.raises(UsageError):
+        simulate(Order(str(tmp_path / "none.toml"), 7), config(tmp_path), sink, lambda _: False)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
