@@ -16,7 +16,6 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.sim.faults.kind import Stop
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 
@@ -27,6 +26,20 @@ _SHORTEST_H = 0.5  # h; below it a job is a test, not training; chosen
 _SPLIT, _SMALLEST = 0.6, 8  # a partition is three fifths of what is left; below 8 nodes there is one. Chosen
 
 Index = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The end that a fault makes of the jobs on some nodes: at `at` s; the nodes stay out for `out` s.
+
+    job: number of a job that ends wherever it runs.   waits: jobs wait for the nodes and take no spare ones.
+    """
+
+    at: float
+    nodes: tuple[int, ...]
+    out: float
+    job: int | None = None
+    waits: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from agents.sim import arrivals
-from agents.sim.faults.kind import DAY, Fault, Kind, Stop
+from agents.sim.faults.kind import DAY, Fault, Kind
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 from agents.sim.scenario import FAULTS, Line, Scenario, live_lines
-from agents.sim.schedule import Job, Schedule, plan
+from agents.sim.schedule import Job, Schedule, Stop, plan
 from pipeline.errors import UsageError
 
 _BEYOND = 30 * DAY  # s beyond the last moment of the scenario: nothing that is drawn lasts longer either

@@ -12,12 +12,11 @@ from agents.sim.chunk import Chunk
 from agents.sim.confounders.jobs import JobRestart
 from agents.sim.confounders.nodes import Maintenance
 from agents.sim.effects import Happening
-from agents.sim.faults.kind import Stop
 from agents.sim.fleet import FleetSimulator
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
-from agents.sim.schedule import Schedule, Stay, partitions, plan
+from agents.sim.schedule import Schedule, Stay, Stop, partitions, plan
 from agents.sim.story import Story
 from pipeline.signals.events import EVENT_KINDS
 

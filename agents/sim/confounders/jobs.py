@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.sim.effects import Effects
-from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span, Stop
+from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
-from agents.sim.schedule import Stay
+from agents.sim.schedule import Stay, Stop
 
 _UNEVEN = 0.1  # share of the ranks that get long sequences or busy experts in a step; chosen
 
@@ -75,10 +75,6 @@ class StageImbalance(Kind):
     effect_unit = "time"
     pattern: str | None = None  # stage: all ranks of one stage; random: some ranks, others in each step
     longer: float | None = None  # by which their compute time grows
-
-    def effect(self) -> float:
-        assert self.longer is not None
-        return self.longer
 
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.longer is not None

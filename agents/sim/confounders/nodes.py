@@ -9,10 +9,11 @@ import numpy as np
 
 from agents.sim.effects import Effects, Moment
 from agents.sim.faults.host import contend
-from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span, Stop
+from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
 from agents.sim.faults.link import flap
 from agents.sim.layout import Layout
 from agents.sim.physics import canary
+from agents.sim.schedule import Stop
 
 _OFTEN = "chosen: often enough to count false alarms"
 _BOOT_S = (240.0, 600.0)  # until a server of 8 GPUs is back: memory training and all; chosen
@@ -45,10 +46,6 @@ class NodeTransient(Kind):
     loaded = True
     trace: str | None = None  # pressure: the processors show it; none: only the ranks do
     slowdown: float | None = None
-
-    def effect(self) -> float:
-        assert self.slowdown is not None
-        return self.slowdown
 
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.slowdown is not None
@@ -128,10 +125,6 @@ class MixedSilicon(Kind):
     offset: float | None = None  # share of compute time (driver) or clock (VBIOS)
     work: float | None = None  # s of the maintenance before
 
-    def effect(self) -> float:
-        assert self.offset is not None
-        return self.offset
-
     def _done(self, fault: Fault) -> float:
         assert self.work is not None
         return fault.onset + min(self.work, 0.5 * (fault.end - fault.onset))
@@ -203,10 +196,6 @@ class OwnCanary(Kind):
     effect_unit = "time"
     loaded = True
     slowdown: float | None = None
-
-    def effect(self) -> float:
-        assert self.slowdown is not None
-        return self.slowdown
 
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.slowdown is not None

@@ -97,21 +97,19 @@ class FacilityWater(Kind):
         seconds = kind.days * DAY if kind.course == "fouling" else span
         return cls(days=kind.days, course=kind.course), seconds
 
-    def effect(self) -> float:
-        assert self.rise is not None
-        return self.rise
-
     def ramp(self) -> float:
         """Seconds until it is fully grown. A valve that fails warms a loop's volume within five minutes; chosen."""
         assert self.days is not None
         return 300.0 if self.course == "step" else self.days * DAY
 
     def detectable(self, fault: Fault) -> float:
-        return min(fault.onset + self.ramp() * WARM_K / max(self.effect(), WARM_K), fault.end)
+        assert self.rise is not None
+        return min(fault.onset + self.ramp() * WARM_K / max(self.rise, WARM_K), fault.end)
 
     def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.rise is not None
         grown = effects.ramp(fault.onset, fault.end, self.ramp())
-        effects.site.supply.add(fault.device, np.float32(self.effect()) * grown)
+        effects.site.supply.add(fault.device, np.float32(self.rise) * grown)
 
 
 @dataclass(frozen=True)
@@ -183,21 +181,17 @@ class Recirculation(Kind):
     rise: float | None = None  # K at the inlet, when fully grown
     ramp: float | None = None  # s until it is
 
-    def effect(self) -> float:
-        assert self.rise is not None
-        return self.rise
-
     def detectable(self, fault: Fault) -> float:
-        assert self.ramp is not None
-        return min(fault.onset + self.ramp * WARM_K / max(self.effect(), WARM_K), fault.end)
+        assert self.ramp is not None and self.rise is not None
+        return min(fault.onset + self.ramp * WARM_K / max(self.rise, WARM_K), fault.end)
 
     def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         return tuple(layout.places["rack"][rack] for rack in layout.row_of(fault.device).tolist())
 
     def act(self, fault: Fault, effects: Effects) -> None:
-        assert self.ramp is not None
+        assert self.ramp is not None and self.rise is not None
         grown = effects.ramp(fault.onset, fault.end, self.ramp)
-        warm_air(fault.device, np.float32(self.effect()) * grown, effects)
+        warm_air(fault.device, np.float32(self.rise) * grown, effects)
         for rack in effects.layout.row_of(fault.device).tolist():  # twice their usual speed is the most fans have
             effects.node.fans.lift(effects.layout.nodes_below("rack", rack), 1 + grown)
 

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from agents.canaries.ledger import WATCHED
 from agents.sim.effects import Defect, Effects
-from agents.sim.faults.kind import DAY, HOUR, MONTH, Detectability, Fault, Kind, Rate, Span, Stop
+from agents.sim.faults.kind import DAY, HOUR, MONTH, Detectability, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
 from agents.sim.physics.canary import EXECUTIONS, PERIOD
+from agents.sim.schedule import Stop
 
 _FAILS_AFTER = 6 * HOUR  # mean time to a failure that training shows; chosen
 _JUMP = (0.5, 2.0)  # powers of ten by which the gradient's norm jumps; 5 times is what training guards look for

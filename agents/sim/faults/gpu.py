@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from agents.sim.effects import Effects
-from agents.sim.faults.kind import HOUR, Attribution, Detectability, Fault, Kind, Rate, Span, Stop
+from agents.sim.faults.kind import HOUR, Attribution, Detectability, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
 from agents.sim.physics.xids import Line, address, tell
+from agents.sim.schedule import Stop
 
 _REBOOT = 240.0  # s that a training server needs to boot; chosen
 _GSP_WAITS = 6.0  # s until the driver gives up waiting for its firmware and logs XID 119

@@ -8,9 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from agents.sim.effects import Effects
-from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span, Stop
+from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
 from agents.sim.physics import kernel_lines
+from agents.sim.schedule import Stop
 
 _TOLD_EVERY = 60.0  # s between two lines of corrected errors: the kernel bounds what it says; chosen
 _AGONY = 30.0  # s from the error that kills the job to the end of the node: a panic waits for its dump; chosen
@@ -39,10 +40,6 @@ class HostContention(Kind):
     effect_unit = "time"
     loaded = True
     slowdown: float | None = None  # by which the compute time of the slowest rank grows
-
-    def effect(self) -> float:
-        assert self.slowdown is not None
-        return self.slowdown
 
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.slowdown is not None

@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from agents.sim.effects import Effects
-from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span, Stop
+from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
+from agents.sim.schedule import Stop
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from agents.sim.effects import Effects
 from agents.sim.physics.noise import generator
+from agents.sim.schedule import Stop
 
 if TYPE_CHECKING:
     from agents.sim.layout import Layout
@@ -83,20 +84,6 @@ class Chain:
     lead: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """The end that a fault makes of the jobs on some nodes: at `at` s; the nodes stay out for `out` s.
-
-    job: number of a job that ends wherever it runs.   waits: jobs wait for the nodes and take no spare ones.
-    """
-
-    at: float
-    nodes: tuple[int, ...]
-    out: float
-    job: int | None = None
-    waits: bool = False
-
-
 @dataclass(frozen=True)
 class Kind(ABC):
     """One kind with its parameters. Its docstring says what happens, in one line.
@@ -156,8 +143,9 @@ class Kind(ABC):
         """Writes what the fault does within the block into the channels."""
 
     def effect(self) -> float | None:
-        """Size of what it does to `effect_unit`, a share or K, when fully grown; None: it has no size."""
-        return None
+        """Size of what it does to `effect_unit`, a share or K, when fully grown: mostly the parameter that says how bad
+        it is; None: it has no size."""
+        return float(getattr(self, self.severe)) if self.effect_unit and self.severe else None
 
     def detectable(self, fault: Fault) -> float:
         """Second from which anything can be seen at all: later than the onset where it grows slowly."""

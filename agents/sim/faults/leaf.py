@@ -9,9 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from agents.sim.effects import Effects
-from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span, Stop
+from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
 from agents.sim.faults.link import DARK, fall, stops_at, strand
 from agents.sim.layout import Index, Layout
+from agents.sim.schedule import Stop
 
 _TOGETHER = 5.0  # s within which all ports of a leaf that crashes go down
 _LOOK = 10.0  # s between two looks of the fabric's agent
@@ -97,9 +98,6 @@ class Congestion(Kind):
         """Three times as long where the largest job has 512 GPUs or more."""
         large = layout.gpus * _TRAINS * _LARGEST >= _LARGE_JOB
         return Span(cls.lasts.low, _LARGE_MEAN if large else cls.lasts.mean, cls.lasts.high).draw(rng)
-
-    def effect(self) -> float | None:
-        return self.slowdown
 
     def detectable(self, fault: Fault) -> float:
         assert self.slowdown is not None

@@ -10,9 +10,10 @@ import numpy as np
 
 from agents.sim.effects import Effects
 from agents.sim.faults.gpu import hang
-from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span, Stop
+from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import Floats
+from agents.sim.schedule import Stop
 
 DARK = -40.0  # dB: no light arrives
 _TIMEOUTS = 2.0  # per second, of the queue pairs of a rank that waits for a dead port; chosen

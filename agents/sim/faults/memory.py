@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from agents.sim.effects import Channel, Effects
 from agents.sim.faults.gpu import RESET, hang, node_of, reset
-from agents.sim.faults.kind import DAY, HOUR, Chain, Fault, Kind, Rate, Span, Stop
+from agents.sim.faults.kind import DAY, HOUR, Chain, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
 from agents.sim.physics.memory import DRAM_CORRECTED
 from agents.sim.physics.xids import Line, tell
+from agents.sim.schedule import Stop
 
 _DIES = 5.0  # s until a job has ended of whose processes one was killed; chosen
 _OVERDISPERSION = 2.0  # variance = mean + 2 mean^2 of the counts of an hour; assumed

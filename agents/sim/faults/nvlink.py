@@ -10,9 +10,10 @@ from typing import ClassVar
 
 from agents.sim.effects import Effects
 from agents.sim.faults.gpu import hang, node_of, reset
-from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span, Stop
+from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
 from agents.sim.physics.xids import Line, tell
+from agents.sim.schedule import Stop
 from agents.sources.kernel.events import WORDS, Interpreter
 from agents.sources.kernel.gpu_places import GpuPlaces
 from agents.sources.kernel.kmsg import Record
@@ -52,9 +53,6 @@ class NvlinkError(Kind):
     loss: float | None = None  # share of the bandwidth inside the node; from 0.9 on its job dies
     crc_rate: float | None = None  # packets with a wrong checksum per second
     dies_after: float | None = None  # s until the job has died, if it does
-
-    def effect(self) -> float | None:
-        return self.loss
 
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.loss is not None

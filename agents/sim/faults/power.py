@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.sim.effects import Effects
-from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span, Stop
+from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import PSUS, Layout
+from agents.sim.schedule import Stop
 
 BRAKE_BIT = np.uint64(0x80)  # NVML clock event reasons: hardware power brake
 _CHECKED = 300.0  # s from a node's boot until it is given work again; chosen

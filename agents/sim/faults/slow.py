@@ -36,10 +36,6 @@ class ColdPlate(Kind):
     rise: float | None = None  # share by which the thermal resistance has grown at the end of the ramp
     days: float | None = None  # how long the ramp takes; it may be cut off by the end
 
-    def effect(self) -> float:
-        assert self.rise is not None
-        return self.rise
-
     def detectable(self, fault: Fault) -> float:
         assert self.rise is not None
         assert self.days is not None
@@ -78,10 +74,6 @@ class PcieDowngrade(Kind):
     slowdown: float | None = None  # share by which the compute time of its rank grows: inputs and offloads come late
     replays: float | None = None  # packets that are sent again around the retrain, rounded down
     lost: str | None = None  # width: 16 lanes to 8; generation: 5 to 3
-
-    def effect(self) -> float:
-        assert self.slowdown is not None
-        return self.slowdown
 
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.slowdown is not None
