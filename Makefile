@@ -26,7 +26,7 @@ types: .venv/.tests-installed ## check types strictly
 	@$(BIN)/mypy
 
 docs: .venv/.installed ## write docs/{signals,events,detectors}.md anew from the code
-	@PYTHONPATH=. $(BIN)/python docs/generate.py
+	@PYTHONPATH=. $(BIN)/python -P docs/generate.py
 
 bench: .venv/.installed ## print the figures of the README
 	@for name in ingest kafka; do echo "== benchmarks/$$name.py"; $(BIN)/python -m benchmarks.$$name || exit 1; done

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.records import Frame
+from pipeline.topology import Topology
 
 Key = tuple[int, ...]
 OWN = frozenset(
@@ -45,6 +46,65 @@ class Cohorts:
             fresh = (groups < 0) & (found >= 0)
             groups[fresh] = found[fresh] + groups.max(initial=-1) + 1
         return groups
+
+
+class Peers:
+    """Who is compared with whom, by a ladder: the first rung on which an entity has enough like it.
+
+    rungs: each a tuple of kinds of ancestor (`stage`, `rack`) and of attributes (`@sku`), which an entity has itself or
+           from the nearest thing that it is part of; all must be equal. Who lacks one is not on that rung.
+    least: members, itself among them, below which a cohort is no cohort; then the next rung counts.
+    An entity on no rung has the group -1: it can be compared with its own past alone.
+    """
+
+    def __init__(self, *rungs: tuple[str, ...], least: int = 8) -> None:
+        self.rungs, self.least = rungs, least
+        self._key: Key = ()
+        self._groups = np.empty(0, np.int32)
+        self._names: list[str] = []
+
+    def of(self, frame: Frame) -> NDArray[np.int32]:
+        """(N,) cohort of each entity; the same array until topology or fleet change."""
+        key = (id(frame.topology), frame.topology.version, len(frame.entities))
+        if key != self._key:
+            self._key = key
+            self._groups, self._names = self._number(frame)
+        return self._groups
+
+    def name(self, frame: Frame, i: int) -> str:
+        """The cohort of an entity in words."""
+        group = int(self.of(frame)[i])
+        return self._names[group] if group >= 0 else "own past"
+
+    def _number(self, frame: Frame) -> tuple[NDArray[np.int32], list[str]]:
+        groups, names = np.full(len(frame.entities), -1, np.int32), list[str]()
+        for rung in self.rungs:
+            members: dict[tuple[object, ...], list[int]] = {}
+            for i in np.flatnonzero(groups < 0).tolist():
+                if (key := _terms(frame.topology, frame.entities[i], rung)) is not None:
+                    members.setdefault(key, []).append(i)
+            for key, found in members.items():
+                if len(found) >= self.least:
+                    groups[found] = len(names)
+                    names.append(", ".join(map(str, key)))
+        return groups, names
+
+
+def _terms(topology: Topology, entity: str, rung: tuple[str, ...]) -> tuple[object, ...] | None:
+    """What stands for the terms of a rung; None if one is lacking."""
+    found: list[object] = []
+    for term in rung:
+        value = _attribute(topology, entity, term[1:]) if term[0] == "@" else topology.above_of_kind(entity, term)
+        if value is None:
+            return None
+        found.append(value)
+    return tuple(found)
+
+
+def _attribute(topology: Topology, entity: str, name: str) -> object | None:
+    """An attribute of an entity, else of the nearest ancestor that has it."""
+    known = (topology.attributes.get(e, {}).get(name) for e in (entity, *topology.above(entity)))
+    return next((value for value in known if value is not None), None)
 
 
 class Index:

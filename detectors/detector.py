@@ -1,23 +1,35 @@
-"""The page that somebody who adds a detector reads: Detector and memory().
+"""The page that somebody who adds a detector reads: Detector, memory(), notes() and part().
 
 A detector is a dataclass in `detectors/NAME.py` and one line in `detectors/__init__.py`. Its fields are its
-configuration (`[detector.NAME]`), its memory() fields its state. It says what is true now; only the Desk remembers what
-was said.
+configuration (`[detector.NAME]`), its memory(), notes() and part() fields its state. It says what is true now; only
+the Desk remembers what was said.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from detectors.streams import Streams
 from pipeline.records import Finding, Frame
 
 _STATE = "fleetpulse.state"
+_PART = "fleetpulse.part"
+
+
+class Part(Protocol):
+    """A piece of a detector with state of its own, such as Gates or Streams."""
+
+    def snapshot(self) -> Any:
+        """All state as plain data: numbers, texts, arrays, and lists and dicts of those with texts as keys."""
+
+    def restore(self, state: Any) -> None:
+        """Goes on from a snapshot as if it had never stopped."""
 
 
 def memory(fill: float | int | bool, dtype: Any = np.float64) -> Any:
@@ -28,6 +40,11 @@ def memory(fill: float | int | bool, dtype: Any = np.float64) -> Any:
 def notes(factory: Any = dict) -> Any:
     """State that is not one cell per entity (digests of a canary round, links of a leaf): plain picklable data."""
     return field(default_factory=factory, init=False, repr=False, metadata={_STATE: None})
+
+
+def part(factory: Callable[[], Part]) -> Any:
+    """A piece with state of its own, made afresh for each detector."""
+    return field(default_factory=factory, init=False, repr=False, metadata={_PART: True})
 
 
 @dataclass
@@ -57,6 +74,15 @@ class Detector(ABC):
         always with the onset of its first report. Frames are read-only.
         """
 
+    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+        """A person said that what is found of `entity` is no fault: its streams take it for normal from now on."""
+        for frame in frames.values():
+            if entity in frame.entities:
+                mask = np.array([e == entity for e in frame.entities])
+                for _, piece in _parts(self):
+                    if isinstance(piece, Streams) and frame.device_class == self.device_class:
+                        piece.forget(mask)
+
     def grow(self, size: int) -> None:
         """Lengthens every memory() array to at least `size` cells."""
         for f in _state_fields(self):
@@ -68,7 +94,8 @@ class Detector(ABC):
 
     def snapshot(self) -> dict[str, Any]:
         """All state as plain data, by field name; later changes of the detector do not show in it."""
-        return {f.name: copy.deepcopy(getattr(self, f.name)) for f in _state_fields(self)}
+        cells = {f.name: copy.deepcopy(getattr(self, f.name)) for f in _state_fields(self)}
+        return {**cells, **{name: copy.deepcopy(piece.snapshot()) for name, piece in _parts(self)}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes the state of a snapshot; goes on as if it had never stopped.
@@ -80,6 +107,12 @@ class Detector(ABC):
             if f.metadata[_STATE] is not None:
                 value = _as_cells(value, getattr(self, f.name).dtype, f.metadata[_STATE])
             setattr(self, f.name, value)
+        for name, piece in _parts(self):
+            piece.restore(copy.deepcopy(state[name]))
+
+
+def _parts(detector: Detector) -> list[tuple[str, Part]]:
+    return [(f.name, getattr(detector, f.name)) for f in fields(detector) if _PART in f.metadata]
 
 
 def _state_fields(detector: Detector) -> list[Field[Any]]:

@@ -50,11 +50,17 @@ class Runner:
         """All that the detectors need or want; of other signals frames need not be made."""
         return frozenset(name for d in self.detectors for name in (*d.needs, *d.wants) if not name.startswith("event:"))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all detectors, those that are off for want of input too."""
+        return (*(d.name for d in self.detectors), *self.off)
+
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """Findings of one instant, corroboration included."""
         if not frames:
             return []
         found: list[Finding] = []
+        self._forgive(frames)
         for detector in self.detectors:
             try:
                 found += detector.observe(frames)
@@ -62,6 +68,15 @@ class Runner:
                 self._failed(detector, error)
         time = max(frame.time for frame in frames.values())
         return self._corroborated(found, time, next(iter(frames.values())).topology)
+
+    def _forgive(self, frames: Mapping[str, Frame]) -> None:
+        """Tells detectors what persons said was no fault; the Desk has muted it until it was quiet once."""
+        told = [e for f in frames.values() for e in f.events if e.kind == "feedback"]
+        for event in told:
+            for detector in self.detectors:
+                if event.data.get("verdict") == "not_a_fault" and event.data.get("detector") == detector.name:
+                    detector.forgive(event.entity, frames)
+                    self._active.pop((detector.name, event.entity), None)
 
     def _failed(self, detector: Detector, error: Exception) -> None:
         self.errors[detector.name] += 1
@@ -137,7 +152,8 @@ def _related(one: str, other: str, topology: Topology) -> bool:
 def _plain(value: Any) -> Any:
     """State as JSON knows it; an array becomes its dtype and its bytes in base64."""
     if isinstance(value, np.ndarray):
-        return {"dtype": _described(value.dtype), "base64": base64.b64encode(value.tobytes()).decode()}
+        content = base64.b64encode(value.tobytes()).decode()
+        return {"dtype": _described(value.dtype), "shape": list(value.shape), "base64": content}
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
@@ -151,9 +167,11 @@ def _described(dtype: np.dtype[Any]) -> Any:
 
 def _rich(value: Any) -> Any:
     """The other way round."""
-    if isinstance(value, dict) and set(value) == {"dtype", "base64"}:
-        return _array(value["dtype"], value["base64"])
-    return value
+    if isinstance(value, dict):
+        if set(value) == {"dtype", "base64", "shape"}:
+            return _array(value["dtype"], value["base64"]).reshape(value["shape"])
+        return {k: _rich(v) for k, v in value.items()}
+    return [_rich(v) for v in value] if isinstance(value, list) else value
 
 
 def _array(described: Any, text: str) -> NDArray[Any]:

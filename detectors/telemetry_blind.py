@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from detectors.conditions import Open, close, tell
 from detectors.detector import Detector, notes
 from detectors.edge_events import values
+from detectors.evidence import evidence
 from pipeline.records import SECOND, Event, Finding, Frame
 
 _SIGNALS = {"bmc": "bmc.reachable", "exporter": "exporter.up"}
@@ -86,5 +87,5 @@ class TelemetryBlind(Detector):
     def _finding(self, entity: str, time: int, onset: int) -> Finding:
         reason, kind = self.known[entity]["reason"] or _UNSAID, entity.partition(":")[0]
         summary = f"{entity} is not read: {_MEANING[kind]}: {reason}"
-        evidence = {"seconds": (time - onset) / SECOND, "reason": reason}
-        return Finding(time, onset, entity, self.name, "ticket", 1.0, summary, evidence, (_SIGNALS[kind],))
+        told = evidence("its first answer", seconds=(time - onset) / SECOND, reason=reason)
+        return Finding(time, onset, entity, self.name, "ticket", 1.0, summary, told, (_SIGNALS[kind],))

@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.settings import Variable, build, wants
+from pipeline.voice import ModeRule
 
 PREFIX = "FLEETPULSE__"
 
@@ -233,6 +234,7 @@ class Config:
     notify: Notify = field(default_factory=Notify)
     topology: TopologyFile = field(default_factory=TopologyFile)
     opentelemetry: Opentelemetry = field(default_factory=Opentelemetry)
+    modes: tuple[ModeRule, ...] = ()
     detector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     collector: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: str = "defaults"

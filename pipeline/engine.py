@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from pipeline.cases import Change
+from pipeline.errors import UsageError
 from pipeline.frames import Framer, Instant, select
 from pipeline.incidents import Desk
 from pipeline.ingest import Committed
 from pipeline.membership import Membership
 from pipeline.presence import LastSeen
-from pipeline.records import SECOND, Event, Finding, Frame, Rows, iso
+from pipeline.records import SECOND, Event, EventBatch, Finding, Frame, Origin, Rows, iso
 from pipeline.signals import CLASSES
-from pipeline.store import ledger
+from pipeline.store import ledger, mutes
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
+from pipeline.store.events import write_events
 from pipeline.store.reread import reread
 from pipeline.topology import Topology
+from pipeline.voice import MOST_MUTES, ModeRule, Mute, Voice, check_rules, checked
 
 log = logging.getLogger("fleetpulse.engine")
 
@@ -41,10 +45,16 @@ Enqueue = Callable[[Sequence[Change], int], Sequence[ledger.Payload]]
 
 
 class Judge(Protocol):
-    """The detectors, as the pipeline sees them; the door passes them in. signals: all that they look at; None: any."""
+    """The detectors, as the pipeline sees them; the door passes them in. signals: all that they look at; None: any.
+
+    names: of the detectors, for modes and mutes.
+    """
 
     @property
     def signals(self) -> Collection[str] | None: ...
+
+    @property
+    def names(self) -> Collection[str]: ...
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]: ...
 
@@ -83,8 +93,11 @@ class Engine:
         enqueue: Enqueue,
         clock: Callable[[], int],
         step: int,
+        modes: Sequence[ModeRule] = (),
     ) -> None:
         self.database, self.devices, self.topology = database, devices, topology
+        self.voice = Voice(topology, modes)
+        check_rules(modes, judge.names)
         self.membership = Membership(topology)
         self.judge, self.clock = judge, clock
         self.lock = threading.RLock()
@@ -153,8 +166,9 @@ class Engine:
     def _show(self, instant: Instant, found: list[Finding]) -> None:
         """Takes what the Desk makes of an instant; all of it or, if the Desk fails, nothing of it."""
         new = self._unwritten
+        found, heard = self.voice.judged(found)
         try:
-            changes = self.desk.observe(instant.time, found, self._seen.present)
+            changes = self.desk.observe(instant.time, heard, self._seen.present)
         except Exception:
             self.faults += 1
             log.exception("the Desk failed on %d findings of %s; they are left out", len(found), iso(instant.time))
@@ -165,7 +179,7 @@ class Engine:
         new.end = instant.end
         new.findings += found
         new.changes += changes
-        new.shown.append((instant.time, found))
+        new.shown.append((instant.time, heard))
 
     def _write(self) -> None:
         """Writes findings, incidents, alerts and state in one transaction."""
@@ -184,8 +198,8 @@ class Engine:
             self.standing = Standing(done.end, done.end if snapshot else self.standing.snapshot)
             self._unwritten, self._desk_state = Unwritten(done.end), state
 
-    def note(self, change: Callable[[Desk], Change]) -> Change:
-        """Applies a person's note to the Desk and writes it with its alerts, or neither."""
+    def note(self, change: Callable[[Desk], Change], events: Sequence[Event] = ()) -> Change:
+        """Applies a person's note to the Desk and writes it with its alerts and events, or nothing of it."""
         with self.lock:
             self._write()
             before = self.desk.snapshot()
@@ -193,16 +207,58 @@ class Engine:
             try:
                 with self.database.transaction() as connection:
                     ledger.record(connection, [], [made], self._enqueue([made], self.clock()), self.clock())
+                    if events:
+                        write_events(connection, [EventBatch(Origin("", "", b""), tuple(events))])
                     after = self.desk.snapshot()
                     ledger.save_snapshot(connection, "desk", self.standing.judged, after)
             except BaseException:
                 self.desk.restore(before)
                 raise
             self._desk_state = after
+            self.framer.add_events(events)
         return made
+
+    def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mute:
+        """Silences a detector on a scope from now on. Raises UsageError on what nobody could want."""
+        checked(detector, scope, seconds, reason, self.judge.names)
+        with self.lock:
+            now = self.clock()
+            self.voice.forget(self.standing.judged)
+            if len(self.voice.mutes) >= MOST_MUTES:
+                raise UsageError(f"mutes: {MOST_MUTES} stand already, which is the most; end some of them")
+            mute = Mute(uuid.uuid4().hex[:12], detector, scope, now, now + int(seconds * SECOND), reason.strip(), user)
+            with self.database.transaction() as connection:
+                mutes.add(connection, mute)
+            self.voice.mutes.append(mute)
+        return mute
+
+    def unmute(self, id_: str) -> Mute:
+        """Ends a mute now. Raises KeyError if none of that id stands."""
+        with self.lock:
+            found = next((m for m in self.voice.mutes if m.id == id_), None)
+            if found is None:
+                raise KeyError(id_)
+            over = replace(found, ended=min(self.clock(), found.until))
+            with self.database.transaction() as connection:
+                mutes.end(connection, id_, self.clock())
+            self.voice.mutes[self.voice.mutes.index(found)] = over
+        return over
+
+    def not_a_fault(self, incident: str, user: str, comment: str) -> Change:
+        """Resolves an incident and tells its detectors that what they saw is normal there: they learn anew.
+
+        The verdict is an event of its own, so that a restart judges with it as well.
+        """
+        with self.lock:
+            time = max(self.clock(), self.framer.closed)
+            said = {"verdict": "not_a_fault", "incident": incident, "user": user, "comment": comment}
+            blamed = self.desk.blamed(incident)
+            events = [Event(time, entity, "feedback", {**said, "detector": name}) for name, entity in blamed]
+            return self.note(lambda desk: desk.resolve(incident, user, comment, self.clock()), events)
 
     def _restore(self) -> None:
         with self.database.lock:
+            self.voice.mutes = mutes.standing(self.database.connection, 0)
             desk = ledger.load_snapshot(self.database.connection, "desk")
             judge = ledger.load_snapshot(self.database.connection, "judge")
         if desk is not None:

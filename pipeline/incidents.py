@@ -92,14 +92,14 @@ class Desk:
         self._close(case, max(time, case.incident.opened))
         return case.told("resolved", before, user, comment, time)
 
+    def blamed(self, incident_id: str) -> list[tuple[str, str]]:
+        """Detector and entity of every condition of an incident. Raises NoSuchIncident."""
+        return list(self._case(incident_id).conditions)
+
     def snapshot(self) -> str:
         """All state as JSON; belongs into the transaction that stores the changes."""
         return json.dumps(
-            {
-                "time": self.time,
-                "cases": [case.as_json() for case in self._cases.values()],
-                "mutes": self._mutes.as_json(),
-            }
+            {"time": self.time, "cases": [c.as_json() for c in self._cases.values()], "mutes": self._mutes.as_json()}
         )
 
     def restore(self, snapshot: str) -> None:

@@ -15,18 +15,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import duckdb
 
 from pipeline.api.backend import Health, Sources
 from pipeline.api.server import create_app, serve
-from pipeline.cases import Change
 from pipeline.config import Config, Notify
 from pipeline.engine import Engine, Judge
 from pipeline.errors import ConfigError, Retryable
-from pipeline.incidents import Desk
 from pipeline.ingest import Ingest
+from pipeline.notes import Notes
 from pipeline.offsets import stored_offsets
 from pipeline.recordings import read_topology
 from pipeline.records import SECOND, iso
@@ -54,7 +52,7 @@ def now() -> int:
     return time.time_ns() // 1000
 
 
-class Service:
+class Service(Notes):
     """Everything of one pipeline process but its threads; the backend of its API."""
 
     def __init__(self, config: Config, judge: Judge, clock: Callable[[], int] = now) -> None:
@@ -87,7 +85,9 @@ class Service:
         """Judges what a restart left unjudged."""
         step = int(self.config.pipeline.frame * SECOND)
         enqueue = self.notifier.payloads
-        self.engine = Engine(self.database, self.devices, self.topology, self._judge, enqueue, self.clock, step)
+        self.engine = Engine(
+            self.database, self.devices, self.topology, self._judge, enqueue, self.clock, step, self.config.modes
+        )
         self._trouble, self._moved = None, self.clock()
 
     def turn(self) -> bool:
@@ -161,20 +161,6 @@ class Service:
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         return self.database.cursor()
-
-    def acknowledge(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
-        return self._note(lambda desk: desk.acknowledge(incident, user, comment, self.clock()))
-
-    def comment(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
-        return self._note(lambda desk: desk.comment(incident, user, comment, self.clock()))
-
-    def resolve(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
-        return self._note(lambda desk: desk.resolve(incident, user, comment, self.clock()))
-
-    def _note(self, change: Callable[[Desk], Change]) -> Mapping[str, Any]:
-        if self.engine is None:
-            raise Retryable("the pipeline is still judging what was stored before; try again", after_s=2.0)
-        return self.engine.note(change).incident.as_json()
 
     def health(self) -> Health:
         newest, waiting = self.ingest.progress.newest, self.ingest.progress.backlog

@@ -18,7 +18,7 @@ from agents.collectors import COLLECTORS
 from detectors import DETECTORS
 from detectors.detector import Detector
 from pipeline import config
-from pipeline.api import routes_incidents, routes_process, routes_read
+from pipeline.api import routes_incidents, routes_mutes, routes_process, routes_read
 from pipeline.arguments import COMMANDS
 from pipeline.records import SECOND, Frame
 from pipeline.signals import of_class
@@ -66,7 +66,7 @@ def keys(cls: Any, section: str = "") -> Iterator[tuple[str, Field[Any]]]:
 
 @pytest.mark.parametrize(("section", "key"), [(s, f) for s, f in keys(config.Config) if s])
 def test_every_key_is_documented_with_its_default(section: str, key: Field[Any]) -> None:
-    heading = f"### [[{section}]]" if section == "notify.webhooks" else f"## [{section}]"
+    heading = {"notify.webhooks": "### [[notify.webhooks]]", "modes": "## [[modes]]"}.get(section, f"## [{section}]")
     page = text("docs/configuration.md")
     assert f"\n{heading}\n" in page, f"docs/configuration.md has no section {heading}"
     part = page.split(f"\n{heading}\n")[1].split("\n## ")[0]
@@ -85,7 +85,7 @@ def test_every_open_section_is_documented() -> None:
     assert "## [collector.NAME]" in page
 
 
-ROUTERS = (routes_process.router, routes_read.router, routes_incidents.router)
+ROUTERS = (routes_process.router, routes_read.router, routes_incidents.router, routes_mutes.router)
 
 
 @pytest.mark.parametrize("route", [r for router in ROUTERS for r in router.routes], ids=lambda r: str(r.path))

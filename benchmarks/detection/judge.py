@@ -21,6 +21,7 @@ from agents.sim.chunk import Chunk
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Scenario
 from detectors import configured
+from detectors.detector import Detector
 from detectors.replay import Cases
 from detectors.runner import Runner
 from pipeline.frames import Framer
@@ -74,12 +75,12 @@ class Numbers:
 class Trial:
     """A fleet and those who judge it, from its first tick on."""
 
-    def __init__(self, scenario: Scenario, seed: int) -> None:
+    def __init__(self, scenario: Scenario, seed: int, detectors: Sequence[Detector] | None = None) -> None:
         self.simulator = FleetSimulator(scenario, seed)
         layout = self.simulator.layout  # hardware alone: of jobs only events tell
         self.topology = Topology(layout.parents, {e: a for e in layout.parents if (a := layout.attributes(e))})
         self.membership, self.numbers = Membership(self.topology), Numbers()
-        self.runner = Runner(configured())
+        self.runner = Runner(configured() if detectors is None else detectors)
         self.framer = Framer(STEP, self.topology, self.numbers.names, signals=self.runner.signals)
         self.cases = Cases(Desk(self.topology, _simulated))
         self.findings: list[Finding] = []

@@ -26,8 +26,11 @@ def _of(level: Level, detectors: str, causes: str) -> Counting:
 
 
 _BLIND = "telemetry telemetry_blind"
+_SENSOR = f"{_BLIND} telemetry_sensor"
 _HEAT = "thermal thermal_edge"
 _LOOP = "coolant coolant_edge"
+_LINK = "link link_stall"
+_SLOW = "straggler straggler_inferred"
 COUNTS: Mapping[str, Counting] = {
     # GPU and memory. Ticket where NVIDIA's catalogue of XIDs says "ignore" or "restart app" (13, 31, 63, 94), page
     # where it says reset or reboot (48 of SRAM, 64, 79, 95, 119).
@@ -39,38 +42,38 @@ COUNTS: Mapping[str, Counting] = {
     "remap_failure": _of("page", "memory xid", "gpu node"),
     "sram_ecc": _of("page", "memory xid", "gpu node"),
     "gsp_timeout": _of("page", f"xid {_BLIND}", "gpu node"),
-    "sdc": _of("page", "sdc", "gpu node"),
+    "sdc": _of("page", "sdc sdc_replica", "gpu node"),
     # slow devices; the acute straggler is one slowed by heat, so whoever finds the heat is right too
-    "straggler": _of("page", f"straggler {_HEAT}", "rank gpu node"),
-    "cold_plate": _of("ticket", f"straggler {_HEAT}", "rank gpu node"),
-    "pcie_downgrade": _of("page", "link straggler xid", "port rank gpu node"),
+    "straggler": _of("page", f"{_SLOW} {_HEAT}", "rank gpu node"),
+    "cold_plate": _of("ticket", f"{_SLOW} {_HEAT}", "rank gpu node"),
+    "pcie_downgrade": _of("page", f"link_pcie {_SLOW} xid", "port rank gpu node"),
     # links and what they hang on
-    "nvlink_error": _of("page", "link xid straggler", "port nvlink nvswitch gpu node rack"),
+    "nvlink_error": _of("page", f"link_nvlink xid {_SLOW}", "port nvlink nvswitch gpu node rack"),
     "link_degradation": _of("page", "link", "port node leaf rail"),
-    "optic_degradation": _of("ticket", "link", "port node leaf rail"),
+    "optic_degradation": _of("ticket", "link link_optic", "port node leaf rail"),
     "link_down": _of("page", "link", "port node leaf rail"),
     "link_flap": _of("page", "link", "port node leaf rail"),
     "leaf_crash": _of("page", f"link {_BLIND}", "leaf pod fabric"),
-    "nic_stall": _of("page", "link straggler", "port node"),
+    "nic_stall": _of("page", f"{_LINK} straggler", "port node"),
     # not a link fault: the job or the switch is named, a port never
-    "congestion": _of("ticket", "link straggler", "job stage leaf rail pod fabric"),
+    "congestion": _of("ticket", "link_congestion straggler_job", "job stage leaf rail pod fabric"),
     # hosts
-    "host_contention": _of("page", "straggler", "node"),
-    "host_fault": _of("page", f"memory power straggler xid {_BLIND}", "node"),
+    "host_contention": _of("page", _SLOW, "node"),
+    "host_fault": _of("page", f"memory power {_SLOW} xid {_BLIND}", "node"),
     # power; a lost supply with its spare running can wait for the morning, a tripped PDU cannot
     "psu_loss": _of("ticket", "power", "psu node rack pdu"),
     "pdu_trip": _of("page", f"power {_BLIND}", "pdu row"),
     # cooling; slow ranks may be what first shows a warm loop, but then the cause must be the loop or its rack
-    "coolant": _of("page", f"{_LOOP} {_HEAT} straggler", "cdu loop rack"),
+    "coolant": _of("page", f"{_LOOP} {_HEAT} {_SLOW}", "cdu loop rack"),
     "facility_water": _of("page", f"{_LOOP} {_HEAT}", "cdu loop hall facility"),
     "coolant_leak": _of("page", f"coolant_leak {_LOOP}", "leak_detector rack cdu loop"),
-    "recirculation": _of("ticket", _HEAT, "rack row hall"),
+    "recirculation": _of("ticket", f"{_HEAT} thermal_inlet", "rack row hall"),
     # the instrument is at fault, not what it measures: only telemetry health answers, a thermal page is false
-    "sensor_fault": _of("ticket", _BLIND, "sensor gpu rank node port psu pdu cdu loop rack"),
+    "sensor_fault": _of("ticket", _SENSOR, "sensor gpu rank node port psu pdu cdu loop rack"),
     "telemetry_gap": _of("ticket", _BLIND, "gpu node rack site"),
     # made by the job
-    "job_hang": _of("page", "straggler", "job"),
-    "data_stall": _of("ticket", "straggler", "job"),
+    "job_hang": _of("page", "straggler_job", "job"),
+    "data_stall": _of("ticket", "straggler_job", "job"),
 }
 ANY = Counting("page", None, None)
 """Of a kind that is not in COUNTS, so that own labels can be scored: any page on the root or an ancestor."""

@@ -1,4 +1,4 @@
-"""What the API needs of the pipeline service: a cursor to read with, three notes to write, and how it feels."""
+"""What the API needs of the pipeline service: a cursor to read with, what persons may say, and how it feels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Health(TypedDict):
 class Backend(Protocol):
     """The pipeline service as the API sees it; every method may be called from several threads at once.
 
-    The three notes raise KeyError for an unknown incident and return the incident as `Incident.as_json` writes it.
+    Notes and mutes raise KeyError for an unknown id and return the incident or mute as its `as_json` writes it.
     `counters` maps Prometheus names to values; a name may carry labels: `fleetpulse_rows_total{class="gpu"}`.
     """
 
@@ -53,6 +53,12 @@ class Backend(Protocol):
     def comment(self, incident: str, user: str, comment: str) -> Mapping[str, Any]: ...
 
     def resolve(self, incident: str, user: str, comment: str) -> Mapping[str, Any]: ...
+
+    def not_a_fault(self, incident: str, user: str, comment: str) -> Mapping[str, Any]: ...
+
+    def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]: ...
+
+    def unmute(self, mute: str) -> Mapping[str, Any]: ...
 
     def health(self) -> Health: ...
 

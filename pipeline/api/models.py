@@ -21,6 +21,40 @@ class Note(_Strict):
     comment: str = Field("", max_length=COMMENT_CHARACTERS)
 
 
+class Verdict(Note):
+    """What a person says when they resolve. not_a_fault: its detectors take what they see there for normal."""
+
+    not_a_fault: bool = False
+
+
+class NewMute(_Strict):
+    """What to silence: a detector (* for all) on a scope (an entity and all below it, * for everywhere)."""
+
+    detector: str = Field(max_length=64)
+    scope: str = Field(max_length=512)
+    seconds: float = Field(gt=0, allow_inf_nan=False)
+    reason: str = Field(max_length=COMMENT_CHARACTERS)
+
+
+class Mute(_Strict):
+    """One mute. `ended` is when somebody ended it before its time."""
+
+    id: str
+    detector: str
+    scope: str
+    since: Time
+    until: Time
+    ended: Time | None
+    reason: str
+    user: str
+
+
+class Mutes(_Strict):
+    """All mutes, newest first."""
+
+    mutes: list[Mute]
+
+
 class Query(_Strict):
     """One SELECT."""
 

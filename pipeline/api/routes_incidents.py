@@ -1,4 +1,4 @@
-"""Routes of incidents: read them, and write the three notes that are no acts."""
+"""Routes of incidents: read them, and write the notes that are no acts."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ def comment(request: Request, incident: str, note: models.Note) -> Response:
 
 
 @router.post("/{incident}/resolve", response_model=models.Incident)
-def resolve(request: Request, incident: str, note: models.Note) -> Response:
-    """Somebody holds that it is over."""
-    return _write(request, service_of(request).backend.resolve, incident, note)
+def resolve(request: Request, incident: str, note: models.Verdict) -> Response:
+    """Somebody holds that it is over; with `not_a_fault`, that nothing was wrong: this is normal there."""
+    backend = service_of(request).backend
+    return _write(request, backend.not_a_fault if note.not_a_fault else backend.resolve, incident, note)
 
 
 def _write(request: Request, write: Write, incident: str, note: models.Note) -> Response:

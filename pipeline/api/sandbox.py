@@ -16,7 +16,8 @@ from pipeline.errors import Refused
 from pipeline.signals import CLASSES
 
 TABLES = frozenset(CLASSES) | {
-    "entities", "links", "events", "findings", "incidents", "history", "gaps", "dead_letter", "ingest_commit", "outbox",
+    "entities", "links", "events", "findings", "incidents", "history", "mutes", "gaps", "dead_letter",
+    "ingest_commit", "outbox",
 }  # fmt: skip
 QUERY_CHARACTERS = 64 * 1024
 """Longest query text (chosen: no person writes more, and its parsed tree stays below some tens of MB)."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import uvicorn
 from fastapi import FastAPI
 
-from pipeline.api import problem, routes_incidents, routes_process, routes_read, tokens
+from pipeline.api import problem, routes_incidents, routes_mutes, routes_process, routes_read, tokens
 from pipeline.api.backend import Backend
 from pipeline.api.guard import Guard
 from pipeline.api.service import Service
@@ -43,7 +43,7 @@ def create_app(backend: Backend, config: Config, now: Callable[[], int] = _utc_n
         redoc_url=None,
     )
     app.state.service = Service(backend, config, now)
-    for routes in (routes_process, routes_read, routes_incidents):
+    for routes in (routes_process, routes_read, routes_incidents, routes_mutes):
         app.include_router(routes.router)
     problem.install(app)
     app.add_middleware(Guard, tokens=known, host=config.api.host)

@@ -42,6 +42,7 @@ class Quiet:
     """A judge that finds nothing."""
 
     signals = frozenset[str]()
+    names: tuple[str, ...] = ()
 
     def observe(self, frames: object) -> list[object]:
         return []

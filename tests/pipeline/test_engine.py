@@ -29,6 +29,7 @@ class HotForThree:
     """A judge with state: a GPU above 90 Cel in three instants running is a page from the first of them on."""
 
     signals = ("gpu.temperature",)
+    names = ("hot",)
 
     def __init__(self):
         self.since, self.count = {}, {}

@@ -175,6 +175,7 @@ class Looking:
     """A judge that notes where the ranks of the topology are at each instant."""
 
     signals = None
+    names = ()
 
     def __init__(self):
         self.seen = {}

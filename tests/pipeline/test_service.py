@@ -26,6 +26,7 @@ class Nothing:
     """A judge that finds nothing."""
 
     signals = frozenset()
+    names = ()
 
     def observe(self, frames):
         return []

@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from pipeline.api.backend import Health
 from pipeline.api.server import create_app
 from pipeline.config import Api, Config
 from pipeline.records import SECOND
-from pipeline.store import ledger
+from pipeline.store import ledger, mutes
 from pipeline.store.database import Database
 from pipeline.topology import Topology
+from pipeline.voice import Mute, checked
 
 NOW = 1_790_000_000 * SECOND
 TICKS = 60
@@ -71,6 +72,22 @@ class StoreBackend:
 
     def resolve(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
         return self._note(incident, user, comment, "resolved", "resolved")
+
+    def not_a_fault(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        return self._note(incident, user, f"not a fault: {comment}", "resolved", "resolved")
+
+    def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
+        checked(detector, scope, seconds, reason, ("straggler",))
+        mute = Mute("m1", detector, scope, NOW, NOW + int(seconds * SECOND), reason, user)
+        with self.database.transaction() as connection:
+            mutes.add(connection, mute)
+        return mute.as_json()
+
+    def unmute(self, mute: str) -> Mapping[str, Any]:
+        found = {m.id: m for m in mutes.every(self.database.connection)}[mute]
+        with self.database.transaction() as connection:
+            mutes.end(connection, mute, NOW + SECOND)
+        return replace(found, ended=NOW + SECOND).as_json()
 
     def health(self) -> Health:
         return self.standing

@@ -1,0 +1,99 @@
+"""Judges a few runs with a few detectors and says what was found, what was missed and why a page was false.
+
+    python -m benchmarks.detection.tune raised/network --detectors link,link_optic --seeds 0 1 --nodes 64 --hours 12
+
+For work on a detector; only seeds to tune on are taken. Runs are SUITE/RUN as in the suites, such as clean/all,
+field/all, raised/device, raised/slow. What is printed is simulated and goes on no page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.detection.judge import PARTS, Trial
+from benchmarks.detection.results import result_of, scored
+from benchmarks.detection.scenarios import SCALES, TUNE, Run
+from detectors import configured
+from detectors.detector import Detector
+
+_SHOWN = 25  # false pages and missed events that are printed, each
+
+
+def runs() -> dict[str, Run]:
+    """The runs of the suites by SUITE/RUN."""
+    return {f"{run.suite}/{run.name}": run for run in SCALES["small"][0]}
+
+
+def chosen(names: str, settings: Sequence[str]) -> list[Detector]:
+    """Fresh detectors by comma-separated names; all without names. settings: NAME.KEY=VALUE."""
+    tables: dict[str, dict[str, Any]] = {}
+    for line in settings:
+        key, _, value = line.partition("=")
+        name, _, field = key.partition(".")
+        tables.setdefault(name, {})[field] = float(value)
+    every = configured(tables, "--set")
+    return [d for d in every if d.name in names.split(",")] if names else every
+
+
+def told(result: dict[str, Any]) -> Iterator[str]:
+    """What a person who tunes wants to know of one result."""
+    for kind, block in sorted(result["kinds"].items()):
+        delay = block["delay_median_s"]
+        late = "" if delay is None else f", median {delay:.0f} s"
+        small = f"; small {block['small_found']} of {block['small']}" if block["small"] else ""
+        yield f"  {kind:20} {block['found']:3} of {block['events']:3}{late}{small}"
+    days = result["node_days"]
+    wrong = result["false_by_detector"]
+    yield f"  false pages {sum(wrong.values())} in {days:.0f} node-days: {wrong}; tickets {result['tickets']}"
+    yield f"  false by reason {result['false_by_reason']}, by harmless event {result['false_by_benign']}"
+
+
+def wrong(result: dict[str, Any], truth: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The false pages and tickets, and the events that count and were missed."""
+    records, line_of = result["records"], {line["id"]: line for line in truth}
+    for f in records["false"][:_SHOWN]:
+        beside = f"{f['beside']} {f['beside_id']}" if f["beside"] else ""
+        yield f"  false {f['level']} {f['time']} {f['detector']} {f['cause']}: {f['why']} {beside}"
+    missed = [e for e in records["events"] if e["delay_s"] is None and e["detectability"] in ("hard", "soft")]
+    for e in [e for e in missed if e["large"]][:_SHOWN]:
+        line = line_of[e["id"]]
+        yield f"  missed {e['kind']} {line['entity']} {line['onset']} to {line['end']} {line['parameters']}"
+
+
+def tried(run: Run, seed: int, detectors: Sequence[Detector]) -> Iterator[str]:
+    """One run, and what came of it."""
+    trial = Trial(run.scenario(), seed, detectors)
+    for _ in trial.run():
+        pass
+    judged = trial.judged()
+    spent = ", ".join(f"{part} {judged.node_days / max(judged.seconds[part], 1e-9):.1f}" for part in PARTS)
+    size = f"{run.nodes} nodes, {run.days * 24:g} h"
+    yield f"{run.suite}/{run.name} seed {seed}: {size}; node-days a core-second: {spent}"
+    result = scored(result_of(judged, ""))
+    yield from told(result)
+    yield from wrong(result, judged.truth)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="judge a few runs with a few detectors")
+    parser.add_argument("runs", nargs="+", choices=sorted(runs()))
+    parser.add_argument("--detectors", default="", help="comma-separated names; all by default")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], choices=list(TUNE))
+    parser.add_argument("--nodes", type=int)
+    parser.add_argument("--hours", type=float)
+    parser.add_argument("--set", action="append", default=[], help="NAME.KEY=VALUE: a detector's setting")
+    options = parser.parse_args()
+    for name in options.runs:
+        run = runs()[name]
+        run = replace(run, nodes=options.nodes or run.nodes, days=options.hours / 24 if options.hours else run.days)
+        for seed in options.seeds:
+            print("\n".join(tried(run, seed, chosen(options.detectors, options.set))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""What the common kernel costs: a tick of a whole fleet, its state, and its speed beside that of memcpy.
+
+    python -m benchmarks.detectors [--gpus 100000] [--metrics 20] [--cohort 256] [--ticks 15]
+
+CPU time of one process; all figures of one run, so that they compare. The kernel's bytes are those that it has to read
+and write once: sample, cohort and state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from detectors import kernel
+from detectors.streams import Channel, Streams
+from pipeline.records import SECOND
+
+_STATE_BYTES = 24  # of a stream, read and written
+_INPUT_BYTES = 16  # residual, scale, widening and limit, float32 each, read
+
+
+def seconds(work: Callable[[int], object], ticks: int) -> float:
+    """Median CPU seconds of a call, after one that warms up."""
+    work(0)
+    spent = []
+    for tick in range(1, ticks + 1):
+        began = time.process_time()
+        work(tick)
+        spent.append(time.process_time() - began)
+    return statistics.median(spent)
+
+
+def fleet_tick(gpus: int, metrics: int, cohort: int, ticks: int) -> tuple[float, int]:
+    """CPU seconds of one tick of all metrics, and bytes of state."""
+    rng, groups = np.random.default_rng(0), (np.arange(gpus) // cohort).astype(np.int32)
+    every = [Streams(Channel(0.01, 0.03)) for _ in range(metrics)]
+    samples = [rng.normal(0.0, 0.03, gpus) for _ in range(4)]
+
+    def tick(number: int) -> None:
+        for place, streams in enumerate(every):
+            streams.step(samples[(number + place) % 4], groups, (number + 1) * 10 * SECOND)
+
+    return seconds(tick, ticks), sum(streams.cells.nbytes for streams in every)
+
+
+def kernel_speed(streams: int, ticks: int) -> tuple[float, float]:
+    """Bytes read and written per CPU second: of the sequential kernel, and of copying an array of the same state."""
+    cells, other = np.zeros((6, streams), np.float32), np.zeros((6, streams), np.float32)
+    residual = np.random.default_rng(0).normal(0, 0.03, streams).astype(np.float32)
+    scale, wide = np.full(streams, 0.03, np.float32), np.ones(streams, np.float32)
+    limit, settings = np.full(streams, 18.5, np.float32), Channel(0.01, 0.03).settings()
+    words = cells[5].view(np.uint32)
+
+    def advance(_: int) -> None:
+        kernel.advance(cells, words, residual, scale, wide, limit, settings, np.uint32(10))
+
+    mine = (2 * _STATE_BYTES + _INPUT_BYTES) * streams / seconds(advance, ticks)
+    return mine, 2 * cells.nbytes / seconds(lambda _: np.copyto(other, cells), ticks)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="what the common kernel of the detectors costs")
+    parser.add_argument("--gpus", type=int, default=100_000)
+    parser.add_argument("--metrics", type=int, default=20)
+    parser.add_argument("--cohort", type=int, default=256, help="members of a cohort")
+    parser.add_argument("--ticks", type=int, default=15)
+    options = parser.parse_args()
+    spent, state = fleet_tick(options.gpus, options.metrics, options.cohort, options.ticks)
+    samples = options.gpus * options.metrics
+    print(f"{options.gpus:,} GPUs x {options.metrics} metrics, cohorts of {options.cohort}:")
+    print(f"  {spent:.3f} s of a core per tick, {samples / spent / 1e6:.0f} M samples/s; wanted <= 0.25 s for 2 M")
+    print(f"  {state / 1e6:.0f} MB of state, {state / samples:.0f} bytes a stream; wanted <= 250 MB")
+    mine, copy = kernel_speed(samples, options.ticks)
+    print(f"  kernel {mine / 1e9:.1f} GB/s, memcpy {copy / 1e9:.1f} GB/s: {mine / copy:.2f}; wanted >= 0.25")
+
+
+if __name__ == "__main__":
+    main()

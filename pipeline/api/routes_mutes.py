@@ -1,0 +1,41 @@
+"""Routes of mutes: what is silenced, by whom, why and until when."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from fastapi import APIRouter
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pipeline.api import models
+from pipeline.api.guard import USER
+from pipeline.api.service import answer, service_of
+from pipeline.store import mutes
+
+router = APIRouter(prefix="/api/v1/mutes")
+
+
+@router.get("", response_model=models.Mutes)
+def every(request: Request) -> Response:
+    """All mutes, those that are over too; newest first."""
+    with service_of(request).cursor() as cursor:
+        return answer({"mutes": [mute.as_json() for mute in mutes.every(cursor)]})
+
+
+@router.post("", response_model=models.Mute)
+def mute(request: Request, wanted: models.NewMute) -> Response:
+    """Silences one detector (* for all) on one scope (an entity and all below it, * for everywhere) for some time."""
+    user = cast(str, request.scope[USER])
+    said = (wanted.detector, wanted.scope, wanted.seconds, wanted.reason, user)
+    return answer(service_of(request).backend.mute(*said))
+
+
+@router.post("/{mute}/end", response_model=models.Mute)
+def end(request: Request, mute: str) -> Response:
+    """Lets the detector speak again from now on."""
+    try:
+        return answer(service_of(request).backend.unmute(mute))
+    except KeyError as error:
+        raise HTTPException(404, f"mute {mute!r} is not known, or is over") from error

@@ -1,0 +1,45 @@
+"""What persons say to a running pipeline: notes on incidents, verdicts and mutes; the API calls it from its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipeline.cases import Change
+from pipeline.engine import Engine
+from pipeline.errors import Retryable
+from pipeline.incidents import Desk
+
+
+class Notes:
+    """The part of the service that writes what persons say; `engine` is None until the store has been judged."""
+
+    engine: Engine | None
+    clock: Callable[[], int]
+
+    def acknowledge(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        return self._note(lambda desk: desk.acknowledge(incident, user, comment, self.clock()))
+
+    def comment(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        return self._note(lambda desk: desk.comment(incident, user, comment, self.clock()))
+
+    def resolve(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        return self._note(lambda desk: desk.resolve(incident, user, comment, self.clock()))
+
+    def not_a_fault(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
+        """Resolves it, and its detectors take what they see there for normal."""
+        return self._ready_engine().not_a_fault(incident, user, comment).incident.as_json()
+
+    def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
+        return self._ready_engine().mute(detector, scope, seconds, reason, user).as_json()
+
+    def unmute(self, mute: str) -> Mapping[str, Any]:
+        return self._ready_engine().unmute(mute).as_json()
+
+    def _note(self, change: Callable[[Desk], Change]) -> Mapping[str, Any]:
+        return self._ready_engine().note(change).incident.as_json()
+
+    def _ready_engine(self) -> Engine:
+        if self.engine is None:
+            raise Retryable("the pipeline is still judging what was stored before; try again", after_s=2.0)
+        return self.engine

@@ -1,0 +1,143 @@
+"""Who may speak of what: the mode of each detector by scope, and mutes with a reason and an end.
+
+What a detector finds is always stored. Whether it opens incidents and pages depends on its mode: `record` stores it,
+`notify` opens incidents and tells receivers, `act` also lets acts be proposed. A mute silences one detector (or all)
+on one scope (or everywhere) until it expires. Both are applied between detectors and Desk, by event time, so that a
+restart comes to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from pipeline.errors import ConfigError, UsageError
+from pipeline.records import SECOND, Finding, iso
+from pipeline.settings import wants
+from pipeline.topology import Topology
+
+Mode = Literal["record", "notify", "act"]
+ANY = "*"
+LONGEST_MUTE = 30 * 86_400 * SECOND
+"""Nothing is muted for longer at once: a mute that everybody forgot hides the next fault. Chosen."""
+MOST_MUTES = 1000
+"""Mutes that may stand at the same time; each is looked at for every finding. Chosen."""
+_SCOPE = wants("an entity such as rack:r12, or * for everywhere", lambda v: v == ANY or ":" in v.strip(":"))
+
+
+@dataclass(frozen=True)
+class ModeRule:
+    """[[modes]]: what a detector (* for all) may do on a scope (an entity and all below it, * for everywhere)."""
+
+    mode: Mode
+    detector: str = ANY
+    scope: str = field(default=ANY, metadata=_SCOPE)
+
+
+@dataclass(frozen=True, slots=True)
+class Mute:
+    """One detector (or *) says nothing about a scope (or *) from `since` until `until` (us), or until it was ended."""
+
+    id: str
+    detector: str
+    scope: str
+    since: int
+    until: int
+    reason: str
+    user: str
+    ended: int | None = None
+
+    def holds(self, detector: str, around: Collection[str], time: int) -> bool:
+        """Whether it silences a detector about something that is, or lies below, one of `around`."""
+        end = self.until if self.ended is None else min(self.until, self.ended)
+        return self.since <= time < end and self.detector in (ANY, detector) and self.scope in (ANY, *around)
+
+    def as_json(self) -> dict[str, Any]:
+        ended = None if self.ended is None else iso(self.ended)
+        times = {"since": iso(self.since), "until": iso(self.until), "ended": ended}
+        return {
+            "id": self.id,
+            "detector": self.detector,
+            "scope": self.scope,
+            **times,
+            "reason": self.reason,
+            "user": self.user,
+        }
+
+
+@dataclass
+class Voice:
+    """The rules of the configuration and the mutes in force."""
+
+    topology: Topology
+    rules: Sequence[ModeRule] = ()
+    mutes: list[Mute] = field(default_factory=list)
+
+    def mode(self, finding: Finding) -> Mode:
+        """The rule of the nearest scope; on one scope that of the detector itself before that of all; else notify."""
+        around = (finding.entity, *self.topology.above(finding.entity), ANY)
+        best: tuple[int, bool] | None = None
+        mode: Mode = "notify"
+        for rule in self.rules:
+            if rule.detector in (ANY, finding.detector) and rule.scope in around:
+                rank = (around.index(rule.scope), rule.detector == ANY)
+                if best is None or rank <= best:  # of two alike the later line holds, as in most files
+                    best, mode = rank, rule.mode
+        return mode
+
+    def muted(self, finding: Finding) -> Mute | None:
+        """The mute that silences a finding at its time."""
+        if not self.mutes:
+            return None
+        around = (finding.entity, *self.topology.above(finding.entity))
+        return next((m for m in self.mutes if m.holds(finding.detector, around, finding.time)), None)
+
+    def judged(self, findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
+        """All findings, told apart in their evidence where something holds them back, and those that the Desk hears."""
+        if not self.rules and not self.mutes:
+            return list(findings), list(findings)
+        every: list[Finding] = []
+        heard: list[Finding] = []
+        for finding in findings:
+            mute, mode = self.muted(finding), self.mode(finding)
+            if mute is not None:
+                every.append(_with(finding, muted={"id": mute.id, "reason": mute.reason, "until": iso(mute.until)}))
+            elif mode == "record":
+                every.append(_with(finding, mode=mode))
+            else:
+                told = _with(finding, mode=mode) if mode == "act" else finding
+                every.append(told)
+                heard.append(told)
+        return every, heard
+
+    def forget(self, time: int) -> None:
+        """Lets go of mutes that were over before `time`; the store keeps them."""
+        self.mutes = [m for m in self.mutes if min(m.until, m.ended or m.until) > time]
+
+
+def check_rules(rules: Iterable[ModeRule], known: Collection[str]) -> None:
+    """Raises ConfigError on a rule for a detector that does not exist: it would silently rule nothing."""
+    for rule in rules:
+        if rule.detector not in (ANY, *known):
+            wanted = f"wanted one of {', '.join(known)}, or {ANY}"
+            raise ConfigError(f"[[modes]] detector = {rule.detector!r}: no such detector; {wanted}")
+
+
+def checked(detector: str, scope: str, seconds: float, reason: str, known: Iterable[str]) -> None:
+    """Raises UsageError on a mute that nobody could want: no reason, no end, no such detector."""
+    if detector != ANY and detector not in known:
+        raise UsageError(f"detector = {detector!r}: no such detector; wanted one of {', '.join(known)}, or {ANY}")
+    if scope != ANY and ":" not in scope.strip(":"):
+        raise UsageError(f"scope = {scope!r}: wanted an entity such as rack:r12, or {ANY} for everywhere")
+    if not 0 < seconds * SECOND <= LONGEST_MUTE:
+        days = LONGEST_MUTE // (86_400 * SECOND)
+        raise UsageError(f"seconds = {seconds:g}: wanted more than 0 and at most {days} days; renew it if it must last")
+    if not reason.strip():
+        raise UsageError("reason: is empty; wanted why, for whoever wonders at 3 in the morning")
+    if detector == ANY and scope == ANY:
+        raise UsageError("detector and scope are both *: that would silence everything; name one of them")
+
+
+def _with(finding: Finding, **more: Any) -> Finding:
+    return replace(finding, evidence={**finding.evidence, **more})

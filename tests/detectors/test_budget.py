@@ -1,0 +1,48 @@
+"""The arithmetic of false alarms agrees with the published table and with what the kernel does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.budget import arl0, budget, in_words, threshold_for
+from detectors.streams import Channel, Streams
+from pipeline.records import SECOND
+
+
+@pytest.mark.parametrize(("threshold", "ticks"), [(15, 2.5e7), (18, 5.2e8), (20, 4.0e9)])
+def test_arl0_is_that_of_the_exact_chain(threshold, ticks):
+    """Of clipped normal noise; clipping makes it a few percent longer than the closed form."""
+    assert arl0(threshold) == pytest.approx(ticks, rel=0.25)
+
+
+@pytest.mark.parametrize(("step", "threshold"), [(1, 21), (10, 18.5), (60, 17)])
+def test_one_page_per_1000_nodes_and_day_over_ten_families_needs_these_thresholds(step, threshold):
+    tests = 86_400 / step * 8 * 1000
+    assert threshold_for(10 * tests) == pytest.approx(threshold, abs=0.7)
+
+
+def test_threshold_and_arl0_are_inverse():
+    assert threshold_for(arl0(18.5)) == pytest.approx(18.5, abs=1e-6)
+
+
+def test_the_budget_counts_streams_and_ticks():
+    one, eight = budget(18.5, 1), budget(18.5, 8)
+    assert eight.per_1000 == pytest.approx(8 * one.per_1000)
+    assert budget(18.5, 8, 1.0).per_1000 == pytest.approx(10 * eight.per_1000)
+
+
+def test_it_is_told_in_one_line():
+    assert "suspects per 1,000 node-days" in in_words(18.5, 8)
+    assert "\n" not in in_words(18.5, 8)
+
+
+def test_the_kernel_alarms_no_more_often_than_the_arithmetic_says():
+    """At a low threshold, where alarms can be counted: sound streams of normal noise, own variance learnt first."""
+    size, ticks, threshold = 2000, 600, 15.0
+    rng, streams = np.random.default_rng(3), Streams(Channel(0.001, 0.0, 0.0, threshold=threshold))
+    groups, alarms = np.zeros(size, np.int32), 0
+    for tick in range(ticks):
+        step = streams.step(rng.normal(0, 1, size), groups, (1 + tick) * 10 * SECOND)
+        alarms += int(step.on.sum())
+    assert alarms <= 5 * size * ticks / arl0(threshold) + 3

@@ -1,0 +1,95 @@
+"""Announced work, new software and young jobs are known for as long as they matter, and no longer."""
+
+from __future__ import annotations
+
+import json
+
+from detectors.gates import LONGEST, SETTLES, Gates
+from pipeline.records import SECOND, Event, Frame
+from pipeline.topology import Topology
+
+T0 = 1_790_000_000 * SECOND
+TOPOLOGY = Topology({"gpu:n0.0": ["node:n0"], "gpu:n1.0": ["node:n1"], "node:n0": ["rack:r1"], "node:n1": ["rack:r1"]})
+GPUS = ("gpu:n0.0", "gpu:n1.0")
+
+
+def shown(gates, seconds, *events):
+    time = T0 + seconds * SECOND
+    told = tuple(Event(time, entity, kind, data) for entity, kind, data in events)
+    gates.hear({"node": Frame(time, "node", (), {}, TOPOLOGY, told)})
+    return time
+
+
+def working(gates, time):
+    return gates.working(Frame(time, "gpu", GPUS, {}, TOPOLOGY)).tolist()
+
+
+def test_work_on_a_node_covers_its_gpus_and_no_others():
+    gates = Gates()
+    time = shown(gates, 0, ("node:n0", "maintenance_start", {"reason": "x"}))
+    assert working(gates, time) == [True, False]
+    assert gates.in_work("gpu:n0.0", TOPOLOGY, time)
+    assert not gates.in_work("gpu:n1.0", TOPOLOGY, time)
+
+
+def test_work_on_a_rack_covers_all_that_is_in_it():
+    gates = Gates()
+    assert working(gates, shown(gates, 0, ("rack:r1", "maintenance_start", {}))) == [True, True]
+
+
+def test_after_its_end_a_device_settles_for_a_while():
+    gates = Gates()
+    shown(gates, 0, ("node:n0", "maintenance_start", {}))
+    end = shown(gates, 100, ("node:n0", "maintenance_end", {}))
+    assert working(gates, end + SETTLES) == [True, False]
+    assert working(gates, end + SETTLES + SECOND) == [False, False]
+
+
+def test_work_whose_end_nobody_tells_is_over_after_half_as_long_again():
+    gates = Gates()
+    shown(gates, 0, ("node:n0", "maintenance_start", {"seconds": 1000}))
+    assert working(gates, shown(gates, 1499)) == [True, False]
+    late = shown(gates, 1501 + SETTLES // SECOND + 1)
+    assert working(gates, late + SETTLES) == [False, False]
+
+
+def test_no_announcement_hides_a_node_for_ever():
+    for seconds in (None, -1, float("nan"), float("inf"), "long", 1e12):
+        gates = Gates()
+        shown(gates, 0, ("node:n0", "maintenance_start", {"seconds": seconds}))
+        late = shown(gates, LONGEST // SECOND + 1)
+        assert working(gates, late + SETTLES + SECOND) == [False, False], seconds
+
+
+def test_a_change_of_versions_is_known_of_all_that_is_part_of_it():
+    gates = Gates()
+    time = shown(gates, 5, ("node:n0", "version", {"versions": {"driver": "570"}}))
+    assert gates.changed("gpu:n0.0", TOPOLOGY) == time
+    assert gates.changed("gpu:n1.0", TOPOLOGY) is None
+
+
+def test_a_job_that_started_anew_has_not_ended():
+    gates = Gates()
+    begun = shown(gates, 0, ("job:7", "job_start", {"ranks": {}}))
+    assert gates.started("job:7") == begun
+    assert gates.ended("job:7") is None
+    over = shown(gates, 10, ("job:7", "job_end", {"ranks": []}))
+    assert gates.ended("job:7") == over
+    shown(gates, 20, ("job:7", "job_start", {"ranks": {}}))
+    assert gates.ended("job:7") is None
+
+
+def test_memory_is_bounded_in_time():
+    gates = Gates()
+    for n in range(100):
+        shown(gates, n, (f"job:{n}", "job_start", {}), (f"node:{n}", "version", {}), (f"job:{n}", "job_end", {}))
+    shown(gates, 3 * 86_400)
+    assert all(not known for known in gates.snapshot().values())
+
+
+def test_a_restart_remembers_through_json():
+    gates, other = Gates(), Gates()
+    time = shown(gates, 0, ("node:n0", "maintenance_start", {}), ("job:7", "job_start", {}))
+    other.restore(json.loads(json.dumps(gates.snapshot())))
+    assert working(other, time) == [True, False]
+    assert other.started("job:7") == time

@@ -1,0 +1,268 @@
+"""The common kernel: it computes what its formulas say, forgets nothing at a restart and learns no fault as normal."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from detectors import kernel
+from detectors.streams import LEARN, Channel, Streams
+from pipeline.records import SECOND
+
+START, TICK = 1_790_000_000 * SECOND, 10 * SECOND
+TIMES = Channel(floor=0.01, delta=0.03, phi=0.0)
+
+
+def fed(streams, rows, groups, first=0, gate=None):
+    step = None
+    for tick, row in enumerate(rows, first):
+        step = streams.step(np.asarray(row, float), groups, START + tick * TICK, gate)
+    return step
+
+
+def quiet(ticks, size, seed=1, sd=0.02):
+    return np.random.default_rng(seed).normal(0.0, sd, (ticks, size))
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32) | st.just(np.nan), min_size=1, max_size=120),
+    st.integers(1, 5),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_cohorts_median_and_spread_are_those_of_numpy(values, count):
+    sample = np.array(values, np.float32)
+    groups = (np.arange(len(sample)) % (count + 1)).astype(np.int32) - 1
+    streams = Streams(TIMES)
+    step = streams.step(sample.astype(float), groups, START)
+    for g in range(groups.max(initial=-1) + 1):
+        mine = sample[(groups == g) & np.isfinite(sample)].astype(float)
+        members = np.flatnonzero(groups == g)
+        assert set(step.size[members]) == {len(mine)}
+        if len(mine):
+            middle = np.median(mine)
+            assert step.median[members[0]] == pytest.approx(middle, rel=1e-5, abs=1e-4)
+            spread = 1.4826 * np.median(np.abs(mine - np.float32(middle)))
+            assert step.spread[members[0]] == pytest.approx(spread, rel=1e-4, abs=1e-1)
+
+
+def reference(channel, rows):
+    """One stream without peers, step by step from the formulas, in double precision."""
+    b = v = up = e = n = 0.0
+    shrink = np.sqrt((1 - channel.phi) / (1 + channel.phi))
+    h, on, out = channel.limit(10.0) + 4.0, False, []
+    for y in rows:
+        judged, d = n >= LEARN, y - b
+        s = np.sqrt(max((n * v + 16 * channel.floor**2) / (n + 16), channel.floor**2))
+        if judged:
+            z = min(max(d / s * shrink, -3.0), 3.0)
+            up = min(max(up + z - 0.5 - 3 / np.sqrt(max(n, 1.0)), 0.0), 2 * h)
+            e += 0.15 * (d - e)
+        bounded = d if n < LEARN else min(max(d, -3 * s), 3 * s)
+        if up <= 2.0:
+            n += 1
+            g = max(1 / n, 5e-4)
+            b, v = b + g * bounded, v + g * (bounded * (bounded - g * bounded) - v)
+        was, on = on, (e >= channel.delta / 2 if on else up > h and e >= channel.delta) if judged else on
+        up = 0.0 if was and not on else up
+        out.append((b, up, e, on))
+    return out
+
+
+def test_a_stream_follows_the_formulas_step_by_step():
+    rows = quiet(300, 1)[:, 0] + 3.0
+    rows[200:] += 0.1
+    streams, alone = Streams(TIMES), np.array([-1], np.int32)
+    for tick, (row, wanted) in enumerate(zip(rows, reference(TIMES, rows), strict=True)):
+        step = streams.step(np.array([row]), alone, START + tick * TICK)
+        found = (streams.cells[0, 0], streams.cells[2, 0], streams.cells[4, 0])
+        assert found == pytest.approx(wanted[:3], rel=2e-3, abs=2e-3)
+        assert bool(step.on[0]) == wanted[3]
+
+
+def test_a_stream_has_24_bytes_of_state():
+    streams = Streams(TIMES)
+    streams.step(np.zeros(1000), np.zeros(1000, np.int32), START)
+    assert streams.cells.nbytes == 24 * 1000
+
+
+def test_a_member_that_departs_from_its_cohort_is_found_and_nobody_else():
+    rows, groups = quiet(200, 32), np.zeros(32, np.int32)
+    rows[100:, 5] += 0.12
+    step = fed(Streams(TIMES), rows, groups)
+    assert np.flatnonzero(step.on).tolist() == [5]
+    assert step.effect[5] == pytest.approx(0.12, abs=0.02)
+    assert step.held[5] >= 900
+    assert not step.moved.any()
+
+
+def test_what_moves_the_whole_cohort_is_nobodys_fault():
+    rows, groups = quiet(200, 32), np.zeros(32, np.int32)
+    rows[100:] += 0.5
+    assert not fed(Streams(TIMES), rows, groups).on.any()
+
+
+def test_a_third_of_a_cohort_is_the_cohorts_own_event():
+    rows, groups = quiet(200, 32), np.zeros(32, np.int32)
+    rows[100:, :12] += 0.2
+    step = fed(Streams(TIMES), rows, groups)
+    assert step.on[:12].all()
+    assert step.moved.all()
+
+
+def test_a_cohort_that_moved_as_one_is_learnt_anew_after_an_hour():
+    rows, groups = quiet(700, 32), np.zeros(32, np.int32)
+    rows[100:, :12] += 0.2
+    assert not fed(Streams(TIMES), rows, groups).on.any()
+
+
+def test_a_fault_does_not_become_normal():
+    rows, groups = quiet(3000, 32), np.zeros(32, np.int32)
+    rows[100:, 5] += 0.12
+    step = fed(Streams(TIMES), rows, groups)
+    assert step.on[5]
+
+
+def test_without_the_freeze_it_would():
+    rows, groups = quiet(3000, 32), np.zeros(32, np.int32)
+    rows[100:, 5] += 0.12
+    step = fed(Streams(Channel(0.01, 0.03, 0.0, frozen=False)), rows, groups)
+    assert step.effect[5] < 0.06
+
+
+def test_a_device_that_was_always_different_is_normal():
+    rows, groups = quiet(400, 32), np.zeros(32, np.int32)
+    rows[:, 5] += 0.15
+    assert not fed(Streams(TIMES), rows, groups).on.any()
+
+
+def test_forgetting_makes_the_new_normal_normal():
+    rows, groups, streams = quiet(400, 32), np.zeros(32, np.int32), Streams(TIMES)
+    rows[100:, 5] += 0.15
+    assert fed(streams, rows[:200], groups).on[5]
+    streams.forget(np.arange(32) == 5)
+    assert not fed(streams, rows[200:], groups, 200).on.any()
+
+
+def test_less_than_normal_counts_only_where_it_is_harm():
+    rows, groups = quiet(200, 32), np.zeros(32, np.int32)
+    rows[100:, 5] -= 0.12
+    assert not fed(Streams(TIMES), rows, groups).on.any()
+    both = fed(Streams(Channel(0.01, 0.03, 0.0, both=True)), rows, groups)
+    assert np.flatnonzero(both.on & both.below).tolist() == [5]
+
+
+def test_a_condition_ends_when_half_of_the_least_effect_is_left():
+    rows, groups, streams = quiet(400, 32, sd=0.005), np.zeros(32, np.int32), Streams(TIMES)
+    rows[100:200, 5] += 0.12
+    assert fed(streams, rows[:200], groups).on[5]
+    step = fed(streams, rows[200:230], groups, 200)
+    assert not step.on[5]
+    assert step.held[5] == 0
+
+
+def test_heavy_tails_are_clipped():
+    """A single sample of any size is no condition."""
+    rows, groups = quiet(200, 32), np.zeros(32, np.int32)
+    rows[100, 5] = 1e30
+    rows[101, 6] = np.inf
+    streams = Streams(TIMES)
+    step = None
+    for tick, row in enumerate(rows):
+        step = streams.step(row, groups, START + tick * TICK)
+        assert not step.on.any(), tick
+    assert np.isfinite(streams.cells[:5]).all()
+
+
+def test_the_first_twenty_samples_say_nothing():
+    rows, groups = quiet(LEARN, 32), np.zeros(32, np.int32)
+    rows[10:, 5] += 5.0
+    assert not fed(Streams(TIMES), rows, groups).on.any()
+
+
+def test_what_the_gate_holds_back_is_neither_judged_nor_learnt():
+    rows, groups, streams = quiet(300, 32), np.zeros(32, np.int32), Streams(TIMES)
+    fed(streams, rows[:100], groups)
+    before = streams.cells.copy()
+    step = fed(streams, rows[100:] + 9.0, groups, 100, gate=np.zeros(32, bool))
+    assert not step.on.any()
+    assert not step.judged.any()
+    assert np.array_equal(before, streams.cells)
+
+
+def test_time_that_goes_backwards_or_stands_changes_nothing():
+    rows, groups, streams = quiet(100, 8), np.zeros(8, np.int32), Streams(TIMES)
+    fed(streams, rows, groups)
+    before = streams.cells.copy()
+    streams.step(rows[0] + 9, groups, START)
+    streams.step(rows[0] + 9, groups, START + 99 * TICK)
+    assert np.array_equal(before, streams.cells)
+
+
+def test_a_hole_in_the_telemetry_is_no_hold():
+    """An hour without samples does not make a condition an hour old."""
+    rows, groups, streams = quiet(140, 32), np.zeros(32, np.int32), Streams(TIMES)
+    rows[125:, 5] += 0.12
+    fed(streams, rows[:130], groups)
+    step = streams.step(rows[130], groups, START + 130 * TICK + 3600 * SECOND)
+    assert step.held[5] < 120
+
+
+def test_one_member_alone_is_no_cohort():
+    step = fed(Streams(TIMES), quiet(60, 1) + 5, np.zeros(1, np.int32))
+    assert not step.judged.any()
+    assert not step.on.any()
+
+
+def test_without_peers_the_own_past_judges_at_a_higher_limit():
+    rows, alone = quiet(400, 1), np.full(1, -1, np.int32)
+    rows[200:] += 0.2
+    step = fed(Streams(TIMES), rows, alone)
+    assert step.on[0]
+    assert step.alone[0]
+
+
+def test_who_loses_its_peers_learns_anew():
+    rows, streams = quiet(200, 9) + 5.0, Streams(TIMES)
+    fed(streams, rows[:100], np.zeros(9, np.int32))
+    step = fed(streams, rows[100:], np.array([0] * 8 + [-1], np.int32), 100)
+    assert not step.on.any()
+
+
+def test_entities_may_join():
+    streams = Streams(TIMES)
+    fed(streams, quiet(100, 8), np.zeros(8, np.int32))
+    step = fed(streams, quiet(100, 16, 2), np.zeros(16, np.int32), 100)
+    assert len(step.on) == 16
+    assert not step.on.any()
+
+
+@given(st.integers(0, 120))
+@settings(max_examples=20, deadline=None)
+def test_a_restart_goes_on_to_the_bit(stop):
+    rows, groups = quiet(130, 16), np.zeros(16, np.int32)
+    rows[60:, 3] += 0.1
+    whole, first, second = Streams(TIMES), Streams(TIMES), Streams(TIMES)
+    fed(whole, rows, groups)
+    fed(first, rows[:stop], groups)
+    second.restore(copy.deepcopy(first.snapshot()))
+    fed(second, rows[stop:], groups, stop)
+    assert whole.cells.tobytes() == second.cells.tobytes()
+
+
+def test_the_limit_follows_the_tick_so_that_alarms_a_day_stay_the_same():
+    """h 18.5 at 10 s, about 21 at 1 s and 17 at 60 s."""
+    channel = Channel(0.01, 0.03)
+    assert channel.limit(10.0) == 18.5
+    assert channel.limit(1.0) == pytest.approx(20.8, abs=0.1)
+    assert channel.limit(60.0) == pytest.approx(16.7, abs=0.1)
+    assert channel.limit(86_400.0) == 15.0
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 23, 24, 25, 26, 101, 1000, 1001])
+def test_selecting_gives_the_median(size):
+    values = np.random.default_rng(size).integers(0, 50, size).astype(np.float32)
+    assert kernel._median(values.copy(), size) == np.median(values)

@@ -1,0 +1,142 @@
+"""What persons say to a running engine holds at once and after a restart: mutes, modes, and "not a fault"."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.engine import Engine
+from pipeline.errors import ConfigError, UsageError
+from pipeline.store import mutes
+from pipeline.topology import Topology
+from pipeline.voice import ModeRule
+from tests.pipeline.test_engine import STEP, T0, HotForThree, Running
+
+
+class Forgiving(HotForThree):
+    """As before, and it keeps the feedback that it was shown."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def observe(self, frames):
+        self.told += [e for f in frames.values() for e in f.events if e.kind == "feedback"]
+        return super().observe(frames)
+
+
+class Voiced(Running):
+    def __init__(self, site, modes=()):
+        super().__init__(site)
+        self.now, self.modes = T0, modes
+
+    def start(self):
+        self.ingest = self.site.open()
+        self.devices = self.ingest.devices
+        self.judge = Forgiving()
+        self.engine = Engine(
+            self.site.database,
+            self.devices,
+            Topology(),
+            self.judge,
+            lambda c, n: [],
+            lambda: self.now,
+            STEP,
+            self.modes,
+        )
+
+    def play(self, first, temperatures):
+        for i, value in enumerate(temperatures, first):
+            self.site.send("n1", T0 + i * STEP, first=value)
+            self.now = T0 + i * STEP
+            self.run(self.now)
+        self.run(T0 + (first + len(temperatures)) * STEP)
+
+
+def started(site, modes=()):
+    running = Voiced(site, modes)
+    running.start()
+    return running
+
+
+def incidents(site):
+    return site.rows("SELECT cause, state FROM incidents ORDER BY cause")
+
+
+def test_a_muted_detector_opens_nothing_but_what_it_found_is_stored(site):
+    running = started(site)
+    running.engine.mute("hot", "*", 600, "new paste", "ann")
+    running.play(1, [95] * 6)
+    assert incidents(site) == []
+    (evidence,) = {row[0] for row in site.rows("SELECT evidence ->> '$.muted.reason' FROM findings")}
+    assert evidence == "new paste"
+
+
+def test_a_mute_outlives_a_restart_and_ends_by_itself(site):
+    running = started(site)
+    running.engine.mute("hot", "gpu:n1.0", 60, "new paste", "ann")
+    running.start()
+    running.play(1, [95] * 5)
+    assert [cause for cause, _ in incidents(site)] == ["gpu:n1.1"]
+    running.play(6, [95] * 6)
+    assert [cause for cause, _ in incidents(site)] == ["gpu:n1.0", "gpu:n1.1"]
+
+
+def test_a_mute_can_be_ended(site):
+    running = started(site)
+    made = running.engine.mute("hot", "*", 6000, "new paste", "ann")
+    running.now = T0 + STEP
+    assert running.engine.unmute(made.id).ended == T0 + STEP
+    running.play(2, [95] * 5)
+    assert incidents(site)
+    assert mutes.standing(site.database.connection, T0 + 3 * STEP) == []
+    with pytest.raises(KeyError):
+        running.engine.unmute("nothing")
+
+
+def test_a_mute_of_a_detector_that_is_not_there_is_refused(site):
+    with pytest.raises(UsageError, match="no such detector; wanted one of hot"):
+        started(site).engine.mute("cold", "*", 60, "x", "ann")
+
+
+def test_a_mode_of_a_detector_that_is_not_there_is_refused_at_the_start(site):
+    with pytest.raises(ConfigError, match=r"\[\[modes\]\] detector = 'cold'.*hot"):
+        started(site, [ModeRule("record", "cold")])
+
+
+def test_recorded_findings_open_nothing(site):
+    running = started(site, [ModeRule("record", "hot")])
+    running.play(0, [95] * 6)
+    assert incidents(site) == []
+    assert site.rows("SELECT DISTINCT evidence ->> '$.mode' FROM findings") == [("record",)]
+
+
+def test_not_a_fault_resolves_and_tells_the_detector_once(site):
+    running = started(site)
+    running.play(0, [95] * 5)
+    (id_,) = site.rows("SELECT id FROM incidents WHERE cause = 'gpu:n1.0'")[0]
+    change = running.engine.not_a_fault(id_, "ann", "always so")
+    assert change.incident.state == "resolved"
+    running.now += STEP
+    running.play(6, [95] * 3)
+    assert [(e.entity, e.data["detector"], e.data["verdict"]) for e in running.judge.told] == [
+        ("gpu:n1.0", "hot", "not_a_fault")
+    ]
+
+
+def test_a_verdict_outlives_a_restart_before_it_was_judged(site):
+    running = started(site)
+    running.play(0, [95] * 5)
+    (id_,) = site.rows("SELECT id FROM incidents WHERE cause = 'gpu:n1.0'")[0]
+    running.engine.not_a_fault(id_, "ann", "always so")
+    running.start()
+    running.play(6, [95] * 3)
+    assert [e.entity for e in running.judge.told] == ["gpu:n1.0"]
+
+
+def test_a_verdict_on_an_incident_that_is_not_there_changes_nothing(site):
+    running = started(site)
+    running.play(0, [95] * 5)
+    with pytest.raises(KeyError):
+        running.engine.not_a_fault("nothing", "ann", "x")
+    assert site.rows("SELECT count(*) FROM events WHERE kind = 'feedback'") == [(0,)]
+    assert {state for _, state in incidents(site)} == {"open"}

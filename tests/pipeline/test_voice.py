@@ -1,0 +1,131 @@
+"""Modes and mutes decide what the Desk hears; what was found is stored whatever they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.config import load
+from pipeline.errors import ConfigError, UsageError
+from pipeline.records import SECOND, Finding
+from pipeline.topology import Topology
+from pipeline.voice import ModeRule, Mute, Voice, checked
+
+T0 = 1_780_000_000 * SECOND
+TOPOLOGY = Topology({"gpu:n0.0": ["node:n0"], "gpu:n1.0": ["node:n1"], "node:n0": ["rack:r1"], "node:n1": ["rack:r1"]})
+
+
+def found(entity="gpu:n0.0", detector="straggler", time=T0):
+    return Finding(time, time, entity, detector, "page", 1.0, f"{entity} is slow", {"clears": "x"}, ("s",))
+
+
+def mute(detector="straggler", scope="node:n0", since=T0, until=T0 + 100 * SECOND, ended=None):
+    return Mute("m1", detector, scope, since, until, "being repaired", "ann", ended)
+
+
+def heard(voice, *findings):
+    return [f.entity for f in voice.judged(findings)[1]]
+
+
+def test_without_rules_everything_is_heard_as_it_is():
+    every, told = Voice(TOPOLOGY).judged([found()])
+    assert every == told == [found()]
+
+
+def test_recording_stores_and_tells_nobody():
+    every, told = Voice(TOPOLOGY, [ModeRule("record", "straggler")]).judged([found(), found(detector="link")])
+    assert [f.evidence.get("mode") for f in every] == ["record", None]
+    assert [f.detector for f in told] == ["link"]
+
+
+def test_acting_is_told_to_the_desk():
+    _, told = Voice(TOPOLOGY, [ModeRule("act", "straggler", "rack:r1")]).judged([found()])
+    assert told[0].evidence["mode"] == "act"
+
+
+def test_the_nearest_scope_decides():
+    rules = [ModeRule("record"), ModeRule("notify", scope="rack:r1"), ModeRule("record", scope="node:n1")]
+    assert heard(Voice(TOPOLOGY, rules), found(), found("gpu:n1.0"), found("gpu:elsewhere.0")) == ["gpu:n0.0"]
+
+
+def test_on_one_scope_the_detector_comes_before_all_detectors():
+    rules = [ModeRule("notify", "straggler"), ModeRule("record")]
+    assert heard(Voice(TOPOLOGY, rules), found(), found(detector="link")) == ["gpu:n0.0"]
+
+
+def test_of_two_alike_the_later_line_holds():
+    assert heard(Voice(TOPOLOGY, [ModeRule("record"), ModeRule("notify")]), found()) == ["gpu:n0.0"]
+
+
+def test_a_mute_silences_its_detector_on_its_scope_and_below():
+    voice = Voice(TOPOLOGY, mutes=[mute()])
+    assert heard(voice, found(), found("node:n0"), found("gpu:n1.0"), found(detector="link")) == [
+        "gpu:n1.0",
+        "gpu:n0.0",
+    ]
+
+
+def test_what_is_muted_is_stored_with_the_reason():
+    every, told = Voice(TOPOLOGY, mutes=[mute()]).judged([found()])
+    assert told == []
+    assert every[0].evidence["muted"]["reason"] == "being repaired"
+
+
+@pytest.mark.parametrize(("seconds", "is_heard"), [(-1, True), (0, False), (99, False), (100, True)])
+def test_a_mute_holds_from_its_beginning_to_its_end(seconds, is_heard):
+    assert bool(heard(Voice(TOPOLOGY, mutes=[mute()]), found(time=T0 + seconds * SECOND))) is is_heard
+
+
+def test_a_mute_that_was_ended_holds_no_longer():
+    voice = Voice(TOPOLOGY, mutes=[mute(ended=T0 + 50 * SECOND)])
+    assert heard(voice, found(time=T0 + 49 * SECOND)) == []
+    assert heard(voice, found(time=T0 + 50 * SECOND)) == ["gpu:n0.0"]
+
+
+def test_stars_stand_for_every_detector_or_everywhere():
+    assert heard(Voice(TOPOLOGY, mutes=[mute("*", "rack:r1")]), found(), found(detector="link")) == []
+    assert heard(Voice(TOPOLOGY, mutes=[mute("straggler", "*")]), found("gpu:far.0")) == []
+
+
+def test_mutes_that_are_over_are_let_go():
+    voice = Voice(TOPOLOGY, mutes=[mute()])
+    voice.forget(T0 + 99 * SECOND)
+    assert voice.mutes
+    voice.forget(T0 + 100 * SECOND)
+    assert not voice.mutes
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (("stragler", "rack:r1", 60.0, "x"), "no such detector"),
+        (("straggler", "rack", 60.0, "x"), "wanted an entity"),
+        (("straggler", "rack:r1", 0.0, "x"), "at most 30 days"),
+        (("straggler", "rack:r1", 31 * 86_400.0, "x"), "at most 30 days"),
+        (("straggler", "rack:r1", 60.0, "  "), "reason: is empty"),
+        (("*", "*", 60.0, "x"), "silence everything"),
+    ],
+)
+def test_a_mute_that_nobody_could_want_is_refused(wanted, message):
+    with pytest.raises(UsageError, match=message):
+        checked(*wanted, known=("straggler",))
+
+
+def test_the_configuration_has_modes(tmp_path):
+    file = tmp_path / "f.toml"
+    file.write_text('[[modes]]\ndetector = "straggler"\nscope = "rack:r1"\nmode = "record"\n[[modes]]\nmode = "act"\n')
+    assert load(file, {}).modes == (ModeRule("record", "straggler", "rack:r1"), ModeRule("act"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[modes]]\nmode = "page"\n', "wants one of 'record', 'notify', 'act'"),
+        ('[[modes]]\ndetector = "link"\n', "mode: missing"),
+        ('[[modes]]\nmode = "act"\nscope = "rack"\n', "wants an entity such as"),
+    ],
+)
+def test_a_wrong_mode_is_refused_with_its_place(tmp_path, text, message):
+    file = tmp_path / "f.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load(file, {})
