@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no command '{given[0]}'{arguments.suggestion(given[0])}; fleetpulse --help lists all")
     parsed = parser.parse_args(given)
     if parsed.version:
-        print(f"fleetpulse {_version()}")
+        print(f"fleetpulse {arguments.version()}")
         return 0
     if parsed.command is None:
         parser.print_help(sys.stderr)
@@ -89,15 +89,6 @@ def _on_signals(act: Callable[[], None]) -> None:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("fleetpulse")
-    except metadata.PackageNotFoundError:
-        return "of this folder, not installed"
 
 
 def _config(given: argparse.Namespace) -> Config:
@@ -234,6 +225,13 @@ def _detectors(given: argparse.Namespace) -> int:
     return 0
 
 
+def _mutes(given: argparse.Namespace) -> int:
+    from pipeline import mute_command
+
+    _print(mute_command.rows(_config(given), given), mute_command.COLUMNS, given.output)
+    return 0
+
+
 def _simulate(given: argparse.Namespace) -> int:
     from agents.sim import command, kinds
     from pipeline.errors import UsageError
@@ -288,6 +286,7 @@ RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "sql": _sql,
     "signals": _signals,
     "detectors": _detectors,
+    "mutes": _mutes,
     "simulate": _simulate,
     "replay": _replay,
     "score": _score,

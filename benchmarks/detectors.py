@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from detectors import kernel
-from detectors.streams import Channel, Streams
+from detectors.method import kernel
+from detectors.method.streams import Channel, Streams
 from pipeline.records import SECOND
 
 _STATE_BYTES = 24  # of a stream, read and written

@@ -75,6 +75,7 @@ class Detail:
     history: tuple[Change, ...]
     notifications: tuple[Notification, ...]
     blast_radius: Mapping[str, Any]
+    above: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +116,13 @@ def fleet_of(table: Mapping[str, Any]) -> Fleet:
     """GET /api/v1/fleet. An unknown state of a node is shown as no data: never as ok."""
     return Fleet(
         as_of=from_iso(table["as_of"]),
-        watermark=_moment(table.get("watermark")),
+        watermark=moment(table.get("watermark")),
         backlog=bool(table.get("backlog")),
         lag_s=_number(table.get("lag_s")),
-        nodes=tuple(_node(n) for n in _list(table["nodes"])),
+        nodes=tuple(_node(n) for n in listed(table["nodes"])),
         sources={str(k): _count(v) for k, v in (table.get("sources") or {}).items()},
-        newest=_moment(table.get("newest")),
-        unready=tuple(map(str, _list(table.get("unready") or []))),
+        newest=moment(table.get("newest")),
+        unready=tuple(map(str, listed(table.get("unready") or []))),
         stalled=bool(table.get("stalled")),
     )
 
@@ -132,9 +133,9 @@ def _node(table: Mapping[str, Any]) -> Node:
         entity=str(table["entity"]),
         rack=str(table.get("rack") or ""),
         state=state if state in NODE_STATES else "no_data",
-        last_seen=_moment(table.get("last_seen")),
+        last_seen=moment(table.get("last_seen")),
         simulated=bool(table["simulated"]),
-        incidents=tuple(map(str, _list(table.get("incidents") or []))),
+        incidents=tuple(map(str, listed(table.get("incidents") or []))),
     )
 
 
@@ -145,9 +146,9 @@ def incident_of(table: Mapping[str, Any]) -> Incident:
         cause=str(table["cause"]),
         opened=from_iso(table["opened"]),
         onset=from_iso(table["onset"]),
-        resolved=_moment(table.get("resolved")),
+        resolved=moment(table.get("resolved")),
         severity=_one_of(table["severity"], get_args(Severity), "severity"),
-        members=tuple(map(str, _list(table["members"]))),
+        members=tuple(map(str, listed(table["members"]))),
         confidence=_number(table.get("confidence")),
         state=_one_of(table["state"], STATES, "state"),
         summary=str(table["summary"]),
@@ -162,13 +163,14 @@ def detail_of(table: Mapping[str, Any]) -> Detail:
     blast = table.get("blast_radius")
     return Detail(
         incident=incident_of(table),
-        findings=tuple(_finding(f) for f in _list(table.get("findings") or [])),
+        findings=tuple(_finding(f) for f in listed(table.get("findings") or [])),
         history=tuple(
             Change(from_iso(h["time"]), str(h["kind"]), str(h.get("actor") or ""), str(h.get("comment") or ""))
-            for h in _list(table.get("history") or [])
+            for h in listed(table.get("history") or [])
         ),
-        notifications=tuple(_notification(n) for n in _list(table.get("notifications") or [])),
+        notifications=tuple(_notification(n) for n in listed(table.get("notifications") or [])),
         blast_radius=blast if isinstance(blast, dict) else {},
+        above=tuple(map(str, listed(table.get("above") or []))),
     )
 
 
@@ -182,7 +184,7 @@ def _finding(table: Mapping[str, Any]) -> Finding:
         score=_number(table.get("score")) or 0.0,
         summary=str(table["summary"]),
         evidence=dict(table.get("evidence") or {}),
-        signals=tuple(map(str, _list(table.get("signals") or []))),
+        signals=tuple(map(str, listed(table.get("signals") or []))),
     )
 
 
@@ -192,8 +194,8 @@ def _notification(table: Mapping[str, Any]) -> Notification:
         kind=str(table["kind"]),
         state=str(table["state"]),
         attempts=int(table.get("attempts") or 0),
-        created=_moment(table.get("created")),
-        next_attempt=_moment(table.get("next_attempt")),
+        created=moment(table.get("created")),
+        next_attempt=moment(table.get("next_attempt")),
         answer=str(table.get("answer") or ""),
     )
 
@@ -210,7 +212,7 @@ def series_of(table: Mapping[str, Any]) -> Series:
         peers=_count(table.get("peers")),
         points=tuple(
             Point(from_iso(p["time"]), *(_number(p.get(key)) for key in ("value", "median", "low", "high")))
-            for p in _list(table["points"])
+            for p in listed(table["points"])
         ),
     )
 
@@ -219,16 +221,17 @@ def timeline_of(table: Mapping[str, Any]) -> tuple[Happening, ...]:
     """GET /api/v1/timeline."""
     return tuple(
         Happening(from_iso(i["time"]), str(i["kind"]), str(i.get("entity") or ""), str(i.get("text") or ""))
-        for i in _list(table["items"])
+        for i in listed(table["items"])
     )
 
 
 def incidents_of(table: Mapping[str, Any]) -> tuple[Incident, ...]:
     """GET /api/v1/incidents."""
-    return tuple(incident_of(i) for i in _list(table["incidents"]))
+    return tuple(incident_of(i) for i in listed(table["incidents"]))
 
 
-def _list(value: Any) -> Sequence[Any]:
+def listed(value: Any) -> Sequence[Any]:
+    """A list as it came. Raises TypeError on anything else."""
     if not isinstance(value, list):
         raise TypeError(f"a list was wanted, found {type(value).__name__}")
     return value
@@ -243,7 +246,8 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _moment(text: Any) -> int | None:
+def moment(text: Any) -> int | None:
+    """A time of the API in microseconds, None for null."""
     return None if text is None else from_iso(text)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import streamlit as st
 
 from dashboards import routes, theme
-from dashboards.views import fleet, incident, incidents
+from dashboards.views import detectors, fleet, incident, incidents
 
 ICON = Path(__file__).parent / "icon.png"  # a file: a named icon would be fetched from the internet
 
@@ -16,6 +16,7 @@ st.html(f"<style>{theme.page_css()}</style>")
 pages = {
     "fleet": st.Page(fleet.page, title="Fleet", url_path="fleet", icon=":material/grid_view:", default=True),
     "incidents": st.Page(incidents.page, title="Incidents", url_path="incidents", icon=":material/notifications:"),
+    "detectors": st.Page(detectors.page, title="Detectors", url_path="detectors", icon=":material/troubleshoot:"),
     "incident": st.Page(incident.page, title="Incident", url_path="incident", visibility="hidden"),
 }
 routes.remember(pages)

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
-from dashboards import answers
+from dashboards import answers, voices
 from dashboards.answers import Detail, Fleet, Happening, Series
+from dashboards.voices import Mute, Panel
 from pipeline.errors import FleetpulseError, UsageError
 from pipeline.records import Incident, State, iso
 
 T = TypeVar("T")
-Act = Literal["acknowledge", "comment", "resolve"]
+Act = Literal["acknowledge", "comment", "resolve", "not_a_fault"]
 API_URL = "FLEETPULSE_API_URL"
 API_TOKEN_FILE = "FLEETPULSE_API_TOKEN_FILE"
 TIMEOUT = 2.5
@@ -79,11 +80,31 @@ class Client:
         return self._get(answers.timeline_of, "timeline", span)
 
     def act(self, identity: str, act: Act, comment: str) -> Incident:
-        """Writes a note: the incident as it is then."""
-        body = json.dumps({"comment": comment}).encode()
-        path = f"incidents/{quote(identity, safe='')}/{act}"
-        request = urllib.request.Request(self._address(path), body, {"Content-Type": "application/json"})
-        return self._ask(answers.incident_of, request)
+        """Writes a note: the incident as it is then. `not_a_fault` resolves it, and its detectors learn from it."""
+        verdict = act == "not_a_fault"
+        path = f"incidents/{quote(identity, safe='')}/{'resolve' if verdict else act}"
+        return self._post(answers.incident_of, path, {"comment": comment, **({"not_a_fault": True} if verdict else {})})
+
+    def detectors(self) -> Panel:
+        """All detectors, and the modes in force."""
+        return self._get(voices.panel_of, "detectors")
+
+    def mutes(self) -> tuple[Mute, ...]:
+        """All mutes, those that are over too; newest first."""
+        return self._get(voices.mutes_of, "mutes")
+
+    def mute(self, detector: str, scope: str, seconds: float, reason: str) -> Mute:
+        """Silences a detector on a scope. Raises ApiError with what the API says against it."""
+        body = {"detector": detector, "scope": scope, "seconds": seconds, "reason": reason}
+        return self._post(voices.mute_of, "mutes", body)
+
+    def unmute(self, identity: str) -> Mute:
+        """Ends a mute now. Raises ApiError with status 404 if it is over."""
+        return self._post(voices.mute_of, f"mutes/{quote(identity, safe='')}/end", {})
+
+    def _post(self, parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
+        headers = {"Content-Type": "application/json"}
+        return self._ask(parse, urllib.request.Request(self._address(path), json.dumps(body).encode(), headers))
 
     def _get(self, parse: Callable[[Mapping[str, Any]], T], path: str, query: Mapping[str, str] | None = None) -> T:
         address = self._address(path) + (f"?{urlencode(query)}" if query else "")

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dashboards import words
+from dashboards import comparison, words
 from dashboards.answers import Detail, Happening
+from dashboards.voices import Mute
 from pipeline.records import LEVELS, SECOND, Finding, Incident
 from pipeline.signals import CATALOGUE
 
@@ -73,29 +74,23 @@ def vote_of(finding: Finding) -> Ballot | None:
 
 
 def rows(finding: Finding) -> list[tuple[str, str]]:
-    """The finding's figures in words, with their units, without those that the vote shows."""
-    hidden = _BALLOT if vote_of(finding) else ()
-    found = [("Seen on", words.entity_name(finding.entity))]
+    """The finding's further figures in words, with their units, without those that the vote or the story shows."""
+    hidden = (*comparison.told(finding), *(_BALLOT if vote_of(finding) else ()))
+    found: list[tuple[str, str]] = []
     for key, value in finding.evidence.items():
+        if key in hidden:
+            continue
         if isinstance(value, Mapping):
             found += [(f"{words.label(key)}: {words.label(str(k)).lower()}", words.fact(v)) for k, v in value.items()]
-        elif key not in hidden:
+        else:
             found.append((words.label(key), _with_unit(key, value, finding)))
     return found
 
 
 def _with_unit(key: str, value: Any, finding: Finding) -> str:
-    if key == "corroborated_by" and isinstance(value, list):
-        return words.joined([_signal_name(str(name)) for name in value]) or "nothing else"
     if key.endswith("_s") and isinstance(value, (int, float)):
         return words.age(value)
     return words.fact(value, _unit(key, finding))
-
-
-def _signal_name(name: str) -> str:
-    """A signal within a sentence: `coolant.supply_temperature` -> `supply temperature`."""
-    known = CATALOGUE.get(name)
-    return known.column.replace("_", " ") if known else name
 
 
 def _unit(key: str, finding: Finding) -> str:
@@ -118,6 +113,30 @@ def blast(detail: Detail) -> list[str]:
     return [*words.counted(others), *(words.entity_name(str(job)) for job in jobs or ())]
 
 
+def _held_back(finding: Finding) -> str:
+    muted, mode = finding.evidence.get("muted"), finding.evidence.get("mode")
+    return " (muted)" if muted else " (only recorded)" if mode == "record" else ""
+
+
+def covering(detail: Detail, mutes: Iterable[Mute], now: int) -> list[Mute]:
+    """Mutes that stand and keep the incident's detectors from speaking of its entity."""
+    incident = detail.incident
+    around = {"*", incident.entity, incident.cause, *detail.above}
+    speakers = {"*", incident.detector, *(f.detector for f in detail.findings)}
+    return [m for m in mutes if m.stands(now) and m.detector in speakers and m.scope in around]
+
+
+def scopes(detail: Detail) -> list[str]:
+    """Where one may want to mute what is found here, the narrowest first; * for everywhere is the last."""
+    incident = detail.incident
+    return list(dict.fromkeys([incident.entity, *detail.above, incident.cause, "*"]))
+
+
+def speakers(detail: Detail) -> list[str]:
+    """The detectors of the incident, the one that first spoke first; * for all is the last."""
+    return list(dict.fromkeys(filter(None, [detail.incident.detector, *(f.detector for f in detail.findings), "*"])))
+
+
 def sent(detail: Detail, now: int) -> list[tuple[str, str, str, str]]:
     """Notifications with their fate, the newest first."""
     ordered = sorted(detail.notifications, key=lambda n: n.created or 0, reverse=True)
@@ -137,7 +156,7 @@ def timeline(detail: Detail, items: Iterable[Happening], now: int) -> list[tuple
     """Events around the incident and its own findings in one table, the newest first, each said once."""
     found = {(i.time, i.entity, i.text): i.kind for i in items}
     for finding in sorted(detail.findings, key=lambda f: f.onset)[:OWN]:
-        said = f"{finding.level} {finding.detector}: {finding.summary}"  # as the API says it in its timeline
+        said = f"{finding.level} {finding.detector}{_held_back(finding)}: {finding.summary}"  # as the API says it
         found.setdefault((finding.onset, finding.entity, said), "finding")
     ordered = sorted(found.items(), reverse=True)[:LINES]
     return [

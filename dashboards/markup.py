@@ -7,6 +7,7 @@ from html import escape
 
 from dashboards.answers import NODE_STATES, Fleet
 from dashboards.evidence import Ballot
+from dashboards.voices import Detector
 from dashboards.words import NODE_STATE, SEVERITY, STATE, amount, clock, entity_name, joined
 from pipeline.records import Severity, State
 
@@ -114,6 +115,37 @@ def facts(rows: Iterable[tuple[str, str]], empty: str = "") -> str:
     """Label and value, line by line."""
     body = "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in rows)
     return f'<dl class="fp-facts">{body}</dl>' if body else f'<p class="fp-empty">{escape(empty)}</p>'
+
+
+def story(rows: Iterable[tuple[str, str]]) -> str:
+    """Label and sentence, line by line, to be read from above."""
+    body = "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(text)}</dd></div>" for label, text in rows)
+    return f'<dl class="fp-story">{body}</dl>'
+
+
+def detector(one: Detector) -> str:
+    """One detector: what it cannot see and what it costs in false alarms; the rest folded away."""
+    marks = [badge(one.family.upper(), "quiet"), *(badge(text, "degraded") for text in _limits(one))]
+    lines = [("Cannot see", one.blind), *(("False alarms, by arithmetic", line) for line in one.budget)]
+    if one.off:
+        lines.insert(0, ("Off: the input lacks", ", ".join(one.off)))
+    said = "".join(f"<p><i>{escape(label)}:</i> {escape(text)}</p>" for label, text in lines)
+    settings = "\n".join(f"{key} = {value}" for key, value in one.settings.items())
+    more = f"Judges: {one.device_class}\nNeeds: {', '.join(one.needs)}\nWants: {', '.join(one.wants) or 'nothing more'}"
+    folded = escape(f"{one.about}\n\n{more}\n\n[detector.{one.name}]\n{settings}")
+    off = " fp-detector-off" if one.off or one.errors else ""
+    return (
+        f'<div class="fp-detector{off}"><div><b>{escape(one.name)}</b>{"".join(marks)}</div>{said}'
+        f"<details><summary>How it judges, and its settings</summary><pre>{folded}</pre></details></div>"
+    )
+
+
+def _limits(one: Detector) -> list[str]:
+    """What keeps it from speaking as a reader would expect, each as a badge."""
+    own = [r for r in one.modes if one.name == r.detector or r.scope == "*"]  # others stand above, once for all
+    rules = [f"{r.mode} {'everywhere' if r.scope == '*' else f'on {entity_name(r.scope)}'}" for r in own]
+    errors = [f"failed on {amount(one.errors, 'frame', 'frames')}"] if one.errors else []
+    return [*(["OFF"] if one.off else []), *errors, *rules]
 
 
 def chips(texts: Sequence[str], most: int = 24) -> str:

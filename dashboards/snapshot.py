@@ -17,6 +17,7 @@ import streamlit as st
 
 from dashboards.answers import Detail, Fleet, Happening, Series
 from dashboards.client import API_TOKEN_FILE, API_URL, Act, ApiError, Client, token_of
+from dashboards.voices import Mute, Panel
 from pipeline.records import SECOND, Incident, State
 
 T = TypeVar("T")
@@ -117,6 +118,30 @@ def series(entity: str, signal: str, start: int, end: int) -> Answer[Series]:
 def timeline(entity: str, start: int, end: int) -> Answer[tuple[Happening, ...]]:
     """What happened around an entity."""
     return cast(Answer[tuple[Happening, ...]], _ask("timeline", entity, start, end))
+
+
+def detectors() -> Answer[Panel]:
+    """All detectors, and the modes in force."""
+    return cast(Answer[Panel], _ask("detectors"))
+
+
+def mutes() -> Answer[tuple[Mute, ...]]:
+    """All mutes, newest first."""
+    return cast(Answer[tuple[Mute, ...]], _ask("mutes"))
+
+
+def mute(detector: str, scope: str, seconds: float, reason: str) -> Mute:
+    """Silences a detector on a scope, which every viewer sees at once. Raises ApiError."""
+    made = client().mute(detector, scope, seconds, reason)
+    _asked.clear()
+    return made
+
+
+def unmute(identity: str) -> Mute:
+    """Ends a mute now. Raises ApiError."""
+    ended = client().unmute(identity)
+    _asked.clear()
+    return ended
 
 
 def act(identity: str, kind: Act, comment: str) -> Incident:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.records import SECOND, Severity, State, from_iso, iso
+from pipeline.signals import CATALOGUE
 
 SEVERITY: Mapping[Severity, str] = {"page": "CRITICAL", "ticket": "WARNING", "watch": "WATCH"}
 STATE: Mapping[State, str] = {
@@ -34,6 +35,9 @@ _KINDS = {
     "nvlink": ("NVLink", "NVLinks"),
     "neuroncore": ("NeuronCore", "NeuronCores"),
     "sensor": ("sensor", "sensors"),
+    "psu": ("power supply", "power supplies"),
+    "leak_detector": ("leak detector", "leak detectors"),
+    "bmc": ("BMC", "BMCs"),
     "dimm": ("memory module", "memory modules"),
     "disk": ("disk", "disks"),
     "filesystem": ("file system", "file systems"),
@@ -54,7 +58,7 @@ _LABELS = {
     "down_s": "Down for",
     "flaps": "Times down and up again",
 }
-_UNITS = {"Cel": "°C", "1": "", "us": "µs"}
+_UNITS = {"Cel": "°C", "1": "", "share": "", "decade": "decades", "us": "µs"}
 _BIG = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 _ADVICE: Mapping[str, str] = {
     "sdc": (
@@ -129,8 +133,8 @@ def quantity(value: float, unit: str = "") -> str:
     if not math.isfinite(value):
         return "not measured"
     for scale, prefix in _BIG:
-        if abs(value) >= scale and unit in ("By", "B", "Hz", "W", ""):
-            return f"{value / scale:.3g} {prefix}{'B' if unit == 'By' else said}"
+        if abs(value) >= scale and unit in ("By", "B", "Hz", "W", "", "By/s"):
+            return f"{value / scale:.3g} {prefix}{said.replace('By', 'B')}"
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value):,}{tail}"
     return f"{value:,.0f}{tail}" if abs(value) >= 100 else f"{value:.3g}{tail}"
@@ -141,9 +145,30 @@ def unit_name(unit: str) -> str:
     return _UNITS.get(unit, unit.replace("{", "").replace("}", ""))
 
 
+def named(text: str) -> str:
+    """Words with entities by name and units as one writes them."""
+    return _ENTITY.sub(lambda found: entity_name(found[0]), text.strip()).replace(" Cel", " °C")
+
+
+def signal_name(name: str) -> str:
+    """A signal within a sentence: `coolant.supply_temperature` -> `supply temperature`."""
+    known = CATALOGUE.get(name)
+    return known.column.replace("_", " ") if known else name
+
+
+def detector_name(name: str) -> str:
+    """`*` stands for all of them."""
+    return "all detectors" if name == "*" else name
+
+
+def scope_name(scope: str) -> str:
+    """`*` stands for the whole site."""
+    return "everywhere" if scope == "*" else entity_name(scope)
+
+
 def plain(text: str) -> str:
     """A detector's sentence for people: entities by name, units as one writes them, a capital unless a name leads."""
-    text = _ENTITY.sub(lambda found: entity_name(found[0]), text.strip()).replace(" Cel", " °C")
+    text = named(text)
     return text[:1].upper() + text[1:] if text.partition(" ")[0].rstrip(":,").isalpha() else text
 
 
@@ -164,10 +189,14 @@ def fact(value: Any, unit: str = "") -> str:
         return "yes" if value else "no"
     if isinstance(value, (int, float)):
         return quantity(float(value), unit)
+    if isinstance(value, Mapping):
+        return (
+            ", ".join(f"{label(str(k)).lower()} {fact(v)}" for k, v in value.items() if v not in ("", None)) or "none"
+        )
     if isinstance(value, (list, tuple)):
         shown = ", ".join(fact(v) for v in value[:8])  # eight fit in a line of the table
         return shown + (f" and {len(value) - 8:,} more" if len(value) > 8 else "") if value else "none"
-    return _text(str(value))
+    return _text(str(value)) or "none"
 
 
 def _text(text: str) -> str:

@@ -8,21 +8,44 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from detectors.coolant import Coolant
-from detectors.coolant_edge import CoolantEdge
-from detectors.coolant_leak import CoolantLeak
+from detectors.anomaly.anomaly import Anomaly
 from detectors.detector import Detector
-from detectors.link import Link
-from detectors.sdc import SdcVote
-from detectors.straggler import Straggler
-from detectors.telemetry_blind import TelemetryBlind
-from detectors.thermal_edge import ThermalEdge
+from detectors.heat.coolant import Coolant
+from detectors.heat.coolant_edge import CoolantEdge
+from detectors.heat.coolant_leak import CoolantLeak
+from detectors.heat.thermal import Thermal
+from detectors.heat.thermal_edge import ThermalEdge
+from detectors.heat.thermal_inlet import ThermalInlet
+from detectors.link.link import Link
+from detectors.link.link_congestion import LinkCongestion
+from detectors.link.link_nvlink import LinkNvlink
+from detectors.link.link_optic import LinkOptic
+from detectors.link.link_pcie import LinkPcie
+from detectors.link.link_stall import LinkStall
+from detectors.memory.memory import Memory
+from detectors.power.power import Power
+from detectors.sdc.sdc import SdcVote
+from detectors.sdc.sdc_gradient import SdcGradient
+from detectors.sdc.sdc_replica import SdcReplica
+from detectors.straggler.straggler import Straggler
+from detectors.straggler.straggler_inferred import StragglerInferred
+from detectors.straggler.straggler_job import StragglerJob
+from detectors.telemetry.telemetry import Telemetry
+from detectors.telemetry.telemetry_blind import TelemetryBlind
+from detectors.telemetry.telemetry_clock import TelemetryClock
+from detectors.telemetry.telemetry_sensor import TelemetrySensor
+from detectors.xid.xid import Xid
 from pipeline.errors import ConfigError, UsageError
 from pipeline.settings import build
 
 DETECTORS: tuple[type[Detector], ...] = (
-    *(Straggler, Link, SdcVote, Coolant, CoolantLeak, CoolantEdge, ThermalEdge),
-    TelemetryBlind,
+    *(Straggler, StragglerInferred, StragglerJob),
+    *(Link, LinkStall, LinkOptic, LinkCongestion, LinkNvlink, LinkPcie),
+    *(SdcVote, SdcReplica, SdcGradient),
+    *(Xid, Memory, Power),
+    *(Coolant, CoolantEdge, CoolantLeak, Thermal, ThermalInlet, ThermalEdge),
+    *(Telemetry, TelemetrySensor, TelemetryClock, TelemetryBlind),
+    Anomaly,
 )
 
 
@@ -48,6 +71,7 @@ def listing() -> list[dict[str, Any]]:
             "wants": list(cls.wants),
             "blind": cls.blind,
             "settings": {f.name: f.default for f in fields(cls) if f.init and f.default is not MISSING},
+            "budget": cls().budget(),
             "about": inspect.getdoc(cls) or "",
         }
         for cls in DETECTORS
@@ -67,4 +91,5 @@ def explain(name: str) -> dict[str, Any]:
 def as_text(row: Mapping[str, Any]) -> str:
     """How a detector judges, what it cannot see and its settings, for people."""
     settings = [f"  {key} = {value!r}" for key, value in row["settings"].items()]
-    return "\n".join([row["about"], "", f"Cannot see: {row['blind']}", "", *settings, ""])
+    budget = ["", "False alarms, by arithmetic:", *(f"  {line}" for line in row["budget"])] if row["budget"] else []
+    return "\n".join([row["about"], "", f"Cannot see: {row['blind']}", "", *settings, *budget, ""])

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field, fields
+from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from detectors.streams import Streams
+from detectors.method.budget import in_words
+from detectors.method.streams import Streams
 from pipeline.records import Finding, Frame
+from pipeline.signals import Signal
 
 _STATE = "fleetpulse.state"
 _PART = "fleetpulse.part"
+_PER_NODE = {"gpu": 8, "rank": 8, "nic": 8, "nvlink": 8}
+"""Devices of a class on an 8-GPU node, for the budget; of all others one. As in NVIDIA's DGX H100."""
 
 
 class Part(Protocol):
@@ -57,6 +62,7 @@ class Detector(ABC):
     needs:        signals without which it is off; `event:KIND` stands for events of that kind.
     wants:        signals that only corroborate.
     blind:        one sentence: what it cannot see.
+    rest:         whether it judges what the others do not use, and so chooses its signals after them.
     """
 
     name: ClassVar[str]
@@ -65,6 +71,17 @@ class Detector(ABC):
     needs: ClassVar[tuple[str, ...]]
     wants: ClassVar[tuple[str, ...]] = ()
     blind: ClassVar[str]
+    rest: ClassVar[bool] = False
+
+    def choose(
+        self, used: Collection[str], available: Collection[str] | None, catalogue: Mapping[str, Signal]
+    ) -> list[str]:
+        """What it lacks of the input; a detector of the rest takes what is not `used` by the others. None: all."""
+        return [name for name in self.needs if available is not None and name not in available]
+
+    def looks_at(self) -> tuple[str, ...]:
+        """Signals, and `event:KIND`, of which it must have frames."""
+        return (*self.needs, *self.wants)
 
     @abstractmethod
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
@@ -73,6 +90,12 @@ class Detector(ABC):
         A condition is reported when it begins, when its level rises and while it holds as often as the detector likes,
         always with the onset of its first report. Frames are read-only.
         """
+
+    def budget(self) -> list[str]:
+        """What its statistical streams cost in false alarms: a line for each metric, from its threshold."""
+        streams = _PER_NODE.get(self.device_class, 1)
+        pieces = [(name, piece) for name, piece in _parts(self) if isinstance(piece, Streams)]
+        return [f"{name.strip('_')}: {in_words(piece.channel.threshold, streams)}" for name, piece in pieces]
 
     def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """A person said that what is found of `entity` is no fault: its streams take it for normal from now on."""
@@ -115,8 +138,13 @@ def _parts(detector: Detector) -> list[tuple[str, Part]]:
     return [(f.name, getattr(detector, f.name)) for f in fields(detector) if _PART in f.metadata]
 
 
-def _state_fields(detector: Detector) -> list[Field[Any]]:
-    return [f for f in fields(detector) if _STATE in f.metadata]
+def _state_fields(detector: Detector) -> tuple[Field[Any], ...]:
+    return _state_fields_of(type(detector))
+
+
+@cache
+def _state_fields_of(kind: type[Detector]) -> tuple[Field[Any], ...]:
+    return tuple(f for f in fields(kind) if _STATE in f.metadata)
 
 
 def _as_cells(saved: Any, dtype: np.dtype[Any], fill: Any) -> Any:

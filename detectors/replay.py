@@ -54,7 +54,7 @@ def replay(
     graph = read_topology(topology) if topology else Topology()
     recording, happened = Recording(inputs, catalogue), read_events(events)
     available = {s for names in recording.signals.values() for s in names} | {f"event:{e.kind}" for e in happened}
-    runner = Runner(configured(config.detector, config.source), available)
+    runner = Runner(configured(config.detector, config.source), available, catalogue)
     for name, missing in runner.off.items():
         print(f"replay: {name} is off: the input has no {', '.join(missing)}", file=sys.stderr)  # noqa: T201 - talk
     cases = Cases(desk(graph, lambda e: bool(graph.attributes.get(e, {}).get("simulated")))) if desk else None

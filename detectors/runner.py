@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.corroboration import Corroboration
 from detectors.detector import Detector
-from pipeline.records import SECOND, Finding, Frame
-from pipeline.topology import Topology
+from pipeline.records import Finding, Frame
+from pipeline.signals import CATALOGUE, Signal
 
 _log = logging.getLogger("fleetpulse.detectors")
 
-# Families whose suspects explain each other physically; silent data corruption is never paged on anything but digests.
-CORROBORATES: Mapping[str, tuple[str, ...]] = {
-    "straggler": ("link", "coolant", "coolant_edge", "coolant_leak", "thermal_edge"),
-    "thermal_edge": ("coolant", "coolant_edge", "coolant_leak"),
-}
-_FRESH = 120 * SECOND  # two repeats: what was not said since then no longer holds
 _MOST_ERRORS_TOLD = 1  # per detector; further ones only count
 
 
@@ -35,25 +31,52 @@ class Runner:
     errors:            detector -> how many of its frames failed.
     """
 
-    def __init__(self, detectors: Sequence[Detector], signals_available: Collection[str] | None = None) -> None:
-        self.off = {
-            d.name: missing
-            for d in detectors
-            if signals_available is not None and (missing := [n for n in d.needs if n not in signals_available])
-        }
+    def __init__(
+        self,
+        detectors: Sequence[Detector],
+        signals_available: Collection[str] | None = None,
+        catalogue: Mapping[str, Signal] = CATALOGUE,
+    ) -> None:
+        self.off: dict[str, list[str]] = {}
+        used: set[str] = set()
+        for detector in sorted(detectors, key=lambda d: d.rest):
+            if missing := detector.choose(used, signals_available, catalogue):
+                self.off[detector.name] = missing
+            else:
+                used.update(detector.looks_at())
         self.detectors = [d for d in detectors if d.name not in self.off]
+        self._all = tuple(detectors)
         self.errors: Counter[str] = Counter()
-        self._active: dict[tuple[str, str], Finding] = {}
+        self.corroboration = Corroboration()
 
     @property
     def signals(self) -> frozenset[str]:
         """All that the detectors need or want; of other signals frames need not be made."""
-        return frozenset(name for d in self.detectors for name in (*d.needs, *d.wants) if not name.startswith("event:"))
+        return frozenset(name for d in self.detectors for name in d.looks_at() if not name.startswith("event:"))
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of all detectors, those that are off for want of input too."""
         return (*(d.name for d in self.detectors), *self.off)
+
+    def listing(self) -> list[dict[str, Any]]:
+        """One row of plain data per detector, those that are off too: what it is, how it is set, how it fares."""
+        return [
+            {
+                "name": d.name,
+                "family": d.family,
+                "class": d.device_class,
+                "needs": list(d.needs),
+                "wants": list(d.wants),
+                "blind": d.blind,
+                "about": inspect.getdoc(d) or "",
+                "settings": {f.name: _plain(getattr(d, f.name)) for f in fields(d) if f.init},
+                "budget": d.budget(),
+                "off": self.off.get(d.name, []),
+                "errors": self.errors[d.name],
+            }
+            for d in self._all
+        ]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """Findings of one instant, corroboration included."""
@@ -67,7 +90,7 @@ class Runner:
             except Exception as error:  # noqa: BLE001 - whatever a detector does, the others go on
                 self._failed(detector, error)
         time = max(frame.time for frame in frames.values())
-        return self._corroborated(found, time, next(iter(frames.values())).topology)
+        return self.corroboration.raised(found, time, next(iter(frames.values())).topology)
 
     def _forgive(self, frames: Mapping[str, Frame]) -> None:
         """Tells detectors what persons said was no fault; the Desk has muted it until it was quiet once."""
@@ -76,52 +99,18 @@ class Runner:
             for detector in self.detectors:
                 if event.data.get("verdict") == "not_a_fault" and event.data.get("detector") == detector.name:
                     detector.forgive(event.entity, frames)
-                    self._active.pop((detector.name, event.entity), None)
+                    self.corroboration.forget((detector.name, event.entity))
 
     def _failed(self, detector: Detector, error: Exception) -> None:
         self.errors[detector.name] += 1
         if self.errors[detector.name] <= _MOST_ERRORS_TOLD:
             _log.error("detector %s is off for this frame, others go on", detector.name, exc_info=error)
 
-    def _corroborated(self, found: Sequence[Finding], time: int, topology: Topology) -> list[Finding]:
-        """Raises a suspect to a page if a finding of an explaining family stands on a related entity."""
-        active = {**self._active, **{(f.detector, f.entity): f for f in found}}
-        self._active = {k: f for k, f in active.items() if time - f.time <= _FRESH}
-        fresh = {(f.detector, f.entity) for f in found}
-        out = []
-        for key, finding in self._active.items():
-            reason = self._reason(finding, topology) if finding.level == "suspect" else None
-            if reason is not None:
-                evidence = {
-                    **finding.evidence,
-                    "corroborated_by": {"detector": reason.detector, "entity": reason.entity},
-                }
-                raised = replace(
-                    finding,
-                    time=time,
-                    level="page",
-                    evidence=evidence,
-                    summary=f"{finding.summary}; {reason.detector} on {reason.entity} explains it",
-                )
-                self._active[key] = raised
-                out.append(raised)
-            elif key in fresh:
-                out.append(finding)
-        return out
-
-    def _reason(self, finding: Finding, topology: Topology) -> Finding | None:
-        """The first active finding that explains this one; the same sensor twice is no second witness."""
-        wanted = CORROBORATES.get(finding.detector, ())
-        others = (
-            f for f in self._active.values() if f.detector in wanted and not set(f.signals) & set(finding.signals)
-        )
-        return next((f for f in others if _related(finding.entity, f.entity, topology)), None)
-
     def snapshot(self) -> str:
         """All state as JSON text."""
         state = {
             "detectors": {d.name: _plain(d.snapshot()) for d in self.detectors},
-            "active": [asdict(f) for f in self._active.values()],
+            "active": self.corroboration.snapshot(),
             "errors": dict(self.errors),
         }
         return json.dumps(_plain(state), separators=(",", ":"))
@@ -135,18 +124,8 @@ class Runner:
                 _log.warning("detector %s starts afresh: the snapshot is of another version", detector.name)
                 continue
             detector.restore({name: _rich(value) for name, value in saved.items()})
-        self._active = {
-            (f["detector"], f["entity"]): Finding(**{**f, "signals": tuple(f["signals"])}) for f in state["active"]
-        }
+        self.corroboration.restore(state["active"])
         self.errors = Counter(state["errors"])
-
-
-def _related(one: str, other: str, topology: Topology) -> bool:
-    """Whether both are the same, one feeds the other, or both sit in one node."""
-    if one == other or other in topology.above(one) or one in topology.above(other):
-        return True
-    node = topology.above_of_kind(one, "node")
-    return node is not None and node == topology.above_of_kind(other, "node")
 
 
 def _plain(value: Any) -> Any:

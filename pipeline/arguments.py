@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 FORMS = ("table", "json", "jsonl", "csv")
 OUTPUT = (("--output",), {"choices": FORMS, "default": "table", "help": "form of the data on stdout (default: table)"})
+CONFIG = (("--config",), {"metavar": "FILE", "help": "TOML (default: FLEETPULSE_CONFIG, else ./fleetpulse.toml)"})
 INPUT = {"nargs": "+", "metavar": "FILE", "required": True}
 TARGET = {"metavar": "FILE"}
 RECORDING = (("--replay-recording",), {"metavar": "DIR", "help": "play this recording instead of looking at the node"})
@@ -69,6 +70,10 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         "list the detectors: what each needs, and what it cannot see",
         ((("name",), {"nargs": "?", "metavar": "NAME", "help": "explain this one, with its settings"}), OUTPUT),
     ),
+    "mutes": (
+        "list what is muted; mute a detector on a scope, or end a mute",
+        ((("--all",), {"action": "store_true", "help": "those that are over too"}), OUTPUT),
+    ),
     "simulate": (
         "produce a fleet with known faults, as files or as a stream",
         (
@@ -112,6 +117,28 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
+VERBS: Mapping[str, Mapping[str, tuple[str, tuple[Any, ...]]]] = {
+    "mutes": {
+        "list": (
+            "list what is muted, as without a verb",
+            ((("--all",), {"action": "store_true", "help": "those that are over too"}), OUTPUT),
+        ),
+        "add": (
+            "mute a detector: what it finds is stored, and opens no incident",
+            (
+                (("detector",), {"metavar": "DETECTOR", "help": "its name, or '*' for all of them"}),
+                (("scope",), {"metavar": "SCOPE", "help": "an entity and all below it, as rack:r12; '*': everywhere"}),
+                (("--hours",), {"type": float, "metavar": "H", "required": True, "help": "how long, at most 720"}),
+                (("--reason",), {"metavar": "TEXT", "required": True, "help": "why, for whoever wonders"}),
+                OUTPUT,
+            ),
+        ),
+        "end": ("end a mute now", ((("id",), {"metavar": "ID", "help": "as the list has it"}), OUTPUT)),
+    },
+}
+"""What some commands do by a word of their own; without one, the first."""
+
+
 UNKNOWN = 3
 """Exit code of a Nagios plugin that does not know; 2, which argparse has for bad usage, would be CRITICAL."""
 
@@ -144,10 +171,30 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for name, (text, options) in COMMANDS.items():
         one = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
-        one.add_argument("--config", metavar="FILE", help="TOML (default: FLEETPULSE_CONFIG, else ./fleetpulse.toml)")
-        for flags, settings in options:
-            one.add_argument(*flags, **settings)
+        _take(one, options)
+        if name in VERBS:
+            verbs = one.add_subparsers(dest="verb", metavar="VERB")
+            for verb, (said, own) in VERBS[name].items():
+                does = f"{said[0].upper()}{said[1:]}."
+                _take(verbs.add_parser(verb, help=said, description=does, allow_abbrev=False), own, inner=True)
     return top
+
+
+def _take(parser: argparse.ArgumentParser, options: tuple[Any, ...], inner: bool = False) -> None:
+    """Gives a parser its options; an inner one leaves unsaid ones as the outer one has them."""
+    for flags, settings in (CONFIG, *options):
+        quiet = inner and flags[0].startswith("-") and not settings.get("required")
+        parser.add_argument(*flags, **{**settings, **({"default": argparse.SUPPRESS} if quiet else {})})
+
+
+def version() -> str:
+    """Of the installed package."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("fleetpulse")
+    except metadata.PackageNotFoundError:
+        return "of this folder, not installed"
 
 
 def suggestion(word: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from pipeline.errors import UsageError
 from pipeline.records import LEVELS, SECOND, Finding, Incident, Level, Severity
 from pipeline.topology import kind_of
 
@@ -43,6 +44,12 @@ class Change:
     finding_keys: tuple[tuple[str, str, int], ...] = ()
     before: Incident | None = None
     folded_into: str | None = None
+
+
+class NoSuchIncident(UsageError, KeyError):  # noqa: N818 - reads as what it says
+    """The Desk has no incident of that id: it never had, or it was resolved long ago."""
+
+    __str__ = Exception.__str__
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,18 @@ def query(config: Config, text: str) -> tuple[list[str], list[list[Any]], bool]:
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", "Accept": "application/json"})
     status, answer = _ask(config, request, config.api.sql_seconds + 5.0)
     if status != 200:
-        raise _error_of(status, answer, url)
+        raise error_of(status, answer, url)
     return answer["columns"], answer["rows"], answer["truncated"]
+
+
+def post(config: Config, path: str, body: Mapping[str, Any], timeout: float = 10.0) -> Any:
+    """The JSON that a POST is answered with. Raises Unreachable, Refused (no right) or UsageError (bad or unknown)."""
+    url = base_url(config) + path
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    status, answer = _ask(config, request, timeout)
+    if status != 200:
+        raise error_of(status, answer, url, bad=UsageError)
+    return answer
 
 
 def _ask(config: Config, request: urllib.request.Request, timeout: float) -> tuple[int, Any]:
@@ -58,11 +69,13 @@ def _json_or_text(raw: bytes) -> Any:
         return {"detail": raw.decode(errors="replace")[:500]}
 
 
-def _error_of(status: int, answer: Any, url: str) -> FleetpulseError:
-    """The error that a problem document (RFC 9457) stands for."""
+def error_of(status: int, answer: Any, url: str, bad: type[FleetpulseError] = Refused) -> FleetpulseError:
+    """The error that a problem document (RFC 9457) stands for; `bad` is that of a 400, by default the guard's."""
     detail = answer.get("detail") or answer.get("title") if isinstance(answer, dict) else answer
     text = f"{url}: {detail} (HTTP {status})"
-    return Refused(text) if status in (400, 401, 403) else UsageError(text) if status < 500 else FleetpulseError(text)
+    if status == 400:
+        return bad(text)
+    return Refused(text) if status in (401, 403) else UsageError(text) if status < 500 else FleetpulseError(text)
 
 
 def _token(path: Path) -> str:

@@ -13,7 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -47,7 +47,7 @@ Enqueue = Callable[[Sequence[Change], int], Sequence[ledger.Payload]]
 class Judge(Protocol):
     """The detectors, as the pipeline sees them; the door passes them in. signals: all that they look at; None: any.
 
-    names: of the detectors, for modes and mutes.
+    names: of the detectors, for modes and mutes.   listing: a row for each, as GET /api/v1/detectors has it.
     """
 
     @property
@@ -55,6 +55,8 @@ class Judge(Protocol):
 
     @property
     def names(self) -> Collection[str]: ...
+
+    def listing(self) -> list[dict[str, Any]]: ...
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]: ...
 
@@ -266,4 +268,7 @@ class Engine:
             self.desk.restore(state)
         if judge is not None:
             self.standing.snapshot, state = judge
-            self.judge.restore(state)
+            try:
+                self.judge.restore(state)
+            except Exception:
+                log.exception("the detectors learn anew: their snapshot of %s cannot be read", iso(judge[0]))

@@ -28,8 +28,12 @@ EXPLAINS: dict[str, frozenset[str] | None] = {
     "pdu": frozenset({"power", "telemetry", SYMPTOM}),
 }
 """Kinds that a fault can be shared through, with the families that such a fault shows as; None: all of them."""
+PLANT = frozenset({"rack", "cdu", "leaf", "rail", "pdu"})
+"""What many nodes hang on: its trouble goes on to make symptoms for as long as it lasts."""
 _UNIT = {"rack": "node", "cdu": "node", "pdu": "node", "leaf": "port", "rail": "port"}
 _TELLING = frozenset(_UNIT.values())  # kinds of which each is one more below what is over it
+_OWN = frozenset({"telemetry_sensor", "telemetry_clock"})
+"""Instruments break one by one: several at once are no reason to suspect what they hang on."""
 _NEVER_A_SYMPTOM = frozenset({"sdc"})  # wrong results are no consequence of heat, power or links
 
 
@@ -81,6 +85,8 @@ class Folding:
         if cause == chain[0]:
             return True
         kind = kind_of(cause)
+        if detector in _OWN:
+            return kind == "node" and cause in chain
         if kind not in EXPLAINS:
             return cause in chain and family == SYMPTOM
         allowed = EXPLAINS[kind]

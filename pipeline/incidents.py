@@ -7,9 +7,9 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 
-from pipeline.cases import SEVERITIES, Case, Change, difference, incident_id, order_within_instant
-from pipeline.errors import Refused, UsageError
-from pipeline.folding import EXPLAINS, Folding
+from pipeline.cases import SEVERITIES, Case, Change, NoSuchIncident, difference, incident_id, order_within_instant
+from pipeline.errors import Refused
+from pipeline.folding import EXPLAINS, PLANT, Folding
 from pipeline.mutes import Mutes
 from pipeline.records import LEVELS, SECOND, Finding, Incident
 from pipeline.topology import Topology, kind_of
@@ -27,12 +27,6 @@ KEPT = 1000
 ACTOR = "fleetpulse"
 Present = Callable[[str], bool]
 __all__ = ["Change", "Desk", "NoSuchIncident"]
-
-
-class NoSuchIncident(UsageError, KeyError):  # noqa: N818 - reads as what it says
-    """The Desk has no incident of that id: it never had, or it was resolved long ago."""
-
-    __str__ = Exception.__str__
 
 
 class Desk:
@@ -164,10 +158,12 @@ class Desk:
         return min(found, key=key, default=None)
 
     def _absorbs_now(self, case: Case) -> bool:
-        """Whether its cause began lately: a reopened one begins anew with its own condition."""
-        cause = case.incident.cause
-        own = (c.onset for c in case.conditions.values() if self._folding.base(c.entity) == cause)
-        return kind_of(cause) not in EXPLAINS or self.time - max(case.incident.opened, *own, 0) <= ABSORB
+        """Whether what begins now may follow from it: from what many hang on while it is found, else for a time."""
+        kind, every = kind_of(case.incident.cause), case.conditions.values()
+        own = [c for c in every if self._folding.base(c.entity) == case.incident.cause]
+        lasts = kind in PLANT and case.incident.severity == "page"
+        newest = [c.last for c in own or every] if lasts else [c.onset for c in own]
+        return kind not in EXPLAINS or self.time - max(case.incident.opened, *newest, 0) <= ABSORB
 
     def _reopened(self, finding: Finding) -> Case | None:
         """The resolved case that this finding continues: the same condition, or its cause flaps."""

@@ -1,20 +1,24 @@
-"""What persons say to a running pipeline: notes on incidents, verdicts and mutes; the API calls it from its threads."""
+"""What persons say to a running pipeline: notes, verdicts, mutes; and who may speak there. For the API's threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline.cases import Change
-from pipeline.engine import Engine
+from pipeline.config import Config
+from pipeline.engine import Engine, Judge
 from pipeline.errors import Retryable
 from pipeline.incidents import Desk
+from pipeline.voice import ANY
 
 
 class Notes:
-    """The part of the service that writes what persons say; `engine` is None until the store has been judged."""
+    """The part of the service that persons talk to; `engine` is None until the store has been judged."""
 
     engine: Engine | None
+    config: Config
+    judge: Judge
     clock: Callable[[], int]
 
     def acknowledge(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
@@ -35,6 +39,16 @@ class Notes:
 
     def unmute(self, mute: str) -> Mapping[str, Any]:
         return self._ready_engine().unmute(mute).as_json()
+
+    def detectors(self) -> Sequence[Mapping[str, Any]]:
+        """The judge's rows, each with the rules of [[modes]] that it is under."""
+        modes = self.modes()
+        return [
+            {**row, "modes": [m for m in modes if m["detector"] in (ANY, row["name"])]} for row in self.judge.listing()
+        ]
+
+    def modes(self) -> Sequence[Mapping[str, Any]]:
+        return [{"detector": r.detector, "scope": r.scope, "mode": r.mode} for r in self.config.modes]
 
     def _note(self, change: Callable[[Desk], Change]) -> Mapping[str, Any]:
         return self._ready_engine().note(change).incident.as_json()

@@ -65,7 +65,7 @@ class Service(Notes):
         self.ingest = Ingest(self.database, self.transport, self.devices, clock, lateness)
         self.notifier = self._notifier(config)
         self.engine: Engine | None = None
-        self._judge = judge
+        self.judge = judge
         self._moved = clock()
         self._advanced = self._judging = 0  # event time judged up to, and how much of it is being judged at once now
         self._expired = 0
@@ -86,7 +86,7 @@ class Service(Notes):
         step = int(self.config.pipeline.frame * SECOND)
         enqueue = self.notifier.payloads
         self.engine = Engine(
-            self.database, self.devices, self.topology, self._judge, enqueue, self.clock, step, self.config.modes
+            self.database, self.devices, self.topology, self.judge, enqueue, self.clock, step, self.config.modes
         )
         self._trouble, self._moved = None, self.clock()
 

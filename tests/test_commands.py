@@ -23,7 +23,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, str(ROOT / "fleetpulse.py")]
 COMMANDS = (
-    "agent pipeline dashboard up demo init once simulate replay score doctor sql signals detectors check".split()  # noqa: SIM905
+    "agent pipeline dashboard up demo init once simulate replay score doctor sql signals detectors mutes check".split()  # noqa: SIM905
 )
 
 

@@ -2,23 +2,27 @@
 
     python -m benchmarks.detection.tune raised/network --detectors link,link_optic --seeds 0 1 --nodes 64 --hours 12
 
+    python -m benchmarks.detection.tune raised/device --detectors straggler_inferred --without rank.compute_time
+
 For work on a detector; only seeds to tune on are taken. Runs are SUITE/RUN as in the suites, such as clean/all,
-field/all, raised/device, raised/slow. What is printed is simulated and goes on no page.
+field/all, raised/device, raised/slow; --without: signals that nobody tells. What is printed is simulated and goes on no
+page.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.detection.judge import PARTS, Trial
+from benchmarks.detection.judge import PARTS, STEP, Trial
 from benchmarks.detection.results import result_of, scored
 from benchmarks.detection.scenarios import SCALES, TUNE, Run
 from detectors import configured
 from detectors.detector import Detector
+from pipeline.frames import Framer
 
 _SHOWN = 25  # false pages and missed events that are printed, each
 
@@ -64,9 +68,12 @@ def wrong(result: dict[str, Any], truth: Sequence[dict[str, Any]]) -> Iterator[s
         yield f"  missed {e['kind']} {line['entity']} {line['onset']} to {line['end']} {line['parameters']}"
 
 
-def tried(run: Run, seed: int, detectors: Sequence[Detector]) -> Iterator[str]:
-    """One run, and what came of it."""
+def tried(run: Run, seed: int, detectors: Sequence[Detector], without: Collection[str] = ()) -> Iterator[str]:
+    """One run, and what came of it; of the signals of `without` nothing is told."""
     trial = Trial(run.scenario(), seed, detectors)
+    if without:
+        kept = trial.runner.signals - set(without)
+        trial.framer = Framer(STEP, trial.topology, trial.numbers.names, signals=kept)
     for _ in trial.run():
         pass
     judged = trial.judged()
@@ -86,12 +93,14 @@ def main() -> int:
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--hours", type=float)
     parser.add_argument("--set", action="append", default=[], help="NAME.KEY=VALUE: a detector's setting")
+    parser.add_argument("--without", default="", help="comma-separated signals that nobody tells")
     options = parser.parse_args()
     for name in options.runs:
         run = runs()[name]
         run = replace(run, nodes=options.nodes or run.nodes, days=options.hours / 24 if options.hours else run.days)
         for seed in options.seeds:
-            print("\n".join(tried(run, seed, chosen(options.detectors, options.set))), flush=True)
+            without = [name for name in options.without.split(",") if name]
+            print("\n".join(tried(run, seed, chosen(options.detectors, options.set), without)), flush=True)
     return 0
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboards import evidence, markup, routes, snapshot
+from dashboards import comparison, evidence, markup, routes, snapshot
 from dashboards.answers import Detail
 from dashboards.charts import peers_chart
 from dashboards.client import Act, ApiError
 from dashboards.theme import PALETTES
-from dashboards.views import parts
-from dashboards.words import STATE, advice, age, clock, entity_name, plain
+from dashboards.views import muting, parts
+from dashboards.words import STATE, advice, age, clock, entity_name, joined, plain
 from pipeline.records import SECOND, Incident
 
 _SAID = "fleetpulse.said"
@@ -18,7 +18,11 @@ _DONE: dict[Act, str] = {
     "acknowledge": "Acknowledged. Everybody who looks sees it.",
     "comment": "Comment written.",
     "resolve": "Resolved. It stays quiet until its cause was gone once and came back.",
+    "not_a_fault": "Resolved as no fault. What was seen counts as normal from now on.",
 }
+_WANTS_TEXT: dict[Act, str] = {"comment": "Write the comment first.", "not_a_fault": "Write why it is normal first."}
+TAUGHT = 3
+"""Detectors and entities that the verdict names; more are counted. Chosen."""
 
 
 def page() -> None:
@@ -50,12 +54,13 @@ def _body(identity: str) -> None:
     now = snapshot.now()
     _head(detail.incident, answer, now)
     parts.trouble(answer)
+    muting.covered(detail, now)
     left, right = st.columns([2.1, 1], gap="medium")
     with left:
         _why(detail, now)
     with right:
         _who(detail)
-        _notes(detail.incident)
+        _notes(detail)
     _more(detail, now)
 
 
@@ -96,7 +101,12 @@ def _why(detail: Detail, now: int) -> None:
     else:
         _chart(detail, now)
     st.html(markup.section("Evidence", plain(finding.summary)))
-    st.html(markup.facts(evidence.rows(finding), "The detector gave no figures."))
+    if text := comparison.held_back(finding):
+        st.html(markup.notice(text, "degraded"))
+    st.html(markup.story(comparison.story(finding, detail, now)))
+    if rows := evidence.rows(finding):
+        st.html(markup.section("Further figures", f"of {finding.detector}"))
+        st.html(markup.facts(rows))
 
 
 def _chart(detail: Detail, now: int) -> None:
@@ -119,8 +129,9 @@ def _who(detail: Detail) -> None:
     st.html(markup.notice(advice(detail.incident.detector, detail.incident.cause), "advice"))
 
 
-def _notes(incident: Incident) -> None:
-    """Acknowledge, comment, resolve. None of them touches a machine."""
+def _notes(detail: Detail) -> None:
+    """Acknowledge, comment, resolve, teach, mute. None of them touches a machine."""
+    incident = detail.incident
     st.html(markup.section("Your note"))
     st.text_area("Comment", key="note", height=68, placeholder="What you know or did", label_visibility="collapsed")
     row = st.container(horizontal=True)
@@ -136,16 +147,40 @@ def _notes(incident: Incident) -> None:
     row.button("Comment", key="comment", on_click=_act, args=(incident.id, "comment"))
     resolved = incident.state == "resolved"
     row.button("Resolve", key="resolve", disabled=resolved, on_click=_act, args=(incident.id, "resolve"))
+    with row.popover("Not a fault", disabled=resolved):
+        st.html(markup.notice(verdict(detail)))
+        st.text_input("Why", key="why", placeholder="Why this is normal here")
+        st.button("Not a fault", key="not_a_fault", on_click=_act, args=(incident.id, "not_a_fault", "why"))
+        _said(incident.id)
+    with row.popover("Mute"):
+        muting.form(detail)
+    _said(incident.id)
+
+
+def _said(identity: str) -> None:
+    """What became of the last note on this incident."""
     said = st.session_state.get(_SAID)
-    if said and said[0] == incident.id:
+    if said and said[0] == identity:
         st.html(markup.notice(said[2], said[1]))
 
 
-def _act(identity: str, kind: Act) -> None:
+def verdict(detail: Detail) -> str:
+    """What it does to say that an incident is no fault."""
+    pairs = dict.fromkeys((f.detector, f.entity) for f in detail.findings)
+    shown = [f"{detector} on {entity_name(entity)}" for detector, entity in list(pairs)[:TAUGHT]]
+    more = [f"{len(pairs) - TAUGHT:,} more"] if len(pairs) > TAUGHT else []
+    who = joined([*shown, *more]) or detail.incident.detector
+    return (
+        f"Resolves this incident, and what was seen ({who}) counts as normal from now on. Choose it when nothing is "
+        "wrong: a fault that is taught as normal is not found again until it grows. To hush a fault, mute it."
+    )
+
+
+def _act(identity: str, kind: Act, field: str = "note") -> None:
     """Writes the note and keeps what to say about it until the page is left."""
-    text = str(st.session_state.get("note") or "").strip()
-    if kind == "comment" and not text:
-        st.session_state[_SAID] = (identity, "degraded", "Write the comment first.")
+    text = str(st.session_state.get(field) or "").strip()
+    if not text and kind in _WANTS_TEXT:
+        st.session_state[_SAID] = (identity, "degraded", _WANTS_TEXT[kind])
         return
     try:
         snapshot.act(identity, kind, text)
@@ -153,7 +188,7 @@ def _act(identity: str, kind: Act) -> None:
         st.session_state[_SAID] = (identity, "critical", f"Nothing was written. {error}")
         return
     st.session_state[_SAID] = (identity, "quiet", _DONE[kind])
-    st.session_state["note"] = ""
+    st.session_state[field] = ""
 
 
 def _more(detail: Detail, now: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypedDict
 
 import duckdb
@@ -59,6 +59,14 @@ class Backend(Protocol):
     def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]: ...
 
     def unmute(self, mute: str) -> Mapping[str, Any]: ...
+
+    def detectors(self) -> Sequence[Mapping[str, Any]]:
+        """One row per detector as `models.Detector` has it."""
+        ...
+
+    def modes(self) -> Sequence[Mapping[str, Any]]:
+        """The rules of [[modes]] in their order."""
+        ...
 
     def health(self) -> Health: ...
 

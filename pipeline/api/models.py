@@ -55,6 +55,43 @@ class Mutes(_Strict):
     mutes: list[Mute]
 
 
+class ModeRule(_Strict):
+    """A line of [[modes]]: what a detector (* for all) may do on a scope (* for everywhere)."""
+
+    detector: str
+    scope: str
+    mode: Literal["record", "notify", "act"]
+
+
+class Detector(_Strict):
+    """One detector.
+
+    settings: as configured here. budget: false alarms by arithmetic, a line for each metric. modes: rules it is under;
+    without one it notifies. off: needed signals that the input lacks. errors: frames on which it failed.
+    """
+
+    model_config = ConfigDict(extra="forbid", serialize_by_alias=True)
+    name: str
+    family: str
+    device_class: str = Field(alias="class")
+    needs: list[str]
+    wants: list[str]
+    blind: str
+    about: str
+    settings: dict[str, Any]
+    budget: list[str]
+    modes: list[ModeRule]
+    off: list[str]
+    errors: int
+
+
+class Detectors(_Strict):
+    """All detectors, and the rules of [[modes]] in their order."""
+
+    detectors: list[Detector]
+    modes: list[ModeRule]
+
+
 class Query(_Strict):
     """One SELECT."""
 
@@ -115,12 +152,13 @@ class Incidents(_Strict):
 
 
 class IncidentDetail(Incident):
-    """One incident with everything that is known about it."""
+    """One incident with everything that is known about it. above: what its first entity is part of or fed by."""
 
     findings: list[dict[str, Any]]
     history: list[dict[str, Any]]
     notifications: list[dict[str, Any]]
     blast_radius: dict[str, Any]
+    above: list[str]
 
 
 class Entity(_Strict):

@@ -37,8 +37,10 @@ def incident_detail(request: Request, incident: str) -> Response:
             found = ledger.incident(cursor, incident)
         except KeyError as error:
             raise _unknown(incident) from error
-    blast = blast_radius(found["cause"], found["members"], service.places.topology())
-    return answer({**found, "blast_radius": {"entities": blast.entities, "jobs": list(blast.jobs)}})
+    topology = service.places.topology()
+    blast = blast_radius(found["cause"], found["members"], topology)
+    hurt = {"entities": blast.entities, "jobs": list(blast.jobs)}
+    return answer({**found, "blast_radius": hurt, "above": list(topology.above(found["entity"]))})
 
 
 @router.post("/{incident}/acknowledge", response_model=models.Incident)

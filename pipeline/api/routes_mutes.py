@@ -1,4 +1,4 @@
-"""Routes of mutes: what is silenced, by whom, why and until when."""
+"""Routes of who may speak: the detectors with their modes, and what is muted, by whom, why and until when."""
 
 from __future__ import annotations
 
@@ -14,17 +14,24 @@ from pipeline.api.guard import USER
 from pipeline.api.service import answer, service_of
 from pipeline.store import mutes
 
-router = APIRouter(prefix="/api/v1/mutes")
+router = APIRouter(prefix="/api/v1")
 
 
-@router.get("", response_model=models.Mutes)
+@router.get("/detectors", response_model=models.Detectors)
+def detectors(request: Request) -> Response:
+    """Who judges: needs, blind spots, settings, the arithmetic of false alarms, and the modes they are under."""
+    backend = service_of(request).backend
+    return answer({"detectors": backend.detectors(), "modes": backend.modes()})
+
+
+@router.get("/mutes", response_model=models.Mutes)
 def every(request: Request) -> Response:
     """All mutes, those that are over too; newest first."""
     with service_of(request).cursor() as cursor:
         return answer({"mutes": [mute.as_json() for mute in mutes.every(cursor)]})
 
 
-@router.post("", response_model=models.Mute)
+@router.post("/mutes", response_model=models.Mute)
 def mute(request: Request, wanted: models.NewMute) -> Response:
     """Silences one detector (* for all) on one scope (an entity and all below it, * for everywhere) for some time."""
     user = cast(str, request.scope[USER])
@@ -32,7 +39,7 @@ def mute(request: Request, wanted: models.NewMute) -> Response:
     return answer(service_of(request).backend.mute(*said))
 
 
-@router.post("/{mute}/end", response_model=models.Mute)
+@router.post("/mutes/{mute}/end", response_model=models.Mute)
 def end(request: Request, mute: str) -> Response:
     """Lets the detector speak again from now on."""
     try:

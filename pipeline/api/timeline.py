@@ -20,7 +20,10 @@ WHERE list_contains($who, e.entity) AND e.time >= make_timestamptz($start) AND e
         FROM findings f WHERE f.entity = e.entity AND json_extract_string(f.evidence, '$.digest') IS NOT NULL
         AND json_extract_string(f.evidence, '$.digest') = json_extract_string(e.data, '$.digest'))))
 UNION ALL
-SELECT epoch_us(f.onset), 'finding', f.entity, f.level || ' ' || f.detector, f.summary FROM findings f
+SELECT epoch_us(f.onset), 'finding', f.entity, f.level || ' ' || f.detector || CASE
+         WHEN json_extract_string(f.evidence, '$.muted.id') IS NOT NULL THEN ' (muted)'
+         WHEN json_extract_string(f.evidence, '$.mode') = 'record' THEN ' (only recorded)' ELSE '' END, f.summary
+FROM findings f
 WHERE list_contains($who, f.entity) AND f.onset >= make_timestamptz($start) AND f.onset < make_timestamptz($end)
 UNION ALL
 SELECT epoch_us(g.time), 'gap', 'node:' || g.source, g.topic,

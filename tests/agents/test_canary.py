@@ -29,7 +29,7 @@ from agents.collector import NoData
 from agents.collectors import configured
 from agents.collectors.canary import Canary
 from detectors.runner import Runner
-from detectors.sdc import SdcVote
+from detectors.sdc.sdc import SdcVote
 from pipeline import wire
 from pipeline.config import Agent as AgentSection
 from pipeline.config import Config

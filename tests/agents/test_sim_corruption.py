@@ -12,7 +12,7 @@ from agents.sim.fleet import FleetSimulator
 from agents.sim.physics.noise import generator
 from agents.sim.scenario import Fleet, Line, Scenario
 from benchmarks.detection.judge import judge
-from detectors.sdc import SdcVote
+from detectors.sdc.sdc import SdcVote
 
 ONSET, END = 1200.0, 4800.0
 GPU, DEVICE = "gpu:sim-n002.3", 11

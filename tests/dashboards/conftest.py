@@ -75,6 +75,40 @@ def series_table(entity: str, signal: str, points: int = 60) -> dict[str, Any]:
     }
 
 
+def mute_table(identity: str, **changes: Any) -> dict[str, Any]:
+    """A mute as the API answers it."""
+    return {
+        "id": identity,
+        "detector": "straggler",
+        "scope": "rack:r1",
+        "since": iso(NOW - 3600 * SECOND),
+        "until": "2999-01-01T00:00:00.000000Z",
+        "ended": None,
+        "reason": "new paste",
+        "user": "ann",
+        **changes,
+    }
+
+
+def detector_table(**changes: Any) -> dict[str, Any]:
+    """A detector as the API answers it."""
+    return {
+        "name": "straggler",
+        "family": "straggler",
+        "class": "rank",
+        "needs": ["rank.compute_time"],
+        "wants": ["gpu.sm_clock"],
+        "blind": "A stage that is slow as a whole.",
+        "about": "A rank computes longer than its stage.",
+        "settings": {"hold": 120.0},
+        "budget": ["streams: threshold 18.5 at 10 s: at most 0.5 suspects per 1,000 node-days"],
+        "modes": [],
+        "off": [],
+        "errors": 0,
+        **changes,
+    }
+
+
 class Api:
     """What the server answers. `broken` maps a path to (status, bytes); `released` holds back answers while clear."""
 
@@ -102,6 +136,8 @@ class Api:
             ],
             "sources": {"agents": 3, "silent": 1, "gaps": 2, "dead_letters": 0},
         }
+        self.mutes: list[dict[str, Any]] = []
+        self.panel: dict[str, Any] = {"detectors": [detector_table()], "modes": []}
         self.incidents = {
             "A1": {**incident_table("A1"), "findings": [finding_table()], "history": [], "notifications": []},
             "B2": {**incident_table("B2", severity="ticket", state="resolved", resolved=iso(NOW))},
@@ -122,6 +158,10 @@ class Api:
             return 200, json.dumps(self.fleet).encode()
         if path == "incidents":
             return 200, json.dumps({"incidents": list(self.incidents.values())}).encode()
+        if path == "mutes":
+            return 200, json.dumps({"mutes": self.mutes}).encode()
+        if path == "detectors":
+            return 200, json.dumps(self.panel).encode()
         if path.startswith("incidents/") and path[10:] in self.incidents:
             return 200, json.dumps(self.incidents[path[10:]]).encode()
         if path == "series" and query["signal"][0].startswith("rank."):
@@ -136,11 +176,21 @@ class Api:
         if path in self.broken:
             return self.broken[path]
         self.posted.append((path, body))
+        if path.startswith("mutes"):
+            return self._muted(path, body)
         _, identity, act = path.split("/")
         state = {"acknowledge": "acknowledged", "resolve": "resolved"}.get(act)
         if state:
             self.incidents[identity]["state"] = state
         return 200, json.dumps(self.incidents[identity]).encode()
+
+    def _muted(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        if path == "mutes":
+            self.mutes.append(mute_table(f"m{len(self.mutes)}", **{k: v for k, v in body.items() if k != "seconds"}))
+            return 200, json.dumps(self.mutes[-1]).encode()
+        found = next(m for m in self.mutes if m["id"] == path.split("/")[1])
+        found["ended"] = iso(NOW)
+        return 200, json.dumps(found).encode()
 
 
 @pytest.fixture

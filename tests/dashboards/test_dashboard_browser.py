@@ -76,6 +76,7 @@ def open_page(browser: Any, url: str, scheme: str = "light") -> tuple[Any, list[
         ("/?live=0", "canvas"),
         ("/incidents?live=0", "a.row"),
         ("/incident?id=A1&live=0", "[data-testid=stVegaLiteChart]"),
+        ("/detectors?live=0", ".fp-detector"),
     ],
 )
 def test_a_page_opens_by_its_address_without_error(

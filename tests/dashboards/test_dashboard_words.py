@@ -90,3 +90,9 @@ def test_every_detector_family_has_advice_and_a_stranger_gets_the_general_one() 
 
 def test_parts_are_joined_as_in_a_sentence() -> None:
     assert [words.joined(p) for p in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
+
+
+def test_a_fact_with_parts_is_told_in_words_and_an_empty_one_is_none() -> None:
+    assert words.fact({"times": 20, "name": "fallen off the bus", "then": ""}) == "times 20, name fallen off the bus"
+    assert words.fact("") == words.fact({}) == "none"
+    assert words.entity_name("psu:n1.2") == "power supply 2 of n1"

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.baseline import CELL, COUNTER, LEARN, Pcc, counter_delta, grouped_mad, grouped_median, poisson_cusum
+from detectors.method.baseline import (
+    CELL,
+    COUNTER,
+    LEARN,
+    Pcc,
+    counter_delta,
+    grouped_mad,
+    grouped_median,
+    poisson_cusum,
+)
 
 SECOND = 1_000_000
 values_and_groups = st.lists(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.budget import arl0, budget, in_words, threshold_for
-from detectors.streams import Channel, Streams
+from detectors.method.budget import arl0, budget, in_words, threshold_for
+from detectors.method.streams import Channel, Streams
 from pipeline.records import SECOND
 
 

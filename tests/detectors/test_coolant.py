@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from detectors.cohorts import likeness
-from detectors.coolant import Coolant
-from pipeline.records import SECOND
+from detectors.heat.coolant import Coolant
+from detectors.method.cohorts import likeness
+from pipeline.records import SECOND, Event
+from tests.detectors.conftest import Site
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 
@@ -19,8 +21,29 @@ def scaled(signal, factor, loop=0, since=60):
     return change
 
 
+def blind(*signals):
+    """A site whose loops do not measure some signals."""
+
+    def change(values):
+        for signal in signals:
+            values["coolant"].pop(signal, None)
+
+    return change
+
+
+def lost(factor, since=60):
+    """A pump that turns slower: speed and flow fall with it, pressure with its square."""
+    parts = {"coolant.flow": factor, "pump.speed": factor, "coolant.pressure": factor**2}
+
+    def change(tick, values):
+        for signal, share in parts.items():
+            scaled(signal, share, since=since)(tick, values)
+
+    return change
+
+
 def test_a_collapse_pages_at_the_second_sample(site, watch):
-    found = watch(Coolant(), site, 80, scaled("coolant.flow", 0.5))
+    found = watch(Coolant(), site, 80, lost(0.5))
     assert (found[0].entity, found[0].level) == ("cdu:c0", "page")
     assert found[0].time == START + 61 * STEP
     assert found[0].onset == START + 60 * STEP
@@ -36,7 +59,11 @@ def test_one_broken_reading_is_nothing(site, watch):
 
 
 def test_a_loss_of_a_sixth_is_suspected_then_paged_after_the_hold(site, watch):
-    found = watch(Coolant(), site, 200, scaled("coolant.flow", 0.83))
+    def change(tick, values):
+        blind("coolant.pressure", "pump.speed")(values)
+        scaled("coolant.flow", 0.83)(tick, values)
+
+    found = watch(Coolant(), site, 200, change)
     assert found[0].level == "suspect"
     page = next(f for f in found if f.level == "page")
     assert 600 <= (page.time - page.onset) / SECOND <= 1000
@@ -54,8 +81,7 @@ def test_the_pump_corroborates_a_loss_of_a_sixth_and_pages_at_once(site, watch):
 
 def test_a_warm_supply_is_found(site, watch):
     def change(tick, values):
-        if tick >= 60:
-            values["coolant"]["coolant.supply_temperature"][3] += 5
+        values["coolant"]["coolant.supply_temperature"][3] += min(max(tick - 60, 0) / 30, 1) * 5
 
     found = watch(Coolant(), site, 200, change)
     assert {f.entity for f in found} == {"cdu:c3"}
@@ -77,6 +103,7 @@ def test_a_loop_without_peers_gets_a_ticket_after_the_hold_and_no_page(site, wat
 
     def change(tick, values):
         values["coolant"] = {s: v[:1].copy() for s, v in values["coolant"].items()}
+        blind("coolant.pressure", "pump.speed")(values)
         scaled("coolant.flow", 0.83)(tick, values)
 
     assert [*dict.fromkeys(f.level for f in watch(Coolant(), site, 300, change))] == ["suspect", "ticket"]
@@ -105,3 +132,70 @@ def test_a_loop_that_stands_still_from_the_start_is_idle(site, watch):
         values["coolant"]["coolant.flow"][1] = 0.0
 
     assert watch(Coolant(), site, 300, change) == []
+
+
+def test_a_flow_that_falls_alone_is_its_meter_and_pages_nobody(site, watch):
+    found = watch(Coolant(), site, 300, scaled("coolant.flow", 0.6))
+    assert {f.level for f in found} == {"suspect"}
+    assert found[-1].evidence["meter_doubted"]
+
+
+def test_a_valve_that_closes_raises_the_pressure_and_pages(site, watch):
+    def change(tick, values):
+        scaled("coolant.flow", 0.8)(tick, values)
+        scaled("coolant.pressure", 1.15)(tick, values)
+
+    page = next(f for f in watch(Coolant(), site, 200, change) if f.level == "page")
+    assert page.evidence["corroborated_by"] == ["coolant.pressure"]
+
+
+def test_a_supply_that_jumps_within_a_sample_is_its_sensor(site, watch):
+    def change(tick, values):
+        if tick >= 60:
+            values["coolant"]["coolant.supply_temperature"][3] += 8
+
+    assert "page" not in {f.level for f in watch(Coolant(), site, 400, change)}
+
+
+@pytest.mark.parametrize("kelvin", [1.0, 2.0, 3.0, -3.0])
+def test_a_set_point_that_is_moved_pages_nobody(site, watch, kelvin):
+    """As far as operators move it, within ten minutes."""
+
+    def change(tick, values):
+        values["coolant"]["coolant.supply_temperature"][3] += min(max(tick - 60, 0) / 60, 1) * kelvin
+
+    assert {f.level for f in watch(Coolant(), site, 600, change)} <= {"suspect"}
+
+
+def test_water_that_warms_by_three_kelvin_within_minutes_pages(site, watch):
+    def change(tick, values):
+        values["coolant"]["coolant.supply_temperature"][3] += min(max(tick - 60, 0) / 30, 1) * 3.5
+
+    page = next(f for f in watch(Coolant(), site, 200, change) if f.level == "page")
+    assert page.time - page.onset <= 600 * SECOND
+
+
+def test_work_on_a_loop_pages_nobody(site, watch):
+    def change(tick, values):
+        lost(0.3)(tick, values) if tick < 100 else None
+        told = {59: "maintenance_start", 101: "maintenance_end"}.get(tick)
+        return [Event(START + tick * STEP, "cdu:c0", told, {"reason": "filter"})] if told else []
+
+    assert {f.level for f in watch(Coolant(), site, 300, change)} <= {"suspect"}
+
+
+def test_what_is_said_goes_on_over_a_restart(site, watch):
+    whole, first, second = Coolant(), Coolant(), Coolant()
+    alike = Site(5), Site(5)
+    told = watch(whole, alike[0], 150, lost(0.7))
+    parts = watch(first, alike[1], 75, lost(0.7))
+    second.restore(first.snapshot())
+    assert parts + watch(second, alike[1], 75, lost(0.7), first=75) == told
+
+
+def test_a_storm_of_nan_and_constants_and_absurd_values_is_borne(site, watch):
+    def change(tick, values):
+        for number, column in enumerate(values["coolant"].values() if tick > 40 else ()):
+            column[(tick + number) % 5] = (np.nan, -1.0, 0.0, 1e12, np.inf)[tick % 7 % 5]
+
+    assert "page" not in {f.level for f in watch(Coolant(), site, 300, change)}

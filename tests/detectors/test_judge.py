@@ -122,6 +122,6 @@ def test_cpu_time_samples_and_node_days_are_told(whole):
 
 
 def test_a_detector_that_fails_fails_the_run(monkeypatch):
-    monkeypatch.setattr("detectors.link.Link.observe", lambda self, frames: 1 / 0)
+    monkeypatch.setattr("detectors.link.link.Link.observe", lambda self, frames: 1 / 0)
     with pytest.raises(RuntimeError, match=r"detectors failed: {'link': \d+}"):
         judge(replace(BROKEN, duration=600.0, faults=(), rates=Rates()), 1)

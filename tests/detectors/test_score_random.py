@@ -22,10 +22,11 @@ ABOVE = {
     "node:n": {"rack:r"},
 }
 # kind -> level, detectors, kinds of cause, as docs/scoring.md tells them
+HEAT_OR_SLOW = {"straggler", "straggler_inferred", "thermal", "thermal_edge"}
 RULES = {
-    "sdc": ("page", {"sdc"}, {"gpu", "node"}),
-    "straggler": ("page", {"straggler", "thermal", "thermal_edge"}, {"rank", "gpu", "node"}),
-    "cold_plate": ("ticket", {"straggler", "thermal", "thermal_edge"}, {"rank", "gpu", "node"}),
+    "sdc": ("page", {"sdc", "sdc_replica"}, {"gpu", "node"}),
+    "straggler": ("page", HEAT_OR_SLOW, {"rank", "gpu", "node"}),
+    "cold_plate": ("ticket", HEAT_OR_SLOW, {"rank", "gpu", "node"}),
     "own": ("page", None, None),
 }
 MINUTE = 60

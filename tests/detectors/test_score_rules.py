@@ -263,7 +263,7 @@ def test_what_was_missed_is_still_waiting_in_the_delays_that_people_read():
 def test_precision_in_the_field_takes_the_recall_of_what_is_paged():
     """Both tickets are found and the one that must be paged is not: a hall would be paged for nothing."""
     events = [event("sdc", "gpu:n0.0"), event("psu_loss", "psu:n0.p0"), event("data_stall", "job:7")]
-    result = scored(events, [ticket("node:n0", "power", 60), ticket("job:7", "straggler", 60)])
+    result = scored(events, [ticket("node:n0", "power", 60), ticket("job:7", "straggler_job", 60)])
     assert (result["recall"], result["page_kinds"]["recall"]) == (2 / 3, 0.0)
     field = with_field_rates(result, [scored([], [page("gpu:n0.0", "sdc", 60)])])["precision_at_field_rates"]
     assert (field["recall"], field["events"], field["found"]) == (0.0, 1, 0)

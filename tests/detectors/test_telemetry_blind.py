@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from detectors.telemetry_blind import TelemetryBlind
+from detectors.telemetry.telemetry_blind import TelemetryBlind
 from pipeline.records import SECOND, Event, Finding, Frame
 from pipeline.topology import Topology
 

@@ -44,6 +44,9 @@ class Quiet:
     signals = frozenset[str]()
     names: tuple[str, ...] = ()
 
+    def listing(self) -> list[dict[str, Any]]:
+        return []
+
     def observe(self, frames: object) -> list[object]:
         return []
 

@@ -31,6 +31,9 @@ class HotForThree:
     signals = ("gpu.temperature",)
     names = ("hot",)
 
+    def listing(self):
+        return []
+
     def __init__(self):
         self.since, self.count = {}, {}
 

@@ -224,12 +224,26 @@ def test_the_cause_of_a_page_stays_after_two_minutes(case: Case) -> None:
     assert case.causes() == {"node:n0", "node:n1", "node:n2"}
 
 
-def test_a_long_open_shared_cause_takes_in_nothing_new_but_what_blames_it(case: Case) -> None:
+def test_a_shared_cause_takes_in_symptoms_for_as_long_as_it_is_found(case: Case) -> None:
+    """Hours after a pump stood still, one more GPU grows hot and slow."""
     case.see(found("cdu:c1", "coolant"))
-    for _ in range(35):
+    for _ in range(100):
         case.see(found("cdu:c1", "coolant"), seconds=60)
     case.see(found("rank:81.3"), found("cdu:c1", "coolant"))
+    assert case.causes() == {"cdu:c1"}
+
+
+def test_a_long_open_shared_ticket_takes_in_nothing_new_but_what_blames_it(case: Case) -> None:
+    case.see(found("cdu:c1", "coolant", level="ticket"))
+    for _ in range(35):
+        case.see(found("cdu:c1", "coolant", level="ticket"), seconds=60)
+    case.see(found("rank:81.3"), found("cdu:c1", "coolant", level="ticket"))
     assert case.causes() == {"cdu:c1", "gpu:n0.3"}
+
+
+def test_broken_instruments_put_nothing_shared_under_suspicion(case: Case) -> None:
+    case.see(*(found(f"gpu:n{n}.0", "telemetry_sensor", level="ticket") for n in range(4)))
+    assert case.causes() == {f"gpu:n{n}.0" for n in range(4)}
 
 
 def test_a_shared_cause_that_begins_anew_takes_in_what_begins_below_it_again(case: Case) -> None:

@@ -177,6 +177,9 @@ class Looking:
     signals = None
     names = ()
 
+    def listing(self):
+        return []
+
     def __init__(self):
         self.seen = {}
 

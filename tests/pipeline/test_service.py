@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import urllib.request
+from dataclasses import replace
 
 import duckdb
 import pytest
@@ -18,6 +19,7 @@ from pipeline.errors import ConfigError, Retryable
 from pipeline.records import SECOND
 from pipeline.service import Service
 from pipeline.settings import build
+from pipeline.voice import ModeRule
 
 T0 = 1_780_000_000 * SECOND
 
@@ -27,6 +29,9 @@ class Nothing:
 
     signals = frozenset()
     names = ()
+
+    def listing(self):
+        return [{"name": "nothing"}]
 
     def observe(self, frames):
         return []
@@ -311,3 +316,19 @@ def test_a_receiver_that_can_never_be_called_is_refused_with_the_name_of_the_fil
     table = {"store": {"path": str(site.folder / "other.duckdb")}, "notify": {"webhooks": [hook]}}
     with pytest.raises(ConfigError, match=r"test\.toml: \[\[notify\.webhooks\]\] pager: url = .*allow_private"):
         Service(build(configuration.Config, {**table, "source": "test.toml"}, "test.toml"), Nothing())
+
+
+def test_the_detectors_are_told_with_the_modes_they_are_under(site):
+    path = {"store": {"path": str(site.folder / "s.duckdb")}, "spool": {"directory": str(site.folder / "spool")}}
+    modes = [ModeRule("record", "nothing", "rack:r1"), ModeRule("act", "other"), ModeRule("notify")]
+    config = replace(build(configuration.Config, path, "test"), modes=modes)
+    made = Service(config, Nothing())
+    try:
+        (row,) = made.detectors()
+        assert [(m["detector"], m["scope"], m["mode"]) for m in row["modes"]] == [
+            ("nothing", "rack:r1", "record"),
+            ("*", "*", "notify"),
+        ]
+        assert len(made.modes()) == 3
+    finally:
+        made.close()

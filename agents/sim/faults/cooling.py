@@ -182,14 +182,16 @@ class Recirculation(Kind):
     ramp: float | None = None  # s until it is
 
     def detectable(self, fault: Fault) -> float:
-        assert self.ramp is not None and self.rise is not None
+        assert self.ramp is not None
+        assert self.rise is not None
         return min(fault.onset + self.ramp * WARM_K / max(self.rise, WARM_K), fault.end)
 
     def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
         return tuple(layout.places["rack"][rack] for rack in layout.row_of(fault.device).tolist())
 
     def act(self, fault: Fault, effects: Effects) -> None:
-        assert self.ramp is not None and self.rise is not None
+        assert self.ramp is not None
+        assert self.rise is not None
         grown = effects.ramp(fault.onset, fault.end, self.ramp)
         warm_air(fault.device, np.float32(self.rise) * grown, effects)
         for rack in effects.layout.row_of(fault.device).tolist():  # twice their usual speed is the most fans have

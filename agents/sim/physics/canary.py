@@ -57,14 +57,17 @@ class Canaries:
             wrong, watched = self._defects(effects.defects, nodes, number)
             told[list(watched)] = True
             for gpu in np.flatnonzero(told).tolist():
-                self._tell(effects, gpu, number, wrong.get(gpu))
+                self._tell(effects, gpu, number, wrong.get(gpu), watched.get(gpu))
 
     def _defects(
         self, defects: list[Defect], nodes: NDArray[np.bool_], number: int
-    ) -> tuple[dict[int, float], set[int]]:
-        """GPUs that err in this round, each with the share of rounds in which it does; those that tell of it."""
+    ) -> tuple[dict[int, float], dict[int, int]]:
+        """GPUs that err in this round, each with the share of rounds in which it does; those that tell of it.
+
+        With the latter the rounds that they tell of: those since they told last.
+        """
         wrong: dict[int, float] = {}
-        watched: set[int] = set()
+        watched: dict[int, int] = {}
         for defect in defects:
             node = self.layout.node_of_gpu[defect.gpu]
             place = int((self._turn[node] + number * PERIOD - defect.onset) // PERIOD)
@@ -72,17 +75,23 @@ class Canaries:
                 continue
             if place < len(defect.misses) and defect.misses[place]:
                 wrong[defect.gpu] = float(defect.misses.mean())
-            if defect.misses[max(0, place - WATCHED) : place + 1].any():
-                watched.add(defect.gpu)
+            errors = np.flatnonzero(defect.misses[: place + 1])
+            usual = (number + int(self._due[defect.gpu])) % TELL or TELL
+            if len(errors) and (place - errors[-1] <= WATCHED or usual == TELL):
+                before = errors[errors < place]
+                told = min(place - 1, int(before[-1]) + WATCHED) if len(before) else place - usual
+                watched[defect.gpu] = min(usual, place - told)
         return wrong, watched
 
-    def _tell(self, effects: Effects, gpu: int, number: int, wrong: float | None) -> None:
+    def _tell(self, effects: Effects, gpu: int, number: int, wrong: float | None, rounds: int | None) -> None:
         """The event of one GPU, if its driver answers for it."""
         time = float(self._turn[self.layout.node_of_gpu[gpu]] + number * PERIOD)
         if effects.gpu.gone and effects.gpu.gone.whole()[np.searchsorted(effects.time, time), gpu]:
             return
         problem = PROBLEMS[(number + number // TELL) % len(PROBLEMS)]
         data = right(problem, Moment(time - TOOK), TOOK) | dict(self._wrong(gpu, number, problem, wrong))
+        if rounds is not None:
+            data["rounds"] = rounds
         effects.events.append(Happening(time, self.layout.entities["gpu"][gpu], "digest", data))
 
     def _wrong(self, gpu: int, number: int, problem: str, share: float | None) -> Iterator[tuple[str, object]]:
@@ -90,7 +99,6 @@ class Canaries:
         if share is not None:
             yield "golden", False
             yield "format", problem.split("-")[1]
-            yield "rounds", 0
             yield "digest", digest(problem, f"{self.seed} {gpu} {number}")
             yield "wrong", [problem]
             yield "again", int(generator(self.seed, 60, gpu, number).binomial(3, share))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from detectors import configured
+from detectors.runner import Runner
 from pipeline.api.backend import Health
 from pipeline.api.server import create_app
 from pipeline.config import Api, Config
@@ -88,6 +90,12 @@ class StoreBackend:
         with self.database.transaction() as connection:
             mutes.end(connection, mute, NOW + SECOND)
         return replace(found, ended=NOW + SECOND).as_json()
+
+    def detectors(self) -> Sequence[Mapping[str, Any]]:
+        return [{**row, "modes": self.modes()} for row in Runner(configured()).listing()]
+
+    def modes(self) -> Sequence[Mapping[str, Any]]:
+        return [{"detector": "*", "scope": "rack:r1", "mode": "record"}]
 
     def health(self) -> Health:
         return self.standing

@@ -60,3 +60,13 @@ def test_an_incident_can_be_resolved_as_not_a_fault(client: httpx.Client, open_i
     (line,) = client.get("/api/v1/incidents/inc-1").json()["history"]
     assert line["comment"] == "not a fault: always so"
     assert client.post("/api/v1/incidents/inc-1/acknowledge", json=said).status_code == 400
+
+
+def test_the_detectors_are_listed_with_what_a_reader_needs_to_trust_them(client: httpx.Client) -> None:
+    listed = models.Detectors.model_validate(client.get("/api/v1/detectors").json())
+    assert [(m.detector, m.scope, m.mode) for m in listed.modes] == [("*", "rack:r1", "record")]
+    straggler = next(d for d in listed.detectors if d.name == "straggler")
+    assert (straggler.family, straggler.device_class, straggler.off) == ("straggler", "rank", [])
+    assert "rank.compute_time" in straggler.needs
+    assert "suspects per 1,000 node-days" in straggler.budget[0]
+    assert all(d.blind and d.about for d in listed.detectors)

@@ -1,0 +1,155 @@
+"""What each part of the method is worth: the same fleets judged with one part taken out at a time.
+
+    python -m benchmarks.detection.ablations [--seeds 0] [--processes 2] [--scale 1.0] [--page FILE]
+
+About 500 node-days for each variant: harmless events alone, and faults of devices and of halls among them. A part that
+does not hurt when it is taken out has no place in the method. Simulated; seeds to tune on alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.detection.judge import Trial
+from benchmarks.detection.results import result_of, scored
+from benchmarks.detection.scenarios import TUNE, Run
+from detectors import configured
+from detectors.corroboration import Corroboration
+from detectors.detector import Detector
+from detectors.method.streams import Streams
+from detectors.score import merge
+
+CLEAN = Run("clean", "all", 256, 1.0)
+RAISED = (Run("raised", "device", 128, 1.0), Run("raised", "facility", 128, 1.0))
+"""512 node-days: what statistics judge. Logged facts (XIDs, links that are down) need no part of the kernel."""
+Change = Callable[[list[Detector]], None]
+_HOLDS = ("hold", "quick_hold")
+
+
+def channels(**changed: Any) -> Change:
+    """Takes a part out of the kernel of every detector."""
+
+    def change(detectors: list[Detector]) -> None:
+        for streams in _streams(detectors):
+            streams.channel = replace(streams.channel, **changed)
+
+    return change
+
+
+def _streams(detectors: Sequence[Detector]) -> list[Streams]:
+    pieces = (getattr(d, f.name) for d in detectors for f in fields(d))
+    return [piece for piece in pieces if isinstance(piece, Streams)]
+
+
+def no_cohort(detectors: list[Detector]) -> None:
+    """Compares everything with its own past alone, at the threshold that peers would have."""
+    for streams in _streams(detectors):
+        step = streams.step
+        streams.step = _alone(step)  # type: ignore[method-assign] - an experiment on this one object
+
+
+def _alone(step: Callable[..., Any]) -> Callable[..., Any]:
+    def alone(values: Any, groups: Any, *rest: Any, **more: Any) -> Any:
+        told = step(values, np.full(len(values), -1, np.int32), *rest, **more)
+        told.alone = np.zeros(len(values), bool)  # so that no detector holds its pages back for want of peers
+        return told
+
+    return alone
+
+
+def no_hold(detectors: list[Detector]) -> None:
+    """Pages as soon as it suspects."""
+    for detector in detectors:
+        for name in _HOLDS:
+            if hasattr(detector, name):
+                setattr(detector, name, 0.0)
+
+
+VARIANTS: Mapping[str, Change] = {
+    "whole": lambda detectors: None,
+    "no clip": channels(clip=False),
+    "no freeze": channels(frozen=False),
+    "no cohort": no_cohort,
+    "no hold": no_hold,
+    "no corroboration": lambda detectors: None,
+}
+
+
+def tried(variant: str, run: Run, seed: int) -> dict[str, Any]:
+    """One run judged by one variant, scored."""
+    detectors = configured()
+    VARIANTS[variant](detectors)
+    trial = Trial(run.scenario(), seed, detectors)
+    if variant == "no corroboration":
+        trial.runner.corroboration = Corroboration({})
+    for _ in trial.run():
+        pass
+    return scored(result_of(trial.judged(), ""))
+
+
+def row(variant: str, clean: Sequence[Mapping[str, Any]], raised: Sequence[Mapping[str, Any]]) -> str:
+    """A line of the table."""
+    quiet, struck = merge(clean), merge(raised)
+    kinds = struck["page_kinds"]
+    days = quiet["node_days"] + struck["node_days"]
+    figures = (
+        f"{sum(quiet['false_by_detector'].values())}",
+        f"{sum(struck['false_by_detector'].values())}",
+        f"{struck['precision'] or 0:.3f}",
+        f"{kinds['recall'] or 0:.3f}",
+        f"{struck['recall'] or 0:.3f}",
+        f"{struck['delay_median_s'] or 0:.0f}",
+    )
+    return f"| {variant} | {days:.0f} | {' | '.join(figures)} |"
+
+
+def table(results: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> str:
+    """All variants, one line each."""
+    lines = [
+        "| variant | node-days | false pages, clean | false pages, raised | precision, raised "
+        "| recall of kinds that page | recall of all | median delay, s |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for variant in VARIANTS:
+        clean = [r for (v, name, _), r in results.items() if v == variant and name == CLEAN.name]
+        raised = [r for (v, name, _), r in results.items() if v == variant and name != CLEAN.name]
+        if clean and raised:
+            lines.append(row(variant, clean, raised))
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="what each part of the method is worth")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], choices=list(TUNE))
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the days, to try it out")
+    parser.add_argument("--page", type=Path, help="file for the table; else it is printed alone")
+    options = parser.parse_args()
+    runs = [replace(run, days=run.days * options.scale) for run in (CLEAN, *RAISED)]
+    todo = [(variant, run, seed) for seed in options.seeds for variant in options.variants for run in runs]
+    results: dict[tuple[str, str, int], dict[str, Any]] = {}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.processes, context) as pool:
+        waiting = [(job, pool.submit(tried, *job)) for job in todo]
+        for (variant, run, seed), future in waiting:
+            results[variant, run.name, seed] = future.result()
+            print(f"{variant}: {run.suite}/{run.name} seed {seed}", file=sys.stderr, flush=True)
+    found = table(results)
+    print(found)
+    if options.page is not None:
+        options.page.write_text(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Measures how soon a link of a given bit error rate is paged, and how often a sound one is: counters made by Poisson.
+
+    python -m benchmarks.detection.link_rates [--links 200] [--days 2] [--seed 0]
+
+Post-FEC symbol errors of 400 Gb/s links, read every 10 s. Recall and delay go through the detector with all that it
+asks, false alarms through its error counting alone. What is printed is simulated: errors of real links come in
+bunches, too, for which the negative binomial is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.link.errors import Counted, Errors, Setting
+from detectors.link.link import Link
+from pipeline.records import SECOND, Frame
+from pipeline.topology import Topology
+
+SPEED = 400_000.0  # Mbit/s
+INTERVAL = 10  # s; the default of [pipeline] frame
+START = 1_790_000_000 * SECOND
+DAY = 86_400 // INTERVAL  # ticks
+_WARM = 30  # ticks before the onset: the detector is silent in the first 20
+_FABRIC = 50  # sound links for each bad one
+_AT_ONCE = 100_000  # links whose false alarms are counted side by side
+_SIGNAL = "nic.symbol_errors"
+DETECTED, SOUND = {1e-12: 90.0, 1e-13: 300.0}, (1e-16, 1e-15)
+"""BER -> s within which it must be paged; and those of links that are sound."""
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Seconds from the onset to the page of each bad link; NaN: not within the time that was watched."""
+
+    ber: float
+    delays: NDArray[np.float64]
+
+    @property
+    def recall(self) -> float:
+        """Share paged within the time that is wanted."""
+        return float(np.mean(self.delays <= DETECTED[self.ber]))
+
+    def told(self) -> str:
+        q = np.nanquantile(self.delays, [0.5, 0.9, 0.99])
+        within = f"{self.recall:.4f} of {len(self.delays)} within {DETECTED[self.ber]:.0f} s"
+        return f"BER {self.ber:g}: {within}; delay median {q[0]:.0f} s, p90 {q[1]:.0f} s, p99 {q[2]:.0f} s"
+
+
+@dataclass(frozen=True)
+class Alarms:
+    """False alarms of sound links."""
+
+    ber: float
+    count: int
+    link_days: float
+
+    def told(self) -> str:
+        rate = self.count / self.link_days * 10_000
+        most = (self.count + 3.0) / self.link_days * 10_000  # rule of three: 95 % limit where there is none
+        found = f"{self.count} false alarms in {self.link_days:,.0f} link-days"
+        return f"BER {self.ber:g}: {found}: {rate:.3f} per 10,000 links and day (about {most:.2f} at most)"
+
+
+def per_second(ber: float) -> float:
+    """Errors per second of a link."""
+    return ber * SPEED * 1e6
+
+
+def delays(ber: float, links: int, seed: int) -> Delays:
+    """Bad links in a large sound fabric, each from a moment of its own within a tick."""
+    rng, size = np.random.default_rng([seed, round(-np.log10(ber))]), links * (_FABRIC + 1)
+    names = tuple(f"port:n{i}.p0" for i in range(size))
+    topology = Topology({name: (f"leaf:l{i // 64}",) for i, name in enumerate(names)})
+    place = {name: i for i, name in enumerate(names[:links])}
+    link, total, late = _after_a_day(rng, size), np.zeros(size), rng.uniform(0, INTERVAL, links)
+    found = np.full(links, np.nan)
+    for tick in range(_WARM + 2 * int(DETECTED[ber]) // INTERVAL):
+        total += rng.poisson(per_second(1e-16) * INTERVAL, size)
+        if tick >= _WARM:
+            total[:links] += rng.poisson(per_second(ber) * (INTERVAL - late * (tick == _WARM)))
+        values = {"nic.state": np.ones(size), "nic.speed": np.full(size, SPEED), _SIGNAL: total.copy()}
+        frame = Frame(START + tick * INTERVAL * SECOND, "nic", names, values, topology)
+        for f in link.observe({"nic": frame}):
+            if f.level == "page" and (i := place.get(f.entity, -1)) >= 0 and np.isnan(found[i]):
+                # what a tick holds was counted in the seconds before it
+                found[i] = (tick - _WARM + 1) * INTERVAL - late[i]
+    return Delays(ber, found)
+
+
+def _after_a_day(rng: np.random.Generator, size: int) -> Link:
+    """A detector that has watched a sound fabric of that size for a day, at a BER of 1e-16."""
+    link, counted = Link(), Counted()
+    counted.cohort.learn(size * DAY, 0.0)
+    errors = float(rng.poisson(per_second(1e-16) * INTERVAL * size * DAY))
+    counted.cohort.add(errors, errors)
+    link.errors.counted[_SIGNAL] = counted
+    return link
+
+
+def alarms(ber: float, days: float, seed: int) -> Alarms:
+    """Sound links side by side; an alarm is a link whose sum passes the limit."""
+    rng, size, link = np.random.default_rng([seed, 99]), _AT_ONCE, Link()
+    setting = Setting(link.healthy_ber, link.faulty_ber, link.limit, link.error_cap)
+    errors, total, nobody = Errors(), np.zeros(size), np.empty(0, np.int64)
+    errors.speeds(np.full(size, SPEED))
+    count, above = 0, nobody
+    ticks = max(1, round(days * DAY))
+    for tick in range(ticks):
+        erring = rng.integers(0, size, rng.poisson(per_second(ber) * INTERVAL * size))
+        np.add.at(total, erring, 1)
+        time = START + tick * INTERVAL * SECOND
+        at, growth = errors.take(_SIGNAL, total, time, nobody)
+        errors.judge(_SIGNAL, at, growth, size, time, setting)
+        now = errors.above(link.limit)
+        count += len(np.setdiff1d(now, above))
+        above = now
+    return Alarms(ber, count, size * ticks / DAY)
+
+
+def figures(links: int, days: float, seed: int) -> Iterator[Delays | Alarms]:
+    """All that is measured."""
+    for ber in DETECTED:
+        yield delays(ber, links, seed)
+    for ber in SOUND:
+        yield alarms(ber, days, seed)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="recall, delay and false alarms of bit error rates")
+    parser.add_argument("--links", type=int, default=200, help="bad links of each rate")
+    parser.add_argument("--days", type=float, default=2.0, help=f"of {_AT_ONCE:,} sound links")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    for figure in figures(options.links, options.days, options.seed):
+        print(figure.told(), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

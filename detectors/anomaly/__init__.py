@@ -1,0 +1,1 @@
+"""The generic detector: signals of which nobody knows what they mean."""

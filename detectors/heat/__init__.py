@@ -1,0 +1,1 @@
+"""Heat and coolant: loops, leaks, cold plates, air."""

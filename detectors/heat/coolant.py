@@ -1,0 +1,207 @@
+"""Finds coolant loops that lose flow or deliver warm coolant, against their own past and the other loops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.detector import Detector, memory, notes, part
+from detectors.heat.coolant_loops import PEERS, Loops, Seen, finding, level_of, together
+from detectors.method.cohorts import likeness
+from detectors.method.conditions import Open, close, tell
+from detectors.method.gates import Gates
+from detectors.method.streams import Channel, Step, Streams
+from pipeline.records import SECOND, Finding, Frame
+from pipeline.signals import CATALOGUE
+from pipeline.topology import kind_of
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+_LEAST_FLOW = 1.0  # L/min; a loop that runs with less is idle; chosen
+_FAST_S, _SLOW_S = 30.0, 120.0  # of the two means of the supply whose difference is its slope; chosen
+_RAPID = 0.4  # K/min; ASHRAE TC 9.9 allows 20 K/h, which is 0.33: a controller moves its set-point slower than that
+_JUMP_K, _JUMP_K_S = (
+    1.5,
+    0.1,
+)  # K at once, and K/s: litres of coolant warm within minutes, a sensor at once; chosen
+_REMEMBERED = 6 * 3600 * SECOND  # that it was rapid, or jumped; chosen
+
+
+@dataclass
+class Coolant(Detector):
+    """PCC on ln(flow) downwards and on supply temperature upwards; pressure and pump speed bear the flow out.
+
+    Flow: suspect from `flow_notice`. Page: two samples in a row below `collapse` of the expected flow, or `flow_delta`
+    less with pressure or pump speed moved too; where neither is measured after `hold` s, with fewer than 4 comparable
+    loops a ticket instead. Flow that falls alone, while pressure and pump say otherwise, is the meter: a suspect.
+    Supply: suspect from `temperature_delta` K; page once it rose faster than any set-point does, or is `warm` K above
+    usual for `hold` s, or the GPUs throttle. A supply that jumps within one sample is the sensor.
+
+    Source: heat balance dT = 15.1 * kW / (L/min) for 25 % propylene glycol: a lost pump spends a GPU's margin in
+    about 12 s, so flow under 70 % of the loop's own past pages without waiting for statistics; CUSUM of Page (1954);
+    pressure goes with the square of the flow, speed with it (affinity laws of pumps).
+    """
+
+    name: ClassVar[str] = "coolant"
+    family: ClassVar[str] = "coolant"
+    device_class: ClassVar[str] = "coolant"
+    needs: ClassVar[tuple[str, ...]] = ("coolant.flow",)
+    wants: ClassVar[tuple[str, ...]] = (
+        *("coolant.supply_temperature", "coolant.return_temperature", "coolant.pressure", "pump.speed"),
+        *("gpu.power", "gpu.throttle_reasons", "event:maintenance_start", "event:maintenance_end"),
+    )
+    blind: ClassVar[str] = (
+        "A single node's cold plate, fouling over weeks, and whether water, valve or heat exchanger warms the supply."
+    )
+
+    threshold: float = 18.5
+    flow_notice: float = 0.03
+    """ln; half as much again as the error of a flow meter, 2 %: shown, never told to anybody; chosen."""
+    flow_delta: float = 0.1
+    temperature_delta: float = 2.75
+    """K; three less half a step of noise, so that 3 K are found; chosen."""
+    warm: float = 4.0
+    """K; beyond what set-points are moved by at once, 1 to 3 K; chosen."""
+    collapse: float = 0.7
+    hold: float = 600.0
+
+    flow: Streams = part(lambda: Streams(Channel(floor=0.004, delta=0.02, phi=0.6)))
+    warmth: Streams = part(lambda: Streams(Channel(floor=0.3, delta=2.75, phi=0.9)))
+    pressure: Streams = part(lambda: Streams(Channel(floor=0.02, delta=0.05, phi=0.6, both=True)))
+    speed: Streams = part(lambda: Streams(Channel(floor=0.01, delta=0.05, phi=0.6, both=True)))
+    gates: Gates = part(Gates)
+    ready: Bools = memory(False, np.bool_)
+    low: NDArray[np.int64] = memory(0, np.int64)
+    low_since: NDArray[np.int64] = memory(0, np.int64)
+    large_since: NDArray[np.int64] = memory(0, np.int64)
+    last: Floats = memory(np.nan)
+    last_at: NDArray[np.int64] = memory(0, np.int64)
+    fast: Floats = memory(np.nan)
+    slow: Floats = memory(np.nan)
+    rapid_at: NDArray[np.int64] = memory(-_REMEMBERED, np.int64)
+    jumped_at: NDArray[np.int64] = memory(-_REMEMBERED, np.int64)
+    conditions: Open = notes()
+    _loops: Loops = field(default_factory=Loops, init=False, repr=False)
+    _key: tuple[int, int] = field(default=(-1, -1), init=False, repr=False)
+    _alone: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), init=False, repr=False)
+    _alike: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.flow.channel = Channel(0.004, self.flow_notice, 0.6, self.threshold)
+        self.warmth.channel = Channel(0.3, self.temperature_delta, 0.9, self.threshold)
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        self.gates.hear(frames)
+        frame = frames.get("coolant")
+        if frame is None or not len(frame.entities):
+            return []
+        n = len(frame.entities)
+        self.grow(n)
+        gate = ~self.gates.working(frame)
+        flow, expected = self._step(self.flow, _fall(_read(frame, "coolant.flow")), frame, gate)
+        self._collapsed(frame, expected, gate)
+        warmth, _ = self._step(self.warmth, _read(frame, "coolant.supply_temperature"), frame, gate)
+        self._slopes(frame)
+        pressure, _ = self._step(self.pressure, _fall(_read(frame, "coolant.pressure")), frame, gate)
+        speed, _ = self._step(self.speed, _fall(_read(frame, "pump.speed")), frame, gate)
+        self.ready[:n] |= flow.judged
+        bad = flow.on | warmth.on | (self.low[:n] >= 2)
+        self._held(flow, frame.time)
+        close(self.conditions, {frame.entities[i] for i in np.flatnonzero(bad).tolist()})
+        if not bad.any():
+            return []
+        measured = np.isfinite(frame["coolant.flow"]) | np.isfinite(frame["coolant.supply_temperature"])
+        seen = Seen(frame, frames.get("gpu"), flow, warmth, pressure, speed, expected)
+        found = [self._finding(seen, i) for i in np.flatnonzero(bad & measured & gate).tolist()]
+        return [one for one in found if one is not None]
+
+    def _step(self, streams: Streams, values: Floats, frame: Frame, gate: Bools) -> tuple[Step, Floats]:
+        """One sample of one signal; returns what was expected too. What comparable loops share is no departure.
+
+        The common part is taken out here, so that a loop that is measured alone is still judged by its own past.
+        """
+        size = len(values)
+        baseline = np.full(size, np.nan)
+        known = streams.cells.shape[1]
+        baseline[:known] = streams.cells[0, :size][: min(known, size)]
+        baseline[~self.ready[:size]] = np.nan
+        shift = together(values - baseline, self._comparable(frame))
+        if len(self._alone) != size:
+            self._alone = np.full(size, -1, np.int32)
+        return streams.step(values - shift, self._alone, frame.time, gate), baseline + shift
+
+    def _collapsed(self, frame: Frame, expected: Floats, gate: Bools) -> None:
+        """Counts samples in a row with less than 70 % of the expected flow; two decide, one may be a broken reading."""
+        flow, usual = frame["coolant.flow"], np.exp(-expected)
+        known = np.isfinite(flow) & np.isfinite(usual) & (usual >= _LEAST_FLOW) & gate
+        bad = flow < self.collapse * usual
+        low, since = self.low[: len(flow)], self.low_since[: len(flow)]
+        since[known & bad & (low == 0)] = frame.time
+        low[known] = np.where(bad, low + 1, 0)[known]
+
+    def _held(self, flow: Step, time: int) -> None:
+        """Since when the flow is down by what matters."""
+        large = self.large_since[: len(flow.on)]
+        big = flow.effect >= self.flow_delta
+        large[big & (large == 0)] = time
+        large[~big] = 0
+
+    def _slopes(self, frame: Frame) -> None:
+        """Notes when the supply rose faster than a set-point, or jumped within one sample."""
+        now, n = _read(frame, "coolant.supply_temperature"), len(frame.entities)
+        known = np.isfinite(now)
+        last, at = self.last[:n], self.last_at[:n]
+        seconds = np.maximum((frame.time - at) / SECOND, 0.0)
+        step = now - last
+        jumped = known & (at > 0) & (np.abs(step) > _JUMP_K) & (np.abs(step) > _JUMP_K_S * seconds)
+        self.jumped_at[:n][jumped] = frame.time
+        for state, lag in ((self.fast[:n], _FAST_S), (self.slow[:n], _SLOW_S)):
+            fresh = known & np.isnan(state)
+            state[fresh] = now[fresh]
+            state[known] += ((1 - np.exp(-seconds / lag)) * (now - state))[known]
+        slope = (self.fast[:n] - self.slow[:n]) * 60 / (_SLOW_S - _FAST_S)
+        self.rapid_at[:n][known & (slope >= _RAPID)] = frame.time
+        last[known], at[known] = now[known], frame.time
+
+    def _comparable(self, frame: Frame) -> NDArray[np.int32]:
+        """Group numbers of loops of one kind that are alike."""
+        key = (frame.topology.version, len(frame.entities))
+        if key != self._key:
+            numbers: dict[str, int] = {}
+            looks = [f"{kind_of(e)} {likeness(frame.topology.attributes.get(e, {}))}" for e in frame.entities]
+            self._alike = np.array([numbers.setdefault(look, len(numbers)) for look in looks], np.int32)
+            self._key = key
+        return self._alike
+
+    def _finding(self, seen: Seen, i: int) -> Finding | None:
+        frame, time = seen.frame, seen.frame.time
+        peers = int(np.count_nonzero(self._alike == self._alike[i]))
+        verdict = level_of(seen, i, self, peers >= PEERS, self._loops)
+        began = [time - int(s.held[i]) * SECOND for s in (seen.flow, seen.warmth) if s.on[i]]
+        began += [int(self.low_since[i])] * int(self.low[i] >= 2)
+        due = tell(self.conditions, frame.entities[i], time, min(began), verdict.level)
+        return None if due is None else finding(seen, i, due, verdict, self, self._loops)
+
+    def jumped(self, i: int, time: int) -> bool:
+        """Whether the sensor of the supply jumped of late."""
+        return time - int(self.jumped_at[i]) < _REMEMBERED
+
+    def rapid(self, i: int, time: int) -> bool:
+        """Whether the supply rose of late faster than set-points do."""
+        return time - int(self.rapid_at[i]) < _REMEMBERED
+
+
+def _read(frame: Frame, signal: str) -> Floats:
+    """(N,) readings that the signal can have."""
+    low, high = CATALOGUE[signal].valid
+    values = frame[signal]
+    return np.asarray(np.where((values >= low) & (values <= high), values, np.nan))
+
+
+def _fall(values: Floats) -> Floats:
+    """-ln of the value, of at most a thousandth of a unit below it; negative readings are none."""
+    return np.asarray(-np.log(np.where(values >= 0, np.maximum(values, 1e-3), np.nan)))

@@ -1,0 +1,206 @@
+"""What a coolant loop's departure means: lost flow or a broken meter, warm water or a new set-point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.method.evidence import Compared, evidence
+from detectors.method.streams import Step
+from pipeline.records import SECOND, Finding, Frame, Level, finite
+
+Floats = NDArray[np.float64]
+PEERS = 4  # loops below which the median is no witness, and a loop is judged by its own past alone; chosen
+_MOVED = 0.05  # ln by which pressure or speed must move to bear a flow out; above the noise of both; chosen
+_SHARE = 0.3  # of the flow's departure: a valve that closes raises the head of a pump by a part of it; chosen
+_CALM = 0.1  # ln; a pressure that swings by more says nothing; chosen
+_PG25 = 15.1  # K L/min per kW: 25 % propylene glycol, 1.02 kg/L, 3.9 kJ/kg K
+_LEAST_DT = 5.0  # K; below it 0.3 K of two sensors and 2 % of the flow make the heat balance worthless
+_THROTTLE = 0x20 | 0x40  # NVML clock event reasons: software and hardware thermal slowdown
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An instant: frames, and where each stream stands. expected: -ln of the flow that was expected."""
+
+    frame: Frame
+    gpus: Frame | None
+    flow: Step
+    warmth: Step
+    pressure: Step
+    speed: Step
+    expected: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """level, what else moved, and whether the flow meter or the supply's sensor is to blame."""
+
+    level: Level
+    others: tuple[str, ...] = ()
+    meter: bool = False
+    sensor: bool = False
+
+
+class Settings(Protocol):
+    """Of the detector."""
+
+    flow_delta: float
+    temperature_delta: float
+    warm: float
+    hold: float
+    low: NDArray[np.int64]
+    large_since: NDArray[np.int64]
+    pressure: Any
+    speed: Any
+
+    def jumped(self, i: int, time: int) -> bool: ...
+
+    def rapid(self, i: int, time: int) -> bool: ...
+
+
+class Loops:
+    """The GPUs of each loop, looked up when one is bad; renewed with topology and fleet."""
+
+    def __init__(self) -> None:
+        self._key: tuple[int, ...] = ()
+        self._found: dict[str, NDArray[np.int64]] = {}
+
+    def of(self, loop: str, gpus: Frame | None) -> NDArray[np.int64]:
+        """Numbers of a loop's GPUs."""
+        if gpus is None:
+            return np.empty(0, np.int64)
+        key = (id(gpus.topology), gpus.topology.version, len(gpus.entities))
+        if key != self._key:
+            self._key, self._found = key, {}
+        if loop not in self._found:
+            above = gpus.topology.above
+            mine = [i for i, e in enumerate(gpus.entities) if loop in above(e)]
+            self._found[loop] = np.array(mine, np.int64)
+        return self._found[loop]
+
+
+def together(departure: Floats, groups: NDArray[np.int32]) -> Floats:
+    """(N,) median departure of comparable loops that are measured; 0 where they are fewer than PEERS."""
+    shift = np.zeros(len(departure))
+    known = np.isfinite(departure)
+    if np.count_nonzero(known) < PEERS:
+        return shift
+    count = np.bincount(groups[known])
+    for group in np.flatnonzero(count >= PEERS).tolist():
+        alike = groups == group
+        ranked = np.sort(departure[known & alike])
+        shift[alike] = (ranked[(len(ranked) - 1) // 2] + ranked[len(ranked) // 2]) / 2
+    return shift
+
+
+def level_of(seen: Seen, i: int, settings: Settings, comparable: bool, loops: Loops) -> Verdict:
+    """The worse of what flow and supply say."""
+    flow = _flow(seen, i, settings, comparable)
+    if flow.level == "page" or not seen.warmth.on[i]:
+        return flow
+    sensor = settings.jumped(i, seen.frame.time)
+    level: Level = "suspect"
+    effect, held = float(seen.warmth.effect[i]), int(seen.warmth.held[i])
+    rapid = settings.rapid(i, seen.frame.time) and effect >= settings.temperature_delta
+    warm = effect >= settings.warm and held >= settings.hold
+    if not sensor and (rapid or warm or _throttled(seen, i, loops)):
+        level = "page"
+    level = "ticket" if level == "suspect" and flow.level == "ticket" else level
+    return Verdict(level, flow.others, flow.meter, sensor)
+
+
+def _flow(seen: Seen, i: int, settings: Settings, comparable: bool) -> Verdict:
+    """Pages what pressure or pump bear out, and what they say nothing about after a while."""
+    low = bool(settings.low[i] >= 2)
+    if not (low or seen.flow.on[i]):
+        return Verdict("suspect")
+    drop = _departure(seen, i)
+    need = max(_MOVED, _SHARE * drop)
+    told = {
+        "coolant.pressure": _moved(seen.pressure, settings.pressure, seen.frame["coolant.pressure"], i, need, low),
+        "pump.speed": _moved(seen.speed, settings.speed, seen.frame["pump.speed"], i, need, low),
+    }
+    others = tuple(name for name, moved in told.items() if moved)
+    against = not others and any(moved is False for moved in told.values())
+    large = bool(settings.large_since[i])
+    held = (seen.frame.time - int(settings.large_since[i])) / SECOND if large else 0.0
+    if against:
+        return Verdict("suspect", (), meter=True)
+    if low or (large and others):
+        return Verdict("page", others)
+    if large and held >= settings.hold:
+        return Verdict("page" if comparable else "ticket", others)
+    return Verdict("suspect", others)
+
+
+def _departure(seen: Seen, i: int) -> float:
+    """ln by which the flow is below what was expected, now or smoothed."""
+    flow, expected = float(seen.frame["coolant.flow"][i]), float(seen.expected[i])
+    now = -np.log(max(flow, 1e-3)) - expected if np.isfinite(flow) and np.isfinite(expected) else 0.0
+    return max(float(now), float(seen.flow.effect[i]))
+
+
+def _moved(step: Step, streams: Any, values: Floats, i: int, need: float, sudden: bool) -> bool | None:
+    """Whether another sensor of the loop moved, either way; None if it cannot tell. sudden: one sample tells."""
+    value = float(values[i])
+    if not step.judged[i] or not value > 0 or float(streams.cells[1, i]) > _CALM**2:
+        return None
+    now = abs(-np.log(value) - float(streams.cells[0, i]))
+    return bool(max(now if sudden else 0.0, abs(float(step.effect[i]))) >= need)
+
+
+def _throttled(seen: Seen, i: int, loops: Loops) -> bool:
+    """Whether at least two GPUs of the loop are held down by heat."""
+    mine = loops.of(seen.frame.entities[i], seen.gpus)
+    if seen.gpus is None or not len(mine):
+        return False
+    reasons = seen.gpus["gpu.throttle_reasons"][mine]
+    bits = np.where(np.isfinite(reasons), reasons, 0).astype(np.uint64)
+    return int(np.count_nonzero(bits & np.uint64(_THROTTLE))) >= 2
+
+
+def finding(seen: Seen, i: int, due: tuple[int, Level], verdict: Verdict, settings: Settings, loops: Loops) -> Finding:
+    """What is told of a loop."""
+    frame, told = seen.frame, list[str]()
+    entity, flow = frame.entities[i], float(frame["coolant.flow"][i])
+    usual, supply = float(np.exp(-seen.expected[i])), float(frame["coolant.supply_temperature"][i])
+    more: dict[str, Any] = {"corroborated_by": list(verdict.others), "meter_doubted": verdict.meter}
+    signals: list[str] = []
+    if seen.flow.on[i] or settings.low[i] >= 2:
+        now = "is" if flow < (1 - settings.flow_delta / 5) * usual else "was low and is back at"
+        words = f"flow {now} {flow:.4g} L/min, {flow / usual:.0%} of its usual {usual:.4g} L/min"
+        told.append(words + (", but pressure and pump say that it flows: the meter?" if verdict.meter else ""))
+        signals = ["coolant.flow", *verdict.others]
+        clears = "ends when the flow is back at its usual value"
+        compared = Compared(flow, usual, None, "own past and comparable loops", 0, 1 - flow / usual, "L/min")
+    if seen.warmth.on[i]:
+        rise = float(seen.warmth.effect[i])
+        words = f"supply temperature is {supply:.1f} Cel, {rise:.1f} K above what is usual"
+        told.append(words + (", in one jump: its sensor?" if verdict.sensor else ""))
+        more |= {"supply_temperature": finite(supply), "supply_rise": round(rise, 2)}
+        if not signals:
+            clears = "ends when the supply is back within half of that"
+            compared = Compared(supply, supply - rise, None, "own past and comparable loops", 0, rise, "K")
+        signals.append("coolant.supply_temperature")
+    score = float(max(seen.flow.score[i], seen.warmth.score[i]))
+    shown = evidence(clears, compared, **more, **_balance(seen, i, loops))
+    return Finding(
+        frame.time, due[0], entity, "coolant", due[1], score, f"{entity}: " + " and ".join(told), shown, tuple(signals)
+    )
+
+
+def _balance(seen: Seen, i: int, loops: Loops) -> dict[str, float | None]:
+    """Heat that the coolant carries, and its share of what the loop's GPUs draw; only where it is worth something."""
+    frame = seen.frame
+    warmed = float(frame["coolant.return_temperature"][i] - frame["coolant.supply_temperature"][i])
+    flow = float(frame["coolant.flow"][i])
+    if not (warmed >= _LEAST_DT and flow > 0):
+        return {}
+    carried = flow * warmed / _PG25
+    mine = loops.of(frame.entities[i], seen.gpus)
+    drawn = float(np.nansum(seen.gpus["gpu.power"][mine])) / 1000 if seen.gpus is not None and len(mine) else 0.0
+    return {"heat_kw": round(carried, 1), "heat_share": round(carried / drawn, 2) if drawn > 1 else None}

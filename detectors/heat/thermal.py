@@ -1,0 +1,213 @@
+"""Finds GPUs whose heat leaves them worse than it did: thermal resistance against peers, own past, and over weeks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.detector import Detector, memory, notes, part
+from detectors.heat.drift import SURE, Drifts
+from detectors.heat.resistance import Measured, Resistance, Supplies
+from detectors.heat.thermal_patterns import Blamed, Heat, Units, blamed
+from detectors.method.cohorts import Peers
+from detectors.method.conditions import Open, close, tell
+from detectors.method.gates import Gates
+from detectors.method.streams import Channel, Step, Streams
+from pipeline.records import SECOND, Finding, Frame
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+_LOOP_MOVED = 0.06  # of a logarithm: all GPUs of a cohort at once; a supply sensor that lies by 2 K of 30; chosen
+_LOOP_SETTLES = 3600 * SECOND  # s after which the cohort is learnt as it is then, as streams.py has it
+_LOOP_NOW = 120.0  # s over which it is averaged: a step of the load moves it for less; chosen
+_LOOP_MEMORY = 6 * 3600.0  # s in which what a cohort shows becomes its usual; chosen
+_OFF_MOST = 0.12  # what one GPU adds to the mean of its cohort at most; twice _LOOP_MOVED, chosen
+_COHORTS = (("cdu", "@sku"), ("loop", "@sku"), ("rack", "@sku"), ("@sku",), ("cdu",), ("rack",))
+_FEWEST_PEERS, _PEERS_AT_WORK = 4, 0.2
+"""Members of a cohort, and share of it, that must be at work: the few that hang on when a job waits are odd; chosen."""
+_THERMAL_BITS = np.uint64(0x20 | 0x40)  # NVML clock event reasons: software and hardware thermal slowdown
+_ALONE = 0.6  # share of a core's change that the memory beside it does not follow; they share the plate; chosen
+
+
+@dataclass
+class Thermal(Detector):
+    """PCC on ln((T - T_supply) / P) of each GPU against the GPUs of its loop; Mann-Kendall on its hourly means.
+
+    Suspect once the sum passes its threshold and R is up by `delta`; ticket after `patience` s. Page: the GPU throttles
+    by heat, or will within `near` minutes; or after `hold` s with R up by `page_delta` within hours and its memory
+    warmer too. Most GPUs of a node, or nodes of a rack, are one finding on the node or rack: their coolant. A trend of
+    two days (z > 5) with R up by `worn` since the GPU was first seen is a ticket. One temperature that moves while the
+    memory beside it does not is a sensor: telemetry_sensor tells that.
+
+    Source: P/C of a plate, lag 10 to 20 s (resistance.py); delta: what 1 K of NVML's rounding lets through at 40 K over
+    the coolant, threefold; 87 Cel is where current parts begin to slow down if they tell no margin (leptonai/gpud).
+    """
+
+    name: ClassVar[str] = "thermal"
+    family: ClassVar[str] = "thermal"
+    device_class: ClassVar[str] = "gpu"
+    needs: ClassVar[tuple[str, ...]] = ("gpu.temperature", "gpu.power")
+    wants: ClassVar[tuple[str, ...]] = (
+        *("gpu.energy", "gpu.memory_temperature", "gpu.throttle_reasons", "gpu.thermal_margin", "gpu.slowdown_margin"),
+        *("coolant.supply_temperature", "event:maintenance_start", "event:maintenance_end"),
+    )
+    blind: ClassVar[str] = (
+        "Idle GPUs, what moves all GPUs of a loop at once (coolant tells that), wear of less than 6 %, and whether "
+        "paste, plate or a clogged channel is to blame."
+    )
+
+    delta: float = 0.08
+    page_delta: float = 0.12
+    """Share; a rise of 15 % stays above it although a temperature is rounded to 1 K; chosen."""
+    worn: float = 0.06
+    """ln of R since the first half day; hourly means are good to 1 %, other jobs move them by some; chosen."""
+    patience: float = 240.0
+    """s after which a suspect is a ticket; with the CUSUM's own time still within 10 min; chosen."""
+    hold: float = 600.0
+    near: float = 15.0
+    """Minutes: who is called has a quarter of an hour; chosen."""
+    slowdown: float = 87.0
+
+    resistance: Resistance = part(Resistance)
+    cores: Streams = part(lambda: Streams(Channel(floor=0.012, delta=0.08, phi=0.6)))
+    memories: Streams = part(lambda: Streams(Channel(floor=0.5, delta=1.0, phi=0.6)))
+    drifts: Drifts = part(Drifts)
+    gates: Gates = part(Gates)
+    usual: Floats = memory(np.nan)
+    now: Floats = memory(0.0)
+    moved_until: NDArray[np.int64] = memory(0, np.int64)
+    worked: Bools = memory(False, np.bool_)
+    wearing: Bools = memory(False, np.bool_)
+    since: NDArray[np.int64] = memory(0, np.int64)
+    conditions: Open = notes()
+    _peers: Peers = field(
+        default_factory=lambda: Peers(
+            ("cdu", "@sku"), ("loop", "@sku"), ("rack", "@sku"), ("@sku",), ("cdu",), ("rack",)
+        ),
+        init=False,
+        repr=False,
+    )
+    _units: Units = field(default_factory=Units, init=False, repr=False)
+    _supplies: Supplies = field(default_factory=Supplies, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.cores.channel = Channel(floor=0.012, delta=self.delta, phi=0.6)
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        self.gates.hear(frames)
+        frame = frames.get("gpu")
+        if frame is None or not len(frame.entities):
+            return []
+        self.grow(len(frame.entities))
+        groups = self._peers.of(frame)
+        seen = self.resistance.take(frame, self._supplies.of(frame, frames.get("coolant")))
+        gate = self._gate(frame, seen)
+        step = self.cores.step(seen.ln_r, groups, frame.time, gate)
+        memory_step = self.memories.step(seen.above, groups, frame.time, gate)
+        self._follow(seen, step, groups, frame.time)
+        self._trend(seen, step, gate, frame.time)
+        heat = self._heat(frame, seen, step, memory_step)
+        if not heat.bad.any():
+            close(self.conditions, set())
+            return []
+        return self._told(frame, blamed(frame, heat, self))
+
+    def _gate(self, frame: Frame, seen: Measured) -> Bools:
+        """Whose resistance may be judged now. After work it is another one: a plate was off, a sensor calibrated."""
+        n = len(frame.entities)
+        working = self.gates.working(frame)
+        over = self.worked[:n] & ~working
+        self.worked[:n] = working
+        exchanged = [e for e in frame.events if e.kind == "version"]
+        anew = seen.fresh | over
+        if exchanged:
+            names = {e.entity for e in exchanged}
+            anew = anew | np.fromiter((e in names for e in frame.entities), bool, n)
+        settled = (self.moved_until[:n] > 0) & (self.moved_until[:n] <= frame.time)
+        self.usual[:n][settled] = np.nan
+        anew = anew | settled
+        if anew.any():
+            self._forget(anew)
+        gate = seen.usable & ~working & (self.moved_until[:n] == 0)
+        groups = self._peers.of(frame)
+        mine, size = groups >= 0, int(groups.max(initial=0)) + 1
+        count, whole = np.bincount(groups[gate & mine], minlength=size), np.bincount(groups[mine], minlength=size)
+        few = count < np.maximum(_FEWEST_PEERS, _PEERS_AT_WORK * whole)
+        return np.asarray(gate & ~(mine & few[groups]))
+
+    def _forget(self, mask: Bools) -> None:
+        for streams in (self.cores, self.memories):
+            streams.forget(mask[: streams.cells.shape[1]])
+        self.drifts.forget(mask)
+        self.moved_until[: len(mask)][mask] = 0
+        self.wearing[: len(mask)][mask] = False
+        self.since[: len(mask)][mask] = 0
+
+    def _follow(self, seen: Measured, step: Step, groups: NDArray[np.int32], time: int) -> None:
+        """Where a whole cohort moved, its supply did or its sensor: no member is judged for an hour, then all anew."""
+        n, mine = len(groups), groups >= 0
+        usual, now, until = self.usual[:n], self.now[:n], self.moved_until[:n]
+        fresh = np.isnan(usual) & mine
+        usual[fresh], now[fresh] = step.median[fresh], 0.0
+        off = np.clip(seen.ln_r - usual - self.cores.cells[0, :n], -_OFF_MOST, _OFF_MOST)
+        told = mine & seen.usable & np.isfinite(off)
+        count = np.bincount(groups[told], minlength=int(groups.max(initial=0)) + 1)
+        total = np.bincount(groups[told], off[told], minlength=len(count))
+        common = np.where(mine & (count[groups] > 0), total[groups] / np.maximum(count[groups], 1), 0.0)
+        seconds = self.cores.step_s or 10.0
+        now += (1 - np.exp(-seconds / _LOOP_NOW)) * (common - now)
+        usual += (1 - np.exp(-seconds / _LOOP_MEMORY)) * common
+        moves = (np.abs(now) > _LOOP_MOVED) & (until == 0)
+        until[moves] = time + _LOOP_SETTLES
+
+    def _trend(self, seen: Measured, step: Step, gate: Bools, time: int) -> None:
+        """Hourly means of what each is above its peers; once an hour, who wears."""
+        others = np.where(step.alone, 0.0, step.median)
+        if self.drifts.take(np.where(gate, seen.ln_r - others, np.nan), time):
+            z, grown = self.drifts.judge()
+            mine = self.wearing[: len(z)]
+            mine[:] = np.where(mine, grown > self.worn / 2, (z > SURE) & (grown > self.worn)) & np.isfinite(grown)
+
+    def _heat(self, frame: Frame, seen: Measured, step: Step, memory_step: Step) -> Heat:
+        """What is known of each GPU at this instant."""
+        n = len(frame.entities)
+        reasons = frame["gpu.throttle_reasons"]
+        bits = np.where(np.isfinite(reasons), reasons, 0).astype(np.uint64)
+        margin, at = frame["gpu.thermal_margin"], frame["gpu.slowdown_margin"]
+        left = margin - np.where(np.isfinite(at), at, 0.0)
+        left = np.where(np.isfinite(left), left, self.slowdown - frame["gpu.temperature"])
+        throttled = (bits & _THERMAL_BITS) != 0
+        memory_told = np.isfinite(seen.above) & memory_step.judged
+        warmer = seen.rise * -np.expm1(-step.effect)  # K that the core is warmer for its resistance
+        witness = memory_told & (memory_step.effect < _ALONE * warmer)
+        alone = memory_told & ~witness & ~throttled
+        honest = step.effect - seen.misread >= self.delta / 2
+        on = step.on & ~step.moved & ~alone & honest & (self.moved_until[:n] == 0)
+        first = on & (self.since[:n] == 0)
+        self.since[:n][first] = frame.time - step.held[first] * SECOND
+        self.since[:n][~on] = 0
+        return Heat(
+            seen=seen,
+            step=step,
+            bad=(on | self.wearing[:n]) & step.judged,
+            on=on,
+            wearing=self.wearing[:n],
+            throttled=throttled,
+            left=left,
+            witness=witness,
+            since=self.since[:n],
+            units=self._units.of(frame),
+        )
+
+    def _told(self, frame: Frame, found: Mapping[str, Blamed]) -> list[Finding]:
+        close(self.conditions, set(found))
+        out = []
+        for entity, one in sorted(found.items()):
+            due = tell(self.conditions, entity, frame.time, one.onset, one.level)
+            if due is not None:
+                out.append(one.finding(frame.time, due, entity, self.name))
+        return out

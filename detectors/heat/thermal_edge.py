@@ -1,0 +1,115 @@
+"""Finds heat that is no longer taken away: temperatures that rise faster than their power explains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from detectors.detector import Detector, notes
+from detectors.method.conditions import Open, close, tell
+from detectors.method.edge_events import Told, told
+from detectors.method.evidence import evidence
+from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.topology import Topology, kind_of
+
+_KIND = "temperature_rise"
+_TOGETHER = 60 * SECOND  # rises this close to each other have one reason: racks of a loop heat up within a minute
+_LASTS = 600 * SECOND  # a rise whose end no event told is over: no part rises at 0.5 K/s for so long
+_SOURCES = frozenset({"cdu", "loop", "connector", "chassis"})  # what brings coolant to a part
+_UNITS = {"gpu": "node"}  # what shares a part's cooling most closely
+
+
+@dataclass
+class ThermalEdge(Detector):
+    """One part that heats up is a suspect; `least` parts of a node, and at least half, are a page on the node.
+
+    A single sensor cannot tell a lost cold plate from its own fault, and the part slows down by itself at its limit;
+    several parts are several sensors, and what they share is the manifold. Coolant that warms fast at its supply is one
+    sensor too: a suspect, and a page once a part that it cools rises. Flow, pressure or a leak that explain a suspect
+    raise it to a page (corroboration).
+
+    Source: dT/dt = P / C is 2.3 K/s at 1 kW and 440 J/K of plate and water without flow.
+    """
+
+    name: ClassVar[str] = "thermal_edge"
+    family: ClassVar[str] = "thermal"
+    device_class: ClassVar[str] = "gpu"
+    needs: ClassVar[tuple[str, ...]] = (f"event:{_KIND}",)
+    blind: ClassVar[str] = (
+        "Rises while the load swings, below 0.5 K/s, in the first 30 s of an agent, and parts that do not tell power."
+    )
+
+    least: int = 3
+
+    rising: dict[str, dict[str, Any]] = notes()
+    conditions: Open = notes()
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        if not frames:
+            return []
+        time = max(frame.time for frame in frames.values())
+        for said in told(frames, (_KIND,)):
+            self._hear(said)
+        self.rising = {e: r for e, r in self.rising.items() if time - r["onset"] <= _LASTS}
+        blamed = self._blamed(next(iter(frames.values())).topology, frames.get("gpu"))
+        close(self.conditions, set(blamed))
+        found = []
+        for entity, (level, parts) in sorted(blamed.items()):
+            onset = min(self.rising[part]["onset"] for part in parts)
+            if due := tell(self.conditions, entity, time, onset, level):
+                found.append(self._finding(entity, time, due, parts))
+        return found
+
+    def _hear(self, said: Told) -> None:
+        if said.active:
+            numbers = {name: said.number(name) for name in ("value", "slope", "rise", "seconds")}
+            signal = str(said.event.data.get("signal", "gpu.temperature"))
+            self.rising[said.entity] = {"onset": said.since, "signal": signal, **numbers}
+        else:
+            self.rising.pop(said.entity, None)
+
+    def _blamed(self, topology: Topology, frame: Frame | None) -> dict[str, tuple[Level, list[str]]]:
+        """Whom to blame -> (level, the parts that rise): a node for several of its parts, else each part."""
+        units: dict[str, list[str]] = {}
+        for part in sorted(self.rising):
+            wanted = _UNITS.get(kind_of(part))
+            unit = topology.above_of_kind(part, wanted) if wanted else None
+            units.setdefault(unit or part, []).append(part)
+        found: dict[str, tuple[Level, list[str]]] = {}
+        for unit, parts in units.items():
+            if unit != parts[0] and self._enough(topology, frame, unit, parts):
+                found[unit] = ("page", parts)
+            else:
+                found |= {part: ("page" if self._feeds_heat(topology, part) else "suspect", [part]) for part in parts}
+        return found
+
+    def _feeds_heat(self, topology: Topology, part: str) -> bool:
+        """Whether warm coolant reaches a part that rises too: two sensors far apart say the same."""
+        if kind_of(part) in _UNITS:
+            return False
+        source = {e for e in (part, *topology.above(part)) if kind_of(e) in _SOURCES}
+        return any(source & set(topology.above(other)) for other in self.rising if kind_of(other) in _UNITS)
+
+    def _enough(self, topology: Topology, frame: Frame | None, unit: str, parts: list[str]) -> bool:
+        """Whether the parts of a unit rise together."""
+        onsets = sorted(self.rising[part]["onset"] for part in parts)
+        close_by = any(b - a <= _TOGETHER for a, b in zip(onsets, onsets[self.least - 1 :], strict=False))
+        known = frame.entities if frame is not None else ()
+        size = sum(topology.above_of_kind(e, kind_of(unit)) == unit for e in known)
+        return len(parts) >= self.least and close_by and 2 * len(parts) >= size
+
+    def _finding(self, entity: str, time: int, due: tuple[int, Level], parts: list[str]) -> Finding:
+        worst = max(parts, key=lambda part: (self.rising[part]["slope"], part))
+        rise = self.rising[worst]
+        who = entity if parts == [entity] else f"{len(parts)} parts of {entity}"
+        summary = f"{who} rose by {rise['rise']:.3g} K in {rise['seconds']:.3g} s without more power"
+        shown = evidence(
+            "ends when the parts no longer rise, or after ten minutes",
+            parts=parts[:16],
+            slope=rise["slope"],
+            temperature=rise["value"],
+            holds=False,
+        )
+        signals = tuple(dict.fromkeys(self.rising[part]["signal"] for part in parts))
+        return Finding(time, due[0], entity, self.name, due[1], float(len(parts)), summary, shown, signals)

@@ -1,0 +1,1 @@
+"""Links: ports and cables, optics, leaves, NVLink and PCIe."""

@@ -1,0 +1,121 @@
+"""Counters of ports, read sparsely: a tick in which few of them move costs a few comparisons of whole columns.
+
+What a counter does that is not growth is no growth here: it began a new life (the agent says so, or it fell), it
+stands at the top of its register, or it answers with all bits set. One that passes 2**32 has wrapped, and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.records import SECOND
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
+_TOPS = (2.0**16 - 1, 2.0**32 - 1, 2.0**64)
+"""Readings that say nothing: 16 and 32 bits full (classic IBTA counters stop there), or all bits set, as a device that
+does not answer reads; 2**64 is 2**64 - 1 as a float. On its way through one of them a counter is read a tick later."""
+_WIDE = 2.0**32
+_Arrays = dict[str, NDArray[Any]]
+
+
+class Lives:
+    """Which life of its counters each port is in, as agents tell it (signal CLASS.generation)."""
+
+    def __init__(self) -> None:
+        self._of = np.empty(0)
+
+    def changed(self, lives: Floats) -> tuple[Places, Floats]:
+        """Ports whose counters began anew since the last reading, and the (N,) newest known lives (UTC s; NaN)."""
+        self._of = grown(self._of, len(lives), np.nan)
+        new = np.flatnonzero(lives != self._of[: len(lives)])
+        new = new[np.isfinite(lives[new])]
+        anew = new[np.isfinite(self._of[new])]
+        self._of[new] = lives[new]
+        return anew, self._of
+
+    def snapshot(self) -> _Arrays:
+        return {"of": self._of.copy()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._of = state["of"]
+
+
+class Readings:
+    """The last readings of one signal on all ports."""
+
+    def __init__(self) -> None:
+        self.last = np.empty(0)  # NaN: never read
+        self.gone = np.empty(0, np.int64)  # when it was last read, if not in the newest frame; 0: it was
+        self.anew = np.empty(0, np.bool_)  # a new life has begun: growth until the next reading is unknown
+        self.born = False  # whether any of these is waited for
+        self.before = 0  # time of the newest frame
+
+    def moved(self, now: Floats, time: int) -> tuple[Places, Floats, Floats]:
+        """(ports, readings before, seconds since) of those that read otherwise than last time; NaN at the first."""
+        self._lengthen(len(now))
+        other = np.flatnonzero(now != self.last[: len(now)])  # NaN, now or before, is other, too
+        read = now[other] == now[other]
+        at, missing = other[read], other[~read]
+        since = np.where(self.gone[at] != 0, self.gone[at], self.before)
+        last = self.last[at]
+        self.last[at] = now[at]
+        back = np.flatnonzero(self.gone[: len(now)])
+        self.gone[back[now[back] == now[back]]] = 0
+        self.gone[missing[self.gone[missing] == 0]] = self.before or time
+        self.before = time
+        return at, last, (time - since) / SECOND
+
+    def growth(self, now: Floats, time: int, anew: Places) -> tuple[Places, Floats, Floats]:
+        """(ports, growth, seconds) of a counter where it grew and that is known; `anew`: ports in a new life."""
+        self._lengthen(len(now))
+        other = np.flatnonzero(now != self.last[: len(now)])
+        if len(other) and (odd := other[_says_nothing(now[other])]).size:
+            now = now.copy()
+            now[odd] = np.nan
+        if len(anew):
+            self.anew[anew], self.born = True, True
+        at, last, seconds = self.moved(now, time)
+        wrapped = (last >= 0.9 * _WIDE) & (last < _WIDE) & (now[at] < 0.1 * _WIDE)
+        grew = now[at] - last + np.where(wrapped, _WIDE, 0.0)
+        told = (grew > 0) & (seconds > 0) & ~self.anew[at]  # NaN compares as false: a first reading tells nothing
+        if self.born:
+            self.anew[: len(now)] &= ~np.isfinite(now)
+            self.born = bool(self.anew.any())
+        return at[told], grew[told], seconds[told]
+
+    def full(self, port: int, now: Floats) -> bool:
+        """Whether the counter of a port stands at the top of its register, so that it counts no more."""
+        return port < len(now) and now[port] in _TOPS
+
+    def _lengthen(self, size: int) -> None:
+        if len(self.last) >= size:
+            return
+        self.last = grown(self.last, size, np.nan)
+        self.gone, self.anew = grown(self.gone, size, 0), grown(self.anew, size, False)
+
+    def snapshot(self) -> dict[str, Any]:
+        arrays = {"last": self.last, "gone": self.gone, "anew": self.anew}
+        return {**{name: a.copy() for name, a in arrays.items()}, "before": self.before}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.last, self.gone, self.anew = state["last"], state["gone"], state["anew"]
+        self.born = bool(self.anew.any())
+        self.before = int(state["before"])
+
+
+def _says_nothing(values: Floats) -> NDArray[np.bool_]:
+    return np.isin(values, _TOPS) | (values < 0) | (values > _TOPS[-1])
+
+
+def grown(array: NDArray[Any], size: int, fill: float) -> NDArray[Any]:
+    """The array, lengthened to at least `size`."""
+    if len(array) >= size:
+        return array
+    new = np.full(size, fill, array.dtype)
+    new[: len(array)] = array
+    return new

@@ -1,0 +1,236 @@
+"""CUSUM on the errors of a link: Poisson, or negative binomial as far as errors come in bunches on the whole fabric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.link.counters import Places, Readings, grown
+from pipeline.records import SECOND
+
+Floats = NDArray[np.float64]
+PHYSICAL = (
+    *("nic.symbol_errors", "nic.phy_symbol_errors", "nic.crc_errors", "nic.phy_crc_errors"),
+    *("nic.integrity_errors", "nic.link_recoveries"),
+)
+"""Left over after correction, by the receiver of the port: no load of the network makes any of them."""
+PACKETS = ("nic.port_rx_errors",)
+"""Packets received with an error: damaged ones, but also those that found no room (IBTA 16.1.3.5)."""
+_BURST = 30.0  # s over which errors are capped: the interval at which fabrics are polled
+_DAY = 86_400.0
+_PRIOR = 3e5
+"""Readings at the healthy rate and without bunches that are taken for granted: an hour of 830 ports. Chosen."""
+_BEST = 0.1
+"""Of the healthy rate, the least that a fabric is taken to have, however few errors it shows: a link that errs ten
+times as often as the rest, but less than a sound one may, would page once in five years. Chosen."""
+_MOST_BUNCHED = 64.0  # above it, a BER of 1e-12 would no longer be found within 90 s. Chosen
+_UNKNOWN, _SLOWEST, _FASTEST = 400_000.0, 100_000.0, 10_000_000.0
+"""Mbit/s of a port that does not tell its speed, the least that counts (on slower links five errors an hour, of which
+a plug makes some, would be a fault), and what none has. Chosen."""
+
+
+def likelihood(count: Floats, healthy: Floats, faulty: Floats, bunched: float) -> Floats:
+    """ln of P(count | faulty) / P(count | healthy) for means of `healthy` and `faulty` errors in the time.
+
+    bunched: a of the negative binomial, whose variance is mean * (1 + a * mean); 0: Poisson.
+    """
+    gain = count * np.log(faulty / healthy)
+    if bunched < 1e-6:
+        return np.asarray(gain - (faulty - healthy))
+    return np.asarray(gain - (count + 1 / bunched) * np.log((1 + bunched * faulty) / (1 + bunched * healthy)))
+
+
+@dataclass
+class Cohort:
+    """How often one counter of all ports errs, and how much in bunches: moments over about the last day."""
+
+    readings: float = 0.0
+    first: float = 0.0
+    second: float = 0.0
+
+    def learn(self, readings: int, seconds: float) -> None:
+        """Takes one instant without errors, `seconds` after the one before."""
+        keep = math.exp(-min(max(seconds, 0.0), _DAY) / _DAY)
+        self.readings = self.readings * keep + readings
+        self.first, self.second = self.first * keep, self.second * keep
+
+    def add(self, first: float, second: float) -> None:
+        """Adds errors and their squares."""
+        self.first, self.second = self.first + first, self.second + second
+
+    def share(self, healthy: float) -> float:
+        """What this fabric errs, as a share of the mean `healthy` of a reading: from `_BEST` to 1."""
+        mean = (self.first + _PRIOR * healthy) / (self.readings + _PRIOR)
+        return min(max(mean / healthy, _BEST), 1.0)
+
+    def bunched(self, mean: float) -> float:
+        """a of the negative binomial: 0 where errors are as even as chance makes them, bounded.
+
+        With far fewer errors than `mean`, the variance beyond Poisson's is told in units of it: the distribution is
+        then as wide at the healthy rate as what was seen.
+        """
+        readings = self.readings + _PRIOR
+        seen, square = self.first / readings, self.second / readings
+        beyond = max(square - seen * seen - seen, 0.0)
+        return min(beyond / max(seen, mean, 1e-12) ** 2, _MOST_BUNCHED)
+
+
+def _floats() -> Floats:
+    return np.empty(0)
+
+
+def _places() -> Places:
+    return np.empty(0, np.int64)
+
+
+def _flags() -> NDArray[np.bool_]:
+    return np.empty(0, np.bool_)
+
+
+@dataclass
+class Counted:
+    """One counter of all ports and what speaks against each of them."""
+
+    readings: Readings = field(default_factory=Readings)
+    cohort: Cohort = field(default_factory=Cohort)
+    sum: Floats = field(default_factory=_floats)  # log-likelihood ratio, at least 0
+    since: Places = field(default_factory=_places)  # when it last left zero: the onset
+    total: Floats = field(default_factory=_floats)  # errors since then, not capped
+    used: Floats = field(default_factory=_floats)  # errors that have counted in the present 30 s
+    opened: Places = field(default_factory=_places)  # when these began
+    first: Floats = field(default_factory=_floats)  # moments of its readings since the onset
+    second: Floats = field(default_factory=_floats)
+    bad: NDArray[np.bool_] = field(default_factory=_flags)  # it has been above the limit since then
+    judged: int = 0  # time of the newest judgement
+
+    def lengthen(self, size: int) -> None:
+        if len(self.sum) >= size:
+            return
+        for name in _FIELDS:
+            setattr(self, name, grown(getattr(self, name), size, 0))
+
+    def capped(self, at: Places, count: Floats, time: int, cap: float) -> Floats:
+        """Of the errors of some ports at most `cap` in 30 s from the first on."""
+        over = (time - self.opened[at] >= _BURST * SECOND) | (time < self.opened[at])
+        fresh = at[over]
+        self.opened[fresh], self.used[fresh] = time, 0.0
+        taken = np.minimum(count, cap - self.used[at])
+        self.used[at] += taken
+        return np.asarray(taken)
+
+    def close(self, over: Places) -> None:
+        """Ends what is over; errors of ports that never were above the limit are those of sound ones."""
+        sound = over[~self.bad[over]]
+        self.cohort.add(float(self.first[sound].sum()), float(self.second[sound].sum()))
+        self.total[over] = self.first[over] = self.second[over] = 0.0
+        self.bad[over] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What Errors is told by the detector's configuration; the rates are bit error rates."""
+
+    healthy: float
+    faulty: float
+    limit: float
+    cap: float
+
+
+class Errors:
+    """All error counters of all ports."""
+
+    def __init__(self) -> None:
+        self.counted: dict[str, Counted] = {}
+        self._speed = np.empty(0)
+
+    def speeds(self, speed: Floats) -> None:
+        """Takes the speeds (Mbit/s, NaN) that ports were trained to; a port that is down keeps its last one."""
+        self._speed = grown(self._speed, len(speed), np.nan)
+        new = np.flatnonzero(speed != self._speed[: len(speed)])
+        new = new[(speed[new] > 0) & (speed[new] < _FASTEST)]
+        self._speed[new] = speed[new]
+
+    def bits(self, at: Places) -> Floats:
+        """Bits per second of some ports."""
+        speed = self._speed[at]
+        return np.asarray(np.maximum(np.where(np.isnan(speed), _UNKNOWN, speed), _SLOWEST) * 1e6)
+
+    def take(self, signal: str, now: Floats, time: int, anew: Places) -> tuple[Places, Floats]:
+        """(ports, growth) of a counter where it grew; nothing is judged yet."""
+        counted = self.counted.setdefault(signal, Counted())
+        counted.lengthen(len(now))
+        at, growth, _ = counted.readings.growth(now, time, anew)
+        return at, growth
+
+    def judge(self, signal: str, at: Places, growth: Floats, readings: int, time: int, setting: Setting) -> None:
+        """Weighs one instant: `growth` errors at the ports `at`, none at the others of `readings` that were read."""
+        counted = self.counted[signal]
+        seconds = (time - counted.judged) / SECOND if counted.judged else 0.0
+        counted.judged = time
+        counted.cohort.learn(readings, seconds)
+        active = np.flatnonzero(counted.sum)
+        if not len(at) and not len(active):
+            return
+        taken = counted.capped(at, growth, time, setting.cap)
+        errors = np.zeros(len(counted.sum))
+        errors[at] = taken
+        active = np.union1d(active, at)
+        if seconds > 0:
+            self._weigh(counted, active, errors[active], seconds, setting)
+        fresh = at[counted.total[at] == 0]
+        counted.since[fresh] = time
+        counted.total[at] += growth
+        counted.first[at] += taken
+        counted.second[at] += taken**2
+        counted.bad[active] |= counted.sum[active] > setting.limit
+        counted.close(active[counted.sum[active] <= 0])
+
+    def _weigh(self, counted: Counted, at: Places, errors: Floats, seconds: float, setting: Setting) -> None:
+        bits = self.bits(at) * seconds
+        usual = float(bits.mean()) * setting.healthy
+        share = counted.cohort.share(usual)
+        bunched = counted.cohort.bunched(usual * share)
+        ratio = likelihood(errors, bits * setting.healthy * share, bits * setting.faulty, bunched)
+        counted.sum[at] = np.clip(counted.sum[at] + ratio, 0.0, 2 * setting.limit)
+
+    def strength(self, port: int) -> dict[str, float]:
+        """Counter -> what speaks against a port, of those that say anything."""
+        return {s: float(c.sum[port]) for s, c in self.counted.items() if port < len(c.sum) and c.sum[port] > 0}
+
+    def above(self, limit: float) -> NDArray[np.int64]:
+        """Ports of which some counter says more than `limit`."""
+        found = [np.flatnonzero(c.sum > limit) for c in self.counted.values()]
+        return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+
+    def full(self, port: int, values: Mapping[str, Floats]) -> list[str]:
+        """Counters of a port that stand at the top of their registers and count no more."""
+        return [s for s, c in self.counted.items() if s in values and c.readings.full(port, values[s])]
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"speed": self._speed.copy(), "counted": {s: _plain(c) for s, c in self.counted.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._speed = state["speed"]
+        self.counted = {signal: _counted(saved) for signal, saved in state["counted"].items()}
+
+
+_FIELDS = ("sum", "since", "total", "used", "opened", "first", "second", "bad")
+_MOMENTS = ("readings", "first", "second")
+
+
+def _plain(counted: Counted) -> dict[str, Any]:
+    arrays = {name: getattr(counted, name).copy() for name in _FIELDS}
+    moments = {name: getattr(counted.cohort, name) for name in _MOMENTS}
+    return {**arrays, "judged": counted.judged, "moments": moments, "readings": counted.readings.snapshot()}
+
+
+def _counted(saved: Mapping[str, Any]) -> Counted:
+    counted = Counted(Readings(), Cohort(**saved["moments"]), **{name: saved[name] for name in _FIELDS})
+    counted.judged = int(saved["judged"])
+    counted.readings.restore(saved["readings"])
+    return counted

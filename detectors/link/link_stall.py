@@ -1,0 +1,226 @@
+"""Finds ports that are up and move nothing, while the ports beside them do: a NIC whose firmware stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.detector import Detector, memory, part
+from detectors.detector import notes as plain
+from detectors.link.counters import Floats, Lives, Places, Readings
+from detectors.method.cohorts import Peers
+from detectors.method.conditions import Open, close, tell
+from detectors.method.evidence import Compared, evidence
+from detectors.method.gates import Gates
+from pipeline.records import LEVELS, SECOND, Finding, Frame, Level
+
+ERRORS = (
+    *("nic.ack_timeouts", "nic.req_cqe_errors", "nic.resp_cqe_errors"),
+    *("nic.transport_retries_exceeded", "nic.phy_tx_errors"),
+)
+"""What a NIC counts whose work is not done: somebody wants to send through it, and nothing goes out."""
+_ILL = frozenset(
+    ("mlx5_health", "mlx5_unrecoverable", "mlx5_internal_error", "mlx5_command_timeout", "transmit_timeout")
+)
+"""Lines of the kernel log in which a driver itself says that its NIC does not answer."""
+_WITNESSES = 4  # ports of a cohort, itself among them, below which they are no witnesses; chosen
+_TOLD = 600 * SECOND  # how long a line of the kernel log speaks for what follows; chosen
+
+
+@dataclass
+class LinkStall(Detector):
+    """A port that is up, has moved bytes in each of `steady` readings, and then none in either direction for `hold` s.
+
+    Page: most ports beside it move (of its node and role, else of its leaf), and it counts failing work in `failing`
+    readings; or its driver said that the NIC does not answer. Suspect: most ports beside it move, it counts nothing;
+    or all stand still and it alone counts failing work. Where the others stand still too, a job has ended or hangs,
+    and no port is to blame: ports of InfiniBand send nothing at all when nobody uses them.
+
+    Source: RDMA traffic that falls to nothing as the sign of a hang (ByteRobust, SOSP 2025, which waits 10 min as it
+    looks at whole jobs); the health poll of the mlx5 driver. `hold`, `steady` and `failing` are chosen: six readings
+    of 10 s, past which every retry of a queue pair (4 s each) has been counted; half of those ten minutes; and two,
+    since a job that is killed flushes its queue pairs within one.
+    """
+
+    name: ClassVar[str] = "link_stall"
+    family: ClassVar[str] = "link degradation"
+    device_class: ClassVar[str] = "nic"
+    needs: ClassVar[tuple[str, ...]] = ("nic.state", "nic.rx_bytes", "nic.tx_bytes")
+    wants: ClassVar[tuple[str, ...]] = (
+        *(*ERRORS, "nic.generation", "event:kernel", "event:maintenance_start", "event:maintenance_end"),
+    )
+    blind: ClassVar[str] = (
+        "NICs that stall while nobody uses them, that move a little, or whose whole job stands still and whose driver "
+        "says nothing."
+    )
+
+    hold: float = 60.0
+    steady: int = 30
+    failing: int = 2
+    most: float = 0.5
+
+    last: Floats = memory(np.nan)
+    seen: NDArray[np.int64] = memory(0, np.int64)
+    since: NDArray[np.int64] = memory(0, np.int64)
+    moves: NDArray[np.int64] = memory(0, np.int64)
+    up: NDArray[np.bool_] = memory(False, np.bool_)
+    failed: Floats = memory(0.0)
+    failures: NDArray[np.int64] = memory(0, np.int64)
+    ill: dict[str, int] = plain()
+    conditions: Open = plain()
+    gates: Gates = part(Gates)
+    lives: Lives = part(Lives)
+    counters: Counters = part(lambda: Counters())
+    _peers: Peers = field(
+        default_factory=lambda: Peers(("node", "@role"), ("node",), ("leaf",), least=_WITNESSES), init=False, repr=False
+    )
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        self.gates.hear(frames)
+        frame = frames.get("nic")
+        if frame is None or not len(frame.entities):
+            return []
+        n = len(frame.entities)
+        self.grow(n)
+        self._hear(frame)
+        state = frame["nic.state"]
+        np.copyto(self.up[:n], state >= 1, where=np.isfinite(state))
+        rates = self._move(frame)
+        self._fail(frame)
+        stands = (self.since[:n] > 0) & (self.moves[:n] >= self.steady) & self.up[:n]
+        stands &= self.seen[:n] - self.since[:n] >= self.hold * SECOND
+        if not stands.any():
+            self.conditions.clear()
+            return []
+        return self._findings(frame, np.flatnonzero(stands), rates)
+
+    def _hear(self, frame: Frame) -> None:
+        for event in frame.events:
+            if event.kind == "kernel" and event.data.get("pattern") in _ILL:
+                self.ill[event.entity] = event.time
+        for port in [p for p, at in self.ill.items() if frame.time - at > _TOLD and p not in self.conditions]:
+            del self.ill[port]
+
+    def _move(self, frame: Frame) -> Floats:
+        """(N,) bytes per second since the last reading, both directions; notes who moves and who stands still."""
+        n, time = len(frame.entities), frame.time
+        last, seen, since, moves = self.last[:n], self.seen[:n], self.since[:n], self.moves[:n]
+        total = frame["nic.rx_bytes"] + frame["nic.tx_bytes"]
+        known = np.isfinite(total)
+        same = total == last
+        going = known & ~same
+        # who moves again after it stood begins to be known anew
+        moves += going
+        moves[going & (since > 0)] = 1
+        np.copyto(since, seen, where=same & (since == 0))
+        np.copyto(since, 0, where=going)
+        np.copyto(self.failed[:n], 0.0, where=going)
+        np.copyto(self.failures[:n], 0, where=going)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            rates = (total - last) * SECOND / (time - seen)
+        np.copyto(last, total, where=known)
+        np.copyto(seen, time, where=known)
+        return np.asarray(rates)
+
+    def _fail(self, frame: Frame) -> None:
+        """Notes failing work of ports that stand still."""
+        anew, _ = self.lives.changed(frame["nic.generation"])
+        grew: dict[int, float] = {}
+        for signal in ERRORS:
+            if signal in frame.values:
+                at, growth = self.counters.growth(signal, frame.values[signal], frame.time, anew)
+                for i, count in zip(at.tolist(), growth.tolist(), strict=True):
+                    if self.since[i] > 0:
+                        grew[i] = grew.get(i, 0.0) + count
+        for i, count in grew.items():
+            self.failed[i] += count
+            self.failures[i] += 1
+
+    def _findings(self, frame: Frame, stands: Places, rates: Floats) -> list[Finding]:
+        groups = self._peers.of(frame)
+        read, going = np.isfinite(rates), rates != 0
+        size = np.bincount(groups[read & (groups >= 0)], minlength=int(groups.max()) + 1)
+        moving = np.bincount(groups[read & going & (groups >= 0)], minlength=len(size))
+        found, holding = [], set()
+        for i in stands.tolist():
+            port, g = frame.entities[i], int(groups[i])
+            beside, others = (int(moving[g]), int(size[g]) - int(read[i])) if g >= 0 else (0, 0)
+            level = self._level(i, port, others >= _WITNESSES - 1 and beside > self.most * others, frame, groups)
+            if level is None or self.gates.in_work(port, frame.topology, frame.time):
+                continue
+            holding.add(port)
+            due = tell(self.conditions, port, frame.time, int(self.since[i]), level)
+            if due is not None and read[i]:
+                found.append(self._finding(frame, i, due, (beside, others), rates[(groups == g) & (g >= 0) & read]))
+        close(self.conditions, holding)
+        return found
+
+    def _level(self, i: int, port: str, others_move: bool, frame: Frame, groups: NDArray[np.int32]) -> Level | None:
+        """How loud, or None if nobody is to blame."""
+        facts = frame.topology.attributes.get(port, {})
+        fails = bool(self.failures[i] >= self.failing)
+        level: Level | None = None
+        if port in self.ill or (others_move and fails):
+            level = "page"
+        elif others_move or (fails and self._alone(i, groups)):
+            level = "suspect"
+        highest: Level = "suspect" if facts.get("role") == "unused" or facts.get("wireless") is True else "page"
+        if facts.get("role") == "management":
+            highest = "ticket"
+        return None if level is None else min(level, highest, key=LEVELS.index)
+
+    def _alone(self, i: int, groups: NDArray[np.int32]) -> bool:
+        """Whether it is the only one of its cohort whose work fails."""
+        failing = (groups == groups[i]) & (self.failures[: len(groups)] >= self.failing)
+        return bool(groups[i] >= 0 and np.count_nonzero(failing) == 1)
+
+    def _finding(self, frame: Frame, i: int, due: tuple[int, Level], beside: tuple[int, int], rates: Floats) -> Finding:
+        port, (moving, others) = frame.entities[i], beside
+        seconds, failed = (frame.time - int(self.since[i])) / SECOND, int(self.failed[i])
+        says = [f"{port} is up but has moved no byte for {seconds:.0f} s"]
+        cohort = self._peers.name(frame, i)
+        says += [f"{moving} of {others} ports beside it ({cohort}) move"] if others else []
+        says += [f"{failed} timeouts and failed completions since"] if failed else []
+        says += ["its driver says that the NIC does not answer"] if port in self.ill else []
+        verdict = "the NIC or its firmware" if due[1] != "suspect" else "the NIC, or nobody uses it"
+        usual = float(np.median(rates)) if len(rates) else 0.0
+        compared = Compared(0.0, usual, None, cohort, others, -usual, "By/s")
+        more = {"still_s": round(seconds, 1), "failed": failed, "driver_says_so": port in self.ill}
+        shown = evidence("it moves bytes again, or goes down", compared, **more)
+        signals = ("nic.tx_bytes", "nic.rx_bytes", *(s for s in ERRORS if failed and s in frame.values))
+        score = seconds / self.hold
+        return Finding(
+            frame.time,
+            min(due[0], frame.time),
+            port,
+            self.name,
+            due[1],
+            score,
+            f"{', '.join(says)}: {verdict}",
+            shown,
+            signals,
+        )
+
+
+class Counters:
+    """Readings of several counters by signal."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Readings] = {}
+
+    def growth(self, signal: str, now: Floats, time: int, anew: Places) -> tuple[Places, Floats]:
+        at, grew, _ = self._of.setdefault(signal, Readings()).growth(now, time, anew)
+        return at, grew
+
+    def snapshot(self) -> dict[str, object]:
+        return {signal: readings.snapshot() for signal, readings in self._of.items()}
+
+    def restore(self, state: Mapping[str, Mapping[str, object]]) -> None:
+        self._of = {}
+        for signal, saved in state.items():
+            self._of[signal] = Readings()
+            self._of[signal].restore(saved)

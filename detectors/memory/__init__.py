@@ -1,0 +1,1 @@
+"""Memory health: ECC errors, remapped rows, DIMMs. Never called silent data corruption."""

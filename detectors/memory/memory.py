@@ -1,0 +1,293 @@
+"""Health of memory: corrected and uncorrected errors of GPUs and servers, rows replaced and rows that cannot be.
+
+This is memory health and says nothing about silent corruption: what ECC counts was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.detector import Detector, memory, notes, part
+from detectors.memory.growth import Growth
+from detectors.memory.host import Host
+from detectors.memory.rates import HOUR, Rates
+from detectors.memory.words import CLEARS, Trouble, budget, counted, of_host, worst
+from detectors.method.baseline import Cells
+from detectors.method.cohorts import Peers
+from detectors.method.conditions import Open, close, tell
+from detectors.method.evidence import Compared, evidence
+from detectors.method.gates import Gates
+from detectors.xid.levels import UNCONTAINED, number, resets
+from pipeline.records import SECOND, Finding, Frame, finite
+
+Bools = NDArray[np.bool_]
+MEM = np.dtype(
+    [
+        ("lost", "<f8"),  # uncorrected errors of device memory in this life
+        ("lost_at", "<i8"),
+        ("lost_rows", "<f8"),  # rows replaced when the first came
+        ("chip", "<f8"),  # uncorrected errors of caches and registers in this life
+        ("chip_at", "<i8"),
+        ("rows", "<f8"),  # rows that were replaced when first seen, and when that was
+        ("rows_at", "<i8"),
+        ("pending_at", "<i8"),  # since when a row waits for a reset; 0: none does
+        ("failed_at", "<i8"),
+        ("many_at", "<i8"),  # since when corrected errors of caches are above the limit
+        ("threshold_at", "<i8"),
+    ]
+)
+_STEADY = 60 * SECOND  # after announced work: memory needs no warm-up; chosen
+_DAY = 24 * 3600 * SECOND
+_SAID = 120 * SECOND  # between a counter's growth and the XID of it; counters are read every 10 s or more; chosen
+_SCORE = {"suspect": 1.0, "ticket": 2.0, "page": 3.0}
+
+
+@dataclass
+class Memory(Detector):
+    """Memory errors by ECC. Page: a row that cannot be replaced, an uncorrected error in caches or registers, one of
+    device memory that was neither contained nor had its row replaced within `wait` s, `sram_limit` corrected errors
+    of caches, an uncorrected error of a server's memory. Ticket: a contained uncorrected error, a row that waits for a
+    reset, a rate of corrected errors of device memory that is too high for its cohort, a bank without spare rows, the
+    maker's threshold for caches, too many corrected errors of a server or a module.
+
+    The rate is judged by a CUSUM of negative binomial counts (variance mean (1 + `overdispersion` mean) an hour) for
+    `ratio` times the usual rate, learnt from the cohort (GPUs of one SKU) and from the GPU's own past; exp(`limit`)
+    GPU-hours lie between false alarms.
+
+    Source: any uncorrected and 10,000 corrected errors of SRAM fail a node, 512 replaced rows too
+    (Azure/azurehpc-health-checks; DCGM); replacing rows: NVIDIA, GPU memory error management; 100 corrected errors a
+    day of a processor and 10 of a module: mcelog's defaults. Rates: chosen, nobody publishes a limit.
+    """
+
+    name: ClassVar[str] = "memory"
+    family: ClassVar[str] = "memory health"
+    device_class: ClassVar[str] = "gpu"
+    needs: ClassVar[tuple[str, ...]] = ("gpu.ecc_corrected",)
+    wants: ClassVar[tuple[str, ...]] = (
+        *("gpu.ecc_uncorrected", "gpu.dram_corrected", "gpu.dram_uncorrected", "gpu.sram_corrected"),
+        *("gpu.sram_uncorrected", "gpu.sram_threshold", "gpu.rows_corrected", "gpu.rows_uncorrected"),
+        *("gpu.rows_pending", "gpu.rows_failed", "gpu.banks_low", "gpu.banks_none", "gpu.generation"),
+        *("node.memory_corrected", "node.memory_uncorrected", "node.generation"),
+        *("dimm.corrected", "dimm.uncorrected", "dimm.generation", "event:xid"),
+    )
+    blind: ClassVar[str] = (
+        "Errors that ECC does not see, a weak cell before its first error, which bank a replaced row was of, and a "
+        "rate that rises from a few errors a week."
+    )
+
+    ratio: float = 10.0
+    limit: float = 12.0
+    overdispersion: float = 2.0
+    wait: float = 60.0
+    sram_limit: float = 10_000.0
+    row_limit: float = 512.0
+    server_limit: float = 100.0
+    module_limit: float = 10.0
+
+    cells: Cells = memory(0, MEM)
+    said: dict[str, list[Any]] = notes()
+    conditions: Open = notes()
+    gates: Gates = part(Gates)
+    growth: Growth = part(Growth)
+    rates: Rates = part(Rates)
+    servers: Host = part(lambda: Host("node", "node.memory_corrected", "node.memory_uncorrected", 100.0))
+    modules: Host = part(lambda: Host("dimm", "dimm.corrected", "dimm.uncorrected", 10.0))
+    _peers: Peers = field(default_factory=lambda: Peers(("@sku",), least=2), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.rates.ratio, self.rates.limit, self.rates.a = self.ratio, self.limit, self.overdispersion
+        self.servers.limit, self.modules.limit = self.server_limit, self.module_limit
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        if not frames:
+            return []
+        self.gates.hear(frames)
+        found, holding = list[Finding](), set[str]()
+        if (gpus := frames.get("gpu")) is not None and len(gpus.entities):
+            self._hear(gpus)
+            found += self._of_gpus(gpus, holding)
+        else:
+            holding |= {e for e in self.conditions if e.startswith("gpu:")}
+        for kind, host in (("node", self.servers), ("dimm", self.modules)):
+            frame = frames.get(kind)
+            if frame is None or host.corrected not in frame.values:
+                holding |= {e for e in self.conditions if e.startswith(f"{kind}:")}
+                continue
+            gate = ~self.gates.working(frame, _STEADY)
+            host.step(frame, gate)
+            found += self._of_host(frame, host, gate, holding)
+        close(self.conditions, holding)
+        return found
+
+    def _hear(self, frame: Frame) -> None:
+        """Which GPUs' errors were contained and which were not, as XIDs tell."""
+        for event in frame.events:
+            code = number(event.data, "xid") if event.kind == "xid" else None
+            if code in UNCONTAINED or (code == 94 and resets(event)):
+                self.said[event.entity] = [event.time, "uncontained"]
+            elif code == 94:
+                at, known = self.said.get(event.entity, [0, ""])
+                if known != "uncontained" or event.time - at > _SAID:
+                    self.said[event.entity] = [event.time, "contained"]
+        for gpu in [g for g, (at, _) in self.said.items() if frame.time - at > _DAY]:
+            del self.said[gpu]
+
+    # --- GPUs --------------------------------------------------------------------------------------------------------
+
+    def _of_gpus(self, frame: Frame, holding: set[str]) -> list[Finding]:
+        n = len(frame.entities)
+        self.grow(n)
+        gate = ~self.gates.working(frame, _STEADY)
+        bad = self._counted(frame, gate) | self._flagged(frame) | (frame["gpu.banks_none"] > 0)
+        found = []
+        for i in np.flatnonzero(bad & gate).tolist():
+            if troubles := self._troubles(frame, i):
+                holding.add(frame.entities[i])
+                found.append(self._finding(frame, i, troubles))
+        return [finding for finding in found if finding is not None]
+
+    def _counted(self, frame: Frame, gate: Bools) -> Bools:
+        """(N,) whose counters tell of trouble."""
+        which = "dram" if "gpu.dram_corrected" in frame.values else "ecc"
+        signals = (f"gpu.{which}_corrected", f"gpu.{which}_uncorrected", "gpu.sram_uncorrected")
+        grown, anew, seconds = self.growth.step(frame, signals, frame["gpu.generation"])
+        n, cells, rows = len(frame.entities), self.cells[: len(frame.entities)], self._rows(frame)
+        watched = np.where(np.isfinite(frame[signals[0]]) & gate, seconds, 0.0)
+        bursts = self.rates.step(None if grown is None else grown[0], watched, self._peers.of(frame), frame.time)
+        if anew is not None:
+            self.rates.end(n, anew)
+        for name, errors in (("lost", 1), ("chip", 2)):
+            at = cells[f"{name}_at"]
+            if at.any():
+                over = (at > 0) & (frame.time - at > _DAY)
+                over = over if anew is None else over | anew
+                cells[name][over], at[over] = 0.0, 0
+            if grown is None:
+                continue
+            struck = (grown[errors] > 0) & gate
+            first = struck & (at == 0)
+            cells[name][struck] += grown[errors][struck]
+            at[first] = frame.time
+            if errors == 1:
+                cells["lost_rows"][first] = np.nan_to_num(rows[first], nan=-1.0)
+        return np.asarray(bursts | (cells["lost"] > 0) | (cells["chip"] > 0))
+
+    def _flagged(self, frame: Frame) -> Bools:
+        """(N,) of whom a state, or a limit, tells of trouble."""
+        cells = self.cells[: len(frame.entities)]
+        bad = np.zeros(len(cells), bool)
+        for name, signal, limit in (
+            *(("pending_at", "gpu.rows_pending", 0.0), ("failed_at", "gpu.rows_failed", 0.0)),
+            *(("many_at", "gpu.sram_corrected", self.sram_limit), ("threshold_at", "gpu.sram_threshold", 0.0)),
+        ):
+            reading, since = frame[signal], cells[name]
+            state = reading > limit
+            if state.any() or since.any():
+                since[state & (since == 0)] = frame.time
+                since[np.isfinite(reading) & ~state] = 0
+                bad |= since > 0
+        return bad
+
+    def _rows(self, frame: Frame) -> NDArray[np.float64]:
+        """(N,) rows that were replaced; notes how many they were when a GPU was first seen."""
+        cells, rows = self.cells[: len(frame.entities)], frame["gpu.rows_corrected"] + frame["gpu.rows_uncorrected"]
+        new = ((cells["rows_at"] == 0) | (rows < cells["rows"])) & np.isfinite(rows)
+        if new.any():
+            cells["rows"][new], cells["rows_at"][new] = rows[new], frame.time
+        return rows
+
+    def _troubles(self, frame: Frame, i: int) -> list[Trouble]:
+        cell, time = self.cells[i], frame.time
+        found = []
+        if cell["failed_at"]:
+            text = "a row of its memory could not be replaced: exchange the GPU (RMA)"
+            found.append(Trouble("page", int(cell["failed_at"]), text, "gpu.rows_failed"))
+        if cell["chip"]:
+            text = f"{counted(cell['chip'], 'uncorrected')} in its caches or registers: drain, then reset GPU"
+            found.append(Trouble("page", int(cell["chip_at"]), text, "gpu.sram_uncorrected"))
+        if cell["many_at"]:
+            text = f"more than {self.sram_limit:,.0f} corrected errors in its caches: drain, run field diagnostics"
+            found.append(Trouble("page", int(cell["many_at"]), text, "gpu.sram_corrected"))
+        if cell["lost"] and (trouble := self._lost(frame, i, time)):
+            found.append(trouble)
+        if cell["pending_at"]:
+            text = "a row of its memory waits to be replaced: drain when its job ends, then reset GPU"
+            found.append(Trouble("ticket", int(cell["pending_at"]), text, "gpu.rows_pending"))
+        if cell["threshold_at"]:
+            text = "errors of its caches passed the maker's threshold: run field diagnostics (RMA)"
+            found.append(Trouble("ticket", int(cell["threshold_at"]), text, "gpu.sram_threshold"))
+        if frame["gpu.banks_none"][i] > 0:
+            text = f"{frame['gpu.banks_none'][i]:.0f} banks of its memory have no spare row left: plan an exchange"
+            found.append(Trouble("ticket", time, text, "gpu.banks_none"))
+        burst = self.rates.cells[i]
+        if burst["on"]:
+            hours = max((time - int(burst["since"])) / SECOND / HOUR, 1 / 60)
+            text = f"{counted(burst['total'], 'corrected')} of its memory in {hours:.1f} h, usual are "
+            text += f"{self.rates.usual[i]:.3f} an hour: drain when its job ends, watch for uncorrected ones"
+            found.append(Trouble("ticket", int(burst["since"]), text, "gpu.dram_corrected"))
+        return found
+
+    def _lost(self, frame: Frame, i: int, time: int) -> Trouble | None:
+        """Uncorrected errors of device memory: contained, or not, or not known yet."""
+        cell = self.cells[i]
+        at, said = self.said.get(frame.entities[i], [0, ""])
+        said = said if abs(at - int(cell["lost_at"])) <= _SAID or at > cell["lost_at"] else ""
+        rows = frame["gpu.rows_corrected"][i] + frame["gpu.rows_uncorrected"][i]
+        replaced = cell["pending_at"] > 0 or rows > cell["lost_rows"] >= 0
+        what = f"{counted(cell['lost'], 'uncorrected')} of its memory"
+        since, signal = int(cell["lost_at"]), "gpu.dram_uncorrected"
+        if said == "uncontained":
+            return Trouble("page", since, f"{what}, not contained: what ran on it is suspect, reset GPU now", signal)
+        if said == "contained" or replaced:
+            return Trouble("ticket", since, f"{what}, contained: drain when its job ends, then reset GPU", signal)
+        if time - since < self.wait * SECOND:
+            return None
+        return Trouble("page", since, f"{what}, and no row was replaced: drain, then reset GPU", signal)
+
+    def _finding(self, frame: Frame, i: int, troubles: list[Trouble]) -> Finding | None:
+        entity, lead = frame.entities[i], worst(troubles)
+        due = tell(self.conditions, entity, frame.time, min(t.since for t in troubles), lead.level)
+        if due is None:
+            return None
+        cell, burst = self.cells[i], self.rates.cells[i]
+        compared = None
+        if burst["on"]:
+            hours = max((frame.time - int(burst["since"])) / SECOND / HOUR, 1 / 60)
+            rate, usual = float(burst["total"]) / hours, float(self.rates.usual[i])
+            size = int(np.count_nonzero(self._peers.of(frame) == self._peers.of(frame)[i])) - 1
+            name = self._peers.name(frame, i)
+            compared = Compared(rate, usual, None, name, size, rate / usual, "corrected errors an hour")
+        rows = float(frame["gpu.rows_corrected"][i] + frame["gpu.rows_uncorrected"][i])
+        days = (frame.time - int(cell["rows_at"])) / _DAY
+        told = evidence(
+            CLEARS[lead.signal],
+            compared,
+            troubles=[t.text for t in troubles],
+            spare_rows=budget(rows, float(cell["rows"]), days, self.row_limit),
+            banks_without_spare=finite(frame["gpu.banks_none"][i]),
+            banks_low=finite(frame["gpu.banks_low"][i]),
+        )
+        signals = tuple(dict.fromkeys(t.signal for t in [lead, *troubles]))
+        summary = f"{entity}: {lead.text}"
+        return Finding(frame.time, due[0], entity, self.name, due[1], _SCORE[lead.level], summary, told, signals)
+
+    # --- servers -----------------------------------------------------------------------------------------------------
+
+    def _of_host(self, frame: Frame, host: Host, gate: NDArray[np.bool_], holding: set[str]) -> list[Finding]:
+        found = []
+        for i, cell in host.bad_ones(frame):
+            if not gate[i]:
+                continue
+            entity, trouble = frame.entities[i], of_host(cell, host, frame.time)
+            holding.add(entity)
+            if due := tell(self.conditions, entity, frame.time, trouble.since, trouble.level):
+                told = evidence(CLEARS["host"], corrected_a_day=float(cell["bucket"]), uncorrected=float(cell["lost"]))
+                score, summary = _SCORE[trouble.level], f"{entity}: {trouble.text}"
+                finding = (due[1], score, summary, told, (trouble.signal,))
+                found.append(Finding(frame.time, due[0], entity, self.name, *finding))
+        return found

@@ -1,0 +1,1 @@
+"""What detectors share: the kernel, cohorts, gates, evidence, conditions, and what thresholds cost."""

@@ -1,0 +1,64 @@
+"""What a threshold costs in false alarms: the arithmetic behind [detector.NAME] threshold, for people.
+
+Siegmund (1985), Sequential Analysis, section 2.6: a CUSUM of slack k and threshold h over independent normal samples
+has ARL0 = (exp(2kb) - 2kb - 1) / (2k^2), b = h + 1.166; it agrees with the exact Markov chain to 1 %. Clipped samples
+with heavier tails than normal ones have a longer ARL0 (three times for Student-t4 at h = 18), so it is a bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from detectors.method.streams import ALONE, SLACK, USUAL_STEP
+
+_OVERSHOOT = 1.166  # mean excess over the threshold of a normal walk: Siegmund's correction
+DAY_S = 86_400.0
+GPUS = 8  # per node: what is told per 1,000 node-days means 8-GPU nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """False statistical suspects of one detector, before hold and corroboration thin them out.
+
+    threshold: at `step` s.   arl0: mean number of ticks between false alarms of one sound stream.
+    streams:   per 8-GPU node.   per_1000: suspects per 1,000 node-days, at most.
+    """
+
+    threshold: float
+    step: float
+    arl0: float
+    streams: int
+    per_1000: float
+
+
+def arl0(threshold: float, slack: float = SLACK) -> float:
+    """Mean number of independent normal samples until the sum of a sound stream first passes `threshold`."""
+    rise = 2 * slack * (threshold + _OVERSHOOT)
+    return (math.exp(rise) - rise - 1) / (2 * slack * slack)
+
+
+def threshold_for(ticks: float, slack: float = SLACK) -> float:
+    """The threshold with that ARL0; sought by halving."""
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if arl0(middle, slack) < ticks else (low, middle)
+    return (low + high) / 2
+
+
+def budget(threshold: float, streams: int, step: float = USUAL_STEP) -> Budget:
+    """What `streams` sound streams of a node cost at a threshold, at a tick of `step` s."""
+    run = arl0(threshold)
+    return Budget(threshold, step, run, streams, 1000 * streams * DAY_S / step / run)
+
+
+def in_words(threshold: float, streams: int, step: float = USUAL_STEP) -> str:
+    """The budget as one line."""
+    b, alone = budget(threshold, streams, step), arl0(threshold + ALONE)
+    years = b.arl0 * step / DAY_S / 365.25
+    return (
+        f"threshold {threshold:g} at {step:g} s: a sound stream passes it once in {b.arl0:.2g} ticks"
+        f" ({years:,.0f} years); with {streams} streams a node that is at most {b.per_1000:.2g} suspects per 1,000"
+        f" node-days, before hold and corroboration; without peers once in {alone:.2g} ticks"
+    )

@@ -1,0 +1,217 @@
+"""The inner loops of the common kernel, compiled: cohort medians and the clipped CUSUM over contiguous state.
+
+State is one float32 array (6, N), 24 bytes a stream: baseline, variance, sum up, sum down, smoothed effect, and a word
+of bits: seconds for which the effect has mattered (16), samples learnt from (11), and whether a condition holds and
+which way (2). No loop has a branch that depends on a sample, so that the compiler makes vector instructions of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
+
+import numba
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+from numpy.typing import NDArray
+
+F4: TypeAlias = NDArray[np.float32]
+U4: TypeAlias = NDArray[np.uint32]
+_Loop = TypeVar("_Loop", bound=Callable[..., object])
+
+BASELINE, VARIANCE, UP, DOWN, EFFECT, WORD = range(6)
+HELD_BITS = np.uint32(0xFFFF)
+COUNT_SHIFT, COUNT_BITS = np.uint32(16), np.uint32(0x7FF)
+ON_UP, ON_DOWN = np.uint32(1 << 30), np.uint32(1 << 31)
+
+_SMALL = 24  # up to so many values are sorted by insertion, which is quicker than selecting; measured
+_NORMAL = np.float32(1.4826)  # median absolute deviation -> standard deviation of a normal distribution
+_ONE, _ZERO, _HALF, _FAR = np.float32(1), np.float32(0), np.float32(0.5), np.float32(np.inf)
+_SURE = 8  # members below which a cohort says nothing about scale: the guilty one would be too large a part of it
+
+
+def compiled(loop: _Loop) -> Dispatcher[_Loop]:
+    """Machine code, kept on disk for the next start; where no folder can be written it is made anew each time."""
+    try:
+        return numba.njit(cache=True, nogil=True, error_model="numpy")(loop)
+    except RuntimeError:  # neither beside the source nor in NUMBA_CACHE_DIR nor in the home may be written
+        return numba.njit(nogil=True, error_model="numpy")(loop)
+
+
+@compiled
+def _sorted_in_place(a: NDArray[np.float32], n: int) -> None:
+    for i in range(1, n):
+        value, j = a[i], i - 1
+        while j >= 0 and a[j] > value:
+            a[j + 1] = a[j]
+            j -= 1
+        a[j + 1] = value
+
+
+@compiled
+def _select(a: NDArray[np.float32], n: int, k: int) -> np.float32:
+    """The k-th smallest of a[:n], which it rearranges: Hoare (1961), Communications of the ACM 4, algorithm 65."""
+    low, high = 0, n - 1
+    while low < high:
+        middle = (low + high) >> 1
+        pivot = max(min(a[low], a[high]), min(max(a[low], a[high]), a[middle]))
+        i, j = low, high
+        while i <= j:
+            while a[i] < pivot:
+                i += 1
+            while a[j] > pivot:
+                j -= 1
+            if i <= j:
+                a[i], a[j] = a[j], a[i]
+                i += 1
+                j -= 1
+        if k <= j:
+            high = j
+        elif k >= i:
+            low = i
+        else:
+            break
+    return np.float32(a[k])
+
+
+@compiled
+def _median(a: NDArray[np.float32], n: int) -> np.float32:
+    """Median of a[:n], which it rearranges."""
+    if n <= _SMALL:
+        _sorted_in_place(a, n)
+        return np.float32((a[(n - 1) >> 1] + a[n >> 1]) * _HALF)
+    upper = _select(a, n, n >> 1)
+    if n & 1:
+        return upper
+    lower = a[0]  # what lies below the middle is at most the upper one: its greatest is the lower of the two
+    for i in range(1, n >> 1):
+        lower = max(lower, a[i])
+    return np.float32((lower + upper) * _HALF)
+
+
+@compiled
+def cohorts(
+    values: NDArray[np.float32],
+    baseline: NDArray[np.float32],
+    order: NDArray[np.int32],
+    first: NDArray[np.int64],
+    scratch: NDArray[np.float32],
+    median: NDArray[np.float32],
+    spread: NDArray[np.float32],
+    size: NDArray[np.int32],
+) -> None:
+    """Median of each cohort's values, and 1.4826 times the median absolute departure of its members from normal.
+
+    values:   (N,) NaN = none.   baseline: (N,) each one's usual offset from the median.
+    order:    entities cohort by cohort, those of none not in it; cohort g is order[first[g]:first[g + 1]].
+    median, spread, size: (G,) results; NaN where there is no value.
+    """
+    for g in range(len(first) - 1):
+        n = 0
+        for p in range(first[g], first[g + 1]):
+            value = values[order[p]]
+            if value == value:
+                scratch[n] = value
+                n += 1
+        size[g] = n
+        if n == 0:
+            median[g] = spread[g] = np.nan
+            continue
+        middle = _median(scratch, n)
+        n = 0
+        for p in range(first[g], first[g + 1]):
+            i = order[p]
+            value = values[i]
+            if value == value:
+                scratch[n] = abs(value - middle - baseline[i])
+                n += 1
+        median[g], spread[g] = middle, _NORMAL * _median(scratch, n)
+
+
+@compiled
+def residuals(
+    values: NDArray[np.float32],
+    groups: NDArray[np.int32],
+    median: NDArray[np.float32],
+    spread: NDArray[np.float32],
+    size: NDArray[np.int32],
+    floor: np.float32,
+    residual: NDArray[np.float32],
+    scale: NDArray[np.float32],
+    widening: NDArray[np.float32],
+) -> None:
+    """What each value is above its cohort's median; the cohort's scale, and how much wider its median makes it.
+
+    Without a cohort the value itself, with the least scale; NaN where a cohort has one value alone: nobody to judge by.
+    widening: 1 + 1.57 / n; 1.57 = pi / 2, the variance of the median of n normal samples over that of their mean.
+    """
+    for i in range(len(values)):
+        g = groups[i]
+        if g < 0:
+            residual[i], scale[i], widening[i] = values[i], floor, _ONE
+            continue
+        n = size[g]
+        residual[i] = values[i] - median[g] if n > 1 else np.float32(np.nan)
+        scale[i] = max(spread[g], floor) if n >= _SURE else floor
+        widening[i] = _ONE + np.float32(1.57) / np.float32(max(n, 1))
+
+
+@compiled
+def _learnt(
+    b: np.float32, v: np.float32, n: np.float32, d: np.float32, most: np.float32, take: bool, gain: np.float32
+) -> tuple[np.float32, np.float32, np.float32]:
+    """Baseline, variance and count after a departure `d` bounded by `most`: gain 1/n until its floor."""
+    bounded = min(max(d, -most), most)
+    more = min(n + _ONE, np.float32(COUNT_BITS)) if take else n
+    g = max(_ONE / max(more, _ONE), gain) if take else _ZERO
+    step = g * bounded
+    return b + step, v + g * (bounded * (bounded - step) - v), more
+
+
+@compiled
+def _decided(
+    word: np.uint32, up: np.float32, down: np.float32, e: np.float32, h: np.float32, delta: np.float32, both: bool
+) -> tuple[np.bool[bool], np.bool[bool]]:
+    """Whether a condition of more, and of less, holds: from the limit on, until half of the least effect is left."""
+    more = (e >= delta * _HALF) if (word & ON_UP) != 0 else ((up > h) & (e >= delta))
+    less = (e <= -delta * _HALF) if (word & ON_DOWN) != 0 else ((down > h) & (e <= -delta) & both)
+    return more, less
+
+
+@compiled
+def advance(
+    cells: F4, words: U4, residual: F4, scale: F4, widening: F4, limit: F4, settings: F4, seconds: np.uint32
+) -> None:
+    """One sample of every stream into the state, in place: `settings` is Channel.settings(); NaN = no sample.
+
+    Learning stops while a fault is suspected; what is only better than normal is learnt as any drift. Stores stand at
+    the end of a turn: between the loads they would keep the compiler from vector code.
+    """
+    floor, delta, shrink, both = settings[0], settings[1], settings[2], settings[3] > 0
+    learn, slack, doubt, clip = settings[4], settings[5], settings[6], settings[7]
+    frozen, alpha, gain, prior, most = settings[8], settings[9], settings[10], settings[11], settings[12] * settings[1]
+    base, variance, ups, downs, effects = cells[0], cells[1], cells[2], cells[3], cells[4]
+    for i in range(residual.shape[0]):
+        r, word, up, down, e, h = residual[i], words[i], ups[i], downs[i], effects[i], limit[i]
+        b, v = base[i], variance[i]
+        known, n = r == r, np.float32((word >> COUNT_SHIFT) & COUNT_BITS)
+        judged, d = known & (n >= learn), r - b if known else _ZERO
+        squared = (n * v + prior * scale[i] * scale[i]) / (n + prior)
+        s = np.sqrt(max(squared, floor * floor) * widening[i])
+        z, k = min(max(d * shrink / s, -clip), clip), slack + doubt / np.sqrt(max(n, _ONE))
+        up = min(max(up + z - k, _ZERO), h + h) if judged else up
+        down = min(max(down - z - k, _ZERO), h + h) if judged else down
+        e = e + alpha * (min(max(d, -most), most) - e) if judged else e
+        take = known & (up <= frozen) & ((down <= frozen) | (not both))
+        bound = _FAR if n < learn else clip * s  # a young stream has no scale yet
+        b, v, more = _learnt(b, v, n, d, bound, take, gain)
+        was_up, was_down = (word & ON_UP) != 0, (word & ON_DOWN) != 0
+        on_up, on_down = _decided(word, up, down, e, h, delta, both)
+        on_up, on_down = on_up if judged else was_up, on_down if judged else was_down
+        matters = (e >= delta) | ((e <= -delta) & both)
+        held = min((word & HELD_BITS) + seconds, HELD_BITS) if matters else np.uint32(0)
+        bits = (ON_UP if on_up else np.uint32(0)) | (ON_DOWN if on_down else np.uint32(0))
+        words[i] = (held if judged else word & HELD_BITS) | (np.uint32(more) << COUNT_SHIFT) | bits
+        ups[i] = _ZERO if was_up & (not on_up) else up
+        downs[i] = _ZERO if was_down & (not on_down) else down
+        base[i], variance[i], effects[i] = b, v, e

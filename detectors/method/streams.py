@@ -1,0 +1,245 @@
+"""The common kernel of all detectors of continuous signals: a peer-conditioned, clipped CUSUM (see docs/detectors.md).
+
+A sample is compared with its cohort's median, less the device's own slowly learnt offset, in a scale shrunk between its
+own and the cohort's variance and widened for autocorrelation; clipped, it is summed as in Page (1954), Biometrika 41,
+100-115. Numbers in single precision: 24 bytes a stream.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.method import kernel
+from pipeline.records import SECOND
+
+Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+
+LEARN = 20  # samples of a stream before anything is said of it: the replay contract
+USUAL_STEP = 10.0  # s; the grid for which thresholds are told
+SLACK = 0.5  # k of the CUSUM: half of the smallest shift looked for, in scales (Page 1954)
+CLIP = 3.0  # a sample counts at most as 3 scales: with Student-t4 noise it takes ARL0 at h = 20 from 1.8e5 to 1.3e10
+ALONE = 4.0  # more of the threshold for a stream without peers: what moves everybody moves it too
+MOST = 0.3  # share of a cohort on one side above which the cohort is the event: its median is near breakdown
+LEAST_COHORT = 4  # members from which a share means something; chosen
+_DOUBT = 3.0  # standard errors of the baseline that count as no shift: it was learnt from few samples at first; chosen
+_FROZEN = 2.0  # a sum above it stops the learning, so that a fault does not become the baseline
+_ALPHA = 0.15  # of the smoothed effect: about 6 samples of memory
+_GAIN = 5e-4  # least learning rate: a memory of about 2,000 samples
+_PRIOR = 16.0  # samples that the cohort's scale is worth against the own variance
+_MOST_EFFECT = 64.0  # deltas that one sample moves the effect by at most, so that one absurd value is soon forgotten
+_LIFT = 3600  # s after which a cohort that moved as one is as it is now: its members learn anew; chosen
+_LOWEST, _HIGHEST = 15.0, 30.0  # thresholds below alarm within days, those above do so never
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """Settings of one metric class.
+
+    floor:     least scale, in units of the transformed signal (0.01 = 1 % where it is a logarithm).
+    delta:     least smoothed effect that matters, in the same units; below it statistics alone mean nothing.
+    phi:       autocorrelation of neighbouring samples; it widens the scale by sqrt((1 + phi) / (1 - phi)).
+    threshold: of the sum at a tick of 10 s; detectors.method.budget tells what it costs in false alarms.
+    both:      whether less than normal is harm too.
+    clip:      False: samples count in full (for the ablation).   frozen: False: a fault is learnt (likewise).
+    """
+
+    floor: float
+    delta: float
+    phi: float = 0.3
+    threshold: float = 18.5
+    both: bool = False
+    clip: bool = True
+    frozen: bool = True
+
+    def settings(self) -> Singles:
+        """As kernel.advance wants them."""
+        shrink = math.sqrt((1 - self.phi) / (1 + self.phi))
+        clip, frozen = CLIP if self.clip else 1e6, _FROZEN if self.frozen else 1e9
+        numbers = (self.floor, self.delta, shrink, float(self.both), LEARN, SLACK, _DOUBT, clip, frozen)
+        return np.array([*numbers, _ALPHA, _GAIN, _PRIOR, _MOST_EFFECT], np.float32)
+
+    def limit(self, step: float) -> float:
+        """Threshold at another tick, for the same alarms a day: ARL0 grows as e**h (k = 0.5)."""
+        return min(max(self.threshold + math.log(USUAL_STEP / step), _LOWEST), _HIGHEST)
+
+
+class Step:
+    """Where every stream stands after a sample: (N,) each, reckoned when asked for; holds until the next sample.
+
+    on:       a condition holds that began with the sum above its threshold.   below: it is one of less than normal.
+    effect:   smoothed departure from own normal, transformed units.   score: the larger of the two sums.
+    held:     seconds for which the effect has been at least delta.
+    median, spread, size: of the cohort at this instant (size counts the entity itself); own normal, NaN and 0 without.
+    judged:   had a sample, and has learnt enough.   alone: compared with its own past only.
+    moved:    its cohort has too many conditions on one side: the cohort is the event, and blames no member.
+    """
+
+    def __init__(self, cells: Singles, words: NDArray[np.uint32], residual: Singles, cohort: Cohort) -> None:
+        self._cells, self._words, self._residual, self._cohort = cells, words, residual, cohort
+        up, down = (words & kernel.ON_UP) != 0, (words & kernel.ON_DOWN) != 0
+        self.on, self.below = up | down, down & ~up
+        self.alone = cohort.groups < 0
+        self.moved = _moved(up, cohort)
+        if down.any():
+            self.moved |= _moved(down, cohort)
+
+    @property
+    def effect(self) -> Singles:
+        return np.asarray(self._cells[kernel.EFFECT])
+
+    @property
+    def score(self) -> Singles:
+        return np.asarray(np.maximum(self._cells[kernel.UP], self._cells[kernel.DOWN]))
+
+    @property
+    def held(self) -> NDArray[np.int64]:
+        return (self._words & kernel.HELD_BITS).astype(np.int64)
+
+    @property
+    def judged(self) -> Bools:
+        learnt = ((self._words >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS) >= LEARN
+        return np.asarray(learnt & np.isfinite(self._residual))
+
+    @property
+    def median(self) -> Singles:
+        of_cohort = np.append(self._cohort.median, np.nan)[self._cohort.groups]
+        return np.where(self.alone, self._cells[kernel.BASELINE], of_cohort)
+
+    @property
+    def spread(self) -> Singles:
+        return np.asarray(np.append(self._cohort.spread, np.nan)[self._cohort.groups])
+
+    @property
+    def size(self) -> NDArray[np.int32]:
+        return np.asarray(np.append(self._cohort.size, 0)[self._cohort.groups])
+
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """All cohorts of one instant. groups: (N,) of each entity, -1 none; median, spread, size: (G,)."""
+
+    groups: NDArray[np.int32]
+    median: Singles
+    spread: Singles
+    size: NDArray[np.int32]
+
+
+@dataclass
+class Streams:
+    """One metric of all entities of a class; grows with the fleet. A part() of a detector."""
+
+    channel: Channel
+    cells: Singles = field(default_factory=lambda: np.zeros((6, 0), np.float32))
+    last: int = 0
+    step_s: float = 0.0
+    _room: Singles = field(default_factory=lambda: np.empty((5, 0), np.float32), repr=False)
+    _alone: Bools = field(default_factory=lambda: np.zeros(0, bool), repr=False)
+    _groups: NDArray[np.int32] | None = field(default=None, repr=False)
+    _settings: tuple[Channel, Singles] | None = field(default=None, repr=False)
+    _order: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
+    _first: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64), repr=False)
+
+    def step(self, values: Floats, groups: NDArray[np.int32], time: int, gate: Bools | None = None) -> Step:
+        """Takes one sample per entity: positive is harm, NaN is none; an instant not after the last one is ignored.
+
+        groups: cohort of each entity, -1 = own past only; the same array as long as nobody moves, for speed.
+        gate:   False: this sample is neither judged nor learnt from.
+        """
+        size = len(values)
+        self._grow(size)
+        sample, residual, scale, wide, limit = self._room[:, :size]
+        seconds = self._seconds(time)
+        sample[:] = values
+        measured = np.isfinite(sample)
+        sample[~(measured if gate is None else measured & gate)] = np.nan
+        if seconds is None:
+            sample[:] = np.nan
+        self._arrange(groups[:size])
+        count = len(self._first) - 1
+        cohort = Cohort(groups, np.empty(count, np.float32), np.empty(count, np.float32), np.zeros(count, np.int32))
+        told = cohort.median, cohort.spread, cohort.size
+        kernel.cohorts(sample, self.cells[kernel.BASELINE], self._order, self._first, scale, *told)
+        kernel.residuals(sample, groups, *told, np.float32(self.channel.floor), residual, scale, wide)
+        limit[:] = self.channel.limit(self.step_s)
+        limit[self._alone] += np.float32(ALONE)
+        cells, words = self.cells[:, :size], self.cells[kernel.WORD].view(np.uint32)[:size]
+        if self._settings is None or self._settings[0] is not self.channel:
+            self._settings = self.channel, self.channel.settings()
+        kernel.advance(cells, words, residual, scale, wide, limit, self._settings[1], np.uint32(seconds or 0))
+        step = Step(cells, words, residual, cohort)
+        self._lift(step, groups)
+        return step
+
+    def _lift(self, told: Step, groups: NDArray[np.int32]) -> None:
+        """Lets a cohort that moved for long learn anew, all that moved at once: else those left would stand out."""
+        if not told.moved.any():
+            return
+        old = told.moved & told.on & (told.held >= _LIFT)
+        if old.any():
+            self.forget(np.isin(groups, groups[old]) & (told.score > _FROZEN))
+
+    def forget(self, mask: Bools) -> None:
+        """Learns these anew: another device, another version, or a person said that it is no fault."""
+        self._grow(len(mask))
+        self.cells[:, : len(mask)][:, mask] = 0.0
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"cells": self.cells.copy(), "last": self.last, "step_s": self.step_s, "alone": self._alone.copy()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.cells, self.last, self.step_s = state["cells"], state["last"], state["step_s"]
+        self._alone, self._groups = state["alone"], None
+
+    def _grow(self, size: int) -> None:
+        if size > self.cells.shape[1]:
+            wider = np.zeros((6, size), np.float32)
+            wider[:, : self.cells.shape[1]] = self.cells
+            self.cells = wider
+        if size > self._room.shape[1]:
+            self._room = np.empty((5, size), np.float32)
+
+    def _seconds(self, time: int) -> float | None:
+        """Length of the tick: a hole in the telemetry counts as one tick. None: time did not go forward."""
+        if self.last and time <= self.last:
+            return None
+        since = (time - self.last) / SECOND if self.last else USUAL_STEP
+        # samples of a tick may be dated a little apart, so the usual length is followed slowly, down more readily
+        known = self.step_s or since
+        self.step_s = known + (0.5 if since < known else 0.02) * (min(since, 2 * known) - known)
+        self.last = time
+        return min(since, 2 * self.step_s)
+
+    def _arrange(self, groups: NDArray[np.int32]) -> None:
+        """Cohort by cohort; a stream that loses or finds peers has another normal from then on."""
+        alone = groups < 0
+        if self._groups is groups or (self._groups is not None and np.array_equal(self._groups, groups)):
+            return
+        known = min(len(self._alone), len(alone))
+        changed = np.zeros(len(alone), bool)
+        changed[:known] = self._alone[:known] != alone[:known]
+        if changed.any():
+            self.forget(changed)
+        count = int(groups.max(initial=-1)) + 1
+        order = np.argsort(groups.astype(np.int16) if count < 2**15 else groups, kind="stable").astype(np.int32)
+        self._order = order[np.count_nonzero(alone) :]
+        self._first = np.append(0, np.cumsum(np.bincount(groups[~alone], minlength=count))).astype(np.int64)
+        self._groups, self._alone = groups.copy(), alone
+
+
+def _moved(on: Bools, cohort: Cohort) -> Bools:
+    """(N,) those of cohorts of which more than MOST are on."""
+    if not on.any():
+        return np.zeros(len(on), bool)
+    mine = cohort.groups >= 0
+    if not mine.any():
+        return np.zeros(len(on), bool)
+    struck = np.bincount(cohort.groups[mine], on[mine], len(cohort.size))
+    fallen = (struck > MOST * cohort.size) & (cohort.size >= LEAST_COHORT)
+    return np.asarray(np.append(fallen, False)[cohort.groups])

@@ -1,0 +1,1 @@
+"""Power: supplies, feeds, brakes."""

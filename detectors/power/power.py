@@ -1,0 +1,203 @@
+"""Finds lost power: supplies that give nothing, feeds that tripped, and GPUs that the power brake holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from detectors.detector import Detector, memory, notes, part
+from detectors.method.conditions import Open, close, tell
+from detectors.method.evidence import evidence
+from detectors.method.feeds import SIGNALS as FEED_SIGNALS
+from detectors.method.feeds import Feeds
+from detectors.method.gates import Gates
+from detectors.power.supplies import INPUT, OUTPUT, PULLED, STATUS, Lost, Supplies
+from detectors.power.supplies import SIGNALS as SUPPLY_SIGNALS
+from detectors.telemetry.silence import Homes, LastSeen, shared
+from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.topology import Topology, kind_of
+
+BRAKE = 0x80
+"""NVML clock event reason HwPowerBrakeSlowdown: the board was told from outside to slow down, by half by default."""
+_LOOKS = 2  # of a bit, or of a dark feed, in a row: one odd reading is none; chosen
+_MEETS = ("pdu", "circuit", "shelf", "busway", "feed", "rack")  # kinds whose loss stops many; an outlet stops one
+_SAID = {
+    STATUS: "its BMC calls it failed",
+    INPUT: "its input is lost",
+    OUTPUT: "it gives nothing while the others carry its share",
+    PULLED: "it was taken out",
+}
+
+
+@dataclass
+class Power(Detector):
+    """A lost supply is a ticket, and a page if the rest cannot carry the load or the power brake slows the GPUs.
+
+    The same supply lost in all nodes of a rack or unit at once is its shelf's or feed's loss, told once. A unit without
+    voltage (or a tripped breaker) of which the nodes fell silent pages at once; while they speak it is a ticket: they
+    live on another feed, or the meter is wrong. The brake bit without a lost supply is a ticket, after `brake_seconds`
+    a page. The power cap bit (0x4) is policy, and swings of whole jobs are work: nothing is said of either.
+
+    Source: NVML's clock event reasons; Redfish Status and LineInputStatus. Load sharing lifts each of the rest by
+    1/(n-1). brake_seconds: chosen; a site that sheds load for minutes on purpose has paid for that.
+    """
+
+    name: ClassVar[str] = "power"
+    family: ClassVar[str] = "power"
+    device_class: ClassVar[str] = "gpu"
+    needs: ClassVar[tuple[str, ...]] = ("gpu.throttle_reasons",)
+    wants: ClassVar[tuple[str, ...]] = (
+        *SUPPLY_SIGNALS,
+        *FEED_SIGNALS,
+        *("node.load1", "event:maintenance_start", "event:maintenance_end"),
+    )
+    blind: ClassVar[str] = (
+        "A supply that fails while nobody reads its BMC, whether supply or cord is to blame where no input is told, "
+        "and a cold spare that would not start."
+    )
+
+    brake_seconds: float = 300.0
+
+    braked: Any = memory(0, np.int32)  # frames in a row with the brake bit
+    since: Any = memory(0, np.int64)
+    gates: Gates = part(Gates)
+    feeds: Feeds = part(Feeds)
+    supplies: Supplies = part(Supplies)
+    nodes: LastSeen = part(lambda: LastSeen({"node": "node.load1"}))
+    conditions: Open = notes()
+
+    def __post_init__(self) -> None:
+        self._gpus, self._hosts = Homes(), Homes()
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        if not frames:
+            return []
+        time = max(frame.time for frame in frames.values())
+        topology = next(iter(frames.values())).topology
+        self.gates.hear(frames)
+        self.nodes.look(frames, time)
+        self.feeds.look(frames.get("power"))
+        self.supplies.look(frames.get("psu"))
+        held = self._brakes(frames.get("gpu"), time)
+        lost = [each for each in self.supplies.lost(topology, time) if not self._worked_on(each, topology, time)]
+        found = [*self._lost(lost, held, time), *self._dark(topology, time), *self._held(lost, held, topology, time)]
+        close(self.conditions, {key for key, _ in found})
+        due = ((key, f, tell(self.conditions, key, time, f.onset, f.level)) for key, f in found)
+        return [_at(f, *told) for _, f, told in due if told is not None]
+
+    def _worked_on(self, lost: Lost, topology: Topology, time: int) -> bool:
+        around = (lost.entity, *lost.chassis, *lost.supplies)
+        return any(self.gates.in_work(e, topology, time) for e in around)
+
+    def _brakes(self, frame: Frame | None, time: int) -> dict[str, int]:
+        """Node -> since when the brake holds GPUs of it."""
+        if frame is None or "gpu.throttle_reasons" not in frame.values:
+            return {}
+        reasons = frame["gpu.throttle_reasons"]
+        self.grow(len(reasons))
+        count, known = self.braked[: len(reasons)], ~np.isnan(reasons)
+        on = known & ((np.where(known, reasons, 0).astype(np.uint64) & np.uint64(BRAKE)) != 0)
+        if not on.any() and not count.any():
+            return {}
+        self.since[: len(reasons)][on & (count == 0)] = time
+        count[on] += 1
+        count[known & ~on] = 0
+        self._gpus.renew(frame.entities, frame.topology)
+        held: dict[str, int] = {}
+        for i in np.flatnonzero(count >= _LOOKS).tolist():
+            node = frame.topology.above_of_kind(frame.entities[i], "node") or frame.entities[i]
+            held[node] = min(int(self.since[i]), held.get(node, time))
+        return held
+
+    def _lost(self, lost: list[Lost], held: Mapping[str, int], time: int) -> Iterator[tuple[str, Finding]]:
+        for each in lost:
+            braked = [node for node in each.chassis if node in held]
+            level: Level = "page" if braked or each.overload else "ticket"
+            if each.why == OUTPUT and self.supplies.explicit(each.supplies[0]):
+                level = "suspect"  # it may rest as a cold spare, as its BMC says that it is well
+            names = each.supplies[0] if len(each.supplies) == 1 else f"{len(each.supplies)} supplies"
+            where = "" if each.entity == names else f" of {each.entity}"
+            left = f"{each.others} of the same chassis are left"
+            so = (
+                f"the power brake slows the GPUs of {len(braked)} node{'s' * (len(braked) > 1)}"
+                if braked
+                else each.overload or left
+            )
+            summary = f"{names}{where} lost: {_SAID[each.why]}; {so}"
+            told = evidence(
+                "over when it is told well twice in a row",
+                supplies=list(each.supplies[:64]),
+                chassis=list(each.chassis[:64]),
+                left=each.others,
+                braked=braked[:64],
+                why=_SAID[each.why],
+            )
+            signals = ("psu.status", "psu.input_status", "psu.output_power")
+            score = float(len(each.supplies))
+            yield (
+                f"{each.entity}|psu|{each.since}",
+                Finding(time, each.since, each.entity, self.name, level, score, summary, told, signals),
+            )
+
+    def _dark(self, topology: Topology, time: int) -> Iterator[tuple[str, Finding]]:
+        """Feeds without power."""
+        for entity, known in sorted(self.feeds.dark.items()):
+            if known["looks"] < _LOOKS or self.gates.in_work(entity, topology, time):
+                continue
+            self._hosts.renew(self.nodes.names.get("node", ()), topology)
+            below = self._hosts.members(entity)
+            silent = [i for i in below if self.nodes.missed["node"][i] >= _LOOKS]
+            level: Level = "page" if len(silent) > len(below) / 2 and kind_of(entity) in _MEETS else "ticket"
+            what = f"{len(silent)} of its {len(below)} nodes are silent" if below else "no node is known to hang on it"
+            so = "it has tripped" if level == "page" else "the rest live on another feed, or its meter is wrong"
+            summary = f"{entity} has {known['why']}, and {what}: {so}"
+            names = self.nodes.names.get("node", ())
+            told = evidence("over when its voltage is back", nodes=[names[i] for i in silent][:64], why=known["why"])
+            score = float(max(1, len(silent)))
+            signals = ("power.voltage", "power.draw")
+            yield (
+                f"{entity}|dark",
+                Finding(time, known["since"], entity, self.name, level, score, summary, told, signals),
+            )
+
+    def _held(
+        self, lost: list[Lost], held: Mapping[str, int], topology: Topology, time: int
+    ) -> Iterator[tuple[str, Finding]]:
+        """The brake where no supply is lost; of all nodes of a rack or unit, it is braked."""
+        excused = {node for each in lost for node in each.chassis}
+        left = {n: at for n, at in held.items() if n not in excused and not self.gates.in_work(n, topology, time)}
+        for entity, nodes in self._places(left, topology).items():
+            since = min(left[n] for n in nodes)
+            level: Level = "page" if time - since > self.brake_seconds * SECOND else "ticket"
+            who = f"GPUs of {entity}" if nodes == [entity] else f"GPUs of {len(nodes)} nodes of {entity}"
+            summary = f"The power brake has held {who} for {(time - since) / SECOND:.0f} s; no supply is told lost"
+            told = evidence("over when no GPU there has the brake bit", nodes=nodes[:64])
+            signals = ("gpu.throttle_reasons",)
+            score = float(len(nodes))
+            yield f"{entity}|brake", Finding(time, since, entity, self.name, level, score, summary, told, signals)
+
+    def _places(self, left: Mapping[str, int], topology: Topology) -> dict[str, list[str]]:
+        """Who is blamed for the brake -> its nodes."""
+        names = list(self.nodes.names.get("node", ()))
+        if len(left) < 2 or not names:
+            return {node: [node] for node in sorted(left)}
+        self._hosts.renew(names, topology)
+        flags = np.isin(names, list(left))
+        found = shared(flags, flags, np.ones(len(names), bool), self._hosts)
+        out: dict[str, list[str]] = {}
+        over = set(left)
+        for entity in sorted(found, key=lambda e: -len(found[e])):
+            mine = [names[i] for i in found[entity] if names[i] in over]
+            if len(mine) == len(found[entity]):
+                out[entity] = mine
+                over -= set(mine)
+        return {**out, **{node: [node] for node in sorted(over)}}
+
+
+def _at(finding: Finding, onset: int, level: Level) -> Finding:
+    """The finding with the onset and level that its condition has."""
+    f = finding
+    return Finding(f.time, onset, f.entity, f.detector, level, f.score, f.summary, f.evidence, f.signals)

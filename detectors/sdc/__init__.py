@@ -1,0 +1,1 @@
+"""Silent data corruption: digests that disagree."""

@@ -1,0 +1,174 @@
+"""Finds GPUs and cores that compute wrong results: the same canary must give the same digest on every sound one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from detectors.detector import Detector, notes, part
+from detectors.method.conditions import Open, close, tell
+from detectors.method.gates import Gates
+from detectors.sdc.ledger import Ledger, Record
+from detectors.sdc.tested import Tested, Users
+from detectors.sdc.votes import Verdict, Votes, complete
+from detectors.sdc.words import cleared_words, findings_evidence, summary
+from pipeline.records import SECOND, Event, Finding, Frame, Level
+from pipeline.topology import Topology
+
+_DAY = 86_400 * SECOND
+
+
+@dataclass
+class SdcVote(Detector):
+    """Judges canary digests: bit-exact, so there is nothing to learn and no noise. A ledger keeps the odds.
+
+    A result that bears the known answer (`expected`) is judged by it, alone too. Of others the answer of more than half
+    of at least `quorum` devices of one version, SKU and driver is right; without a majority nobody is blamed, which the
+    log says. A wrong answer that `same_answer` GPUs, or cores of as many nodes, share is other software, not a defect.
+
+    One mismatch is a suspect and asks for a retest (the agent asks the problem again three times at once, then tells
+    each round). It pages when `page_at` rounds within `ledger_days` were wrong, or when one came out wrong again at
+    once while another device has it right. A suspect is cleared by its next right round; a page by so many right rounds
+    running, `clean_runs` at least, that a device that errs as often as this one did would manage them with a chance
+    below `doubt`; by another device (UUID) in its place; not by a reset, for nearly all such defects are permanent.
+    Within a day of a change of its node's software it stays a suspect until another device there was right since.
+
+    Source: Dixit et al., "Silent Data Corruptions at Scale" (arXiv 2102.11245): only known answers show wrong ones;
+    quarantine of suspects after Hochschild et al., "Cores that don't count" (HotOS 2021); permanence and occurrence
+    of 1e-8 to 1: SDCHunter (OSDI 2026). The other numbers are chosen. No telemetry signal predicts such devices.
+    """
+
+    name: ClassVar[str] = "sdc"
+    family: ClassVar[str] = "silent data corruption"
+    device_class: ClassVar[str] = "gpu"
+    needs: ClassVar[tuple[str, ...]] = ("event:digest",)
+    wants: ClassVar[tuple[str, ...]] = ("event:job_start", "event:job_end", "event:version")
+    blind: ClassVar[str] = (
+        "Corruption that no canary's arithmetic touches: stress tests find under 40 % of defective GPUs (SDCHunter, "
+        "OSDI 2026), vendor diagnostics 25 to 70 %; devices on which no canary runs; a fault that most share."
+    )
+
+    quorum: int = 5
+    page_at: int = 2
+    same_answer: int = 3
+    clean_runs: int = 10
+    doubt: float = 1e-4
+    ledger_days: float = 30.0
+
+    votes: Votes = part(Votes)
+    ledger: Ledger = part(Ledger)
+    tested: Tested = part(Tested)
+    users: Users = part(Users)
+    gates: Gates = part(Gates)
+    conditions: Open = notes()
+    swept: list[int] = notes(list)
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        if not frames:
+            return []
+        time = max(frame.time for frame in frames.values())
+        topology = next(iter(frames.values())).topology
+        self.gates.hear(frames)
+        self.users.hear(frames)
+        told = sorted((e for e in _digests(frames) if complete(e)), key=lambda e: (e.time, e.entity))
+        over: dict[str, str] = {}
+        if told:
+            self.tested.look(frames)
+            self._take(told, topology, over)
+        self._sweep(time)
+        return self._findings(time, topology, over) if self.ledger.records or self.conditions else []
+
+    def _take(self, told: Sequence[Event], topology: Topology, over: dict[str, str]) -> None:
+        """The results of an instant. over: devices whose condition ended, and why."""
+        if self.ledger.records:
+            new = (e.entity for e in told if self.ledger.exchanged(e.entity, e.data.get("uuid")))
+            over.update(dict.fromkeys(new, "exchanged"))
+        known = (isinstance(e.data.get("expected"), str) for e in told)
+        heard = [(e, "" if k else _like(topology, e.entity)) for e, k in zip(told, known, strict=True)]
+        wrong: set[str] = set()
+        for verdict in self.votes.judge(heard, self.quorum, self.same_answer):
+            if verdict.right:
+                self._right(verdict, topology, verdict.entity not in wrong)
+            else:
+                wrong.add(verdict.entity)
+                self._wrong(verdict, topology)
+        while self.votes.shared:
+            version, answer = self.votes.shared.pop()
+            over.update(dict.fromkeys(self.ledger.strike(version, answer), "shared"))
+
+    def _right(self, verdict: Verdict, topology: Topology, ends: bool) -> None:
+        """ends: whether it may end a condition; one that began in this instant is told first."""
+        self.tested.right(verdict.entity, verdict.time, max(verdict.facts.get("rounds", 1), 1))
+        if not self.ledger.records:
+            return
+        self.ledger.right(verdict, self.clean_runs, self.doubt if ends else -1.0)
+        node = topology.above_of_kind(verdict.entity, "node")
+        for entity, record in self.ledger.records.items():
+            if record["state"] == "cleared" or entity == verdict.entity:
+                continue
+            if topology.above_of_kind(entity, "node") == node:
+                record["beside"] = max(record["beside"], verdict.time)
+
+    def _wrong(self, verdict: Verdict, topology: Topology) -> None:
+        last, rounds = self.tested.of(verdict.entity)
+        new = verdict.entity not in self.ledger.records
+        record = self.ledger.wrong(verdict, rounds, self.page_at)
+        if record is None:
+            return
+        if new and self.gates.changed(verdict.entity, topology) is not None:
+            node = topology.above_of_kind(verdict.entity, "node")
+            record["beside"] = self.tested.newest_beside(verdict.entity, node, topology.above_of_kind)
+        if record["since"] == verdict.time:  # the first of a condition
+            record["clean"] = min(last, verdict.time)
+        record["jobs"] = self.users.since(verdict.entity, record["clean"] or verdict.time)
+
+    def _sweep(self, time: int) -> None:
+        """Forgets what is old; once an hour is enough."""
+        if self.swept and 0 <= time - self.swept[0] < 3600 * SECOND:
+            return
+        self.swept = [time]
+        horizon = time - int(self.ledger_days * _DAY)
+        self.votes.forget(horizon)
+        self.ledger.forget(horizon)
+
+    def _level(self, entity: str, record: Record, topology: Topology) -> Level:
+        if record["state"] != "confirmed":
+            return "suspect"
+        changed = self.gates.changed(entity, topology)
+        return "page" if changed is None or record["beside"] >= changed else "suspect"
+
+    def _findings(self, time: int, topology: Topology, over: Mapping[str, str]) -> list[Finding]:
+        holding = {e for e, r in self.ledger.records.items() if r["state"] != "cleared"}
+        ended = [(e, c) for e, c in sorted(self.conditions.items()) if e not in holding]
+        found = [self._cleared(e, time, condition, over.get(e, "right")) for e, condition in ended]
+        close(self.conditions, holding)
+        for entity in sorted(holding):
+            record = self.ledger.records[entity]
+            onset = record["since"]
+            if due := tell(self.conditions, entity, time, onset, self._level(entity, record, topology)):
+                found.append(self._finding(entity, time, due, record))
+        return found
+
+    def _cleared(self, entity: str, time: int, condition: dict[str, Any], why: str) -> Finding:
+        """The end of a condition must be said: quiet is no sign of health where results are wrong now and then."""
+        evidence, words = cleared_words(entity, why)
+        onset, level = condition["onset"], condition["level"]
+        return Finding(time, onset, entity, self.name, level, 0.0, words, evidence, ("event:digest",))
+
+    def _finding(self, entity: str, time: int, due: tuple[int, Level], record: Record) -> Finding:
+        onset, level = due
+        evidence = findings_evidence(record, self.ledger.odds(entity), self.tested.of(entity)[0], self.votes.divided())
+        score, words = float(record["count"]), summary(entity, record, level)
+        return Finding(time, onset, entity, self.name, level, score, words, evidence, ("event:digest",))
+
+
+def _digests(frames: Mapping[str, Frame]) -> Iterable[Event]:
+    return (e for device_class in sorted(frames) for e in frames[device_class].events if e.kind == "digest")
+
+
+def _like(topology: Topology, entity: str) -> str:
+    """SKU and driver: devices that differ in them may round otherwise."""
+    known = [topology.attributes.get(e, {}) for e in (entity, *topology.above(entity))]
+    words = (next((str(a[name]) for a in known if name in a), "") for name in ("sku", "driver", "nvidia_driver"))
+    return "/".join(words)

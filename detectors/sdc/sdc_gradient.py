@@ -1,0 +1,182 @@
+"""Finds ranks whose gradient alone leaps or stops being a number: what the peers of its stage do not show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.detector import Detector, memory, notes
+from detectors.method.cohorts import Peers
+from detectors.method.conditions import Open, close, tell
+from detectors.method.evidence import Compared, evidence
+from pipeline.records import SECOND, Finding, Frame
+
+_NORM, _COUNT = "rank.gradient_norm", "rank.nonfinite"
+_LEARN = 20  # samples before a rank is judged: the replay contract
+_GAIN = 0.01  # least learning rate of a rank's usual departure: a memory of about 100 samples; chosen
+_SURE = 6.0  # own mean deviations that a leap must exceed: ranks of which leaps are usual are left alone; chosen
+_MOST = 0.3  # share of a stage above which it is the batch and nobody's fault, as in the common kernel
+_KEPT = 1000  # ranks held at once; chosen
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass
+class SdcGradient(Detector):
+    """A rank whose local gradient norm is `factor` times its stage's median, and times its usual, is a suspect.
+
+    So is one that alone counts a loss or gradient that is no number. It stays for `hold` seconds after the last time.
+    What a large part of a stage shows together is the batch (a loss spike) and blames nobody. It is never more than
+    a suspect: norms show few corruptions, and data and numerics leap too; a canary or a replica's digest must confirm.
+
+    Source: the factor of 5 is ByteRobust's (SOSP 2025) for loss and gradient norm; that under half of the corruptions
+    show so: SDCHunter (OSDI 2026); 1 % of them end as NaN or infinity: "Anatomy of GPU SDC" (DSN 2026). Rest chosen.
+    """
+
+    name: ClassVar[str] = "sdc_gradient"
+    family: ClassVar[str] = "silent data corruption"
+    device_class: ClassVar[str] = "rank"
+    needs: ClassVar[tuple[str, ...]] = (_NORM,)
+    wants: ClassVar[tuple[str, ...]] = (_COUNT,)
+    blind: ClassVar[str] = (
+        "Small errors, which are most; norms told after the all-reduce, which are the same on all ranks; stages of "
+        "fewer than four ranks; corruption that strikes a third of a stage at once."
+    )
+
+    factor: float = 5.0
+    least: int = 4
+    hold: float = 600.0
+
+    usual: Floats = memory(0.0)
+    spread: Floats = memory(0.0)
+    seen: Floats = memory(0.0)
+    last: Floats = memory(np.nan)
+    count: Floats = memory(np.nan)
+    held: dict[str, dict[str, Any]] = notes()
+    conditions: Open = notes()
+    _peers: Peers = field(default_factory=lambda: Peers(("stage",), ("job",), least=4), init=False, repr=False)
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        frame = frames.get("rank")
+        if frame is None:
+            return []
+        size = len(frame.entities)
+        if size and (_NORM in frame.values or _COUNT in frame.values):
+            self.grow(size)
+            groups = self._peers.of(frame)
+            self._leaps(frame, groups)
+            self._no_numbers(frame, groups)
+        return self._findings(frame) if self.held or self.conditions else []
+
+    def _leaps(self, frame: Frame, groups: NDArray[np.int32]) -> None:
+        norm = frame[_NORM]
+        size = len(norm)
+        fresh = (norm > 0) & np.isfinite(norm) & (groups >= 0)
+        if not fresh.any():
+            return
+        y = np.where(fresh, np.log(np.where(fresh, norm, 1.0)), np.nan)
+        median, members = _medians(y, groups, fresh)
+        residual = y - median
+        judged = fresh & (members >= self.least)
+        departure = np.where(judged, residual - self.usual[:size], 0.0)
+        limit = math.log(self.factor)
+        leap = judged & (self.seen[:size] >= _LEARN) & (residual >= limit) & (departure >= limit)
+        leap &= departure >= _SURE * self.spread[:size]
+        if leap.any():
+            moved = judged & (departure >= limit / 2)  # where half of a stage leaps, its median lies between
+            mine = leap & _few(moved, groups, judged)
+            for i in np.flatnonzero(mine).tolist():
+                peers = int(members[i]) - 1
+                ratio = math.exp(float(residual[i]))
+                self._hold(frame, i, "leap", float(norm[i]), math.exp(float(median[i])), ratio, peers)
+        self._learn(judged & (norm != self.last[:size]) & ~leap, departure)
+        self.last[:size] = np.where(fresh, norm, self.last[:size])
+
+    def _learn(self, mask: Bools, departure: Floats) -> None:
+        """What is usual for each rank; a step that was seen already teaches nothing, a leap neither."""
+        size = len(mask)
+        self.seen[:size] += mask
+        gain = np.where(mask, np.maximum(1 / np.maximum(self.seen[:size], 1), _GAIN), 0.0)
+        self.usual[:size] += gain * departure
+        self.spread[:size] += gain * (np.abs(departure) - self.spread[:size])
+
+    def _no_numbers(self, frame: Frame, groups: NDArray[np.int32]) -> None:
+        count = frame.values.get(_COUNT)
+        if count is None:
+            return
+        size = len(count)
+        more = (count > self.count[:size]) & (groups >= 0)
+        there = ~np.isnan(count)
+        if more.any():
+            members = np.bincount(groups[there & (groups >= 0)], minlength=int(groups.max()) + 1)
+            for i in np.flatnonzero(_few(more, groups, there & (groups >= 0))).tolist():
+                peers = int(members[groups[i]]) - 1
+                if peers + 1 >= self.least:
+                    self._hold(frame, i, "nonfinite", float(count[i] - self.count[i]), 0.0, math.inf, peers)
+        self.count[:size] = np.where(there, count, self.count[:size])
+
+    def _hold(self, frame: Frame, i: int, what: str, value: float, expected: float, ratio: float, peers: int) -> None:
+        rank = frame.entities[i]
+        entity = frame.topology.above_of_kind(rank, "gpu") or rank
+        record = self.held.setdefault(entity, {"since": frame.time, "times": 0})
+        if record.get("last") != frame.time:
+            record["times"] += 1
+        record |= {"what": what, "value": value, "expected": expected, "ratio": ratio, "peers": peers, "rank": rank}
+        record |= {"last": frame.time, "cohort": self._peers.name(frame, i)}
+        for entity in list(self.held)[:-_KEPT]:
+            del self.held[entity]
+
+    def _findings(self, frame: Frame) -> list[Finding]:
+        time = frame.time
+        for entity in [e for e, r in self.held.items() if time - r["last"] > self.hold * SECOND]:
+            del self.held[entity]
+        close(self.conditions, set(self.held))
+        found = []
+        for entity, record in sorted(self.held.items()):
+            if due := tell(self.conditions, entity, time, record["since"], "suspect"):
+                found.append(self._finding(entity, time, due[0], record))
+        return found
+
+    def _finding(self, entity: str, time: int, onset: int, record: Mapping[str, Any]) -> Finding:
+        peers, cohort, leap = record["peers"], record["cohort"], record["what"] == "leap"
+        if leap:
+            what = f"a gradient norm of {record['value']:.3g}, {record['ratio']:.1f} times the median of {peers} peers"
+            compared = Compared(record["value"], record["expected"], None, cohort, peers, record["ratio"] - 1, "1")
+        else:
+            what = f"{record['value']:.0f} losses or gradients that are no number, and none of its {peers} peers did"
+            compared = Compared(record["value"], 0.0, None, cohort, peers, record["value"], "{value}")
+        words = f"{record['rank']} on {entity} told {what} ({cohort}); a wrong result is possible, test the GPU"
+        facts = evidence(
+            f"{self.hold / 60:g} min without another",
+            compared,
+            rank=record["rank"],
+            times=record["times"],
+            retest="wanted: no canary or digest has confirmed it",
+        )
+        signals = (_NORM, _COUNT) if leap else (_COUNT, _NORM)
+        score = min(record["ratio"], 1e6)
+        return Finding(time, onset, entity, self.name, "suspect", score, words, facts, signals)
+
+
+def _medians(y: Floats, groups: NDArray[np.int32], there: Bools) -> tuple[Floats, NDArray[np.int64]]:
+    """(N,) median of each one's group, and how many of it were there."""
+    mine = np.flatnonzero(there)
+    order = mine[np.lexsort((y[mine], groups[mine]))]
+    counts = np.bincount(groups[mine], minlength=int(groups.max()) + 1)
+    first = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    low = np.minimum(first + np.maximum(counts - 1, 0) // 2, len(order) - 1)
+    high = np.minimum(first + counts // 2, len(order) - 1)
+    median = np.where(counts > 0, 0.5 * (y[order[low]] + y[order[high]]), np.nan)
+    return np.append(median, np.nan)[groups], np.append(counts, 0)[groups]
+
+
+def _few(struck: Bools, groups: NDArray[np.int32], there: Bools) -> Bools:
+    """(N,) those struck in groups of which at most a part is."""
+    number = int(groups.max()) + 1
+    hit, all_ = np.bincount(groups[struck], minlength=number), np.bincount(groups[there], minlength=number)
+    return np.asarray(struck & np.append(hit <= _MOST * all_, False)[groups])

@@ -1,0 +1,197 @@
+"""Finds replicas that no longer hold the same bits: ranks of one group must have the same digest after each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from detectors.detector import Detector, notes, part
+from detectors.method.conditions import Open, close, tell
+from detectors.method.evidence import evidence
+from detectors.sdc.rounds import Dissent, Rounds
+from pipeline.records import SECOND, Event, Finding, Frame, Level
+from pipeline.topology import Topology
+
+_HOUR = 3600 * SECOND
+_MOST = 1000  # GPUs and jobs of which something is kept; chosen
+Record = dict[str, Any]
+
+
+@dataclass
+class SdcReplica(Detector):
+    """Votes over the digests that replicas of the same parameters tell after a step: bit-exact, nothing to learn.
+
+    Of `least` replicas or more that had agreed, the one with other bits is a suspect, and pages on its GPU when it has
+    other bits in `page_at` steps: that persists, or came again. Several with the same other bits, more than a third of
+    them, two replicas that differ, or a rank that takes the divergence along to another GPU blame no GPU but the job.
+    Groups that never agreed are no replicas (sharded parameters under one name), which is a silent suspect of the job.
+    It ends after `clean_rounds` steps in which the GPU's ranks agreed, or `hours` after its job's last digest.
+
+    Source: replicas in data parallelism hold identical bits after each step (all-reduce gives every rank the same;
+    SDCHunter, OSDI 2026, compares them so); that digests after the reduction cannot show a wrong gradient follows.
+    The numbers are chosen: two steps, as one digest may be told of a step that was cut off.
+    """
+
+    name: ClassVar[str] = "sdc_replica"
+    family: ClassVar[str] = "silent data corruption"
+    device_class: ClassVar[str] = "rank"
+    needs: ClassVar[tuple[str, ...]] = ("event:replica_digest",)
+    wants: ClassVar[tuple[str, ...]] = ("event:job_start", "event:job_end", "event:checkpoint")
+    blind: ClassVar[str] = (
+        "A gradient that was wrong before the all-reduce: it reaches every replica alike, so the digests agree. What "
+        "is sharded and not replicated, steps without a digest, and which of two replicas is the wrong one."
+    )
+
+    least: int = 3
+    page_at: int = 2
+    clean_rounds: int = 10
+    patience: float = 120.0
+    hours: float = 24.0
+
+    rounds: Rounds = part(Rounds)
+    gpus: dict[str, Record] = notes()
+    jobs: dict[str, Record] = notes()
+    carried: dict[str, list[str]] = notes()
+    conditions: Open = notes()
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        if not frames:
+            return []
+        time = max(frame.time for frame in frames.values())
+        topology = next(iter(frames.values())).topology
+        for event in _of(frames, ("job_start", "job_end", "checkpoint")):
+            if event.kind == "checkpoint":
+                self._saved(event)
+            else:
+                self.rounds.restart(event.entity.split(":", 1)[1])
+        for event in _of(frames, ("replica_digest",)):
+            self.rounds.add(event)
+        for judged in self.rounds.judged(time, int(self.patience * SECOND)):
+            self._judge(judged, topology)
+        if not self.gpus and not self.jobs and not self.conditions:
+            return []
+        self._forget(time)
+        return self._findings(time)
+
+    def _saved(self, event: Event) -> None:
+        for record in self.gpus.values():
+            if record["job"] == event.entity:
+                record["checkpoints"] += 1
+
+    def _judge(self, judged: Dissent, topology: Topology) -> None:
+        job = topology.above_of_kind(next(iter(judged.digests)), "job") or f"job:{judged.job}"
+        for rank in judged.agreeing:
+            if self.gpus and (record := self.gpus.get(_gpu(topology, rank))) is not None:
+                record["last"] = judged.time
+                if judged.step not in record["steps"] and judged.step != record["clean_step"]:
+                    record["clean"], record["clean_step"] = record["clean"] + 1, judged.step
+        if not judged.dissenting and not judged.split:
+            if (known := self.jobs.get(job)) is not None and judged.series == known["series"]:
+                known["clean"] += 1
+                known["last"] = judged.time
+            return
+        why = self._nobody(judged, topology)
+        if why:
+            self._divided(job, judged, why)
+            return
+        for rank in judged.dissenting:
+            self._dissents(_gpu(topology, rank), rank, job, judged)
+
+    def _nobody(self, judged: Dissent, topology: Topology) -> str:
+        """Why no GPU is to blame; empty if one is."""
+        total = len(judged.agreeing) + len(judged.dissenting)
+        if not judged.known:
+            return "they never agreed: is every rank of this group a replica?"
+        if total < self.least:
+            return "two replicas differ, and which of them is wrong cannot be told"
+        if judged.split:
+            return f"{total} replicas differ and none of their digests has a majority"
+        if 3 * len(judged.dissenting) > total:
+            return f"{len(judged.dissenting)} of {total} replicas differ from the rest: software more likely than GPUs"
+        if judged.alike:
+            return f"{len(judged.dissenting)} replicas hold the same other bits, as broken GPUs would not"
+        moved = [r for r in judged.dissenting if set(self.carried.get(r, ())) - {_gpu(topology, r)}]
+        return f"{moved[0]} diverges again on another GPU, so it is not the GPU" if moved else ""
+
+    def _dissents(self, gpu: str, rank: str, job: str, judged: Dissent) -> None:
+        fresh = {"rank": rank, "job": job, "since": judged.time, "steps": [], "buckets": [], "checkpoints": 0}
+        record = self.gpus.setdefault(gpu, fresh | {"clean": 0, "clean_step": -1, "count": 0, "last": 0, "sure": False})
+        again = judged.step not in record["steps"]
+        if again:
+            record["steps"] = [*record["steps"], judged.step][-20:]
+            record["count"] += 1
+        if judged.bucket not in record["buckets"]:
+            record["buckets"] = [*record["buckets"], judged.bucket][-20:]
+        record["sure"] |= record["count"] >= self.page_at
+        record |= {"rank": rank, "job": job, "clean": 0, "last": judged.time, "group": judged.group}
+        record |= {"digest": judged.digests[rank], "expected": judged.digest, "peers": len(judged.agreeing)}
+        self.carried[rank] = list(dict.fromkeys([*self.carried.get(rank, ()), gpu]))[-4:]
+
+    def _divided(self, job: str, judged: Dissent, why: str) -> None:
+        record = self.jobs.setdefault(job, {"since": judged.time, "steps": []})
+        record["steps"] = [*record["steps"], judged.step][-20:]
+        ranks = [*judged.agreeing, *judged.dissenting]
+        record |= {"why": why, "clean": 0, "last": judged.time, "series": judged.series, "replicas": len(ranks)}
+        record |= {"group": judged.group, "bucket": judged.bucket, "ranks": sorted(judged.dissenting or ranks)[:10]}
+
+    def _forget(self, time: int) -> None:
+        """What agreed for long, or of whose job no digest came for long."""
+        horizon = time - int(self.hours * _HOUR)
+        for known in (self.gpus, self.jobs):
+            over = [e for e, r in known.items() if r["clean"] >= self.clean_rounds or r["last"] < horizon]
+            for entity in over + sorted(known, key=lambda e: known[e]["last"])[: max(0, len(known) - _MOST)]:
+                known.pop(entity, None)
+        for rank in list(self.carried)[:-_MOST]:
+            del self.carried[rank]
+
+    def _findings(self, time: int) -> list[Finding]:
+        holding = {*self.gpus, *self.jobs}
+        over = [(e, c) for e, c in sorted(self.conditions.items()) if e not in holding]
+        found = [self._cleared(e, time, condition) for e, condition in over]
+        close(self.conditions, holding)
+        for gpu, record in sorted(self.gpus.items()):
+            level: Level = "page" if record["sure"] else "suspect"
+            if due := tell(self.conditions, gpu, time, record["since"], level):
+                found.append(self._of_gpu(gpu, time, due, record))
+        for job, record in sorted(self.jobs.items()):
+            if due := tell(self.conditions, job, time, record["since"], "suspect"):
+                found.append(self._of_job(job, time, due, record))
+        return found
+
+    def _cleared(self, entity: str, time: int, condition: Mapping[str, Any]) -> Finding:
+        words = f"replicas on {entity} agree again, or no digest of them came for {self.hours:g} h"
+        facts = evidence("nothing: it is over", cleared=True)
+        onset, level = condition["onset"], condition["level"]
+        return Finding(time, onset, entity, self.name, level, 0.0, words, facts, ("event:replica_digest",))
+
+    def _of_gpu(self, gpu: str, time: int, due: tuple[int, Level], record: Record) -> Finding:
+        steps = record["count"]
+        words = (
+            f"{record['rank']} on {gpu} holds other parameters than its {record['peers']} replicas, in {steps} "
+            f"step{'' if steps == 1 else 's'} from {record['steps'][0]} on: {', '.join(record['buckets'][:3])} of "
+            f"{record['job']}, group {record['group'] or 'unnamed'}"
+        )
+        words += "; go back to a checkpoint from before, without this GPU" if record["sure"] else ""
+        shown = ("rank", "job", "group", "steps", "buckets", "digest", "expected", "peers", "checkpoints")
+        clears = f"{self.clean_rounds} steps running in which its ranks agree, or {self.hours:g} h without a digest"
+        facts = evidence(clears, holds=True, dissents=steps, **{k: record[k] for k in shown})
+        return Finding(time, due[0], gpu, self.name, due[1], float(steps), words, facts, ("event:replica_digest",))
+
+    def _of_job(self, job: str, time: int, due: tuple[int, Level], record: Record) -> Finding:
+        where = f"{record['bucket']} (group {record['group'] or 'unnamed'})"
+        words = f"replicas of {job} differ in {where}: {record['why']}"
+        shown = ("why", "group", "bucket", "ranks", "replicas", "steps")
+        clears = f"{self.clean_rounds} steps running in which they agree, or {self.hours:g} h without a digest"
+        facts = evidence(clears, cannot_tell=True, **{k: record[k] for k in shown})
+        score = float(len(record["steps"]))
+        return Finding(time, due[0], job, self.name, due[1], score, words, facts, ("event:replica_digest",))
+
+
+def _of(frames: Mapping[str, Frame], kinds: tuple[str, ...]) -> Iterable[Event]:
+    return (e for device_class in sorted(frames) for e in frames[device_class].events if e.kind in kinds)
+
+
+def _gpu(topology: Topology, rank: str) -> str:
+    """The GPU that a rank runs on; the rank itself where nobody tells."""
+    return topology.above_of_kind(rank, "gpu") or rank

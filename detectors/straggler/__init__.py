@@ -1,0 +1,1 @@
+"""What is slow: a GPU, a node, a whole job, and why."""

@@ -1,0 +1,114 @@
+"""Who is to blame for slow ranks: one GPU, a whole node, or nobody because the stage is slow; and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from detectors.method.evidence import Compared
+from detectors.method.streams import LEAST_COHORT, Bools, Floats
+from detectors.straggler.causes import Cause, Causes
+from detectors.straggler.places import Places
+
+_PART = 0.5  # of a node's ranks that are slow together: then the node is slow, not its GPUs one by one; chosen
+_SOME = 0.25  # of them that keep it blamed, so that the blame does not flicker; chosen
+_ALIKE = 0.4  # of the slowest one's slowdown that the others of its node must share to be slow with it; chosen
+_TOLD = 3  # causes in one sentence; chosen
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """One condition: `entity` is blamed for its slow `slots`. unsure: its stage is no larger than it, so that the
+    stage itself may be slow."""
+
+    entity: str
+    slots: tuple[int, ...]
+    unsure: bool = False
+
+
+def blamed(
+    slow: Bools, effect: Floats, counted: Bools, places: Places, most: float, known: Mapping[str, object]
+) -> list[Suspicion]:
+    """Nodes and ranks to blame. slow: have a condition; effect: by how much they, and others that matter, are slow;
+    counted: who could be."""
+    found = []
+    lagging = slow | (effect > 0)
+    innocent, unsure = _stages(slow, lagging, counted, places, most)
+    slow = slow & ~innocent
+    for node in np.unique(places.of["node"][slow]).tolist():
+        mine = slow & (places.of["node"] == node)
+        if node >= 0 and (entity := places.named["node"][node]):
+            there = counted & (places.of["node"] == node)
+            late = np.flatnonzero(lagging & there & ~innocent & (effect >= _ALIKE * effect[mine].max()))
+            share = _SOME if entity in known else _PART
+            if len(late) >= max(2.0, share * np.count_nonzero(there)):
+                found.append(Suspicion(entity, tuple(late.tolist()), bool(unsure[late].all())))
+                continue
+        found += [Suspicion(places.names[i], (i,), bool(unsure[i])) for i in np.flatnonzero(mine).tolist()]
+    return found
+
+
+def _stages(slow: Bools, lagging: Bools, counted: Bools, places: Places, most: float) -> tuple[Bools, Bools]:
+    """Ranks of stages that are slow as a whole, and of stages that are one slow node, of which nobody can tell."""
+    innocent, unsure = np.zeros(len(slow), bool), np.zeros(len(slow), bool)
+    stages = np.where(places.of["stage"] >= 0, places.of["stage"], -2 - places.of["job"])
+    for stage in np.unique(stages[slow]).tolist():
+        members = counted & (stages == stage)
+        late = lagging & members
+        size = np.count_nonzero(members)
+        if size < LEAST_COHORT or np.count_nonzero(late) <= most * size:
+            continue
+        nodes = places.of["node"][members]
+        if (nodes < 0).any():
+            innocent |= members
+            continue
+        all_of, late_of = np.bincount(nodes), np.bincount(places.of["node"][late], minlength=int(nodes.max()) + 1)
+        struck = np.count_nonzero(late_of > _PART * np.maximum(all_of, 1))
+        there = np.count_nonzero(all_of)
+        if there == 1:
+            unsure |= members
+        elif struck > max(1.0, most * there) or (struck == 0 and there > 1):
+            innocent |= members
+    return innocent, unsure
+
+
+def causes_of(suspicion: Suspicion, causes: Causes, places: Places, time: int) -> list[Cause]:
+    """What GPUs and node show, each thing once; of a node only what at least half of its slow ranks show."""
+    by_key: dict[str, list[Cause]] = {}
+    for slot in suspicion.slots:
+        for cause in causes.of_gpu(slot, places, time):
+            by_key.setdefault(cause.key, []).append(cause)
+    found = [same[0] for same in by_key.values() if len(same) >= _PART * len(suspicion.slots)]
+    slot = suspicion.slots[0]
+    return [*found, *causes.of_node(places.entity("node", slot), places, slot)][:_TOLD]
+
+
+def words(found: Sequence[Cause]) -> str:
+    """Causes for a sentence."""
+    return "; ".join(cause.words for cause in found) if found else "cause not visible"
+
+
+def sentence(suspicion: Suspicion, compared: Compared, around: Mapping[str, str], seen: Sequence[Cause]) -> str:
+    """What an engineer reads: who is slow by how much, beside whom, and why."""
+    whole = suspicion.entity.startswith("node:")
+    who = (
+        f"{_counted(len(suspicion.slots), 'rank')} on {suspicion.entity} compute up to"
+        if whole
+        else f"{suspicion.entity} computes"
+    )
+    where = f" on {around['gpu']}" if "gpu" in around and not whole else ""
+    beside = (
+        f"{_counted(compared.peers, 'other rank')} of {compared.cohort} lead one to expect"
+        if compared.peers
+        else "it did before"
+    )
+    told = f"{100 * compared.effect:.0f} % longer than {beside}"
+    told += f": {compared.value:.3g} s a step, not {compared.expected:.3g} s"
+    unsure = "; its stage has no other node, so the stage itself may be slow" if suspicion.unsure else ""
+    return f"{who.replace(' computes', where + ' computes')} {told}{unsure}; {words(seen)}"
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("s" if number != 1 else "")

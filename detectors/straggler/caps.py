@@ -1,0 +1,136 @@
+"""Which ranks a power cap makes slower or faster beside their peers than they were when they learnt: policy, no fault.
+
+A cap on a unit of the power supply cuts through jobs, and caps overlap. What counts is whether a GPU is under one while
+most of its cohort is not, or the other way round, and whether that was so while its baseline was learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.method.streams import LEARN, Bools, Floats
+
+SEVERAL = 4
+"""GPUs of a cohort whose state changed: policy, no broken one. Chosen: half a server."""
+_CHANGED, _SETTLED = 0.4, 0.2
+"""Of the difference between under a cap and not: change of a GPU against its cohort, below the half that is seen where
+the cohort is halved; and what is left of it when the change is over. Chosen."""
+_ON, _OFF = 0.8, 0.2  # smoothed, above and below which a cap has come or gone; chosen
+_SMOOTH = 0.25  # 3 samples show a change, 6 that it is over: under full load the bit flickers; chosen
+_GAIN = 5e-4  # as the kernel learns baselines
+_NIL = 1e-3  # less of a smoothed state is none; chosen
+_CELLS = ("beside", "usual", "under", "learnt", "held", "steady")
+_NONE: list[int] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """hold: (S,) not to be judged now.   doubt: (S,) what their sums say may be of a cap that changes or holds.
+
+    anew: slots that learn anew.   over: slots whose sums begin anew.
+    """
+
+    hold: Bools
+    doubt: Bools
+    anew: Sequence[int]
+    over: Sequence[int]
+
+
+class Caps:
+    """Arrays by slot. beside: -1 to 1, under a cap against most of the cohort, smoothed; usual: the same when learnt.
+
+    under: under a cap at all, smoothed; steady: whether one has come, and not gone.
+    """
+
+    def __init__(self) -> None:
+        self.beside, self.usual, self.under = np.empty(0), np.empty(0), np.empty(0)
+        self.learnt, self.held, self.steady = np.empty(0, np.int64), np.empty(0, bool), np.empty(0, bool)
+        self._busy = True  # something is or was under a cap
+
+    def take(self, capped: Bools, groups: NDArray[np.int32], there: Bools, gate: Bools) -> Ruling:
+        """capped: (S,) now.   there: whose GPU is known to be under a cap or not.   gate: who learns now."""
+        size = len(groups)
+        self._grow(size)
+        if not self._busy and not capped.any():
+            self.learnt[:size][gate] += 1
+            nobody = np.zeros(size, bool)
+            return Ruling(nobody, nobody, _NONE, _NONE)
+        beside, usual, held = self.beside[:size], self.usual[:size], self.held[:size]
+        now = np.where(there, _beside(capped, groups, there), beside)
+        beside += _SMOOTH * (now - beside)
+        self._learn(now, gate & ~held)
+        flips, unsettled = self._follow(capped, there, groups)
+        begins = ~held & _several(np.abs(beside - usual) >= _CHANGED, groups)
+        held |= begins
+        settled = held & there & (np.abs(now - beside) < _SETTLED)
+        # caps overlap and one bit tells of all: who was apart from its cohort is until its own cap is gone
+        back = settled & np.where(np.abs(now) < _CHANGED, ~self.steady[:size], np.abs(now - usual) < _SETTLED)
+        anew = back & (np.abs(now - usual) >= _SETTLED)
+        usual[anew], self.learnt[:size][anew] = now[anew], 0
+        held &= ~back
+        hold = held | _several(np.abs(now - usual) >= _CHANGED, groups)
+        states = (beside, usual, self.under)
+        self._busy = bool(capped.any() or held.any() or any((np.abs(state) > _NIL).any() for state in states))
+        over = np.flatnonzero(begins | back | flips).tolist()
+        return Ruling(hold, hold | unsettled, np.flatnonzero(anew).tolist(), over)
+
+    def _follow(self, capped: Bools, there: Bools, groups: NDArray[np.int32]) -> tuple[Bools, Bools]:
+        """(S,) for whom a cap came or went, and for whom one seems to."""
+        under, steady = self.under[: len(groups)], self.steady[: len(groups)]
+        under[there] += _SMOOTH * (capped[there] - under[there])
+        flips = _several((under > _ON) & ~steady | (under < _OFF) & steady, groups)
+        steady[:] = np.where(steady, under >= _OFF, under > _ON)
+        return flips, _several(there & (capped != steady), groups)
+
+    def _learn(self, now: Floats, gate: Bools) -> None:
+        """Follows as the kernel's baselines do."""
+        mine = np.flatnonzero(gate)
+        self.learnt[mine] += 1
+        count = self.learnt[mine]
+        self.usual[mine] += np.where(count <= LEARN, 1 / np.maximum(count, 1), _GAIN) * (now[mine] - self.usual[mine])
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Another rank, another GPU or other software than before."""
+        mine = [slot for slot in slots if slot < len(self.learnt)]
+        self.learnt[mine] = 0
+        self.usual[mine] = 0.0
+        self.held[mine] = False
+
+    def _grow(self, size: int) -> None:
+        more = size - len(self.learnt)
+        if more > 0:
+            for name in _CELLS:
+                cells = getattr(self, name)
+                setattr(self, name, np.append(cells, np.zeros(more, cells.dtype)))
+
+    def snapshot(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _CELLS}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._busy = True
+
+
+def _beside(capped: Bools, groups: NDArray[np.int32], there: Bools) -> Floats:
+    """(S,) under a cap against most of the cohort; 0 without one."""
+    mine = there & (groups >= 0)
+    count = np.bincount(groups[mine], minlength=1)
+    under = np.bincount(groups[mine & capped], minlength=len(count))
+    most = np.append((np.sign(2 * under - count) + 1) / 2, 0.0)  # the last cell serves group -1
+    at = np.where(mine, groups, -1)
+    return np.where(mine, capped - most[at], 0.0)
+
+
+def _several(which: Bools, groups: NDArray[np.int32]) -> Bools:
+    """Those of them of which a cohort has several."""
+    mine = which & (groups >= 0)
+    if np.count_nonzero(mine) < SEVERAL:
+        return np.zeros(len(which), bool)
+    count = np.bincount(groups[mine], minlength=1)
+    return np.asarray(mine & (np.append(count, 0)[np.where(mine, groups, -1)] >= SEVERAL))

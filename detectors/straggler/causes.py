@@ -1,0 +1,196 @@
+"""Why a rank may be slow: what its GPU and its node show of it. Causes that are seen are named, none is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.method import kernel
+from detectors.method.streams import LEARN, Bools, Channel, Streams
+from detectors.straggler.caps import SEVERAL
+from detectors.straggler.places import Places
+from detectors.straggler.pressure import Pressure
+from pipeline.records import SECOND, Frame
+
+Floats = NDArray[np.float64]
+SIGNALS = ("gpu.sm_clock", "gpu.throttle_reasons", "gpu.pcie_width", "gpu.pcie_generation", "node.cpu_pressure")
+CAPPED = 0x4
+"""NVML clock event reason: software power cap, which is policy."""
+_BITS = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
+"""NVML clock event reasons that are no policy; the same that Azure's node health checks fail on."""
+_THROTTLE = np.uint64(sum(_BITS))
+_CLOCK = Channel(floor=0.01, delta=0.03)  # 3 % of clock: two of the 15 MHz steps in which clocks are told; chosen
+_FRESH = 60 * SECOND  # how long a throttle bit explains slowness; chosen
+_PRESSED, _TIMES = 0.10, 3.0
+"""Least share of the time in which tasks wait for a processor, and times that of the job's other nodes, that explain
+slowness. The kernel's own averages are of 10 s; oomd's default acts on several times that share of memory. Chosen."""
+_OFTEN, _SLOWLY = 0.5, 1e-4
+"""A GPU that is under its power cap for at least half of the time is so by its load; learnt over a day. Chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One thing that is seen. physical: a fact of the device itself, beside which no hold is needed."""
+
+    key: str
+    words: str
+    signal: str
+    physical: bool
+    value: float
+
+
+POLICY = Cause(
+    "power_cap", "a power cap, which is policy, holds back their clocks", "gpu.throttle_reasons", False, CAPPED
+)
+
+
+class Causes:
+    """Watches GPUs and nodes of ranks; arrays by slot, of nodes by their place in the frame."""
+
+    def __init__(self) -> None:
+        self.clocks = Streams(_CLOCK)
+        self.throttled, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
+        self.pcie: dict[str, Floats] = {"gpu.pcie_width": np.empty(0), "gpu.pcie_generation": np.empty(0)}
+        self.capped, self.told = np.empty(0, bool), np.empty(0, bool)
+        self.usually, self.looks = np.empty(0), np.empty(0, np.int64)
+        self.pressure = Pressure("node.cpu_pressure")
+
+    def watch_bits(self, frames: Mapping[str, Frame], places: Places) -> Bools:
+        """Takes the throttle bits and the PCIe links; (S,) whose GPU says that a power cap holds it back."""
+        self._grow(len(places))
+        gpus = frames.get("gpu")
+        if gpus is None:
+            self.capped[:] = self.told[:] = False
+            return np.zeros(len(places), bool)
+        told = places.of_gpus(gpus, "gpu.throttle_reasons")
+        bits = np.where(told >= 0, told, 0).astype(np.uint64)
+        throttled = (bits & _THROTTLE) != 0
+        if throttled.any():
+            self.throttled[throttled] = gpus.time
+            self.bits[throttled] = bits[throttled] & _THROTTLE
+        for name, last in self.pcie.items():
+            if name in gpus.values:
+                now = places.of_gpus(gpus, name)
+                np.copyto(last, now, where=np.isfinite(now))
+        self.capped[: len(bits)] = (bits & np.uint64(CAPPED)) != 0
+        self.told[: len(bits)] = told >= 0
+        size, known = len(bits), self.told[: len(bits)]
+        looks, usually = self.looks[:size], self.usually[:size]
+        looks += known
+        gain = np.where(looks <= LEARN, 1 / np.maximum(looks, 1), _SLOWLY)
+        usually += np.where(known, gain * (self.capped[:size] - usually), 0.0)
+        return np.asarray(self.capped[: len(bits)])
+
+    def policy(self, slots: NDArray[np.intp], slower: float, places: Places) -> bool:
+        """Whether a power cap that is news to these GPUs holds back clocks of several of their nodes' GPUs."""
+        nodes = places.of["node"]
+        around = np.flatnonzero(np.isin(nodes, nodes[slots]) & (nodes >= 0))
+        around = around[around < self.clocks.cells.shape[1]]
+        news = self.capped & (self.usually < _OFTEN)
+        low = around[news[around] & (self.clocks.cells[kernel.EFFECT, around] >= slower / 2)]
+        return bool(len(low) >= SEVERAL and np.count_nonzero(news[slots]) >= len(slots) / 2)
+
+    def watch_clocks(
+        self, frames: Mapping[str, Frame], places: Places, groups: NDArray[np.int32], gate: Bools, time: int
+    ) -> None:
+        """Takes the SM clocks against those of the peers, and the processors' pressure."""
+        gpus, nodes = frames.get("gpu"), frames.get("node")
+        if gpus is not None and "gpu.sm_clock" in gpus.values:
+            speed = places.of_gpus(gpus, "gpu.sm_clock")
+            self.clocks.step(-np.log(np.where(speed > 0, speed, np.nan)), groups, time, gate)
+        if nodes is not None:
+            self.pressure.take(nodes)
+
+    def _grow(self, size: int) -> None:
+        more = size - len(self.throttled)
+        if more > 0:
+            self.throttled = np.append(self.throttled, np.zeros(more, np.int64))
+            self.bits = np.append(self.bits, np.zeros(more, np.uint64))
+            self.capped, self.told = (np.append(cells, np.zeros(more, bool)) for cells in (self.capped, self.told))
+            self.usually = np.append(self.usually, np.zeros(more))
+            self.looks = np.append(self.looks, np.zeros(more, np.int64))
+            self.pcie = {name: np.append(last, np.full(more, np.nan)) for name, last in self.pcie.items()}
+
+    def forget(self, slots: Sequence[int], elsewhere: bool) -> None:
+        """Another rank, another GPU or other software than before."""
+        self.clocks.forget(_mask(slots, self.clocks.cells.shape[1]))
+        if elsewhere:
+            self._grow(max(slots) + 1)
+            for last in self.pcie.values():
+                last[slots] = np.nan
+            self.throttled[slots] = self.bits[slots] = self.looks[slots] = 0
+            self.usually[slots] = 0.0
+
+    def calm(self, slots: Sequence[int]) -> None:
+        """What made these clocks low is over; what they learnt stays."""
+        if len(slots):
+            calm(self.clocks, slots)
+
+    def of_gpu(self, slot: int, places: Places, time: int) -> list[Cause]:
+        """What the GPU of one rank shows."""
+        found = []
+        if self.throttled[slot] and abs(time - int(self.throttled[slot])) <= _FRESH:
+            bits = int(self.bits[slot])
+            named = " and ".join(f"{name} 0x{bit:x}" for bit, name in _BITS.items() if bits & bit)
+            found.append(Cause("throttled", f"throttle bit of its GPU: {named}", "gpu.throttle_reasons", True, bits))
+        score, effect = (
+            self.clocks.cells[[kernel.UP, kernel.EFFECT], slot] if slot < self.clocks.cells.shape[1] else (0, 0)
+        )
+        if effect >= _CLOCK.delta and score > _CLOCK.threshold / 2:
+            below = -float(np.expm1(-effect))
+            words = f"SM clock {100 * below:.0f} % below what its peers lead one to expect"
+            found.append(Cause("sm_clock_below_peers", words, "gpu.sm_clock", True, round(below, 4)))
+        for name, unit in (("gpu.pcie_width", "lanes"), ("gpu.pcie_generation", "generation")):
+            mine, usual = float(self.pcie[name][slot]), self._usual(self.pcie[name], slot, places)
+            if mine < usual:
+                what = f"PCIe link at {mine:.0f} {unit}" if unit == "lanes" else f"PCIe link at {unit} {mine:.0f}"
+                found.append(Cause(name.split(".")[1], f"{what}, its peers' at {usual:.0f}", name, True, mine))
+        return found
+
+    @staticmethod
+    def _usual(values: Floats, slot: int, places: Places) -> float:
+        """Median of its peers; NaN without any."""
+        mates = (places.groups == places.groups[slot]) & (places.groups >= 0) & np.isfinite(values)[: len(places)]
+        return float(np.median(values[: len(places)][mates])) if mates.any() else float("nan")
+
+    def of_node(self, node: str | None, places: Places, slot: int) -> list[Cause]:
+        """What the node of a rank shows beside the other nodes of its job."""
+        share = self.pressure.of(node) if node else float("nan")
+        if node is None or not share >= _PRESSED:
+            return []
+        numbers = np.unique(places.of["node"][places.of["job"] == places.of["job"][slot]]).tolist()
+        usual = self.pressure.usual([name for n in numbers if n >= 0 and (name := places.named["node"][n]) != node])
+        if share < _TIMES * usual:
+            return []
+        beside = f" (other nodes of the job {100 * usual:.0f} %)" if np.isfinite(usual) else ""
+        told = f"tasks on {node} wait for a processor {100 * share:.0f} % of the time{beside}"
+        return [Cause("cpu_pressure", told, "node.cpu_pressure", False, round(share, 3))]
+
+    def snapshot(self) -> dict[str, Any]:
+        names = ("throttled", "bits", "pcie", "capped", "told", "usually", "looks")
+        parts = {"clocks": self.clocks.snapshot(), "pressure": self.pressure.snapshot()}
+        return {**parts, **{name: getattr(self, name) for name in names}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.clocks.restore(state["clocks"])
+        self.pressure.restore(state["pressure"])
+        for name in state.keys() - {"clocks", "pressure"}:
+            setattr(self, name, state[name])
+
+
+def _mask(slots: Sequence[int], size: int) -> Bools:
+    mask = np.zeros(size, bool)
+    mask[[slot for slot in slots if slot < size]] = True
+    return mask
+
+
+def calm(streams: Streams, slots: Sequence[int]) -> None:
+    """Ends the conditions of some streams and begins their sums anew; what they learnt stays."""
+    cells = streams.cells
+    mine = [slot for slot in slots if slot < cells.shape[1]]
+    cells[[[kernel.UP], [kernel.EFFECT]], mine] = 0.0
+    cells[kernel.WORD].view(np.uint32)[mine] &= ~(kernel.ON_UP | kernel.HELD_BITS)

@@ -1,0 +1,203 @@
+"""What is said of GPUs that look slow from the outside: level, onset, the sentence and its evidence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.method import kernel
+from detectors.method.evidence import Compared, evidence
+from detectors.method.streams import Step
+from detectors.straggler.outside import Sight, units
+from detectors.straggler.seats import PEERS
+from pipeline.records import SECOND, Finding, Level
+
+_BITS = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
+"""NVML clock event reasons that are no policy."""
+_CAPPED = np.uint64(0x4)  # NVML clock event reason: software power cap, which is policy
+_SEVERAL = 4  # GPUs under a power cap that they had not: policy, no broken one; chosen: half a node
+_OFTEN = 0.5  # share of the time under a power cap from which that is a GPU's usual load; chosen
+_RACK = 2  # whole nodes of one rack whose clocks fall at once: their power or coolant, not they; chosen
+Slots = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """One condition: who is blamed, how loudly, and what is said."""
+
+    entity: str
+    level: Level
+    onset: int
+    score: float
+    summary: str
+    evidence: Mapping[str, Any]
+    signals: tuple[str, ...]
+
+    def finding(self, time: int, due: tuple[int, Level], detector: str) -> Finding:
+        onset, level = due
+        words = self.score, self.summary, self.evidence, self.signals
+        return Finding(time, onset, self.entity, detector, level, *words)
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """GPUs that are more or less active than their peers. why: what explains it is seen; long: for longer than what is
+    benign lasts."""
+
+    suspect: Suspect
+    job: int
+    why: bool
+    long: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Low:
+    """What the clocks of some GPUs show. stuck: the worst is far below its peers, but not below its own past."""
+
+    worst: int
+    stuck: bool
+    bits: int
+    onset: int
+    held: int
+    policy: bool
+
+    @property
+    def named(self) -> str:
+        return " and ".join(f"{name} 0x{bit:x}" for bit, name in _BITS.items() if self.bits & bit)
+
+    @property
+    def reason(self) -> str:
+        if self.named:
+            return f"throttle bit {self.named}"
+        return "under a power cap, which is policy" if self.policy else "without a throttle bit"
+
+
+def suspects(sight: Sight) -> Iterator[Suspect]:
+    """Who is blamed: first for clocks; SMs that are more or less active are told only of other nodes."""
+    signs, seats = sight.signs, sight.of.seats
+    clock = signs.fast | signs.slow | signs.stuck
+    blamed = list(units(sight, clock, clock | (signs.clocks.effect >= sight.of.delta)))
+    racks = Counter(_rack(sight, entity) for entity, _ in blamed if entity.startswith("node:"))
+    for entity, slots in blamed:
+        wide = entity.startswith("node:") and racks[_rack(sight, entity)] >= _RACK
+        yield _of_clock(sight, entity, slots, wide)
+    taken = np.isin(seats.node, seats.node[clock]) & (seats.node >= 0)
+    found = [
+        _of_duty(sight, entity, slots, sign is signs.low)
+        for sign, since in ((signs.low, sight.of.low_since), (signs.high, sight.of.high_since))
+        for entity, slots in units(sight, sign & ~taken, (since[: len(sign)] > 0) & ~taken)
+    ]
+    # where something slow is known, the rest of its job waits for it, each stage in its own way
+    explained = {int(seats.job[slots[0]]) for _, slots in blamed} | {duty.job for duty in found if duty.why}
+    yield from (duty.suspect for duty in found if duty.why or (duty.long and duty.job not in explained))
+
+
+def _rack(sight: Sight, entity: str) -> str | None:
+    return sight.frame.topology.above_of_kind(entity, "rack")
+
+
+def _low(sight: Sight, slots: Slots) -> Low:
+    of, signs, time = sight.of, sight.signs, sight.frame.time
+    step, n = signs.clocks, len(signs.slow)
+    worst = int(slots[np.argmax(np.maximum(step.effect[slots], of.raw[slots]))])
+    stuck = bool(step.effect[worst] < of.delta)
+    bits = int(np.bitwise_or.reduce(np.where(of.bit_since[slots] > 0, of.bits[slots], 0).astype(np.uint64))) & 0xE8
+    since = of.stuck_since[slots] if stuck else of.bit_since[slots]
+    began = min(int(since[since > 0].min(initial=time)), time - int(step.held[slots].max()) * SECOND)
+    news = ((of.bits[:n] & _CAPPED) != 0) & (of.capped[:n] < _OFTEN)
+    policy = not bits and bool(np.count_nonzero(news & signs.slow) >= _SEVERAL) and bool(news[slots].any())
+    return Low(worst, stuck, bits, began, int(np.median(step.held[slots])), policy)
+
+
+def _of_clock(sight: Sight, entity: str, slots: Slots, wide: bool) -> Suspect:
+    of, signs, time = sight.of, sight.signs, sight.frame.time
+    step, mates, low = signs.clocks, sight.mates(slots), _low(sight, slots)
+    compared = _clocked(sight, low, mates)
+    enough = (low.held >= of.hold or bool(signs.stuck[slots].any())) and len(mates) + 1 >= PEERS
+    sure = (bool(signs.fast[slots].any()) or enough) and not low.policy and not wide
+    waits = ": its job waits for it" if of.seats.placed[low.worst] else ""
+    who = f"{len(slots)} GPUs of {entity} run, the worst at" if len(slots) > 1 else f"{entity} runs at"
+    return Suspect(
+        entity,
+        "page" if sure else "suspect",
+        low.onset,
+        float(step.score[slots].max()),
+        f"{who} {compared.value:.0f} MHz where {len(mates)} busy GPUs of {compared.cohort} lead one to expect "
+        f"{compared.expected:.0f} MHz ({100 * compared.effect:.0f} % less), {low.reason}, for "
+        f"{(time - low.onset) / 60 / SECOND:.0f} min"
+        + ("; other nodes of its rack fell too: their power or coolant" if wide else waits),
+        evidence(
+            f"its clock departs from what its peers lead one to expect by less than {50 * of.delta:.1f} %",
+            compared,
+            **sight.around(slots, low.worst, mates),
+            throttle_bits=low.bits,
+            cause=low.named or low.reason,
+            held_s=low.held,
+        ),
+        ("gpu.sm_clock", *(("gpu.throttle_reasons",) if low.bits or low.policy else ())),
+    )
+
+
+def _of_duty(sight: Sight, entity: str, slots: Slots, low: bool) -> Duty:
+    of, time, step = sight.of, sight.frame.time, sight.signs.duty
+    mates, whole = sight.mates(slots), entity.startswith("node:")
+    worst = int(slots[np.argmax(np.abs(step.effect[slots]))])
+    since = (of.low_since if low else of.high_since)[slots]
+    since = since[since > 0]
+    held = (time - float(np.median(since))) / SECOND if len(since) else 0.0
+    why = (sight.pressed(entity, worst) if whole else sight.narrow(worst, mates)) if low else None
+    long = held >= of.host_hold
+    sure = why is not None and (long or not whole) and len(mates) + 1 >= PEERS
+    compared = _active(sight, worst, mates)
+    unseen = "what keeps it waiting is not seen" if low else "it may compute longer while they wait for it"
+    part, some = "tensor cores" if of.tensor[worst] else "SMs", f"{len(slots)} GPUs of " if whole else ""
+    suspect = Suspect(
+        entity,
+        "page" if sure else "suspect",
+        int(since.min(initial=time)),
+        float(step.score[slots].max()),
+        f"{part} of {some}{entity} are active {100 * compared.value:.0f} % of the time where {len(mates)} GPUs of "
+        f"{compared.cohort} lead one to expect {100 * compared.expected:.0f} %, for {held / 60:.0f} min: "
+        f"{why[0] if why else unseen}",
+        evidence(
+            f"its activity departs from what its peers lead one to expect by less than {50 * of.duty_delta:.1f} %",
+            compared,
+            **sight.around(slots, worst, mates),
+            cause=why[0] if why else "not seen",
+            attribution="HOST" if low and whole else "NODE",
+            held_s=round(held),
+        ),
+        ("gpu.tensor_active" if of.tensor[worst] else "gpu.sm_active", *((why[2],) if why else ())),
+    )
+    return Duty(suspect, int(of.seats.job[worst]), why is not None, long)
+
+
+def _clocked(sight: Sight, low: Low, mates: Slots) -> Compared:
+    """The clock of the worst beside what its peers lead one to expect."""
+    of, step, worst = sight.of, sight.signs.clocks, low.worst
+    off = float(of.raw[worst] if low.stuck else step.effect[worst])
+    base = 0.0 if low.stuck else float(of.clocks.cells[kernel.BASELINE, worst])
+    expected = float(np.exp(-(step.median[worst] + base)))
+    expected = expected if np.isfinite(expected) else float(of.clock[worst] * np.exp(off))
+    cohort, value = of.seats.cohort(worst), expected * float(np.exp(-off))
+    return Compared(value, expected, _spread(step, worst), cohort, len(mates), 1 - value / expected, "MHz")
+
+
+def _active(sight: Sight, worst: int, mates: Slots) -> Compared:
+    """How active the worst was of late beside what its peers lead one to expect."""
+    of, step = sight.of, sight.signs.duty
+    expected = float(np.exp(step.median[worst] + of.duty.cells[kernel.BASELINE, worst]))
+    expected = expected if np.isfinite(expected) else float(of.active[worst] * np.exp(-step.effect[worst]))
+    value = expected * float(np.exp(step.effect[worst]))
+    cohort = of.seats.cohort(worst)
+    return Compared(value, expected, _spread(step, worst), cohort, len(mates), abs(value / expected - 1), "1")
+
+
+def _spread(step: Step, slot: int) -> float | None:
+    spread = float(step.spread[slot])
+    return spread if np.isfinite(spread) else None

@@ -1,0 +1,219 @@
+"""Where the living ranks are: a slot for each, its stage, job, GPU and node, and with whom it can be compared.
+
+Jobs come and go and frames keep the columns of their ranks for ever; work per tick goes over the slots alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.method import kernel
+from pipeline.records import SECOND, Frame
+from pipeline.topology import Topology, kind_of
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
+PEERS = 8
+"""Ranks below which a cohort says nothing about scale."""
+MOST = 0.3
+"""Share of a cohort of which one node may be: if it goes slow as a whole, the median must still be the others'."""
+_KEPT = 3600 * SECOND
+"""How long a rank that ended keeps its slot: a job that comes back on the same GPUs goes on from what was learnt.
+Chosen: the time for which ends of jobs are remembered."""
+_KINDS = ("stage", "job", "gpu", "node")
+
+
+class Places:
+    """Slots of ranks; arrays are by slot, -1 where there is nothing. Feed `update` once per instant."""
+
+    def __init__(self) -> None:
+        self._slots: dict[str, int] = {}
+        self._gpus: dict[str, str] = {}  # rank -> the GPU on which it learnt
+        self._left: dict[str, int] = {}  # rank that is gone -> since when
+        self._mates: dict[str, str] = {}  # rank -> with whom it was compared
+        self._key: tuple[int, ...] = ()
+        self._known: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {}
+        self.at = np.empty(0, np.int64)
+        self.names: list[str] = []
+        self.of: dict[str, Ints] = {kind: np.empty(0, np.int32) for kind in _KINDS}
+        self.named: dict[str, list[str]] = {kind: [] for kind in _KINDS}
+        self._numbers: dict[str, dict[str, int]] = {kind: {} for kind in _KINDS}
+        self.groups = np.empty(0, np.int32)
+        self.mixed = np.empty(0, bool)  # compared with ranks of other stages too
+        self.cohorts: list[str] = []
+        self._order, self._first = np.empty(0, np.int32), np.zeros(1, np.int64)  # slots stage by stage
+        self._gpu_at: tuple[int, NDArray[np.int64]] = (-1, self.at)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def update(self, frame: Frame) -> list[int]:
+        """Follows the topology; the slots that hold another rank, or a rank on another GPU, than before."""
+        key = (id(frame.topology), frame.topology.version, len(frame.entities))
+        if key == self._key:
+            return []
+        self._key = key
+        parents = frame.topology.parents
+        living = {e: i for i, e in enumerate(frame.entities) if e in parents}
+        fresh = self._seat(living, frame.time)
+        place = {e: self._place(e, frame.topology) for e in living}
+        for rank, around in place.items():
+            if (gpu := around.get("gpu")) is not None:
+                if self._gpus.get(rank, gpu) != gpu:
+                    fresh.append(self._slots[rank])
+                self._gpus[rank] = gpu
+        self._index(living, place)
+        return fresh + self._among_others(living)
+
+    def _among_others(self, living: Iterable[str]) -> list[int]:
+        """Slots of ranks that are compared with others than before: another stage, or the job in place of the stage."""
+        now = {rank: self.cohort(self._slots[rank]) for rank in living}
+        changed = [self._slots[rank] for rank, mates in now.items() if self._mates.get(rank, mates) != mates]
+        self._mates.update(now)
+        return changed
+
+    def _seat(self, living: Mapping[str, int], time: int) -> list[int]:
+        """Slots for the living; those of ranks that are long gone are free again. Returns the new ones."""
+        for rank in self._slots:
+            if rank in living:
+                self._left.pop(rank, None)
+            else:
+                self._left.setdefault(rank, time)
+        for rank in [r for r, since in self._left.items() if time - since > _KEPT]:
+            for known in (self._slots, self._gpus, self._known, self._mates, self._left):
+                known.pop(rank, None)
+        arrived = [rank for rank in living if rank not in self._slots]
+        taken = set(self._slots.values())
+        free = [slot for slot in range(len(taken) + len(arrived)) if slot not in taken]
+        fresh = free[: len(arrived)]
+        self._slots.update(zip(arrived, fresh, strict=True))
+        return fresh
+
+    def _place(self, rank: str, topology: Topology) -> dict[str, str]:
+        """Nearest of each kind; looked up anew only for a rank whose parents are others than before."""
+        parents = topology.parents[rank]
+        known = self._known.get(rank)
+        if known is None or known[0] != parents:
+            around: dict[str, str] = {}
+            for above in topology.above(rank):
+                around.setdefault(kind_of(above), above)
+            self._known[rank] = known = parents, around
+        return known[1]
+
+    def _index(self, living: Mapping[str, int], place: Mapping[str, dict[str, str]]) -> None:
+        size = max(len(self.names), 1 + max(self._slots.values(), default=-1))  # state by slot never shrinks
+        self.at, self.names = np.full(size, -1, np.int64), [""] * size
+        self.of = {kind: np.full(size, -1, np.int32) for kind in _KINDS}
+        numbers: dict[str, dict[str, int]] = {kind: {} for kind in _KINDS}
+        for rank, i in living.items():
+            slot = self._slots[rank]
+            self.at[slot], self.names[slot] = i, rank
+            for kind in _KINDS:
+                if (entity := place[rank].get(kind)) is not None:
+                    self.of[kind][slot] = numbers[kind].setdefault(entity, len(numbers[kind]))
+        self.named, self._numbers = {kind: list(found) for kind, found in numbers.items()}, numbers
+        self._gpu_at = (-1, self.at)
+        self.groups, self.cohorts = self._compare()
+        stage = self.of["stage"]
+        self._order = np.argsort(stage, kind="stable").astype(np.int32)[np.count_nonzero(stage < 0) :]
+        self._first = np.append(0, np.cumsum(np.bincount(stage[stage >= 0]))).astype(np.int64)
+        pooled = np.array([*(name in numbers["job"] for name in self.cohorts), False], bool)
+        self.mixed = pooled[self.groups] & (self.of["stage"] >= 0)
+
+    def _compare(self) -> tuple[Ints, list[str]]:
+        """With whom each is compared: its stage, or where a node is too large a part of that, the whole job.
+
+        What a rank of another stage usually takes longer by is its own offset, which the kernel learns; so a change
+        can be told from all of the job where the stage is too small.
+        """
+        groups, names = np.full(len(self), -1, np.int32), list[str]()
+        rungs = [(kind, PEERS, MOST) for kind in ("stage", "job")] + [(kind, PEERS, 1.0) for kind in ("stage", "job")]
+        for kind, least, most in (*rungs, ("stage", 2, 1.0), ("job", 2, 1.0)):
+            for number, members in _members(self.of[kind]):
+                waiting = members[groups[members] < 0]
+                if len(members) >= least and len(waiting) and self._node_share(members) <= most:
+                    groups[waiting] = len(names)
+                    names.append(self.named[kind][number])
+        groups[self.at < 0] = len(names)  # who is gone for a while keeps what it learnt among peers
+        return groups, [*names, "nobody"]
+
+    def _node_share(self, members: NDArray[np.int64]) -> float:
+        """Share of the largest node; of unknown nodes nothing is known."""
+        nodes = self.of["node"][members]
+        nodes = nodes[nodes >= 0]
+        return max(Counter(nodes.tolist()).values()) / len(members) if len(nodes) else 0.0
+
+    def entity(self, kind: str, slot: int) -> str | None:
+        """The stage, job, GPU or node of a slot."""
+        number = int(self.of[kind][slot])
+        return self.named[kind][number] if number >= 0 else None
+
+    def cohort(self, slot: int) -> str:
+        """In words: with whom it is compared."""
+        group = int(self.groups[slot])
+        return self.cohorts[group] if group >= 0 else "own past"
+
+    def medians(self, values: Floats) -> Floats:
+        """(S,) median of each one's stage; NaN without one."""
+        count, size = len(self._first) - 1, len(values)
+        median, spread = np.empty(count, np.float32), np.empty(count, np.float32)
+        told = np.empty(size + 1, np.float32), median, spread, np.empty(count, np.int32)
+        none = np.zeros(size, np.float32)
+        kernel.cohorts(values.astype(np.float32), none, self._order, self._first, *told)
+        return np.append(median, np.nan)[self.of["stage"]].astype(np.float64)
+
+    def take(self, frame: Frame, signal: str) -> NDArray[np.float64]:
+        """(S,) a signal of the ranks."""
+        return np.append(frame[signal], np.nan)[self.at]
+
+    def of_gpus(self, gpus: Frame, signal: str) -> NDArray[np.float64]:
+        """(S,) a signal of the ranks' GPUs."""
+        if self._gpu_at[0] != (key := len(gpus.entities)):
+            place = {e: i for i, e in enumerate(gpus.entities)}
+            where = np.array([*(place.get(e, -1) for e in self.named["gpu"]), -1], np.int64)
+            self._gpu_at = key, where[self.of["gpu"]]
+        return np.append(gpus[signal], np.nan)[self._gpu_at[1]]
+
+    def on(self, entity: str, topology: Topology) -> list[int]:
+        """Slots of the ranks that are, or were last, on or in an entity."""
+        kind = kind_of(entity)
+        if kind == "rank":
+            return self.slots_of([entity])
+        if kind in _KINDS:
+            mine = [self._numbers[kind][entity]] if entity in self._numbers[kind] else []
+        else:
+            kind = "node"
+            mine = [number for number, name in enumerate(self.named[kind]) if entity in topology.above(name)]
+        slots = np.flatnonzero(np.isin(self.of[kind], mine)).tolist() if mine else []
+        if kind in ("stage", "job"):
+            return slots
+        gone = [r for r in self._left if (gpu := self._gpus.get(r)) and entity in (gpu, *topology.above(gpu))]
+        return [*slots, *self.slots_of(gone)]
+
+    def slots_of(self, ranks: Iterable[str]) -> list[int]:
+        """Slots of ranks that have one."""
+        return [self._slots[rank] for rank in ranks if rank in self._slots]
+
+    def slot_of(self, rank: str) -> int | None:
+        """Slot of a rank, if it has one."""
+        return self._slots.get(rank)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {name: dict(getattr(self, name)) for name in ("_slots", "_gpus", "_left", "_mates")}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for name, known in state.items():
+            setattr(self, name, dict(known))
+        self._key = ()
+
+
+def _members(numbers: Ints) -> list[tuple[int, NDArray[np.int64]]]:
+    """Slots by number, those of -1 left out."""
+    order = np.argsort(numbers, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+    return [(int(numbers[part[0]]), part) for part in parts if len(part) and numbers[part[0]] >= 0]

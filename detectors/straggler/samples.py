@@ -1,0 +1,162 @@
+"""What ranks say of their steps: the logarithm of their compute time, once per step, and whether it may be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.method.gates import SETTLES, Gates
+from detectors.method.streams import Bools, Floats
+from detectors.straggler.places import Places
+from pipeline.records import SECOND, Event, Frame
+
+HEARD = frozenset({"job_start", "version", "reset", "maintenance_start", "maintenance_end", "digest", "checkpoint"})
+_ANEW = frozenset({"version", "reset", "maintenance_end"})
+_LOOK = 60 * SECOND  # how often the end of announced work is looked for; chosen
+_CANARY = 60 * SECOND  # so long after a canary a rank may still tell a step that it made beside it; chosen
+_REMEMBERED = 3600 * SECOND  # a start of a rank that nobody has seen since is forgotten; chosen
+_WARM = 240 * SECOND  # of a job that tells no steps, in place of a number of them: 200 of 1.2 s; chosen
+_CELLS: Mapping[str, float | int | bool] = {
+    "steps": np.nan,  # the newest step
+    "tokens": np.nan,  # counter of tokens then
+    "begun": np.nan,  # step at which the job or the move began
+    "began": 0,  # when that was
+    "excused": 0,  # until when a canary of ours explains slowness
+    "sampled": 0,  # when the newest sample came
+    "working": False,  # people work on what it is on
+}
+
+
+class Samples:
+    """Samples and gates of ranks; arrays by slot."""
+
+    def __init__(self) -> None:
+        self.gates = Gates()
+        self.cells = {name: np.full(0, fill) for name, fill in _CELLS.items()}
+        self._starting: dict[str, int] = {}  # rank of which a start was told, but no step since -> when
+        self._saving: dict[str, int] = {}  # job -> until when it writes a checkpoint
+        self._looked = 0
+        self.calmed: list[int] = []  # slots that were slow beside our own canary, as it was told in this instant
+
+    def hear(self, frames: Mapping[str, Frame]) -> list[Event]:
+        """Takes the events of an instant; those that matter."""
+        self.gates.hear(frames)
+        told = [e for frame in frames.values() for e in frame.events if e.kind in HEARD]
+        for event in told:
+            ranks = event.data.get("ranks")
+            if event.kind == "job_start" and isinstance(ranks, (list, dict)):
+                self._starting.update({rank: event.time for rank in ranks if isinstance(rank, str)})
+        return told
+
+    def settle(
+        self, fresh: Sequence[int], told: Iterable[Event], frame: Frame, places: Places, rose: NDArray[np.int64]
+    ) -> list[int]:
+        """Follows moves, work, versions, canaries and checkpoints; slots whose software or node is not as before.
+
+        fresh: slots that hold another rank or are elsewhere.   rose: (S,) since when each has been slow, if it is.
+        """
+        self._grow(len(places))
+        for name, fill in _CELLS.items():
+            self.cells[name][list(fresh)] = fill
+        anew: list[int] = []
+        self.calmed = []
+        worked = bool(fresh)
+        for event in told:
+            seconds = event.data.get("took" if event.kind == "digest" else "seconds")
+            worked |= event.kind.startswith("maintenance")
+            if event.kind in _ANEW:
+                anew += places.on(event.entity, frame.topology)
+            elif event.kind == "digest" and isinstance(seconds, (int, float)):
+                self._excuse(event, float(seconds), places.on(event.entity, frame.topology), rose)
+            elif event.kind == "checkpoint" and isinstance(seconds, (int, float)):
+                self._saving[event.entity] = event.time + int(seconds * SECOND)
+        self._saving = {job: until for job, until in self._saving.items() if until >= frame.time}
+        if worked or abs(frame.time - self._looked) >= _LOOK:
+            self._look_for_work(frame, places)
+        return anew
+
+    def _excuse(self, event: Event, took: float, slots: Sequence[int], rose: NDArray[np.int64]) -> None:
+        """Ranks that were not slow before our own canary began are not for some time after it."""
+        began = event.data.get("began")
+        since = began if isinstance(began, int) else event.time - int(took * SECOND)
+        self.calmed += (mine := [s for s in slots if rose[s] >= since - _LOOK])
+        self.cells["excused"][mine] = event.time + _CANARY
+
+    def _look_for_work(self, frame: Frame, places: Places) -> None:
+        self._looked = frame.time
+        known = self.gates.snapshot()
+        names = set(known["_working"]) | {e for e, at in known["_worked"].items() if frame.time - at <= SETTLES}
+        working = self.cells["working"]
+        working[:] = False
+        for entity in sorted(names):
+            working[places.on(entity, frame.topology)] = True
+
+    def take(self, frame: Frame, places: Places, warm_up: float) -> tuple[Floats, Bools]:
+        """(S,) ln(compute time) of the ranks that finished a step, NaN of others; and who may be judged."""
+        seconds, step = places.take(frame, "rank.compute_time"), places.take(frame, "rank.step")
+        with np.errstate(divide="ignore", invalid="ignore"):
+            times = np.where(seconds > 0, np.log(seconds), np.nan)
+        mine = {name: cells[: len(places)] for name, cells in self.cells.items()}
+        times[step == mine["steps"]] = np.nan  # the same step told twice is no second witness
+        if "rank.tokens" in frame.values:
+            times -= self._longer(places.take(frame, "rank.tokens"), step - mine["steps"], places)
+        if self._starting:
+            self._start(seconds, step, places, frame.time)
+        known = np.isfinite(step)
+        mine["steps"][known] = step[known]
+        mine["sampled"][np.isfinite(times)] = frame.time
+        with np.errstate(invalid="ignore"):
+            warm = (step - mine["begun"] < warm_up) | (~known & (frame.time - mine["began"] < _WARM))
+        gate = ~(warm | mine["working"] | (mine["excused"] > frame.time))
+        for job in self._saving:
+            gate[places.on(job, frame.topology)] = False
+        return times, gate
+
+    def _longer(self, tokens: Floats, steps: Floats, places: Places) -> Floats:
+        """ln of the share by which a rank had more tokens in its last steps than its stage; 0 where nobody tells.
+
+        Packed sequences make the work uneven, and time goes nearly as the tokens do (ResiHP).
+        """
+        last = self.cells["tokens"][: len(tokens)]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            worked = np.log((tokens - last) / steps)
+        worked[~np.isfinite(worked)] = np.nan
+        known = np.isfinite(tokens)
+        last[known] = tokens[known]
+        return np.asarray(np.nan_to_num(worked - places.medians(worked)))
+
+    def _start(self, seconds: Floats, step: Floats, places: Places, time: int) -> None:
+        """Notes at which step ranks began of which a start was told."""
+        for rank, since in list(self._starting.items()):
+            slot = places.slot_of(rank)
+            if slot is not None and np.isfinite([step[slot], seconds[slot]]).any():
+                self.cells["begun"][slot], self.cells["began"][slot] = step[slot], since
+            elif time - since < _REMEMBERED:
+                continue
+            del self._starting[rank]
+
+    def saves(self, job: str) -> bool:
+        """Whether it writes a checkpoint."""
+        return job in self._saving
+
+    def silent(self, time: int, lasts: int) -> Bools:
+        """(S,) ranks without a sample for long, or that may not be judged by their past samples either."""
+        cells = self.cells
+        return np.asarray((time - cells["sampled"] > lasts) | (cells["excused"] > time) | cells["working"])
+
+    def _grow(self, size: int) -> None:
+        more = size - len(self.cells["steps"])
+        if more > 0:
+            self.cells = {n: np.append(self.cells[n], np.full(more, fill)) for n, fill in _CELLS.items()}
+
+    def snapshot(self) -> dict[str, Any]:
+        names = ("_starting", "_saving", "_looked", "cells")
+        return {"gates": self.gates.snapshot(), **{name: getattr(self, name) for name in names}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.gates.restore(state["gates"])
+        for name in state.keys() - {"gates"}:
+            setattr(self, name, state[name])

@@ -1,0 +1,274 @@
+"""Finds ranks that compute slower than their own pipeline stage, and says which GPU or node is to blame, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.detector import Detector, memory, notes, part
+from detectors.method import kernel
+from detectors.method.conditions import Open, close, tell
+from detectors.method.evidence import Compared, evidence
+from detectors.method.streams import LEARN, Bools, Channel, Floats, Step, Streams
+from detectors.straggler.blame import Suspicion, blamed, causes_of, sentence, words
+from detectors.straggler.caps import Caps
+from detectors.straggler.causes import POLICY, SIGNALS, Cause, Causes, calm
+from detectors.straggler.places import MOST, PEERS, Places
+from detectors.straggler.samples import Samples
+from pipeline.records import SECOND, Finding, Frame, Level
+
+_RING = 10  # samples whose median tells: one ratio of a single step is noise
+_RECENT = np.dtype([("stage", "<f8", (_RING,)), ("own", "<f8", (_RING,))])
+_LASTS = 120 * SECOND  # without a sample for so long, a rank is not slow but silent; chosen: two repeats
+
+
+@dataclass
+class Straggler(Detector):
+    """Peer-conditioned CUSUM on ln(compute time) within the pipeline stage; stages differ by design, never pooled.
+
+    Suspect once the sum passes `threshold` and the smoothed slowdown `delta` (natural logarithm), or once the median
+    of ten steps is `ratio` times the stage's. Page at once if the GPU shows why (throttle bit, clock below its peers,
+    narrower PCIe link); else after `hold` s, or `quick_hold` s above `quick_effect` or where tasks of the node wait for
+    processors, and only among at least `peers` ranks. Several GPUs of one node slow together: the node is blamed.
+    A stage of which more than `most` of the nodes are slow blames nobody: straggler_job tells of it.
+
+    Not judged: announced work, the first `warm_up` steps of a job or of a rank that moved, checkpoints, our own
+    canaries, and several GPUs whose power cap differs from their cohort's. With other software a rank learns anew.
+    Where a stage is too small, a change is told from all of the job, and below 8 ranks nothing pages uncorroborated.
+
+    Source: the clipped form of Page's CUSUM (Biometrika 41, 1954); Greyhound (Wu et al., ATC 2025) for the check that
+    the mean moved; Lin et al. (OSDI 2025) found workers the main cause in only 1.7 % of slow jobs, so a slow stage
+    blames nobody; holds: twice the longest benign slowdown of 300 s, chosen.
+    """
+
+    name: ClassVar[str] = "straggler"
+    family: ClassVar[str] = "straggler"
+    device_class: ClassVar[str] = "rank"
+    needs: ClassVar[tuple[str, ...]] = ("rank.compute_time",)
+    wants: ClassVar[tuple[str, ...]] = (
+        *("rank.step", "rank.tokens", *SIGNALS),
+        *("event:job_start", "event:checkpoint", "event:digest", "event:version", "event:maintenance_start"),
+    )
+    blind: ClassVar[str] = (
+        "A rank that was slow from its first sample by less than 1.25, all nodes of a stage that are slow at once, and "
+        "what the training job does not tell: without its compute times straggler_inferred looks from the outside."
+    )
+
+    threshold: float = 18.5
+    delta: float = 0.03
+    ratio: float = 1.25
+    hold: float = 600.0
+    quick_effect: float = 0.2
+    quick_hold: float = 360.0
+    peers: int = PEERS
+    most: float = MOST
+    warm_up: float = 200.0
+
+    places: Places = part(Places)
+    samples: Samples = part(Samples)
+    causes: Causes = part(Causes)
+    caps: Caps = part(Caps)
+    streams: Streams = part(lambda: Streams(Channel(0.01, 0.03)))
+    recent: NDArray[Any] = memory(0, _RECENT)
+    count: NDArray[np.int64] = memory(0, np.int64)
+    rose: NDArray[np.int64] = memory(0, np.int64)
+    above: NDArray[np.int64] = memory(0, np.int64)
+    behind: NDArray[np.int64] = memory(0, np.int64)
+    newest: Floats = memory(np.nan)
+    usual: Floats = memory(np.nan)
+    level: Floats = memory(0.0)
+    conditions: Open = notes()
+    _doubt: Bools = field(default_factory=lambda: np.zeros(0, bool), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.streams.channel = Channel(0.01, self.delta, threshold=self.threshold)
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        told, frame = self.samples.hear(frames), frames.get("rank")
+        if frame is None or not len(frame.entities):
+            return []
+        fresh = self.places.update(frame)
+        self.grow(len(self.places))
+        self._forget(fresh, elsewhere=True)
+        self._forget(self.samples.settle(fresh, told, frame, self.places, self.rose))
+        self._calm(self.samples.calmed)
+        capped = self.causes.watch_bits(frames, self.places)
+        times, gate = self.samples.take(frame, self.places, self.warm_up)
+        groups, gate = self.places.groups, gate & ~self._held(capped, times, gate)
+        level, learnt = self._level_of(times, gate)
+        step = self.streams.step(times - level, groups, frame.time, gate & learnt)
+        self.causes.watch_clocks(frames, self.places, groups, gate, frame.time)
+        slow = self._slow(step, times, level, gate, frame.time)
+        if slow.any():
+            return self._told(frame, step, slow)
+        if self.conditions:
+            close(self.conditions, set())
+        return []
+
+    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+        """What a person calls no fault is normal from now on."""
+        for frame in list(frames.values())[:1]:
+            self._forget(self.places.on(entity, frame.topology))
+
+    def _forget(self, slots: Sequence[int], elsewhere: bool = False) -> None:
+        """Learns ranks anew: others than before or elsewhere, or with other software."""
+        if len(slots):
+            self.caps.forget(slots)
+            self._learn_anew(slots, elsewhere)
+
+    def _learn_anew(self, slots: Sequence[int], elsewhere: bool = False) -> None:
+        if not len(slots):
+            return
+        mask = np.zeros(len(self.count), bool)
+        mask[list(slots)] = True
+        self.streams.forget(mask[: self.streams.cells.shape[1]])
+        self.causes.forget(slots, elsewhere)
+        for cells in (self.count, self.rose, self.above, self.behind, self.level):
+            cells[mask] = 0
+
+    def _calm(self, slots: Sequence[int]) -> None:
+        """What made these slow is over; what they learnt stays."""
+        if len(slots):
+            calm(self.streams, slots)
+            self.behind[slots] = self.above[slots] = 0
+
+    def _held(self, capped: Bools, times: Floats, gate: Bools) -> Bools:
+        """Who may not be judged: a power cap holds them back, or lets go of them, and not their peers."""
+        known = (self.places.at >= 0) & self.causes.told[: len(capped)]
+        ruling = self.caps.take(capped, self.places.groups, known, gate & np.isfinite(times))
+        self._calm(ruling.over)
+        self.causes.calm(ruling.over)
+        self._learn_anew(ruling.anew)
+        self._doubt = ruling.doubt
+        return ruling.hold
+
+    def _level_of(self, times: Floats, gate: Bools) -> tuple[Floats, Bools]:
+        """(S,) what is taken off before ranks are compared, and who has it.
+
+        Ranks of one stage are compared as they are. Those of several stages in what each departs from its own first
+        steps: else their median would lie between two stages and jump with either.
+        """
+        mixed = self.places.mixed
+        if not mixed.any():
+            return np.zeros(len(times)), np.ones(len(times), bool)
+        size = len(times)
+        count, level = self.count[:size], self.level[:size]
+        young = np.flatnonzero(mixed & gate & np.isfinite(times) & (count < LEARN))
+        level[young] += (times[young] - level[young]) / (count[young] + 1)
+        return np.where(mixed, level, 0.0), np.asarray(~mixed | (count >= LEARN))
+
+    def _slow(self, step: Step, times: Floats, level: Floats, gate: Bools, time: int) -> Bools:
+        """Ranks with a condition: the CUSUM's, or far behind the stage in the median of ten steps."""
+        size, cells = len(times), self.streams.cells[:, : len(times)]
+        expected = level + np.where(step.alone, 0.0, step.median) + cells[kernel.BASELINE]
+        residual = times - self.places.medians(times)
+        self.rose[:size][step.judged & (cells[kernel.UP] <= 0)] = time
+        matters, above = step.effect >= self.delta, self.above[:size]
+        above[~matters] = 0
+        above[matters & (above == 0)] = time
+        known = np.flatnonzero(np.isfinite(times) & gate)
+        self.newest[known], self.usual[known] = times[known], expected[known]
+        at = self.count[known] % _RING
+        self.recent["stage"][known, at] = residual[known]
+        self.recent["own"][known, at] = times[known] - expected[known]
+        self.count[known] += 1
+        limit, behind = np.log(self.ratio), self.behind[:size]
+        # half of the limit ends it, so that a ratio near the limit does not flicker
+        near = known[(self.count[known] > LEARN) & ((residual[known] > limit / 2) | (behind[known] > 0))]
+        if len(near):
+            typical = np.median(self.recent["stage"][near], axis=1)
+            since = np.where(behind[near] == 0, time, behind[near])
+            behind[near] = np.where(typical >= np.where(behind[near] > 0, limit / 2, limit), since, 0)
+        there = (self.places.at >= 0) & ~self.samples.silent(time, _LASTS)[:size]
+        return np.asarray((step.on | (behind > 0)) & there)
+
+    def _told(self, frame: Frame, step: Step, slow: Bools) -> list[Finding]:
+        """What is due to be said of the slow."""
+        size, time = len(slow), frame.time
+        there = (self.places.at >= 0) & ~self.samples.silent(time, _LASTS)[:size] & (self.count[:size] > LEARN)
+        far = np.where(self.behind[:size] > 0, np.log(self.ratio), 0.0)
+        effect = np.where(there & (slow | (step.effect >= self.delta)), np.maximum(step.effect, far), 0.0)
+        suspicions = blamed(slow, effect, there, self.places, self.most, self.conditions)
+        close(self.conditions, {s.entity for s in suspicions})
+        found = []
+        for suspicion in suspicions:
+            seen = causes_of(suspicion, self.causes, self.places, time)
+            slots = np.array(suspicion.slots)
+            level: Level = self._level(slots, seen, step, suspicion.unsure, time)
+            throttled = any(cause.key == "throttled" for cause in seen)
+            if not throttled and self.causes.policy(slots, float(np.median(step.effect[slots])), self.places):
+                level, seen = "suspect", [POLICY]
+            since = np.where(
+                step.on[slots], self.rose[slots], np.where(self.behind[slots] > 0, self.behind[slots], time)
+            )
+            if due := tell(self.conditions, suspicion.entity, time, int(since.min()), level):
+                found.append(self._finding(frame, suspicion, seen, due, step))
+        return found
+
+    def _level(self, slots: NDArray[np.intp], seen: Sequence[Cause], step: Step, unsure: bool, time: int) -> Level:
+        """Page with a physical cause at once, else after the hold and only among enough peers.
+
+        What a power cap that comes or goes may explain is no page: neither clocks nor sums say more by then.
+        """
+        if self._doubt[slots].all():
+            return "page" if any(cause.physical and cause.signal != "gpu.sm_clock" for cause in seen) else "suspect"
+        if any(cause.physical for cause in seen):
+            return "page"
+        on = slots[step.on[slots]]
+        held = [s for s in on.tolist() if self.above[s] and np.median(self.recent["own"][s]) >= self.delta / 2]
+        if not held or (unsure and not seen):
+            return "suspect"
+        if not seen and not (self.newest[held] - self.usual[held] >= self.delta / 2).any():
+            return "suspect"  # its newest steps are as they should be: who comes now would find nothing
+        quick = bool(seen) or float(step.effect[held].max()) >= self.quick_effect
+        since = time - float(np.median(self.above[held]))  # one of a node may have paused before
+        enough = bool(seen) or int(step.size[held].max()) >= self.peers
+        return "page" if enough and since >= (self.quick_hold if quick else self.hold) * SECOND else "suspect"
+
+    def _finding(
+        self, frame: Frame, suspicion: Suspicion, seen: Sequence[Cause], due: tuple[int, Level], step: Step
+    ) -> Finding:
+        slots, places = list(suspicion.slots), self.places
+        worst = slots[int(np.argmax(step.effect[slots]))]
+        cohort, mates, usual = self._beside(worst, slots, step)
+        value, slowdown = float(np.exp(self.newest[worst])), float(np.exp(self.newest[worst] - usual))
+        around = {kind: e for kind in ("gpu", "node", "stage", "job") if (e := places.entity(kind, worst)) is not None}
+        spread = float(step.spread[worst]) if np.isfinite(step.spread[worst]) else None
+        compared = Compared(value, float(np.exp(usual)), spread, cohort, mates, slowdown - 1, "s")
+        return Finding(
+            time=frame.time,
+            onset=due[0],
+            entity=suspicion.entity,
+            detector=self.name,
+            level=due[1],
+            score=float(step.score[slots].max()),
+            summary=sentence(suspicion, compared, around, seen),
+            evidence=evidence(
+                f"its departure from what its peers lead one to expect falls below {50 * self.delta:.1f} %",
+                compared,
+                slowdown=round(slowdown, 4),
+                **around,
+                ranks=[places.names[s] for s in slots],
+                cause=words(seen),
+                attribution="HOST" if any(cause.key == "cpu_pressure" for cause in seen) else "NODE",
+                **{cause.key: cause.value for cause in seen},
+            ),
+            signals=("rank.compute_time", *dict.fromkeys(cause.signal for cause in seen)),
+        )
+
+    def _beside(self, slot: int, slots: Sequence[int], step: Step) -> tuple[str, int, float]:
+        """With whom a rank is compared, how many they are, and the ln(time) that they lead one to expect."""
+        own = bool(step.on[slot])
+        numbers = self.places.groups if own else self.places.of["stage"]
+        alike = (
+            (numbers == numbers[slot]) & (numbers[slot] >= 0) & (self.places.at >= 0) & (self.count[: len(numbers)] > 0)
+        )
+        alike[list(slots)] = False
+        mates = np.flatnonzero(alike)
+        if own or not len(mates):
+            return self.places.cohort(slot), len(mates), float(self.usual[slot])
+        return self.places.entity("stage", slot) or "own past", len(mates), float(np.median(self.newest[mates]))

@@ -1,0 +1,272 @@
+"""Finds slow GPUs and hosts of training jobs that tell no compute times: from clocks, activity and power alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.detector import Detector, memory, notes, part
+from detectors.method import kernel
+from detectors.method.conditions import Open, close, tell
+from detectors.method.gates import Gates
+from detectors.method.streams import LEARN, Bools, Channel, Floats, Step, Streams
+from detectors.straggler.crowds import Crowds
+from detectors.straggler.outside import Sight, Signs
+from detectors.straggler.outside_words import suspects
+from detectors.straggler.pressure import Pressure
+from detectors.straggler.seats import PEERS, Seats
+from pipeline.records import SECOND, Finding, Frame
+
+_THROTTLE = np.uint64(0x8 | 0x20 | 0x40 | 0x80)
+"""NVML clock event reasons that are no policy; the same that Azure's node health checks fail on."""
+_CAPPED, _IDLE = np.uint64(0x4), np.uint64(0x1)  # NVML clock event reasons: software power cap, nothing to do
+_BUSY, _BUSY_UTILIZATION = 0.3, 0.5
+"""Least SM activity, and where that is not told least utilization, of a GPU that trains: one that writes a checkpoint
+or waits for data shows less, and its clock then says nothing. Chosen."""
+_RAW, _USUALLY = 0.15, 1e-3  # of smoothing: as the kernel's effect; over some hours. Chosen
+_BIT_LASTS = 20 * SECOND  # how long a throttle bit must stand: three looks; what lasts less slows no step. Chosen
+_STALE = 120 * SECOND  # after so long without a judged sample nothing is said of a GPU: its job is over or waits
+_LIGHT = 0.005  # least activity that is told apart from none
+
+
+@dataclass
+class StragglerInferred(Detector):
+    """PCC on each GPU's SM clock, and on how busy its SMs are, against GPUs of its stage, job or rack.
+
+    In synchronous training all GPUs of a job share the step: a slow one computes all the time while its peers wait in
+    collectives, where SMs and tensor cores work less and power falls; one that its host keeps waiting works less than
+    its peers. Utilization is no sign: NVML counts who waits in a collective as busy. Judged are busy GPUs only.
+
+    Page: SM clock `delta` below normal, at once while a throttle bit that is no policy is set (0x8, 0x20, 0x40, 0x80),
+    else after `hold` s among at least 8 peers; a clock below `ratio` of its peers' after `hold` s, whatever it was
+    before; SMs of most GPUs of a node less active than their peers', after `host_hold` s, while tasks there wait for
+    processors; SMs of one GPU less active whose PCIe link is below its peers'. All else is a suspect: a GPU or node
+    that is busier than its peers, or less busy without a reason that is seen. A GPU whose job tells compute times is
+    left to the detector `straggler`; GPUs of a loop that throttle together, to those of coolant and power.
+
+    Source: delta 3 % of clock, two of NVML's steps of 15 MHz (chosen); duty_delta: four standard errors of smoothed
+    activity (chosen); ratio: identical GPUs differ by at most 22 % (Sinha et al., SC 2022); hold: twice the longest
+    benign slowdown of 300 s, host_hold: a little beyond it, since two witnesses agree; warm_up: published mutes are of
+    50 to 200 steps (chosen as time).
+    """
+
+    name: ClassVar[str] = "straggler_inferred"
+    family: ClassVar[str] = "straggler"
+    device_class: ClassVar[str] = "gpu"
+    needs: ClassVar[tuple[str, ...]] = ("gpu.sm_clock",)
+    wants: ClassVar[tuple[str, ...]] = (
+        *("gpu.sm_active", "gpu.tensor_active", "gpu.utilization", "gpu.power", "gpu.throttle_reasons"),
+        *(
+            "gpu.temperature",
+            "gpu.pcie_width",
+            "gpu.pcie_generation",
+            "node.cpu_pressure",
+            "node.load1",
+            "node.cpu_count",
+        ),
+        *("rank.compute_time", "event:job_start", "event:job_end", "event:version"),
+        *("event:maintenance_start", "event:maintenance_end"),
+    )
+    blind: ClassVar[str] = (
+        "A GPU that computes slowly at full clock pages nobody: it is busier than its peers, as one with more work is; "
+        "one slow from the first sample by less than 20 %; one whose loop throttles too; hosts and PCIe links of jobs "
+        "that are not known; idle GPUs; which step or collective is slow."
+    )
+
+    threshold: float = 18.5
+    delta: float = 0.03
+    duty_delta: float = 0.02
+    ratio: float = 0.8
+    hold: float = 600.0
+    host_hold: float = 360.0
+    warm_up: float = 600.0
+
+    clocks: Streams = part(lambda: Streams(Channel(0.01, 0.03)))
+    duty: Streams = part(lambda: Streams(Channel(0.01, 0.02, phi=0.4, both=True)))
+    seats: Seats = part(Seats)
+    gates: Gates = part(Gates)
+    crowds: Crowds = part(Crowds)
+    pressure: Pressure = part(lambda: Pressure("node.cpu_pressure"))
+    raw: Floats = memory(0.0)
+    power: Floats = memory(np.nan)
+    clock: Floats = memory(np.nan)
+    active: Floats = memory(np.nan)
+    width: Floats = memory(np.nan)
+    generation: Floats = memory(np.nan)
+    capped: Floats = memory(0.0)
+    bits: NDArray[np.uint64] = memory(0, np.uint64)
+    bit_since: NDArray[np.int64] = memory(0, np.int64)
+    stuck_since: NDArray[np.int64] = memory(0, np.int64)
+    low_since: NDArray[np.int64] = memory(0, np.int64)
+    high_since: NDArray[np.int64] = memory(0, np.int64)
+    judged: NDArray[np.int64] = memory(0, np.int64)
+    looks: NDArray[np.int64] = memory(0, np.int64)
+    settled: NDArray[np.int64] = memory(0, np.int64)
+    sort: NDArray[np.int8] = memory(0, np.int8)
+    worked: Bools = memory(False, np.bool_)
+    tensor: Bools = memory(False, np.bool_)
+    conditions: Open = notes()
+
+    def __post_init__(self) -> None:
+        self.clocks.channel = Channel(0.01, self.delta, threshold=self.threshold)
+        self.duty.channel = Channel(0.01, self.duty_delta, phi=0.4, threshold=self.threshold, both=True)
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        self.gates.hear(frames)
+        nodes, frame = frames.get("node"), frames.get("gpu")
+        if nodes is not None:
+            self.pressure.take(nodes)
+        if frame is None or not len(frame.entities):
+            return []
+        self.grow(len(frame.entities))
+        working = self._renew(frames, frame)
+        self.seats.hear(frame, frames.get("rank"))
+        clock, activity, busy = self._look(frame)
+        bits = self.bit_since[: len(busy)] > 0
+        crowd = self.crowds.among(frame, self.seats.node, busy, bits)
+        gate = busy & ~working & ~crowd
+        self._sort(gate)
+        self._calm(frame.time, gate & np.isfinite(clock))
+        step = self.clocks.step(-np.log(clock), self.seats.groups, frame.time, gate)
+        placed = gate & self.seats.placed & (self.seats.groups >= 0) & (frame.time >= self.settled[: len(gate)])
+        duty = self.duty.step(np.log(activity), self.seats.groups, frame.time, placed)
+        signs = self._signs(frame.time, clock, gate, ~crowd & ~working, step, duty)
+        if not signs.any():
+            if self.conditions:
+                close(self.conditions, set())
+            return []
+        return self._told(frame, nodes, signs)
+
+    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+        """What a person calls no fault is normal from now on."""
+        if (frame := frames.get("gpu")) is not None:
+            above = frame.topology.above
+            self._forget(np.array([entity == e or entity in above(e) for e in frame.entities], bool))
+
+    def _forget(self, mask: Bools) -> None:
+        """Learns these anew: other software, other hands on them, or a person said that it is no fault."""
+        self.clocks.forget(mask[: self.clocks.cells.shape[1]])
+        self.raw[: len(mask)][mask] = 0.0
+        self.stuck_since[: len(mask)][mask] = 0
+        self._forget_duty(mask)
+
+    def _forget_duty(self, mask: Bools) -> None:
+        self.duty.forget(mask[: self.duty.cells.shape[1]])
+        for since in (self.low_since, self.high_since):
+            since[: len(mask)][mask] = 0
+
+    def _sort(self, gate: Bools) -> None:
+        """A GPU that works beside its job's others after it worked beside others of its rack, or the other way, is
+        learnt anew; one that only rests between two jobs is not: what was wrong with it still is."""
+        now, last = np.where(self.seats.placed, 1, 2), self.sort[: len(gate)]
+        other = gate & (last != now)
+        if other.any():
+            self._forget(other & (last != 0))
+            last[other] = now[other]
+
+    def _calm(self, time: int, known: Bools) -> None:
+        """Who works again after a rest begins unsuspected: it may have been mended. What was learnt stays."""
+        last = self.judged[: len(known)]
+        back = np.flatnonzero(known & (last > 0) & (time - last > _STALE))
+        if len(back):
+            for streams in (self.clocks, self.duty):
+                streams.cells[[[kernel.UP], [kernel.DOWN], [kernel.EFFECT]], back] = 0.0
+                words = streams.cells[kernel.WORD].view(np.uint32)
+                words[back] &= ~(kernel.ON_UP | kernel.ON_DOWN | kernel.HELD_BITS)
+            for cells in (self.raw, self.stuck_since, self.low_since, self.high_since):
+                cells[back] = 0
+
+    def _renew(self, frames: Mapping[str, Frame], frame: Frame) -> Bools:
+        """Forgets what no longer holds of GPUs with other peers, other software, or that were worked on; (N,) those
+        that are worked on."""
+        n = len(frame.entities)
+        if (others := self.seats.update(frame)) is not None and others.any():
+            self._forget_duty(others)
+            self.settled[:n][others] = frame.time + round(self.warm_up * SECOND)
+        working = self.gates.working(frame)
+        over = self.worked[:n] & ~working
+        self.worked[:n] = working
+        told = {e.entity for f in frames.values() for e in f.events if e.kind == "version"}
+        if told:
+            above = frame.topology.above
+            over = over | np.array([e in told or not told.isdisjoint(above(e)) for e in frame.entities], bool)
+        if over.any():
+            self._forget(over)
+        return working
+
+    def _look(self, frame: Frame) -> tuple[Floats, Floats, Bools]:
+        """SM clock (MHz), activity (share) and who is busy; NaN where nothing was measured. Keeps what may be told."""
+        n, sm, tensor = len(frame.entities), frame["gpu.sm_active"], frame["gpu.tensor_active"]
+        told = np.isfinite(tensor)
+        newly = told & ~self.tensor[:n]
+        if newly.any():
+            self.tensor[:n] |= newly
+            self._forget_duty(newly)
+        activity = np.where(self.tensor[:n], tensor, sm)
+        busy = np.where(np.isfinite(sm), sm >= _BUSY, frame["gpu.utilization"] >= _BUSY_UTILIZATION)
+        clock = np.where(frame["gpu.sm_clock"] > 0, frame["gpu.sm_clock"], np.nan)
+        activity = np.where(np.isfinite(activity), np.maximum(activity, _LIGHT), np.nan)
+        kept = (self.clock, clock), (self.active, activity)
+        links = (self.width, frame["gpu.pcie_width"]), (self.generation, frame["gpu.pcie_generation"])
+        for last, now in (*kept, *links):
+            np.copyto(last[:n], now, where=np.isfinite(now))
+        watts, power = frame["gpu.power"], self.power[:n]
+        smooth = np.where(np.isfinite(power), power + _RAW * (watts - power), watts)
+        np.copyto(power, smooth, where=np.isfinite(watts))
+        busy = busy & ~self._reasons(frame, busy)
+        return clock, activity, busy
+
+    def _reasons(self, frame: Frame, busy: Bools) -> Bools:
+        """Takes the clock event reasons; (N,) who has nothing to do."""
+        n, reasons = len(frame.entities), frame["gpu.throttle_reasons"]
+        known = reasons >= 0
+        now = np.where(known, reasons, 0).astype(np.uint64)
+        np.copyto(self.bits[:n], now, where=known)
+        throttled, since = (now & _THROTTLE) != 0, self.bit_since[:n]
+        since[known & ~throttled] = 0
+        since[busy & throttled & (since == 0)] = frame.time
+        at_work, usual = known & busy, self.capped[:n]
+        usual[at_work] += _USUALLY * (((now[at_work] & _CAPPED) != 0) - usual[at_work])
+        return np.asarray((now & _IDLE) != 0)
+
+    def _signs(self, time: int, clock: Floats, gate: Bools, fit: Bools, step: Step, duty: Step) -> Signs:
+        """Which GPUs show what. fit: who may be blamed at all."""
+        n, known = len(clock), gate & np.isfinite(clock)
+        self.judged[:n][known] = time
+        self.looks[:n][known] += 1
+        since = time - self.judged[:n]
+        there = fit & (since <= _STALE) & (since >= 0) & (self.looks[:n] > LEARN) & ~self.seats.hooked(time)
+        raw, grouped = self.raw[:n], ~step.alone
+        take = known & grouped & (step.size >= PEERS)
+        raw[take] += _RAW * (-np.log(clock[take]) - step.median[take] - raw[take])
+        stuck = raw >= -np.log(self.ratio)
+        _since(self.stuck_since[:n], stuck, time)
+        bit = self.bit_since[:n]
+        below = (step.effect >= self.delta) | (raw >= -np.log(self.ratio) / 2)
+        fast = there & (bit > 0) & (time - bit >= _BIT_LASTS) & below & grouped & ~step.moved
+        long = there & step.on & grouped & ~step.moved
+        stood = (self.stuck_since[:n] > 0) & (time - self.stuck_since[:n] >= self.hold * SECOND)
+        effect = duty.effect
+        _since(self.low_since[:n], (effect <= -self.duty_delta) & there, time, effect <= -self.duty_delta / 2)
+        _since(self.high_since[:n], (effect >= self.duty_delta) & there, time, effect >= self.duty_delta / 2)
+        odd = duty.on & there & ~duty.moved & self.seats.placed
+        return Signs(fast, long, there & stood & ~step.moved, odd & duty.below, odd & ~duty.below, step, duty)
+
+    def _told(self, frame: Frame, nodes: Frame | None, signs: Signs) -> list[Finding]:
+        found = {s.entity: s for s in suspects(Sight(self, frame, nodes, signs))}
+        close(self.conditions, set(found))
+        out = []
+        for entity, suspect in sorted(found.items()):
+            if due := tell(self.conditions, entity, frame.time, suspect.onset, suspect.level):
+                out.append(suspect.finding(frame.time, due, self.name))
+        return out
+
+
+def _since(since: NDArray[np.int64], begins: Bools, time: int, lasts: Bools | None = None) -> None:
+    """Keeps since when a condition holds, 0 for not: from `begins` on for as long as `lasts`."""
+    since[~(begins if lasts is None else lasts)] = 0
+    since[begins & (since == 0)] = time

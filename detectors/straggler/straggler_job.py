@@ -1,0 +1,298 @@
+"""Finds jobs that stand still, wait for data, or step slower than before as a whole: the job is named, never a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.detector import Detector, memory, notes, part
+from detectors.method.conditions import Open, close, tell
+from detectors.method.evidence import Compared, evidence
+from detectors.method.streams import Bools, Floats
+from detectors.straggler.causes import CAPPED
+from detectors.straggler.pace import Paces
+from detectors.straggler.places import Places
+from detectors.straggler.pressure import Pressure
+from detectors.straggler.samples import Samples
+from pipeline.records import SECOND, Finding, Frame, Level
+
+_SILENT = 30 * SECOND  # a job without any sample for so long is not judged: it may have ended; chosen
+_STILL = 60 * SECOND  # steps of large models take up to half a minute; before that nobody looks closer. Chosen
+_LASTS = 60 * SECOND  # for so long it must look the same: a single reading tells little; chosen
+_BUSY = 0.9  # utilisation of a GPU on which a kernel spins; NVML counts it as busy
+_LOW = 0.5
+"""Share of its usual power below which a GPU does not compute: a hang leaves 20 to 40 % (MegaScale and Minder show such
+traces), evaluations more than half. Chosen."""
+_QUIET = 50e6  # bytes/s of a port, a thousandth of 400 Gb/s, that keep-alives and storage may send; chosen
+_WAITING = 0.2  # share of the time in which tasks wait for I/O, on half of the nodes; chosen
+_BEFORE = 120 * SECOND  # what was logged so long before the last step may have stopped the job; chosen: NCCL retries
+_FATAL = frozenset({"xid", "sxid", "gpu_lost", "switch_state"})
+_USUAL = 0.05  # of the usual power: about 20 samples of memory; chosen
+_KEPT = 24 * 3600 * SECOND  # faults that are older explain nothing; chosen
+_SAYS = {
+    "hang": "stands still: its GPUs spin at {busy:.0f} % utilisation and {share:.0f} % of their usual power{traffic}",
+    "stall": "waits for data: its GPUs idle at {share:.0f} % of their usual power and tasks on its nodes wait for I/O "
+    "{io:.0f} % of the time",
+}
+_CLEARS = "it makes a step"
+
+
+@dataclass
+class StragglerJob(Detector):
+    """A job that makes no step, and why; and steps at least 10 % longer than the job's own past, and what made them so.
+
+    Hang: no step for `hang` s while GPUs spin at a fraction of their power and nothing is sent. Page, unless an XID, a
+    lost GPU or a link that went down on its nodes explains it: then the job dies by itself, and others tell why.
+    Stall: no step for `stall` s while GPUs idle and tasks wait for I/O on half of its nodes. Ticket.
+    Slow: a CUSUM on ln(step time) against the job's own past, with what made it so: collectives (the network) or a
+    stage (the job itself). A suspect, as the leaf or port is named elsewhere and nobody can mend how a job shares its
+    work; with `tickets` a ticket after `hold` s. One slow rank, and a power cap, are left to others.
+    Evaluations and checkpoints draw more power than a hang, and tell no I/O pressure.
+
+    Source: ByteRobust (SOSP 2025) takes 10 min without RDMA traffic for a hang; PyTorch's watchdog ends it after 10 min
+    at the earliest, and jobs that lost a GPU or link are dead within 5 min: `hang` lies between. Lin et al. (OSDI
+    2025): 42.5 % of jobs are slowed by 10 % or more, mostly by themselves, so that this is no ticket.
+    """
+
+    name: ClassVar[str] = "straggler_job"
+    family: ClassVar[str] = "straggler"
+    device_class: ClassVar[str] = "rank"
+    needs: ClassVar[tuple[str, ...]] = ("rank.step",)
+    wants: ClassVar[tuple[str, ...]] = (
+        *("rank.step_time", "rank.compute_time", "rank.communication_time", "gpu.power", "gpu.utilization"),
+        *("gpu.throttle_reasons", "nic.tx_bytes", "node.io_pressure", "event:job_start", "event:checkpoint"),
+        *("event:xid", "event:link_state", "event:gpu_lost", "event:maintenance_start"),
+    )
+    blind: ClassVar[str] = (
+        "Which rank did not come to a collective, hangs of jobs whose power is not measured, and a job that was slow "
+        "from its first step."
+    )
+
+    hang: float = 360.0
+    stall: float = 120.0
+    hold: float = 600.0
+    tickets: bool = False
+    warm_up: float = 200.0
+
+    places: Places = part(Places)
+    samples: Samples = part(Samples)
+    paces: Paces = part(Paces)
+    io: Pressure = part(lambda: Pressure("node.io_pressure"))
+    step: NDArray[np.float64] = memory(np.nan)
+    stepped: NDArray[np.int64] = memory(0, np.int64)
+    seen: NDArray[np.int64] = memory(0, np.int64)
+    watts: NDArray[np.float64] = memory(np.nan)
+    jobs: dict[str, int] = notes()
+    faults: dict[str, dict[str, Any]] = notes()
+    still: dict[str, dict[str, Any]] = notes()
+    conditions: Open = notes()
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        told, frame = self.samples.hear(frames), frames.get("rank")
+        self._hear_faults(frames)
+        if "node" in frames:
+            self.io.take(frames["node"])
+        if frame is None or not len(frame.entities):
+            return []
+        fresh = self.places.update(frame)
+        of = self._jobs(frame.time)
+        self.samples.settle(fresh, told, frame, self.places, np.zeros(len(self.places), np.int64))
+        _, gate = self.samples.take(frame, self.places, self.warm_up)
+        stuck = self._advance(frames, frame, of)
+        holds: list[tuple[str, Finding | None]] = []
+        for name, job in stuck:
+            holds += self._stuck(frames, frame, name, job, of)
+        capped = self._capped(frames)
+        self.paces.look(frame, self.places, of, len(self.step), self._judged(of, gate, frame.time), capped)
+        slow = self.paces.slow()
+        if len(slow):
+            holds += self._slow(frame, slow)
+        if self.conditions or holds:
+            close(self.conditions, {key for key, _ in holds})
+        return [finding for _, finding in holds if finding is not None]
+
+    def _hear_faults(self, frames: Mapping[str, Frame]) -> None:
+        """Keeps what was logged that stops jobs, by node or switch."""
+        for frame in frames.values():
+            for event in frame.events:
+                down = event.kind == "link_state" and event.data.get("state") == "down"
+                if down or event.kind in _FATAL:
+                    said = f"{event.kind} {event.data.get('xid', '')}".strip()
+                    self.faults[event.entity] = {"time": event.time, "said": said}
+        if self.faults:
+            now = max(frame.time for frame in frames.values())
+            self.faults = {e: fault for e, fault in self.faults.items() if now - fault["time"] <= _KEPT}
+
+    def _jobs(self, time: int) -> NDArray[np.int32]:
+        """(S,) slot of each rank's job; jobs that come take the slots of those that are gone."""
+        named = self.places.named["job"]
+        if set(named) != set(self.jobs):
+            for job in self.jobs.keys() - set(named):
+                del self.jobs[job]
+                self.still.pop(job, None)
+            free = iter(sorted(set(range(len(named) + len(self.step))) - set(self.jobs.values())))
+            fresh = [self.jobs.setdefault(job, next(free)) for job in named if job not in self.jobs]
+            self.grow(1 + max(self.jobs.values(), default=-1))
+            at = np.array(fresh, np.intp)
+            self.step[at] = self.watts[at] = np.nan
+            self.stepped[at], self.seen[at] = time, time
+            self.paces.forget(at)
+        slots = np.array([*(self.jobs[job] for job in named), -1], np.int32)
+        return slots[self.places.of["job"]]
+
+    def _advance(self, frames: Mapping[str, Frame], frame: Frame, of: NDArray[np.int32]) -> list[tuple[str, int]]:
+        """Follows steps and usual power; jobs that have made no step for a while."""
+        jobs, time, mine = len(self.step), frame.time, of >= 0
+        steps = self.places.take(frame, "rank.step")
+        top = np.full(jobs, -np.inf)
+        np.fmax.at(top, of[mine], steps[mine])
+        seen = np.isfinite(top)
+        gone = time - self.seen > _SILENT
+        self.seen[seen] = time
+        moved = seen & ((top != self.step) | gone)  # less than before: the job began anew
+        self.step[moved], self.stepped[moved] = top[moved], time
+        power = self._gpus(frames, "gpu.power", of)
+        learns = moved & np.isfinite(power)
+        self.watts[learns] += np.where(np.isnan(self.watts), 0, _USUAL * (power - self.watts))[learns]
+        fresh = learns & np.isnan(self.watts)
+        self.watts[fresh] = power[fresh]
+        waits = (time - self.stepped >= _STILL) & (time - self.seen <= _SILENT)
+        found = [(name, job) for name, job in self.jobs.items() if waits[job]] if waits.any() else []
+        if self.still:
+            self.still = {name: self.still[name] for name, _ in found if name in self.still}
+        return found
+
+    def _gpus(self, frames: Mapping[str, Frame], signal: str, of: NDArray[np.int32]) -> Floats:
+        """(jobs,) mean of a signal over the GPUs of each job."""
+        gpus, jobs = frames.get("gpu"), len(self.step)
+        if gpus is None or signal not in gpus.values:
+            return np.full(jobs, np.nan)
+        values = self.places.of_gpus(gpus, signal)
+        known = (of >= 0) & np.isfinite(values)
+        size = np.bincount(of[known], minlength=jobs)
+        return np.asarray(np.bincount(of[known], values[known], jobs) / np.where(size > 0, size, np.nan))
+
+    def _stuck(
+        self, frames: Mapping[str, Frame], frame: Frame, name: str, job: int, of: NDArray[np.int32]
+    ) -> list[tuple[str, Finding | None]]:
+        """Why one job makes no step, once it has looked the same for a while."""
+        time, nodes = frame.time, self._nodes(job, of)
+        busy = float(self._gpus(frames, "gpu.utilization", of)[job])
+        share = float(self._gpus(frames, "gpu.power", of)[job] / self.watts[job])
+        io, traffic = self.io.usual(nodes), self._traffic(frames, name, nodes, time)
+        kind = ""
+        if share <= _LOW and not self.samples.saves(name):
+            hangs = busy >= _BUSY and not traffic > _QUIET
+            kind = "hang" if hangs else "stall" if not busy >= _BUSY and io >= _WAITING else ""
+        state = self.still.setdefault(name, {})
+        measured = np.isfinite(share) or not state.get("kind")
+        if measured and state.get("kind") != kind:
+            state |= {"kind": kind, "since": time}
+        kind, onset = state["kind"], int(self.stepped[job])
+        if not kind or time - state["since"] < _LASTS:
+            return []
+        why = self._explained(frame, nodes, onset)
+        level: Level = "suspect"
+        if time - onset >= (self.hang if kind == "hang" else self.stall) * SECOND and not why:
+            level = "page" if kind == "hang" else "ticket"
+        key = f"{kind} {name}"
+        due = tell(self.conditions, key, time, onset, level)
+        if due is None:
+            return [(key, None)]
+        traffic_words = f", and its ports send {traffic / 1e6:.0f} MB/s" if np.isfinite(traffic) else ""
+        numbers = {"busy": 100 * busy, "share": 100 * share, "io": 100 * io, "traffic": traffic_words}
+        minutes = (time - onset) / (60 * SECOND)
+        because = f"; {why} explains it" if why else ""
+        summary = f"{name} has made no step for {minutes:.0f} min and {_SAYS[kind].format(**numbers)}{because}"
+        watts = float(self.watts[job])
+        compared = Compared(share * watts, watts, None, "own past", 0, 1 - share, "W")
+        shown = {"utilization": busy, "power_share": share, "io_pressure": io, "bytes_per_second": traffic}
+        more = {key: value if np.isfinite(value) else None for key, value in shown.items()}
+        signals = ("rank.step", "gpu.power", "gpu.utilization" if kind == "hang" else "node.io_pressure")
+        told = evidence(_CLEARS, compared, cause=kind, attribution="JOB", nodes=len(nodes), explained_by=why, **more)
+        score = (time - onset) / SECOND
+        return [(key, Finding(time, due[0], name, self.name, due[1], score, summary, told, signals))]
+
+    def _nodes(self, job: int, of: NDArray[np.int32]) -> list[str]:
+        numbers = np.unique(self.places.of["node"][of == job]).tolist()
+        return [self.places.named["node"][n] for n in numbers if n >= 0]
+
+    def _traffic(self, frames: Mapping[str, Frame], name: str, nodes: Sequence[str], time: int) -> float:
+        """Bytes a second that a port of the job's nodes sends on the mean since it was first seen to stand still."""
+        nics = frames.get("nic")
+        if nics is None or "nic.tx_bytes" not in nics.values:
+            return float("nan")
+        above, there = nics.topology.above_of_kind, set(nodes)
+        sent = np.array(
+            [v for e, v in zip(nics.entities, nics["nic.tx_bytes"], strict=False) if above(e, "node") in there]
+        )
+        state = self.still.setdefault(name, {})
+        before = state.get("sent")
+        if before is None or len(before) != len(sent):
+            state["sent"], state["sent_at"] = sent, time
+            return float("nan")
+        grown = (sent - before) / max((time - state["sent_at"]) / SECOND, 1.0)
+        grown = grown[grown >= 0]
+        return float(np.median(grown)) if len(grown) else float("nan")
+
+    def _explained(self, frame: Frame, nodes: Sequence[str], onset: int) -> str:
+        """What was logged on its nodes about when it stopped; empty if nothing."""
+        there = set(nodes)
+        for entity, fault in self.faults.items():
+            around = (entity, *frame.topology.above(entity))
+            reaches = not there.isdisjoint(around) or (entity.startswith("leaf:") and bool(there))
+            if reaches and fault["time"] >= onset - _BEFORE:
+                return f"{fault['said']} of {entity}"
+        return ""
+
+    def _capped(self, frames: Mapping[str, Frame]) -> Bools:
+        gpus = frames.get("gpu")
+        if gpus is None or "gpu.throttle_reasons" not in gpus.values:
+            return np.zeros(len(self.places), bool)
+        told = self.places.of_gpus(gpus, "gpu.throttle_reasons")
+        return np.asarray((np.where(told >= 0, told, 0).astype(np.uint64) & np.uint64(CAPPED)) != 0)
+
+    def _judged(self, of: NDArray[np.int32], gate: Bools, time: int) -> Bools:
+        """(jobs,) whose pace is judged: all ranks may be, and a step was made just now."""
+        barred = np.bincount(of[(of >= 0) & ~gate], minlength=len(self.step)) > 0
+        return np.asarray(~barred & (time - self.stepped < _STILL))
+
+    def _slow(self, frame: Frame, slow: NDArray[np.intp]) -> list[tuple[str, Finding | None]]:
+        """Jobs that step slower than before, and what made them so."""
+        found: list[tuple[str, Finding | None]] = []
+        names = {job: name for name, job in self.jobs.items()}
+        for job in slow.tolist():
+            pace, since = self.paces.of(job), int(self.paces.since[job])
+            if job not in names or pace.made not in ("network", "job"):
+                continue
+            held = frame.time - since >= self.hold * SECOND
+            key = f"slow {names[job]}"
+            due = tell(self.conditions, key, frame.time, since, "ticket" if self.tickets and held else "suspect")
+            found.append((key, self._slower(frame, names[job], job, due) if due else None))
+        return found
+
+    def _slower(self, frame: Frame, name: str, job: int, due: tuple[int, Level]) -> Finding:
+        pace, effect = self.paces.of(job), self.paces.effect(job)
+        network = pace.made == "network"
+        part_of = (
+            f"collectives take {pace.network:.3g} s of it, not {pace.usual_network:.3g} s, while it computes as before"
+            if network
+            else f"its slowest stage computes {pace.compute:.3g} s of it, not {pace.usual_compute:.3g} s"
+        )
+        summary = f"{name} takes {pace.step:.3g} s a step, {100 * effect:.0f} % longer than before: {part_of}"
+        compared = Compared(pace.step, pace.usual, None, "own past", 0, effect, "s")
+        cause = "network" if network else "a stage computes longer"
+        told = evidence(
+            "its steps are less than 5 % longer than before",
+            compared,
+            cause=cause,
+            attribution="NETWORK" if network else "JOB",
+            compute=pace.compute,
+            communication=pace.network,
+        )
+        signals = ("rank.step_time", "rank.communication_time" if network else "rank.compute_time")
+        return Finding(frame.time, due[0], name, self.name, due[1], self.paces.score(job), summary, told, signals)

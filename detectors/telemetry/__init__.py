@@ -1,0 +1,1 @@
+"""The health of telemetry itself: silence and its cause, broken instruments, clocks."""

@@ -1,0 +1,80 @@
+"""What was told of a host and its GPUs before they fell silent: machine checks, GPUs off the bus, asked-for reboots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.records import SECOND, Event, Frame
+from pipeline.topology import Topology
+
+REMEMBERED = 24 * 3600 * SECOND
+"""A fault that nobody mended may take so long to end a host, as a disk that is read-only; chosen."""
+_HOST = frozenset({"cpu", "disk", "file system", "hardware", "memory", "pcie", "kernel", "thermal"})
+"""Classes of the kernel's lines that can end a host; those of NICs and GPUs end a job at most."""
+GONE = frozenset({38, 54, 62, 64, 74, 79, 95, 109, 119, 120, 140, 143, 151})
+"""XIDs after which a GPU may answer no more until it is reset or its node booted: NVIDIA's catalogue of XIDs."""
+_BOOT = frozenset({79})  # NVIDIA: reboot bare metal
+
+
+class HostFacts:
+    """The newest such fact of each entity; a host that speaks of a new boot has left them behind."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, dict[str, Any]] = {}
+        self._reboot: dict[str, int] = {}
+
+    def hear(self, frames: Mapping[str, Frame], time: int) -> None:
+        """Takes the events of an instant."""
+        for frame in frames.values():
+            for event in frame.events:
+                if (text := _fatal(event)) is not None:
+                    self._told[event.entity] = {"time": event.time, "text": text}
+                if _asks_for_boot(event):
+                    node = frame.topology.above_of_kind(event.entity, "node")
+                    self._reboot[node or event.entity] = event.time
+        if self._told or self._reboot:
+            self._told = {e: k for e, k in self._told.items() if time - k["time"] <= REMEMBERED}
+            self._reboot = {e: at for e, at in self._reboot.items() if time - at <= REMEMBERED}
+
+    def of(self, entity: str, until: int) -> tuple[int, str] | None:
+        """When and what was told last of an entity up to `until`."""
+        known = self._told.get(entity)
+        return None if known is None or known["time"] > until else (known["time"], known["text"])
+
+    def boots(self, node: str) -> bool:
+        """Whether something of the node asked for a reboot within a day."""
+        return node in self._reboot
+
+    def booted(self, node: str, topology: Topology) -> None:
+        """A node speaks again after a silence: what was told of it and its GPUs before is over."""
+        self._reboot.pop(node, None)
+        if self._told:
+            self._told = {e: k for e, k in self._told.items() if e != node and node not in topology.above(e)}
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"told": {e: dict(k) for e, k in self._told.items()}, "reboot": dict(self._reboot)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._told, self._reboot = dict(state["told"]), dict(state["reboot"])
+
+
+def _fatal(event: Event) -> str | None:
+    """In words what an event says, if it may end what it is about."""
+    data = event.data
+    if event.kind == "kernel" and data.get("severity") == "critical" and data.get("class") in _HOST:
+        return f"the kernel told: {str(data.get('text'))[:120]}"
+    if event.kind == "xid" and data.get("xid") in GONE:
+        return f"XID {data['xid']} ({data.get('name')})"
+    if event.kind == "gpu_lost":
+        return "its driver no longer sees it"
+    if event.kind == "sxid" and data.get("fatal") is True:
+        return f"fatal SXid {data.get('sxid')} ({data.get('name')})"
+    return None
+
+
+def _asks_for_boot(event: Event) -> bool:
+    data = event.data
+    if event.kind == "xid":
+        return data.get("xid") in _BOOT or (data.get("xid") == 154 and "Reboot" in str(data.get("text")))
+    return event.kind == "recovery_action" and "reboot" in f"{data.get('action')} {data.get('to')}".lower()

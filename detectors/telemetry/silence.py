@@ -1,0 +1,160 @@
+"""When every device last spoke: silence is a state of its own, never taken for quiet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.records import SECOND, Frame
+from pipeline.signals import CATALOGUE
+from pipeline.topology import Topology
+
+MISSED = 3
+"""Instants in a row without a sample before anybody is silent, so that a pause of the pipeline is nobody's; chosen."""
+KNOWN = 20
+"""Samples after which a stream is known to exist: what never spoke is not silent."""
+LOOKS = 3
+"""Where agents look more seldom, as at power supplies, so many looks must fail; chosen: one may fail, one be late."""
+GIVEN_UP = 72 * 3600 * SECOND
+"""Who is silent for longer was taken away; chosen: a long weekend."""
+Bools = NDArray[np.bool_]
+
+
+class LastSeen:
+    """Per device class when each device had its last sample of one signal, and how often it was missed since.
+
+    seen: us of the last sample.  since: us since when it has spoken without a silence.  missed: instants since the last
+    sample.  count: samples so far.  names: entities, empty until a class has a frame.
+    """
+
+    def __init__(self, signals: Mapping[str, str]) -> None:
+        """signals: device class -> a signal that each of its devices always has."""
+        self.signals = signals
+        self.time = 0
+        self.seen: dict[str, NDArray[np.int64]] = {}
+        self.missed: dict[str, NDArray[np.int32]] = {}
+        self.count: dict[str, NDArray[np.int32]] = {}
+        self.since: dict[str, NDArray[np.int64]] = {}
+        self.names: dict[str, Sequence[str]] = {}
+
+    def look(self, frames: Mapping[str, Frame], time: int) -> None:
+        """Takes an instant. Where time steps back, nobody was seen later than now."""
+        back = time < self.time
+        self.time = time
+        for device_class, signal in self.signals.items():
+            frame = frames.get(device_class)
+            values = None if frame is None else frame.values.get(signal)
+            if frame is not None and values is not None:
+                self._grow(device_class, len(values))
+                self.names[device_class] = frame.entities
+            if device_class not in self.seen:
+                continue
+            seen, missed = self.seen[device_class], self.missed[device_class]
+            missed += 1
+            if back:
+                np.minimum(seen, time, out=seen)
+            if values is not None:
+                spoke = np.flatnonzero(~np.isnan(values))
+                anew = spoke[missed[spoke] > MISSED]
+                self.since[device_class][anew] = time
+                seen[spoke], missed[spoke] = time, 0
+                self.count[device_class][spoke] += 1
+
+    def patience(self, device_class: str, seconds: float) -> int:
+        """Silence (us) that is one, for a class."""
+        rhythm = CATALOGUE[self.signals[device_class]].interval or 1.0
+        return round(max(seconds, LOOKS * rhythm) * SECOND)
+
+    def silent(self, device_class: str, seconds: float) -> Bools:
+        """(N,) who has been silent for at least `seconds`, or LOOKS of its looks where these are rarer."""
+        if device_class not in self.seen or not len(self.names.get(device_class, ())):
+            return np.zeros(0, bool)
+        missed = self.missed[device_class]
+        out: Bools = missed >= MISSED
+        if not out.any():
+            return out
+        age = self.time - self.seen[device_class]
+        known = self.count[device_class] >= KNOWN
+        return out & known & (age > self.patience(device_class, seconds)) & (age < GIVEN_UP)
+
+    def speaks(self, device_class: str) -> Bools:
+        """(N,) who had a sample within the last MISSED instants."""
+        return self.missed.get(device_class, np.zeros(0, np.int32)) < MISSED
+
+    def _grow(self, device_class: str, size: int) -> None:
+        known = len(self.seen.get(device_class, ()))
+        if size > known:
+            more = size - known
+            for times in (self.seen, self.since):
+                times[device_class] = _longer(times.get(device_class, np.zeros(0, np.int64)), more)
+            for counts in (self.missed, self.count):
+                counts[device_class] = _longer(counts.get(device_class, np.zeros(0, np.int32)), more)
+            self.since[device_class][known:] = self.time
+
+    def snapshot(self) -> dict[str, Any]:
+        """Arrays; names only of classes of which nobody speaks: those of the others come with their next frame."""
+        lost = {c: list(n) for c, n in self.names.items() if len(n) and not self.speaks(c).any()}
+        cells: dict[str, Mapping[str, NDArray[Any]]]
+        cells = {"seen": self.seen, "since": self.since, "missed": self.missed, "count": self.count}
+        copied = {name: {c: a.copy() for c, a in by_class.items()} for name, by_class in cells.items()}
+        return {**copied, "names": lost, "time": self.time}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.seen, self.since = dict(state["seen"]), dict(state["since"])
+        self.missed, self.count = dict(state["missed"]), dict(state["count"])
+        self.names, self.time = dict(state["names"]), state["time"]
+
+
+def _longer(cells: NDArray[Any], more: int) -> NDArray[Any]:
+    return np.append(cells, np.zeros(more, cells.dtype))
+
+
+class Homes:
+    """What lies above the devices of a class, as positions and members; renewed when topology or fleet has changed."""
+
+    def __init__(self) -> None:
+        self._key: tuple[int, int, int] = (0, -1, 0)
+        self._members: dict[str, list[int]] = {}
+        self._above: list[tuple[str, ...]] = []
+
+    def renew(self, names: Sequence[str], topology: Topology) -> None:
+        """Walks the topology, if it is another."""
+        key = (id(topology), topology.version, len(names))
+        if key == self._key:
+            return
+        self._key, self._members = key, {}
+        self._above = [topology.above(name) for name in names]
+        for i, above in enumerate(self._above):
+            for entity in above:
+                self._members.setdefault(entity, []).append(i)
+
+    def members(self, entity: str) -> list[int]:
+        """Positions of the devices below an entity."""
+        return self._members.get(entity, [])
+
+    def above(self, position: int) -> tuple[str, ...]:
+        """What lies above a device, nearest first."""
+        return self._above[position]
+
+
+def shared(silent: Bools, together: Bools, counted: Bools, homes: Homes, least: int = 2) -> dict[str, list[int]]:
+    """Entity above -> those below it that fell silent together, where nearly all that count did.
+
+    silent: whom to explain.  together: who fell silent within the same seconds.  counted: who is looked at at all.
+    """
+    found: dict[str, list[int]] = {}
+    around = dict.fromkeys(e for i in np.flatnonzero(silent).tolist() for e in homes.above(i))
+    for entity in around:
+        below = np.array(homes.members(entity), np.intp)
+        below = below[counted[below]]
+        mine = below[together[below]]
+        if len(mine) >= least and len(mine) >= NEARLY_ALL * len(below):
+            found[entity] = mine.tolist()
+    return found
+
+
+NEARLY_ALL = 0.9
+"""Share of what hangs on a shared factor that must have fallen silent with it; chosen: one node may have been out."""

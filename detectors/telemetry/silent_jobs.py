@@ -1,0 +1,132 @@
+"""What the jobs of a silent node do: whether they step on, hang or end tells a dead agent from a dead host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.records import SECOND, Event, Frame
+from pipeline.topology import Topology
+
+STEPS_ON = 30 * SECOND
+"""A step that ends so long after a node fell silent was made without waiting for it; chosen: longer than most steps."""
+HANGS = 300 * SECOND
+"""No step of any other rank for so long is a hang: evaluations and checkpoints take some minutes; chosen."""
+WITH_IT = 15 * SECOND
+"""A job that ended so long before the node's last sample at most, ended with it; chosen: a frame of 10 s and 5 s of
+jitter. A node that is silent later was perhaps booted anew between two jobs."""
+AFTER = 600 * SECOND
+"""A job that ends later than that after the node's last sample has another reason; the launcher waits for lost ranks:
+NCCL's watchdog in PyTorch for 10 min by default."""
+_KEPT = 3600 * SECOND  # an ended job matters to nobody after that; chosen
+State = Literal["ended", "hangs", "goes on", "unknown", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the jobs of a node did when it fell silent, and which job tells."""
+
+    state: State
+    job: str = ""
+
+
+class SilentJobs:
+    """Which nodes each job runs on, as job_start told, when it ended, and when each rank made its last step."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, dict[str, Any]] = {}  # job -> nodes, ended (us or None)
+        self._step = np.empty(0)
+        self._stepped = np.empty(0, np.int64)
+        self._ranks: tuple[str, ...] = ()
+        self._others: dict[tuple[str, str], NDArray[np.intp]] = {}
+        self._own: dict[str, list[str]] = {}
+        self._version = (0, -1, 0)
+
+    def hear(self, frames: Mapping[str, Frame], time: int) -> None:
+        """Takes the events and steps of an instant."""
+        for event in (e for f in frames.values() for e in f.events if e.kind in ("job_start", "job_end")):
+            self._take(event, next(iter(frames.values())).topology)
+        frame = frames.get("rank")
+        if frame is not None and "rank.step" in frame.values:
+            self._look(frame, time)
+        for job in [j for j, known in self._jobs.items() if known["ended"] and time - known["ended"] > _KEPT]:
+            del self._jobs[job]
+
+    def _take(self, event: Event, topology: Topology) -> None:
+        job = self._jobs.setdefault(event.entity, {"nodes": {}, "ended": None})
+        if event.kind == "job_end":
+            job["ended"] = max(event.time, job["ended"] or 0)
+            return
+        if job["ended"] is not None and event.time > job["ended"]:
+            job["nodes"], job["ended"] = {}, None
+        ranks = event.data.get("ranks")
+        for place in ranks.values() if isinstance(ranks, Mapping) else ():
+            gpu = place.get("gpu") if isinstance(place, Mapping) else None
+            node = topology.above_of_kind(gpu, "node") if isinstance(gpu, str) else None
+            if node is not None:
+                job["nodes"][node] = 1
+
+    def _look(self, frame: Frame, time: int) -> None:
+        steps = frame["rank.step"]
+        if len(steps) > len(self._step):
+            more = len(steps) - len(self._step)
+            self._step = np.append(self._step, np.full(more, np.nan))
+            self._stepped = np.append(self._stepped, np.zeros(more, np.int64))
+        moved = np.flatnonzero(~np.isnan(steps) & (steps != self._step[: len(steps)]))
+        self._step[moved], self._stepped[moved] = steps[moved], time
+        self._ranks = tuple(frame.entities) if len(frame.entities) != len(self._ranks) else self._ranks
+
+    def of(self, node: str, since: int, time: int, topology: Topology) -> Verdict:
+        """What the jobs did that ran on a node which had its last sample at `since`."""
+        mine = [job for job, known in self._jobs.items() if node in known["nodes"]]
+        ended = [j for j in mine if (at := self._jobs[j]["ended"]) and since - WITH_IT <= at <= since + AFTER]
+        if ended:
+            return Verdict("ended", ended[-1])
+        mine = [job for job in mine if self._jobs[job]["ended"] is None]
+        self._renew(topology)
+        mine += [job for job in self._told(node, topology) if job not in mine]
+        if not mine:
+            return Verdict("none")
+        newest = {job: self._newest(job, node, topology) for job in mine}
+        on = next((job for job, at in newest.items() if at > since + STEPS_ON), None)
+        if on is not None:
+            return Verdict("goes on", on)
+        hung = next((job for job, at in newest.items() if at > 0 and since - HANGS < at and time - at > HANGS), None)
+        return Verdict("unknown", mine[0]) if hung is None else Verdict("hangs", hung)
+
+    def _told(self, node: str, topology: Topology) -> list[str]:
+        """Jobs of which the topology has ranks on a node: where no start was told."""
+        if node not in self._own:
+            found: dict[str, None] = {}
+            for above in (topology.above(rank) for rank in self._ranks):
+                if node in above:
+                    found.update(dict.fromkeys(e for e in above if e.startswith("job:")))
+            self._own[node] = list(found)
+        return self._own[node]
+
+    def _renew(self, topology: Topology) -> None:
+        """Forgets what was derived from another topology, or of fewer ranks."""
+        version = (id(topology), topology.version, len(self._ranks))
+        if version != self._version:
+            self._version, self._others, self._own = version, {}, {}
+
+    def _newest(self, job: str, node: str, topology: Topology) -> int:
+        """When a rank of the job that is not on the node made a step last; 0 if there is none."""
+        if (job, node) not in self._others:
+            above = (topology.above(rank) for rank in self._ranks)
+            found = [i for i, over in enumerate(above) if job in over and node not in over]
+            self._others[job, node] = np.array(found, np.intp)
+        others = self._others[job, node]
+        return int(self._stepped[others].max(initial=0))
+
+    def snapshot(self) -> dict[str, Any]:
+        jobs = {job: {"nodes": dict(k["nodes"]), "ended": k["ended"]} for job, k in self._jobs.items()}
+        return {"jobs": jobs, "step": self._step.copy(), "stepped": self._stepped.copy()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._jobs, self._step, self._stepped = dict(state["jobs"]), state["step"], state["stepped"]
+        self._ranks, self._version = (), (0, -1, 0)

@@ -1,0 +1,243 @@
+"""Silent nodes: what fell silent together has one cause, and a lone one is dead, blind or being booted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from detectors.method.feeds import Feeds
+from detectors.method.gates import Gates
+from detectors.telemetry.host_facts import HostFacts
+from detectors.telemetry.silence import KNOWN, MISSED, Bools, Homes, LastSeen, shared
+from detectors.telemetry.silent_jobs import SilentJobs, Verdict
+from pipeline.records import SECOND, Level, iso
+from pipeline.topology import Topology
+
+TOGETHER = 20 * SECOND
+"""Last samples so far apart at most are of one moment: a frame of 10 s, 5 s of jitter, a lost sample; chosen."""
+BOOT = 900 * SECOND
+"""A boot that was asked for takes no longer: a server of 8 GPUs needs 5 to 10 min; chosen."""
+ALL_BLIND = 300 * SECOND
+"""Nobody at all heard for so long is worth waking somebody: nothing is watched then; chosen."""
+SITE = "site:all"
+"""What is blamed where all nodes fall silent and nothing that the topology knows holds them all."""
+_LEFT = 0.5  # share of a group still silent below which the rest are judged each for itself; chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Somebody is silent now. `key` stays for as long as it lasts."""
+
+    key: str
+    entity: str
+    since: int
+    level: Level
+    score: float
+    summary: str
+    cause: str
+    clears: str
+    signals: tuple[str, ...]
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """All that is known at an instant. seconds, dead_seconds: as the detector has them."""
+
+    last: LastSeen
+    gates: Gates
+    jobs: SilentJobs
+    facts: HostFacts
+    feeds: Feeds
+    topology: Topology
+    time: int
+    seconds: float
+    dead_seconds: float
+
+    def in_work(self, entity: str) -> bool:
+        return self.gates.in_work(entity, self.topology, self.time)
+
+    def dark(self, entity: str) -> str | None:
+        """The feed of an entity, or itself, that has no power."""
+        around = (entity, *self.topology.above(entity))
+        return next((e for e in around if e in self.feeds.dark), None) if self.feeds.dark else None
+
+
+class SilentNodes:
+    """Groups that fell silent together, and who is silent alone."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[str, Any]] = {}  # entity -> since, nodes
+        self._alone: dict[str, dict[str, Any]] = {}  # node -> since, job that stepped on without it (or empty)
+        self._mute: list[str] = []  # nodes whose GPUs speak, while nothing is heard of themselves
+        self._homes, self._gpus = Homes(), Homes()
+
+    def look(self, known: Known) -> Iterator[Silence]:
+        """Who is silent now, and why."""
+        silent = known.last.silent("node", known.seconds)
+        if not (silent.any() or self._groups or self._alone):
+            return
+        names = known.last.names.get("node", ())
+        if not len(names):
+            return
+        self._homes.renew(names, known.topology)
+        self._mute = []
+        silent = self._without(silent, known)
+        self._sort(silent, known)
+        for entity, group in sorted(self._groups.items()):
+            yield self._group(entity, group, known)
+        for node, alone in sorted(self._alone.items()):
+            yield self._lone(node, alone, known)
+        for node in self._mute:
+            yield self._own(node, int(known.last.seen["node"][names.index(node)]), known)
+
+    def _own(self, node: str, since: int, known: Known) -> Silence:
+        summary = f"{node} tells nothing of itself for {(known.time - since) / SECOND:.0f} s while its GPUs are heard"
+        clears, signals = "over with the node's next sample", ("node.load1",)
+        return Silence(f"{node}|own", node, since, "ticket", 1.0, summary, "collector", clears, signals)
+
+    def _without(self, silent: Bools, known: Known) -> Bools:
+        """Less those whom people work on, and those whose GPUs still speak: their agent is alive."""
+        out = silent.copy()
+        names = known.last.names["node"]
+        self._gpus.renew(known.last.names.get("gpu", ()), known.topology)
+        speaks = known.last.speaks("gpu")
+        for i in np.flatnonzero(silent).tolist():
+            below = self._gpus.members(names[i])
+            alive = bool(below) and bool(speaks[below].any())
+            out[i] = not (known.in_work(names[i]) or alive)
+            if alive and not known.in_work(names[i]):
+                self._mute.append(names[i])
+        return out
+
+    def _sort(self, silent: Bools, known: Known) -> None:
+        """Renews groups and lone ones."""
+        names = known.last.names["node"]
+        quiet = {names[i] for i in np.flatnonzero(silent).tolist()}
+        for node in [n for n in self._alone if n not in quiet]:
+            del self._alone[node]
+            known.facts.booted(node, known.topology)
+        for entity, group in list(self._groups.items()):
+            left = [n for n in group["nodes"] if n in quiet]
+            for node in set(group["nodes"]) - set(left):
+                known.facts.booted(node, known.topology)
+            if len(left) < _LEFT * group["of"]:
+                del self._groups[entity]
+                self._alone.update({n: {"since": group["since"], "lives": ""} for n in left})
+            else:
+                group["nodes"] = left
+        told = {n for g in self._groups.values() for n in g["nodes"]} | set(self._alone)
+        for i in np.flatnonzero(silent).tolist():
+            if names[i] not in told:
+                told.update(self._begins(i, told, known))
+
+    def _begins(self, i: int, told: set[str], known: Known) -> list[str]:
+        """A node that has just become silent: with others, or alone."""
+        last, names = known.last, known.last.names["node"]
+        seen, since = last.seen["node"], int(last.seen["node"][i])
+        counted = last.count["node"] >= KNOWN
+        free = np.array([n not in told and not known.in_work(n) for n in names])
+        together = counted & free & (last.missed["node"] >= MISSED) & (np.abs(seen - since) <= TOGETHER)
+        looked_at = counted & (together | (last.missed["node"] < MISSED) | ~free)
+        mine = np.zeros(len(names), bool)
+        mine[i] = True
+        found = {e: m for e, m in shared(mine, together, looked_at & free, self._homes).items() if i in m}
+        found = {e: m for e, m in found.items() if e not in self._groups}
+        if together.sum() >= 4 and together.sum() >= 0.9 * looked_at.sum() and SITE not in self._groups:
+            whole = np.flatnonzero(together).tolist()
+            found |= {} if any(len(m) == len(whole) for m in found.values()) else {SITE: whole}
+        if not found:
+            self._alone[names[i]] = {"since": since, "lives": ""}
+            return [names[i]]
+        order = list(found)
+        best = max(order, key=lambda e: (known.dark(e) == e, len(found[e]), -order.index(e)))
+        members = [names[m] for m in found[best]]
+        self._groups[best] = {"since": int(seen[found[best]].min()), "nodes": members, "of": len(members)}
+        return members
+
+    def _group(self, entity: str, group: Mapping[str, Any], known: Known) -> Silence:
+        nodes, since = group["nodes"], group["since"]
+        said = f"{len(nodes)} nodes of {entity} fell silent within {TOGETHER // SECOND} s"
+        if entity == SITE:
+            said = f"All {len(nodes)} nodes that were heard fell silent within {TOGETHER // SECOND} s"
+        verdicts = [known.jobs.of(n, since, known.time, known.topology) for n in nodes]
+        level, cause, why = self._why_group(entity, group, verdicts, known)
+        clears = f"over when fewer than half of the {group['of']} nodes are silent"
+        summary = f"{said} at {_clock(since)}: {why}"
+        more = {"nodes": nodes[:64], "jobs": sorted({v.job for v in verdicts if v.job})}
+        signals = ("node.load1", "power.voltage") if cause == "power" else ("node.load1",)
+        return Silence(
+            f"{entity}|nodes", entity, since, level, float(len(nodes)), summary, cause, clears, signals, more
+        )
+
+    def _why_group(
+        self, entity: str, group: Mapping[str, Any], verdicts: list[Verdict], known: Known
+    ) -> tuple[Level, str, str]:
+        dark = known.dark(entity)
+        if dark is not None:
+            return "page", "power", f"{dark} has {known.feeds.dark[dark]['why']}"
+        stopped = next((v for v in verdicts if v.state in ("ended", "hangs")), None)
+        if stopped is not None:
+            how = "ended" if stopped.state == "ended" else "makes no step"
+            return "page", "outage", f"{stopped.job} {how} since; cannot tell power from network, no feed shows a loss"
+        on = next((v for v in verdicts if v.state == "goes on"), None)
+        if on is not None:
+            return "ticket", "network", f"{on.job} steps on, so they live: their agents or their way to Kafka are gone"
+        late = entity == SITE and known.time - group["since"] > ALL_BLIND
+        return ("page" if late else "ticket"), "unknown", "no feed shows a loss and no job tells whether they live"
+
+    def _lone(self, node: str, alone: dict[str, Any], known: Known) -> Silence:
+        since = alone["since"]
+        jobs = known.jobs.of(node, since, known.time, known.topology)
+        if jobs.state == "goes on":
+            alone["lives"] = jobs.job
+        level, cause, why = self._why_lone(node, alone, jobs, known)
+        seconds = (known.time - since) / SECOND
+        summary = f"{node} has been silent for {seconds:.0f} s: {why}"
+        bmc = "answers" if self._bmc(node, known) else "not heard"
+        clears = "over with the node's next sample"
+        score = 2.0 if level == "page" else 1.0
+        signals = ("node.load1", "gpu.power")
+        return Silence(f"{node}|node", node, since, level, score, summary, cause, clears, signals, {"bmc": bmc})
+
+    def _why_lone(self, node: str, alone: Mapping[str, Any], jobs: Verdict, known: Known) -> tuple[Level, str, str]:
+        dark, since = known.dark(node), alone["since"]
+        fact = known.facts.of(node, since + TOGETHER)
+        if dark is not None:
+            return "page", "power", f"{dark}, which feeds it, has {known.feeds.dark[dark]['why']}"
+        if alone["lives"]:
+            return (
+                "ticket",
+                "agent",
+                f"{alone['lives']} stepped on with its ranks: its agent or its way to Kafka is gone",
+            )
+        if fact is not None:
+            return "page", "host", f"the host is dead; before, {fact[1]} ({(since - fact[0]) / SECOND:.0f} s earlier)"
+        if known.facts.boots(node) and jobs.state != "hangs":
+            wait = known.time - since <= BOOT
+            return ("suspect" if wait else "ticket"), "boot", "an XID asked for its reboot, which this may be"
+        if jobs.state in ("ended", "hangs"):
+            how = "ended with it" if jobs.state == "ended" else "has made no step since"
+            return "page", "host", f"{jobs.job} {how}: the host or its network is dead"
+        what = f"{jobs.job} ran on it and tells nothing" if jobs.job else "no job ran on it and nothing was told before"
+        late = known.time - since > known.dead_seconds * SECOND
+        return ("page" if late else "ticket"), "unknown", f"{what}: host or agent, cannot tell which"
+
+    def _bmc(self, node: str, known: Known) -> bool:
+        """Whether a power supply of the node is still read, which its BMC does without the host."""
+        names, speaks = known.last.names.get("psu", ()), known.last.speaks("psu")
+        return any(speaks[i] and node in known.topology.above(n) for i, n in enumerate(names[: len(speaks)]))
+
+    def snapshot(self) -> dict[str, Any]:
+        groups = {e: {**g, "nodes": list(g["nodes"])} for e, g in self._groups.items()}
+        return {"groups": groups, "alone": dict(self._alone)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._groups, self._alone = dict(state["groups"]), dict(state["alone"])
+
+
+def _clock(time: int) -> str:
+    return iso(time)[11:19]

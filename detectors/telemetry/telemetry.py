@@ -1,0 +1,108 @@
+"""Finds who fell silent, and why: a dead host, a dead agent, a feed without power, a GPU whose firmware hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from detectors.detector import Detector, notes, part
+from detectors.method.conditions import Open, close, tell
+from detectors.method.evidence import evidence
+from detectors.method.feeds import SIGNALS as FEED_SIGNALS
+from detectors.method.feeds import Feeds
+from detectors.method.gates import Gates
+from detectors.telemetry.host_facts import HostFacts
+from detectors.telemetry.losses import Losses
+from detectors.telemetry.silence import LastSeen
+from detectors.telemetry.silent_devices import SilentDevices
+from detectors.telemetry.silent_jobs import SilentJobs
+from detectors.telemetry.silent_nodes import Known, Silence, SilentNodes
+from pipeline.records import SECOND, Finding, Frame, Level
+
+WATCHED: Mapping[str, str] = {
+    "node": "node.load1",
+    "gpu": "gpu.power",
+    "nic": "nic.state",
+    "psu": "psu.output_power",
+    "coolant": "coolant.flow",
+    "power": "power.voltage",
+}
+"""One cheap signal per class that each of its devices has; whoever never had it is not expected to speak."""
+
+
+@dataclass
+class Telemetry(Detector):
+    """Silence of `seconds` is a ticket, and a page where what else is known says that the host or its feed is dead.
+
+    The cause is asked for where it can be told: a shared feed, rack or loop of which all nodes fell silent together is
+    blamed once; a node whose job ended with it, hangs since, or whose kernel told a fatal error is dead (page); one
+    whose job steps on has a dead agent or no network (ticket). Announced work, reboots that an XID asked for and ranks
+    whose job ended are no gaps. Messages that an agent lost are a ticket.
+
+    Source: NVIDIA's catalogue of XIDs for what asks for a reboot; PyTorch's NCCL watchdog (10 min) for how long a job
+    outlives a lost rank.
+
+    seconds:       as pipeline.presence has it: six frames, and more than the start of an agent takes; chosen.
+    dead_seconds:  a node of which nothing shows that it lives is taken for dead after so long, and pages; chosen: no
+                   reboot or new image that nobody announced takes longer.
+    """
+
+    name: ClassVar[str] = "telemetry"
+    family: ClassVar[str] = "telemetry"
+    device_class: ClassVar[str] = "node"
+    needs: ClassVar[tuple[str, ...]] = ("node.load1",)
+    wants: ClassVar[tuple[str, ...]] = (
+        *(signal for signal in WATCHED.values() if signal != "node.load1"),
+        *(signal for signal in FEED_SIGNALS if signal not in WATCHED.values()),
+        *("rank.step", "agent.dropped", "event:gap", "event:kernel", "event:xid", "event:sxid", "event:gpu_lost"),
+        *("event:job_start", "event:job_end", "event:maintenance_start", "event:maintenance_end"),
+    )
+    blind: ClassVar[str] = (
+        "Whoever never spoke, a hole of less than a minute, and a fleet of which nobody speaks at all: then there are "
+        "no frames, which the service's own readiness tells. Without jobs and feeds a dead host is like a dead agent."
+    )
+
+    seconds: float = 60.0
+    dead_seconds: float = 1800.0
+
+    last: LastSeen = part(lambda: LastSeen(WATCHED))
+    gates: Gates = part(Gates)
+    jobs: SilentJobs = part(SilentJobs)
+    facts: HostFacts = part(HostFacts)
+    feeds: Feeds = part(Feeds)
+    losses: Losses = part(Losses)
+    nodes: SilentNodes = part(SilentNodes)
+    devices: SilentDevices = part(SilentDevices)
+    conditions: Open = notes()
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        if not frames:
+            return []
+        time = max(frame.time for frame in frames.values())
+        self.gates.hear(frames)
+        self.jobs.hear(frames, time)
+        self.facts.hear(frames, time)
+        self.feeds.look(frames.get("power"))
+        self.last.look(frames, time)
+        found = [*self._silent(frames, time), *self.losses.look(frames, time)]
+        if not found and not self.conditions:
+            return []
+        close(self.conditions, {silence.key for silence in found})
+        due = [(s, tell(self.conditions, s.key, time, s.since, s.level)) for s in found]
+        return [self._finding(silence, time, *told) for silence, told in due if told is not None]
+
+    def _silent(self, frames: Mapping[str, Frame], time: int) -> Iterator[Silence]:
+        """Nodes first: what belongs to a silent node needs no word of its own."""
+        topology = next(iter(frames.values())).topology
+        told = self.last, self.gates, self.jobs, self.facts, self.feeds
+        known = Known(*told, topology, time, self.seconds, self.dead_seconds)
+        yield from self.nodes.look(known)
+        yield from self.devices.look(known)
+
+    def _finding(self, silence: Silence, time: int, onset: int, level: Level) -> Finding:
+        more = {"silent_s": (time - silence.since) / SECOND, "cause": silence.cause, **silence.more}
+        told = evidence(silence.clears, **more)
+        return Finding(
+            time, onset, silence.entity, self.name, level, silence.score, silence.summary, told, silence.signals
+        )

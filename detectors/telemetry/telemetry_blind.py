@@ -1,0 +1,91 @@
+"""Finds BMCs and exporters that are configured and not read: what they would tell is watched by nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from detectors.detector import Detector, notes
+from detectors.method.conditions import Open, close, tell
+from detectors.method.edge_events import values
+from detectors.method.evidence import evidence
+from pipeline.records import SECOND, Event, Finding, Frame
+
+_SIGNALS = {"bmc": "bmc.reachable", "exporter": "exporter.up"}
+_MEANING = {
+    "bmc": "leak detectors, coolant and power of this BMC are not watched",
+    "exporter": "what this exporter gives is not watched",
+}
+_FORGET = {"bmc": 60 * SECOND, "exporter": 7200 * SECOND}
+"""After so long without a state it was taken out of the configuration, or its agent is silent, which its node's own
+state tells. Agents tell of each BMC every 10 s and of an exporter at each scrape, at most an hour apart; chosen."""
+_AGAIN = 2  # times that it did not answer: one scrape that failed may be an hour before the next one; chosen
+_UNSAID = "no reason was told"
+
+
+@dataclass
+class TelemetryBlind(Detector):
+    """A BMC or an exporter that does not answer for `seconds` is a ticket, with the reason that its agent gave.
+
+    Silence is none: an agent that tells nothing shows in its node's state. It is over with the first answer.
+
+    Source: a BMC restarts in 1-3 min, an update of its firmware takes longer and is worth a ticket (seconds, chosen).
+    """
+
+    name: ClassVar[str] = "telemetry_blind"
+    family: ClassVar[str] = "telemetry"
+    device_class: ClassVar[str] = "bmc"
+    needs: ClassVar[tuple[str, ...]] = ("bmc.reachable",)
+    wants: ClassVar[tuple[str, ...]] = ("exporter.up", "event:bmc_lost", "event:exporter")
+    blind: ClassVar[str] = (
+        "A BMC that answers with old values, one sensor of it that is not read, what was never configured, and "
+        "exporters of a site without any BMC."
+    )
+
+    seconds: float = 300.0
+
+    known: dict[str, dict[str, Any]] = notes()
+    conditions: Open = notes()
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        if not frames:
+            return []
+        time = max(frame.time for frame in frames.values())
+        for device_class, signal in _SIGNALS.items():
+            for entity, value in values(frames.get(device_class), signal).items():
+                self._see(entity, value > 0, time)
+        for event in sorted((e for f in frames.values() for e in f.events), key=lambda e: (e.time, e.entity, e.kind)):
+            self._hear(event)
+        self.known = {e: k for e, k in self.known.items() if time - k["seen"] <= _FORGET[e.partition(":")[0]]}
+        dark = {e: k["since"] for e, k in self.known.items() if k["times"] >= _AGAIN}
+        dark = {entity: since for entity, since in dark.items() if time - since > self.seconds * SECOND}
+        close(self.conditions, set(dark))
+        found = []
+        for entity, since in sorted(dark.items()):
+            if due := tell(self.conditions, entity, time, since, "ticket"):
+                found.append(self._finding(entity, time, due[0]))
+        return found
+
+    def _see(self, entity: str, answers: bool, time: int) -> None:
+        known = self._known(entity, time)
+        known["times"] = 0 if answers else known["times"] + 1
+        if known["times"] == 1:
+            known["since"] = time
+
+    def _hear(self, event: Event) -> None:
+        """Keeps the newest reason; it may come a moment before the state that it explains."""
+        if event.kind in ("bmc_lost", "bmc_back", "exporter") and event.entity.startswith(("bmc:", "exporter:")):
+            well = event.kind == "bmc_back" or event.data.get("state") == "up"
+            self._known(event.entity, event.time)["reason"] = "" if well else str(event.data.get("reason") or "")
+
+    def _known(self, entity: str, time: int) -> dict[str, Any]:
+        known = self.known.setdefault(entity, {"seen": time, "since": 0, "times": 0, "reason": ""})
+        known["seen"] = max(known["seen"], time)
+        return known
+
+    def _finding(self, entity: str, time: int, onset: int) -> Finding:
+        reason, kind = self.known[entity]["reason"] or _UNSAID, entity.partition(":")[0]
+        summary = f"{entity} is not read: {_MEANING[kind]}: {reason}"
+        told = evidence("its first answer", seconds=(time - onset) / SECOND, reason=reason)
+        return Finding(time, onset, entity, self.name, "ticket", 1.0, summary, told, (_SIGNALS[kind],))

@@ -1,0 +1,118 @@
+"""Finds clocks that are wrong: what is dated wrongly is judged in the wrong frame, and joined with the wrong cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from detectors.detector import Detector, memory, notes, part
+from detectors.method.conditions import Open, close, tell
+from detectors.method.evidence import Compared, evidence
+from detectors.method.gates import Gates
+from pipeline.records import SECOND, Finding, Frame, Level
+
+_LOOKS = 2  # measurements in a row: a clock that is being set is right a moment later; chosen
+_RIGHT = 600 * SECOND  # after so long without a measurement nothing is known of a clock any more; chosen
+
+
+@dataclass
+class TelemetryClock(Detector):
+    """A clock that is wrong by a second is a suspect, by a whole frame a ticket; one that is set again and again, too.
+
+    Below `ticket_seconds` samples fall into their own frame or the next one, which every hold bears; from there on all
+    of them stand in another frame than what they belong to. From `suspect_seconds` on the order of events of two nodes
+    cannot be told: XIDs, link states and ends of jobs follow each other within a second. `jumps` in a day by a frame or
+    more are a ticket whatever the offset is in between: something sets the clock to and fro.
+
+    Source: chronyd's tracking, whose word the offset is.
+
+    ticket_seconds:  [pipeline] frame, 10 s.
+    suspect_seconds, jumps:  chosen; chronyd steps a clock at boot, once or twice.
+    """
+
+    name: ClassVar[str] = "telemetry_clock"
+    family: ClassVar[str] = "telemetry"
+    device_class: ClassVar[str] = "node"
+    needs: ClassVar[tuple[str, ...]] = ("node.clock_offset",)
+    wants: ClassVar[tuple[str, ...]] = ("event:clock_jump",)
+    blind: ClassVar[str] = (
+        "A clock whose keeper believes a wrong server, as the offset is the keeper's own word, and one that nobody "
+        "keeps."
+    )
+
+    suspect_seconds: float = 1.0
+    ticket_seconds: float = 10.0
+    jumps: int = 3
+
+    looks: Any = memory(0, np.int32)  # measurements in a row beyond suspect_seconds
+    offset: Any = memory(0.0)  # the newest one
+    since: Any = memory(0, np.int64)
+    seen: Any = memory(0, np.int64)
+    jumped: dict[str, list[list[float]]] = notes()
+    gates: Gates = part(Gates)
+    conditions: Open = notes()
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        frame = frames.get("node")
+        if frame is None:
+            return []
+        self.gates.hear(frames)
+        self._hear(frame)
+        offset = frame["node.clock_offset"]
+        self.grow(len(offset))
+        n = len(offset)
+        known = ~np.isnan(offset)
+        off = known & (np.abs(np.nan_to_num(offset)) >= self.suspect_seconds)
+        looks = self.looks[:n]
+        if not (off.any() or looks.any() or self.jumped or self.conditions):
+            return []
+        self.since[:n][off & (looks == 0)] = frame.time
+        looks[off] += 1
+        looks[(known & ~off) | (~known & (frame.time - self.seen[:n] > _RIGHT))] = 0
+        self.offset[:n][known], self.seen[:n][known] = offset[known], frame.time
+        return self._tell(frame)
+
+    def _hear(self, frame: Frame) -> None:
+        """Takes the jumps of a frame or more, and forgets those of yesterday."""
+        for event in frame.events:
+            seconds = event.data.get("seconds")
+            if event.kind == "clock_jump" and isinstance(seconds, int | float) and abs(seconds) >= self.ticket_seconds:
+                self.jumped.setdefault(event.entity, []).append([event.time, float(seconds)])
+        day = frame.time - 24 * 3600 * SECOND
+        kept = {e: [jump for jump in known if jump[0] > day][-64:] for e, known in self.jumped.items()}
+        self.jumped = {e: known for e, known in kept.items() if known}
+
+    def _tell(self, frame: Frame) -> list[Finding]:
+        wrong = {frame.entities[i]: i for i in np.flatnonzero(self.looks[: len(frame.entities)] >= _LOOKS).tolist()}
+        often = {e for e, known in self.jumped.items() if len(known) >= self.jumps}
+        holding = {e for e in {*wrong, *often} if not self.gates.in_work(e, frame.topology, frame.time)}
+        close(self.conditions, holding)
+        found = []
+        for entity in sorted(holding):
+            i = wrong.get(entity)
+            far = i is not None and abs(self.offset[i]) >= self.ticket_seconds
+            level: Level = "ticket" if far or entity in often else "suspect"
+            onset = int(self.since[i]) if i is not None else int(self.jumped[entity][0][0])
+            if due := tell(self.conditions, entity, frame.time, onset, level):
+                found.append(self._finding(entity, i, frame, *due))
+        return found
+
+    def _finding(self, entity: str, i: int | None, frame: Frame, onset: int, level: Level) -> Finding:
+        jumps = self.jumped.get(entity, [])
+        if i is None:
+            summary = (
+                f"The clock of {entity} was set {len(jumps)} times within a day by {self.ticket_seconds:g} s or more"
+            )
+            told = evidence("over when a day has fewer such jumps", jumps=jumps[-8:])
+            score, signals = float(len(jumps)), ("event:clock_jump",)
+        else:
+            offset = float(self.offset[i])
+            way = "behind" if offset > 0 else "ahead"  # it has that much still to gain
+            summary = f"The clock of {entity} is {abs(offset):.1f} s {way}: its samples are dated wrongly by as much"
+            compared = Compared(offset, 0.0, None, "own past", 0, abs(offset), "s")
+            told = evidence(f"over when it is right to {self.suspect_seconds:g} s", compared, jumps=jumps[-8:])
+            score, signals = abs(offset), ("node.clock_offset",)
+        return Finding(frame.time, onset, entity, self.name, level, score, summary, told, signals)

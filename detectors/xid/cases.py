@@ -1,0 +1,126 @@
+"""What is known of one GPU or server in trouble: its XIDs and other facts, and how loud they are together.
+
+A case is plain data, so that it can be kept: see `opened`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from detectors.xid.levels import (
+    COPY,
+    HOLDS,
+    PAGE,
+    PROGRAM,
+    RECOVERY,
+    REMAPPED,
+    UNCONTAINED,
+    UNCORRECTED,
+    level_of,
+    level_of_action,
+)
+from pipeline.records import LEVELS, Level
+
+Case = dict[str, Any]
+_MOST_LINES = 4  # of the log, kept for whoever reads the finding; chosen
+PASSES = "ten minutes without another one"
+
+
+def opened(time: int) -> Case:
+    """A case without facts.
+
+    onset, last: its first and newest event.       fresh: the first one that is not judged yet; 0: all are.
+    codes: XID as text -> [how often, name, action, then].   facts: other facts -> [level, words, must wait].
+    driver: what the driver wants done.   reset: a line says that only a reset helps.   lines: what the log says.
+    job: job that was on the GPU.   place: part of the GPU that an XID 13 named.   others: GPUs that suffered from it.
+    program: GPUs of its job that erred together with it.   repeats: why it is this GPU and no program.
+    """
+    empty: Case = {"codes": {}, "facts": {}, "driver": None, "reset": False, "lines": [], "others": []}
+    return {**empty, "onset": time, "last": time, "fresh": 0, "job": None, "place": "", "program": 0, "repeats": ""}
+
+
+def numbers(case: Case) -> list[int]:
+    """Its XIDs, the first one first; without 154, which only tells what to do."""
+    return [code for code in map(int, case["codes"]) if code != RECOVERY]
+
+
+def note(case: Case, time: int, line: str = "") -> None:
+    """Takes the time and the text of an event."""
+    case["last"], case["fresh"] = max(case["last"], time), case["fresh"] or time
+    if line and line not in case["lines"]:
+        case["lines"] = [*case["lines"], line[:200]][-_MOST_LINES:]
+
+
+def add(case: Case, code: int, data: Mapping[str, Any]) -> None:
+    """Takes an XID."""
+    name, action, then = (str(data.get(key) or "") for key in ("name", "action", "then"))
+    known = case["codes"].get(str(code), [0, "", "", ""])
+    count = data.get("count", 1)
+    times = count if isinstance(count, int) and count >= 0 else 1
+    case["codes"][str(code)] = [known[0] + times, name or known[1], action or known[2], then or known[3]]
+
+
+def made_by_programs(case: Case) -> bool:
+    """Whether all that is known of it is what a program can do to a GPU."""
+    codes = set(numbers(case))
+    return bool(codes) and codes <= PROGRAM | COPY | {109} and not any(f[0] == "page" for f in case["facts"].values())
+
+
+def certain(case: Case) -> bool:
+    """Whether it pages whatever comes next; else what belongs to it is waited for."""
+    if any(level == "page" and not waits for level, _, waits in case["facts"].values()) or case["reset"]:
+        return True
+    wanted = case["driver"] is not None and level_of_action(case["driver"]) == "page"
+    alone = made_by_programs(case)
+    return not alone and (wanted or bool(set(numbers(case)) & PAGE - UNCORRECTED))
+
+
+def level(case: Case, own: Mapping[int, Level]) -> Level | None:
+    """How loud it is; None: it is its job's doing."""
+    found = [level_of(numbers(case), own), *(fact[0] for fact in case["facts"].values())]
+    driver = level_of_action(case["driver"]) if case["driver"] is not None else "suspect"
+    if case["program"] and made_by_programs(case):
+        return "ticket" if "page" in (driver, *found) else None
+    found += [driver, *(["page"] if case["reset"] else []), *(["ticket"] if case["repeats"] else [])]
+    return max(found, key=LEVELS.index)
+
+
+def holds(case: Case, at: Level) -> bool:
+    """Whether only a reset, a reboot or a person ends it."""
+    return at == "page" or (at == "ticket" and (bool(HOLDS & set(numbers(case))) or case["driver"] is not None))
+
+
+def summary(entity: str, case: Case, own: Mapping[int, Level]) -> str:
+    """What happened and what to do first, in a sentence."""
+    what = [words for _, words, _ in sorted(case["facts"].values(), key=lambda fact: -LEVELS.index(fact[0]))]
+    codes = sorted(numbers(case), key=lambda code: -LEVELS.index(level_of([code], own)))
+    if codes:
+        rest = f" (with XID {', '.join(map(str, codes[1:]))})" if codes[1:] else ""
+        what.insert(0, f"XID {codes[0]} {case['codes'][str(codes[0])][1]}".rstrip() + rest)
+    text = f"{entity}: {'; '.join(what[:2]) or 'its driver told of no error'}"
+    return f"{text}; {advice(case, codes)}" if advice(case, codes) else text
+
+
+def advice(case: Case, codes: list[int]) -> str:
+    """What to do first: as the driver wants it, else as NVIDIA's catalogue says."""
+    if case["driver"] is not None:
+        because = f"; {case['program']} GPUs of its job erred together, so a program did it" if case["program"] else ""
+        return f"its driver wants: {case['driver']}{because}"
+    if case["reset"]:
+        return "the log says that only a reset helps: reset GPU"
+    if UNCORRECTED & set(codes) and REMAPPED & set(codes) and not UNCONTAINED & set(codes):
+        return "a row of its memory waits to be replaced: drain when its job ends, then reset GPU"
+    if HOLDS & set(codes[:1]):
+        return "a row of its memory waits to be replaced: reset GPU when its job ends"
+    if case["repeats"]:
+        return f"{case['repeats']}: run extended diagnostics"
+    return f"do first: {case['codes'][str(codes[0])][2]}" if codes and case["codes"][str(codes[0])][2] else ""
+
+
+def shown(case: Case) -> dict[str, Any]:
+    """What a finding shows of it."""
+    codes = {code: dict(zip(("times", "name", "action", "then"), c, strict=True)) for code, c in case["codes"].items()}
+    facts = [words for _, words, _ in case["facts"].values()]
+    told = {"xids": codes, "facts": facts, "driver_wants": case["driver"], "job": case["job"]}
+    return {**told, "also_struck": case["others"], "log": case["lines"]}

@@ -1,0 +1,300 @@
+"""Finds GPUs and servers whose driver, kernel or BMC says that they broke: XIDs, lost GPUs, machine checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.detector import Detector, memory, notes, part
+from detectors.method.conditions import Open, tell
+from detectors.method.evidence import evidence
+from detectors.method.gates import Gates
+from detectors.method.places import Jobs, Places
+from detectors.xid import cases as xid_cases
+from detectors.xid import host_levels
+from detectors.xid import levels as xid_levels
+from detectors.xid.cases import Case
+from detectors.xid.programs import Programs
+from pipeline.records import SECOND, Event, Finding, Frame, Level
+from pipeline.signals import CATALOGUE
+from pipeline.topology import Topology, kind_of
+
+_XIDS = ("xid", "sxid", "recovery_action")
+_GPU = ("gpu_lost", "gpu_back", "slow_call", "nvml_refused", "counter_reset")
+_HOST = ("kernel", "aer", "sel", "redfish", "gpu_count")
+_KINDS = frozenset((*_XIDS, *_GPU, *_HOST))
+_CLEARS = "a reset or reboot, the driver's all-clear (recovery action none), the GPU's return, or a person"
+_LONG_CALL = 60.0  # s of one call to the driver that are a ticket: ten times its own timeout of 6 s; chosen
+_SIGNALS = ("event:xid",)
+_QUIET = 600 * SECOND  # after which what does not hold is over, as for the Desk
+_REPEATED = 3600 * SECOND  # how long a condition that holds is repeated; the Desk keeps it open; chosen
+_STEADY = 60 * SECOND  # after announced work: XIDs need no warm-up; chosen
+_RELOAD = 120 * SECOND  # in which a driver is loaded anew: half a minute for 8 GPUs, fourfold; chosen
+_LOOKS = 2  # frames in a row in which the driver's state is odd: the event of it comes first; chosen
+Own = Mapping[int, Level]
+
+
+@dataclass
+class Xid(Detector):
+    """Rules over logged facts: each XID has a level, and what the driver wants done (XID 154) goes before it.
+
+    Page where the catalogue or the driver says reset, reboot or check the cabling, when a GPU is lost, and when a
+    server's kernel or BMC tells of a machine check, an uncorrected memory error, a fatal PCIe error or a disk that
+    takes no writes; ticket where it says restart, update or replace when it suits. These hold until a reset, a reboot,
+    the GPU's return, the driver's all-clear or a person. All that one GPU tells is one condition; what follows from
+    another GPU's XID is that one's. XID 48 waits `settle` s for the row that replaces what failed.
+
+    XIDs that programs cause (13, 31, 43, 45, copy engines) on two or more GPUs of one job within `together` s are the
+    job's, a suspect; on one GPU again within `again` s, under another job or in the same part of it, they are that
+    GPU's, a ticket. `pages`, `tickets` and `suspects` set the level of XIDs otherwise. During announced work nothing
+    is louder than a suspect.
+
+    Source: NVIDIA's catalogue of XIDs; repeats as NVSentinel counts them (XID 31 on a GPU, 13 on a GPC and TPC, twice
+    in 24 h). `settle` and `together` are chosen: the lines of one error come within milliseconds to a second.
+    """
+
+    name: ClassVar[str] = "xid"
+    family: ClassVar[str] = "GPU and server faults that are logged"
+    device_class: ClassVar[str] = "gpu"
+    needs: ClassVar[tuple[str, ...]] = ("event:xid",)
+    wants: ClassVar[tuple[str, ...]] = (
+        *(f"event:{kind}" for kind in (*_XIDS[1:], *_GPU, *_HOST)),
+        *("gpu.present", "gpu.recovery_action", "gpu.generation", "node.generation"),
+    )
+    blind: ClassVar[str] = (
+        "Faults that nothing logs, such as a server that dies in silence, and whether a lone XID 13 or 31 is the "
+        "program's or the GPU's."
+    )
+
+    settle: float = 5.0
+    together: float = 10.0
+    again: float = 86_400.0
+    pages: tuple[int, ...] = ()
+    tickets: tuple[int, ...] = ()
+    suspects: tuple[int, ...] = ()
+
+    cases: dict[str, Case] = notes()
+    conditions: Open = notes()
+    odd: NDArray[np.int8] = memory(0, np.int8)
+    action: NDArray[np.float64] = memory(0.0)
+    gates: Gates = part(Gates)
+    programs: Programs = part(Programs)
+    _places: dict[str, Places] = field(default_factory=lambda: {"gpu": Places(), "node": Places()}, init=False)
+    _jobs: Jobs = field(default_factory=Jobs, init=False, repr=False)
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        if not frames:
+            return []
+        time, topology = max(f.time for f in frames.values()), next(iter(frames.values())).topology
+        self.gates.hear(frames)
+        found: list[Finding] = []
+        events = [e for frame in frames.values() for e in frame.events if e.kind in _KINDS]
+        for event in sorted(events, key=lambda e: (e.time, e.entity, e.kind)):
+            found += self._take(event, topology, time)
+        found += self._look(frames.get("gpu"), time)
+        if self.cases or self.programs.blamed:
+            found += self._renewed(frames, time, topology)
+            windows = (int(s * SECOND) for s in (self.settle, self.together, self.again))
+            self.programs.judge(self.cases, time, topology, *windows)
+            found += [f for e in sorted(self.cases) for f in self._told(e, time, topology)]
+            found += [f for j in sorted(self.programs.blamed) for f in self._told_program(j, time)]
+        return found
+
+    # --- what comes in -----------------------------------------------------------------------------------------------
+
+    def _take(self, event: Event, topology: Topology, time: int) -> list[Finding]:
+        if event.kind in _XIDS:
+            return self._take_xid(event, topology, time)
+        if event.kind in ("gpu_back", "counter_reset"):
+            return self._ended(event.entity, time) if kind_of(event.entity) == "gpu" else []
+        if event.kind == "gpu_count":
+            return self._count(event, time)
+        gpu = kind_of(event.entity) == "gpu"
+        if event.kind == "gpu_lost":
+            self._fact(event, event.entity, "gpu_lost", ("page", "does not answer its driver any more"))
+        elif event.kind == "slow_call":
+            seconds = event.data.get("seconds")
+            slow = isinstance(seconds, (int, float)) and seconds >= _LONG_CALL
+            level: Level = "ticket" if slow and event.entity not in self.cases else "suspect"
+            self._fact(event, event.entity, "slow_call", (level, f"a call to its driver took {seconds} s"))
+        elif event.kind == "nvml_refused":
+            self._fact(event, event.entity, "nvml_refused", ("suspect", "refuses calls that it had answered"))
+        elif gpu and (known := host_levels.GPU_PATTERNS.get(str(event.data.get("pattern")))):
+            self._fact(event, event.entity, str(event.data["pattern"]), known)
+        elif told := host_levels.told(event):
+            kind, level, words = told
+            where = event.entity if gpu else topology.above_of_kind(event.entity, "node") or event.entity
+            self._fact(event, where, kind, (level, words), kind in host_levels.PCIE)
+        return []
+
+    def _case(self, entity: str, time: int) -> Case:
+        """The open case of an entity; one that is long known and hears of more begins anew."""
+        case = self.cases.get(entity)
+        if case is None or time - case["last"] > _REPEATED:
+            self.conditions.pop(entity, None)
+            before = {} if case is None else {k: case[k] for k in ("codes", "facts", "driver", "reset", "job")}
+            case = self.cases[entity] = {**xid_cases.opened(time), **before}
+        return case
+
+    def _fact(self, event: Event, entity: str, kind: str, said: tuple[Level, str], waits: bool = False) -> None:
+        case = self._case(entity, event.time)
+        # what is no fault by itself, such as a call that took as long as the reset did, makes no trouble newer
+        time = event.time if said[0] != "suspect" else case["last"]
+        xid_cases.note(case, time, str(event.data.get("text") or ""))
+        case["facts"][kind] = [*said, waits]
+
+    def _take_xid(self, event: Event, topology: Topology, time: int) -> list[Finding]:
+        wanted, code = xid_levels.wanted(event), xid_levels.number(event.data, "xid")
+        if wanted == "none":
+            return self._ended(event.entity, time) if event.kind == "recovery_action" or code == 154 else []
+        root = event.data.get("root")
+        origin = root.get("entity") if isinstance(root, Mapping) else None
+        if isinstance(origin, str) and origin != event.entity:
+            if origin in self.cases and event.entity not in self.cases[origin]["others"]:
+                self.cases[origin]["others"].append(event.entity)
+            return []
+        if event.kind == "sxid":
+            said: tuple[Level, str] = (
+                "suspect",
+                f"SXid {event.data.get('sxid')} {event.data.get('name', '')}".rstrip(),
+            )
+            self._fact(event, event.entity, "sxid", said)
+        elif code is not None or event.kind == "recovery_action":
+            case = self._case(event.entity, event.time)
+            xid_cases.note(case, event.time, str(event.data.get("text") or ""))
+            case["driver"] = wanted if wanted is not None else case["driver"]
+            case["reset"] = case["reset"] or xid_levels.resets(event)
+            if code is not None:
+                xid_cases.add(case, code, event.data)
+                case["place"] = xid_levels.place(event) or case["place"]
+            case["job"] = self._jobs.of(event.entity, topology) or case["job"]
+        return []
+
+    def _count(self, event: Event, time: int) -> list[Finding]:
+        """GPUs that a server lacks; where one of them is known to be lost, that is it."""
+        present, expected = (xid_levels.number(event.data, key) for key in ("present", "expected"))
+        if present is None or expected is None:
+            return []
+        if present >= expected:
+            case = self.cases.get(event.entity)
+            return self._ended(event.entity, time) if case and set(case["facts"]) == {"gpu_count"} else []
+        missing = ", ".join(map(str, event.data.get("missing") or ()))
+        words = f"has {present} of {expected} GPUs{f', without {missing}' if missing else ''}"
+        self._fact(event, event.entity, "gpu_count", ("page", words), True)
+        return []
+
+    def _look(self, frame: Frame | None, time: int) -> list[Finding]:
+        """What the driver's states say, so that a lost event costs two frames and no fault."""
+        if frame is None or not ({"gpu.present", "gpu.recovery_action"} & set(frame.values)):
+            return []
+        n = len(frame.entities)
+        self.grow(n)
+        action, absent = frame["gpu.recovery_action"], frame["gpu.present"] == 0
+        known = np.isfinite(action)
+        well = np.flatnonzero(known & (action == 0) & (self.action[:n] > 0)).tolist()
+        self.action[:n] = np.where(known, action, self.action[:n])
+        self.odd[:n] = np.where(absent | (action > 0), np.minimum(self.odd[:n] + 1, 3), 0)
+        for i in np.flatnonzero(self.odd[:n] == _LOOKS).tolist():
+            case = self._case(frame.entities[i], time)
+            xid_cases.note(case, time)
+            if absent[i]:
+                case["facts"].setdefault("gpu_lost", ["page", "does not answer its driver any more", False])
+            elif case["driver"] is None:
+                states = CATALOGUE["gpu.recovery_action"].states
+                case["driver"] = states[int(action[i])] if action[i] < len(states) else f"recovery action {action[i]:g}"
+        return [f for i in well for f in self._ended(frame.entities[i], time)]
+
+    # --- what comes of it --------------------------------------------------------------------------------------------
+
+    def _renewed(self, frames: Mapping[str, Frame], time: int, topology: Topology) -> list[Finding]:
+        """Ends what a reset, a reboot or time has ended."""
+        found = []
+        for entity, case in list(self.cases.items()):
+            node = topology.above_of_kind(entity, "node") or ""
+            kind = kind_of(entity)
+            lives = [self._places["node"].value(frames.get("node"), "node.generation", node)]
+            if kind == "gpu":
+                lives.append(self._places["gpu"].value(frames.get("gpu"), "gpu.generation", entity))
+            known = self.conditions.get(entity)
+            if any(life * SECOND > case["last"] for life in lives):
+                found += self._ended(entity, time)
+            elif time - case["last"] > _QUIET and not (known and xid_cases.holds(case, known["level"])):
+                del self.cases[entity]
+                self.conditions.pop(entity, None)
+        for job in self.programs.over(time - _QUIET):
+            self.conditions.pop(_program(job), None)
+        return found
+
+    def _ended(self, entity: str, time: int) -> list[Finding]:
+        """Forgets a case; says so if somebody was told of it."""
+        self.cases.pop(entity, None)
+        known = self.conditions.pop(entity, None)
+        if known is None:
+            return []
+        summary = f"{entity} was reset or is back: what its driver and kernel told is over"
+        onset, level = known["onset"], known["level"]
+        return [Finding(time, onset, entity, self.name, level, 0.0, summary, {"cleared": True}, _SIGNALS)]
+
+    def _told(self, entity: str, time: int, topology: Topology) -> list[Finding]:
+        case = self.cases[entity]
+        waits = case["fresh"] and time - case["fresh"] < self.settle * SECOND
+        if (waits and not xid_cases.certain(case)) or self._reloads(entity, case, time, topology):
+            return []
+        case["fresh"] = 0
+        if kind_of(entity) == "node" and self._is_of_a_gpu(entity, case, topology):
+            return []
+        level = xid_cases.level(case, self._own)
+        if level is None:
+            return []
+        if self.gates.in_work(entity, topology, time, _STEADY):
+            level = "suspect"
+        known = self.conditions.get(entity)
+        if known and known["level"] == level and time - case["last"] > _REPEATED:
+            return []  # the Desk keeps what holds
+        due = tell(self.conditions, entity, time, case["onset"], level)
+        return [] if due is None else [self._finding(entity, case, time, due)]
+
+    def _reloads(self, entity: str, case: Case, time: int, topology: Topology) -> bool:
+        """Whether all GPUs of a server went a moment ago without an XID: as a rule its driver is loaded anew."""
+        if case["codes"] or "gpu_lost" not in case["facts"] or time - case["last"] > _RELOAD:
+            return False
+        mates = self._jobs.gpus(topology.above_of_kind(entity, "node") or "", topology)
+        return len(mates) > 1 and all("gpu_lost" in self.cases.get(e, {"facts": ()})["facts"] for e in mates)
+
+    def _is_of_a_gpu(self, node: str, case: Case, topology: Topology) -> bool:
+        """Whether all that a server tells is that one of its GPUs left the bus."""
+        if set(case["facts"]) - host_levels.PCIE - {"gpu_count"} or case["codes"]:
+            return False
+        off = (e for e, c in self.cases.items() if "79" in c["codes"] or "gpu_lost" in c["facts"])
+        return any(topology.above_of_kind(e, "node") == node for e in off if kind_of(e) == "gpu")
+
+    @property
+    def _own(self) -> Own:
+        return xid_levels.set_by_site(self.suspects, self.tickets, self.pages)
+
+    def _finding(self, entity: str, case: Case, time: int, due: tuple[int, Level]) -> Finding:
+        onset, level = due
+        holds = xid_cases.holds(case, level)
+        more: dict[str, Any] = {"holds": True} if holds else {}
+        told = evidence(_CLEARS if holds else xid_cases.PASSES, None, **xid_cases.shown(case), **more)
+        summary = xid_cases.summary(entity, case, self._own)
+        return Finding(time, onset, entity, self.name, level, xid_levels.SCORE[level], summary, told, _SIGNALS)
+
+    def _told_program(self, job: str, time: int) -> list[Finding]:
+        program = self.programs.blamed[job]
+        due = tell(self.conditions, _program(job), time, program["onset"], "suspect")
+        if due is None:
+            return []
+        codes = ", ".join(map(str, program["codes"]))
+        who = "its program" if kind_of(job) == "job" else "a program on it, of no job that is known,"
+        summary = f"{job}: XID {codes} on {len(program['gpus'])} of its GPUs at once: {who} is to blame, no GPU"
+        told = evidence(xid_cases.PASSES, xids=program["codes"], gpus=program["gpus"][:16])
+        return [Finding(time, due[0], job, self.name, due[1], 1.0, summary, told, _SIGNALS)]
+
+
+def _program(job: str) -> str:
+    return f"program {job}"

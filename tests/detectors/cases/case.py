@@ -1,0 +1,79 @@
+"""A detector's own trouble, as the contract suite shows it: one file per detector beside this one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.detector import Detector
+from pipeline.frames import class_of
+from pipeline.records import SECOND, Event, Finding, Frame, Level
+from pipeline.topology import Topology
+
+START = 1_790_000_000 * SECOND
+Values = dict[str, dict[str, NDArray[np.float64]]]
+Shown = tuple[Values, list[Event]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one detector is shown by the contract suite.
+
+    names:    device class -> entities of a small site.          topology: makes it anew.
+    instant:  (tick, broken, rng) -> values by class and signal, and events; `broken` holds from tick `fault` on.
+    guilty:   the entities that must be blamed, and nobody else.  level: the highest that is reached by the end.
+    step:     seconds between two ticks.
+    exact:    why it needs no learning and may speak within its first 20 samples; empty: it must be silent there.
+    """
+
+    detector: type[Detector]
+    names: Mapping[str, tuple[str, ...]]
+    topology: Callable[[], Topology]
+    instant: Callable[[int, bool, np.random.Generator], Shown]
+    guilty: frozenset[str]
+    level: Level = "page"
+    fault: int = 60
+    ticks: int = 180
+    step: int = 10
+    exact: str = ""
+
+    def time(self, tick: int) -> int:
+        """When a tick is (us)."""
+        return START + tick * self.step * SECOND
+
+    def frames(self, tick: int, broken: bool, topology: Topology) -> dict[str, Frame]:
+        """Read-only frames of one instant: the same for the same tick, whatever was shown before."""
+        values, events = self.instant(tick, broken and tick >= self.fault, np.random.default_rng([tick, 7]))
+        return self.framed(tick, values, events, topology)
+
+    def framed(self, tick: int, values: Values, events: Iterable[Event], topology: Topology) -> dict[str, Frame]:
+        """Values and events as frames; a class with events alone has a frame too."""
+        by_class: dict[str, list[Event]] = {}
+        for event in events:
+            by_class.setdefault(class_of(event.entity), []).append(event)
+        found = {}
+        for device_class in sorted({*values, *by_class}):
+            columns = values.get(device_class, {})
+            for column in columns.values():
+                column.flags.writeable = False
+            width = max((len(c) for c in columns.values()), default=0)
+            names = self.names.get(device_class, ())[: width or None]
+            mine = tuple(by_class.get(device_class, ()))
+            found[device_class] = Frame(self.time(tick), device_class, names, columns, topology, mine)
+        return found
+
+    def shown(self, detector: Detector, ticks: range, broken: bool = True) -> list[Finding]:
+        """What a detector says over some ticks."""
+        topology = self.topology()
+        return [finding for t in ticks for finding in detector.observe(self.frames(t, broken, topology))]
+
+
+def cases() -> list[Case]:
+    """Those of all files beside this one, by name."""
+    names = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem != "case")
+    return [importlib.import_module(f"tests.detectors.cases.{name}").CASE for name in names]

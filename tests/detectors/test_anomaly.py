@@ -1,0 +1,188 @@
+"""The generic detector: what it takes, what it tells of signals that it does not know, and what it leaves alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors import configured
+from detectors.anomaly.anomaly import Anomaly
+from detectors.runner import Runner
+from pipeline.records import SECOND, Event, Frame
+from pipeline.signals import with_declared
+from pipeline.signals.signal import Signal
+from pipeline.topology import Topology
+from tests.detectors.cases.case import START
+
+GAUGES = [Signal(f"m{i}", "1", "gauge", "node", "f8", f"metric {i}") for i in range(4)]
+ERRORS = Signal("node.oddities", "1", "counter", "node", "f8", "errors", harm="up")
+DOOR = Signal("node.door", "1", "state", "node", "f8", "door", states=("shut", "open"), normal=("shut",))
+HEAT = Signal("node.heat", "Cel", "gauge", "node", "f8", "heat", harm="up")
+DECLARED = [*GAUGES, ERRORS, DOOR, HEAT, Signal("rank.mood", "1", "gauge", "rank", "f8", "mood")]
+CATALOGUE = with_declared(DECLARED)
+STEP = 10 * SECOND
+
+
+def runner(*names):
+    return Runner([Anomaly()], set(names) or {s.name for s in DECLARED}, CATALOGUE)
+
+
+def shown(judge, ticks, values, kind="node", n=3, events=(), step=STEP, topology=None):
+    """What is said over some ticks; values: (tick, rng) -> signal -> column."""
+    entities, topology, found = tuple(f"{kind}:e{i}" for i in range(n)), topology or Topology(), []
+    for t in ticks:
+        columns = values(t, np.random.default_rng([t, 3]))
+        mine = tuple(e for e in events if e.time == START + t * step)
+        width = max((len(c) for c in columns.values()), default=n)
+        found += judge.observe({kind: Frame(START + t * step, kind, entities[:width], columns, topology, mine)})
+    assert not judge.errors
+    return found
+
+
+def noisy(rng, n=3):
+    return {s.name: 50.0 + rng.standard_normal(n) for s in GAUGES}
+
+
+def shifted(tick, rng, signals=3, by=40.0, at=100, n=3):
+    values = noisy(rng, n)
+    for s in GAUGES[:signals]:
+        values[s.name][1] += by if tick >= at else 0.0
+    return values
+
+
+def test_a_level_that_shifts_in_several_signals_is_told_with_the_guiltiest_first():
+    found = shown(runner("m0", "m1", "m2", "m3"), range(110), shifted)
+    assert {f.entity for f in found} == {"node:e1"}
+    assert set(found[0].signals[:3]) == {"m0", "m1", "m2"}
+    assert found[0].onset == START + 100 * STEP
+    assert found[0].time == START + 101 * STEP
+    assert found[0].evidence["expected"] == pytest.approx(50, abs=6)
+    assert found[0].summary.startswith("node:e1 changed against its own past: m")
+
+
+def test_what_goes_on_in_several_signals_becomes_a_ticket_and_never_a_page():
+    found = shown(runner("m0", "m1", "m2", "m3"), range(200), shifted)
+    assert {f.level for f in found} == {"suspect", "ticket"}
+
+
+def test_after_thirty_samples_a_new_level_is_the_normal_one():
+    found = shown(runner("m0", "m1", "m2", "m3"), range(400), shifted)
+    assert {f.onset for f in found} == {START + 100 * STEP}
+    assert max(f.time for f in found) <= START + 131 * STEP
+
+
+def test_one_of_many_signals_that_moves_alone_is_nothing():
+    assert shown(runner("m0", "m1", "m2", "m3"), range(200), lambda t, r: shifted(t, r, signals=1)) == []
+
+
+def test_a_move_of_less_than_a_tenth_is_nothing():
+    judge = runner("m0", "m1", "m2", "m3")
+    assert shown(judge, range(200), lambda t, r: {k: v / 50 + 99 for k, v in shifted(t, r, by=4.0).items()}) == []
+
+
+def test_a_spike_is_a_suspect_no_more():
+    judge = runner("m0", "m1", "m2", "m3")
+    found = shown(judge, range(200), lambda t, r: shifted(t, r, at=100) if t == 100 else noisy(r))
+    assert {f.level for f in found} == {"suspect"}
+
+
+def test_a_counter_of_harm_that_grows_after_standing_still_tells_by_itself():
+    def values(tick, rng):
+        return {**noisy(rng), ERRORS.name: np.array([7.0, 7.0 + (tick >= 150), 7.0])}
+
+    found = shown(runner(ERRORS.name, "m0", "m1", "m2"), range(170), values)
+    assert {f.entity for f in found} == {"node:e1"}
+    assert found[0].signals[0] == ERRORS.name
+    assert "node.oddities grew after standing still" in found[0].summary
+
+
+def test_a_counter_that_is_reset_is_nothing():
+    def values(tick, rng):
+        return {ERRORS.name: np.array([7.0, 7.0 * (tick < 150), 7.0])}
+
+    assert shown(runner(ERRORS.name), range(200), values) == []
+
+
+def test_a_state_that_is_not_normal_is_told_and_one_that_returns_is_not():
+    judge = runner(DOOR.name)
+    opens = shown(judge, range(110), lambda t, r: {DOOR.name: np.array([0.0, float(t >= 100), 0.0])})
+    assert opens[0].entity == "node:e1"
+    assert "node.door is not normal" in opens[0].summary
+    assert shown(judge, range(130, 400), lambda t, r: {DOOR.name: np.array([0.0, float(t < 200), 0.0])}) == []
+
+
+def test_what_moves_away_from_harm_is_nothing():
+    def heat(by):
+        return lambda t, r: {HEAT.name: 50 + r.standard_normal(3) + np.array([0, by * (t >= 100), 0])}
+
+    assert shown(runner(HEAT.name), range(150), heat(-30)) == []
+    assert {f.entity for f in shown(runner(HEAT.name), range(150), heat(30))} == {"node:e1"}
+
+
+def test_what_all_alike_do_together_is_nothing():
+    def all_up(tick, rng):
+        return {k: v + 40 * (tick >= 100) for k, v in noisy(rng, 12).items()}
+
+    assert shown(runner("m0", "m1", "m2", "m3"), range(200), all_up, n=12) == []
+    assert shown(runner("m0", "m1", "m2", "m3"), range(200), lambda t, r: shifted(t, r, n=12), n=12) != []
+
+
+def test_ranks_are_never_blamed():
+    judge = runner()
+    assert "rank.mood" not in judge.signals
+    values = lambda t, r: {"rank.mood": np.array([1.0, 1.0 + 9 * (t >= 100), 1.0])}  # noqa: E731
+    assert shown(judge, range(200), values, kind="rank") == []
+
+
+def test_it_takes_what_no_active_detector_uses():
+    available = {"coolant.flow", "pump.vibration", "coolant.pressure"}
+    vibration = Signal("pump.vibration", "[g]", "gauge", "coolant", "f8", "vibration")
+    judge = Runner(configured(), available, with_declared([vibration]))
+    mine = next(d for d in judge.detectors if d.name == "anomaly")
+    assert mine.looks_at() == ("pump.vibration",)
+    assert "pump.vibration" in judge.signals
+
+
+def test_it_is_off_where_the_others_use_everything():
+    assert "anomaly" in Runner(configured(), {"leak.state"}).off
+
+
+def test_live_it_judges_the_series_of_unknown_exporters_and_what_it_is_told_to():
+    assert Anomaly().looks_at() == ("custom.value",)
+    assert set(Anomaly(live=("node.load1",)).looks_at()) == {"node.load1"}
+    wanted = next(d for d in configured({"anomaly": {"live": ["node.load1"]}}) if d.name == "anomaly")
+    assert Runner([wanted]).signals == {"node.load1"}
+
+
+def test_announced_work_is_left_alone():
+    work = Event(START + 90 * STEP, "node:e1", "maintenance_start", {"seconds": 3600})
+    assert shown(runner("m0", "m1", "m2", "m3"), range(200), shifted, events=(work,)) == []
+
+
+def test_entities_that_vanish_and_come_later_and_whole_storms_of_nan_do_no_harm():
+    def values(tick, rng):
+        found = noisy(rng, 3 if tick >= 60 else 2)
+        for column in found.values():
+            column[rng.random(len(column)) < 0.3] = np.nan
+            column[0] = np.nan if tick > 80 else column[0]
+        return found
+
+    assert shown(runner("m0", "m1", "m2", "m3"), range(300), values) == []
+
+
+def test_constant_signals_are_nothing():
+    assert shown(runner("m0", "m1", "m2", "m3"), range(200), lambda t, r: {s.name: np.ones(3) for s in GAUGES}) == []
+
+
+def test_what_a_person_calls_no_fault_is_normal_from_then_on():
+    judge = runner("m0", "m1", "m2", "m3")
+    assert shown(judge, range(105), shifted) != []
+    said = Event(START + 105 * STEP, "node:e1", "feedback", {"verdict": "not_a_fault", "detector": "anomaly"})
+    assert shown(judge, range(105, 200), shifted, events=(said,)) == []
+
+
+def test_a_restart_with_other_signals_begins_anew():
+    first, second = runner("m0", "m1", "m2"), runner("m0", "m1", "m2", "m3")
+    shown(first, range(50), lambda t, r: noisy(r))
+    second.restore(first.snapshot())
+    assert shown(second, range(50, 80), lambda t, r: noisy(r)) == []

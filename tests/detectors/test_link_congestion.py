@@ -1,0 +1,105 @@
+"""Congestion: a leaf is blamed, never a port, and neither for what a job does nor for flows that collide."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.link.link_congestion import LinkCongestion
+from pipeline.records import SECOND, Finding, Frame
+from tests.detectors.cases.case import START
+from tests.detectors.cases.link_congestion import FAULT, PORTS, RAILS, STRUCK, TICKS, counted, topology
+
+
+def watched(change=lambda tick, values: values, ticks: int = TICKS, struck=STRUCK, times: float = 8.0) -> list[Finding]:
+    detector, site, found = LinkCongestion(), topology(), []
+    for tick in range(ticks):
+        values = change(tick, counted(tick, FAULT, struck, times))
+        found += detector.observe({"nic": Frame(START + tick * 10 * SECOND, "nic", PORTS, values, site)})
+    return found
+
+
+def test_a_congested_leaf_is_a_suspect_soon_and_a_ticket_after_ten_minutes() -> None:
+    found = watched()
+    assert {f.entity for f in found} == {"leaf:l1"}
+    began = START + FAULT * 10 * SECOND
+    assert found[0].level == "suspect"
+    assert found[0].time - began <= 180 * SECOND
+    ticket = next(f for f in found if f.level == "ticket")
+    assert 600 * SECOND <= ticket.time - began <= 720 * SECOND
+    assert ticket.evidence["ports"] == 6
+    assert "6 of its 8 busy ports" in ticket.summary
+    assert "no port is at fault" in ticket.summary
+
+
+@pytest.mark.parametrize("ports", [2, 3, 4])
+def test_flows_that_collide_on_an_uplink_blame_nobody(ports: int) -> None:
+    assert watched(struck=STRUCK[:ports], times=20.0) == []
+
+
+def test_a_job_that_congests_all_rails_alike_is_not_laid_on_a_leaf() -> None:
+    assert watched(struck=list(range(len(PORTS)))) == []
+
+
+def test_more_traffic_with_as_much_waiting_for_each_byte_is_no_congestion() -> None:
+    def busier(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        more = 1 + 2.0 * max(0, tick - FAULT) / max(tick, 1)
+        return {name: v if name == "nic.speed" else np.floor(v * more) for name, v in values.items()}
+
+    assert watched(busier, struck=[]) == []
+
+
+def test_a_leaf_whose_ports_err_is_left_to_the_detector_of_errors() -> None:
+    def erring(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        values["nic.symbol_errors"][STRUCK] += 3.0 * max(0, tick - FAULT)
+        return values
+
+    assert watched(erring) == []
+
+
+def test_where_nodes_have_few_ports_it_stays_a_suspect_for_another_job_looks_the_same() -> None:
+    def alone(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        values["nic.tx_bytes"][np.arange(len(PORTS)) % RAILS != 1] = 1e12  # the other rails are idle
+        return values
+
+    assert {(f.entity, f.level) for f in watched(alone)} == {("leaf:l1", "suspect")}
+
+
+def test_idle_ports_say_nothing() -> None:
+    def idle(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return values | {"nic.tx_bytes": 1e12 + 1e4 * tick * np.ones(len(PORTS))}
+
+    assert watched(idle) == []
+
+
+def test_a_congestion_that_ends_is_told_no_longer() -> None:
+    end = FAULT + 90
+
+    def eased(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if tick < end:
+            return values
+        still = counted(tick, None, STRUCK, 1.0)
+        before, after = counted(end, FAULT, STRUCK, 8.0), counted(end, None, STRUCK, 1.0)
+        return {name: still[name] + before[name] - after[name] for name in still if name != "nic.speed"} | {
+            "nic.speed": still["nic.speed"]
+        }
+
+    found = watched(eased)
+    assert "ticket" in {f.level for f in found}
+    assert max(f.time for f in found) <= START + (end * 10 + 120) * SECOND
+
+
+def test_two_congested_leaves_are_two_findings() -> None:
+    struck = [*STRUCK, *(n * RAILS + 2 for n in range(6))]
+    assert {f.entity for f in watched(struck=struck[:6])} == {"leaf:l1"}
+    # with half of a node's rails in it their median is between both: one of them may be all that can be told
+    assert {f.entity for f in watched(struck=struck)} <= {"leaf:l1", "leaf:l2"}
+
+
+def test_counters_that_begin_anew_and_holes_are_borne() -> None:
+    def odd(tick: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if tick % 7 == 0:
+            return {name: np.full(len(v), np.nan) for name, v in values.items()}
+        return {name: np.where(np.arange(len(v)) % 5 == 0, v % 1e6, v) for name, v in values.items()}
+
+    assert watched(odd, struck=[]) == []

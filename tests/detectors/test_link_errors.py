@@ -1,0 +1,308 @@
+"""Errors of links: how many decide, bunches, congestion, both ends of the cable, work and boots."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.detection.link_rates import alarms, delays
+from detectors.link.cause import Losses
+from detectors.link.errors import Cohort, likelihood
+from detectors.link.link import Link
+from pipeline.records import SECOND, Event, Frame
+from pipeline.topology import Topology
+
+START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
+PORT, FAR = "port:n1.p2", "port:n2.p2"  # indices 6 and 10: FAR plays the other end of the cable
+NODE = "node:n1"
+
+
+def cabled(site):
+    """PORT and FAR are the two ends of one cable."""
+    site.topology = Topology(site.topology.parents, {PORT: {"peer": FAR}, FAR: {"peer": PORT}})
+
+
+def erring(*ports, per_tick=2, since=50, until=10**9, signal="nic.symbol_errors"):
+    def change(tick, values):
+        values["nic"][signal] = np.zeros(16)
+        for port in ports:
+            values["nic"][signal][port] = per_tick * max(0, min(tick, until) - since + 1)
+
+    return change
+
+
+def pages(found):
+    return [f for f in found if f.level == "page"]
+
+
+def test_a_bit_error_rate_of_1e_12_pages_within_90_s():
+    assert delays(1e-12, 60, 0).recall >= 0.98
+
+
+def test_a_bit_error_rate_of_1e_13_pages_within_5_min():
+    assert delays(1e-13, 60, 0).recall >= 0.96
+
+
+@pytest.mark.parametrize("ber", [1e-16, 1e-15])
+def test_sound_links_do_not_page(ber):
+    assert alarms(ber, 0.02, 0).count == 0
+
+
+def test_two_errored_windows_page_and_one_does_not(site, watch):
+    def bursts(tick, values):
+        values["nic"]["nic.symbol_errors"] = np.zeros(16)
+        values["nic"]["nic.symbol_errors"][6] = 500.0 * sum(tick >= at for at in starts)
+
+    starts = (50,)
+    assert {f.level for f in watch(Link(), site, 200, bursts)} == {"suspect"}
+    starts = (50, 54)
+    assert pages(watch(Link(), type(site)(), 200, bursts))
+
+
+def test_on_a_slow_port_the_same_errors_weigh_more(site, watch):
+    """An error every two minutes: BER 2e-14 at 400 Gb/s, 8e-14 at 100."""
+
+    def change(speed):
+        def shown(tick, values):
+            values["nic"]["nic.speed"] = np.full(16, speed)
+            values["nic"]["nic.symbol_errors"] = np.zeros(16)
+            values["nic"]["nic.symbol_errors"][6] = max(0, (tick - 50) // 12)
+
+        return shown
+
+    assert not pages(watch(Link(), site, 400, change(400_000.0)))
+    assert pages(watch(Link(), type(site)(), 400, change(100_000.0)))
+
+
+def test_where_errors_come_in_bunches_on_the_whole_fabric_more_of_them_are_needed():
+    calm, bunched = Cohort(), Cohort()
+    for cohort, second in ((calm, 4000.0), (bunched, 12_000.0)):
+        cohort.learn(10**7, 0.0)
+        cohort.add(4000.0, second)
+    assert calm.bunched(4e-4) == 0
+    assert bunched.bunched(4e-4) > 10
+    count, healthy, faulty = np.array([6.0]), np.array([4e-4]), np.array([0.4])
+    assert likelihood(count, healthy, faulty, bunched.bunched(4e-4)) < likelihood(count, healthy, faulty, 0.0)
+
+
+@given(st.floats(0, 50), st.floats(1e-6, 1e-2), st.floats(0.02, 50))
+def test_the_negative_binomial_becomes_poisson_without_bunches(count, healthy, faulty):
+    n, h, f = np.array([count]), np.array([healthy]), np.array([faulty])
+    assert likelihood(n, h, f, 1e-5) == pytest.approx(likelihood(n, h, f, 0.0), rel=1e-2, abs=0.05)
+
+
+def test_a_port_that_pages_is_no_example_of_bunches(site, watch):
+    link = Link()
+    assert pages(watch(link, site, 120, erring(6, per_tick=50)))
+    cohort = link.errors.counted["nic.symbol_errors"].cohort
+    assert (cohort.first, cohort.second) == (0, 0)
+
+
+@pytest.mark.parametrize("top", [65_535.0, 2.0**32 - 1, 2.0**64])
+def test_a_counter_that_stands_at_its_top_or_answers_with_ones_is_no_burst(site, watch, top):
+    def change(tick, values):
+        values["nic"]["nic.symbol_errors"] = np.full(16, 7.0)
+        values["nic"]["nic.symbol_errors"][6] = top if tick % 20 >= 10 else 7.0
+
+    assert watch(Link(), site, 400, change) == []
+
+
+def test_a_full_counter_of_a_port_in_trouble_is_told(site, watch):
+    def change(tick, values):
+        values["nic"]["nic.symbol_errors"] = np.zeros(16)
+        values["nic"]["nic.symbol_errors"][6] = 65_535.0
+        if tick >= 50:
+            values["nic"]["nic.state"][6] = 0
+
+    assert watch(Link(), site, 120, change)[-1].evidence["full"] == ["nic.symbol_errors"]
+
+
+def test_a_counter_of_32_bits_that_wraps_goes_on(site, watch):
+    def change(tick, values):
+        values["nic"]["nic.symbol_errors"] = np.zeros(16)
+        values["nic"]["nic.symbol_errors"][6] = (2.0**32 - 3 + 2 * max(0, tick - 49)) % 2.0**32
+
+    found = watch(Link(), site, 120, change)
+    assert pages(found)
+    assert found[0].evidence["nic.symbol_errors"] < 20
+
+
+def losing(site, tied):
+    """Packets lost as the load is above what fits (tied), or a fixed share of them."""
+    load, lost = np.zeros(16), np.zeros(16)
+    rng = np.random.default_rng(3)
+
+    def change(tick, values):
+        busy = 0.5 + 0.5 * np.sin(tick / 25)
+        load[:] += 1e11 * (0.1 + busy)
+        if tick >= 50:
+            lost[6] += rng.poisson(9 * busy**4 if tied else 4 * (0.1 + busy))
+        values["nic"] |= {"nic.rx_bytes": load.copy(), "nic.port_rx_errors": lost.copy()}
+
+    return change
+
+
+def test_losses_that_rise_with_the_load_are_congestion_and_a_ticket_at_most(site, watch):
+    found = watch(Link(), site, 700, losing(site, True))
+    assert {f.level for f in found} <= {"suspect", "ticket"}
+    assert any("congestion" in f.summary for f in found)
+
+
+def test_losses_of_a_fixed_share_of_the_packets_are_corruption(site, watch):
+    found = watch(Link(), site, 700, losing(site, False))
+    assert not any("congestion" in f.summary for f in found)
+    assert found[0].level == "suspect"
+    assert pages(found)
+
+
+def test_a_steady_load_tells_nothing():
+    losses = Losses()
+    for tick in range(600):
+        losses.err(PORT, True, 5 * (tick % 3), tick * STEP)
+        losses.take({PORT: 0}, np.array([1e10 * (tick + 1)]), tick * STEP)
+    assert losses.tied(PORT, True) is None
+
+
+def test_errors_at_both_ends_are_the_cables_and_page_early(site, watch):
+    cabled(site)
+    one = watch(Link(), site, 120, erring(6, per_tick=1, until=52))
+    assert {f.level for f in one} == {"suspect"}
+    assert f"transmitter of {FAR} or the cable" in one[0].summary
+    other = type(site)()
+    cabled(other)
+    both = watch(Link(), other, 120, erring(6, 10, per_tick=1, until=52))
+    assert pages(both)
+    assert "the cable: the receivers of both ends see errors" in pages(both)[0].summary
+
+
+def lit(**modules):
+    """Light and heat of all modules, and of single ones: name of the signal without its class -> {place: value}."""
+    usual = {"rx_power_min": 1.0, "tx_power_min": 1.2, "module_temperature": 50.0}
+
+    def change(tick, values):
+        for name, value in usual.items():
+            values["nic"][f"nic.{name}"] = np.full(16, value)
+            for place, other in modules.get(name, {}).items():
+                values["nic"][f"nic.{name}"][place] = other
+
+    return change
+
+
+def both(*changes):
+    def change(tick, values):
+        for one in changes:
+            one(tick, values)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        ({"rx_power_min": {6: 0.3}}, f"transmitter of {FAR} or the cable"),
+        ({"rx_power_min": {6: 0.3}, "tx_power_min": {10: 0.4}}, f"transmitter of {FAR}"),
+        ({"module_temperature": {6: 74.0}}, f"receiver of {PORT}, whose module is hot"),
+        ({"module_temperature": {10: 63.0}}, f"transmitter of {FAR}"),
+        ({}, "cannot tell"),
+    ],
+)
+def test_modules_tell_which_side_is_bad(site, watch, modules, said):
+    cabled(site)
+    found = watch(Link(), site, 120, both(erring(6), lit(**modules)))
+    assert said in pages(found)[0].summary
+    assert said in pages(found)[0].evidence["side"]
+
+
+def test_without_a_far_end_nobody_can_tell(site, watch):
+    assert "cannot tell which end" in pages(watch(Link(), site, 120, erring(6)))[0].summary
+
+
+def worked(what, first, seconds, change):
+    """Announced work on something while something happens."""
+
+    def shown(tick, values):
+        change(tick, values)
+        if tick == first:
+            return [Event(START + tick * STEP, what, "maintenance_start", {"seconds": seconds})]
+        if tick == first + seconds // 10:
+            return [Event(START + tick * STEP, what, "maintenance_end", {})]
+        return []
+
+    return shown
+
+
+def down(tick, values):
+    if 50 <= tick < 90:
+        values["nic"]["nic.state"][6] = 0
+
+
+@pytest.mark.parametrize("what", [PORT, NODE, "rack:r1", "leaf:l2"])
+def test_announced_work_is_nobodys_fault(site, watch, what):
+    quiet = worked(what, 45, 1000, both(down, erring(6, per_tick=50, until=100)))
+    assert watch(Link(), type(site)(), 400, quiet) == []
+
+
+def test_what_is_still_down_when_work_has_long_been_over_pages(site, watch):
+    def lost(tick, values):
+        if tick >= 50:
+            values["nic"]["nic.state"][6] = 0
+
+    page = pages(watch(Link(), site, 400, worked(NODE, 45, 600, lost)))[0]
+    assert page.time > START + (45 + 60 + 59) * STEP
+
+
+def test_what_a_port_does_as_it_boots_is_no_flap(site, watch):
+    """The node boots three times; its ports come up some seconds after it."""
+    boots, born, moved = (100, 300, 500), np.full(16, 1_789_000_000.0), np.full(16, 2.0)
+
+    def change(tick, values):
+        for boot in boots:
+            if boot - 20 <= tick < boot:
+                for column in values["nic"].values():
+                    column[4:8] = np.nan
+            elif boot <= tick < boot + 4:
+                born[4:8] = 1_790_000_000 + boot * 10
+                values["nic"]["nic.state"][4:8] = 0
+                moved[4:8] = 0
+            elif tick == boot + 4:
+                moved[4:8] += 1
+        values["nic"]["nic.generation"] = born.copy()
+        changes = moved.copy()
+        changes[np.isnan(values["nic"]["nic.state"])] = np.nan
+        values["nic"]["nic.carrier_changes"] = changes
+
+    assert pages(watch(Link(), site, 700, change)) == []
+
+
+def test_a_switch_port_whose_node_is_silent_is_no_drop(site, watch):
+    """The node at the far end is off: its own port is not measured any more."""
+    cabled(site)
+
+    def change(tick, values):
+        if tick >= 50:
+            values["nic"]["nic.state"][6] = 0
+            values["nic"]["nic.state"][10] = np.nan
+
+    found = watch(Link(), site, 200, change)
+    assert {f.level for f in found} == {"suspect"}
+    assert f"{FAR} is silent" in found[-1].summary
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_no_reading_makes_it_fail(seed):
+    rng, link = np.random.default_rng(seed), Link()
+    site = type("Any", (), {})()
+    site.names = tuple(f"port:n{n}.p0" for n in range(6))
+    topology = Topology({name: ["leaf:l1"] for name in site.names})
+    odd = np.array([np.nan, 0.0, -1.0, 1.0, 2.0**16 - 1, 2.0**32 - 1, 2.0**64, np.inf, -np.inf, 1e300])
+    for tick in range(60):
+        size = 3 + tick // 20
+        signals = [s for s in (*link.needs, *link.wants) if s.startswith("nic.") and rng.random() < 0.9]
+        values = {s: rng.choice(odd, size) for s in signals}
+        time = START + int(rng.integers(-5, 60)) * STEP
+        for f in link.observe({"nic": Frame(time, "nic", site.names[:size], values, topology)}):
+            assert f.onset <= f.time
+            assert np.isfinite(f.score)

@@ -1,0 +1,170 @@
+"""NVLinks: bursts and streams of errors, links that slow down or fall out, the driver's log, and which end it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from detectors.link.link_nvlink import LinkNvlink
+from pipeline.frames import class_of
+from pipeline.records import SECOND, Event, Finding, Frame
+from tests.detectors.cases.case import START
+from tests.detectors.cases.link_nvlink import LINKS, topology, values
+
+Values = dict[str, np.ndarray]
+
+
+def at(tick: int) -> int:
+    return START + tick * 10 * SECOND
+
+
+def watched(change: Callable[[int, Values], object], events: Sequence[Event] = (), ticks: int = 150) -> list[Finding]:
+    detector, site, found = LinkNvlink(), topology(), []
+    for tick in range(ticks):
+        shown = values(tick)
+        change(tick, shown)
+        frames = {"nvlink": Frame(at(tick), "nvlink", LINKS, shown, site)}
+        now = [e for e in events if at(tick) <= e.time < at(tick + 1)]
+        for c in {class_of(e.entity) for e in now}:
+            mine = tuple(e for e in now if class_of(e.entity) == c)
+            frames[c] = Frame(at(tick), c, tuple(e.entity for e in mine), {}, site, mine)
+        found += detector.observe(frames)
+    return found
+
+
+def xid(tick: int, entity: str = "gpu:n0.2", **data: object) -> Event:
+    return Event(at(tick), entity, "xid", {"xid": 74, "class": "nvlink", "severity": "critical", "text": "x", **data})
+
+
+def sxid(tick: int, **data: object) -> Event:
+    told = {
+        "sxid": 20001,
+        "severity": "warning",
+        "switch": "nvidia-nvswitch0",
+        "fatal": False,
+        "text": "Link 3 TX Replay Error",
+    }
+    return Event(at(tick), "node:n0", "sxid", {**told, **data})
+
+
+def nothing(tick: int, shown: Values) -> None:
+    pass
+
+
+def test_one_burst_is_a_suspect_and_a_second_window_pages() -> None:
+    def burst(tick: int, shown: Values) -> None:
+        shown["nvlink.crc_errors"][5] += 500.0 * (tick >= 60)
+
+    assert {(f.entity, f.level) for f in watched(burst)} == {(LINKS[5], "suspect")}
+
+    def twice(tick: int, shown: Values) -> None:
+        burst(tick, shown)
+        shown["nvlink.crc_errors"][5] += 500.0 * (tick >= 66)
+
+    found = watched(twice)
+    page = next(f for f in found if f.level == "page")
+    assert page.time - at(60) <= 120 * SECOND
+    assert page.evidence["errors"] == {"nvlink.crc_errors": 1000}
+    assert "cannot tell which end" in page.summary
+
+
+def test_a_replay_now_and_then_says_nothing() -> None:
+    def rare(tick: int, shown: Values) -> None:
+        shown["nvlink.replay_errors"] += np.arange(len(LINKS)) == tick // 30
+
+    assert watched(rare) == []
+
+
+def test_a_link_that_falls_out_pages_once_it_is_sure() -> None:
+    def out(tick: int, shown: Values) -> None:
+        shown["nvlink.state"][4] = 0.0 if tick >= 60 else 1.0
+
+    found = watched(out)
+    assert {(f.entity, f.level) for f in found} == {(LINKS[4], "page")}
+    assert found[0].time == at(62)
+    assert found[0].onset == at(60)
+    assert found[0].signals == ("nvlink.state",)
+
+
+def test_a_link_that_loses_speed_pages_and_one_that_sleeps_does_not() -> None:
+    def slower(tick: int, shown: Values) -> None:
+        shown["nvlink.state"][7] = 2.0 if tick % 20 > 10 else 1.0  # sleep
+        shown["nvlink.speed"][4] *= 0.6 if tick >= 60 else 1.0
+
+    found = watched(slower)
+    assert {(f.entity, f.level) for f in found} == {(LINKS[4], "page")}
+    assert "lost 40% of its speed" in found[0].summary
+
+
+def test_links_that_were_never_up_are_not_judged() -> None:
+    def never(tick: int, shown: Values) -> None:
+        shown["nvlink.state"][4] = 0.0
+
+    assert watched(never) == []
+
+
+def test_several_links_of_a_gpu_blame_the_gpu_and_half_a_node_what_joins_them() -> None:
+    def of(links: list[int]) -> Callable[[int, Values], None]:
+        def out(tick: int, shown: Values) -> None:
+            shown["nvlink.state"][links] = 0.0 if tick >= 60 else 1.0
+
+        return out
+
+    found = watched(of([4, 5]))
+    assert {f.entity for f in found} == {"gpu:n0.2"}
+    assert "its end" in found[0].summary
+    found = watched(of([0, 2, 4]))
+    assert {f.entity for f in found} == {"node:n0"}
+    assert "NVSwitch or the board" in found[0].summary
+
+
+def test_a_message_alone_is_a_suspect_and_one_with_errors_pages() -> None:
+    found = watched(nothing, [xid(60)])
+    assert {(f.entity, f.level) for f in found} == {("gpu:n0.2", "suspect")}
+
+    def few(tick: int, shown: Values) -> None:
+        shown["nvlink.recovery_errors"][5] += 3.0 * (tick >= 61)
+
+    assert {(f.entity, f.level) for f in watched(few, [xid(60)])} == {("gpu:n0.2", "suspect"), ("gpu:n0.2", "page")}
+
+
+def test_a_message_that_comes_again_pages_and_harmless_ones_never() -> None:
+    assert {f.level for f in watched(nothing, [xid(60), xid(70)])} == {"suspect", "page"}
+    quiet = [xid(60, severity="info"), xid(70, root={"xid": 79}), xid(80, xid=31, **{"class": "application"})]
+    assert watched(nothing, quiet) == []
+
+
+def test_both_ends_that_speak_cannot_be_told_apart_and_a_switch_alone_is_named() -> None:
+    found = watched(nothing, [xid(60), sxid(60)])
+    assert {(f.entity, f.level) for f in found} == {("gpu:n0.2", "suspect")}  # of one moment: one burst
+    assert "GPU and nvidia-nvswitch0 both speak: cannot tell which end" in found[0].summary
+    found = watched(nothing, [sxid(60, fatal=True, severity="critical")])
+    assert {(f.entity, f.level) for f in found} == {("node:n0", "page")}
+    assert "only nvidia-nvswitch0 speaks" in found[0].summary
+
+
+@pytest.mark.parametrize("kind", ["maintenance", "reset"])
+def test_announced_work_and_resets_page_nobody(kind: str) -> None:
+    def away(tick: int, shown: Values) -> None:
+        shown["nvlink.state"][:8] = 0.0 if 60 <= tick < 90 else 1.0
+        shown["nvlink.crc_errors"][:8] += 90.0 * (tick >= 70)
+
+    events = [Event(at(59), f"gpu:n0.{g}", "reset", {}) for g in range(4)]
+    if kind == "maintenance":
+        events = [Event(at(59), "node:n0", "maintenance_start", {"seconds": 300.0})]
+    assert [f for f in watched(away, events, 120) if f.level == "page"] == []
+
+
+def test_counters_that_begin_anew_or_vanish_are_no_errors() -> None:
+    def odd(tick: int, shown: Values) -> None:
+        shown["nvlink.crc_errors"][:] = 1000.0 - tick  # falls with each reading
+        shown["nvlink.replay_errors"][3] = np.nan if tick % 2 else 7.0
+        shown["nvlink.recovery_errors"][9] = 5000.0 * (tick >= 60)
+        shown["nvlink.generation"] = np.where(tick >= 60, 2.0, 1.0) * np.ones(len(LINKS))
+        if tick > 100:
+            for column in shown.values():
+                column[12:] = np.nan
+
+    assert watched(odd) == []

@@ -1,0 +1,172 @@
+"""PCIe links: lanes at any time, generation under load, those that were never right, and what is no downgrade."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from detectors.link.link_pcie import LinkPcie
+from pipeline.records import SECOND, Event, Finding, Frame
+from tests.detectors.cases.case import START
+from tests.detectors.cases.link_pcie import GPUS, PORTS, topology, values
+
+Values = dict[str, dict[str, np.ndarray]]
+NAMES = {"gpu": GPUS, "nic": PORTS}
+
+
+def at(tick: int) -> int:
+    return START + tick * 10 * SECOND
+
+
+def watched(change: Callable[[int, Values], object], events: Sequence[Event] = (), ticks: int = 150) -> list[Finding]:
+    detector, site, found = LinkPcie(), topology(), []
+    for tick in range(ticks):
+        shown = values(tick)
+        change(tick, shown)
+        frames = {c: Frame(at(tick), c, NAMES[c], columns, site) for c, columns in shown.items()}
+        mine = tuple(e for e in events if at(tick) <= e.time < at(tick + 1))
+        if mine:
+            frames["node"] = Frame(at(tick), "node", ("node:n0", "node:n1"), {}, site, mine)
+        found += detector.observe(frames)
+    return found
+
+
+def after(device_class: str, signal: str, device: int, value: float) -> Callable[[int, Values], None]:
+    def change(tick: int, shown: Values) -> None:
+        if tick >= 60:
+            shown[device_class][signal][device] = value
+
+    return change
+
+
+def test_fewer_lanes_page_after_three_samples_with_what_the_kernel_said() -> None:
+    aer = Event(at(60), "node:n1", "aer", {"device": "0000:1b:00.0", "kind": "correctable", "growth": 120})
+    found = watched(after("gpu", "gpu.pcie_width", 6, 8.0), [aer])
+    assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "page")}
+    first = found[0]
+    assert first.time == at(62)
+    assert first.onset == at(60)
+    assert "has 8 lanes, had 16" in first.summary
+    assert first.evidence["aer"]["kind"] == "correctable"
+    assert first.evidence["effect"] == 0.5
+
+
+def test_two_samples_are_not_enough() -> None:
+    def misread(tick: int, shown: Values) -> None:
+        shown["gpu"]["gpu.pcie_width"][6] = 8.0 if tick in (60, 61, 80, 90) else 16.0
+
+    assert watched(misread) == []
+
+
+def test_a_generation_counts_only_while_the_gpu_works() -> None:
+    found = watched(after("gpu", "gpu.pcie_generation", 6, 3.0))
+    assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "page")}
+    assert "generation 3, was 5" in found[0].summary
+
+    def idle(tick: int, shown: Values) -> None:
+        after("gpu", "gpu.pcie_generation", 6, 1.0)(tick, shown)
+        after("gpu", "gpu.utilization", 6, 0.1)(tick, shown)
+
+    assert watched(idle) == []
+
+
+def test_an_idle_gpu_is_judged_among_idle_ones_that_keep_their_generation() -> None:
+    def resting(saving: bool) -> Callable[[int, Values], None]:
+        def change(tick: int, shown: Values) -> None:
+            shown["gpu"]["gpu.utilization"][:] = 0.0 if tick > 30 else 1.0
+            shown["gpu"]["gpu.pcie_generation"][:] = 1.0 if saving and tick > 40 else 5.0
+            shown["gpu"]["gpu.pcie_generation"][6] = 3.0 if tick >= 240 else 5.0
+
+        return change
+
+    found = watched(resting(False), ticks=260)
+    assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "page")}
+    assert found[0].time == at(242)
+    assert watched(resting(True), ticks=260) == []
+
+
+def test_a_gpu_whose_load_nobody_tells_is_not_judged_by_its_generation() -> None:
+    def untold(tick: int, shown: Values) -> None:
+        after("gpu", "gpu.pcie_generation", 6, 3.0)(tick, shown)
+        del shown["gpu"]["gpu.utilization"]
+
+    assert watched(untold) == []
+
+
+def test_a_nic_is_named_by_its_port() -> None:
+    found = watched(after("nic", "nic.pcie_speed", 3, 16.0))
+    assert {(f.entity, f.level) for f in found} == {("port:n0.p3", "page")}
+    assert "16 GT/s a lane, had 32" in found[0].summary
+
+
+def test_one_that_was_never_as_good_as_its_like_is_a_ticket() -> None:
+    def always(tick: int, shown: Values) -> None:
+        shown["gpu"]["gpu.pcie_width"][6] = 8.0
+
+    found = watched(always)
+    assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "ticket")}
+    assert found[0].evidence["peers"] == 15
+
+
+def test_spares_that_always_save_power_are_no_worse_than_their_like() -> None:
+    def spares(tick: int, shown: Values) -> None:
+        shown["gpu"]["gpu.utilization"][12:] = 0.0
+        shown["gpu"]["gpu.pcie_generation"][12:] = 1.0
+
+    assert watched(spares, ticks=260) == []
+
+
+def test_a_fleet_that_is_narrow_everywhere_is_as_it_is() -> None:
+    def narrow(tick: int, shown: Values) -> None:
+        shown["gpu"]["gpu.pcie_width"][:] = 8.0
+        shown["nic"]["nic.pcie_width"][:8] = 4.0  # of another kind: nobody says that they are alike
+
+    assert watched(narrow) == []
+
+
+def test_it_is_over_when_the_link_is_back() -> None:
+    def back(tick: int, shown: Values) -> None:
+        shown["gpu"]["gpu.pcie_width"][6] = 8.0 if 60 <= tick < 90 else 16.0
+
+    found = watched(back)
+    assert found
+    assert max(f.time for f in found) < at(91)
+
+
+def test_after_new_software_it_is_a_ticket_and_during_work_nothing() -> None:
+    change = after("gpu", "gpu.pcie_width", 6, 8.0)
+    version = Event(at(60), "node:n1", "version", {"versions": {"bios": "2"}})
+    assert {f.level for f in watched(change, [version])} == {"ticket"}
+    early = Event(at(50), "node:n1", "version", {"versions": {"bios": "2"}})  # it was well for a while since then
+    assert {f.level for f in watched(change, [early])} == {"page"}
+    work = Event(at(50), "node:n1", "maintenance_start", {"seconds": 3600.0})
+    assert watched(change, [work]) == []
+
+
+def test_replays_above_the_error_budget_are_a_ticket_and_one_burst_a_suspect() -> None:
+    def burst(tick: int, shown: Values) -> None:
+        shown["gpu"]["gpu.pcie_replays"][6] += 5000.0 * (tick >= 60)
+
+    assert {(f.entity, f.level) for f in watched(burst)} == {("gpu:n1.2", "suspect")}
+
+    def stream(tick: int, shown: Values) -> None:
+        shown["gpu"]["gpu.pcie_replays"][6] += 10.0 * max(0, tick - 60)
+
+    found = watched(stream)
+    assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "suspect"), ("gpu:n1.2", "ticket")}
+
+    def few(tick: int, shown: Values) -> None:
+        shown["gpu"]["gpu.pcie_replays"] += tick // 12 * 1.0
+
+    assert watched(few) == []
+
+
+def test_gpus_that_vanish_and_come_are_borne() -> None:
+    def moving(tick: int, shown: Values) -> None:
+        for column in shown["gpu"].values():
+            column[12:] = np.nan if tick < 60 else column[12:]
+            column[6] = np.nan if tick >= 60 else column[6]
+            column[3] = np.nan if tick % 3 else column[3]
+
+    assert watched(moving) == []

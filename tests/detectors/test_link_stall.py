@@ -1,0 +1,174 @@
+"""Ports that are up and move nothing: a NIC that stands still, and all that looks like one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.link.link_stall import LinkStall
+from pipeline.records import SECOND, Event, Frame
+from pipeline.topology import Topology
+
+START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
+PORT, NODE, SIX = "port:n1.p2", "node:n1", 6
+ALL = np.arange(16)
+
+
+class Traffic:
+    """All ports are busy; from tick 60 to `until` some stand still, and some count failing work."""
+
+    def __init__(self, stands=(SIX,), fails=(SIX,), idle=0.0, until=10**9, per_tick=20.0):
+        self.stands, self.fails, self.idle = list(stands), list(fails), idle
+        self.until, self.per_tick = until, per_tick
+        self.bytes, self.failed = np.full(16, 1e14), np.zeros(16)
+        self.state = np.ones(16)
+
+    def __call__(self, tick, values):
+        broken = 60 <= tick < self.until
+        gained = np.full(16, self.idle if broken else 4e10 + 1e3 * tick)
+        if broken:
+            gained[self.stands] = 0
+            self.failed[self.fails] += self.per_tick
+        self.bytes += gained
+        values["nic"] |= {
+            "nic.state": self.state.copy(),
+            "nic.rx_bytes": self.bytes.copy(),
+            "nic.tx_bytes": self.bytes + 5.0,
+            "nic.req_cqe_errors": self.failed.copy(),
+        }
+        return []
+
+
+def pages(found):
+    return [f for f in found if f.level == "page"]
+
+
+def test_a_port_that_stands_still_while_those_beside_it_move_pages_within_90_s(site, watch):
+    page = pages(watch(LinkStall(), site, 120, Traffic(idle=2e5)))[0]
+    assert page.entity == PORT
+    assert page.time - page.onset <= 90 * SECOND
+    assert page.onset == START + 59 * STEP
+    assert "3 of 3 ports beside it (node:n1) move" in page.summary
+    assert page.evidence["failed"] >= 100
+
+
+def test_a_job_that_ended_on_infiniband_is_silence_everywhere_and_nobodys_fault(site, watch):
+    assert watch(LinkStall(), site, 400, Traffic(stands=ALL, fails=())) == []
+
+
+def test_a_job_that_hangs_with_timeouts_on_all_its_ports_blames_none(site, watch):
+    assert watch(LinkStall(), site, 400, Traffic(stands=ALL, fails=ALL)) == []
+
+
+def test_where_all_stand_still_the_one_that_fails_is_shown_and_wakes_nobody(site, watch):
+    found = watch(LinkStall(), site, 200, Traffic(stands=ALL))
+    assert {(f.entity, f.level) for f in found} == {(PORT, "suspect")}
+
+
+def test_where_all_stand_still_the_drivers_word_pages(site, watch):
+    traffic = Traffic(stands=ALL)
+
+    def change(tick, values):
+        traffic(tick, values)
+        if tick == 61:
+            return [Event(START + tick * STEP, PORT, "kernel", {"pattern": "mlx5_health", "class": "nic"})]
+        return []
+
+    page = pages(watch(LinkStall(), site, 200, change))[0]
+    assert page.entity == PORT
+    assert "its driver says" in page.summary
+
+
+def test_a_port_that_nobody_uses_any_more_is_shown_and_wakes_nobody(site, watch):
+    found = watch(LinkStall(), site, 400, Traffic(fails=(), idle=2e5))
+    assert {(f.entity, f.level) for f in found} == {(PORT, "suspect")}
+
+
+def test_queue_pairs_flushed_as_a_job_is_killed_wake_nobody(site, watch):
+    """One reading with failed completions, then nothing."""
+    traffic = Traffic(idle=2e5)
+
+    def change(tick, values):
+        traffic.per_tick = 500.0 if tick == 60 else 0.0
+        return traffic(tick, values)
+
+    assert pages(watch(LinkStall(), site, 400, change)) == []
+
+
+def test_a_port_that_often_stands_still_is_not_known_to_move(site, watch):
+    traffic = Traffic(idle=2e5)
+    rests = np.zeros(16)
+
+    def change(tick, values):
+        traffic(tick, values)
+        if tick < 60 and tick % 20 == 0:
+            rests[SIX] = traffic.bytes[SIX]
+        if tick < 60 and tick % 20 < 2:
+            values["nic"]["nic.rx_bytes"][SIX] = rests[SIX]
+            values["nic"]["nic.tx_bytes"][SIX] = rests[SIX]
+        return []
+
+    assert watch(LinkStall(), site, 200, change) == []
+
+
+def test_a_port_that_is_down_is_not_stalled(site, watch):
+    traffic = Traffic(idle=2e5)
+
+    def change(tick, values):
+        traffic.state[SIX] = tick < 60
+        return traffic(tick, values)
+
+    assert watch(LinkStall(), site, 200, change) == []
+
+
+def test_a_node_whose_agent_is_silent_is_not_stalled(site, watch):
+    traffic = Traffic(stands=(), fails=())
+
+    def change(tick, values):
+        traffic(tick, values)
+        if 70 <= tick < 120:
+            for column in values["nic"].values():
+                column[4:8] = np.nan
+        return []
+
+    assert watch(LinkStall(), site, 200, change) == []
+
+
+def test_announced_work_is_no_stall(site, watch):
+    traffic = Traffic(idle=2e5)
+
+    def change(tick, values):
+        traffic(tick, values)
+        return [Event(START + tick * STEP, NODE, "maintenance_start", {"seconds": 7200})] if tick == 50 else []
+
+    assert watch(LinkStall(), site, 300, change) == []
+
+
+def test_it_is_over_when_bytes_move_again_and_begins_anew_after_it(site, watch):
+    found = watch(LinkStall(), site, 200, Traffic(idle=2e5, until=100))
+    assert found[-1].time < START + 100 * STEP
+    assert {f.onset for f in found} == {START + 59 * STEP}
+
+
+@pytest.mark.parametrize(
+    ("facts", "highest"), [({"role": "unused"}, "suspect"), ({"role": "management"}, "ticket"), ({}, "page")]
+)
+def test_who_matters_less_is_less_loud(site, watch, facts, highest):
+    site.topology = Topology(site.topology.parents, {PORT: facts})
+    assert watch(LinkStall(), site, 200, Traffic(idle=2e5))[-1].level == highest
+
+
+def test_one_port_alone_in_its_node_and_leaf_is_never_blamed_without_a_witness():
+    """Nobody is beside it."""
+    topology = Topology({"port:x.p0": ["node:x"]})
+    detector, total = LinkStall(), 1e12
+    for tick in range(200):
+        total += 1e9 if tick < 60 else 0
+        values = {
+            "nic.state": np.ones(1),
+            "nic.rx_bytes": np.array([total]),
+            "nic.tx_bytes": np.array([total]),
+            "nic.ack_timeouts": np.array([float(max(0, tick - 60))]),
+        }
+        found = detector.observe({"nic": Frame(START + tick * STEP, "nic", ("port:x.p0",), values, topology)})
+        assert found == []

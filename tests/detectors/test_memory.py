@@ -1,0 +1,245 @@
+"""Memory health: uncorrected errors, rates of corrected ones, rows that wait or fail, and servers' memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from detectors.memory.memory import Memory
+from detectors.memory.words import budget
+from pipeline.frames import class_of
+from pipeline.records import SECOND, Event, Frame
+from pipeline.topology import Topology
+
+T0 = 1_790_000_000 * SECOND
+COUNTS = ("dram_corrected", "dram_uncorrected", "sram_corrected", "sram_uncorrected", "rows_corrected")
+FLAGS = ("rows_uncorrected", "rows_pending", "rows_failed", "banks_none", "sram_threshold")
+GPU = "gpu:n0.3"
+
+
+class Site:
+    """Two servers of eight GPUs and their modules, seen every `step` s."""
+
+    def __init__(self, step=10, gpus=16):
+        self.detector, self.tick, self.step = Memory(), 0, step
+        names = [f"gpu:n{k // 8}.{k % 8}" for k in range(gpus)]
+        self.names = {"gpu": names, "node": ["node:n0", "node:n1"], "dimm": ["dimm:n0.a", "dimm:n0.b"]}
+        parents = {g: [f"node:{g[4:6]}"] for g in names} | {d: ["node:n0"] for d in self.names["dimm"]}
+        self.topology = Topology(parents, {g: {"sku": "H100"} for g in names})
+        self.values = {f"gpu.{name}": np.zeros(gpus) for name in (*COUNTS, *FLAGS)}
+        self.values |= {"node.memory_corrected": np.zeros(2), "node.memory_uncorrected": np.zeros(2)}
+        self.values |= {"dimm.corrected": np.zeros(2), "dimm.uncorrected": np.zeros(2)}
+        self.values |= {"gpu.generation": np.full(gpus, 1.7e9), "node.generation": np.full(2, 1.7e9)}
+        self.show(ticks=3)
+
+    def show(self, *events, ticks=1):
+        found = []
+        for k in range(ticks):
+            time = T0 + self.tick * self.step * SECOND
+            frames = {}
+            for c, names in self.names.items():
+                values = {s: v.copy() for s, v in self.values.items() if s.split(".")[0] == c}
+                mine = tuple(e for e in events if class_of(e.entity) == c) if k == 0 else ()
+                frames[c] = Frame(time, c, names, values, self.topology, mine)
+            found += self.detector.observe(frames)
+            self.tick += 1
+        return found
+
+    def add(self, signal, count=1.0, place=3):
+        self.values[signal][place] += count
+
+    def told(self, kind, entity=GPU, **data):
+        return Event(T0 + self.tick * self.step * SECOND, entity, kind, data)
+
+
+@pytest.fixture
+def site():
+    return Site()
+
+
+def levels(found):
+    return {f.entity: f.level for f in found}
+
+
+def test_sound_memory_is_silent(site):
+    assert site.show(ticks=200) == []
+
+
+@pytest.mark.parametrize("signal", ["gpu.sram_uncorrected", "gpu.rows_failed"])
+def test_an_error_in_caches_and_a_row_that_cannot_be_replaced_page_at_once(site, signal):
+    site.add(signal)
+    assert levels(site.show()) == {GPU: "page"}
+
+
+def test_an_uncorrected_error_whose_row_is_replaced_is_a_ticket(site):
+    for signal in ("gpu.dram_uncorrected", "gpu.rows_uncorrected", "gpu.rows_pending"):
+        site.add(signal)
+    found = site.show(ticks=60)
+    assert levels(found) == {GPU: "ticket"}
+    assert "contained" in found[0].summary
+
+
+def test_an_uncorrected_error_without_a_row_pages_after_a_minute(site):
+    site.add("gpu.dram_uncorrected")
+    assert site.show(ticks=6) == []
+    assert levels(site.show(ticks=2)) == {GPU: "page"}
+
+
+def test_an_xid_says_whether_it_was_contained(site):
+    site.add("gpu.dram_uncorrected")
+    assert levels(site.show(site.told("xid", xid=94), ticks=20)) == {GPU: "ticket"}
+    site.add("gpu.dram_uncorrected", place=5)
+    found = site.show(site.told("xid", "gpu:n0.5", xid=95))
+    assert levels(found)["gpu:n0.5"] == "page"
+    assert "not contained" in found[-1].summary
+
+
+def test_a_row_that_waits_is_a_ticket_until_the_reset(site):
+    site.add("gpu.rows_pending")
+    found = site.show(ticks=30)
+    assert levels(found) == {GPU: "ticket"}
+    assert "drain when its job ends" in found[0].summary
+    site.add("gpu.rows_pending", -1)
+    assert site.show(ticks=30) == []
+
+
+def test_a_reset_ends_uncorrected_errors_and_what_the_new_life_counts_is_not_added(site):
+    site.add("gpu.sram_uncorrected", 5)
+    site.show(ticks=5)
+    site.values["gpu.sram_uncorrected"][3] = 0
+    site.values["gpu.generation"][3] += 1000
+    assert site.show(ticks=30) == []
+
+
+def test_ten_thousand_corrected_errors_of_caches_page(site):
+    site.add("gpu.sram_corrected", 10_000)
+    assert site.show(ticks=3) == []
+    site.add("gpu.sram_corrected", 1)
+    assert levels(site.show()) == {GPU: "page"}
+
+
+def test_a_burst_of_corrected_errors_is_a_ticket_that_says_what_is_usual():
+    site = Site(step=60)
+    found = []
+    for tick in range(24 * 60):
+        if tick > 600 and tick % 20 == 0:
+            site.add("gpu.dram_corrected")
+        found += site.show()
+    assert levels(found) == {GPU: "ticket"}
+    told = found[0].evidence
+    assert told["value"] > 10 * told["expected"] > 0
+    assert told["peers"] == 15
+    assert told["cohort"] == "H100"
+
+
+def test_one_clump_and_now_and_then_an_error_are_no_burst():
+    site = Site(step=600)
+    site.add("gpu.dram_corrected", 500)
+    found = site.show(ticks=6 * 24)
+    for _ in range(10):
+        site.add("gpu.dram_corrected", 1, 7)
+        found += site.show(ticks=6 * 24)
+    assert found == []
+
+
+def test_a_gpu_that_always_shows_more_is_as_usual_for_itself():
+    site, rng = Site(step=3600), np.random.default_rng(3)
+    found = []
+    for _ in range(24 * 60):
+        site.values["gpu.dram_corrected"][3] += rng.random() < 0.02
+        found += site.show()
+    assert found == []
+
+
+def test_announced_work_is_no_trouble(site):
+    site.show(site.told("maintenance_start", "node:n0", seconds=3600.0))
+    site.add("gpu.sram_uncorrected")
+    site.add("node.memory_uncorrected", 1, 0)
+    assert site.show(ticks=20) == []
+
+
+def test_an_uncorrected_error_of_a_server_pages_its_node(site):
+    site.add("node.memory_uncorrected", 1, 1)
+    found = site.show()
+    assert levels(found) == {"node:n1": "page"}
+    assert "1 uncorrected error of its memory" in found[0].summary
+
+
+def test_more_than_a_hundred_corrected_errors_a_day_are_a_ticket_and_ten_of_a_module(site):
+    site.add("node.memory_corrected", 99, 1)
+    site.add("dimm.corrected", 9, 1)
+    assert site.show(ticks=5) == []
+    site.add("node.memory_corrected", 5, 1)
+    site.add("dimm.corrected", 5, 1)
+    assert levels(site.show()) == {"node:n1": "ticket", "dimm:n0.b": "ticket"}
+
+
+def test_a_hundred_corrected_errors_over_two_days_are_none():
+    site = Site(step=600)
+    found = []
+    for _ in range(100):
+        site.add("node.memory_corrected", 1, 1)
+        found += site.show(ticks=3)
+    assert found == []
+
+
+def test_spare_rows_are_told_with_their_time_or_that_it_cannot_be_told():
+    assert "cannot tell" in budget(float("nan"), 0.0, 3.0, 512.0)
+    assert "cannot tell for how long" in budget(1.0, 0.0, 3.0, 512.0)
+    assert "cannot tell for how long" in budget(8.0, 0.0, 0.1, 512.0)
+    assert "the rest lasts 504 days" in budget(8.0, 4.0, 4.0, 512.0)
+
+
+def test_a_bank_without_spare_rows_is_a_ticket(site):
+    site.add("gpu.banks_none", 2)
+    assert levels(site.show()) == {GPU: "ticket"}
+
+
+def test_gpus_that_split_no_counters_are_judged_by_their_sums(site):
+    for what in ("corrected", "uncorrected"):
+        site.values[f"gpu.ecc_{what}"] = site.values.pop(f"gpu.dram_{what}")
+    site.show(ticks=3)
+    site.add("gpu.ecc_uncorrected")
+    assert levels(site.show(ticks=10)) == {GPU: "page"}
+
+
+def test_missing_readings_are_bridged(site):
+    kept = site.values["gpu.sram_uncorrected"].copy()
+    site.values["gpu.sram_uncorrected"][:] = np.nan
+    site.show(ticks=5)
+    site.values["gpu.sram_uncorrected"] = kept
+    site.add("gpu.sram_uncorrected")
+    assert levels(site.show()) == {GPU: "page"}
+
+
+def test_new_gpus_and_a_clock_that_goes_back_do_no_harm(site):
+    site.tick -= 2
+    site.show(ticks=2)
+    more = Site(gpus=12)
+    more.names["gpu"] += ["gpu:n1.4", "gpu:n1.5"]
+    for signal in [s for s in more.values if s.startswith("gpu.")]:
+        more.values[signal] = np.append(more.values[signal], [3.0, 3.0] if "corrected" in signal else [0.0, 0.0])
+    assert more.show(ticks=30) == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([f"gpu.{n}" for n in COUNTS] + ["node.memory_corrected", "gpu.generation"]),
+            st.integers(0, 1),
+            st.one_of(st.just(float("nan")), st.floats(0, 1e18), st.integers(0, 5).map(float)),
+        ),
+        max_size=20,
+    )
+)
+def test_no_reading_however_odd_stops_it(readings):
+    site = Site()
+    for signal, place, value in readings:
+        site.values[signal][place] = value
+        site.show(ticks=2)
+    again = Memory()
+    again.restore(site.detector.snapshot())
+    site.show(ticks=2)

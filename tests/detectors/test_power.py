@@ -1,0 +1,173 @@
+"""Lost supplies, tripped units and the power brake; and what is policy, work or a meter's own trouble."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.power.power import Power
+from pipeline.frames import class_of
+from pipeline.records import SECOND, Event, Frame
+from pipeline.topology import Topology
+
+START, FAULT = 1_790_000_000 * SECOND, 40
+NAMES = {
+    "node": tuple(f"node:r{r}n{n}" for r in range(2) for n in range(4)),
+    "gpu": tuple(f"gpu:r{r}n{n}.{g}" for r in range(2) for n in range(4) for g in range(2)),
+    "psu": tuple(f"psu:r{r}n{n}.{p}" for r in range(2) for n in range(4) for p in range(4)),
+    "power": ("pdu:p0", "pdu:p1"),
+}
+
+
+class Site:
+    """Eight nodes with four supplies in two racks, each on its own PDU."""
+
+    def __init__(self) -> None:
+        parents = {f"rack:r{r}": [f"pdu:p{r}"] for r in range(2)} | {n: [f"rack:{n[5:7]}"] for n in NAMES["node"]}
+        parents |= {e: [f"node:{e[4:8]}"] for e in (*NAMES["gpu"], *NAMES["psu"])}
+        self.detector, self.topology, self.findings = Power(), Topology(parents), []
+
+    def run(self, change=lambda told: None, ticks=20, events=()):
+        """FAULT sound instants, then some with what `change` makes of them."""
+        for tick in range(FAULT + ticks):
+            told = {
+                "node": {"node.load1": np.full(8, 20.0)},
+                "gpu": {"gpu.throttle_reasons": np.zeros(16)},
+                "psu": {"psu.status": np.zeros(32), "psu.output_power": np.full(32, 1500.0 + tick % 3)},
+                "power": {"power.voltage": np.full(2, 415.0), "power.draw": np.full(2, 24e3)},
+            }
+            if tick >= FAULT:
+                change(told)
+            mine = [e for e in events if tick == FAULT]
+            frames = {
+                c: Frame(START + tick * 10 * SECOND, c, NAMES[c], v, self.topology, _of(mine, c))
+                for c, v in told.items()
+            }
+            self.findings += self.detector.observe(frames)
+        return {(f.entity, f.level) for f in self.findings}
+
+
+def _of(events, device_class):
+    return tuple(e for e in events if class_of(e.entity) == device_class)
+
+
+@pytest.fixture
+def site():
+    return Site()
+
+
+def test_a_supply_that_its_bmc_calls_failed_is_a_ticket(site):
+    def failed(told):
+        told["psu"]["psu.status"][5], told["psu"]["psu.output_power"][5] = 2, 0
+
+    assert site.run(failed) == {("psu:r0n1.1", "ticket")}
+    assert "3 of the same chassis are left" in site.findings[0].summary
+
+
+def test_with_the_brake_on_it_pages(site):
+    def braked(told):
+        told["psu"]["psu.status"][5] = 2
+        told["gpu"]["gpu.throttle_reasons"][2:4] = 0x80 | 0x4
+
+    assert ("psu:r0n1.1", "page") in site.run(braked)
+    assert {f.entity for f in site.findings} <= {"psu:r0n1.1", "node:r0n1"}
+
+
+def test_more_than_half_of_the_supplies_lost_pages(site):
+    def failed(told):
+        told["psu"]["psu.status"][4:7] = 2
+
+    assert site.run(failed) == {("node:r0n1", "page")}
+
+
+def test_supplies_that_cannot_carry_the_load_page(site):
+    def failed(told):
+        told["psu"]["psu.capacity"] = np.full(32, 1900.0)
+        told["psu"]["psu.status"][5] = 2
+
+    assert site.run(failed) == {("psu:r0n1.1", "page")}
+
+
+def test_the_same_supply_of_all_nodes_of_a_rack_is_the_racks_shelf(site):
+    def failed(told):
+        told["psu"]["psu.status"][2:16:4] = 2
+
+    assert site.run(failed) == {("rack:r0", "ticket")}
+
+
+def test_a_supply_that_gives_nothing_though_its_bmc_calls_it_well_may_be_a_cold_spare(site):
+    def silent(told):
+        told["psu"]["psu.output_power"][4:8] = (2000, 0, 2000, 2000)
+
+    assert site.run(silent) == {("psu:r0n1.1", "suspect")}
+
+
+def test_a_load_that_falls_everywhere_is_a_job_that_ended(site):
+    def idle(told):
+        told["psu"]["psu.output_power"][:] = 100.0
+        told["power"]["power.draw"][:] = 8e3
+
+    assert {level for _, level in site.run(idle)} <= set()
+
+
+def test_the_power_cap_bit_is_policy(site):
+    def capped(told):
+        told["gpu"]["gpu.throttle_reasons"][:] = 0x4 | 0x1
+
+    assert site.run(capped, 60) == set()
+
+
+def test_the_brake_alone_is_a_ticket_and_after_five_minutes_a_page_on_what_it_holds(site):
+    def braked(told):
+        told["gpu"]["gpu.throttle_reasons"][:8] = 0x80
+
+    assert site.run(braked, 20) == {("rack:r0", "ticket")}
+    assert ("rack:r0", "page") in Site().run(braked, 60)
+
+
+def test_one_odd_reading_of_a_bit_is_none(site):
+    ticks = iter(range(100))
+
+    def once(told):
+        if next(ticks) == 0:
+            told["gpu"]["gpu.throttle_reasons"][3] = 0x80
+
+    assert site.run(once) == set()
+
+
+def test_a_unit_without_voltage_whose_nodes_are_gone_has_tripped(site):
+    def tripped(told):
+        told["power"]["power.voltage"][0] = told["power"]["power.draw"][0] = 0
+        told["node"]["node.load1"][:4] = told["psu"]["psu.output_power"][:16] = np.nan
+        told["psu"]["psu.status"][:16] = told["gpu"]["gpu.throttle_reasons"][:8] = np.nan
+
+    assert {("pdu:p0", "page")} <= site.run(tripped)
+    assert {f.entity for f in site.findings} == {"pdu:p0"}
+    assert "4 of its 4 nodes are silent" in site.findings[-1].summary
+
+
+def test_a_meter_that_reads_nothing_while_its_nodes_live_is_a_ticket(site):
+    def dead(told):
+        told["power"]["power.voltage"][0] = 0
+
+    assert site.run(dead) == {("pdu:p0", "ticket")}
+
+
+def test_announced_work_on_a_supply_says_nothing(site):
+    def pulled(told):
+        told["psu"]["psu.status"][5] = 4
+
+    work = Event(START + FAULT * 10 * SECOND, "node:r0n1", "maintenance_start", {"seconds": 3600.0})
+    assert site.run(pulled, events=[work]) == set()
+    assert Site().run(pulled) == {("psu:r0n1.1", "ticket")}
+
+
+def test_a_supply_that_is_well_again_ends_its_condition(site):
+    ticks = iter(range(100))
+
+    def for_a_while(told):
+        if next(ticks) < 6:
+            told["psu"]["psu.status"][5] = 2
+
+    site.run(for_a_while, 30)
+    assert site.detector.conditions == {}

@@ -1,0 +1,110 @@
+"""Gradient norms of one rank against its stage: what leaps alone is a suspect, what leaps together is the batch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from detectors.sdc.sdc_gradient import SdcGradient
+from tests.detectors.cases.sdc import GPUS
+from tests.detectors.cases.sdc_gradient import CASE
+
+
+def shown(change, ticks=200, detector=None):
+    """Findings; change(tick, norm, count) breaks the columns in place."""
+
+    def instant(tick, broken, rng):
+        norm, count = 2.0 * np.exp(0.1 * rng.standard_normal(16)), np.zeros(16)
+        change(tick, norm, count)
+        return {"rank": {"rank.gradient_norm": norm, "rank.nonfinite": count}}, []
+
+    return dataclasses.replace(CASE, instant=instant).shown(detector or SdcGradient(), range(ticks))
+
+
+def test_a_leap_of_one_rank_is_a_suspect_for_ten_minutes_and_never_more():
+    def leap(tick, norm, count):
+        norm[3] *= 8.0 if tick == 100 else 1.0
+
+    found = shown(leap)
+    assert {(f.entity, f.level) for f in found} == {(GPUS[3], "suspect")}
+    assert found[0].time == found[0].onset
+    assert 9 * 60e6 < found[-1].time - found[0].time <= 10 * 60e6
+    assert 6 < found[0].evidence["effect"] < 9
+    assert found[0].evidence["cohort"] == "stage:7.0"
+    assert found[0].evidence["peers"] == 7
+
+
+@pytest.mark.parametrize("factor", [1.5, 20.0])
+def test_a_spike_that_all_share_blames_nobody(factor):
+    def spike(tick, norm, count):
+        norm *= factor if tick in (60, 100, 101, 102) else 1.0
+
+    assert shown(spike) == []
+
+
+def test_a_spike_of_a_whole_stage_or_half_of_it_blames_nobody():
+    def spike(tick, norm, count):
+        norm[:8] *= 20.0 if tick == 60 else 1.0
+        norm[8:12] *= 20.0 if tick == 100 else 1.0
+
+    assert shown(spike) == []
+
+
+def test_a_rank_whose_norm_is_always_larger_is_left_alone_but_not_when_it_leaps():
+    def larger(tick, norm, count):
+        norm[3] *= 12.0
+
+    assert shown(larger) == []
+
+    def leaps(tick, norm, count):
+        norm[3] *= 12.0 * (9.0 if tick == 150 else 1.0)
+
+    assert {f.entity for f in shown(leaps)} == {GPUS[3]}
+
+
+def test_less_than_five_times_is_nothing():
+    def some(tick, norm, count):
+        norm[3] *= 3.0 if tick > 100 else 1.0
+
+    assert shown(some) == []
+
+
+def test_one_rank_that_alone_counts_no_numbers_is_a_suspect():
+    def nan(tick, norm, count):
+        count[3] = max(0, min(tick - 100, 2))
+        norm[3] = np.nan if tick > 100 else norm[3]
+
+    found = shown(nan)
+    assert {(f.entity, f.level) for f in found} == {(GPUS[3], "suspect")}
+    assert "no number" in found[0].summary
+
+
+def test_no_numbers_on_all_ranks_are_the_trainings():
+    def nan(tick, norm, count):
+        count[:] = max(0, tick - 100)
+
+    assert shown(nan) == []
+
+
+def test_counters_that_begin_anew_and_stages_of_three_tell_nothing():
+    def reset(tick, norm, count):
+        count[3] = 5.0 if tick < 100 else 0.0
+
+    assert shown(reset) == []
+
+    def few(tick, norm, count):
+        norm[3:8] = np.nan
+        norm[2] *= 30.0 if tick > 100 else 1.0
+
+    assert shown(few) == []
+
+
+def test_storms_of_nan_zeros_infinities_and_constants_are_borne():
+    def storm(tick, norm, count):
+        if tick > 60:
+            norm[:] = (np.nan, 0.0, np.inf, 2.0)[tick % 4]
+            count[:] = np.nan
+
+    assert shown(storm) == []

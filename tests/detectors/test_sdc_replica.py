@@ -1,0 +1,134 @@
+"""The vote over replicas' digests: whom it blames, and when nobody."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from detectors.sdc.sdc_replica import SdcReplica
+from pipeline.records import SECOND, Event
+from tests.detectors.cases.case import START, Case
+from tests.detectors.cases.sdc import GPUS
+from tests.detectors.cases.sdc_replica import CASE, RANKS, topology
+
+
+def shown(change, ticks=400, of=None, detector=None, site=topology, first=0):
+    """Findings over ticks of 10 s; change(step, rank index) -> digest or None; of: the indices of all ranks."""
+
+    def instant(tick, broken, rng):
+        if tick % 10:
+            return {}, []
+        told = []
+        for i in of or range(16):
+            digest = change(tick, i)
+            data = {"step": tick, "bucket": "w", "digest": digest, "group": f"s{i // 8}"}
+            if digest is not None:
+                told.append(Event(START + tick * 10 * SECOND, RANKS[i], "replica_digest", data))
+        return {}, told
+
+    case = dataclasses.replace(CASE, instant=instant, topology=site)
+    assert isinstance(case, Case)
+    return case.shown(detector or SdcReplica(), range(first, ticks))
+
+
+def right(tick, i):
+    return f"{i // 8}.{tick}"
+
+
+def test_one_step_with_other_bits_is_a_suspect_that_agreement_ends():
+    found = shown(lambda t, i: "other" if (t, i) == (50, 3) else right(t, i))
+    assert {(f.entity, f.level) for f in found} == {(GPUS[3], "suspect")}
+    assert found[-1].evidence["cleared"] is True
+
+
+def test_other_bits_in_two_steps_page_on_the_gpu_within_two_digests():
+    found = shown(lambda t, i: f"other{t}" if t >= 50 and i == 3 else right(t, i))
+    page = next(f for f in found if f.level == "page")
+    assert page.entity == GPUS[3]
+    assert page.time == START + 60 * 10 * SECOND
+    assert page.onset == START + 50 * 10 * SECOND
+    assert page.evidence["steps"] == [50, 60]
+    assert page.evidence["peers"] == 7
+    assert "rank:7.3" in page.summary
+
+
+def test_two_replicas_that_differ_blame_the_job_and_say_that_it_cannot_be_told():
+    found = shown(lambda t, i: "other" if t >= 50 and i == 1 else right(t, i), of=(0, 1))
+    assert {(f.entity, f.level) for f in found} == {("job:7", "suspect")}
+    assert "cannot be told" in found[0].summary
+
+
+def test_ranks_that_never_agreed_are_no_replicas():
+    found = shown(lambda t, i: f"shard{i % 2}.{t}")
+    assert {(f.entity, f.level) for f in found} == {("job:7", "suspect")}
+    assert "never agreed" in found[0].summary
+
+
+def test_a_rank_that_always_differed_is_not_blamed():
+    found = shown(lambda t, i: "own" if i == 0 else right(t, i))
+    assert {f.entity for f in found} == {"job:7"}
+
+
+def test_several_with_the_same_other_bits_are_software():
+    found = shown(lambda t, i: f"other{t}" if t >= 50 and i in (2, 3) else right(t, i))
+    assert {(f.entity, f.level) for f in found} == {("job:7", "suspect")}
+
+
+def test_a_divided_group_blames_nobody():
+    found = shown(lambda t, i: f"own{i}" if t >= 50 and i < 4 else right(t, i))
+    assert {(f.entity, f.level) for f in found} == {("job:7", "suspect")}
+
+
+def test_a_divergence_that_follows_the_rank_to_another_gpu_is_not_the_gpus():
+    detector, moved = SdcReplica(), topology()
+    shown(lambda t, i: "other" if t == 50 and i == 3 else right(t, i), detector=detector)
+    parents = dict(moved.parents) | {RANKS[3]: ("stage:7.0", "job:7", "gpu:n9.0")}
+    moved.merge(parents)
+    again = lambda t, i: f"other{t}" if t >= 450 and i == 3 else right(t, i)  # noqa: E731
+    found = shown(again, 500, detector=detector, site=lambda: moved, first=400)
+    assert {f.entity for f in found if not f.evidence.get("cleared")} == {"job:7"}
+    assert "another GPU" in found[-1].summary
+
+
+def test_lost_and_late_digests_are_waited_for_and_then_judged_without():
+    found = shown(lambda t, i: None if (t // 10 + i) % 5 == 0 else "other" if t >= 50 and i == 3 else right(t, i))
+    assert {f.entity for f in found} == {GPUS[3]}
+    assert found[-1].level == "page"
+
+
+def test_steps_told_again_after_a_restart_are_not_compared_with_the_life_before():
+    def change(tick, i):
+        return right(tick, i) if tick != 100 or i < 8 else f"before.{i // 8}"
+
+    detector = SdcReplica()
+    assert shown(change, 101, of=tuple(range(12)), detector=detector) == []
+    again = Event(START + 1010 * SECOND, "job:7", "job_start", {"ranks": {}})
+    frames = CASE.framed(101, {"rank": {}}, [again], topology())
+    assert detector.observe(frames) == []
+    step = [
+        Event(START + 1020 * SECOND, r, "replica_digest", {"step": 100, "bucket": "w", "digest": "new", "group": "s1"})
+        for r in RANKS[8:]
+    ]
+    assert detector.observe(CASE.framed(102, {"rank": {}}, step, topology())) == []
+
+
+def test_what_is_no_digest_is_left_alone_and_idle_jobs_are_forgotten():
+    detector = SdcReplica()
+    wrong = [
+        Event(START, RANKS[0], "replica_digest", {"step": True, "bucket": "w", "digest": "a"}),
+        Event(START, RANKS[0], "replica_digest", {"step": 1, "bucket": None, "digest": "a"}),
+        Event(START, "gpu:n0.0", "replica_digest", {"step": 1, "bucket": "w", "digest": "a"}),
+    ]
+    assert detector.observe(CASE.framed(0, {}, wrong, topology())) == []
+    assert detector.rounds.series == {}
+    shown(right, 20, detector=detector)
+    assert len(detector.rounds.series) == 2
+    detector.observe(CASE.framed(20_000, {"rank": {}}, [Event(0, "job:9", "job_end", {})], topology()))
+    assert detector.rounds.series == {}
+
+
+def test_a_page_ends_a_day_after_the_last_digest_of_its_job():
+    detector = SdcReplica()
+    found = shown(lambda t, i: f"other{t}" if t >= 50 and i == 3 else right(t, i), 100, detector=detector)
+    assert found[-1].level == "page"
+    later = detector.observe(CASE.framed(9_000, {}, [Event(0, "job:9", "job_end", {})], topology()))
+    assert [f.evidence.get("cleared") for f in later] == [True]

@@ -1,0 +1,281 @@
+"""Whom the straggler detector blames, and what never makes it blame anybody: work, policy, moves and the job itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.straggler.straggler import Straggler
+from pipeline.records import SECOND, Event
+from tests.detectors.cases.straggler import CASE, GPUS, GUILTY, NODES, RANKS, SIZE, WIDTH, quiet, topology
+
+NODE = slice(4, 8)  # the ranks of node:n1
+SINCE = 60
+
+
+def shown(change, ticks=240, detector=None, graph=None):
+    """Findings while `change(tick, values)` alters quiet instants; it may return events."""
+    detector, graph, found = detector or Straggler(), graph or topology(), []
+    for tick in range(ticks):
+        values = quiet(tick, np.random.default_rng([tick, 7]))
+        found += detector.observe(CASE.framed(tick, values, change(tick, values, graph) or (), graph))
+    return found
+
+
+def slower(who, factor, since=SINCE, until=10**9):
+    def change(tick, values, _):
+        if since <= tick < until:
+            values["rank"]["rank.compute_time"][who] *= factor
+
+    return change
+
+
+def event(tick, entity, kind, **data):
+    return Event(CASE.time(tick), entity, kind, data)
+
+
+def blamed(found, level="page"):
+    return {f.entity for f in found if f.level == level}
+
+
+def first(found, level="page"):
+    return next(f for f in found if f.level == level)
+
+
+def waited(finding):
+    return (finding.time - CASE.time(SINCE)) / SECOND
+
+
+def test_a_node_whose_ranks_are_slow_together_is_blamed_as_one():
+    found = shown(slower(NODE, [1.15, 1.12, 1.18, 1.15]))
+    assert blamed(found) == {"node:n1"}
+    assert 600 <= waited(first(found)) <= 900
+    assert "cause not visible" in first(found).summary
+    assert first(found).evidence["ranks"] == list(RANKS[NODE])
+
+
+def test_pressure_on_the_processors_is_named_and_shortens_the_hold_but_not_below_what_passes_by_itself():
+    def change(tick, values, graph):
+        slower(NODE, [1.12, 1.1, 1.15, 1.12])(tick, values, graph)
+        values["node"]["node.cpu_pressure"][1] += 4e6 * max(0, tick - SINCE)
+
+    page = first(shown(change))
+    assert page.entity == "node:n1"
+    assert "node:n1 wait for a processor 40 % of the time" in page.summary
+    assert 360 <= waited(page) <= 600
+
+
+@pytest.mark.parametrize("pressed", [False, True])
+def test_a_node_that_is_slow_for_five_minutes_wakes_nobody(pressed):
+    def change(tick, values, graph):
+        slower(NODE, 1.4, SINCE, SINCE + 30)(tick, values, graph)
+        values["node"]["node.cpu_pressure"][1] += 5e6 * min(max(0, tick - SINCE), 30) * pressed
+
+    assert blamed(shown(change)) == set()
+
+
+def test_a_narrower_pcie_link_is_named_and_pages_at_once():
+    def change(tick, values, graph):
+        slower(GUILTY, 1.1)(tick, values, graph)
+        values["gpu"]["gpu.pcie_width"][GUILTY] = 8.0 if tick >= SINCE else 16.0
+
+    page = first(shown(change))
+    assert page.entity == RANKS[GUILTY]
+    assert "PCIe link at 8 lanes, its peers' at 16" in page.summary
+    assert waited(page) <= 300
+
+
+def test_a_slow_node_that_is_half_of_its_stage_is_still_told_from_the_job():
+    graph = topology()
+    graph.merge({rank: [f"stage:7.{i // 8}", "job:7", GPUS[i]] for i, rank in enumerate(RANKS)})
+    assert blamed(shown(slower(NODE, 1.2), graph=graph)) == {"node:n1"}
+
+
+def test_a_whole_stage_of_two_nodes_that_slows_blames_nobody():
+    graph = topology()
+    graph.merge({rank: [f"stage:7.{i // 8}", "job:7", GPUS[i]] for i, rank in enumerate(RANKS)})
+    assert shown(slower(slice(0, 8), 1.2), graph=graph) == []
+
+
+def test_other_ranks_in_each_step_are_the_jobs_own_doing():
+    rng = np.random.default_rng(3)
+
+    def change(tick, values, _):
+        if tick >= SINCE:
+            struck = rng.random(SIZE) < 0.1
+            values["rank"]["rank.compute_time"][struck] *= 1 + rng.uniform(0.1, 0.3, int(struck.sum()))
+
+    assert blamed(shown(change, 900)) == set()
+
+
+def test_a_rank_with_more_tokens_is_not_slow():
+    share = np.where(np.arange(SIZE) == GUILTY, 1.2, 1.0)
+
+    def change(tick, values, graph):
+        values["rank"]["rank.tokens"] = (
+            1e9 + 1e6 * tick * np.ones(SIZE) + 1e6 * np.maximum(0, tick - SINCE) * (share - 1)
+        )
+        slower(GUILTY, 1.2, SINCE + 1)(tick, values, graph)
+
+    assert shown(change) == []
+
+
+@pytest.mark.parametrize("share", [0.02, 0.08])
+def test_another_driver_makes_a_node_a_little_slower_for_good_and_nobody_is_told(share):
+    def change(tick, values, graph):
+        slower(NODE, 1 + share)(tick, values, graph)
+        return [event(tick, "node:n1", "version", versions={"nvidia_driver": "2"})] if tick == SINCE else []
+
+    assert shown(change, 400) == []
+
+
+def test_a_change_of_software_that_costs_a_third_stays_a_suspect():
+    def change(tick, values, graph):
+        slower(NODE, 1.33)(tick, values, graph)
+        return [event(tick, "node:n1", "version", versions={"nvidia_driver": "2"})] if tick == SINCE else []
+
+    found = shown(change)
+    assert blamed(found, "suspect") == {"node:n1"}
+    assert blamed(found) == set()
+
+
+def test_a_power_cap_on_a_part_of_a_stage_is_policy():
+    capped = slice(8, 16)
+
+    def change(tick, values, graph):
+        slower(capped, 1.12)(tick, values, graph)
+        if tick >= SINCE:
+            values["gpu"]["gpu.throttle_reasons"][capped] = 0x4
+            values["gpu"]["gpu.sm_clock"][capped] /= 1.12
+
+    assert shown(change) == []
+
+
+def test_who_is_slow_beside_others_while_all_are_under_a_power_cap_is_slow():
+    def change(tick, values, graph):
+        slower(slice(0, SIZE), 1.12, 40)(tick, values, graph)
+        slower(9, 1.2)(tick, values, graph)
+        values["gpu"]["gpu.throttle_reasons"][:] = 0x4 * (tick >= 40)
+
+    assert blamed(shown(change)) == {RANKS[9]}
+
+
+def test_a_second_cap_on_a_node_among_others_that_have_one_wakes_nobody():
+    def change(tick, values, graph):
+        slower(slice(0, SIZE), 1.1, 40)(tick, values, graph)
+        slower(NODE, 1.1)(tick, values, graph)
+        values["gpu"]["gpu.throttle_reasons"] = np.full(SIZE, 0x4 * (tick >= 40), float)
+        values["gpu"]["gpu.sm_clock"][NODE] /= 1.1 if tick >= SINCE else 1.0
+
+    found = shown(change)
+    assert blamed(found) == set()
+    assert all("policy" in f.summary for f in found[1:])
+
+
+def test_our_own_canary_on_a_gpu_is_no_straggler():
+    def change(tick, values, graph):
+        slower(GUILTY, 1.3, SINCE, SINCE + 7)(tick, values, graph)
+        told = {"began": CASE.time(SINCE), "took": 60.0}
+        return [event(tick, GPUS[GUILTY], "digest", **told)] if tick == SINCE + 6 else []
+
+    found = shown(change)
+    assert blamed(found) == set()
+    assert all(f.time < CASE.time(SINCE + 6) for f in found)
+
+
+def test_a_rank_that_moves_learns_anew_and_is_not_measured_by_its_old_gpu():
+    def change(tick, values, graph):
+        slower(GUILTY, 1.1)(tick, values, graph)
+        if tick == SINCE:
+            graph.merge({"gpu:n9.0": ["node:n9"], RANKS[GUILTY]: ["stage:7.0", "job:7", "gpu:n9.0"]})
+
+    assert shown(change) == []
+
+
+def test_the_first_steps_of_a_job_are_not_judged():
+    def change(tick, values, graph):
+        slower(GUILTY, 1.3, SINCE, SINCE + 90)(tick, values, graph)
+        ranks = {rank: {"gpu": gpu} for rank, gpu in zip(RANKS, GPUS, strict=True)}
+        return [event(tick, "job:7", "job_start", ranks=ranks)] if tick == SINCE else []
+
+    assert shown(change) == []
+
+
+def test_a_job_that_comes_back_on_its_gpus_still_knows_what_is_normal():
+    """Restarted while a GPU is slow: the fault is not learnt."""
+
+    def change(tick, values, graph):
+        slower(GUILTY, 1.15)(tick, values, graph)
+        if tick == SINCE:
+            graph.forget([*RANKS, "stage:7.0", "stage:7.1"])
+        if SINCE <= tick < SINCE + 20:
+            values["rank"] = {name: np.full(SIZE, np.nan) for name in values["rank"]}
+        if tick == SINCE + 20:
+            graph.merge(topology().parents)
+            return [event(tick, "job:7", "job_start", ranks={rank: {} for rank in RANKS})]
+        return []
+
+    assert blamed(shown(change, 400)) == {RANKS[GUILTY]}
+
+
+@pytest.mark.parametrize("entity", ["node:n1", "rack:r1", GPUS[GUILTY]])
+def test_announced_work_is_no_straggler(entity):
+    def change(tick, values, graph):
+        slower(GUILTY, 1.3, SINCE, SINCE + 100)(tick, values, graph)
+        return [event(tick, entity, "maintenance_start", seconds=3600)] if tick == SINCE - 1 else []
+
+    assert shown(change) == []
+
+
+def test_slow_writers_of_a_checkpoint_are_not_judged():
+    def change(tick, values, graph):
+        for begin in range(SINCE, 240, 30):
+            slower(GUILTY, 1.5, begin, begin + 12)(tick, values, graph)
+            if tick == begin:
+                return [event(tick, "job:7", "checkpoint", seconds=120.0)]
+        return []
+
+    assert shown(change) == []
+
+
+def test_what_a_person_calls_no_fault_is_normal_from_then_on():
+    detector, graph = Straggler(), topology()
+
+    def change(tick, values, _):
+        slower(GUILTY, 1.15)(tick, values, _)
+        if tick == 100:
+            detector.forgive(RANKS[GUILTY], CASE.framed(tick, values, (), graph))
+
+    found = shown(change, 300, detector, graph)
+    assert blamed(found) == set()
+    assert max(f.time for f in found) <= CASE.time(100)
+
+
+def test_the_state_follows_the_living_ranks_and_not_those_that_ended():
+    detector, graph = Straggler(), topology()
+    names = dict(CASE.names)
+    for job in range(8, 20):
+        graph.forget([e for e in graph.parents if e.startswith(("rank:", "stage:"))])
+        fresh = tuple(f"rank:{job}.{i}" for i in range(SIZE))
+        graph.merge({rank: [f"stage:{job}.0", f"job:{job}", GPUS[i]] for i, rank in enumerate(fresh)})
+        names["rank"] = (*names["rank"], *fresh)
+        for tick in range(3):
+            values = quiet(tick, np.random.default_rng(tick))
+            old = np.full(len(names["rank"]) - SIZE, np.nan)
+            values["rank"] = {name: np.append(old, column) for name, column in values["rank"].items()}
+            case = type(CASE)(Straggler, names, topology, CASE.instant, CASE.guilty)
+            detector.observe(case.framed(job * 400 + tick, values, (), graph))
+    assert len(detector.count) <= 2 * SIZE
+    assert len(detector.places.groups) <= 2 * SIZE
+
+
+def test_all_of_a_job_slow_at_once_blames_nobody():
+    assert shown(slower(slice(0, SIZE), 1.5)) == []
+
+
+def test_a_job_of_one_node_is_compared_rank_by_rank():
+    graph = topology()
+    graph.merge({gpu: ["node:n0"] for gpu in GPUS})
+    found = shown(slower(GUILTY, 1.2), graph=graph)
+    assert blamed(found) == {RANKS[GUILTY]}
+    assert NODES * WIDTH == SIZE

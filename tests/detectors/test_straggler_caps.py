@@ -1,0 +1,57 @@
+"""Power caps that cut through a cohort and overlap: who is held, for how long, and who learns anew."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from detectors.straggler.caps import Caps, Ruling
+
+GROUPS = np.zeros(40, np.int32)
+ALL = np.ones(40, bool)
+NODE = np.arange(40) < 8
+
+
+def after(caps: Caps, capped: np.ndarray, samples: int = 30) -> Ruling:
+    return [caps.take(capped, GROUPS, ALL, ALL) for _ in range(samples)][-1]
+
+
+def test_nobody_is_held_while_nothing_is_capped_or_all_are():
+    caps = Caps()
+    assert not after(caps, ~ALL).hold.any()
+    assert not after(caps, ALL).hold.any()
+
+
+def test_several_under_a_cap_of_their_own_are_held_at_once_and_one_alone_never():
+    caps = Caps()
+    after(caps, ~ALL)
+    assert caps.take(NODE, GROUPS, ALL, ALL).hold.tolist() == NODE.tolist()
+    one = Caps()
+    after(one, ~ALL)
+    assert not after(one, np.arange(40) == 3).hold.any()
+
+
+def test_who_was_apart_is_held_until_its_own_cap_is_gone_and_keeps_what_it_learnt():
+    caps = Caps()
+    after(caps, ~ALL)
+    after(caps, NODE)
+    assert after(caps, ALL).hold.tolist() == NODE.tolist()
+    told = [caps.take(~ALL, GROUPS, ALL, ALL) for _ in range(30)]
+    assert not told[-1].hold.any()
+    assert not any(ruling.anew for ruling in told)
+
+
+def test_who_learnt_apart_from_its_cohort_learns_anew_when_that_ends():
+    caps = Caps()
+    after(caps, NODE)
+    told = [caps.take(~ALL, GROUPS, ALL, ALL) for _ in range(30)]
+    assert sorted({slot for ruling in told for slot in ruling.anew}) == list(range(8))
+    assert not told[-1].hold.any()
+
+
+def test_a_snapshot_goes_on_as_if_nothing_had_happened():
+    caps, other = Caps(), Caps()
+    after(caps, ~ALL)
+    after(caps, NODE, 2)
+    other.restore({name: cells.copy() for name, cells in caps.snapshot().items()})
+    assert after(caps, NODE).hold.tolist() == after(other, NODE).hold.tolist()
+    assert caps.beside.tolist() == other.beside.tolist()

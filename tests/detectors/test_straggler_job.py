@@ -1,0 +1,157 @@
+"""Jobs that hang, wait for data or slow down as a whole; and those that only evaluate, save or die of others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.straggler.straggler_job import StragglerJob
+from pipeline.records import SECOND, Event
+from tests.detectors.cases.straggler import CASE, HOSTS, NODES, SIZE, quiet, topology
+
+SINCE = 60
+
+
+def shown(change, ticks=240, detector=None):
+    """Findings while `change(tick, values)` alters quiet instants; it may return events."""
+    detector, graph, found = detector or StragglerJob(), topology(), []
+    for tick in range(ticks):
+        values = quiet(tick, np.random.default_rng([tick, 7]))
+        values["nic"] = {"nic.tx_bytes": 1e12 + 4e10 * np.full(NODES, float(tick))}
+        found += detector.observe(framed(tick, values, change(tick, values) or (), graph))
+    return found
+
+
+def framed(tick, values, events, graph):
+    names = {**CASE.names, "nic": tuple(f"port:n{n}.p0" for n in range(NODES))}
+    graph.merge({port: [HOSTS[n]] for n, port in enumerate(names["nic"])})
+    return type(CASE)(StragglerJob, names, topology, CASE.instant, CASE.guilty).framed(tick, values, events, graph)
+
+
+def stands(tick, values, watts, busy=1.0, until=10**9):
+    """No step from SINCE on, at so much power."""
+    if SINCE <= tick < until:
+        values["rank"] = quiet(SINCE - 1, np.random.default_rng(0))["rank"]
+        values["gpu"]["gpu.power"] = np.full(SIZE, watts)
+        values["gpu"]["gpu.utilization"] = np.full(SIZE, busy)
+        values["nic"] = {"nic.tx_bytes": np.full(NODES, 1e12 + 4e10 * SINCE)}
+
+
+def levels(found):
+    return {(f.entity, f.level) for f in found}
+
+
+def test_a_hang_pages_on_the_job_after_six_minutes():
+    found = shown(lambda tick, values: stands(tick, values, 180.0), 160)
+    page = next(f for f in found if f.level == "page")
+    assert page.entity == "job:7"
+    assert 360 <= (page.time - CASE.time(SINCE - 1)) / SECOND <= 420
+    assert "no step for 6 min" in page.summary
+    assert "100 % utilisation and 30 % of their usual power, and its ports send 0 MB/s" in page.summary
+
+
+def test_a_job_that_dies_within_five_minutes_was_no_hang():
+    def change(tick, values):
+        stands(tick, values, 180.0)
+        if tick >= SINCE + 30:
+            values["rank"] = {name: np.full(SIZE, np.nan) for name in values["rank"]}
+
+    assert "page" not in {f.level for f in shown(change)}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        Event(CASE.time(SINCE), "gpu:n2.1", "xid", {"xid": 79}),
+        Event(CASE.time(SINCE), "port:n2.p0", "link_state", {"state": "down"}),
+        Event(CASE.time(SINCE), "gpu:n2.1", "gpu_lost", {}),
+    ],
+    ids=lambda e: e.kind,
+)
+def test_what_was_logged_when_it_stopped_explains_it(told):
+    def change(tick, values):
+        stands(tick, values, 180.0)
+        return [told] if tick == SINCE else []
+
+    found = shown(change)
+    assert levels(found) == {("job:7", "suspect")}
+    assert f"{told.entity} explains it" in found[-1].summary
+
+
+def test_an_evaluation_works_on_and_is_no_hang():
+    assert shown(lambda tick, values: stands(tick, values, 380.0, until=SINCE + 90)) == []
+
+
+def test_a_job_that_still_sends_is_no_hang():
+    def change(tick, values):
+        sent = values["nic"]
+        stands(tick, values, 180.0)
+        values["nic"] = sent
+
+    assert shown(change) == []
+
+
+def test_a_long_checkpoint_that_was_told_is_no_stall():
+    def change(tick, values):
+        stands(tick, values, 150.0, 0.3, SINCE + 40)
+        values["node"]["node.io_pressure"] += 8e6 * min(max(0, tick - SINCE), 40)
+        return [Event(CASE.time(SINCE), "job:7", "checkpoint", {"seconds": 400.0})] if tick == SINCE else []
+
+    assert shown(change) == []
+
+
+def test_a_data_stall_is_a_ticket_on_the_job_and_ends_with_the_next_step():
+    def change(tick, values):
+        stands(tick, values, 100.0, 0.3, SINCE + 40)
+        values["node"]["node.io_pressure"] += 8e6 * min(max(0, tick - SINCE), 40)
+
+    found = shown(change)
+    assert levels(found) == {("job:7", "ticket")}
+    assert "wait for I/O 80 % of the time" in found[-1].summary
+    assert max(f.time for f in found) <= CASE.time(SINCE + 41)
+
+
+def longer(tick, values, compute, network, who=slice(0, SIZE)):
+    """Steps of which parts take longer from tick 200 on."""
+    rank = values["rank"]
+    usual = rank["rank.compute_time"].max() + 1.0
+    if tick >= 200:
+        rank["rank.compute_time"][who] += compute
+    step = rank["rank.compute_time"].max() + 1.0 + (network if tick >= 200 else 0.0)
+    rank["rank.step_time"] = np.full(SIZE, step)
+    rank["rank.communication_time"] = step - rank["rank.compute_time"]
+    assert step >= usual - 1e-9
+
+
+@pytest.mark.parametrize("tickets", [False, True])
+def test_collectives_that_take_longer_name_the_network(tickets):
+    found = shown(lambda tick, values: longer(tick, values, 0.0, 1.5), 420, StragglerJob(tickets=tickets))
+    assert levels(found) == {("job:7", "suspect")} | ({("job:7", "ticket")} if tickets else set())
+    assert "collectives take 2.5 s of it, not 1 s" in found[-1].summary
+    assert found[-1].evidence["attribution"] == "NETWORK"
+
+
+def test_a_stage_that_computes_longer_is_the_jobs_own_and_stays_a_suspect():
+    found = shown(lambda tick, values: longer(tick, values, 1.5, 0.0, slice(16, SIZE)), 420)
+    assert levels(found) == {("job:7", "suspect")}
+    assert "its slowest stage computes 6.3" in found[-1].summary
+
+
+def test_one_slow_rank_is_for_another_detector():
+    assert shown(lambda tick, values: longer(tick, values, 2.0, 0.0, 20), 420) == []
+
+
+def test_a_power_cap_explains_a_slow_job():
+    def change(tick, values):
+        longer(tick, values, 1.5, 0.0)
+        values["gpu"]["gpu.throttle_reasons"] = np.full(SIZE, 0x4 * (tick >= 200), float)
+
+    assert shown(change, 420) == []
+
+
+def test_a_job_without_power_meters_is_never_said_to_hang():
+    def change(tick, values):
+        stands(tick, values, 180.0)
+        values["gpu"] = {}
+
+    assert shown(change) == []

@@ -1,0 +1,207 @@
+"""Silence and its causes: dead hosts, dead agents, shared feeds, GPUs that hang; and what is no gap."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from detectors.telemetry.telemetry import Telemetry
+from pipeline.frames import class_of
+from pipeline.records import SECOND, Event, Frame
+from pipeline.topology import Topology
+
+START, RACKS, NODES, GPUS = 1_790_000_000 * SECOND, 2, 4, 4
+NAMES = {
+    "node": tuple(f"node:r{r}n{n}" for r in range(RACKS) for n in range(NODES)),
+    "gpu": tuple(f"gpu:r{r}n{n}.{g}" for r in range(RACKS) for n in range(NODES) for g in range(GPUS)),
+    "power": tuple(f"pdu:p{r}" for r in range(RACKS)),
+    "rank": tuple(f"rank:j.{i}" for i in range(RACKS * NODES)),
+}
+FAULT = 40
+
+
+def topology() -> Topology:
+    parents = {f"rack:r{r}": [f"pdu:p{r}"] for r in range(RACKS)}
+    parents |= {node: [f"rack:{node[5:7]}"] for node in NAMES["node"]}
+    parents |= {gpu: [f"node:{gpu[4:8]}"] for gpu in NAMES["gpu"]}
+    parents |= {rank: ["job:j", f"gpu:{node[5:]}.0"] for rank, node in zip(NAMES["rank"], NAMES["node"], strict=True)}
+    return Topology(parents)
+
+
+class Site:
+    """Eight nodes in two racks, each on its own PDU; a job with a rank on the first GPU of each node."""
+
+    def __init__(self) -> None:
+        self.detector, self.topology, self.findings = Telemetry(), topology(), []
+
+    def tick(self, tick, silent=(), dark=(), stepping=True, events=(), without=()):
+        """Shows an instant in which the entities of `silent`, and what is in them, tell nothing."""
+        gone = {e for names in NAMES.values() for e in names if {e, *self.topology.above(e)} & set(silent)}
+        told = {
+            "node": {"node.load1": np.full(8, 20.0 + tick % 7)},
+            "gpu": {"gpu.power": np.full(32, 600.0 + tick % 5)},
+            "power": {
+                "power.voltage": np.array([0.0 if p in dark else 415.0 for p in NAMES["power"]]),
+                "power.draw": np.array([0.0 if p in dark else 3e4 for p in NAMES["power"]]),
+            },
+            "rank": {"rank.step": np.full(8, float(tick if stepping else min(tick, FAULT)))},
+        }
+        frames = {}
+        for name in [c for c in told if c not in without]:
+            columns = {s: np.where([e in gone for e in NAMES[name]], np.nan, v) for s, v in told[name].items()}
+            mine = tuple(e for e in events if class_of(e.entity) == name)
+            frames[name] = Frame(START + tick * 10 * SECOND, name, NAMES[name], columns, self.topology, mine)
+        for event in (e for e in events if class_of(e.entity) not in frames):
+            name = class_of(event.entity)
+            frames[name] = Frame(START + tick * 10 * SECOND, name, (), {}, self.topology, (event,))
+        self.findings += self.detector.observe(frames)
+
+    def run(self, ticks=40, silent=(), dark=(), stepping=True, events=(), first=()):
+        for tick in range(FAULT):
+            self.tick(tick, events=first if tick == 0 else ())
+        for tick in range(FAULT, FAULT + ticks):
+            self.tick(tick, silent, dark, stepping, events if tick == FAULT else ())
+        return self.said()
+
+    def said(self):
+        return {(f.entity, f.level) for f in self.findings}
+
+
+def event(entity, kind, tick=FAULT, **data):
+    return Event(START + tick * 10 * SECOND, entity, kind, data)
+
+
+JOB = event(
+    "job:j", "job_start", 0, ranks={f"rank:j.{i}": {"gpu": f"gpu:{n[5:]}.0"} for i, n in enumerate(NAMES["node"])}
+)
+
+
+@pytest.fixture
+def site():
+    return Site()
+
+
+def test_a_silent_node_whose_job_steps_on_has_a_dead_agent_and_is_a_ticket(site):
+    assert site.run(200, silent=["node:r0n1"], first=[JOB]) == {("node:r0n1", "ticket")}
+    assert "stepped on" in site.findings[0].summary
+    assert site.findings[0].onset <= START + FAULT * 10 * SECOND
+
+
+def test_a_node_that_goes_silent_with_its_job_is_dead_and_pages(site):
+    ended = event("job:j", "job_end", ranks=list(NAMES["rank"]))
+    assert site.run(silent=["node:r0n1"], stepping=False, first=[JOB], events=[ended]) == {("node:r0n1", "page")}
+
+
+def test_a_job_that_makes_no_step_since_its_node_fell_silent_pages(site):
+    site.run(60, silent=["node:r0n1"], stepping=False, first=[JOB])
+    assert site.said() == {("node:r0n1", "ticket"), ("node:r0n1", "page")}
+
+
+def test_a_job_that_stepped_on_and_ends_later_does_not_make_it_a_page(site):
+    site.run(30, silent=["node:r0n1"], first=[JOB])
+    for tick in range(FAULT + 30, FAULT + 60):
+        late = [event("job:j", "job_end", tick, ranks=list(NAMES["rank"]))] if tick == FAULT + 30 else []
+        site.tick(tick, ["node:r0n1"], stepping=False, events=late)
+    assert site.said() == {("node:r0n1", "ticket")}
+
+
+def test_a_machine_check_before_the_silence_says_that_the_host_is_dead(site):
+    told = event("node:r0n1", "kernel", severity="critical", **{"class": "cpu"}, text="mce: Machine Check")
+    assert site.run(silent=["node:r0n1"], stepping=False, events=[told]) == {("node:r0n1", "page")}
+
+
+def test_a_node_of_which_nothing_shows_that_it_lives_pages_after_half_an_hour(site):
+    site.run(100, silent=["node:r0n1"], stepping=False)
+    assert ("node:r0n1", "ticket") in site.said()
+    site.detector = Telemetry(dead_seconds=600.0)
+    site.findings.clear()
+    site.topology.forget(NAMES["rank"])
+    assert ("node:r0n1", "page") in site.run(100, silent=["node:r0n1"])
+
+
+def test_all_nodes_of_a_pdu_without_voltage_are_its_page_once(site):
+    assert site.run(silent=["rack:r0"], dark=["pdu:p0"]) == {("pdu:p0", "page")}
+    assert "no voltage" in site.findings[0].summary
+
+
+def test_all_nodes_of_a_rack_whose_jobs_go_on_are_one_ticket(site):
+    site.run(silent=["rack:r0"], first=[JOB])
+    assert site.said() == {("rack:r0", "ticket")}
+
+
+def test_a_fleet_of_which_nobody_is_heard_pages_after_five_minutes_once(site):
+    assert site.run(60, silent=["rack:r0", "rack:r1"]) == {("site:all", "ticket"), ("site:all", "page")}
+
+
+def test_a_silent_gpu_with_an_xid_pages_and_without_one_is_a_ticket(site):
+    xid = event("gpu:r0n1.2", "xid", xid=119, name="GSP RPC timeout")
+    assert site.run(silent=["gpu:r0n1.2"], events=[xid]) == {("gpu:r0n1.2", "page")}
+    other = Site()
+    assert other.run(silent=["gpu:r1n1.2"]) == {("gpu:r1n1.2", "ticket")}
+
+
+def test_all_gpus_of_a_node_that_speaks_are_one_finding_on_the_node(site):
+    assert site.run(silent=[f"gpu:r0n1.{g}" for g in range(GPUS)]) == {("node:r0n1", "ticket")}
+
+
+def test_a_hole_of_45_seconds_says_nothing(site):
+    assert site.run(5, silent=["node:r0n1"]) == set()
+    site.tick(FAULT + 5)
+    assert site.said() == set()
+
+
+def test_announced_work_says_nothing(site):
+    work = event("node:r0n1", "maintenance_start", seconds=3600.0)
+    assert site.run(200, silent=["node:r0n1"], events=[work]) == set()
+
+
+def test_a_reboot_that_an_xid_asked_for_is_a_suspect_first(site):
+    xid = event("gpu:r0n1.2", "xid", xid=79, name="fallen off the bus")
+    site.topology.forget(NAMES["rank"])  # its job died with the GPU
+    assert site.run(60, silent=["node:r0n1"], events=[xid]) == {("node:r0n1", "suspect")}
+
+
+def test_ranks_that_end_say_nothing(site):
+    ended = event("job:j", "job_end", ranks=list(NAMES["rank"]))
+    assert site.run(silent=list(NAMES["rank"]), first=[JOB], events=[ended]) == set()
+
+
+def test_who_never_spoke_or_only_a_few_times_is_not_missed(site):
+    for tick in range(100):
+        site.tick(tick, silent=["node:r0n1"] if tick > 10 else ())
+    assert site.said() == set()
+
+
+def test_a_pause_of_the_pipeline_is_nobodys_silence(site):
+    for tick in [*range(FAULT), *range(FAULT + 400, FAULT + 420)]:
+        site.tick(tick)
+    assert site.said() == set()
+
+
+def test_lost_messages_are_a_ticket_that_counts_them(site):
+    gap = event("node:r0n1", "gap", topic="telemetry", epoch=1, first=10, next=52, cause="spool full")
+    assert site.run(events=[gap]) == {("node:r0n1", "ticket")}
+    assert "42 messages" in site.findings[0].summary
+
+
+def test_a_node_that_is_back_ends_its_condition(site):
+    site.run(20, silent=["node:r0n1"])
+    for tick in range(FAULT + 20, FAULT + 60):
+        site.tick(tick)
+    told = len(site.findings)
+    for tick in range(FAULT + 60, FAULT + 80):
+        site.tick(tick)
+    assert len(site.findings) == told
+    assert site.detector.conditions == {}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 400), st.sets(st.sampled_from(NAMES["node"])), st.booleans()), max_size=60))
+def test_whatever_comes_in_whatever_order_nothing_fails_and_onsets_are_past(ticks):
+    site = Site()
+    for tick, silent, whole in ticks:
+        site.tick(tick, silent=silent, without=("node",) if whole else ())
+    assert all(f.onset <= f.time for f in site.findings)
+    assert all(f.level != "page" or f.entity == "site:all" for f in site.findings) or ticks

@@ -1,0 +1,51 @@
+"""Clocks: what judging bears is a suspect, what it does not bear is a ticket, and nothing pages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.telemetry.telemetry_clock import TelemetryClock
+from pipeline.records import SECOND, Event, Frame
+from pipeline.topology import Topology
+
+START = 1_790_000_000 * SECOND
+NODES = ("node:a", "node:b")
+
+
+def shown(offsets, events=()):
+    """Findings over measurements once a minute of the first node's clock; events by minute."""
+    detector, topology, found = TelemetryClock(), Topology({n: ["rack:r"] for n in NODES}), []
+    for minute, offset in enumerate(offsets):
+        time = START + minute * 60 * SECOND
+        mine = tuple(Event(time, "node:a", kind, data) for at, kind, data in events if at == minute)
+        values = {"node.clock_offset": np.array([offset, 0.001])}
+        found += detector.observe({"node": Frame(time, "node", NODES, values, topology, mine)})
+    return found
+
+
+@pytest.mark.parametrize(("offset", "level"), [(0.2, None), (-3.0, "suspect"), (8.0, "suspect"), (-12.0, "ticket")])
+def test_how_far_a_clock_is_off_decides(offset, level):
+    found = shown([0.0] * 5 + [offset] * 10)
+    assert {f.level for f in found} == ({level} if level else set())
+    assert all(f.entity == "node:a" for f in found)
+
+
+def test_one_odd_measurement_says_nothing():
+    assert shown([0.0] * 5 + [60.0] + [0.0] * 5) == []
+
+
+def test_a_clock_that_is_set_to_and_fro_is_a_ticket():
+    jumps = [(minute, "clock_jump", {"seconds": 30.0 * (-1) ** minute}) for minute in (3, 5, 7)]
+    assert {f.level for f in shown([0.0] * 12, jumps)} == {"ticket"}
+    assert shown([0.0] * 12, jumps[:2]) == []
+
+
+def test_a_clock_that_is_right_again_ends_its_condition():
+    found = shown([0.0] * 3 + [20.0] * 5 + [0.0] * 10)
+    assert max(f.time for f in found) < START + 9 * 60 * SECOND
+    assert "behind" in found[0].summary
+
+
+def test_a_clock_nobody_measures_and_senseless_events_say_nothing():
+    assert shown([np.nan] * 20, [(2, "clock_jump", {"seconds": None}), (3, "clock_jump", {})]) == []

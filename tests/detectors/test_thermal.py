@@ -1,0 +1,177 @@
+"""Thermal resistance: one GPU, a node, a rack, wear over days; sensors, loads and set-points that only look like it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.heat.thermal import Thermal
+from pipeline.records import SECOND, Event, Frame
+from tests.detectors.cases.thermal import CASE, GPUS, GUILTY, PLATE, SUPPLY, WIDTH, heat, topology
+
+AT = GPUS.index(GUILTY)
+
+
+def shown(change, ticks=240, detector=None, first=0):
+    """What the detector says; `change(tick, values, resistance)` breaks something before and after the physics."""
+    detector, graph, out = detector or Thermal(), topology(), []
+    for tick in range(first, first + ticks):
+        rng = np.random.default_rng([tick, 1])
+        resistance = PLATE * np.exp(np.random.default_rng(3).normal(0, 0.1, len(GPUS)))
+        before = change(tick, None, resistance)
+        values = heat(rng, resistance, SUPPLY if before is None else before)
+        events = change(tick, values, resistance)
+        out += detector.observe(CASE.framed(tick, values, events if isinstance(events, list) else [], graph))
+    return out
+
+
+def plate(share, gpus=(AT,), since=60):
+    def change(tick, values, resistance):
+        if values is None and tick >= since:
+            resistance[list(gpus)] *= share
+
+    return change
+
+
+def reading(signal, more, gpus=(AT,), since=60):
+    def change(tick, values, resistance):
+        if values is not None and tick >= since:
+            values["gpu"][signal][list(gpus)] += more
+
+    return change
+
+
+def levels(found):
+    return {f.level for f in found}
+
+
+def test_a_rise_of_15_percent_is_a_ticket_within_ten_minutes():
+    found = shown(plate(1.15))
+    assert {f.entity for f in found} == {GUILTY}
+    ticket = next(f for f in found if f.level != "suspect")
+    assert ticket.time - CASE.time(60) <= 600 * SECOND
+    assert abs(found[-1].onset - CASE.time(60)) <= 120 * SECOND
+
+
+def test_a_gpu_that_throttles_by_heat_pages_at_once():
+    def change(tick, values, resistance):
+        plate(1.6)(tick, values, resistance)
+        if values is not None and tick >= 66:
+            values["gpu"]["gpu.throttle_reasons"][AT] = 0x40
+
+    page = next(f for f in shown(change) if f.level == "page")
+    assert page.time - CASE.time(60) <= 180 * SECOND
+    assert page.evidence["throttled"]
+
+
+def test_all_gpus_of_a_node_are_its_manifold_and_not_eight_plates():
+    found = shown(plate(1.3, range(8, 16)))
+    assert {f.entity for f in found if f.level == "page"} == {"node:n1"}
+    assert "manifold" in found[-1].evidence["verdict"]
+
+
+def test_a_whole_loop_that_moves_blames_no_gpu():
+    assert shown(plate(1.4, range(len(GPUS)))) == []
+
+
+@pytest.mark.parametrize("kelvin", [2.0, 6.0, 15.0])
+def test_a_core_that_warms_without_its_memory_is_a_sensor(kelvin):
+    assert levels(shown(reading("gpu.temperature", kelvin), 250)) <= {"suspect"}
+
+
+@pytest.mark.parametrize("kelvin", [3.0, -3.0, 10.0, -10.0])
+def test_a_set_point_or_a_supply_sensor_that_moves_blames_nobody(kelvin):
+    def real(tick, values, resistance):
+        return SUPPLY + kelvin * min(max(tick - 60, 0) / 60, 1) if values is None else None
+
+    def sensor(tick, values, resistance):
+        if values is not None and tick >= 60:
+            values["coolant"]["coolant.supply_temperature"] += kelvin
+
+    assert shown(real, 300) == []
+    assert shown(sensor, 300) == []
+
+
+def test_a_step_of_the_load_and_idle_gpus_blame_nobody():
+    def change(tick, values, resistance):
+        if values is not None and tick % 60 > 40:
+            values["gpu"]["gpu.power"][:16] *= 0.2
+            values["gpu"]["gpu.temperature"][:16] = np.rint(SUPPLY + 5)
+
+    assert shown(change, 250) == []
+
+
+def test_a_power_that_reads_low_while_the_energy_says_otherwise_is_a_sensor():
+    def change(tick, values, resistance):
+        if values is not None:
+            values["gpu"]["gpu.energy"] = np.full(len(GPUS), 1e9 + 640e3 * 10 * tick)
+            if tick >= 60:
+                values["gpu"]["gpu.power"][AT] *= 0.8
+
+    assert "page" not in levels(shown(change, 250))
+    assert "ticket" not in levels(shown(change, 250))
+
+
+def test_a_temperature_that_stands_still_while_the_power_moves_is_not_judged():
+    def change(tick, values, resistance):
+        if values is not None and tick >= 40:
+            values["gpu"]["gpu.temperature"][AT] = 57.0
+            values["gpu"]["gpu.power"][AT] *= 0.8 if tick >= 70 else 1.0
+
+    assert levels(shown(change, 300)) <= {"suspect"}
+
+
+def test_work_on_a_node_is_no_fault_and_what_it_is_like_after_is_its_new_usual():
+    def change(tick, values, resistance):
+        plate(1.3, range(8, 16))(tick, values, resistance)
+        kind = {59: "maintenance_start", 70: "maintenance_end"}.get(tick)
+        return [Event(CASE.time(tick), "node:n1", kind, {"reason": "plates"})] if kind and values else None
+
+    assert shown(change, 250) == []
+
+
+def test_minutes_to_throttle_are_told_while_it_still_rises():
+    def change(tick, values, resistance):
+        if values is None:
+            resistance[AT] *= 1 + 0.6 * min(max(tick - 60, 0) / 90, 1)
+
+    found = shown(change, 130)
+    assert any(isinstance(f.evidence["minutes_to_throttle"], float) for f in found)
+
+
+def test_wear_over_days_is_a_ticket():
+    def change(tick, values, resistance):
+        if values is None:
+            resistance[AT] *= 1 + 0.10 * tick / 600
+
+    detector, graph, found = Thermal(), topology(), []
+    for tick in range(600):  # three days at 7 min
+        resistance = PLATE * np.exp(np.random.default_rng(3).normal(0, 0.1, len(GPUS)))
+        change(tick, None, resistance)
+        values = heat(np.random.default_rng([tick, 1]), resistance)
+        frames = CASE.framed(0, values, [], graph)
+        moved = {c: Frame(f.time + tick * 432 * SECOND, c, f.entities, f.values, graph) for c, f in frames.items()}
+        found += detector.observe(moved)
+    assert {f.entity for f in found} <= {GUILTY}
+    assert "page" not in levels(found)
+
+
+def test_nan_constants_vanishing_and_new_gpus_and_time_that_steps_back_are_borne():
+    detector, graph = Thermal(), topology()
+    for tick in range(200):
+        values = heat(np.random.default_rng([tick, 1]), np.full(len(GPUS), PLATE))
+        for column in values["gpu"].values():
+            column[tick % 32] = np.nan
+            column[:4] = np.nan if tick > 100 else column[:4]
+        if tick < 50:
+            values["gpu"] = {name: column[: 2 * WIDTH] for name, column in values["gpu"].items()}
+        at = tick - 30 if tick == 120 else tick
+        assert detector.observe(CASE.framed(at, values, [], graph)) == []
+
+
+def test_what_is_said_goes_on_over_a_restart():
+    first, second = Thermal(), Thermal()
+    whole = shown(plate(1.4), 160)
+    parts = shown(plate(1.4), 80, first)
+    second.restore(first.snapshot())
+    assert parts + shown(plate(1.4), 80, second, 80) == whole

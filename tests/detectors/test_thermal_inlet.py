@@ -1,0 +1,76 @@
+"""Warm air at the inlets: a rack, a row, one sensor, a warm afternoon, the whole hall."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.heat.thermal_inlet import ThermalInlet
+from pipeline.records import SECOND
+from tests.detectors.cases.thermal_inlet import CASE, NODES, PER_RACK, air, topology
+
+RACK = np.arange(NODES) // PER_RACK
+
+
+def shown(warmer, faster, ticks=480, graph=None):
+    """`warmer` K and `faster` share of the fans by tick, per node."""
+    detector, graph, out = ThermalInlet(), graph or topology(), []
+    for tick in range(ticks):
+        values = air(np.random.default_rng([tick, 2]), warmer(tick), faster(tick))
+        out += detector.observe(CASE.framed(tick, values, [], graph))
+    return out
+
+
+def grown(tick, mine, size, ramp=90):
+    return size * np.where(mine, min(max(tick - 240, 0) / ramp, 1), 0.0)
+
+
+def test_a_rack_that_breathes_warm_air_is_a_ticket_and_never_a_page():
+    found = shown(lambda t: grown(t, RACK == 2, 5.0), lambda t: grown(t, RACK == 2, 0.8))
+    assert {f.entity for f in found} == {"rack:r2"}
+    assert {f.level for f in found} == {"suspect", "ticket"}
+    assert found[-1].evidence["fans_faster"] == pytest.approx(0.8, abs=0.1)
+
+
+def test_most_racks_of_a_row_are_told_as_the_row():
+    graph = topology(PER_RACK // 2)
+    graph.merge({f"rack:r{r}": (f"row:a{r // 2}",) for r in range(8)})
+    found = shown(lambda t: grown(t, RACK == 1, 6.0), lambda t: grown(t, RACK == 1, 0.9), graph=graph)
+    assert {f.entity for f in found if f.level == "ticket"} == {"row:a1"}
+
+
+@pytest.mark.parametrize("kelvin", [1.0, 2.0, 2.7])
+def test_a_warm_afternoon_is_nothing(kelvin):
+    found = shown(lambda t: grown(t, RACK == 1, kelvin, 200), lambda t: grown(t, RACK == 1, 0.15 * kelvin, 200), 600)
+    assert {f.level for f in found} <= {"suspect"}
+
+
+def test_one_inlet_that_jumps_is_its_sensor():
+    alone = np.arange(NODES) == 9
+    assert shown(lambda t: grown(t, alone, 12.0, 1), lambda t: grown(t, alone, 0.0)) == []
+
+
+def test_a_hall_that_warms_as_one_blames_no_rack():
+    every = RACK >= 0
+    assert shown(lambda t: grown(t, every, 5.0), lambda t: grown(t, every, 0.5)) == []
+
+
+def test_fans_that_run_up_over_cool_air_are_nothing_here():
+    assert shown(lambda t: grown(t, RACK == 0, 0.0), lambda t: grown(t, RACK == 0, 0.9)) == []
+
+
+def test_nan_and_new_sensors_and_time_that_steps_back_are_borne():
+    detector, graph = ThermalInlet(), topology()
+    for tick in range(200):
+        values = air(np.random.default_rng([tick, 2]), np.zeros(NODES), np.zeros(NODES))
+        for column in values["sensor"].values():
+            column[(tick * 7) % (2 * NODES)] = np.nan
+        if tick < 40:
+            values["sensor"] = {name: column[:NODES] for name, column in values["sensor"].items()}
+        at = tick - 20 if tick == 100 else tick
+        assert detector.observe(CASE.framed(at, values, [], graph)) == []
+
+
+def test_it_says_nothing_before_it_has_learnt():
+    assert shown(lambda t: 8.0 * (RACK == 1), lambda t: 0.9 * (RACK == 1), 100) == []
+    assert CASE.step * SECOND == 10 * SECOND

@@ -1,0 +1,341 @@
+"""XIDs and what else is logged: how loud, who is blamed, and what ends it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.sources.xids.table import shipped
+from detectors.xid import levels as xid_levels
+from detectors.xid.xid import Xid
+from pipeline.frames import class_of
+from pipeline.records import SECOND, Event, Frame
+from pipeline.topology import Topology
+
+T0 = 1_790_000_000 * SECOND
+GPUS = tuple(f"gpu:n{n}.{i}" for n in range(2) for i in range(4))
+NODES = ("node:n0", "node:n1")
+GPU = "gpu:n0.1"
+RESET = {"detail": {"to": 1}, "action": "reset GPU"}
+
+
+def topology(job=True):
+    ranks = {f"rank:7.{k}": ["job:7", gpu] for k, gpu in enumerate(GPUS)} if job else {}
+    return Topology({**{gpu: [f"node:{gpu[4:6]}"] for gpu in GPUS}, **ranks})
+
+
+class Site:
+    """Shows a detector instants of 10 s with events at their beginning, and the lives of counters."""
+
+    def __init__(self, detector=None, job=True):
+        self.detector, self.topology, self.tick = detector or Xid(), topology(job), 0
+        self.values = {"gpu": {"gpu.generation": np.full(8, 1.7e9)}, "node": {"node.generation": np.full(2, 1.7e9)}}
+
+    @property
+    def now(self):
+        return T0 + self.tick * 10 * SECOND
+
+    def show(self, *events, ticks=1):
+        found = []
+        for k in range(ticks):
+            by_class = {"gpu": [], "node": []}
+            for event in events if k == 0 else ():
+                by_class.setdefault(class_of(event.entity), []).append(event)
+            names = {"gpu": GPUS, "node": NODES}
+            frames = {}
+            for c, mine in by_class.items():
+                values = {name: column.copy() for name, column in self.values.get(c, {}).items()}
+                frames[c] = Frame(self.now + 9 * SECOND, c, names.get(c, ()), values, self.topology, tuple(mine))
+            found += self.detector.observe(frames)
+            self.tick += 1
+        return found
+
+    def xid(self, code, gpu=GPU, after=0.0, **data):
+        known = shipped().xid(code)
+        told = {"name": known.name, "action": known.action, "then": known.then, "severity": known.severity}
+        return Event(self.now + int(after * SECOND), gpu, "xid", {"xid": code, **told, **data})
+
+    def event(self, kind, entity=GPU, **data):
+        return Event(self.now, entity, kind, data)
+
+
+def levels(found):
+    return {f.entity: f.level for f in found if not f.evidence.get("cleared")}
+
+
+def cleared(found):
+    return {f.entity for f in found if f.evidence.get("cleared")}
+
+
+def test_every_xid_of_the_catalogue_has_a_level():
+    assert set(shipped().xids) <= xid_levels.ALL
+    assert not xid_levels.PAGE & xid_levels.TICKET
+    assert not (xid_levels.PAGE | xid_levels.TICKET) & xid_levels.SUSPECT
+
+
+def test_what_the_catalogue_says_to_reset_or_reboot_pages_but_for_links_and_resources():
+    loud = {c for c, x in shipped().xids.items() if x.action in ("reset GPU", "reboot node")}
+    assert loud - xid_levels.PAGE == {136, 155, 156}
+
+
+@pytest.mark.parametrize(
+    ("code", "level"),
+    [
+        *((code, "page") for code in (46, 64, 79, 95, 109, 119, 120)),
+        *((code, "ticket") for code in (39, 63, 92, 94, 999)),
+        *((code, "suspect") for code in (13, 31, 43, 45, 74, 121)),
+    ],
+)
+def test_an_xid_alone_is_as_loud_as_nvidia_says(code, level):
+    site = Site()
+    assert levels(site.show(site.xid(code), ticks=3)) == {GPU: level}
+
+
+def test_a_gpu_off_the_bus_pages_in_its_own_frame():
+    site = Site()
+    assert levels(site.show(site.xid(79))) == {GPU: "page"}
+    site = Site()
+    assert levels(site.show(site.event("gpu_lost"))) == {GPU: "page"}
+
+
+def test_what_the_driver_wants_goes_before_the_table():
+    site = Site()
+    found = site.show(site.xid(94), site.xid(154, after=0.5, **RESET), ticks=3)
+    assert levels(found) == {GPU: "page"}
+    assert "its driver wants: reset GPU" in found[-1].summary
+    site = Site()
+    assert levels(site.show(site.xid(63, action="reset GPU", action_source="driver"), ticks=3)) == {GPU: "page"}
+
+
+def test_a_contained_error_whose_line_asks_for_a_reset_pages():
+    site = Site()
+    assert levels(site.show(site.xid(94, detail={"reset_required": True}), ticks=3)) == {GPU: "page"}
+
+
+def test_an_uncorrected_error_with_its_row_replaced_is_a_ticket_and_alone_a_page():
+    site = Site()
+    found = site.show(site.xid(48), site.xid(63, after=0.01), site.xid(94, after=0.02), ticks=3)
+    assert levels(found) == {GPU: "ticket"}
+    assert "drain when its job ends" in found[-1].summary
+    site = Site()
+    assert levels(site.show(site.xid(48), ticks=3)) == {GPU: "page"}
+    site = Site()
+    assert levels(site.show(site.xid(48), site.xid(63), site.xid(95), ticks=3)) == {GPU: "page"}
+
+
+def test_a_row_told_a_frame_later_still_makes_an_uncorrected_error_a_ticket():
+    site = Site()
+    found = site.show(site.xid(48, after=8.9))
+    found += site.show(site.xid(63), ticks=2)
+    assert levels(found) == {GPU: "ticket"}
+
+
+def test_a_program_that_errs_on_several_gpus_is_its_jobs():
+    site = Site()
+    events = [site.xid(code, gpu, 0.4 * k) for k, gpu in enumerate(GPUS[:3]) for code in (13, 43)]
+    found = site.show(*events, ticks=4)
+    assert levels(found) == {"job:7": "suspect"}
+    assert "its program is to blame" in found[0].summary
+
+
+def test_without_a_known_job_no_gpu_is_blamed_either():
+    site = Site(job=False)
+    found = site.show(*(site.xid(31, gpu) for gpu in GPUS[:3]), ticks=4)
+    assert levels(found) == {"node:n0": "suspect"}
+
+
+def test_the_one_gpu_that_its_driver_wants_reset_is_broken_itself():
+    site = Site()
+    events = [site.xid(13, GPU), site.xid(154, GPU, 0.3, **RESET), *(site.xid(43, g) for g in GPUS[2:])]
+    assert levels(site.show(*events, ticks=4))[GPU] == "page"
+
+
+def test_programs_that_need_several_gpus_reset_are_tickets():
+    site = Site()
+    events = [e for g in GPUS[:3] for e in (site.xid(31, g), site.xid(154, g, 0.3, **RESET))]
+    found = levels(site.show(*events, ticks=4))
+    assert found == {"job:7": "suspect", **dict.fromkeys(GPUS[:3], "ticket")}
+
+
+def test_one_gpu_that_errs_alone_in_the_same_part_twice_a_day_is_a_ticket():
+    site = Site()
+    place = {"detail": {"gpc": 3, "tpc": 1, "sm": 0}}
+    assert levels(site.show(site.xid(13, **place), ticks=100)) == {GPU: "suspect"}
+    found = site.show(site.xid(13, **place), ticks=3)
+    assert levels(found) == {GPU: "ticket"}
+    assert "2 times in GPC 3 TPC 1" in found[-1].summary
+
+
+def test_one_gpu_that_errs_alone_under_two_jobs_is_a_ticket():
+    site = Site()
+    site.show(site.xid(31), ticks=100)
+    site.topology.merge({"rank:7.1": ["job:8", GPU]})
+    assert levels(site.show(site.xid(31), ticks=3)) == {GPU: "ticket"}
+
+
+def test_the_same_jobs_repeated_errors_stay_suspects():
+    site = Site()
+    site.show(site.xid(31), ticks=100)
+    assert levels(site.show(site.xid(31), ticks=3)) == {GPU: "suspect"}
+
+
+def test_what_follows_from_another_gpu_is_that_ones():
+    site = Site()
+    root = {"xid": 79, "entity": GPU, "time": site.now}
+    found = site.show(site.xid(79), site.xid(45, GPUS[2], root=root), site.xid(74, GPUS[3], root=root), ticks=8)
+    assert levels(found) == {GPU: "page"}
+    assert found[-1].evidence["also_struck"] == [GPUS[2], GPUS[3]]
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        lambda s: s.event("gpu_back"),
+        lambda s: s.event("counter_reset", signals=["gpu.dram_corrected"]),
+        lambda s: s.event("recovery_action", **{"from": 1, "to": 0, "action": "none"}),
+        lambda s: s.xid(154, detail={"to": 0}, action="none"),
+    ],
+)
+def test_a_fatal_xid_holds_until_the_gpu_is_well(over):
+    site = Site()
+    found = site.show(site.xid(79), ticks=400)
+    assert found[-1].evidence["holds"] is True
+    assert cleared(found) == set()
+    assert cleared(site.show(over(site))) == {GPU}
+    assert levels(site.show(site.xid(79))) == {GPU: "page"}
+
+
+@pytest.mark.parametrize(("device_class", "signal"), [("gpu", "gpu.generation"), ("node", "node.generation")])
+def test_a_new_life_of_gpu_or_node_ends_it(device_class, signal):
+    site = Site()
+    site.show(site.xid(79), ticks=30)
+    site.values[device_class][signal][:] = site.now / SECOND
+    assert cleared(site.show(ticks=2)) == {GPU}
+
+
+def test_a_counter_life_older_than_the_fault_ends_nothing():
+    site = Site()
+    site.values["gpu"]["gpu.generation"][:] = T0 / SECOND - 60
+    assert cleared(site.show(site.xid(79), ticks=30)) == set()
+
+
+def test_more_from_a_gpu_that_is_long_known_begins_anew():
+    site = Site()
+    first = site.show(site.xid(79), ticks=400)
+    again = site.show(site.xid(79), ticks=2)
+    assert {f.onset for f in again}.isdisjoint(f.onset for f in first)
+
+
+def test_announced_work_wakes_nobody_and_what_stays_broken_after_it_does():
+    site = Site()
+    site.show(site.event("maintenance_start", "node:n0", seconds=3600.0))
+    assert set(levels(site.show(site.xid(79), ticks=30)).values()) == {"suspect"}
+    found = site.show(site.event("maintenance_end", "node:n0"), ticks=20)
+    assert levels(found) == {GPU: "page"}
+
+
+def test_the_drivers_state_tells_what_a_lost_event_did_not():
+    site = Site()
+    site.values["gpu"]["gpu.recovery_action"] = np.zeros(8)
+    site.show(ticks=5)
+    site.values["gpu"]["gpu.recovery_action"][1] = 2
+    found = site.show(ticks=3)
+    assert levels(found) == {GPU: "page"}
+    assert "reboot node" in found[0].summary
+    site.values["gpu"]["gpu.recovery_action"][1] = 0
+    assert cleared(site.show(ticks=2)) == {GPU}
+
+
+def test_a_gpu_that_is_absent_for_two_frames_is_lost():
+    site = Site()
+    site.values["gpu"]["gpu.present"] = np.ones(8)
+    site.values["gpu"]["gpu.present"][1] = 0
+    assert levels(site.show(ticks=3)) == {GPU: "page"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "level"),
+    [
+        *((name, "page") for name in ("machine_check", "edac_uncorrected", "aer_fatal", "file_system_read_only")),
+        *(("panic", "page"), ("oops", "ticket"), ("nvme_failed", "ticket"), ("io_error", "suspect")),
+    ],
+)
+def test_a_servers_own_faults_are_the_nodes(pattern, level):
+    site = Site()
+    found = site.show(site.event("kernel", "node:n1", pattern=pattern, text="what the kernel said"), ticks=3)
+    assert levels(found) == {"node:n1": level}
+    assert found[0].evidence["log"] == ["what the kernel said"]
+
+
+def test_a_bmcs_log_tells_of_processors_and_memory_but_not_of_corrected_errors():
+    site = Site()
+    quiet = [site.event("sel", NODES[0], type="memory", event="correctable error", asserted=True)]
+    quiet.append(site.event("sel", NODES[0], type="processor", event="internal error", asserted=False))
+    quiet.append(site.event("redfish", NODES[0], severity="Critical", message="Power supply 1 lost its input"))
+    assert site.show(*quiet, ticks=3) == []
+    loud = site.event("sel", NODES[0], type="processor", event="internal error", asserted=True, sensor="CPU0")
+    assert levels(site.show(loud, ticks=3)) == {NODES[0]: "page"}
+    said = site.event("redfish", NODES[1], severity="Critical", message="An uncorrectable memory error was detected")
+    assert levels(site.show(said, ticks=3)) == {NODES[1]: "page"}
+
+
+def test_a_gpu_that_leaves_the_bus_is_one_page_whatever_else_its_server_says():
+    site = Site()
+    events = [site.event("kernel", "node:n0", pattern="aer_fatal"), site.xid(79, after=0.2)]
+    events.append(site.event("gpu_count", "node:n0", expected=4, present=3, missing=["0000:43:00"]))
+    assert levels(site.show(*events, ticks=5)) == {GPU: "page"}
+
+
+def test_a_server_with_too_few_gpus_pages_until_they_are_back():
+    site = Site()
+    found = site.show(site.event("gpu_count", "node:n0", expected=4, present=3, missing=["0000:43:00"]), ticks=3)
+    assert levels(found) == {"node:n0": "page"}
+    assert "has 3 of 4 GPUs, without 0000:43:00" in found[0].summary
+    assert cleared(site.show(site.event("gpu_count", "node:n0", expected=4, present=4))) == {"node:n0"}
+
+
+def test_a_site_sets_levels_of_its_own():
+    site = Site(Xid(pages=(63,), suspects=(109,)))
+    assert levels(site.show(site.xid(63), site.xid(109, GPUS[5]), ticks=3)) == {GPU: "page", GPUS[5]: "suspect"}
+
+
+def test_a_driver_that_is_loaded_anew_wakes_nobody_unless_it_does_not_come_back():
+    site = Site()
+    lost = [site.event("gpu_lost", gpu) for gpu in GPUS[:4]]
+    assert site.show(*lost, ticks=6) == []
+    assert site.show(*(site.event("gpu_back", gpu) for gpu in GPUS[:4]), ticks=30) == []
+    found = site.show(*(site.event("gpu_lost", gpu) for gpu in GPUS[:4]), ticks=20)
+    assert levels(found) == dict.fromkeys(GPUS[:4], "page")
+
+
+def test_slow_and_refused_calls_are_suspects():
+    site = Site()
+    found = site.show(site.event("slow_call", seconds=4.0), site.event("nvml_refused", GPUS[2], calls=["x"]), ticks=3)
+    assert levels(found) == {GPU: "suspect", GPUS[2]: "suspect"}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["xid", "sxid", "recovery_action", "gpu_count", "kernel", "sel", "redfish", "slow_call"]),
+            st.sampled_from([*GPUS, *NODES, "port:n0.p1", "gpu:", "weird"]),
+            st.dictionaries(
+                st.sampled_from(["xid", "root", "detail", "to", "action", "count", "present", "expected", "seconds"]),
+                st.one_of(
+                    st.none(), st.integers(-5, 200), st.text(max_size=5), st.just({"entity": GPU}), st.booleans()
+                ),
+            ),
+        ),
+        max_size=12,
+    )
+)
+def test_no_event_however_odd_stops_it(told):
+    site = Site()
+    for kind, entity, data in told:
+        site.show(Event(site.now, entity, kind, data), ticks=2)
+    restored = Xid()
+    restored.restore(site.detector.snapshot())
+    site.show(ticks=2)

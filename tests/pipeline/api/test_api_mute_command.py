@@ -1,0 +1,95 @@
+"""`fleetpulse mutes` against a real API: what is data, what is talk, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fleetpulse
+from pipeline.api.server import create_app, serve
+from pipeline.config import Api, Config
+
+Call = Callable[..., tuple[int, str, str]]
+ADD = ("add", "straggler", "rack:r1", "--hours", "8", "--reason", "new paste")
+
+
+@pytest.fixture
+def mutes(
+    backend: Any, now: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Call]:
+    """mutes(*words): (exit code, stdout, stderr) of the command, asking an API that serves."""
+    monkeypatch.setattr("pipeline.mute_command.time.time_ns", lambda: now * 1000)
+    stop, config = threading.Event(), Config(api=Api(port=0))
+    serving = serve(create_app(backend, config, lambda: now), config, stop)
+    file = tmp_path / "site.toml"
+    file.write_text(f"[api]\nport = {serving.port}\n")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = fleetpulse.main(["mutes", *words, "--config", str(file)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    yield call
+    stop.set()
+    serving.join(10)
+
+
+def test_a_mute_is_made_listed_and_ended(mutes: Call) -> None:
+    code, out, err = mutes(*ADD, "--output", "json")
+    (made,) = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (made["detector"], made["scope"], made["reason"], made["user"]) == (
+        *("straggler", "rack:r1", "new paste"),
+        "local",
+    )
+    code, out, err = mutes()
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].split() == ["id", "detector", "scope", "since", "until", "ended", "user", "reason"]
+    assert "rack:r1" in out
+    assert mutes("list") == (0, out, "")
+    assert mutes("end", made["id"])[0] == 0
+    assert "rack:r1" not in mutes("list")[1]
+    assert "rack:r1" in mutes("list", "--all")[1]
+    assert "rack:r1" in mutes("--all")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("add", "stragler", *ADD[2:]), "no such detector"),
+        ((*ADD[:2], "rack", *ADD[3:]), "wanted an entity"),
+        ((*ADD[:6], ""), "reason: is empty"),
+        ((*ADD[:4], "0", *ADD[5:]), "--hours 0: wanted more than 0"),
+        ((*ADD[:4], "nan", *ADD[5:]), "--hours nan"),
+        ((*ADD[:4], "1000", *ADD[5:]), "at most 30 days"),
+        (("end", "nothing"), "is not known, or is over"),
+    ],
+)
+def test_what_cannot_be_muted_or_ended_is_bad_usage(mutes: Call, words: tuple[str, ...], said: str) -> None:
+    code, out, err = mutes(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_a_pipeline_that_does_not_run_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text("[api]\nport = 9\n")
+    assert fleetpulse.main(["mutes", "--config", str(tmp_path / "site.toml")]) == 3
+    assert "wanted a running pipeline" in capsys.readouterr().err
+
+
+def test_a_token_that_may_not_is_refused(with_tokens: Any, backend: Any, tmp_path: Path) -> None:
+    tokens, stop = tmp_path / "tokens", threading.Event()
+    config = Config(api=Api(port=0, token_file=tokens))
+    serving = serve(create_app(backend, config), config, stop)
+    try:
+        (tmp_path / "other").write_text("eve:eve-has-a-long-wrong-token\n")
+        (tmp_path / "site.toml").write_text(f"[api]\nport = {serving.port}\ntoken_file = '{tmp_path}/other'\n")
+        assert fleetpulse.main(["mutes", "--config", str(tmp_path / "site.toml")]) == 4
+    finally:
+        stop.set()
+        serving.join(10)
