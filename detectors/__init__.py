@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from typing import Any
 
 from detectors.anomaly.anomaly import Anomaly
@@ -62,20 +60,7 @@ def configured(tables: Mapping[str, Mapping[str, Any]] = {}, source: str = "defa
 
 def listing() -> list[dict[str, Any]]:
     """What `fleetpulse detectors` shows: one row per detector, plain data."""
-    return [
-        {
-            "name": cls.name,
-            "family": cls.family,
-            "class": cls.device_class,
-            "needs": list(cls.needs),
-            "wants": list(cls.wants),
-            "blind": cls.blind,
-            "settings": {f.name: f.default for f in fields(cls) if f.init and f.default is not MISSING},
-            "budget": cls().budget(),
-            "about": inspect.getdoc(cls) or "",
-        }
-        for cls in DETECTORS
-    ]
+    return [cls().row() for cls in DETECTORS]
 
 
 def explain(name: str) -> dict[str, Any]:

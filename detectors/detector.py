@@ -8,6 +8,7 @@ the Desk remembers what was said.
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -90,6 +91,20 @@ class Detector(ABC):
         A condition is reported when it begins, when its level rises and while it holds as often as the detector likes,
         always with the onset of its first report. Frames are read-only.
         """
+
+    def row(self) -> dict[str, Any]:
+        """What it is and how it is set, as plain data."""
+        return {
+            "name": self.name,
+            "family": self.family,
+            "class": self.device_class,
+            "needs": list(self.needs),
+            "wants": list(self.wants),
+            "blind": self.blind,
+            "settings": {f.name: getattr(self, f.name) for f in fields(self) if f.init},
+            "budget": self.budget(),
+            "about": inspect.getdoc(self) or "",
+        }
 
     def budget(self) -> list[str]:
         """What its statistical streams cost in false alarms: a line for each metric, from its threshold."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import inspect
 import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -61,22 +59,7 @@ class Runner:
 
     def listing(self) -> list[dict[str, Any]]:
         """One row of plain data per detector, those that are off too: what it is, how it is set, how it fares."""
-        return [
-            {
-                "name": d.name,
-                "family": d.family,
-                "class": d.device_class,
-                "needs": list(d.needs),
-                "wants": list(d.wants),
-                "blind": d.blind,
-                "about": inspect.getdoc(d) or "",
-                "settings": {f.name: _plain(getattr(d, f.name)) for f in fields(d) if f.init},
-                "budget": d.budget(),
-                "off": self.off.get(d.name, []),
-                "errors": self.errors[d.name],
-            }
-            for d in self._all
-        ]
+        return [{**_plain(d.row()), "off": self.off.get(d.name, []), "errors": self.errors[d.name]} for d in self._all]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """Findings of one instant, corroboration included."""
@@ -123,7 +106,14 @@ class Runner:
             if saved is None or set(saved) != set(detector.snapshot()):
                 _log.warning("detector %s starts afresh: the snapshot is of another version", detector.name)
                 continue
-            detector.restore({name: _rich(value) for name, value in saved.items()})
+            blank = detector.snapshot()
+            try:
+                detector.restore({name: _rich(value) for name, value in saved.items()})
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                detector.restore(blank)
+                _log.warning(
+                    "detector %s starts afresh: the snapshot's state has another shape: %r", detector.name, error
+                )
         self.corroboration.restore(state["active"])
         self.errors = Counter(state["errors"])
 
