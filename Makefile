@@ -31,7 +31,8 @@ docs: .venv/.installed ## write docs/{signals,events,detectors}.md anew from the
 bench: .venv/.installed ## print the figures of the README
 	@for name in ingest kafka; do echo "== benchmarks/$$name.py"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-score: .venv/.installed ## judge the simulated suites and write docs/detection.md: hours, goes on where it was stopped (SCALE=small, HOURS=n)
+score: .venv/.installed ## judge the simulated suites and write docs/detection.md: hours, goes on where it was stopped (SCALE=small or certified, HOURS=n)
+	@test -f $(SCORE_DIR)/trials.json || $(BIN)/python -m benchmarks.detection.trials --results $(SCORE_DIR)
 	@$(BIN)/python -m benchmarks.detection.suite --scale $(SCALE) $(if $(HOURS),--hours $(HOURS)) --results $(SCORE_DIR)
 
 parts: ## install what tests need beyond Python: Chromium, Java, Maven, Kafka's jars (Debian or Ubuntu, as root)

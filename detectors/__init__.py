@@ -22,6 +22,7 @@ from detectors.link.link_pcie import LinkPcie
 from detectors.link.link_stall import LinkStall
 from detectors.memory.memory import Memory
 from detectors.power.power import Power
+from detectors.power.power_draw import PowerDraw
 from detectors.sdc.sdc import SdcVote
 from detectors.sdc.sdc_gradient import SdcGradient
 from detectors.sdc.sdc_replica import SdcReplica
@@ -40,7 +41,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     *(Straggler, StragglerInferred, StragglerJob),
     *(Link, LinkStall, LinkOptic, LinkCongestion, LinkNvlink, LinkPcie),
     *(SdcVote, SdcReplica, SdcGradient),
-    *(Xid, Memory, Power),
+    *(Xid, Memory, Power, PowerDraw),
     *(Coolant, CoolantEdge, CoolantLeak, Thermal, ThermalInlet, ThermalEdge),
     *(Telemetry, TelemetrySensor, TelemetryClock, TelemetryBlind),
     Anomaly,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agents.sim.faults.kind import DAY, Fault
@@ -29,11 +29,17 @@ class Seen:
 
     clean, raised: merged scores, None where no run of that suite is finished.
     events: (line of the truth, what came of it) of each fault that counts, of the raised suite.
+    trials: lines of benchmarks.detection.trials by name.
     """
 
     clean: Score | None
     raised: Score | None
     events: Sequence[Pair]
+    trials: Mapping[str, str] = field(default_factory=dict)
+
+    def trial(self, name: str) -> str:
+        """What a trial of its own measured."""
+        return self.trials.get(name, UNMEASURED)
 
     def of(self, *names: str) -> list[Pair]:
         """Lines and records of some kinds, where their effect is as large as must be found."""
@@ -121,7 +127,15 @@ def _optic(seen: Seen) -> str:
         if cliff < end:
             due.append((pair, cliff - AHEAD_S))
     found = _share_by(due, "that came to the cliff, 24 h ahead of it")
-    return found if found == UNMEASURED else f"{found}; ticket P {UNMEASURED}"
+    return f"{found}; {_ticket_precision(seen)}"
+
+
+def _ticket_precision(seen: Seen) -> str:
+    """Of tickets on ports, those on one that degrades."""
+    right = sum(record["delay_s"] is not None for _, record in seen.of("optic_degradation"))
+    scores = [score for score in (seen.raised, seen.clean) if score]
+    wrong = sum(score["false_tickets_by_detector"].get("link_optic", 0) for score in scores)
+    return f"ticket P {share(right / (right + wrong))} ({wrong} false)" if right + wrong else f"ticket P {UNMEASURED}"
 
 
 def _resistance(seen: Seen) -> str:
@@ -132,7 +146,8 @@ def _resistance(seen: Seen) -> str:
         limit = RESISTANCE / max(told["rise"], 1e-9) * told["days"] * DAY + RESISTANCE_S
         if told["rise"] >= RESISTANCE and limit <= _seconds(pair[0], "end"):
             due.append((pair, limit))
-    return _share_by(due, "that rose so far, at most 10 min after")
+    slow = _share_by(due, "that rose so far within days, at most 10 min after")
+    return f"step: {seen.trial('resistance')}; slow wear: {slow}"
 
 
 def _attribution(seen: Seen) -> str:
@@ -153,16 +168,17 @@ def _flap(seen: Seen) -> str:
 
 
 def _link_errors(seen: Seen) -> str:
-    """No fault has one of these rates alone."""
+    """No fault of the suites has one of these rates alone: a trial shows them."""
     found = recall(seen.kind("link_degradation"))
-    return f"at these rates {UNMEASURED}" + ("" if found == UNMEASURED else f"; acute degradation: {found}")
+    return seen.trial("link_errors") + ("" if found == UNMEASURED else f"; acute degradation: {found}")
 
 
 def _link_pages(seen: Seen) -> str:
     if seen.clean is None or not seen.clean["node_days"]:
         return UNMEASURED
-    count = seen.clean["false_by_detector"].get("link", 0)
-    return f"{number(1e4 * count / (seen.clean['node_days'] * LINKS_PER_NODE))} ({count} pages)"
+    count = sum(n for name, n in seen.clean["false_by_detector"].items() if name.startswith("link"))
+    rate = number(1e4 * count / (seen.clean["node_days"] * LINKS_PER_NODE))
+    return f"{rate} ({count} pages) in the clean runs; {seen.trial('link_alarms')}"
 
 
 def _sdc(seen: Seen) -> str:
@@ -188,7 +204,8 @@ def _cost(seen: Seen) -> str:
     """2 million samples are 100,000 GPUs x 20 metrics."""
     found = seen.clean or seen.raised
     cost = found["cpu_s_per_million_samples"] if found else None
-    return UNMEASURED if cost is None else f"{2 * cost:.1g} s of a core per tick, scaled up from these fleets"
+    whole = "" if cost is None else f"; all detectors, frames and Desk, scaled up from these fleets: {2 * cost:.1g} s"
+    return f"common kernel: {seen.trial('engine_cost')}{whole}"
 
 
 Goal = tuple[str, str, str, str, Callable[[Seen], str]]
@@ -236,8 +253,17 @@ GOALS: tuple[Goal, ...] = (
         *("SDC, bit-exact mismatch", "AEGIS 8/8, SDCHunter 91 % injected"),
         *("100 % of injected mismatches, < 0.004 false pages per 1,000 node-days", "-", _sdc),
     ),
-    ("SDC population coverage, canary only", "< 40 % (stress), 25-70 % EUD", ">= 30 % in 7 days", "40 %", _unmeasured),
-    ("SDC with replica hooks", "91-100 %", ">= 90 % of injected within 1,000 steps", "95 %", _unmeasured),
+    (
+        "SDC population coverage, canary only",
+        "< 40 % (stress), 25-70 % EUD",
+        ">= 30 % in 7 days",
+        "40 %",
+        lambda s: s.trial("canary_coverage"),
+    ),
+    (
+        *("SDC with replica hooks", "91-100 %", ">= 90 % of injected within 1,000 steps", "95 %"),
+        lambda seen: seen.trial("replica_digests"),
+    ),
     (
         *("Coolant pump loss", "none", "incident <= 30 s", "2 s"),
         lambda seen: found_of((record for _, record in seen.of("coolant")), 30.0),

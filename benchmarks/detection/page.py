@@ -30,8 +30,8 @@ Reported are seeds {first} to {last}; detectors are tuned on seeds {tune} to {tu
 """
 
 
-def page(scale: str, lines: Sequence[Line], planned: int) -> str:
-    """The whole text. lines: the finished runs of `planned`."""
+def page(scale: str, lines: Sequence[Line], planned: int, trials: Mapping[str, str] = {}) -> str:
+    """The whole text. lines: the finished runs of `planned`; trials: what else was measured, by name."""
     scores = [(run, result, scored(result)) for run, _, result in lines]
     by_suite = {s: merge([score for run, _, score in scores if run.suite == s]) for s in _there(scores)}
     clean = [score for run, _, score in scores if run.suite == "clean"]
@@ -39,7 +39,7 @@ def page(scale: str, lines: Sequence[Line], planned: int) -> str:
     if raised is not None and clean:
         by_suite["raised"] = raised = with_field_rates(raised, clean)
     events = [pair for run, result, score in scores if run.suite == "raised" for pair in _pairs(result, score)]
-    seen = goals.Seen(by_suite.get("clean"), raised, events)
+    seen = goals.Seen(by_suite.get("clean"), raised, events, trials)
     parts = [
         _head(scale, lines, planned),
         _stands_on(lines, by_suite),

@@ -144,3 +144,17 @@ SCALES: Mapping[str, tuple[tuple[Run, ...], range]] = {
     ),
 }
 """Runs and seeds of each scale: 10,240 clean node-days in full; in 20 minutes of two cores what `small` has."""
+
+
+NAMES_OF_SCALES = (*SCALES, "certified")
+
+
+def planned(scale: str) -> list[tuple[Run, int]]:
+    """Runs and seeds of a scale, seed by seed. `certified`: the clean runs of `full`, everything else as in `small`."""
+    if scale != "certified":
+        runs, seeds = SCALES[scale]
+        return [(run, seed) for seed in seeds for run in runs]
+    (full, every), (small, few) = SCALES["full"], SCALES["small"]
+    clean = [run for run in full if run.suite == "clean"]
+    rest = [run for run in small if run.suite != "clean"]
+    return [(run, seed) for seed in every for run in (*clean, *(rest if seed in few else ()))]

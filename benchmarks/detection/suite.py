@@ -1,6 +1,7 @@
 """Runs the suites run by run on several processes, and goes on where it was stopped: `make score`.
 
-    python -m benchmarks.detection.suite [--scale full|small] [--hours H] [--processes N] [--results DIR] [--page FILE]
+    python -m benchmarks.detection.suite [--scale full|certified|small] [--hours H] [--processes N]
+        [--results DIR] [--code FINGERPRINT] [--page FILE]
 
 One result file per run and seed; a run that is under way leaves a checkpoint every CHECKPOINT_H of simulated time.
 What is finished is not done again, unless code or scenario have changed. Then the page is written from the results.
@@ -17,9 +18,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.detection import results
+from benchmarks.detection import results, trials
 from benchmarks.detection.judge import PARTS, judge
-from benchmarks.detection.scenarios import SCALES, Run
+from benchmarks.detection.scenarios import NAMES_OF_SCALES, Run, planned
 
 CHECKPOINT_H = 6.0  # simulated hours that a kill costs at most: seconds to a minute of computing; chosen
 
@@ -51,10 +52,16 @@ class Segment:
         return found if found is not None and found["key"] == self.key else None
 
 
-def segments(scale: str, folder: Path, code: str) -> list[Segment]:
-    """All runs, seed by seed, so that whatever is there when time is up holds something of everything."""
-    runs, seeds = SCALES[scale]
-    return [Segment(r, s, folder, results.key_of(r.scenario(), s, code)) for s in seeds for r in runs]
+def segments(scale: str, folder: Path, code: str, held_out: str | None = None) -> list[Segment]:
+    """All runs, seed by seed, so that whatever is there when time is up holds something of everything.
+
+    code: fingerprint of what judges; `held_out`: another one for the kinds held out, which need a newer simulator.
+    """
+
+    def key(run: Run, seed: int) -> str:
+        return results.key_of(run.scenario(), seed, (held_out or code) if run.suite == "held_out" else code)
+
+    return [Segment(run, seed, folder, key(run, seed)) for run, seed in planned(scale)]
 
 
 def work(segment: Segment, until: float) -> bool:
@@ -117,15 +124,18 @@ def rates(found: Sequence[results.Result]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="judge the simulated suites and write docs/detection.md")
-    parser.add_argument("--scale", choices=sorted(SCALES), default="full")
+    parser.add_argument("--scale", choices=NAMES_OF_SCALES, default="full")
     parser.add_argument("--hours", type=float, default=float("inf"), help="stop after so long; goes on next time")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--results", type=Path, default=Path(".score"))
+    parser.add_argument("--code", help="fingerprint of the frozen code whose results count, but for kinds held out")
     parser.add_argument("--page", type=Path, default=results.ROOT / "docs" / "detection.md")
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
-    every = segments(options.scale, options.results, results.fingerprint())
-    todo = [s for s in every if s.result() is None]
+    now = results.fingerprint()
+    every = segments(options.scale, options.results, options.code or now, now)
+    todo = [s for s in every if s.result() is None and (options.code in (None, now) or s.run.suite == "held_out")]
+    say(f"code {now}" + (f"; results of {options.code} count" if options.code else ""))
     say(f"{len(every) - len(todo)} of {len(every)} runs are there already")
     run(todo, options.processes, time.time() + options.hours * 3600)
     found = [(s, result) for s in every if (result := s.result()) is not None]
@@ -135,7 +145,8 @@ def main() -> int:
     say(rates([result for _, result in found]))
     from benchmarks.detection.page import page  # here: those who only judge need no page
 
-    options.page.write_text(page(options.scale, [(s.run, s.seed, r) for s, r in found], len(every)))
+    lines = [(s.run, s.seed, r) for s, r in found]
+    options.page.write_text(page(options.scale, lines, len(every), trials.read(options.results)))
     say(f"{options.page}: {len(found)} of {len(every)} runs")
     return 0
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,19 @@ def measured(options: argparse.Namespace) -> Iterator[str]:
     yield f"resistance +{options.rise:.0%} on single GPUs; simulated; seeds {options.seeds}; {days:.0f} node-days"
     for level in LEVELS:
         yield f"  {level:8} {_row(found[level])}; on others {others[level]}"
+
+
+def figure(seeds: Sequence[int], events: int) -> str:
+    """Suspect, ticket and page in one line, for the table of goals."""
+    found: dict[str, list[float | None]] = {level: [] for level in LEVELS}
+    for seed in seeds:
+        trial = Trial(scenario(48, 9.0, events, 0.15), seed, [d for d in configured() if d.name == "thermal"])
+        for _ in trial.run():
+            pass
+        judged = trial.judged()
+        for level in LEVELS:
+            found[level] += delays(judged, level)[0]
+    return "; ".join(f"{level} {_row(mine)}" for level, mine in found.items())
 
 
 def _row(found: list[float | None]) -> str:

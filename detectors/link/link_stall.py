@@ -117,7 +117,7 @@ class LinkStall(Detector):
         moves += going
         moves[going & (since > 0)] = 1
         np.copyto(since, seen, where=same & (since == 0))
-        np.copyto(since, 0, where=going)
+        np.copyto(since, 0, where=going | ~self.up[:n])  # a port that is down does not stall
         np.copyto(self.failed[:n], 0.0, where=going)
         np.copyto(self.failures[:n], 0, where=going)
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.method.told import seconds
 from pipeline.records import SECOND, Event, Frame
 from pipeline.topology import Topology
 
@@ -54,10 +55,9 @@ class Gates:
             known[event.entity] = event.time
 
     def _begins(self, event: Event) -> None:
-        seconds = event.data.get("seconds")
-        known = isinstance(seconds, (int, float)) and np.isfinite(seconds) and seconds > 0
+        told = seconds(event.data.get("seconds"))
         # who overruns what was announced by half is still at it; nobody is for longer than LONGEST
-        until = min(int(1.5 * float(seconds) * SECOND), LONGEST) if known and seconds is not None else LONGEST
+        until = LONGEST if told is None else min(int(1.5 * told * SECOND), LONGEST)
         self._working[event.entity] = event.time + until
 
     def _forget(self, time: int) -> None:

@@ -37,6 +37,7 @@ def figures(records: Records) -> dict[str, Any]:
         "not_sought": _not_sought(records),
         "tickets": _said("ticket", records, counted),
         "false_by_detector": _counted(f.detector for f in pages),
+        "false_tickets_by_detector": _counted(f.detector for f in records.false if f.level == "ticket"),
         "false_by_reason": _counted(f.why for f in pages),
         "false_by_benign": _by_benign(records.events, pages),
         "false_beside_faults": _counted(f.beside for f in pages if f.beside and f.why != "benign"),

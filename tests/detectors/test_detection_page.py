@@ -13,6 +13,7 @@ from benchmarks.detection.page import page
 from benchmarks.detection.results import scored
 from benchmarks.detection.scenarios import HELD_OUT, NAMES, SCALES, Run, family, held_out, is_fault, kinds_of
 from benchmarks.detection.small import scenarios
+from benchmarks.detection.trials import TRIALS
 from pipeline.records import SECOND, from_iso, iso
 
 START = from_iso("2026-01-01T00:00:00Z")
@@ -148,7 +149,7 @@ def test_fail_slow_counts_faults_that_are_large_and_last(effect, length, told):
 @pytest.mark.parametrize(
     ("moment", "slope", "told"),
     [
-        (36_400, 1.0, "R 1.000 (1 of 1 that came to the cliff, 24 h ahead of it); ticket P not yet measured"),
+        (36_400, 1.0, "R 1.000 (1 of 1 that came to the cliff, 24 h ahead of it); ticket P 1.000 (0 false)"),
         (36_500, 1.0, "R 0.000 (0 of 1"),
         (None, 1.0, "R 0.000 (0 of 1"),
         (10_000, 0.1, goals.UNMEASURED),  # no cliff within the recording
@@ -175,7 +176,18 @@ def test_an_optic_counts_when_it_was_ticketed_a_day_ahead_of_its_cliff(moment, s
 def test_a_cold_plate_counts_from_where_its_resistance_has_risen_as_the_goal_says(rise, moment, told):
     struck = line(1, "cold_plate", 0, 86_000, seen=20_000, rise=rise, days=1.0, effect=rise, effect_unit="resistance")
     seen = seen_of([struck], [alert("gpu:n1.0", moment, "thermal", "ticket")])
-    assert {row[0]: row[-1] for row in goals.rows(seen)}["R_th +15 % on one GPU"].startswith(told)
+    measured = {row[0]: row[-1] for row in goals.rows(seen)}["R_th +15 % on one GPU"]
+    assert measured.split("; slow wear: ")[1].startswith(told)
+
+
+def test_what_only_a_trial_shows_stands_in_the_table_of_goals():
+    none = {row[0]: row[-1] for row in goals.rows(goals.Seen(None, None, []))}
+    told = {name: f"measured {name}" for name in TRIALS}
+    some = {row[0]: row[-1] for row in goals.rows(goals.Seen(None, None, [], told))}
+    assert none["SDC with replica hooks"] == goals.UNMEASURED
+    shown = " ".join(some.values())
+    # false alarms of sound links stand beside those of the clean runs, which are none here
+    assert [name for name in TRIALS if f"measured {name}" not in shown] == ["link_alarms"]
 
 
 @pytest.mark.parametrize(

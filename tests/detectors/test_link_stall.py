@@ -121,6 +121,18 @@ def test_a_port_that_is_down_is_not_stalled(site, watch):
     assert watch(LinkStall(), site, 200, change) == []
 
 
+def test_a_port_that_comes_up_again_has_not_stood_still_while_it_was_down(site, watch):
+    traffic = Traffic(idle=2e5)
+
+    def change(tick, values):
+        traffic.state[SIX] = 0.0 if 60 <= tick < 240 else 1.0
+        return traffic(tick, values)
+
+    page = pages(watch(LinkStall(), site, 300, change))[0]
+    assert page.onset >= START + 239 * STEP
+    assert page.time - page.onset <= 90 * SECOND
+
+
 def test_a_node_whose_agent_is_silent_is_not_stalled(site, watch):
     traffic = Traffic(stands=(), fails=())
 

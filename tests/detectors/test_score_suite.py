@@ -10,7 +10,7 @@ import pytest
 from agents.sim.kinds import KINDS
 from benchmarks.detection import goals, results, suite
 from benchmarks.detection.page import page
-from benchmarks.detection.scenarios import HELD_OUT, PER_RUN, SCALES, Run, is_fault, kinds_of
+from benchmarks.detection.scenarios import HELD_OUT, PER_RUN, SCALES, Run, is_fault, kinds_of, planned
 from benchmarks.detection.suite import Segment, segments, work
 
 TINY = (Run("clean", "all", 4, 0.03), Run("raised", "device", 4, 0.05))
@@ -115,3 +115,20 @@ def test_segments_come_seed_by_seed_with_names_of_their_own(tmp_path):
     todo = segments("full", tmp_path, "code")
     assert len({s.file for s in todo}) == len({s.key for s in todo}) == len(todo)
     assert [s.seed for s in todo] == sorted(s.seed for s in todo)
+
+
+def test_a_certified_scale_has_all_clean_runs_and_a_part_of_the_others():
+    planned_runs = planned("certified")
+    clean = [run.node_days for run, _ in planned_runs if run.suite == "clean"]
+    assert sum(clean) >= 10_000
+    assert {run.suite for run, _ in planned_runs} >= {"clean", "raised", "field"}
+    assert len(planned_runs) == len(set(planned_runs))
+
+
+def test_results_of_frozen_code_count_beside_kinds_held_out_that_need_newer_code(tmp_path, monkeypatch):
+    held = (Run("held_out", "held_out", 8, 1.0),)
+    monkeypatch.setattr(
+        "benchmarks.detection.scenarios.SCALES", {"full": ((Run("clean", "all", 8, 1.0), *held), range(1))}
+    )
+    frozen, newer = segments("full", tmp_path, "frozen"), segments("full", tmp_path, "frozen", "newer")
+    assert [a.key == b.key for a, b in zip(frozen, newer, strict=True)] == [True, False]

@@ -1,0 +1,98 @@
+"""What the suites cannot show, measured by trials of their own: one line each for the table of goals.
+
+    python -m benchmarks.detection.trials [--results DIR] [--only NAME ...]
+
+Bit error rates, replica digests and canary coverage are synthetic streams shown to the real detectors; the step of
+thermal resistance is a simulated fleet of the seeds that are reported. The lines lie in DIR/trials.json for the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from benchmarks import detectors as kernel
+from benchmarks.detection import link_rates, sdc_coverage, sdc_replica, thermal_resistance
+from benchmarks.detection.scenarios import REPORT
+from benchmarks.detection.tables import number, share
+
+FILE = "trials.json"
+Lines = Mapping[str, str]
+
+
+def link_errors() -> str:
+    """Recall at two bit error rates, each within the time that is wanted."""
+    found = [link_rates.delays(ber, 300, REPORT[0]) for ber in link_rates.DETECTED]
+    return "; ".join(f"R {share(d.recall)} at {d.told().removeprefix('BER ')}" for d in found)
+
+
+def link_alarms() -> str:
+    """False alarms of sound links at two bit error rates."""
+    return "; ".join(f"at {link_rates.alarms(ber, 3.0, REPORT[0]).told()}" for ber in link_rates.SOUND)
+
+
+def canary_coverage() -> str:
+    """Of all defective GPUs, those that canaries bring to light in a week; and what sound ones are accused of."""
+    found = sdc_coverage.coverage(4000, REPORT[0])
+    accused, _ = sdc_coverage.clean(1_000_000)
+    shares = f"{share(found.suspected[7])} suspected, {share(found.paged[7])} paged in 7 days"
+    return f"{shares}; {len(accused)} findings in 1,000,000 results of sound GPUs"
+
+
+def replica_digests() -> str:
+    """Of divergences that last, those paged within 1,000 steps."""
+    row = sdc_replica.measured("lasting", 200)
+    told = f"{share(row['paged'])} paged within 1,000 steps, median {number(row['median_steps'])}"
+    return f"{told}, others accused {row['wrongly']:.0f}; what is wrong before the all-reduce: none"
+
+
+def resistance() -> str:
+    """A step of 15 % on single GPUs."""
+    return thermal_resistance.figure(REPORT[:2], 60)
+
+
+def engine_cost() -> str:
+    """The common kernel over a fleet."""
+    spent, state = kernel.fleet_tick(100_000, 20, 256, 15)
+    mine, copy = kernel.kernel_speed(2_000_000, 15)
+    return f"{spent:.2f} s of a core per tick, {state / 1e6:.0f} MB of state; kernel at {mine / copy:.2f} of memcpy"
+
+
+TRIALS: Mapping[str, Callable[[], str]] = {
+    "link_errors": link_errors,
+    "link_alarms": link_alarms,
+    "canary_coverage": canary_coverage,
+    "replica_digests": replica_digests,
+    "resistance": resistance,
+    "engine_cost": engine_cost,
+}
+
+
+def read(folder: Path) -> Lines:
+    """The lines that were measured before; none where nothing was."""
+    path = folder / FILE
+    found: Lines = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="trials for the goals that the suites cannot show")
+    parser.add_argument("--results", type=Path, default=Path(".score"))
+    parser.add_argument("--only", nargs="+", choices=list(TRIALS), default=list(TRIALS))
+    options = parser.parse_args()
+    options.results.mkdir(parents=True, exist_ok=True)
+    for name in options.only:
+        line = TRIALS[name]()
+        partial = options.results / f"{FILE}.partial"
+        partial.write_text(json.dumps({**read(options.results), name: line}, indent=1))
+        os.replace(partial, options.results / FILE)
+        print(f"{name}: {line}", file=sys.stderr, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

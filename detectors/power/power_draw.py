@@ -1,0 +1,234 @@
+"""Finds GPUs that draw more or less than their like at the same clock and activity."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from detectors.detector import Detector, memory, notes, part
+from detectors.method.conditions import Open, close, tell
+from detectors.method.evidence import Compared, evidence
+from detectors.method.gates import Gates
+from detectors.method.streams import Channel, Step, Streams
+from detectors.power.draw_fit import Bools, DrawFit, Floats
+from detectors.straggler.seats import Seats
+from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.signals import Signal
+
+_HELD_DOWN = np.uint64(0x4 | 0x8 | 0x20 | 0x40 | 0x80)
+"""NVML clock event reasons: power cap, hardware slowdown, heat by software and hardware, power brake. The voltage falls
+with the clock there, so that the line of those at full clock says nothing."""
+_BUSY = 0.2  # activity below which the board itself draws most of the power; chosen
+_RHYTHM = 30  # s between two looks: half of what is smoothed over; chosen
+_JITTER = 4  # s by which frames are dated apart; chosen
+_SMOOTH = 60.0  # s over which power and work are averaged alike: they are read at other moments; chosen
+_STEPS = 0.3  # share by which the work differs from its average while the load steps; chosen
+_MOST = 60.0  # s for which a hole in the telemetry counts
+_FEWEST, _AT_WORK = 4, 0.2  # members of a cohort, and share of it, that must be at work; as thermal has it
+_NODE = 0.5  # share of a node's GPUs on one side from which on its work or its host is odd, not a board; chosen
+_K_PER_W = 0.03  # least thermal resistance of a liquid-cooled GPU; air-cooled ones have more
+_FOLLOWS, _LEAST_K = 0.35, 1.0  # share of the heat that a true change of power shows at least, and K; chosen
+
+
+@dataclass
+class PowerDraw(Detector):
+    """PCC on ln(P / P_fit): board power against a line of clock x activity by product, refitted over a day.
+
+    Compared are the GPUs of a product in a stage or job, else in a rack, and each with its own past. Suspect: 10 % more
+    or less than its like for `hold` s: a voltage regulator, a power limit, or the meter. Ticket after `patience` s, if
+    the activity of the multiprocessors and the job are known (else other work looks the same) and its temperature
+    follows the power: where it does not the meter lies, which telemetry_sensor tells. Never a page. Not judged: idle
+    GPUs, those held down (power cap 0x4, heat, brake), steps of the load, announced work, and half a node at once.
+
+    Source: dynamic power goes as clock x activity at one voltage (Weste and Harris, CMOS VLSI Design, section 5.2);
+    delta: identical GPUs differ by 8 % (Sinha et al., SC 2022). hold: twice the longest benign slowdown of 300 s;
+    patience: chosen, a change that outlasts most phases of a job.
+    """
+
+    name: ClassVar[str] = "power_draw"
+    family: ClassVar[str] = "power"
+    device_class: ClassVar[str] = "gpu"
+    needs: ClassVar[tuple[str, ...]] = ("gpu.power", "gpu.sm_clock")
+    wants: ClassVar[tuple[str, ...]] = (
+        *("gpu.sm_active", "gpu.utilization", "gpu.throttle_reasons", "gpu.temperature"),
+        *("event:maintenance_start", "event:maintenance_end", "event:version"),
+    )
+    blind: ClassVar[str] = (
+        "Less than 10 %, what was so from the beginning, idle and capped GPUs (a low power limit takes the clock "
+        "along), and what half a node's GPUs show at once."
+    )
+
+    delta: float = 0.10
+    hold: float = 600.0
+    patience: float = 21_600.0
+
+    fit: DrawFit = part(DrawFit)
+    draws: Streams = part(lambda: Streams(Channel(floor=0.02, delta=0.10, phi=0.6, both=True)))
+    heats: Streams = part(lambda: Streams(Channel(floor=0.8, delta=_LEAST_K, phi=0.6, both=True)))
+    gates: Gates = part(Gates)
+    seats: Seats = part(Seats)
+    power: Floats = memory(np.nan)  # W and GHz, smoothed alike
+    work: Floats = memory(np.nan)
+    inner: Bools = memory(False, np.bool_)  # whether the activity of the multiprocessors was ever told
+    placed: Bools = memory(False, np.bool_)
+    worked: Bools = memory(False, np.bool_)
+    since: Any = memory(0, np.int64)  # when a condition began, in us
+    newest: dict[str, int] = notes()
+    conditions: Open = notes()
+
+    def __post_init__(self) -> None:
+        self.draws.channel = Channel(floor=0.02, delta=self.delta, phi=0.6, both=True)
+
+    def choose(
+        self, used: Collection[str], available: Collection[str] | None, catalogue: Mapping[str, Signal]
+    ) -> list[str]:
+        """One of the two kinds of activity will do."""
+        lacking = super().choose(used, available, catalogue)
+        either = available is None or "gpu.sm_active" in available or "gpu.utilization" in available
+        return lacking if either else [*lacking, "gpu.sm_active"]
+
+    def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        self.gates.hear(frames)
+        frame = frames.get("gpu")
+        if frame is None or not len(frame.entities):
+            return []
+        self._renamed(frame, frames)
+        last = self.newest.get("at", 0)
+        if frame.time - last < (_RHYTHM - _JITTER) * SECOND:
+            return []
+        self.newest["at"] = frame.time
+        seconds = min((frame.time - last) / SECOND, _MOST) if last else _RHYTHM
+        self._renew(frame)
+        gate = self._smooth(frame, seconds)
+        learnt = np.where(gate, self.power[: len(gate)], np.nan)
+        line = self.fit.expected(frame, self.work[: len(gate)], learnt, self.inner[: len(gate)], seconds)
+        gate = self._enough(gate & np.isfinite(line))
+        step = self.draws.step(np.log(learnt / line), self.seats.groups, frame.time, gate)
+        heat = self.heats.step(frame["gpu.temperature"], self.seats.groups, frame.time, gate)
+        on = step.on & ~step.moved
+        if not on.any():
+            self.since[:] = 0
+            close(self.conditions, set())
+            return []
+        return self._told(frame, step, heat, on)
+
+    def _renew(self, frame: Frame) -> None:
+        """Learns those anew on whom people worked, or whose company is another."""
+        n, seats = len(frame.entities), self.seats
+        working = self.gates.working(frame)
+        anew = self.worked[:n] != working
+        self.worked[:n] = working
+        others = seats.update(frame)
+        if others is not None:  # among peers a GPU's own offset stays as it was; without them the job made it
+            lone = ~seats.placed | ~self.placed[:n] | (seats.groups < 0)
+            anew |= others & lone
+            self.placed[:n] = seats.placed
+        told = frame["gpu.sm_active"]
+        first = np.isfinite(told) & ~self.inner[:n]
+        self.inner[:n] |= first
+        anew |= first
+        if anew.any():
+            self._forget(anew)
+
+    def _forget(self, mask: Bools) -> None:
+        n = len(mask)
+        self.power[:n][mask] = self.work[:n][mask] = np.nan
+        self.since[:n][mask] = 0
+        for streams in (self.draws, self.heats):
+            streams.forget(mask)
+
+    def _renamed(self, frame: Frame, frames: Mapping[str, Frame]) -> None:
+        """Learns those anew whose software or firmware changed, or that of what they are part of."""
+        self.grow(len(frame.entities))
+        named = {e.entity for each in frames.values() for e in each.events if e.kind == "version"}
+        if named:
+            above = frame.topology.above
+            self._forget(np.array([e in named or not named.isdisjoint(above(e)) for e in frame.entities], bool))
+
+    def _smooth(self, frame: Frame, seconds: float) -> Bools:
+        """Follows power and work; whose may be judged now."""
+        n = len(frame.entities)
+        activity = np.where(self.inner[:n], frame["gpu.sm_active"], frame["gpu.utilization"])
+        now_w, now_x = frame["gpu.power"], activity * frame["gpu.sm_clock"] / 1000.0
+        power, work, reasons = self.power[:n], self.work[:n], frame["gpu.throttle_reasons"]
+        bits = np.where((reasons >= 0) & (reasons < 2.0**63), reasons, 0.0).astype(np.uint64)
+        usable = (now_w > 1) & (activity >= _BUSY) & (now_x > 0) & np.isfinite(now_w + now_x)
+        usable &= ((bits & _HELD_DOWN) == 0) & ~self.worked[:n]
+        steady = np.abs(now_x - work) <= _STEPS * work
+        share = 1 - np.exp(-seconds / _SMOOTH)
+        for mean, now in ((power, now_w), (work, now_x)):
+            mean += np.where(usable, share * (now - mean), 0.0)
+            fresh = usable & np.isnan(mean)
+            mean[fresh] = now[fresh]
+        idle = (activity < _BUSY) | ((bits & _HELD_DOWN) != 0)
+        power[idle] = work[idle] = np.nan
+        return np.asarray(usable & steady)
+
+    def _enough(self, gate: Bools) -> Bools:
+        """Not those of a cohort of which few are at work: who hangs on when a job waits is odd."""
+        groups = self.seats.groups
+        mine, size = groups >= 0, int(groups.max(initial=0)) + 1
+        count, whole = np.bincount(groups[gate & mine], minlength=size), np.bincount(groups[mine], minlength=size)
+        few = count < np.maximum(_FEWEST, _AT_WORK * whole)
+        return np.asarray(gate & ~(mine & few[groups]))
+
+    def _told(self, frame: Frame, step: Step, heat: Step, on: Bools) -> list[Finding]:
+        """since: a condition lasts while its stream is on, though the load may stop for a while."""
+        n = len(on)
+        on = on & ~self._whole_node(step, on)
+        since = self.since[:n]
+        first = on & (since == 0)
+        since[first] = frame.time - np.minimum(step.held[first], int(self.hold)) * SECOND
+        since[~on] = 0
+        due = on & (frame.time - since >= self.hold * SECOND) & (np.abs(step.effect) >= self.delta / 2)
+        close(self.conditions, {frame.entities[i] for i in np.flatnonzero(due).tolist()})
+        out, unheard = [], "gpu.temperature" not in frame.values
+        for i in np.flatnonzero(due & step.judged & np.isfinite(self.power[:n])).tolist():
+            follows = self._follows(step, heat, i)
+            sure = bool(self.inner[i]) and bool(self.seats.placed[i]) and (follows or unheard)
+            level: Level = "ticket" if sure and frame.time - since[i] >= self.patience * SECOND else "suspect"
+            if told := tell(self.conditions, frame.entities[i], frame.time, int(since[i]), level):
+                out.append(self._finding(frame, step, i, follows, *told))
+        return out
+
+    def _whole_node(self, step: Step, on: Bools) -> Bools:
+        """(N,) those of nodes of which many are off on one side."""
+        node, off = self.seats.node, np.zeros(len(on), bool)
+        known, size = node >= 0, int(self.seats.node.max(initial=-1)) + 1
+        whole = np.bincount(node[known], minlength=size)
+        for side in (on & step.below, on & ~step.below):
+            count = np.bincount(node[known & side], minlength=size)
+            many = np.append((count > 1) & (count >= _NODE * whole), False)
+            off |= side & many[node]
+        return off
+
+    def _follows(self, step: Step, heat: Step, i: int) -> bool | None:
+        """Whether its temperature moved as the power says; None where none is told."""
+        if not heat.judged[i]:
+            return None
+        watts = float(self.power[i]) * -np.expm1(-float(step.effect[i]))
+        own = float(heat.effect[i])
+        return bool(own * watts > 0 and abs(own) >= max(_FOLLOWS * _K_PER_W * abs(watts), _LEAST_K))
+
+    def _finding(self, frame: Frame, step: Step, i: int, follows: bool | None, onset: int, level: Level) -> Finding:
+        gpu, watts, off = frame.entities[i], float(self.power[i]), float(np.expm1(step.effect[i]))
+        usual, alone = watts / (1 + off), bool(step.alone[i])
+        cohort, spread = self.seats.cohort(i), None if alone else usual * float(step.spread[i])
+        peers = 0 if alone else max(int(step.size[i]) - 1, 0)
+        compared = Compared(watts, usual, spread, cohort, peers, off, "W")
+        why = {
+            True: "its temperature follows: a voltage regulator or another power limit",
+            False: "its temperature does not follow: more likely the meter",
+            None: "no temperature is told: a voltage regulator, a power limit or the meter",
+        }[follows]
+        side = "more" if off > 0 else "less"
+        words = f"{gpu} draws {watts:.0f} W, {abs(off):.0%} {side} than {usual:.0f} W at the same clock and activity"
+        summary = f"{words} ({cohort}); {why}"
+        clears = f"ends when its power is within {self.delta / 2:.0%} of the usual at its clock and activity"
+        activity = "gpu.sm_active" if self.inner[i] else "gpu.utilization"
+        told = evidence(clears, compared, work_ghz=round(float(self.work[i]), 3), activity=activity)
+        signals = ("gpu.power", "gpu.sm_clock", activity)
+        return Finding(frame.time, onset, gpu, self.name, level, float(step.score[i]), summary, told, signals)

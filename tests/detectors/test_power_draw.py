@@ -1,0 +1,172 @@
+"""Draw at equal clock and activity: one board more or less, and the loads, caps, meters and moves that only look so."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from detectors.power.draw_fit import DrawFit
+from detectors.power.power_draw import PowerDraw
+from pipeline.records import SECOND, Event, Frame
+from tests.detectors.cases.power_draw import CASE, COUNT, GPUS, GUILTY, WIDTH, drawn, topology
+
+SINCE, TICKS = 120, 300
+
+
+def shown(change, ticks=TICKS, detector=None, placed=True):
+    """What it says; `change(tick, share, load, meter)` alters the physics, and may return a change of the values."""
+    detector, graph, out = detector or PowerDraw(), topology(placed), []
+    for tick in range(ticks):
+        share = np.exp(np.random.default_rng(3).normal(0, 0.03, COUNT))
+        load, meter, events = np.full(COUNT, 0.8), np.ones(COUNT), []
+        after = change(tick, share, load, meter) if tick >= SINCE else None
+        values = drawn(np.random.default_rng([tick, 1]), share, load, meter)
+        if after is not None:
+            events = after(values["gpu"]) or []
+        out += detector.observe(CASE.framed(tick, values, events, graph))
+    return out
+
+
+def board(factor, gpus=(GUILTY,)):
+    def change(tick, share, load, meter):
+        share[list(gpus)] *= factor
+
+    return change
+
+
+def levels(found):
+    return {f.level for f in found}
+
+
+def test_a_board_that_draws_15_percent_more_or_less_is_a_suspect_within_half_an_hour():
+    for factor, side in ((1.15, "more"), (0.85, "less")):
+        found = shown(board(factor))
+        assert {f.entity for f in found} == {GPUS[GUILTY]}
+        assert levels(found) == {"suspect"}
+        assert found[0].time - CASE.time(SINCE) <= 1500 * SECOND
+        assert abs(found[0].onset - CASE.time(SINCE)) <= 420 * SECOND
+        assert side in found[-1].summary
+        assert abs(found[-1].evidence["effect"] - (factor - 1)) < 0.04
+        assert found[-1].signals[0] == "gpu.power"
+
+
+def test_it_is_a_ticket_once_it_was_held_for_long_and_its_heat_bears_it_out():
+    found = shown(board(1.2), detector=PowerDraw(patience=1200.0))
+    assert found[-1].level == "ticket"
+    assert "its temperature follows" in found[-1].summary
+
+
+def test_a_meter_that_lies_stays_a_suspect():
+    def change(tick, share, load, meter):
+        meter[GUILTY] = 1.2
+
+    found = shown(change, detector=PowerDraw(patience=700.0))
+    assert levels(found) == {"suspect"}
+    assert "the meter" in found[-1].summary
+
+
+def test_without_a_known_job_or_the_activity_of_the_multiprocessors_it_stays_a_suspect():
+    assert levels(shown(board(1.2), detector=PowerDraw(patience=700.0), placed=False)) == {"suspect"}
+
+    def change(tick, share, load, meter):
+        share[GUILTY] *= 1.2
+
+    class Blind(PowerDraw):
+        def observe(self, frames):
+            f = frames["gpu"]
+            kept = {k: v for k, v in f.values.items() if k != "gpu.sm_active"}
+            return super().observe({"gpu": Frame(f.time, "gpu", f.entities, kept, f.topology, f.events)})
+
+    found = shown(change, detector=Blind(patience=700.0))
+    assert levels(found) == {"suspect"}
+    assert found[-1].evidence["activity"] == "gpu.utilization"
+
+
+def test_five_percent_is_none():
+    assert shown(board(1.05)) == []
+
+
+def test_more_power_for_more_work_is_none():
+    """One GPU, and then all, work less: their power is what the line says."""
+
+    def one(tick, share, load, meter):
+        load[GUILTY] = 0.55
+
+    def swinging(tick, share, load, meter):
+        load[:] = 0.8 if tick // 7 % 2 else 0.3
+
+    assert shown(one) == []
+    assert shown(swinging) == []
+
+
+def test_a_heavier_model_of_a_whole_job_or_node_is_none():
+    assert shown(board(1.25, range(COUNT))) == []
+    assert shown(board(1.25, range(WIDTH, 2 * WIDTH))) == []
+
+
+def test_idle_and_capped_gpus_are_not_judged():
+    def idle(tick, share, load, meter):
+        load[GUILTY], meter[GUILTY] = 0.01, 1.6
+
+    def capped(tick, share, load, meter):
+        share[GUILTY] *= 0.7
+        return lambda gpu: gpu["gpu.throttle_reasons"].__setitem__(GUILTY, 0x4)
+
+    assert shown(idle) == []
+    assert shown(capped) == []
+
+
+def test_announced_work_and_new_firmware_make_another_normal():
+    node = f"node:n{GUILTY // WIDTH}"
+
+    def told(kind, tick_of):
+        def change(tick, share, load, meter):
+            share[GUILTY] *= 1.2
+            data = {"seconds": 600} if kind == "maintenance_start" else {}
+            event = Event(CASE.time(tick), node, kind, data)
+            return (lambda gpu: [event]) if tick == tick_of else None
+
+        return change
+
+    assert shown(told("version", SINCE + 2)) == []
+    assert shown(told("maintenance_start", SINCE)) == []
+
+
+def test_a_fault_that_ends_is_told_no_more():
+    def change(tick, share, load, meter):
+        if tick < 260:
+            share[GUILTY] *= 1.2
+
+    found = shown(change, ticks=480)
+    assert found
+    assert found[-1].time < CASE.time(330)
+
+
+def test_lost_absurd_and_constant_values_do_no_harm():
+    def absurd(tick, share, load, meter):
+        return lambda gpu: [column.__setitem__(slice(None, None, 3), np.inf) for column in gpu.values()] and None
+
+    def constant(tick, share, load, meter):
+        return lambda gpu: [column.fill(1.0) for column in gpu.values()] and None
+
+    for change in (absurd, constant):
+        assert levels(shown(change)) <= {"suspect"}
+
+
+def test_it_is_off_without_any_activity():
+    needs = ("gpu.power", "gpu.sm_clock")
+    assert PowerDraw().choose((), needs, {}) == ["gpu.sm_active"]
+    assert PowerDraw().choose((), (*needs, "gpu.utilization"), {}) == []
+
+
+def test_the_line_finds_idle_power_and_slope_and_one_broken_board_bends_it_little():
+    fit, graph = DrawFit(), topology()
+    rng = np.random.default_rng(0)
+    for tick in range(60):
+        work = rng.uniform(0.4, 1.9, COUNT)
+        power = 90 + 390 * work
+        power[GUILTY] *= 3 if tick > 15 else 1
+        frame = Frame(CASE.time(tick), "gpu", GPUS, {}, graph)
+        line = fit.expected(frame, work, power, np.ones(COUNT, bool), 30.0)
+    others = np.arange(COUNT) != GUILTY
+    assert np.abs(line[others] / (90 + 390 * work[others]) - 1).max() < 0.03
+    assert list(fit.snapshot()) == ["H100|sm_active"]
