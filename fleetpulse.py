@@ -216,9 +216,9 @@ def _sql(given: argparse.Namespace) -> int:
 def _detectors(given: argparse.Namespace) -> int:
     from detectors import as_text, explain, listing
 
-    rows = listing() if given.name is None else [explain(given.name)]
-    if given.name is not None and given.output == "table":
-        sys.stdout.write(as_text(rows[0]))
+    rows = [explain(name) for name in given.names if name != "explain"] or listing()
+    if given.names and given.output == "table":
+        sys.stdout.write("\n".join(as_text(row) for row in rows))
         return 0
     columns = ["name", "family", "class", "needs", "wants", "blind"]
     _print(rows, columns if given.output in ("table", "csv") else list(rows[0]), given.output)

@@ -78,4 +78,4 @@ def as_text(row: Mapping[str, Any]) -> str:
     """How a detector judges, what it cannot see and its settings, for people."""
     settings = [f"  {key} = {value!r}" for key, value in row["settings"].items()]
     budget = ["", "False alarms, by arithmetic:", *(f"  {line}" for line in row["budget"])] if row["budget"] else []
-    return "\n".join([row["about"], "", f"Cannot see: {row['blind']}", "", *settings, *budget, ""])
+    return "\n".join([row["name"], "", row["about"], "", f"Cannot see: {row['blind']}", "", *settings, *budget, ""])

@@ -43,15 +43,13 @@ class Corroboration:
         self._active = {k: f for k, f in active.items() if time - f.time <= FRESH}
         waiting = {k for k, f in self._active.items() if f.level == "suspect" and f.detector in self.pairs}
         places = self._places(topology) if waiting else {}
-        out = []
-        for key, finding in self._active.items():
-            reason = self._reason(finding, places, topology) if key in waiting else None
+        reasons = {k: self._reason(self._active[k], places, topology) for k in self._active if k in waiting}
+        for key, reason in reasons.items():
             if reason is not None:
-                self._active[key] = finding = _borne_out(finding, reason, time)
-                out.append(finding)
-            elif key in fresh:
-                out.append(finding)
-        return out
+                self._active[key] = _borne_out(self._active[key], reason, time)
+        raised = [key for key, reason in reasons.items() if reason is not None]
+        told = [f for f in found if f is not fresh[f.detector, f.entity] or (f.detector, f.entity) not in raised]
+        return [*told, *(self._active[key] for key in raised)]
 
     def forget(self, key: Key) -> None:
         """A person said that it is no fault."""

@@ -68,7 +68,13 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "signals": ("list what is measured", (OUTPUT,)),
     "detectors": (
         "list the detectors: what each needs, and what it cannot see",
-        ((("name",), {"nargs": "?", "metavar": "NAME", "help": "explain this one, with its settings"}), OUTPUT),
+        (
+            (
+                ("names",),
+                {"nargs": "*", "metavar": "[explain] NAME", "help": "how these judge, settings, budget"},
+            ),
+            OUTPUT,
+        ),
     ),
     "mutes": (
         "list what is muted; mute a detector on a scope, or end a mute",

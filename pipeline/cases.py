@@ -103,6 +103,11 @@ class Case:
         known = self.conditions.get((finding.detector, finding.entity))
         return known is not None and known.onset == finding.onset
 
+    def level_of(self, finding: Finding) -> Level | None:
+        """The level at which its condition stands here."""
+        known = self.conditions.get((finding.detector, finding.entity))
+        return None if known is None else known.level
+
     def take(self, finding: Finding, time: int) -> bool:
         """Folds a finding in; True if it tells anything new."""
         key = (finding.detector, finding.entity)

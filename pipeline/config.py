@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
+from pipeline.modes import ModeRule
 from pipeline.settings import Variable, build, wants
-from pipeline.voice import ModeRule
 
 PREFIX = "FLEETPULSE__"
 

@@ -23,6 +23,7 @@ from pipeline.frames import Framer, Instant, select
 from pipeline.incidents import Desk
 from pipeline.ingest import Committed
 from pipeline.membership import Membership
+from pipeline.modes import ModeRule
 from pipeline.presence import LastSeen
 from pipeline.records import SECOND, Event, EventBatch, Finding, Frame, Origin, Rows, iso
 from pipeline.signals import CLASSES
@@ -32,7 +33,7 @@ from pipeline.store.devices import Devices
 from pipeline.store.events import write_events
 from pipeline.store.reread import reread
 from pipeline.topology import Topology
-from pipeline.voice import MOST_MUTES, ModeRule, Mute, Voice, check_rules, checked
+from pipeline.voice import MOST_MUTES, Mute, Voice, check_rules, checked
 
 log = logging.getLogger("fleetpulse.engine")
 
@@ -103,7 +104,7 @@ class Engine:
         self.membership = Membership(topology)
         self.judge, self.clock = judge, clock
         self.lock = threading.RLock()
-        self.desk = Desk(topology, devices.is_simulated)
+        self.desk = Desk(topology, self._is_simulated)
         self.standing = Standing()
         self.ahead = self.faults = 0
         self._enqueue = enqueue
@@ -116,6 +117,15 @@ class Engine:
         start = self.standing.snapshot if self.standing.snapshot > 0 else None
         self.framer = Framer(step, topology, devices.names, start=start, signals=judge.signals)
         reread(database, start or 0, self._refill)
+
+    def _is_simulated(self, entity: str) -> bool:
+        """Of what sends no telemetry itself, such as a job or a leaf: whether all that is below it is simulated."""
+        if self.devices.knows(entity):
+            return self.devices.is_simulated(entity)
+        below = [e for e in self.topology.below(entity) if self.devices.knows(e)]
+        if not below:  # a job that has ended, a whole site: as simulated as the rest
+            return self.devices.all_simulated() or entity.split(":", 1)[1].startswith("sim-")
+        return all(map(self.devices.is_simulated, below))
 
     # --- what comes in ------------------------------------------------------------------------------
 
@@ -168,7 +178,7 @@ class Engine:
     def _show(self, instant: Instant, found: list[Finding]) -> None:
         """Takes what the Desk makes of an instant; all of it or, if the Desk fails, nothing of it."""
         new = self._unwritten
-        found, heard = self.voice.judged(found)
+        found, heard = self.voice.judged(found, self.desk.standing)
         try:
             changes = self.desk.observe(instant.time, heard, self._seen.present)
         except Exception:
@@ -237,7 +247,7 @@ class Engine:
     def unmute(self, id_: str) -> Mute:
         """Ends a mute now. Raises KeyError if none of that id stands."""
         with self.lock:
-            found = next((m for m in self.voice.mutes if m.id == id_), None)
+            found = next((m for m in self.voice.mutes if m.id == id_ and m.ended is None), None)
             if found is None:
                 raise KeyError(id_)
             over = replace(found, ended=min(self.clock(), found.until))
@@ -260,7 +270,7 @@ class Engine:
 
     def _restore(self) -> None:
         with self.database.lock:
-            self.voice.mutes = mutes.standing(self.database.connection, 0)
+            self.voice.mutes = mutes.standing(self.database.connection, max(self.standing.judged, 0))
             desk = ledger.load_snapshot(self.database.connection, "desk")
             judge = ledger.load_snapshot(self.database.connection, "judge")
         if desk is not None:

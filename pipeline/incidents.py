@@ -11,7 +11,7 @@ from pipeline.cases import SEVERITIES, Case, Change, NoSuchIncident, difference,
 from pipeline.errors import Refused
 from pipeline.folding import EXPLAINS, PLANT, Folding
 from pipeline.mutes import Mutes
-from pipeline.records import LEVELS, SECOND, Finding, Incident
+from pipeline.records import LEVELS, SECOND, Finding, Incident, Level
 from pipeline.topology import Topology, kind_of
 
 QUIET = 600 * SECOND
@@ -90,6 +90,10 @@ class Desk:
         """Detector and entity of every condition of an incident. Raises NoSuchIncident."""
         return list(self._case(incident_id).conditions)
 
+    def standing(self, finding: Finding) -> Level | None:
+        """The level at which its condition stands in an open incident; None: in none."""
+        return case.level_of(finding) if (case := self._known(finding)) else None
+
     def snapshot(self) -> str:
         """All state as JSON; belongs into the transaction that stores the changes."""
         return json.dumps(
@@ -100,9 +104,9 @@ class Desk:
         """Takes the state of a snapshot; goes on as if it had never stopped."""
         data = json.loads(snapshot)
         self.time = data["time"]
-        cases = [Case.from_json(case) for case in data["cases"]]
-        self._cases = {case.incident.id: case for case in cases}
-        self._home = {key: c.incident.id for c in sorted(cases, key=lambda c: c.open) for key in c.conditions}
+        self._cases = {case.incident.id: case for case in map(Case.from_json, data["cases"])}
+        known = sorted(self._cases.values(), key=lambda c: c.open)
+        self._home = {key: c.incident.id for c in known for key in c.conditions}
         self._mutes.restore(data["mutes"])
 
     def _case(self, incident_id: str) -> Case:
@@ -153,9 +157,8 @@ class Desk:
             and (case.incident.cause == chain[0] or self._absorbs_now(case))
             and self._folding.absorbs(case, finding.detector, finding.entity, severity)
         ]
-        near = {entity: i for i, entity in enumerate(chain)}
-        key = lambda c: (near.get(c.incident.cause, len(near)), c.incident.onset, c.incident.id)  # noqa: E731
-        return min(found, key=key, default=None)
+        near = dict(zip(chain, range(len(chain)), strict=True)).get
+        return min(found, key=lambda c: (near(c.incident.cause, 99), c.incident.onset, c.incident.id), default=None)
 
     def _absorbs_now(self, case: Case) -> bool:
         """Whether what begins now may follow from it: from what many hang on while it is found, else for a time."""

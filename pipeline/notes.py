@@ -10,7 +10,7 @@ from pipeline.config import Config
 from pipeline.engine import Engine, Judge
 from pipeline.errors import Retryable
 from pipeline.incidents import Desk
-from pipeline.voice import ANY
+from pipeline.modes import ANY
 
 
 class Notes:

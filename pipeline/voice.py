@@ -8,31 +8,23 @@ restart comes to the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.errors import ConfigError, UsageError
-from pipeline.records import SECOND, Finding, iso
-from pipeline.settings import wants
+from pipeline.modes import ANY, Mode, ModeRule
+from pipeline.records import LEVELS, SECOND, Finding, Level, iso
 from pipeline.topology import Topology
 
-Mode = Literal["record", "notify", "act"]
-ANY = "*"
 LONGEST_MUTE = 30 * 86_400 * SECOND
 """Nothing is muted for longer at once: a mute that everybody forgot hides the next fault. Chosen."""
 MOST_MUTES = 1000
 """Mutes that may stand at the same time; each is looked at for every finding. Chosen."""
-_SCOPE = wants("an entity such as rack:r12, or * for everywhere", lambda v: v == ANY or ":" in v.strip(":"))
 
 
-@dataclass(frozen=True)
-class ModeRule:
-    """[[modes]]: what a detector (* for all) may do on a scope (an entity and all below it, * for everywhere)."""
-
-    mode: Mode
-    detector: str = ANY
-    scope: str = field(default=ANY, metadata=_SCOPE)
+Standing = Callable[[Finding], Level | None]
+"""The level at which a condition stands in an open incident; None: in none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +85,24 @@ class Voice:
         around = (finding.entity, *self.topology.above(finding.entity))
         return next((m for m in self.mutes if m.holds(finding.detector, around, finding.time)), None)
 
-    def judged(self, findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
-        """All findings, told apart in their evidence where something holds them back, and those that the Desk hears."""
+    def judged(self, findings: Sequence[Finding], standing: Standing) -> tuple[list[Finding], list[Finding]]:
+        """All findings, told apart in their evidence where something holds them back, and those that the Desk hears.
+
+        What stands in an open incident already goes on to, though no louder: a mute opens and raises nothing, and it
+        does not end what still is. That something was cleared is always heard.
+        """
         if not self.rules and not self.mutes:
             return list(findings), list(findings)
         every: list[Finding] = []
         heard: list[Finding] = []
         for finding in findings:
             mute, mode = self.muted(finding), self.mode(finding)
-            if mute is not None:
-                every.append(_with(finding, muted={"id": mute.id, "reason": mute.reason, "until": iso(mute.until)}))
-            elif mode == "record":
-                every.append(_with(finding, mode=mode))
+            if mute is not None or mode == "record":
+                why = {"id": mute.id, "reason": mute.reason, "until": iso(mute.until)} if mute is not None else None
+                every.append(_with(finding, muted=why) if why else _with(finding, mode=mode))
+                level = finding.level if finding.evidence.get("cleared") is True else standing(finding)
+                if level is not None:
+                    heard.append(replace(every[-1], level=min(level, finding.level, key=LEVELS.index)))
             else:
                 told = _with(finding, mode=mode) if mode == "act" else finding
                 every.append(told)

@@ -32,6 +32,9 @@ _AT_ONCE = 100_000  # links whose false alarms are counted side by side
 _SIGNAL = "nic.symbol_errors"
 DETECTED, SOUND = {1e-12: 90.0, 1e-13: 300.0}, (1e-16, 1e-15)
 """BER -> s within which it must be paged; and those of links that are sound."""
+USUAL = 1e-16
+LEARNT: tuple[float | None, ...] = (None, 1e-15, USUAL)
+"""What the detector knows when a link goes bad: nothing, or the BER of the fabric over a day; the last is the usual."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Delays:
 
     ber: float
     delays: NDArray[np.float64]
+    learnt: float | None = None
 
     @property
     def recall(self) -> float:
@@ -49,7 +53,8 @@ class Delays:
     def told(self) -> str:
         q = np.nanquantile(self.delays, [0.5, 0.9, 0.99])
         within = f"{self.recall:.4f} of {len(self.delays)} within {DETECTED[self.ber]:.0f} s"
-        return f"BER {self.ber:g}: {within}; delay median {q[0]:.0f} s, p90 {q[1]:.0f} s, p99 {q[2]:.0f} s"
+        after = "from a cold start" if self.learnt is None else f"after a day at {self.learnt:g}"
+        return f"BER {self.ber:g} {after}: {within}; delay median {q[0]:.0f} s, p90 {q[1]:.0f} s, p99 {q[2]:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -72,16 +77,19 @@ def per_second(ber: float) -> float:
     return ber * SPEED * 1e6
 
 
-def delays(ber: float, links: int, seed: int) -> Delays:
-    """Bad links in a large sound fabric, each from a moment of its own within a tick."""
+def delays(ber: float, links: int, seed: int, learnt: float | None = USUAL) -> Delays:
+    """Bad links in a large sound fabric, each from a moment of its own within a tick.
+
+    learnt: the BER of the sound fabric that the detector has watched for a day before; None: it has just been started.
+    """
     rng, size = np.random.default_rng([seed, round(-np.log10(ber))]), links * (_FABRIC + 1)
     names = tuple(f"port:n{i}.p0" for i in range(size))
-    topology = Topology({name: (f"leaf:l{i // 64}",) for i, name in enumerate(names)})
+    topology = Topology({name: (f"leaf:l{i % (size // 64 + 1)}",) for i, name in enumerate(names)})
     place = {name: i for i, name in enumerate(names[:links])}
-    link, total, late = _after_a_day(rng, size), np.zeros(size), rng.uniform(0, INTERVAL, links)
+    link, total, late = _started(rng, size, learnt), np.zeros(size), rng.uniform(0, INTERVAL, links)
     found = np.full(links, np.nan)
     for tick in range(_WARM + 2 * int(DETECTED[ber]) // INTERVAL):
-        total += rng.poisson(per_second(1e-16) * INTERVAL, size)
+        total += rng.poisson(per_second(learnt or USUAL) * INTERVAL, size)
         if tick >= _WARM:
             total[:links] += rng.poisson(per_second(ber) * (INTERVAL - late * (tick == _WARM)))
         values = {"nic.state": np.ones(size), "nic.speed": np.full(size, SPEED), _SIGNAL: total.copy()}
@@ -90,14 +98,16 @@ def delays(ber: float, links: int, seed: int) -> Delays:
             if f.level == "page" and (i := place.get(f.entity, -1)) >= 0 and np.isnan(found[i]):
                 # what a tick holds was counted in the seconds before it
                 found[i] = (tick - _WARM + 1) * INTERVAL - late[i]
-    return Delays(ber, found)
+    return Delays(ber, found, learnt)
 
 
-def _after_a_day(rng: np.random.Generator, size: int) -> Link:
-    """A detector that has watched a sound fabric of that size for a day, at a BER of 1e-16."""
+def _started(rng: np.random.Generator, size: int, learnt: float | None) -> Link:
+    """A detector, which has watched a sound fabric of that size for a day if it has learnt a BER."""
     link, counted = Link(), Counted()
+    if learnt is None:
+        return link
     counted.cohort.learn(size * DAY, 0.0)
-    errors = float(rng.poisson(per_second(1e-16) * INTERVAL * size * DAY))
+    errors = float(rng.poisson(per_second(learnt) * INTERVAL * size * DAY))
     counted.cohort.add(errors, errors)
     link.errors.counted[_SIGNAL] = counted
     return link
@@ -126,7 +136,8 @@ def alarms(ber: float, days: float, seed: int) -> Alarms:
 def figures(links: int, days: float, seed: int) -> Iterator[Delays | Alarms]:
     """All that is measured."""
     for ber in DETECTED:
-        yield delays(ber, links, seed)
+        for learnt in LEARNT:
+            yield delays(ber, links, seed, learnt)
     for ber in SOUND:
         yield alarms(ber, days, seed)
 

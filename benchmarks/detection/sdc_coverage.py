@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time as clock
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,21 +110,31 @@ def clean(runs: int, gpus: int = 10_000) -> tuple[list[Finding], float]:
     """Findings on sound GPUs, and seconds of the detector: half known answers, half votes.
 
     With what must not look like corruption: a roll-out of other software half way through, two drivers whose answers
-    to what is voted on differ, every hundredth result told twice, and agents that start anew and tell again.
+    to what is voted on differ, every hundredth result told twice, and agents that start anew, a hundredth of them each
+    round: they tell their round before again as it was, and once more as asked anew, with the time of now.
     """
     names = tuple(f"gpu:n{i // 8}.{i % 8}" for i in range(gpus))
     parents = {gpu: [gpu.replace("gpu:", "node:").rpartition(".")[0]] for gpu in names}
     drivers = {gpu: {"sku": "H100", "driver": "570" if i % 5 else "575"} for i, gpu in enumerate(names)}
     detector, topology = SdcVote(), Topology(parents, drivers)
     found, spent = list[Finding](), 0.0
-    number = -(-runs // gpus)
+    number, before = -(-runs // gpus), tuple[Event, ...]()
     for n in range(number):
         time = START + n * 1800 * SECOND
-        events = _round(n, number, time, names)
+        result = _round(n, number, time, names)
+        events, before = (*anew(n, time, before), *result), result
         began = clock.perf_counter()
         found += detector.observe({"gpu": Frame(time, "gpu", names, {}, topology, events)})
         spent += clock.perf_counter() - began
     return found, spent
+
+
+def anew(n: int, time: int, before: tuple[Event, ...]) -> Iterator[Event]:
+    """What agents that started anew tell of the round before: a hundredth of them, others each time."""
+    for i, event in enumerate(before):
+        if (i + 31 * n) % 100 == 0:
+            yield event
+            yield Event(time, event.entity, event.kind, event.data)
 
 
 def _round(n: int, number: int, time: int, names: tuple[str, ...]) -> tuple[Event, ...]:

@@ -18,8 +18,8 @@ USUAL = "8 h"
 LIST = ""
 """Whose page the list of mutes is, where an incident's has its id."""
 WHAT_IT_DOES = (
-    "What is found there is still stored, but opens no incident and tells nobody. This incident hears no more of it "
-    "and ends as quiet; acknowledge it instead if somebody works on it."
+    "What is found there is still stored, but opens no incident and tells nobody. This incident stays open as "
+    "long as it is found, and becomes no louder."
 )
 
 

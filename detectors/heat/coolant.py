@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes, part
+from detectors.heat import forgiven
 from detectors.heat.coolant_loops import PEERS, Loops, Seen, finding, level_of, together
+from detectors.heat.coolant_shared import Shared, Shift, blamed
 from detectors.method.cohorts import likeness
 from detectors.method.conditions import Open, close, tell
 from detectors.method.gates import Gates
@@ -22,6 +24,7 @@ from pipeline.topology import kind_of
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 _LEAST_FLOW = 1.0  # L/min; a loop that runs with less is idle; chosen
+_BACK, _WELL = 0.02, 5  # share that a flow may lack, as meters err, and samples for which, until it is back; chosen
 _FAST_S, _SLOW_S = 30.0, 120.0  # of the two means of the supply whose difference is its slope; chosen
 _RAPID = 0.4  # K/min; ASHRAE TC 9.9 allows 20 K/h, which is 0.33: a controller moves its set-point slower than that
 _JUMP_K, _JUMP_K_S = (
@@ -39,7 +42,9 @@ class Coolant(Detector):
     less with pressure or pump speed moved too; where neither is measured after `hold` s, with fewer than 4 comparable
     loops a ticket instead. Flow that falls alone, while pressure and pump say otherwise, is the meter: a suspect.
     Supply: suspect from `temperature_delta` K; page once it rose faster than any set-point does, or is `warm` K above
-    usual for `hold` s, or the GPUs throttle. A supply that jumps within one sample is the sensor.
+    usual for `hold` s, or the GPUs throttle. A supply that jumps within one sample is the sensor. What four or more
+    comparable loops do together is taken out of each and judged by itself: one finding on what the loops share (hall,
+    facility, else site:all), by the same rules. The heat balance is evidence only: it decides no level.
 
     Source: heat balance dT = 15.1 * kW / (L/min) for 25 % propylene glycol: a lost pump spends a GPU's margin in
     about 12 s, so flow under 70 % of the loop's own past pages without waiting for statistics; CUSUM of Page (1954);
@@ -55,7 +60,8 @@ class Coolant(Detector):
         *("gpu.power", "gpu.throttle_reasons", "event:maintenance_start", "event:maintenance_end"),
     )
     blind: ClassVar[str] = (
-        "A single node's cold plate, fouling over weeks, and whether water, valve or heat exchanger warms the supply."
+        "A single node's cold plate, fouling over weeks, and whether water, valve or heat exchanger warms the supply; "
+        "it does not foretell the minutes until a loop's GPUs throttle."
     )
 
     threshold: float = 18.5
@@ -73,7 +79,11 @@ class Coolant(Detector):
     warmth: Streams = part(lambda: Streams(Channel(floor=0.3, delta=2.75, phi=0.9)))
     pressure: Streams = part(lambda: Streams(Channel(floor=0.02, delta=0.05, phi=0.6, both=True)))
     speed: Streams = part(lambda: Streams(Channel(floor=0.01, delta=0.05, phi=0.6, both=True)))
+    shared: Shared = part(Shared)
     gates: Gates = part(Gates)
+    forgiven: list[str] = notes(list)
+    back: Bools = memory(False, np.bool_)
+    well: NDArray[np.int64] = memory(0, np.int64)
     ready: Bools = memory(False, np.bool_)
     low: NDArray[np.int64] = memory(0, np.int64)
     low_since: NDArray[np.int64] = memory(0, np.int64)
@@ -101,26 +111,54 @@ class Coolant(Detector):
             return []
         n = len(frame.entities)
         self.grow(n)
+        self._forgiven(frame)
         gate = ~self.gates.working(frame)
-        flow, expected = self._step(self.flow, _fall(_read(frame, "coolant.flow")), frame, gate)
+        flow, expected, less = self._step(self.flow, _fall(_read(frame, "coolant.flow")), frame, gate)
         self._collapsed(frame, expected, gate)
-        warmth, _ = self._step(self.warmth, _read(frame, "coolant.supply_temperature"), frame, gate)
+        warmth, _, warmer = self._step(self.warmth, _read(frame, "coolant.supply_temperature"), frame, gate)
         self._slopes(frame)
-        pressure, _ = self._step(self.pressure, _fall(_read(frame, "coolant.pressure")), frame, gate)
-        speed, _ = self._step(self.speed, _fall(_read(frame, "pump.speed")), frame, gate)
+        pressure, _, sank = self._step(self.pressure, _fall(_read(frame, "coolant.pressure")), frame, gate)
+        speed, _, slower = self._step(self.speed, _fall(_read(frame, "pump.speed")), frame, gate)
         self.ready[:n] |= flow.judged
-        bad = flow.on | warmth.on | (self.low[:n] >= 2)
-        self._held(flow, frame.time)
-        close(self.conditions, {frame.entities[i] for i in np.flatnonzero(bad).tolist()})
-        if not bad.any():
-            return []
-        measured = np.isfinite(frame["coolant.flow"]) | np.isfinite(frame["coolant.supply_temperature"])
+        self._held(flow, frame, expected)
         seen = Seen(frame, frames.get("gpu"), flow, warmth, pressure, speed, expected)
-        found = [self._finding(seen, i) for i in np.flatnonzero(bad & measured & gate).tolist()]
+        shift = Shift(frame, seen.gpus, self._comparable(frame), less, warmer, sank, slower)
+        return self._told(seen, shift, gate)
+
+    def _told(self, seen: Seen, shift: Shift, gate: Bools) -> list[Finding]:
+        """Loops that stand out, and what they share where all move."""
+        frame, n = seen.frame, len(gate)
+        told = self.shared.take(shift, gate, self)
+        every = blamed(shift, told, self.shared, self, self._loops, gate)
+        low = (seen.flow.on | (self.low[:n] >= 2)) & ~self.back[:n]
+        bad = low | seen.warmth.on
+        holding = {frame.entities[i] for i in np.flatnonzero(bad).tolist()}
+        close(self.conditions, holding | ({every.entity} if every else set()))
+        found = list[Finding | None]()
+        if every and (due := tell(self.conditions, every.entity, frame.time, every.onset, every.level)):
+            found.append(replace(every.finding, onset=due[0], level=due[1]))
+        if bad.any():
+            measured = np.isfinite(frame["coolant.flow"]) | np.isfinite(frame["coolant.supply_temperature"])
+            found += [self._finding(seen, i) for i in np.flatnonzero(bad & measured & gate).tolist()]
         return [one for one in found if one is not None]
 
-    def _step(self, streams: Streams, values: Floats, frame: Frame, gate: Bools) -> tuple[Step, Floats]:
-        """One sample of one signal; returns what was expected too. What comparable loops share is no departure.
+    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+        """A loop, or all below what loops share, is learnt anew from the next frame of loops on."""
+        self.forgiven.append(entity)
+
+    def _forgiven(self, frame: Frame) -> None:
+        mask = forgiven.take(self.forgiven, frame)
+        if mask is None:
+            return
+        for piece in (self.flow, self.warmth, self.pressure, self.speed, self.shared):
+            piece.forget(mask)
+        for cells in (self.ready, self.low, self.large_since, self.back, self.well):
+            cells[: len(mask)][mask] = 0
+        for at in (self.rapid_at, self.jumped_at):
+            at[: len(mask)][mask] = -_REMEMBERED
+
+    def _step(self, streams: Streams, values: Floats, frame: Frame, gate: Bools) -> tuple[Step, Floats, Floats]:
+        """One sample of one signal, what was expected, and what comparable loops share, which is no departure.
 
         The common part is taken out here, so that a loop that is measured alone is still judged by its own past.
         """
@@ -129,10 +167,11 @@ class Coolant(Detector):
         known = streams.cells.shape[1]
         baseline[:known] = streams.cells[0, :size][: min(known, size)]
         baseline[~self.ready[:size]] = np.nan
-        shift = together(values - baseline, self._comparable(frame))
+        common = together(values - baseline, self._comparable(frame))
+        shift = np.nan_to_num(common)
         if len(self._alone) != size:
             self._alone = np.full(size, -1, np.int32)
-        return streams.step(values - shift, self._alone, frame.time, gate), baseline + shift
+        return streams.step(values - shift, self._alone, frame.time, gate), baseline + shift, common
 
     def _collapsed(self, frame: Frame, expected: Floats, gate: Bools) -> None:
         """Counts samples in a row with less than 70 % of the expected flow; two decide, one may be a broken reading."""
@@ -143,12 +182,17 @@ class Coolant(Detector):
         since[known & bad & (low == 0)] = frame.time
         low[known] = np.where(bad, low + 1, 0)[known]
 
-    def _held(self, flow: Step, time: int) -> None:
-        """Since when the flow is down by what matters."""
-        large = self.large_since[: len(flow.on)]
+    def _held(self, flow: Step, frame: Frame, expected: Floats) -> None:
+        """Since when the flow is down by what matters; and whether one that was down is back at its usual value."""
+        n = len(flow.on)
+        large = self.large_since[:n]
         big = flow.effect >= self.flow_delta
-        large[big & (large == 0)] = time
+        large[big & (large == 0)] = frame.time
         large[~big] = 0
+        lost = _fall(_read(frame, "coolant.flow")) - expected
+        well, known = self.well[:n], np.isfinite(lost)
+        well[known] = np.where(lost < np.maximum(_BACK, flow.effect / 4), well + 1, 0)[known]
+        self.back[:n] = well >= _WELL
 
     def _slopes(self, frame: Frame) -> None:
         """Notes when the supply rose faster than a set-point, or jumped within one sample."""
@@ -178,13 +222,16 @@ class Coolant(Detector):
         return self._alike
 
     def _finding(self, seen: Seen, i: int) -> Finding | None:
+        if self.well[i] and not seen.warmth.on[i]:
+            return None  # its flow is back, though not for long enough yet to say that it ended
         frame, time = seen.frame, seen.frame.time
         peers = int(np.count_nonzero(self._alike == self._alike[i]))
         verdict = level_of(seen, i, self, peers >= PEERS, self._loops)
-        began = [time - int(s.held[i]) * SECOND for s in (seen.flow, seen.warmth) if s.on[i]]
+        began = [time - int(seen.flow.held[i]) * SECOND] * int(seen.flow.on[i] and not self.back[i])
+        began += [time - int(seen.warmth.held[i]) * SECOND] * int(seen.warmth.on[i])
         began += [int(self.low_since[i])] * int(self.low[i] >= 2)
         due = tell(self.conditions, frame.entities[i], time, min(began), verdict.level)
-        return None if due is None else finding(seen, i, due, verdict, self, self._loops)
+        return None if due is None else finding(seen, i, due, verdict, self, self._loops, peers)
 
     def jumped(self, i: int, time: int) -> bool:
         """Whether the sensor of the supply jumped of late."""

@@ -13,13 +13,16 @@ from detectors.detector import Detector, memory, notes
 from detectors.method.conditions import Open, close, tell
 from detectors.method.edge_events import Told, told, values
 from detectors.method.evidence import evidence
+from detectors.method.told import number
 from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.signals import CATALOGUE
 
 _KINDS = ("flow_collapse", "pressure_collapse")
 _SIGNALS = ("coolant.flow", "coolant.pressure", "coolant.supply_pressure")
 _LEARN = 20  # frames of a pressure before it can bear witness: the replay contract
 _FOLLOWS = 1 / 360  # of a frame: an hour at 10 s, so that a set-point is followed and a collapse is not; chosen
 _NEAR = 0.1  # share by which a pressure may differ that stands; flow under 70 % takes half of it away; chosen
+_NUMBERS, _MOST = ("usual", "share", "value"), 1e6  # L/min or bar; more is no reading; chosen
 _RECOVERED = 1.15  # above its threshold by so much a sensor is well: as the agents' rule has it
 
 
@@ -81,11 +84,13 @@ class CoolantEdge(Detector):
         pressure, n = frame["coolant.pressure"], len(frame.entities)
         self.grow(n)
         usual, looks = self.usual[:n], self.looks[:n]
-        known = pressure > 0
+        known = (pressure > 0) & (pressure <= CATALOGUE["coolant.pressure"].valid[1])
         share = np.maximum(1 / np.maximum(looks + 1, 1), _FOLLOWS)
-        near = known & (looks >= _LEARN) & (np.abs(pressure / usual - 1) <= _NEAR)
+        near = known & (looks >= _LEARN)
+        near[near] = np.abs(pressure[near] / usual[near] - 1) <= _NEAR
         takes = known & (near | (looks < _LEARN))
-        usual[:] = np.where(takes, np.where(looks == 0, pressure, usual + share * (pressure - usual)), usual)
+        read = np.where(takes, pressure, np.nan)
+        usual[:] = np.where(takes, np.where(looks == 0, read, usual + share * (read - usual)), usual)
         looks += takes
         return {frame.entities[i] for i in np.flatnonzero(near).tolist()}
 
@@ -100,8 +105,9 @@ class CoolantEdge(Detector):
             mine = self.collapsed.setdefault(said.entity, {})
             if said.active:
                 fresh[said.entity, signal] = said
-                limit = said.number("usual") * said.number("share")
-                mine[signal] = {"onset": said.since, "limit": limit, "value": said.number("value"), "well": 0}
+                usual, share, value = (number(said.event.data.get(name), 0.0, _MOST) for name in _NUMBERS)
+                limit = usual * share if usual is not None and share is not None else None
+                mine[signal] = {"onset": said.since, "limit": limit, "value": value, "well": 0}
             else:
                 mine.pop(signal, None)
                 if (began := fresh.pop((said.entity, signal), None)) is not None:
@@ -119,7 +125,8 @@ class CoolantEdge(Detector):
                 if sensor is None:
                     continue
                 seen.add(entity)
-                sensor["well"] = sensor["well"] + 1 if value >= sensor["limit"] * _RECOVERED else 0
+                # without a limit that makes sense any flow is well: its agent tells anew if it is not
+                sensor["well"] = sensor["well"] + 1 if value > (sensor["limit"] or 0.0) * _RECOVERED else 0
                 if sensor["well"] >= self.well:
                     del self.collapsed[entity][signal]
                     if not self.collapsed[entity]:
@@ -131,8 +138,8 @@ class CoolantEdge(Detector):
         summary = f"{said.entity}: {_word(signal)} collapsed for less than a frame"
         shown = evidence(
             "it is over",
-            value=said.number("value"),
-            usual=said.number("usual"),
+            value=number(said.event.data.get("value"), 0.0, _MOST),
+            usual=number(said.event.data.get("usual"), 0.0, _MOST),
             seconds=(time - said.since) / SECOND,
         )
         return Finding(time, said.since, said.entity, self.name, "suspect", 0.5, summary, shown, (signal,))
@@ -142,13 +149,17 @@ class CoolantEdge(Detector):
     ) -> Finding:
         signals = tuple(s for s in _SIGNALS if s in sensors)
         words = " and ".join(
-            f"{_word(s)} {sensors[s]['value']:.3g} of at least {sensors[s]['limit']:.3g}" for s in signals
+            f"{_word(s)} {_said(sensors[s]['value'])} of at least {_said(sensors[s]['limit'])}" for s in signals
         )
         shown: dict[str, Any] = {s: {"value": sensors[s]["value"], "limit": sensors[s]["limit"]} for s in signals}
         clears = "ends when the sensor shows well in two frames, or its agent says so"
         summary = f"{entity} collapsed: {words}" + (", but its pressure stands: the meter?" if doubted else "")
         score, more = float(len(signals)), evidence(clears, None, meter_doubted=doubted, **shown)
         return Finding(time, due[0], entity, self.name, due[1], score, summary, more, signals)
+
+
+def _said(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"
 
 
 def _word(signal: str) -> str:

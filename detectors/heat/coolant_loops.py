@@ -14,8 +14,8 @@ from pipeline.records import SECOND, Finding, Frame, Level, finite
 
 Floats = NDArray[np.float64]
 PEERS = 4  # loops below which the median is no witness, and a loop is judged by its own past alone; chosen
-_MOVED = 0.05  # ln by which pressure or speed must move to bear a flow out; above the noise of both; chosen
-_SHARE = 0.3  # of the flow's departure: a valve that closes raises the head of a pump by a part of it; chosen
+MOVED = 0.05  # ln by which pressure or speed must move to bear a flow out; above the noise of both; chosen
+SHARE = 0.3  # of the flow's departure: a valve that closes raises the head of a pump by a part of it; chosen
 _CALM = 0.1  # ln; a pressure that swings by more says nothing; chosen
 _PG25 = 15.1  # K L/min per kW: 25 % propylene glycol, 1.02 kg/L, 3.9 kJ/kg K
 _LEAST_DT = 5.0  # K; below it 0.3 K of two sensors and 2 % of the flow make the heat balance worthless
@@ -53,6 +53,8 @@ class Settings(Protocol):
     warm: float
     hold: float
     low: NDArray[np.int64]
+    back: NDArray[np.bool_]
+    well: NDArray[np.int64]
     large_since: NDArray[np.int64]
     pressure: Any
     speed: Any
@@ -84,8 +86,8 @@ class Loops:
 
 
 def together(departure: Floats, groups: NDArray[np.int32]) -> Floats:
-    """(N,) median departure of comparable loops that are measured; 0 where they are fewer than PEERS."""
-    shift = np.zeros(len(departure))
+    """(N,) median departure of comparable loops that are measured; NaN where they are fewer than PEERS."""
+    shift = np.full(len(departure), np.nan)
     known = np.isfinite(departure)
     if np.count_nonzero(known) < PEERS:
         return shift
@@ -107,7 +109,7 @@ def level_of(seen: Seen, i: int, settings: Settings, comparable: bool, loops: Lo
     effect, held = float(seen.warmth.effect[i]), int(seen.warmth.held[i])
     rapid = settings.rapid(i, seen.frame.time) and effect >= settings.temperature_delta
     warm = effect >= settings.warm and held >= settings.hold
-    if not sensor and (rapid or warm or _throttled(seen, i, loops)):
+    if not sensor and (rapid or warm or throttled(seen.gpus, seen.frame.entities[i], loops)):
         level = "page"
     level = "ticket" if level == "suspect" and flow.level == "ticket" else level
     return Verdict(level, flow.others, flow.meter, sensor)
@@ -116,10 +118,10 @@ def level_of(seen: Seen, i: int, settings: Settings, comparable: bool, loops: Lo
 def _flow(seen: Seen, i: int, settings: Settings, comparable: bool) -> Verdict:
     """Pages what pressure or pump bear out, and what they say nothing about after a while."""
     low = bool(settings.low[i] >= 2)
-    if not (low or seen.flow.on[i]):
+    if settings.back[i] or not (low or seen.flow.on[i]):
         return Verdict("suspect")
     drop = _departure(seen, i)
-    need = max(_MOVED, _SHARE * drop)
+    need = max(MOVED, SHARE * drop)
     told = {
         "coolant.pressure": _moved(seen.pressure, settings.pressure, seen.frame["coolant.pressure"], i, need, low),
         "pump.speed": _moved(seen.speed, settings.speed, seen.frame["pump.speed"], i, need, low),
@@ -153,30 +155,33 @@ def _moved(step: Step, streams: Any, values: Floats, i: int, need: float, sudden
     return bool(max(now if sudden else 0.0, abs(float(step.effect[i]))) >= need)
 
 
-def _throttled(seen: Seen, i: int, loops: Loops) -> bool:
+def throttled(gpus: Frame | None, loop: str, loops: Loops) -> bool:
     """Whether at least two GPUs of the loop are held down by heat."""
-    mine = loops.of(seen.frame.entities[i], seen.gpus)
-    if seen.gpus is None or not len(mine):
+    mine = loops.of(loop, gpus)
+    if gpus is None or not len(mine):
         return False
-    reasons = seen.gpus["gpu.throttle_reasons"][mine]
+    reasons = gpus["gpu.throttle_reasons"][mine]
     bits = np.where(np.isfinite(reasons), reasons, 0).astype(np.uint64)
     return int(np.count_nonzero(bits & np.uint64(_THROTTLE))) >= 2
 
 
-def finding(seen: Seen, i: int, due: tuple[int, Level], verdict: Verdict, settings: Settings, loops: Loops) -> Finding:
-    """What is told of a loop."""
+def finding(
+    seen: Seen, i: int, due: tuple[int, Level], verdict: Verdict, settings: Settings, loops: Loops, alike: int
+) -> Finding:
+    """What is told of a loop; `alike`: comparable loops, itself among them."""
     frame, told = seen.frame, list[str]()
+    peers = alike - 1 if alike >= PEERS else 0
+    cohort = f"own past, less what {peers} comparable loops share" if peers else "own past"
     entity, flow = frame.entities[i], float(frame["coolant.flow"][i])
     usual, supply = float(np.exp(-seen.expected[i])), float(frame["coolant.supply_temperature"][i])
     more: dict[str, Any] = {"corroborated_by": list(verdict.others), "meter_doubted": verdict.meter}
     signals: list[str] = []
-    if seen.flow.on[i] or settings.low[i] >= 2:
-        now = "is" if flow < (1 - settings.flow_delta / 5) * usual else "was low and is back at"
-        words = f"flow {now} {flow:.4g} L/min, {flow / usual:.0%} of its usual {usual:.4g} L/min"
+    if (seen.flow.on[i] or settings.low[i] >= 2) and not settings.well[i]:
+        words = f"flow is {flow:.4g} L/min, {flow / usual:.0%} of its usual {usual:.4g} L/min"
         told.append(words + (", but pressure and pump say that it flows: the meter?" if verdict.meter else ""))
         signals = ["coolant.flow", *verdict.others]
         clears = "ends when the flow is back at its usual value"
-        compared = Compared(flow, usual, None, "own past and comparable loops", 0, 1 - flow / usual, "L/min")
+        compared = Compared(flow, usual, None, cohort, peers, 1 - flow / usual, "L/min")
     if seen.warmth.on[i]:
         rise = float(seen.warmth.effect[i])
         words = f"supply temperature is {supply:.1f} Cel, {rise:.1f} K above what is usual"
@@ -184,7 +189,7 @@ def finding(seen: Seen, i: int, due: tuple[int, Level], verdict: Verdict, settin
         more |= {"supply_temperature": finite(supply), "supply_rise": round(rise, 2)}
         if not signals:
             clears = "ends when the supply is back within half of that"
-            compared = Compared(supply, supply - rise, None, "own past and comparable loops", 0, rise, "K")
+            compared = Compared(supply, supply - rise, None, cohort, peers, rise, "K")
         signals.append("coolant.supply_temperature")
     score = float(max(seen.flow.score[i], seen.warmth.score[i]))
     shown = evidence(clears, compared, **more, **_balance(seen, i, loops))
@@ -194,7 +199,7 @@ def finding(seen: Seen, i: int, due: tuple[int, Level], verdict: Verdict, settin
 
 
 def _balance(seen: Seen, i: int, loops: Loops) -> dict[str, float | None]:
-    """Heat that the coolant carries, and its share of what the loop's GPUs draw; only where it is worth something."""
+    """Heat that the coolant carries, and its share of what the loop's GPUs draw: evidence, no level rests on it."""
     frame = seen.frame
     warmed = float(frame["coolant.return_temperature"][i] - frame["coolant.supply_temperature"][i])
     flow = float(frame["coolant.flow"][i])

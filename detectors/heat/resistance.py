@@ -33,16 +33,19 @@ _STUCK_S = 300.0  # s for which no power of a board at work stays the same to th
 _METERED_MOST = 60  # samples from which is learnt what the two usually differ by; chosen
 _ROW = (
     *("power", "peak", "supply", "fast", "slow", "stepped", "energy", "read", "counted", "usual", "samples"),
-    *("core", "lowest", "highest", "said", "said_at"),
+    *("core", "lowest", "highest", "said", "said_at", "shot"),
 )
-_FAST_S, _SLOW_S = 60.0, 600.0  # of the two means of the temperature whose difference is its slope; chosen
+_FAST_S, _SLOW_S = 60.0, 600.0  # of the two means of ln R whose difference is its slope; chosen
+_SWINGS_S = 3 * _SLOW_S  # after a step of the load: until then the means are of two loads, not of a trend; chosen
+_SHOT = 0.08  # of ln R within a minute: R stepped, and a step foretells nothing; twice what 1 K of rounding is; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """One instant: (N,) each; NaN where it is not known. usable: R may be judged.
 
-    ln_r: of the core.   above: K of the core above the memory beside it.   slope: K per minute of the core.
+    ln_r: of the core.   above: K of the core above the memory beside it.   slope: K per minute of the core
+    by which R grows at the present power, NaN where it is not known.
     fresh: learn anew, since what is compared with has another source now.
     misread: ln by which the counter says more power than the readings, against what it usually does; 0 without one.
     """
@@ -66,8 +69,8 @@ class Resistance:
     rows: Floats = field(default_factory=lambda: np.full((len(_ROW), 0), np.nan))
     last: int = 0
 
-    def take(self, frame: Frame, supply: Floats) -> Measured:
-        """`supply`: (N,) temperature of the coolant or air that reaches each GPU, NaN = not told now."""
+    def take(self, frame: Frame, supply: Floats, off: Floats | float = 0.0) -> Measured:
+        """`supply`: (N,) Cel of what cools each GPU, NaN = not told now; `off`: K by which it lies too low."""
         self._grow(len(frame.entities))
         seconds = (frame.time - self.last) / SECOND if self.last else 10.0
         self.last = max(self.last, frame.time)
@@ -83,22 +86,22 @@ class Resistance:
         np.fmax(peak, power, out=peak)
         fresh = np.isnan(reference) & np.isfinite(supply) & (power > 0)
         _filter(reference, supply, seconds, _SUPPLY_LAG_S)
-        below = np.where(np.isnan(reference), self.supply, reference)
+        below = np.where(np.isnan(reference), self.supply, reference) + off
         core = frame["gpu.temperature"]
-        _filter(fast, core, seconds, _FAST_S)
-        _filter(slow, core, seconds, _SLOW_S)
-        rise = core - below
-        stepped[np.abs(drawn - power) > _STEP * peak] = frame.time / SECOND
-        steady = ~(frame.time / SECOND - stepped < _SETTLES_S)
-        moving = ~_stuck(rest[5:], core, drawn, power, rise, frame.time / SECOND)
+        rise, now = core - below, frame.time / SECOND
+        stepped[np.abs(drawn - power) > _STEP * peak] = now
+        steady = ~(now - stepped < _SETTLES_S)
+        moving = ~_stuck(rest[5:10], core, drawn, power, rise, now)
         usable = steady & moving & (rise >= _LEAST_RISE) & (power >= _LEAST_LOAD * peak)
+        ln_r = _ratio(rise, power)
+        creeps = _slope((fast, slow, rest[10]), np.where(usable, ln_r, np.nan), now, seconds)
         return Measured(
-            ln_r=_ratio(rise, power),
+            ln_r=ln_r,
             above=core - frame["gpu.memory_temperature"],
             rise=rise,
             power=power.copy(),
             supply=below,
-            slope=(fast - slow) * 60 / (_SLOW_S - _FAST_S),
+            slope=np.where(now - stepped < _SWINGS_S, np.nan, creeps * rise),
             misread=_misread(rest[:5], frame["gpu.energy"], drawn, seconds),
             usable=usable,
             fresh=fresh,
@@ -115,6 +118,15 @@ class Resistance:
             wider = np.full((len(_ROW), size), np.nan)
             wider[:, : self.rows.shape[1]] = self.rows
             self.rows = wider
+
+
+def _slope(rows: tuple[Floats, Floats, Floats], ln_r: Floats, now: float, seconds: float) -> Floats:
+    """(N,) of ln R a minute; none for a while after R stepped."""
+    fast, slow, shot = rows
+    shot[np.abs(ln_r - fast) > _SHOT] = now
+    _filter(fast, ln_r, seconds, _FAST_S)
+    _filter(slow, ln_r, seconds, _SLOW_S)
+    return np.asarray(np.where(now - shot < _SWINGS_S, np.nan, (fast - slow) * 60 / (_SLOW_S - _FAST_S)))
 
 
 def _misread(metered: list[Floats], counter: Floats, drawn: Floats, seconds: float) -> Floats:

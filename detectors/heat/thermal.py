@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes, part
+from detectors.heat import forgiven, thermal_bits
 from detectors.heat.drift import SURE, Drifts
+from detectors.heat.loop_shift import LoopShift
 from detectors.heat.resistance import Measured, Resistance, Supplies
 from detectors.heat.thermal_patterns import Blamed, Heat, Units, blamed
 from detectors.method.cohorts import Peers
@@ -21,15 +24,8 @@ from pipeline.records import SECOND, Finding, Frame
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
-_LOOP_MOVED = 0.06  # of a logarithm: all GPUs of a cohort at once; a supply sensor that lies by 2 K of 30; chosen
-_LOOP_SETTLES = 3600 * SECOND  # s after which the cohort is learnt as it is then, as streams.py has it
-_LOOP_NOW = 120.0  # s over which it is averaged: a step of the load moves it for less; chosen
-_LOOP_MEMORY = 6 * 3600.0  # s in which what a cohort shows becomes its usual; chosen
-_OFF_MOST = 0.12  # what one GPU adds to the mean of its cohort at most; twice _LOOP_MOVED, chosen
-_COHORTS = (("cdu", "@sku"), ("loop", "@sku"), ("rack", "@sku"), ("@sku",), ("cdu",), ("rack",))
 _FEWEST_PEERS, _PEERS_AT_WORK = 4, 0.2
 """Members of a cohort, and share of it, that must be at work: the few that hang on when a job waits are odd; chosen."""
-_THERMAL_BITS = np.uint64(0x20 | 0x40)  # NVML clock event reasons: software and hardware thermal slowdown
 _ALONE = 0.6  # share of a core's change that the memory beside it does not follow; they share the plate; chosen
 
 
@@ -39,9 +35,11 @@ class Thermal(Detector):
 
     Suspect once the sum passes its threshold and R is up by `delta`; ticket after `patience` s. Page: the GPU throttles
     by heat, or will within `near` minutes; or after `hold` s with R up by `page_delta` within hours and its memory
-    warmer too. Most GPUs of a node, or nodes of a rack, are one finding on the node or rack: their coolant. A trend of
-    two days (z > 5) with R up by `worn` since the GPU was first seen is a ticket. One temperature that moves while the
-    memory beside it does not is a sensor: telemetry_sensor tells that.
+    warmer too. Most GPUs of a node, or nodes of a rack, are one finding on the node or rack: their coolant.
+
+    A GPU that says for two frames that heat slows it down is a ticket whatever its R, and a page after `hold` s at its
+    limit, unless its whole loop is. A trend of two days (z > 5) with R up by `worn` since the GPU was first seen is a
+    ticket. One temperature that moves while the memory beside it does not is a sensor: telemetry_sensor tells that.
 
     Source: P/C of a plate, lag 10 to 20 s (resistance.py); delta: what 1 K of NVML's rounding lets through at 40 K over
     the coolant, threefold; 87 Cel is where current parts begin to slow down if they tell no margin (leptonai/gpud).
@@ -77,9 +75,12 @@ class Thermal(Detector):
     memories: Streams = part(lambda: Streams(Channel(floor=0.5, delta=1.0, phi=0.6)))
     drifts: Drifts = part(Drifts)
     gates: Gates = part(Gates)
-    usual: Floats = memory(np.nan)
-    now: Floats = memory(0.0)
-    moved_until: NDArray[np.int64] = memory(0, np.int64)
+    shift: LoopShift = part(LoopShift)
+    cohort: NDArray[np.int64] = memory(0, np.int64)
+    bits: NDArray[np.int64] = memory(0, np.int64)
+    bits_since: NDArray[np.int64] = memory(0, np.int64)
+    excused: Bools = memory(False, np.bool_)
+    forgiven: list[str] = notes(list)
     worked: Bools = memory(False, np.bool_)
     wearing: Bools = memory(False, np.bool_)
     since: NDArray[np.int64] = memory(0, np.int64)
@@ -91,6 +92,7 @@ class Thermal(Detector):
         init=False,
         repr=False,
     )
+    _numbered: Any = field(default=None, init=False, repr=False)
     _units: Units = field(default_factory=Units, init=False, repr=False)
     _supplies: Supplies = field(default_factory=Supplies, init=False, repr=False)
 
@@ -104,17 +106,50 @@ class Thermal(Detector):
             return []
         self.grow(len(frame.entities))
         groups = self._peers.of(frame)
-        seen = self.resistance.take(frame, self._supplies.of(frame, frames.get("coolant")))
+        self._renumbered(frame, groups)
+        supply = self._supplies.of(frame, frames.get("coolant"))
+        seen = self.resistance.take(frame, supply, self.shift.off(len(groups)))
         gate = self._gate(frame, seen)
         step = self.cores.step(seen.ln_r, groups, frame.time, gate)
         memory_step = self.memories.step(seen.above, groups, frame.time, gate)
-        self._follow(seen, step, groups, frame.time)
+        self.shift.follow(seen, step, self.cores.cells[0], groups, frame.time, self.cores.step_s or 10.0)
         self._trend(seen, step, gate, frame.time)
         heat = self._heat(frame, seen, step, memory_step)
-        if not heat.bad.any():
+        slowed = self._slowed(frame)
+        if not (heat.bad.any() or slowed.any()):
             close(self.conditions, set())
             return []
-        return self._told(frame, blamed(frame, heat, self))
+        found = blamed(frame, heat, self)
+        known = set(found) | {g for one in found.values() for g in one.evidence.get("gpus", ())}
+        said = thermal_bits.blamed(frame, slowed, self.bits_since, heat, groups, self.hold)
+        found |= {e: one for e, one in said.items() if known.isdisjoint((e, *one.evidence["gpus"]))}
+        return self._told(frame, found)
+
+    def _slowed(self, frame: Frame) -> Bools:
+        """Who says that heat slows it down, but for those at work on, and what a person called no fault."""
+        n, reasons = len(frame.entities), frame["gpu.throttle_reasons"]
+        on = thermal_bits.follow(self.bits[:n], self.bits_since[:n], reasons, frame.time)
+        self.excused[:n] &= self.bits[:n] > 0
+        return np.asarray(on & ~self.excused[:n] & ~self.gates.working(frame))
+
+    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+        """A GPU, or all below a node or rack, is learnt anew from the next frame of GPUs on."""
+        self.forgiven.append(entity)
+
+    def _renumbered(self, frame: Frame, groups: NDArray[np.int32]) -> None:
+        """What is above peers is no series with what is above others, or above nobody: trends begin anew."""
+        if self._numbered is groups:
+            return
+        self._numbered = groups
+        names = [zlib.crc32(self._peers.name(frame, i).encode()) + 1 for i in range(len(groups))]
+        now = np.array(names, np.int64)
+        known = self.cohort[: len(now)]
+        changed = (known != 0) & (known != now)
+        if changed.any():
+            self.drifts.forget(changed)
+            self.wearing[: len(now)][changed] = False
+            self.shift.forget(changed)
+        known[:] = now
 
     def _gate(self, frame: Frame, seen: Measured) -> Bools:
         """Whose resistance may be judged now. After work it is another one: a plate was off, a sensor calibrated."""
@@ -127,12 +162,14 @@ class Thermal(Detector):
         if exchanged:
             names = {e.entity for e in exchanged}
             anew = anew | np.fromiter((e in names for e in frame.entities), bool, n)
-        settled = (self.moved_until[:n] > 0) & (self.moved_until[:n] <= frame.time)
-        self.usual[:n][settled] = np.nan
-        anew = anew | settled
+        if (no_fault := forgiven.take(self.forgiven, frame)) is not None:
+            anew = anew | no_fault
+            self.excused[:n] |= no_fault & (self.bits[:n] > 0)
+        if seen.fresh.any():
+            self.shift.forget(seen.fresh)
         if anew.any():
             self._forget(anew)
-        gate = seen.usable & ~working & (self.moved_until[:n] == 0)
+        gate = seen.usable & ~working & ~self.shift.settling(n)
         groups = self._peers.of(frame)
         mine, size = groups >= 0, int(groups.max(initial=0)) + 1
         count, whole = np.bincount(groups[gate & mine], minlength=size), np.bincount(groups[mine], minlength=size)
@@ -143,26 +180,8 @@ class Thermal(Detector):
         for streams in (self.cores, self.memories):
             streams.forget(mask[: streams.cells.shape[1]])
         self.drifts.forget(mask)
-        self.moved_until[: len(mask)][mask] = 0
         self.wearing[: len(mask)][mask] = False
         self.since[: len(mask)][mask] = 0
-
-    def _follow(self, seen: Measured, step: Step, groups: NDArray[np.int32], time: int) -> None:
-        """Where a whole cohort moved, its supply did or its sensor: no member is judged for an hour, then all anew."""
-        n, mine = len(groups), groups >= 0
-        usual, now, until = self.usual[:n], self.now[:n], self.moved_until[:n]
-        fresh = np.isnan(usual) & mine
-        usual[fresh], now[fresh] = step.median[fresh], 0.0
-        off = np.clip(seen.ln_r - usual - self.cores.cells[0, :n], -_OFF_MOST, _OFF_MOST)
-        told = mine & seen.usable & np.isfinite(off)
-        count = np.bincount(groups[told], minlength=int(groups.max(initial=0)) + 1)
-        total = np.bincount(groups[told], off[told], minlength=len(count))
-        common = np.where(mine & (count[groups] > 0), total[groups] / np.maximum(count[groups], 1), 0.0)
-        seconds = self.cores.step_s or 10.0
-        now += (1 - np.exp(-seconds / _LOOP_NOW)) * (common - now)
-        usual += (1 - np.exp(-seconds / _LOOP_MEMORY)) * common
-        moves = (np.abs(now) > _LOOP_MOVED) & (until == 0)
-        until[moves] = time + _LOOP_SETTLES
 
     def _trend(self, seen: Measured, step: Step, gate: Bools, time: int) -> None:
         """Hourly means of what each is above its peers; once an hour, who wears."""
@@ -176,17 +195,16 @@ class Thermal(Detector):
         """What is known of each GPU at this instant."""
         n = len(frame.entities)
         reasons = frame["gpu.throttle_reasons"]
-        bits = np.where(np.isfinite(reasons), reasons, 0).astype(np.uint64)
         margin, at = frame["gpu.thermal_margin"], frame["gpu.slowdown_margin"]
         left = margin - np.where(np.isfinite(at), at, 0.0)
         left = np.where(np.isfinite(left), left, self.slowdown - frame["gpu.temperature"])
-        throttled = (bits & _THERMAL_BITS) != 0
+        throttled = thermal_bits.told(reasons)
         memory_told = np.isfinite(seen.above) & memory_step.judged
         warmer = seen.rise * -np.expm1(-step.effect)  # K that the core is warmer for its resistance
         witness = memory_told & (memory_step.effect < _ALONE * warmer)
         alone = memory_told & ~witness & ~throttled
         honest = step.effect - seen.misread >= self.delta / 2
-        on = step.on & ~step.moved & ~alone & honest & (self.moved_until[:n] == 0)
+        on = step.on & ~step.moved & ~alone & honest & ~self.shift.settling(n)
         first = on & (self.since[:n] == 0)
         self.since[:n][first] = frame.time - step.held[first] * SECOND
         self.since[:n][~on] = 0

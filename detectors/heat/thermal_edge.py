@@ -10,6 +10,7 @@ from detectors.detector import Detector, notes
 from detectors.method.conditions import Open, close, tell
 from detectors.method.edge_events import Told, told
 from detectors.method.evidence import evidence
+from detectors.method.told import number, text
 from pipeline.records import SECOND, Finding, Frame, Level
 from pipeline.topology import Topology, kind_of
 
@@ -17,6 +18,8 @@ _KIND = "temperature_rise"
 _TOGETHER = 60 * SECOND  # rises this close to each other have one reason: racks of a loop heat up within a minute
 _LASTS = 600 * SECOND  # a rise whose end no event told is over: no part rises at 0.5 K/s for so long
 _SOURCES = frozenset({"cdu", "loop", "connector", "chassis"})  # what brings coolant to a part
+_NUMBERS = ("value", "slope", "rise", "seconds")
+_MOST = 1e4  # K, Cel or s; more is no number of a rise; chosen
 _UNITS = {"gpu": "node"}  # what shares a part's cooling most closely
 
 
@@ -63,8 +66,8 @@ class ThermalEdge(Detector):
 
     def _hear(self, said: Told) -> None:
         if said.active:
-            numbers = {name: said.number(name) for name in ("value", "slope", "rise", "seconds")}
-            signal = str(said.event.data.get("signal", "gpu.temperature"))
+            numbers = {name: number(said.event.data.get(name), -_MOST, _MOST) for name in _NUMBERS}
+            signal = text(said.event.data.get("signal")) or "gpu.temperature"
             self.rising[said.entity] = {"onset": said.since, "signal": signal, **numbers}
         else:
             self.rising.pop(said.entity, None)
@@ -100,10 +103,12 @@ class ThermalEdge(Detector):
         return len(parts) >= self.least and close_by and 2 * len(parts) >= size
 
     def _finding(self, entity: str, time: int, due: tuple[int, Level], parts: list[str]) -> Finding:
-        worst = max(parts, key=lambda part: (self.rising[part]["slope"], part))
+        worst = max(parts, key=lambda part: (self.rising[part]["slope"] or 0.0, part))
         rise = self.rising[worst]
         who = entity if parts == [entity] else f"{len(parts)} parts of {entity}"
-        summary = f"{who} rose by {rise['rise']:.3g} K in {rise['seconds']:.3g} s without more power"
+        told_all = rise["rise"] is not None and rise["seconds"] is not None
+        by = f" by {rise['rise']:.3g} K in {rise['seconds']:.3g} s" if told_all else ""
+        summary = f"{who} rose{by} without more power"
         shown = evidence(
             "ends when the parts no longer rise, or after ten minutes",
             parts=parts[:16],

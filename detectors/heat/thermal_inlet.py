@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, notes, part
+from detectors.heat import forgiven
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.gates import Gates
@@ -86,6 +87,7 @@ class ThermalInlet(Detector):
     gates: Gates = part(Gates)
     conditions: Open = notes()
     onsets: dict[str, int] = notes()
+    forgiven: list[str] = notes(list)
     _places: Places = field(default_factory=Places, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -97,6 +99,9 @@ class ThermalInlet(Detector):
         if frame is None or not len(frame.entities):
             return []
         self._places.look(frame)
+        if (mask := forgiven.take(self.forgiven, frame)) is not None:
+            self.warmth.forget(mask)
+            self.speeds.forget(mask)
         inlets, groups = self._places.inlets, self._places.groups
         idle = ~self.gates.working(frame)
         step = self.warmth.step(frame["sensor.temperature"], groups, frame.time, inlets & idle)
@@ -107,6 +112,10 @@ class ThermalInlet(Detector):
         racks = self._racks(step, fans) if warm.any() else {}
         self.onsets = {rack: at for rack, at in self.onsets.items() if rack in racks}
         return self._told(frame, step, fans, racks)
+
+    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+        """All sensors of a rack or row are learnt anew from the next frame of sensors on."""
+        self.forgiven.append(entity)
 
     def _racks(self, step: Step, fans: Step) -> dict[str, NDArray[np.int64]]:
         """Rack -> its warm inlets, where most of them are warm."""

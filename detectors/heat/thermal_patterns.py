@@ -1,7 +1,8 @@
 """Who is to blame for GPUs that lose their heat worse: one GPU, a node or a rack, and what that points to.
 
-One GPU: its plate, its paste or its sensor. Most GPUs of a node: what feeds the node, a manifold or a quick disconnect
-that is not seated. Most nodes of a rack: a filter, a valve or air in the rack's branch. The loop itself is `coolant`'s.
+One GPU: its plate, its paste or its sensor. Most GPUs of a node: what feeds the node. Most nodes of a rack: what feeds
+the rack. Flow and pressure of a node or rack are not read, so what of it is to blame is not told. The loop itself is
+`coolant`'s.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Bools = NDArray[np.bool_]
 _MOST = 0.6  # share of the judged members of a unit that have one reason; half may be chance of a small unit; chosen
 _FEWEST = {"node": 3, "rack": 2}  # members below which a unit is not blamed; chosen
 _MEMBER = 0.75  # share of delta from which another GPU of the unit counts as moved too; chosen
-_CLOSE_K = 3.0  # K below its limit at which a GPU is as good as throttled: three steps of NVML's rounding; chosen
+CLOSE_K = 3.0  # K below its limit at which a GPU is as good as throttled: three steps of NVML's rounding; chosen
+_FORETOLD = 60.0  # minutes beyond which nobody is told when it throttles: a guess; chosen
 _ACUTE = 6 * 3600 * SECOND  # what grew for longer can wait for the morning; chosen
 _LEAST_SLOPE = 0.1  # K a minute; less than that is rounding, and minutes told from it mean nothing; chosen
 
@@ -149,7 +151,7 @@ def _one(frame: Frame, i: int, heat: Heat, settings: Settings) -> Blamed:
     """A single GPU: its plate, its paste, or its sensor where nothing else bears it out."""
     entity, step, time = frame.entities[i], heat.step, frame.time
     minutes = _minutes(i, heat)
-    hot = bool(heat.throttled[i]) or heat.left[i] <= _CLOSE_K
+    hot = bool(heat.throttled[i]) or heat.left[i] <= CLOSE_K
     up = float(np.exp(step.effect[i]) - 1)
     if heat.on[i]:
         level = _level(i, heat, settings, time, hot or (minutes is not None and minutes <= settings.near))
@@ -194,7 +196,7 @@ def _unit(frame: Frame, unit: str, members: list[int], heat: Heat, settings: Set
     worst = max(members, key=lambda i: (heat.step.effect[i], frame.entities[i]))
     told = [m for i in members if (m := _minutes(i, heat)) is not None]
     minutes = min(told, default=None)
-    hot = any(heat.throttled[i] or heat.left[i] <= _CLOSE_K for i in members)
+    hot = any(heat.throttled[i] or heat.left[i] <= CLOSE_K for i in members)
     soon = minutes is not None and minutes <= settings.near
     held = max(int(heat.step.held[i]) for i in members)
     large = middle >= np.log1p(settings.page_delta)
@@ -218,8 +220,8 @@ def _unit(frame: Frame, unit: str, members: list[int], heat: Heat, settings: Set
 
 _VERDICTS = {
     "gpu": "cold plate or thermal paste",
-    "node": "the node's manifold or a quick disconnect that is not seated",
-    "rack": "the rack's filter or valve, or air in its branch",
+    "node": "what the node's GPUs share: manifold, quick disconnect, its branch (its own flow is not read)",
+    "rack": "what the rack's nodes share: its branch of the loop (its own flow and pressure are not read)",
 }
 
 
@@ -236,7 +238,7 @@ def _state(frame: Frame, i: int, heat: Heat, minutes: float | None) -> str:
     warm = f": {frame['gpu.temperature'][i]:.0f} Cel at {heat.seen.power[i]:.0f} W"
     if heat.throttled[i]:
         return f"{warm}, and it throttles"
-    return f"{warm}, some {minutes:.0f} min from throttling" if minutes is not None and minutes <= 120 else warm
+    return f"{warm}, some {minutes:.0f} min from throttling" if minutes is not None and minutes <= _FORETOLD else warm
 
 
 def _peers(frame: Frame, i: int, heat: Heat, settings: Settings) -> str:

@@ -2,6 +2,7 @@
 
 What a counter does that is not growth is no growth here: it began a new life (the agent says so, or it fell), it
 stands at the top of its register, or it answers with all bits set. One that passes 2**32 has wrapped, and goes on.
+One that fell and then leaps back over where it had been, as where two sources tell of it in turn, grew by the rest.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
-_TOPS = (2.0**16 - 1, 2.0**32 - 1, 2.0**64)
-"""Readings that say nothing: 16 and 32 bits full (classic IBTA counters stop there), or all bits set, as a device that
+_TOPS = (2.0**8 - 1, 2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1, 2.0**63, 2.0**64)
+"""Readings that say nothing: 8 to 32 bits full (classic IBTA counters stop there), or all bits set, as a device that
 does not answer reads; 2**64 is 2**64 - 1 as a float. On its way through one of them a counter is read a tick later."""
 _WIDE = 2.0**32
 _Arrays = dict[str, NDArray[Any]]
@@ -51,6 +52,7 @@ class Readings:
     def __init__(self) -> None:
         self.last = np.empty(0)  # NaN: never read
         self.gone = np.empty(0, np.int64)  # when it was last read, if not in the newest frame; 0: it was
+        self.peak = np.empty(0)  # highest before it last fell; NaN: it has not fallen since it was there, or began anew
         self.anew = np.empty(0, np.bool_)  # a new life has begun: growth until the next reading is unknown
         self.born = False  # whether any of these is waited for
         self.before = 0  # time of the newest frame
@@ -74,7 +76,7 @@ class Readings:
         """(ports, growth, seconds) of a counter where it grew and that is known; `anew`: ports in a new life."""
         self._lengthen(len(now))
         other = np.flatnonzero(now != self.last[: len(now)])
-        if len(other) and (odd := other[_says_nothing(now[other])]).size:
+        if len(other) and (odd := other[says_nothing(now[other])]).size:
             now = now.copy()
             now[odd] = np.nan
         if len(anew):
@@ -82,11 +84,21 @@ class Readings:
         at, last, seconds = self.moved(now, time)
         wrapped = (last >= 0.9 * _WIDE) & (last < _WIDE) & (now[at] < 0.1 * _WIDE)
         grew = now[at] - last + np.where(wrapped, _WIDE, 0.0)
+        self._peak(at, last, now[at], wrapped | self.anew[at])
+        back = now[at] >= self.peak[at]
+        grew[back] = now[at][back] - self.peak[at][back]
+        self.peak[at[back]] = np.nan
         told = (grew > 0) & (seconds > 0) & ~self.anew[at]  # NaN compares as false: a first reading tells nothing
         if self.born:
             self.anew[: len(now)] &= ~np.isfinite(now)
             self.born = bool(self.anew.any())
         return at[told], grew[told], seconds[told]
+
+    def _peak(self, at: Places, last: Floats, now: Floats, fresh: NDArray[np.bool_]) -> None:
+        """Remembers from where counters fell; one that wrapped or lives anew has never been higher."""
+        fell = now < last
+        self.peak[at[fell]] = np.fmax(self.peak[at[fell]], last[fell])
+        self.peak[at[fresh]] = np.nan
 
     def full(self, port: int, now: Floats) -> bool:
         """Whether the counter of a port stands at the top of its register, so that it counts no more."""
@@ -96,19 +108,21 @@ class Readings:
         if len(self.last) >= size:
             return
         self.last = grown(self.last, size, np.nan)
+        self.peak = grown(self.peak, size, np.nan)
         self.gone, self.anew = grown(self.gone, size, 0), grown(self.anew, size, False)
 
     def snapshot(self) -> dict[str, Any]:
-        arrays = {"last": self.last, "gone": self.gone, "anew": self.anew}
+        arrays = {"last": self.last, "gone": self.gone, "anew": self.anew, "peak": self.peak}
         return {**{name: a.copy() for name, a in arrays.items()}, "before": self.before}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.last, self.gone, self.anew = state["last"], state["gone"], state["anew"]
-        self.born = bool(self.anew.any())
+        self.peak, self.born = state["peak"], bool(self.anew.any())
         self.before = int(state["before"])
 
 
-def _says_nothing(values: Floats) -> NDArray[np.bool_]:
+def says_nothing(values: Floats) -> NDArray[np.bool_]:
+    """(N,) readings that no counter stands at."""
     return np.isin(values, _TOPS) | (values < 0) | (values > _TOPS[-1])
 
 

@@ -164,7 +164,9 @@ class Errors:
         """(ports, growth) of a counter where it grew; nothing is judged yet."""
         counted = self.counted.setdefault(signal, Counted())
         counted.lengthen(len(now))
-        at, growth, _ = counted.readings.growth(now, time, anew)
+        at, growth, seconds = counted.readings.growth(now, time, anew)
+        fresh = counted.total[at] == 0
+        counted.since[at[fresh]] = time - (seconds[fresh] * SECOND).astype(np.int64)  # made since it was last read
         return at, growth
 
     def judge(self, signal: str, at: Places, growth: Floats, readings: int, time: int, setting: Setting) -> None:
@@ -182,8 +184,6 @@ class Errors:
         active = np.union1d(active, at)
         if seconds > 0:
             self._weigh(counted, active, errors[active], seconds, setting)
-        fresh = at[counted.total[at] == 0]
-        counted.since[fresh] = time
         counted.total[at] += growth
         counted.first[at] += taken
         counted.second[at] += taken**2
@@ -206,6 +206,13 @@ class Errors:
         """Ports of which some counter says more than `limit`."""
         found = [np.flatnonzero(c.sum > limit) for c in self.counted.values()]
         return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+
+    def since(self, at: Places, limit: float) -> Places:
+        """When errors of each port of `at` began, of the counters that say more than `limit`."""
+        found = np.full(len(at), np.iinfo(np.int64).max)
+        for counted in (c for c in self.counted.values() if len(at) and at.max() < len(c.sum)):
+            found = np.where(counted.sum[at] > limit, np.minimum(found, counted.since[at]), found)
+        return found
 
     def full(self, port: int, values: Mapping[str, Floats]) -> list[str]:
         """Counters of a port that stand at the top of their registers and count no more."""

@@ -15,7 +15,9 @@ from detectors.link.counters import Floats, Lives, Places
 from detectors.link.ends import Ends, Modules
 from detectors.link.errors import PACKETS, PHYSICAL, Errors, Setting
 from detectors.link.state import Leaves, PortStates
+from detectors.link.storms import Erring, Storms
 from detectors.link.trouble import PACKET_COUNTERS, Seen, Trouble, troubles
+from detectors.method.baseline import LEARN
 from detectors.method.cohorts import Cohorts
 from detectors.method.conditions import REPEAT, Open, close, tell
 from detectors.method.evidence import evidence
@@ -36,11 +38,13 @@ class Link(Detector):
     for `drop` s, or errors at `limit`: five errors within seconds decide, four within two minutes where the whole
     fabric has shown that it hardly errs; a burst counts at most `error_cap` in 30 s. Suspected
     errors page at once where both ends of the cable have them, or the module is hot. More than `leaf_share` of a
-    leaf's ports (at least `leaf_ports`) down within `leaf_within` s: one page for the leaf, none for its ports.
+    leaf's ports (at least `leaf_ports`) down within `leaf_within` s: one page for the leaf, none for its ports. The
+    same where more than 30 % of at least eight ports of a leaf begin to err within five minutes; `fabric:all` is
+    blamed where these are of several leaves.
 
     Nothing counts during announced work and until links have settled, on a port that begins a new life, on one whose
     far end's node is silent (it boots), or in a counter that was reset or stands at its top (evidence: `full`).
-    Received errors that rise and fall with the load are congestion, a ticket at most.
+    Received packets with errors that rise and fall with the load are congestion, a ticket at most.
 
     Only a port of a fabric, below a leaf or a rail in the topology, pages. Elsewhere people pull cables and laptops
     move: what would page is a ticket there, as with the role `management` anywhere. It stays a suspect on a port with
@@ -48,8 +52,8 @@ class Link(Detector):
 
     Source: 3 flaps in 12 h and down for 4 min as in gpud's rules; bit error rates of 1e-15 (`healthy_ber`, NVIDIA's
     factory test of cables; down to a tenth of it where all ports together show less) against 1e-13 (`faulty_ber`);
-    Poisson CUSUM of Lucas (Technometrics 27, 1985) with exp(23) windows between false alarms, negative binomial as far
-    as errors come in bunches on the whole fabric.
+    Poisson CUSUM of Lucas (Technometrics 27, 1985) with exp(21) readings between false alarms, negative binomial as far
+    as errors come in bunches on the whole fabric: at least 150 days of 10,000 links, read every 10 s.
     """
 
     name: ClassVar[str] = "link"
@@ -72,7 +76,7 @@ class Link(Detector):
     drop: float = 240.0
     healthy_ber: float = 1e-15
     faulty_ber: float = 1e-13
-    limit: float = 23.0
+    limit: float = 21.0
     error_cap: float = 3.0
     leaf_share: float = 0.5
     leaf_within: float = 5.0
@@ -83,6 +87,8 @@ class Link(Detector):
     states: PortStates = part(PortStates)
     errors: Errors = part(Errors)
     leaves: Leaves = part(Leaves)
+    storms: Storms = part(Storms)
+    leaps: dict[str, list[float]] = notes()
     modules: Modules = part(Modules)
     losses: Losses = part(Losses)
     flapped: dict[str, int] = notes()
@@ -135,6 +141,8 @@ class Link(Detector):
         """Notes returns to up that nothing explains: no work, no boot, no fallen leaf."""
         port = frame.entities[i]
         self.flapped[port] = time
+        if i in self.states.leaps:
+            self.leaps[port] = list(self.states.leaps[i])
         if (
             self.states.known(i)
             and not self._excused(frame, i, lives)
@@ -174,15 +182,17 @@ class Link(Detector):
     def _findings(self, frame: Frame, fallen: NDArray[np.bool_]) -> list[Finding]:
         """Of leaves that fell, and of every other port with trouble."""
         bad = self._bad(frame)
-        seen = Seen(self, frame, self._ends.of(frame)) if bad else None
-        found, holding = self._of_leaves(frame), set(self.leaves.fallen)
+        found = [*self._of_leaves(frame), *self._of_storms(frame, fallen, bad)]
+        holding = {*self.leaves.fallen, *self.storms.standing}
+        shared = frozenset(self._places(frame).get(port, -1) for port in self.storms.shared)
+        seen = Seen(self, frame, self._ends.of(frame), shared) if bad else None
         for i in bad:
             port = frame.entities[i]
             if fallen[i] or not self.states.known(i) or self.gates.in_work(port, frame.topology, frame.time):
                 continue
             if self.leaves.back and self.leaves.excuses(self._leaf_of(frame, i), frame.time):
                 continue
-            if self._told(frame, i):
+            if i not in shared and self._told(frame, i):
                 holding.add(port)
                 continue
             told = troubles(seen, i) if seen else []
@@ -205,6 +215,7 @@ class Link(Detector):
         if self.states.flapped:
             for port in [p for p, at in self.flapped.items() if frame.time - at > self.flap_window * SECOND]:
                 del self.flapped[port]
+                self.leaps.pop(port, None)
             burst, place = self.states.burst, self._places(frame)
             names = [p for p in list(self.states.flapped) if burst(p, frame.time, self.flap_window, self.flap_quiet)]
             bad |= {place.get(name, -1) for name in names}
@@ -233,6 +244,31 @@ class Link(Detector):
                         frame.time, min(due[0], frame.time), leaf, self.name, due[1], 1.0, summary, says, ("nic.state",)
                     )
                 )
+        return found
+
+    def _of_storms(self, frame: Frame, fallen: NDArray[np.bool_], bad: list[int]) -> list[Finding]:
+        """Of leaves, or the fabric, on which many ports began to err together."""
+        if not (bad or self.storms.standing or self.storms.shared):
+            return []
+        n, working = len(frame.entities), self.gates.working(frame)
+        at = self.errors.above(self.limit / 2)
+        at = at[at < n]
+        at = at[~fallen[at] & ~working[at] & (self.states.count[at] > LEARN)]
+        at = at[np.fromiter((self._highest(frame, i) == "page" for i in at.tolist()), bool, len(at))]
+        sure = np.isin(at, self.errors.above(self.limit))
+        erring = Erring(
+            at, self.errors.since(at, self.limit / 2), sure, self.states.was_up[:n] & (self._fabric.of(frame) >= 0)
+        )
+        storms = self.storms.judge(
+            erring, self._leaf.of(frame), lambda i: self._leaf_of(frame, i), frame.entities, frame.time
+        )
+        found = []
+        for storm in storms:
+            if due := tell(self.conditions, storm.entity, frame.time, storm.since, storm.level):
+                says = evidence("fewer than 30 % of its ports err", None, erring=storm.struck, ports=storm.of)
+                head = (frame.time, min(due[0], frame.time), storm.entity, self.name, due[1], storm.struck / storm.of)
+                signals = tuple(s for s in (*PHYSICAL, *PACKETS) if s in frame.values)
+                found.append(Finding(*head, self.storms.words(storm), says, signals))
         return found
 
     def _of_port(self, frame: Frame, i: int, told: list[Trouble]) -> list[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,7 +36,6 @@ LINK = np.dtype(
         ("newest", "<f4"),
     ]
 )
-_TOP = 30_000  # where the counts of samples stop
 
 
 @dataclass
@@ -80,10 +79,16 @@ class LinkNvlink(Detector):
     heard: Heard = notes()
     blamed: dict[str, str] = notes()
     conditions: Open = notes()
+    _newest: list[NDArray[np.float64]] = field(default_factory=list, init=False, repr=False)
+    _same: int = field(default=0, init=False, repr=False)  # frames running that showed what the one before did
 
     def __post_init__(self) -> None:
         self.tallies.healthy, self.tallies.faulty = self.healthy_errors, self.faulty_errors
         self.tallies.limit = self.limit
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self._newest, self._same = [], 0
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
@@ -107,13 +112,19 @@ class LinkNvlink(Detector):
         return self._judge(frame, low & idle, errs & idle)
 
     def _look(self, frame: Frame) -> None:
-        """Takes state and speed of all links."""
-        links = self.links[: len(frame.entities)]
+        """Takes state and speed of all links; no count goes beyond `top`, after which what stays changes nothing."""
+        links, top = self.links[: len(frame.entities)], max(self.confirm, LEARN + 1)
         state, speed = frame["nvlink.state"], frame["nvlink.speed"]
+        alike = bool(self._newest) and all(map(_equal, self._newest, (state, speed)))
+        self._same = self._same + 1 if alike else 0
+        if not alike:
+            self._newest = [state.copy(), speed.copy()]
+        if self._same > top:
+            return
         told = np.isfinite(state)
         up, fast = told & (state != 0), np.isfinite(speed)
         same = fast & (speed == links["newest"])
-        links["held"] = np.where(same, np.minimum(links["held"] + 1, _TOP), np.where(fast, 1, links["held"]))
+        links["held"] = np.where(same, np.minimum(links["held"] + 1, top), np.where(fast, 1, links["held"]))
         links["newest"] = np.where(fast, speed, links["newest"])
         better = fast & (links["held"] >= self.confirm) & (speed > links["best"])
         links["best"] = np.where(better, speed, links["best"])
@@ -122,9 +133,9 @@ class LinkNvlink(Detector):
         seen = told | fast
         fresh = low & (links["low"] == 0)
         links["since"] = np.where(fresh, frame.time, links["since"])
-        links["low"] = np.where(low, np.minimum(links["low"] + 1, _TOP), np.where(seen, 0, links["low"]))
+        links["low"] = np.where(low, np.minimum(links["low"] + 1, top), np.where(seen, 0, links["low"]))
         links["was_up"] |= up
-        links["count"] = np.minimum(links["count"] + seen, _TOP)
+        links["count"] = np.minimum(links["count"] + seen, top)
 
     def _judge(self, frame: Frame, low: NDArray[np.bool_], errs: NDArray[np.bool_]) -> list[Finding]:
         """One finding for each GPU or node in trouble: of its links, of what was logged, or of both."""
@@ -223,6 +234,10 @@ _CLEARS = (
     "no error for some minutes, links up at their full speed again and no message of the driver for"
     f" {NEWS // SECOND // 60} minutes"
 )
+
+
+def _equal(before: NDArray[np.float64], now: NDArray[np.float64]) -> bool:
+    return before.shape == now.shape and bool(np.array_equal(before, now))
 
 
 def _words(signal: str) -> str:

@@ -17,6 +17,7 @@ from detectors.method.cohorts import Peers
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.gates import Gates
+from detectors.method.told import number, text
 from pipeline.records import SECOND, Finding, Frame, Level
 
 Bools = NDArray[np.bool_]
@@ -107,8 +108,11 @@ class LinkPcie(Detector):
     def _hear(self, frames: Mapping[str, Frame], time: int) -> None:
         """Keeps the newest AER event of each node for a while."""
         for event in (e for frame in frames.values() for e in frame.events if e.kind == "aer"):
-            told = {name: event.data.get(name) for name in ("device", "kind", "growth", "errors")}
-            self.aer[event.entity] = {"time": event.time, **told}
+            told = {name: text(event.data.get(name)) for name in ("device", "kind")}
+            errors = event.data.get("errors")
+            counted = {str(e)[:40]: number(n) for e, n in errors.items()} if isinstance(errors, Mapping) else {}
+            more = {"growth": number(event.data.get("growth")), "errors": counted}
+            self.aer[event.entity] = {"time": event.time, **told, **more}
         for node in [n for n, told in self.aer.items() if time - told["time"] > _AER_NEWS]:
             del self.aer[node]
 
@@ -153,9 +157,12 @@ class LinkPcie(Detector):
             return np.asarray(telling)
         long = (idle > 0) & (frame.time - idle >= _IDLE) & np.isfinite(now)
         groups = self._peers["gpu"].of(frame)
-        for i in np.flatnonzero(long & (now < best) & (groups >= 0)).tolist():
-            alike = now[long & (groups == groups[i])]
-            telling[i] |= len(alike) >= _COHORT and np.mean(alike >= best[i]) >= _KEEP
+        below = long & (now < best) & (groups >= 0)
+        size = np.bincount(groups[long] + 1, minlength=1 + int(groups.max(initial=0)) + 1)
+        for once in np.unique(best[below]).tolist():  # generations: a handful
+            keep = np.bincount(groups[long & (now >= once)] + 1, minlength=len(size))
+            most = (size >= _COHORT) & (keep >= _KEEP * size)
+            telling |= below & (best == once) & most[groups + 1]
         return np.asarray(telling)
 
     def _fell(self, frame: Frame, i: int, what: str, best: Best, signal: str) -> dict[str, Any]:
@@ -164,10 +171,10 @@ class LinkPcie(Detector):
         since = best.since(i)
         level: Level = "ticket" if changed is not None and changed >= best.whole(i) else "page"
         now, before = float(best.newest[i]), float(best.best[i])
-        text = f"runs {_UNITS[what]} {now:g}, was {before:g}" if what == "generation" else ""
-        text = text or f"has {now:g} {_UNITS[what]}, had {before:g}"
+        words = f"has {now:g} {_UNITS[what]}, had {before:g}"
+        words = f"runs {_UNITS[what]} {now:g}, was {before:g}" if what == "generation" else words
         compared = Compared(now, before, None, "own past", 0, 1 - now / before, "share")
-        told = {"level": level, "since": since, "text": text, "compared": compared.as_evidence()}
+        told = {"level": level, "since": since, "text": words, "compared": compared.as_evidence()}
         return {**told, "signal": signal, "score": 2.0}
 
     def _look(self, device_class: str, frame: Frame, watched: list[tuple[str, Best, Bools]]) -> None:
@@ -176,14 +183,14 @@ class LinkPcie(Detector):
         groups = self._peers[device_class].of(frame)
         for what, best, _ in watched:
             n = len(best.best)
-            values = np.where(best.judged(n), best.best, np.nan)
+            values = np.where(best.judged(n) & best.present(frame.time), best.best, np.nan)
             usual, size = grouped_median(np.where(values > 0, values, np.nan), groups[:n])
             for i in np.flatnonzero((values < usual) & (size >= _COHORT)).tolist():
                 cohort = self._peers[device_class].name(frame, i)
                 now, peers = float(values[i]), int(size[i]) - 1
-                text = f"has never had more than {now:g} {_UNITS[what]}, {peers} alike have {usual[i]:g}"
+                words = f"has never had more than {now:g} {_UNITS[what]}, {peers} alike have {usual[i]:g}"
                 compared = Compared(now, float(usual[i]), None, cohort, peers, float(1 - now / usual[i]), "share")
-                told = {"level": "ticket", "since": frame.time, "text": text, "compared": compared.as_evidence()}
+                told = {"level": "ticket", "since": frame.time, "text": words, "compared": compared.as_evidence()}
                 more = {"score": 1.0, "signal": f"{device_class}.pcie_{what}", "class": device_class}
                 self.lesser[frame.entities[i]] = told | more
 
@@ -195,8 +202,8 @@ class LinkPcie(Detector):
             count = self.replays.counted(i).get(_REPLAYS[0], 0)
             level: Level = "ticket" if self.replays.alarm(n)[i] else "suspect"
             score = float(self.replays.padded(n)[i]) / self.limit
-            text = f"has sent {count} PCIe packets again"
-            told = {"level": level, "since": int(self.replays.since[i]), "text": text, "compared": None}
+            words = f"has sent {count} PCIe packets again"
+            told = {"level": level, "since": int(self.replays.since[i]), "text": words, "compared": None}
             troubles.setdefault(frame.entities[i], []).append({**told, "signal": _REPLAYS[0], "score": score})
 
     def _finding(
@@ -212,8 +219,8 @@ class LinkPcie(Detector):
         frame = next(iter(frames.values()))
         node = frame.topology.above_of_kind(entity, "node") or ""
         beside = self.aer.get(node)
-        text = " and ".join(t["text"] for t in mine)
-        summary = f"{entity} {text}" + (f"; its node told of {beside['kind']} PCIe errors" if beside else "")
+        words = " and ".join(t["text"] for t in mine)
+        summary = f"{entity} {words}" + (f"; its node told of {beside['kind'] or 'some'} PCIe errors" if beside else "")
         facts: dict[str, Any] = {"aer": {k: v for k, v in beside.items() if k != "time"}} if beside else {}
         facts |= {"confirmed_samples": CONFIRM} if worst["compared"] is not None else {}
         clears = "the link is back at what it did, or as good as its like, for one sample"

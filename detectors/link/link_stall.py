@@ -16,6 +16,7 @@ from detectors.method.cohorts import Peers
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.gates import Gates
+from detectors.method.told import text
 from pipeline.records import LEVELS, SECOND, Finding, Frame, Level
 
 ERRORS = (
@@ -100,7 +101,7 @@ class LinkStall(Detector):
 
     def _hear(self, frame: Frame) -> None:
         for event in frame.events:
-            if event.kind == "kernel" and event.data.get("pattern") in _ILL:
+            if event.kind == "kernel" and text(event.data.get("pattern")) in _ILL:
                 self.ill[event.entity] = event.time
         for port in [p for p, at in self.ill.items() if frame.time - at > _TOLD and p not in self.conditions]:
             del self.ill[port]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from detectors.method.told import text, whole
 from pipeline.records import SECOND, Event, Frame
 
 Heard = dict[str, dict[str, Any]]
@@ -13,6 +14,7 @@ CODES = frozenset({74, 136, *range(144, 151)})
 """XIDs of NVLinks by NVIDIA's catalogue: 74 and 136 to Hopper, 144 to 150 on Blackwell."""
 NEWS = 900 * SECOND
 """So long a message stands for what it tells of, if nothing else does; chosen: a driver repeats itself within that."""
+_LINKS = 1 << 16  # no device has as many; chosen
 _APART = 30 * SECOND  # two messages of one window are one burst
 
 
@@ -28,14 +30,15 @@ def hear(heard: Heard, frames: Mapping[str, Frame], time: int) -> None:
         elif event.time - known["last"] >= _APART:
             known["bursts"] += 1
         known["last"] = max(known["last"], event.time)
-        code = f"{event.kind.upper().replace('SXID', 'SXid')} {event.data.get(event.kind)}"
+        number = whole(event.data.get(event.kind))
+        code = f"{event.kind.upper().replace('SXID', 'SXid')} {'without a number' if number is None else number}"
         known["codes"] = [*dict.fromkeys([*known["codes"], code])][:8]
-        known["text"] = str(event.data.get("text", ""))[:200]
+        known["text"] = text(event.data.get("text"))[:200]
         known["fatal"] = known.get("fatal", False) or event.data.get("fatal") is True
         if (link := _link(event)) is not None:
             known["link"] = link
         if event.kind == "sxid":
-            known["switch"] = str(event.data.get("switch", "?"))
+            known["switch"] = text(event.data.get("switch")) or "a switch"
     for entity in [e for e, known in heard.items() if time - known["last"] > NEWS]:
         del heard[entity]
 
@@ -47,12 +50,11 @@ def _messages(frames: Mapping[str, Frame]) -> list[Event]:
         for e in events
         if e.data.get("severity") != "info"
         and not e.data.get("root")
-        and (e.kind == "sxid" or e.data.get("class") == "nvlink" or e.data.get("xid") in CODES)
+        and (e.kind == "sxid" or e.data.get("class") == "nvlink" or whole(e.data.get("xid")) in CODES)
     ]
 
 
 def _link(event: Event) -> int | None:
     """The link's number, where the message has it."""
     detail = event.data.get("detail")
-    link = detail.get("link") if isinstance(detail, Mapping) else None
-    return int(link) if isinstance(link, (int, float)) and not isinstance(link, bool) else None
+    return whole(detail.get("link"), 0, _LINKS) if isinstance(detail, Mapping) else None

@@ -52,7 +52,11 @@ class Best:
 
     def below(self, time: int) -> Bools:
         """(N,) at less than it has held, for some samples running."""
-        return np.asarray((self.counts[1] >= CONFIRM) & (time - self.times[1] <= SILENT))
+        return np.asarray((self.counts[1] >= CONFIRM) & self.present(time))
+
+    def present(self, time: int) -> Bools:
+        """(N,) devices that have told something of late."""
+        return np.asarray(time - self.times[1] <= SILENT)
 
     def learnt(self, n: int) -> Bools:
         """(N,) more values that counted than the first ones, of which nothing is said."""

@@ -16,6 +16,8 @@ DOWN, UP = 1, 2
 UP_WORDS = frozenset({"up", "active", "1", "true"})
 RETURNS = 120 * SECOND
 """After a leaf is back its last ports train their links; they are its own trouble until then. Chosen."""
+FASTEST = 1.0
+"""Flaps a second beyond which a counter of transitions tells something else: a link trains for seconds. Chosen."""
 _MOST_FLAPS = 64  # kept per port; chosen
 _FIELDS = ("state", "was_up", "down", "count", "counts")
 
@@ -30,6 +32,7 @@ class PortStates:
         self.count = np.empty(0, np.int64)  # readings, as far as they matter
         self.counts = np.empty(0, np.bool_)  # it has a counter of transitions
         self.flapped: dict[str, list[int]] = {}  # port -> when it came up again
+        self.leaps: dict[int, tuple[float, float]] = {}  # port -> (moves, s) of this instant that no link can make
         self.readings, self.changes = Readings(), Readings()
 
     def look(self, state: Floats, changes: Floats, time: int, anew: Places) -> list[tuple[int, int]]:
@@ -37,8 +40,13 @@ class PortStates:
         self._lengthen(len(state))
         self._count(state)
         at, _, _ = self.readings.moved(state, time)
-        moving, grew, _ = self.changes.growth(changes, time, anew)
+        moving, grew, seconds = self.changes.growth(changes, time, anew)
         self._note_counters(changes)
+        if self.leaps or len(moving):
+            odd = grew > 2 * FASTEST * np.maximum(seconds, 2.0)
+            told = zip(moving[odd].tolist(), grew[odd].tolist(), seconds[odd].tolist(), strict=True)
+            self.leaps = {i: (count, passed) for i, count, passed in told}
+            grew = np.where(odd, 2.0, grew)  # once, for all that can be known
         return [] if not len(at) and not len(moving) else self._transitions(at, state, moving, grew, time)
 
     def _transitions(self, at: Places, state: Floats, moving: Places, grew: Floats, time: int) -> list[tuple[int, int]]:

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.link.counters import Lives, Places, Readings, grown, says_nothing
 from pipeline.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 BURST = 0.6  # of the limit: the most that one window adds, so that one is above the half and two are above the whole
+_ARRAYS = ("totals", "sums", "since", "seen")
 _LONGEST = 600.0  # s that a window counts at most: after a gap the errors of a long time say little. Chosen
 
 
@@ -36,11 +38,12 @@ class Tallies:
     faulty: float
     limit: float = 23.0
     window: float = 30.0
-    last: Floats = field(default_factory=lambda: np.empty((0, 0)))
+    readings: dict[str, Readings] = field(default_factory=dict)
+    lives: Lives = field(default_factory=Lives)
     totals: Floats = field(default_factory=lambda: np.empty((0, 0)))
     sums: Floats = field(default_factory=lambda: np.empty(0))
     since: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    generation: Floats = field(default_factory=lambda: np.empty(0))
+    seen: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # last read, while that matters
     time: int = 0
 
     def step(self, frame: Frame, gate: Callable[[], Bools]) -> None:
@@ -55,31 +58,32 @@ class Tallies:
         self._grow(n)
         if not rows:
             return
-        now = np.stack([frame[self.signals[k]] for k in rows])
-        growth = self._growth(frame, now, rows)
+        grew = self._growth(frame)
         if not self.time or seconds <= 0:
-            growth[:] = 0.0
+            grew = []
         self.time = frame.time
-        if growth.any() or self.sums.any():
+        if grew or self.sums.any():
+            growth = np.zeros((len(rows), n))
+            for k, at, count in grew:
+                growth[rows.index(k), at] = count
             away = ~gate()
             growth[:, away] = 0.0
             self.sums[:n][away] = 0.0
-            measured = np.asarray(np.isfinite(now).any(axis=0))
-            self._judge(growth, rows, min(max(seconds, 0.0), _LONGEST), measured)
+            columns = [frame[self.signals[k]] for k in rows]
+            measured = np.any([np.isfinite(c) & ~says_nothing(c) for c in columns], axis=0)
+            self._judge(growth, rows, min(max(seconds, 0.0), _LONGEST), np.asarray(measured))
 
-    def _growth(self, frame: Frame, now: Floats, rows: list[int]) -> Floats:
-        """(rows, N) errors since the last look; a reading that is missing is bridged by the next one."""
-        n = now.shape[1]
-        growth = now - self.last[rows, :n]
-        growth = np.where(growth > 0, growth, 0.0)  # NaN: no
-        self.last[rows, :n] = np.where(np.isfinite(now), now, self.last[rows, :n])
-        lives = frame[f"{self.signals[0].split('.', 1)[0]}.generation"]
-        known = self.generation[:n]
-        other = (lives != known) & np.isfinite(lives)
-        if other.any():
-            growth[:, other & (known > 0)] = 0.0
-            known[other] = lives[other]
-        return growth
+    def _growth(self, frame: Frame) -> list[tuple[int, Places, Floats]]:
+        """(counter, devices, errors since the last look); a reading that is missing is bridged by the next one."""
+        anew, _ = self.lives.changed(frame[f"{self.signals[0].split('.', 1)[0]}.generation"])
+        found = []
+        for k, name in enumerate(self.signals):
+            if name in frame.values or len(anew):
+                readings = self.readings.setdefault(name, Readings())
+                at, growth, _ = readings.growth(frame[name], frame.time, anew)
+                if len(at) and name in frame.values:
+                    found.append((k, at, growth))
+        return found
 
     def _judge(self, growth: Floats, rows: list[int], seconds: float, measured: Bools) -> None:
         n = growth.shape[1]
@@ -87,6 +91,8 @@ class Tallies:
         more = growth.sum(axis=0) * np.log(self.faulty / self.healthy)
         more -= (self.faulty - self.healthy) / 3600 * seconds
         sums[:] = np.where(measured, np.clip(sums + np.minimum(more, BURST * self.limit), 0, 2 * self.limit), sums)
+        self.seen[:n] = np.where(measured | fresh, self.time, self.seen[:n])
+        sums[self.time - self.seen[:n] > _LONGEST * SECOND] = 0.0  # who has vanished is not accused for ever
         self.since[:n] = np.where(fresh, self.time, self.since[:n])
         self.totals[:, :n] *= ~fresh
         self.totals[rows, :n] += growth
@@ -113,21 +119,24 @@ class Tallies:
 
     def _grow(self, size: int) -> None:
         more = size - len(self.sums)
-        if self.last.shape[0] != len(self.signals):
-            self.last, self.totals = np.empty((len(self.signals), 0)), np.empty((len(self.signals), 0))
+        if self.totals.shape[0] != len(self.signals):
+            self.totals = np.empty((len(self.signals), 0))
         if more > 0:
             rows = len(self.signals)
-            self.last = np.concatenate([self.last, np.full((rows, more), np.nan)], axis=1)
             self.totals = np.concatenate([self.totals, np.zeros((rows, more))], axis=1)
-            self.sums = np.concatenate([self.sums, np.zeros(more)])
-            self.since = np.concatenate([self.since, np.zeros(more, np.int64)])
-            self.generation = np.concatenate([self.generation, np.zeros(more)])
+            self.sums = grown(self.sums, size, 0)
+            self.since, self.seen = grown(self.since, size, 0), grown(self.seen, size, 0)
 
     def snapshot(self) -> dict[str, Any]:
-        arrays = ("last", "totals", "sums", "since", "generation")
-        return {**{name: getattr(self, name).copy() for name in arrays}, "time": self.time}
+        arrays = {name: getattr(self, name).copy() for name in _ARRAYS}
+        readings = {name: known.snapshot() for name, known in self.readings.items()}
+        return {**arrays, "time": self.time, "readings": readings, "lives": self.lives.snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        for name in ("last", "totals", "sums", "since", "generation"):
+        for name in _ARRAYS:
             setattr(self, name, np.array(state[name]))
         self.time = int(state["time"])
+        self.lives.restore(state["lives"])
+        self.readings = {name: Readings() for name in state["readings"]}
+        for name, known in self.readings.items():
+            known.restore(state["readings"][name])

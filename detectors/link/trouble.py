@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from detectors.link import ends as link_ends
 from detectors.link.cause import CONGESTION, CORRUPTION, Losses
 from detectors.link.ends import Link, Modules
-from detectors.link.errors import PHYSICAL, Errors
+from detectors.link.errors import PACKETS, PHYSICAL, Errors
 from detectors.link.state import PortStates, began
 from detectors.method.evidence import Compared
 from pipeline.links import PEER
@@ -32,6 +32,7 @@ class Judge(Protocol):
     healthy_ber: float
     limit: float
     states: PortStates
+    leaps: dict[str, list[float]]
     errors: Errors
     modules: Modules
     losses: Losses
@@ -39,11 +40,15 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One instant: who judges, its frame, and the places of the far ends (-1: not watched)."""
+    """One instant: who judges, its frame, and the places of the far ends (-1: not watched).
+
+    shared: ports whose errors are those of a leaf or of the fabric.
+    """
 
     judge: Judge
     frame: Frame
     far: NDArray[np.int64]
+    shared: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +86,11 @@ def _flapping(seen: Seen, link: Link) -> Iterator[Trouble]:
         level: Level = "page" if len(times) >= judge.flaps else "suspect"
         over = f"within {_long(max((times[-1] - times[0]) / SECOND, 1.0))}"
         text = "went down and up again " + ("once" if len(times) == 1 else f"{len(times)} times {over}")
+        leap = judge.leaps.get(link.near_name)
+        text += f" at least: its counter leapt by {leap[0]:g} in {_long(leap[1])}, more than it can" if leap else ""
         side = link_ends.of_flaps(link, judge.modules)
         more = {"flaps": len(times), "side": side, **judge.modules.told(link.near)}
+        more |= {"leapt_by": leap[0]} if leap else {}
         clears = f"no flap for {judge.flap_quiet / 60:.0f} min"
         since, signal = began(times, judge.flap_quiet), "nic.carrier_changes"
         yield Trouble(level, since, float(len(times)), text, side, clears, signal, more)
@@ -107,6 +115,8 @@ def _down(seen: Seen, link: Link) -> Iterator[Trouble]:
 def _erring(seen: Seen, link: Link) -> Iterator[Trouble]:
     """Errors of the counter that tells most."""
     judge = seen.judge
+    if link.near in seen.shared:
+        return
     strength = judge.errors.strength(link.near)
     if not strength or max(strength.values()) <= judge.limit / 2:
         return
@@ -139,7 +149,7 @@ def _verdict(
     judge: Judge, link: Link, signal: str, strength: float, far_errs: bool | None, tied: float | None
 ) -> tuple[Level, str]:
     """How loud, and who is to blame."""
-    if tied is not None and tied > CONGESTION:
+    if signal in PACKETS and tied is not None and tied > CONGESTION:
         return "ticket", f"congestion: errors rise and fall with the load (rank correlation {tied:.2f})"
     backed = bool(far_errs) or judge.modules.hot(link.near)
     level: Level = "page" if strength > judge.limit or backed else "suspect"

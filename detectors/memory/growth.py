@@ -33,7 +33,7 @@ class Growth:
         """
         now = np.stack([frame[signal] for signal in signals])
         self._fit(now.shape)
-        seconds = (frame.time - self.time) / SECOND if self.time else 0.0
+        seconds = max(frame.time - self.time, 0) / SECOND if self.time else 0.0  # a time that steps back adds none
         self.time = frame.time
         moved = lives - self.lives
         anew = (moved > 0) | (moved < 0)  # NaN is neither
@@ -43,7 +43,7 @@ class Growth:
         np.copyto(self.last, now, where=np.isfinite(now))
         begins = anew if anew.any() else None
         if not rises.any():
-            return None, begins, max(seconds, 0.0)
+            return None, begins, seconds
         return np.where(rises & ~anew, grown, 0.0), begins, seconds
 
     def _fit(self, shape: tuple[int, ...]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes, part
+from detectors.memory import rows
 from detectors.memory.growth import Growth
 from detectors.memory.host import Host
 from detectors.memory.rates import HOUR, Rates
@@ -33,8 +34,8 @@ MEM = np.dtype(
         ("lost_rows", "<f8"),  # rows replaced when the first came
         ("chip", "<f8"),  # uncorrected errors of caches and registers in this life
         ("chip_at", "<i8"),
-        ("rows", "<f8"),  # rows that were replaced when first seen, and when that was
-        ("rows_at", "<i8"),
+        *rows.FIELDS,
+        ("heard_at", "<i8"),  # the newest reading of what follows
         ("pending_at", "<i8"),  # since when a row waits for a reset; 0: none does
         ("failed_at", "<i8"),
         ("many_at", "<i8"),  # since when corrected errors of caches are above the limit
@@ -44,6 +45,7 @@ MEM = np.dtype(
 _STEADY = 60 * SECOND  # after announced work: memory needs no warm-up; chosen
 _DAY = 24 * 3600 * SECOND
 _SAID = 120 * SECOND  # between a counter's growth and the XID of it; counters are read every 10 s or more; chosen
+_STATES = ("pending_at", "failed_at", "many_at", "threshold_at", "spent_at")
 _SCORE = {"suspect": 1.0, "ticket": 2.0, "page": 3.0}
 
 
@@ -52,8 +54,9 @@ class Memory(Detector):
     """Memory errors by ECC. Page: a row that cannot be replaced, an uncorrected error in caches or registers, one of
     device memory that was neither contained nor had its row replaced within `wait` s, `sram_limit` corrected errors
     of caches, an uncorrected error of a server's memory. Ticket: a contained uncorrected error, a row that waits for a
-    reset, a rate of corrected errors of device memory that is too high for its cohort, a bank without spare rows, the
-    maker's threshold for caches, too many corrected errors of a server or a module.
+    reset, a rate of corrected errors of device memory that is too high for its cohort, a bank without spare rows,
+    `row_limit` replaced rows or less than a month to it, the maker's threshold for caches, too many corrected errors of
+    a server or a module.
 
     The rate is judged by a CUSUM of negative binomial counts (variance mean (1 + `overdispersion` mean) an hour) for
     `ratio` times the usual rate, learnt from the cohort (GPUs of one SKU) and from the GPU's own past; exp(`limit`)
@@ -156,7 +159,8 @@ class Memory(Detector):
         which = "dram" if "gpu.dram_corrected" in frame.values else "ecc"
         signals = (f"gpu.{which}_corrected", f"gpu.{which}_uncorrected", "gpu.sram_uncorrected")
         grown, anew, seconds = self.growth.step(frame, signals, frame["gpu.generation"])
-        n, cells, rows = len(frame.entities), self.cells[: len(frame.entities)], self._rows(frame)
+        n, cells, replaced = len(frame.entities), self.cells[: len(frame.entities)], rows.replaced(frame)
+        rows.note(cells, replaced, frame.time)
         watched = np.where(np.isfinite(frame[signals[0]]) & gate, seconds, 0.0)
         bursts = self.rates.step(None if grown is None else grown[0], watched, self._peers.of(frame), frame.time)
         if anew is not None:
@@ -174,32 +178,31 @@ class Memory(Detector):
             cells[name][struck] += grown[errors][struck]
             at[first] = frame.time
             if errors == 1:
-                cells["lost_rows"][first] = np.nan_to_num(rows[first], nan=-1.0)
+                cells["lost_rows"][first] = np.nan_to_num(replaced[first], nan=-1.0)
         return np.asarray(bursts | (cells["lost"] > 0) | (cells["chip"] > 0))
 
     def _flagged(self, frame: Frame) -> Bools:
         """(N,) of whom a state, or a limit, tells of trouble."""
         cells = self.cells[: len(frame.entities)]
-        bad = np.zeros(len(cells), bool)
+        replaced = rows.replaced(frame)
+        bad = rows.spent(cells, replaced, frame.time, self.row_limit)
+        heard = np.isfinite(replaced)
         for name, signal, limit in (
             *(("pending_at", "gpu.rows_pending", 0.0), ("failed_at", "gpu.rows_failed", 0.0)),
             *(("many_at", "gpu.sram_corrected", self.sram_limit), ("threshold_at", "gpu.sram_threshold", 0.0)),
         ):
             reading, since = frame[signal], cells[name]
+            heard |= np.isfinite(reading)
             state = reading > limit
             if state.any() or since.any():
                 since[state & (since == 0)] = frame.time
                 since[np.isfinite(reading) & ~state] = 0
                 bad |= since > 0
-        return bad
-
-    def _rows(self, frame: Frame) -> NDArray[np.float64]:
-        """(N,) rows that were replaced; notes how many they were when a GPU was first seen."""
-        cells, rows = self.cells[: len(frame.entities)], frame["gpu.rows_corrected"] + frame["gpu.rows_uncorrected"]
-        new = ((cells["rows_at"] == 0) | (rows < cells["rows"])) & np.isfinite(rows)
-        if new.any():
-            cells["rows"][new], cells["rows_at"][new] = rows[new], frame.time
-        return rows
+        cells["heard_at"] = np.where(heard, frame.time, np.minimum(cells["heard_at"], frame.time))
+        gone = bad & (frame.time - cells["heard_at"] > _DAY)
+        for name in _STATES if gone.any() else ():
+            cells[name][gone] = 0
+        return bad & ~gone
 
     def _troubles(self, frame: Frame, i: int) -> list[Trouble]:
         cell, time = self.cells[i], frame.time
@@ -221,6 +224,9 @@ class Memory(Detector):
         if cell["threshold_at"]:
             text = "errors of its caches passed the maker's threshold: run field diagnostics (RMA)"
             found.append(Trouble("ticket", int(cell["threshold_at"]), text, "gpu.sram_threshold"))
+        if cell["spent_at"]:
+            text = f"spare rows of its memory run out ({self._rows_left(frame, i)}): plan an exchange"
+            found.append(Trouble("ticket", int(cell["spent_at"]), text, "gpu.rows_corrected"))
         if frame["gpu.banks_none"][i] > 0:
             text = f"{frame['gpu.banks_none'][i]:.0f} banks of its memory have no spare row left: plan an exchange"
             found.append(Trouble("ticket", time, text, "gpu.banks_none"))
@@ -237,8 +243,7 @@ class Memory(Detector):
         cell = self.cells[i]
         at, said = self.said.get(frame.entities[i], [0, ""])
         said = said if abs(at - int(cell["lost_at"])) <= _SAID or at > cell["lost_at"] else ""
-        rows = frame["gpu.rows_corrected"][i] + frame["gpu.rows_uncorrected"][i]
-        replaced = cell["pending_at"] > 0 or rows > cell["lost_rows"] >= 0
+        replaced = cell["pending_at"] > 0 or rows.replaced(frame)[i] > cell["lost_rows"] >= 0
         what = f"{counted(cell['lost'], 'uncorrected')} of its memory"
         since, signal = int(cell["lost_at"]), "gpu.dram_uncorrected"
         if said == "uncontained":
@@ -249,12 +254,16 @@ class Memory(Detector):
             return None
         return Trouble("page", since, f"{what}, and no row was replaced: drain, then reset GPU", signal)
 
+    def _rows_left(self, frame: Frame, i: int) -> str:
+        days = (frame.time - int(self.cells[i]["rows_at"])) / _DAY
+        return budget(float(rows.replaced(frame)[i]), float(self.cells[i]["rows"]), days, self.row_limit)
+
     def _finding(self, frame: Frame, i: int, troubles: list[Trouble]) -> Finding | None:
         entity, lead = frame.entities[i], worst(troubles)
         due = tell(self.conditions, entity, frame.time, min(t.since for t in troubles), lead.level)
         if due is None:
             return None
-        cell, burst = self.cells[i], self.rates.cells[i]
+        burst = self.rates.cells[i]
         compared = None
         if burst["on"]:
             hours = max((frame.time - int(burst["since"])) / SECOND / HOUR, 1 / 60)
@@ -262,13 +271,11 @@ class Memory(Detector):
             size = int(np.count_nonzero(self._peers.of(frame) == self._peers.of(frame)[i])) - 1
             name = self._peers.name(frame, i)
             compared = Compared(rate, usual, None, name, size, rate / usual, "corrected errors an hour")
-        rows = float(frame["gpu.rows_corrected"][i] + frame["gpu.rows_uncorrected"][i])
-        days = (frame.time - int(cell["rows_at"])) / _DAY
         told = evidence(
             CLEARS[lead.signal],
             compared,
             troubles=[t.text for t in troubles],
-            spare_rows=budget(rows, float(cell["rows"]), days, self.row_limit),
+            spare_rows=self._rows_left(frame, i),
             banks_without_spare=finite(frame["gpu.banks_none"][i]),
             banks_low=finite(frame["gpu.banks_low"][i]),
         )

@@ -8,22 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from detectors.memory.host import Host
+from detectors.memory.rows import LEAST_DAYS, LEAST_ROWS
 from pipeline.records import LEVELS, Level
 
 _RESET = "a reset of the GPU, after which its driver counts anew"
+_RESET_OR_DAY = f"{_RESET}, or a day after the first of them; what broke then is still to be looked for"
 CLEARS: Mapping[str, str] = {
     "gpu.rows_failed": "the exchange of the GPU",
-    "gpu.sram_uncorrected": _RESET,
+    "gpu.sram_uncorrected": _RESET_OR_DAY,
     "gpu.sram_corrected": _RESET,
-    "gpu.dram_uncorrected": _RESET,
+    "gpu.dram_uncorrected": _RESET_OR_DAY,
+    "gpu.rows_corrected": "the exchange of the GPU, or spare rows that last for two months again",
     "gpu.rows_pending": "a reset of the GPU, which replaces the row",
     "gpu.sram_threshold": "the exchange of the GPU",
     "gpu.banks_none": "the exchange of the GPU",
     "gpu.dram_corrected": "a day without a corrected error, or a reset of the GPU",
-    "host": "the reboot after the module was exchanged, or a day without errors",
+    "host": "the reboot after the module was exchanged; else a day without corrected errors, or after uncorrected ones",
 }
 """By the signal that is worst."""
-_LEAST_ROWS, _LEAST_DAYS = 2.0, 1.0  # rows and days from which on a rate is one; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +49,13 @@ def counted(errors: float, what: str) -> str:
 
 
 def budget(rows: float, first: float, days: float, limit: float) -> str:
-    """How many rows were replaced, and when none can be any more at the rate since the GPU was first seen."""
+    """How many rows were replaced, and when none can be any more at the rate of the last `days`."""
     if math.isnan(rows):
         return "cannot tell: replaced rows are not told"
     used = f"{rows:.0f} rows replaced, {limit:.0f} fail the GPU"
     grown = rows - first
-    if grown < _LEAST_ROWS or days < _LEAST_DAYS:
-        return f"{used}; cannot tell for how long the rest lasts: {grown:.0f} in the {days:.1f} days it was watched"
+    if grown < LEAST_ROWS or days < LEAST_DAYS:
+        return f"{used}; cannot tell for how long the rest lasts: {grown:.0f} in the last {days:.1f} days"
     left = max(limit - rows, 0.0) / (grown / days)
     return f"{used}; at {grown / days:.2g} a day the rest lasts {left:,.0f} days, less where all are of one bank"
 

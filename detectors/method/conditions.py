@@ -19,6 +19,8 @@ def tell(conditions: Open, key: str, time: int, onset: int, level: Level) -> tup
     if known is None:
         conditions[key] = {"onset": min(onset, time), "level": level, "told": time}
         return min(onset, time), level
+    if time < known["onset"]:  # the clock went back to before it began: that is no news of it
+        return None
     rises = LEVELS.index(level) > LEVELS.index(known["level"])
     if rises:
         known["level"] = level

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from detectors.method.told import number
 from pipeline.records import Event, Frame
 
 
@@ -22,8 +23,8 @@ class Told:
 
     def number(self, name: str) -> float:
         """One of its numbers; NaN if it is none."""
-        value = self.event.data.get(name)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        value = number(self.event.data.get(name), -(2.0**63))
+        return math.nan if value is None else value
 
 
 def told(frames: Mapping[str, Frame], kinds: Sequence[str]) -> list[Told]:
@@ -32,7 +33,7 @@ def told(frames: Mapping[str, Frame], kinds: Sequence[str]) -> list[Told]:
     for event in (e for c in sorted(frames) for e in frames[c].events if e.kind in kinds):
         state, since = event.data.get("state"), event.data.get("since", event.time)
         if state in ("active", "cleared") and isinstance(since, int):
-            since = since if 0 < since <= event.time else event.time
+            since = event.time if isinstance(since, bool) or not 0 < since <= event.time else since
             found.append(Told(event.time, event.entity, event.kind, state == "active", since, event))
     return sorted(found, key=lambda t: (t.time, t.entity, t.kind))
 

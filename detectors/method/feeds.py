@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.records import Frame
+from pipeline.records import SECOND, Frame
 from pipeline.signals import CATALOGUE
 
 SIGNALS = ("power.voltage", "power.draw", "power.breaker", "power.state")
 LIVE = 0.1
 """Share of its usual voltage or load below which a feed is dark: EN 50160 calls less than 5 % an interruption, a
 meter's error is added; chosen."""
+LAPSES = 24 * 3600 * SECOND
+"""What a meter told that is silent for so long is not known any more: it may be gone with its feed; chosen: work on a
+feed is over within a day, or announced anew."""
 _LEARN = 20  # samples until the usual is known
 _GAIN = 0.02  # memory of about 50 samples; chosen
 _OPEN = CATALOGUE["power.breaker"].states.index("tripped")
@@ -25,10 +28,12 @@ class Feeds:
     def __init__(self) -> None:
         self._usual: dict[str, dict[str, list[float]]] = {}  # entity -> signal -> [mean, samples]
         self.dark: dict[str, dict[str, Any]] = {}
-        """Entity -> since, looks, why: those that had no power when they were looked at last."""
+        """Entity -> since, looks, why, seen: those that had no power when they were looked at last."""
 
-    def look(self, frame: Frame | None) -> None:
-        """Takes the frame of class power."""
+    def look(self, frame: Frame | None, time: int) -> None:
+        """Takes the frame of class power, None if there is none at this instant."""
+        if self.dark:
+            self._lapse(time)
         if frame is None or not frame.values:
             return
         columns = {name: frame[name] for name in SIGNALS if name in frame.values}
@@ -41,9 +46,16 @@ class Feeds:
             if why:
                 known = self.dark.setdefault(entity, {"since": frame.time, "looks": 0, "why": why})
                 known["looks"] += 1
-                known["why"] = why
+                known["why"], known["seen"] = why, frame.time
             else:
                 self.dark.pop(entity, None)
+
+    def _lapse(self, time: int) -> None:
+        """Forgets what was not measured for long."""
+        for entity, known in list(self.dark.items()):
+            known["seen"] = min(known.get("seen", time), time)  # a time that stepped back is no future
+            if time - known["seen"] > LAPSES:
+                del self.dark[entity]
 
     def _why(self, entity: str, now: Mapping[str, float]) -> str:
         """What shows that there is no power; empty where there is some."""

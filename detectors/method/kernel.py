@@ -26,7 +26,10 @@ ON_UP, ON_DOWN = np.uint32(1 << 30), np.uint32(1 << 31)
 
 _SMALL = 24  # up to so many values are sorted by insertion, which is quicker than selecting; measured
 _NORMAL = np.float32(1.4826)  # median absolute deviation -> standard deviation of a normal distribution
-_ONE, _ZERO, _HALF, _FAR = np.float32(1), np.float32(0), np.float32(0.5), np.float32(np.inf)
+_ONE, _ZERO, _HALF, _FEW, _YOUNG = np.float32(1), np.float32(0), np.float32(0.5), np.float32(3), np.float32(20)
+_TIGHT, _WIDE, _LOOSE = np.float32(3), np.float32(8), np.float32(64)
+"""Scales by which one sample moves what a stream has learnt: at most 3; while it is young, 64 for its level and 8 for
+its variance, since devices of one kind lie up to 22 % apart (Sinha et al., SC 2022) where the least scale is 1 %."""
 _SURE = 8  # members below which a cohort says nothing about scale: the guilty one would be too large a part of it
 
 
@@ -158,14 +161,22 @@ def residuals(
 
 @compiled
 def _learnt(
-    b: np.float32, v: np.float32, n: np.float32, d: np.float32, most: np.float32, take: bool, gain: np.float32
+    b: np.float32, v: np.float32, n: np.float32, d: np.float32, s: np.float32, take: bool, gain: np.float32
 ) -> tuple[np.float32, np.float32, np.float32]:
-    """Baseline, variance and count after a departure `d` bounded by `most`: gain 1/n until its floor."""
-    bounded = min(max(d, -most), most)
-    more = min(n + _ONE, np.float32(COUNT_BITS)) if take else n
+    """Baseline, variance and count after a departure `d` of a stream of scale `s`: gain 1/n until its floor.
+
+    A young stream has no scale to speak of yet, so it is bounded loosely; where its first samples lie far apart, it
+    begins anew with the newer one: the older one may be the absurd one.
+    """
+    far = _LOOSE * s
+    anew = take & ((n < _HALF) | ((n < _FEW) & (abs(d) > far)))
+    most = far if n < _YOUNG else _TIGHT * s
+    bounded, spread = min(max(d, -most), most), min(max(d, -_WIDE * s), _WIDE * s)
+    spread = spread if n < _YOUNG else bounded
+    more = (_ONE if anew else min(n + _ONE, np.float32(COUNT_BITS))) if take else n
     g = max(_ONE / max(more, _ONE), gain) if take else _ZERO
-    step = g * bounded
-    return b + step, v + g * (bounded * (bounded - step) - v), more
+    step = d if anew else g * bounded
+    return b + step, _ZERO if anew else v + g * (spread * spread * (_ONE - g) - v), more
 
 
 @compiled
@@ -203,8 +214,7 @@ def advance(
         down = min(max(down - z - k, _ZERO), h + h) if judged else down
         e = e + alpha * (min(max(d, -most), most) - e) if judged else e
         take = known & (up <= frozen) & ((down <= frozen) | (not both))
-        bound = _FAR if n < learn else clip * s  # a young stream has no scale yet
-        b, v, more = _learnt(b, v, n, d, bound, take, gain)
+        b, v, more = _learnt(b, v, n, d, s, take, gain)
         was_up, was_down = (word & ON_UP) != 0, (word & ON_DOWN) != 0
         on_up, on_down = _decided(word, up, down, e, h, delta, both)
         on_up, on_down = on_up if judged else was_up, on_down if judged else was_down

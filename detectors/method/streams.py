@@ -34,6 +34,7 @@ _ALPHA = 0.15  # of the smoothed effect: about 6 samples of memory
 _GAIN = 5e-4  # least learning rate: a memory of about 2,000 samples
 _PRIOR = 16.0  # samples that the cohort's scale is worth against the own variance
 _MOST_EFFECT = 64.0  # deltas that one sample moves the effect by at most, so that one absurd value is soon forgotten
+_ABSURD = 1e9  # no temperature, logarithm or share is as large: such a value is none
 _LIFT = 3600  # s after which a cohort that moved as one is as it is now: its members learn anew; chosen
 _LOWEST, _HIGHEST = 15.0, 30.0  # thresholds below alarm within days, those above do so never
 
@@ -86,9 +87,10 @@ class Step:
         up, down = (words & kernel.ON_UP) != 0, (words & kernel.ON_DOWN) != 0
         self.on, self.below = up | down, down & ~up
         self.alone = cohort.groups < 0
-        self.moved = _moved(up, cohort)
+        measured = np.isfinite(residual)
+        self.moved = _moved(up, measured, cohort)
         if down.any():
-            self.moved |= _moved(down, cohort)
+            self.moved |= _moved(down, measured, cohort)
 
     @property
     def effect(self) -> Singles:
@@ -156,8 +158,8 @@ class Streams:
         self._grow(size)
         sample, residual, scale, wide, limit = self._room[:, :size]
         seconds = self._seconds(time)
-        sample[:] = values
-        measured = np.isfinite(sample)
+        measured = np.abs(values) < _ABSURD  # False for NaN too
+        sample[:] = np.where(measured, values, np.nan)
         sample[~(measured if gate is None else measured & gate)] = np.nan
         if seconds is None:
             sample[:] = np.nan
@@ -233,13 +235,13 @@ class Streams:
         self._groups, self._alone = groups.copy(), alone
 
 
-def _moved(on: Bools, cohort: Cohort) -> Bools:
-    """(N,) those of cohorts of which more than MOST are on."""
+def _moved(on: Bools, measured: Bools, cohort: Cohort) -> Bools:
+    """(N,) those of cohorts of which more than MOST are on, of those that were measured."""
     if not on.any():
         return np.zeros(len(on), bool)
     mine = cohort.groups >= 0
     if not mine.any():
         return np.zeros(len(on), bool)
-    struck = np.bincount(cohort.groups[mine], on[mine], len(cohort.size))
+    struck = np.bincount(cohort.groups[mine], (on & measured)[mine], len(cohort.size))
     fallen = (struck > MOST * cohort.size) & (cohort.size >= LEAST_COHORT)
     return np.asarray(np.append(fallen, False)[cohort.groups])

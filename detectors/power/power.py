@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,12 +17,13 @@ from detectors.method.gates import Gates
 from detectors.power.supplies import INPUT, OUTPUT, PULLED, STATUS, Lost, Supplies
 from detectors.power.supplies import SIGNALS as SUPPLY_SIGNALS
 from detectors.telemetry.silence import Homes, LastSeen, shared
-from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.records import LEVELS, SECOND, Finding, Frame, Level
 from pipeline.topology import Topology, kind_of
 
 BRAKE = 0x80
 """NVML clock event reason HwPowerBrakeSlowdown: the board was told from outside to slow down, by half by default."""
 _LOOKS = 2  # of a bit, or of a dark feed, in a row: one odd reading is none; chosen
+_LAPSES = 60 * SECOND  # without a reading after which nobody knows of a GPU's brake any more; chosen: six frames
 _MEETS = ("pdu", "circuit", "shelf", "busway", "feed", "rack")  # kinds whose loss stops many; an outlet stops one
 _SAID = {
     STATUS: "its BMC calls it failed",
@@ -63,6 +64,7 @@ class Power(Detector):
 
     braked: Any = memory(0, np.int32)  # frames in a row with the brake bit
     since: Any = memory(0, np.int64)
+    heard: Any = memory(0, np.int64)  # the newest reading of a GPU that has the bit
     gates: Gates = part(Gates)
     feeds: Feeds = part(Feeds)
     supplies: Supplies = part(Supplies)
@@ -79,14 +81,17 @@ class Power(Detector):
         topology = next(iter(frames.values())).topology
         self.gates.hear(frames)
         self.nodes.look(frames, time)
-        self.feeds.look(frames.get("power"))
-        self.supplies.look(frames.get("psu"))
+        self.feeds.look(frames.get("power"), time)
+        self.supplies.look(frames.get("psu"), time)
         held = self._brakes(frames.get("gpu"), time)
         lost = [each for each in self.supplies.lost(topology, time) if not self._worked_on(each, topology, time)]
         found = [*self._lost(lost, held, time), *self._dark(topology, time), *self._held(lost, held, topology, time)]
-        close(self.conditions, {key for key, _ in found})
-        due = ((key, f, tell(self.conditions, key, time, f.onset, f.level)) for key, f in found)
-        return [_at(f, *told) for _, f, told in due if told is not None]
+        if not found and not self.conditions:
+            return []
+        of_each = _joined(found)
+        close(self.conditions, {f.entity for f in of_each})
+        due = ((f, tell(self.conditions, f.entity, time, f.onset, f.level)) for f in of_each)
+        return [replace(f, onset=told[0], level=told[1]) for f, told in due if told is not None]
 
     def _worked_on(self, lost: Lost, topology: Topology, time: int) -> bool:
         around = (lost.entity, *lost.chassis, *lost.supplies)
@@ -98,13 +103,16 @@ class Power(Detector):
             return {}
         reasons = frame["gpu.throttle_reasons"]
         self.grow(len(reasons))
-        count, known = self.braked[: len(reasons)], ~np.isnan(reasons)
+        count, known = self.braked[: len(reasons)], np.isfinite(reasons) & (reasons >= 0) & (reasons < 2.0**63)
         on = known & ((np.where(known, reasons, 0).astype(np.uint64) & np.uint64(BRAKE)) != 0)
         if not on.any() and not count.any():
             return {}
         self.since[: len(reasons)][on & (count == 0)] = time
         count[on] += 1
-        count[known & ~on] = 0
+        heard = self.heard[: len(reasons)]
+        heard[on] = time
+        np.minimum(heard, time, out=heard)  # a time that stepped back is no future
+        count[(known & ~on) | (time - heard > _LAPSES)] = 0
         self._gpus.renew(frame.entities, frame.topology)
         held: dict[str, int] = {}
         for i in np.flatnonzero(count >= _LOOKS).tolist():
@@ -112,7 +120,7 @@ class Power(Detector):
             held[node] = min(int(self.since[i]), held.get(node, time))
         return held
 
-    def _lost(self, lost: list[Lost], held: Mapping[str, int], time: int) -> Iterator[tuple[str, Finding]]:
+    def _lost(self, lost: list[Lost], held: Mapping[str, int], time: int) -> Iterator[Finding]:
         for each in lost:
             braked = [node for node in each.chassis if node in held]
             level: Level = "page" if braked or each.overload else "ticket"
@@ -137,12 +145,9 @@ class Power(Detector):
             )
             signals = ("psu.status", "psu.input_status", "psu.output_power")
             score = float(len(each.supplies))
-            yield (
-                f"{each.entity}|psu|{each.since}",
-                Finding(time, each.since, each.entity, self.name, level, score, summary, told, signals),
-            )
+            yield Finding(time, each.since, each.entity, self.name, level, score, summary, told, signals)
 
-    def _dark(self, topology: Topology, time: int) -> Iterator[tuple[str, Finding]]:
+    def _dark(self, topology: Topology, time: int) -> Iterator[Finding]:
         """Feeds without power."""
         for entity, known in sorted(self.feeds.dark.items()):
             if known["looks"] < _LOOKS or self.gates.in_work(entity, topology, time):
@@ -158,14 +163,9 @@ class Power(Detector):
             told = evidence("over when its voltage is back", nodes=[names[i] for i in silent][:64], why=known["why"])
             score = float(max(1, len(silent)))
             signals = ("power.voltage", "power.draw")
-            yield (
-                f"{entity}|dark",
-                Finding(time, known["since"], entity, self.name, level, score, summary, told, signals),
-            )
+            yield Finding(time, known["since"], entity, self.name, level, score, summary, told, signals)
 
-    def _held(
-        self, lost: list[Lost], held: Mapping[str, int], topology: Topology, time: int
-    ) -> Iterator[tuple[str, Finding]]:
+    def _held(self, lost: list[Lost], held: Mapping[str, int], topology: Topology, time: int) -> Iterator[Finding]:
         """The brake where no supply is lost; of all nodes of a rack or unit, it is braked."""
         excused = {node for each in lost for node in each.chassis}
         left = {n: at for n, at in held.items() if n not in excused and not self.gates.in_work(n, topology, time)}
@@ -177,7 +177,7 @@ class Power(Detector):
             told = evidence("over when no GPU there has the brake bit", nodes=nodes[:64])
             signals = ("gpu.throttle_reasons",)
             score = float(len(nodes))
-            yield f"{entity}|brake", Finding(time, since, entity, self.name, level, score, summary, told, signals)
+            yield Finding(time, since, entity, self.name, level, score, summary, told, signals)
 
     def _places(self, left: Mapping[str, int], topology: Topology) -> dict[str, list[str]]:
         """Who is blamed for the brake -> its nodes."""
@@ -197,7 +197,23 @@ class Power(Detector):
         return {**out, **{node: [node] for node in sorted(over)}}
 
 
-def _at(finding: Finding, onset: int, level: Level) -> Finding:
-    """The finding with the onset and level that its condition has."""
-    f = finding
-    return Finding(f.time, onset, f.entity, f.detector, level, f.score, f.summary, f.evidence, f.signals)
+def _joined(found: Iterable[Finding]) -> list[Finding]:
+    """One finding of each entity, as who hears of it knows conditions by their entities: the loudest leads."""
+    of_each: dict[str, list[Finding]] = {}
+    for finding in found:
+        of_each.setdefault(finding.entity, []).append(finding)
+    return [_together(mine) for mine in of_each.values()]
+
+
+def _together(mine: Sequence[Finding]) -> Finding:
+    if len(mine) == 1:
+        return mine[0]
+    lead = max(mine, key=lambda f: LEVELS.index(f.level))
+    others = [f.summary for f in mine if f is not lead]
+    return replace(
+        lead,
+        onset=min(f.onset for f in mine),
+        summary="; also: ".join((lead.summary, *others[:3])),
+        evidence={**lead.evidence, "also": others[:16]},
+        signals=tuple(dict.fromkeys(signal for f in (lead, *mine) for signal in f.signals)),
+    )

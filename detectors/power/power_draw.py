@@ -222,7 +222,7 @@ class PowerDraw(Detector):
         why = {
             True: "its temperature follows: a voltage regulator or another power limit",
             False: "its temperature does not follow: more likely the meter",
-            None: "no temperature is told: a voltage regulator, a power limit or the meter",
+            None: "its temperature tells nothing yet: a voltage regulator, a power limit or the meter",
         }[follows]
         side = "more" if off > 0 else "less"
         words = f"{gpu} draws {watts:.0f} W, {abs(off):.0%} {side} than {usual:.0f} W at the same clock and activity"

@@ -23,6 +23,9 @@ CARRIED = 0.7
 """Share of the chassis' power before that the others must give: else the load is gone, not the supply; chosen."""
 TOGETHER = 60 * SECOND
 """Losses so far apart have one cause: BMCs are read each 30 s, twice for a loss; chosen."""
+LAPSES = 3600 * SECOND
+"""A loss of which no BMC told anything for so long is not known any more: the chassis may be gone; chosen: the longest
+that a BMC takes to come back from an update of its firmware, many times over."""
 _KNOWN, _GAIN = 20, 0.02  # readings until an output is usual; memory of about 50 readings; chosen
 _OK, _CRITICAL, _UNAVAILABLE, _ABSENT = (
     CATALOGUE["psu.status"].states.index(s) for s in ("ok", "critical", "unavailable", "absent")
@@ -51,7 +54,7 @@ class Supplies:
         self.cells: dict[str, NDArray[Any]] = {
             **{name: np.zeros(0, np.int32) for name in ("bad", "well", "why", "count", "status")},
             **{name: np.zeros(0) for name in ("usual", "output", "capacity")},
-            "since": np.zeros(0, np.int64),
+            **{name: np.zeros(0, np.int64) for name in ("since", "heard")},
         }
         self._names: Sequence[str] = ()
         self._key: tuple[int, int, int] = (0, -1, 0)
@@ -59,8 +62,10 @@ class Supplies:
         self._parents: list[str] = []
         self._homes = Homes()
 
-    def look(self, frame: Frame | None) -> None:
-        """Takes the frame of class psu."""
+    def look(self, frame: Frame | None, time: int) -> None:
+        """Takes the frame of class psu, None if there is none at this instant."""
+        if self.cells["bad"].any():
+            self._lapse(time)
         if frame is None or not frame.values:
             return
         self._grow(len(frame.entities))
@@ -84,11 +89,18 @@ class Supplies:
         if why.any() or c["bad"].any():
             self._judge(why, spoke, frame.time)
 
+    def _lapse(self, time: int) -> None:
+        """Forgets the losses of which nothing was heard for long."""
+        heard = self.cells["heard"]
+        np.minimum(heard, time, out=heard)  # a time that stepped back is no future
+        self.cells["bad"][time - heard > LAPSES] = 0
+
     def _judge(self, why: NDArray[np.int32], spoke: NDArray[np.bool_], time: int) -> None:
         c, n = self.cells, len(why)
         bad, well = spoke & (why > 0), spoke & (why == 0)
         fresh = bad & (c["bad"][:n] == 0)
         c["since"][:n][fresh] = time
+        c["heard"][:n][spoke] = time
         c["bad"][:n][bad] += 1
         c["why"][:n][bad] = why[bad]
         c["well"][:n][bad] = 0
@@ -191,4 +203,6 @@ class Supplies:
         return {"cells": {name: a.copy() for name, a in self.cells.items()}, "names": list(self._names)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.cells, self._names, self._key = dict(state["cells"]), tuple(state["names"]), (0, -1, 0)
+        saved, size = state["cells"], len(state["cells"]["bad"])
+        self.cells = {name: saved.get(name, np.zeros(size, a.dtype)) for name, a in self.cells.items()}
+        self._names, self._key = tuple(state["names"]), (0, -1, 0)

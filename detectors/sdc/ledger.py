@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from detectors.sdc.votes import Verdict
+from detectors.sdc.votes import Unjust, Verdict
 from pipeline.topology import kind_of
 
 PRIOR: Mapping[str, float] = {"gpu": 1.3e-3, "cpu": 5.6e-6}
@@ -52,15 +52,18 @@ class Ledger:
 
     state:   suspect (one mismatch, its retest is awaited), confirmed, or cleared (kept for the next mismatch).
     before:  right rounds before the first mismatch.   between: since then, up to the last mismatch.
-    streak:  version -> right rounds since the last mismatch.   beside: when another device of its node was right last.
+    streak:  version -> right rounds since the last mismatch.
     clean:   time of the last right answer before the condition (0: unknown).   jobs: those that used it since then.
     """
 
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}
 
-    def wrong(self, verdict: Verdict, before: int, page_at: int) -> Record | None:
-        """Enters a mismatch. before: right rounds of the device so far. None if it was told before."""
+    def wrong(self, verdict: Verdict, before: int, page_at: int, horizon: int) -> Record | None:
+        """Enters a mismatch. before: right rounds of the device so far. None if it was told before.
+
+        horizon: mismatches from before it do not help to confirm.
+        """
         record = self.records.setdefault(verdict.entity, _fresh(before))
         if any(e["time"] == verdict.time and e["canary"] == verdict.canary for e in record["wrong"]):
             return None
@@ -75,9 +78,9 @@ class Ledger:
             record["between"] += ASKED_AGAIN - again
         record["wrong"] = [*record["wrong"], _entry(verdict)][-KEPT:]
         record["uuid"] = verdict.facts.get("uuid", record["uuid"])
-        reproduced = bool(verdict.facts.get("again")) and verdict.agreeing > 0
-        record["reproduced"] |= reproduced
-        confirmed = record["reproduced"] or record["count"] >= page_at
+        record["reproduced"] |= _reproduced(record["wrong"][-1:])
+        recent = sum(e["time"] >= horizon for e in record["wrong"])
+        confirmed = record["state"] == "confirmed" or record["reproduced"] or recent >= min(page_at, KEPT)
         record["state"] = "confirmed" if confirmed else "suspect"
         record["retest"] = "failed" if confirmed else "asked"
         if confirmed and not record["confirmed"]:
@@ -111,14 +114,18 @@ class Ledger:
         wrong = record["count"] + record["again"]
         return runs >= clean_runs and chance_of_right(wrong, record["between"], runs) <= doubt
 
-    def strike(self, version: str, answer: str) -> list[str]:
-        """Takes back mismatches that were other software; the devices that have none left."""
+    def strike(self, unjust: Unjust, page_at: int) -> list[str]:
+        """Takes back mismatches that were the software's; the devices that have none left."""
         over = []
         for entity, record in list(self.records.items()):
-            kept = [e for e in record["wrong"] if (e["version"], e["digest"]) != (version, answer)]
-            if len(kept) < len(record["wrong"]):
-                record["count"] -= len(record["wrong"]) - len(kept)
+            struck = [e for e in record["wrong"] if unjust.holds(entity, e)]
+            if struck:
+                kept = [e for e in record["wrong"] if e not in struck]
+                record["count"] -= len(struck)
+                record["again"] -= sum(min(e.get("again", 0), ASKED_AGAIN) for e in struck)
                 record["wrong"] = kept
+                if record["state"] == "confirmed" and len(kept) < page_at and not _reproduced(kept):
+                    record |= {"state": "suspect", "retest": "asked", "reproduced": False, "confirmed": 0}
                 if not kept:
                     del self.records[entity]
                     over.append(entity)
@@ -153,8 +160,13 @@ class Ledger:
 
 def _fresh(before: int) -> Record:
     counts: Record = {"count": 0, "again": 0, "before": before, "between": 0, "streak": {}, "since": 0, "confirmed": 0}
-    counts |= {"beside": 0, "clean": 0, "jobs": [], "wrong": [], "uuid": None, "reproduced": False}
+    counts |= {"clean": 0, "jobs": [], "wrong": [], "uuid": None, "reproduced": False}
     return {**counts, "state": "suspect", "retest": "asked"}
+
+
+def _reproduced(entries: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether one came out wrong again at once, while another device has it right."""
+    return any(e.get("again") and e["agreeing"] > 0 for e in entries)
 
 
 def _entry(verdict: Verdict) -> Record:
@@ -167,5 +179,6 @@ def _entry(verdict: Verdict) -> Record:
         "voters": verdict.voters,
         "agreeing": verdict.agreeing,
         "known": verdict.known,
+        "question": verdict.question,
         **{k: v for k, v in verdict.facts.items() if k not in ("uuid", "rounds")},
     }

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from detectors.method.told import text, whole
+from detectors.sdc.votes import word
 from pipeline.records import Event
 
 _OPEN = 8  # steps of a series that wait at once: ranks of a synchronous job are a step apart at most; chosen
@@ -47,12 +49,10 @@ class Rounds:
     def add(self, event: Event) -> None:
         """Takes one rank's digest of one bucket after one step; events that lack a part of it are left out."""
         data = event.data
-        step, bucket, digest = data.get("step"), data.get("bucket"), data.get("digest")
-        if not isinstance(step, int) or isinstance(step, bool) or not isinstance(bucket, str):
+        step, bucket, digest = whole(data.get("step")), word(data.get("bucket")), text(data.get("digest"))
+        if step is None or not bucket or not digest or not event.entity.startswith("rank:"):
             return
-        if not isinstance(digest, str) or not event.entity.startswith("rank:"):
-            return
-        job, group = event.entity[5:].rpartition(".")[0], str(data.get("group") or "")
+        job, group = event.entity[5:].rpartition(".")[0], word(data.get("group"))
         key = f"{job}|{group}|{bucket}"
         known = self.series.get(key)
         if known is None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from detectors.detector import Detector, notes, part
 from detectors.method.conditions import Open, close, tell
 from detectors.method.gates import Gates
+from detectors.method.told import text
 from detectors.sdc.ledger import Ledger, Record
 from detectors.sdc.tested import Tested, Users
 from detectors.sdc.votes import Verdict, Votes, complete
@@ -84,7 +85,7 @@ class SdcVote(Detector):
         if self.ledger.records:
             new = (e.entity for e in told if self.ledger.exchanged(e.entity, e.data.get("uuid")))
             over.update(dict.fromkeys(new, "exchanged"))
-        known = (isinstance(e.data.get("expected"), str) for e in told)
+        known = (bool(text(e.data.get("expected"))) for e in told)
         heard = [(e, "" if k else _like(topology, e.entity)) for e, k in zip(told, known, strict=True)]
         wrong: set[str] = set()
         for verdict in self.votes.judge(heard, self.quorum, self.same_answer):
@@ -92,33 +93,24 @@ class SdcVote(Detector):
                 self._right(verdict, topology, verdict.entity not in wrong)
             else:
                 wrong.add(verdict.entity)
-                self._wrong(verdict, topology)
-        while self.votes.shared:
-            version, answer = self.votes.shared.pop()
-            over.update(dict.fromkeys(self.ledger.strike(version, answer), "shared"))
+                self._wrong(verdict)
+        unjust, self.votes.unjust = dict.fromkeys(self.votes.unjust), []
+        for mistake in sorted(unjust, key=lambda u: u.why != "shared"):  # the more exact reason is told
+            over.update(dict.fromkeys(self.ledger.strike(mistake, self.page_at), mistake.why))
 
     def _right(self, verdict: Verdict, topology: Topology, ends: bool) -> None:
         """ends: whether it may end a condition; one that began in this instant is told first."""
-        self.tested.right(verdict.entity, verdict.time, max(verdict.facts.get("rounds", 1), 1))
-        if not self.ledger.records:
-            return
-        self.ledger.right(verdict, self.clean_runs, self.doubt if ends else -1.0)
         node = topology.above_of_kind(verdict.entity, "node")
-        for entity, record in self.ledger.records.items():
-            if record["state"] == "cleared" or entity == verdict.entity:
-                continue
-            if topology.above_of_kind(entity, "node") == node:
-                record["beside"] = max(record["beside"], verdict.time)
+        self.tested.right(verdict.entity, verdict.time, max(verdict.facts.get("rounds", 1), 1), node)
+        if self.ledger.records:
+            self.ledger.right(verdict, self.clean_runs, self.doubt if ends else -1.0)
 
-    def _wrong(self, verdict: Verdict, topology: Topology) -> None:
+    def _wrong(self, verdict: Verdict) -> None:
         last, rounds = self.tested.of(verdict.entity)
-        new = verdict.entity not in self.ledger.records
-        record = self.ledger.wrong(verdict, rounds, self.page_at)
+        horizon = verdict.time - int(self.ledger_days * _DAY)
+        record = self.ledger.wrong(verdict, rounds, self.page_at, horizon)
         if record is None:
             return
-        if new and self.gates.changed(verdict.entity, topology) is not None:
-            node = topology.above_of_kind(verdict.entity, "node")
-            record["beside"] = self.tested.newest_beside(verdict.entity, node, topology.above_of_kind)
         if record["since"] == verdict.time:  # the first of a condition
             record["clean"] = min(last, verdict.time)
         record["jobs"] = self.users.since(verdict.entity, record["clean"] or verdict.time)
@@ -136,7 +128,10 @@ class SdcVote(Detector):
         if record["state"] != "confirmed":
             return "suspect"
         changed = self.gates.changed(entity, topology)
-        return "page" if changed is None or record["beside"] >= changed else "suspect"
+        if changed is None:
+            return "page"
+        node = topology.above_of_kind(entity, "node")
+        return "page" if self.tested.newest_beside(entity, node) >= changed else "suspect"
 
     def _findings(self, time: int, topology: Topology, over: Mapping[str, str]) -> list[Finding]:
         holding = {e for e, r in self.ledger.records.items() if r["state"] != "cleared"}

@@ -11,7 +11,7 @@ from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import evidence
 from detectors.sdc.rounds import Dissent, Rounds
 from pipeline.records import SECOND, Event, Finding, Frame, Level
-from pipeline.topology import Topology
+from pipeline.topology import Topology, kind_of
 
 _HOUR = 3600 * SECOND
 _MOST = 1000  # GPUs and jobs of which something is kept; chosen
@@ -63,8 +63,8 @@ class SdcReplica(Detector):
         for event in _of(frames, ("job_start", "job_end", "checkpoint")):
             if event.kind == "checkpoint":
                 self._saved(event)
-            else:
-                self.rounds.restart(event.entity.split(":", 1)[1])
+            elif kind_of(event.entity) == "job":
+                self.rounds.restart(event.entity.partition(":")[2])
         for event in _of(frames, ("replica_digest",)):
             self.rounds.add(event)
         for judged in self.rounds.judged(time, int(self.patience * SECOND)):

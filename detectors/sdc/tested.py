@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from detectors.method.told import text
 from pipeline.records import Event, Frame
 
 _JOBS = 2048  # jobs remembered, the oldest ended ones go first; chosen
@@ -23,25 +24,28 @@ class Tested:
     def __init__(self) -> None:
         self._cells: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = {}  # class -> (2, N): time, rounds
         self._places: dict[str, tuple[str, int]] = {}
-        self._known: dict[str, int] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
+        self._nodes: dict[str, dict[str, int]] = {}  # node -> its two devices that were right last, and when
 
     def look(self, frames: Mapping[str, Frame]) -> None:
         """Learns the names of devices."""
         for device_class in ("gpu", "canary"):
             frame = frames.get(device_class)
-            if frame is None or len(frame.entities) <= self._known.get(device_class, 0):
+            known = len(self._names.get(device_class, ()))
+            if frame is None or len(frame.entities) <= known:
                 continue
-            known = self._known.get(device_class, 0)
             for i in range(known, len(frame.entities)):
                 self._places[frame.entities[i]] = (device_class, i)
-            self._known[device_class] = len(frame.entities)
+            self._names[device_class] = tuple(frame.entities)
             cells = self._cells.get(device_class, np.zeros((2, 0), np.int64))
             if cells.shape[1] < len(frame.entities):
                 self._cells[device_class] = np.zeros((2, len(frame.entities)), np.int64)
                 self._cells[device_class][:, : cells.shape[1]] = cells
 
-    def right(self, entity: str, time: int, rounds: int) -> None:
-        """Enters right rounds."""
+    def right(self, entity: str, time: int, rounds: int, node: str | None) -> None:
+        """Enters right rounds of a device of a node."""
+        if node is not None:
+            _two(self._nodes.setdefault(node, {}), entity, time)
         place = self._places.get(entity)
         if place is not None:
             cells = self._cells[place[0]]
@@ -56,16 +60,27 @@ class Tested:
         time, rounds = self._cells[place[0]][:, place[1]].tolist()
         return time, rounds
 
-    def newest_beside(self, entity: str, over: str | None, above: Any) -> int:
+    def newest_beside(self, entity: str, node: str | None) -> int:
         """When another device of the same node was right last; 0 if none is known."""
-        beside = (e for e in self._places if e != entity and above(e, "node") == over)
-        return max((self.of(e)[0] for e in beside), default=0)
+        beside = self._nodes.get(node, {}) if node is not None else {}
+        return max((time for other, time in beside.items() if other != entity), default=0)
 
     def snapshot(self) -> dict[str, Any]:
-        return {name: cells.copy() for name, cells in self._cells.items()}
+        cells = {name: cells.copy() for name, cells in self._cells.items()}
+        nodes = {node: dict(beside) for node, beside in self._nodes.items()}
+        return {"cells": cells, "names": dict(self._names), "nodes": nodes}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._cells, self._places, self._known = dict(state), {}, {}
+        self._cells, self._nodes = dict(state["cells"]), dict(state["nodes"])
+        self._names = {name: tuple(names) for name, names in state["names"].items()}
+        self._places = {e: (name, i) for name, names in self._names.items() for i, e in enumerate(names)}
+
+
+def _two(beside: dict[str, int], entity: str, time: int) -> None:
+    """Enters a device of a node among the two that were right last."""
+    beside[entity] = max(beside.get(entity, 0), time)
+    if len(beside) > 2:
+        del beside[min(beside, key=lambda e: (beside[e], e))]
 
 
 class Users:
@@ -93,8 +108,8 @@ class Users:
         job = self.jobs.setdefault(event.entity, {"start": event.time, "end": None, "gpus": {}})
         job["end"] = None
         for place in ranks.values() if isinstance(ranks, Mapping) else ():
-            gpu = place.get("gpu") if isinstance(place, Mapping) else None
-            if isinstance(gpu, str):
+            gpu = text(place.get("gpu")) if isinstance(place, Mapping) else ""
+            if gpu:
                 job["gpus"].setdefault(gpu, event.time)
 
     def since(self, gpu: str, time: int) -> list[str]:

@@ -8,17 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from detectors.method.told import text, whole
+from detectors.sdc.places import places
+from detectors.sdc.poll import Known, Poll
 from pipeline.records import SECOND, Event
 from pipeline.topology import kind_of
 
 _log = logging.getLogger("fleetpulse.detectors")
 
 _WAITING = 1000  # results of a canary that are kept until there is a majority; chosen
-_VOTERS = 32  # devices remembered per answer: enough to tell a majority from a split; chosen
+_VOTERS = 32  # devices remembered per wrong answer: enough to tell whether several share it; chosen
 _ANSWERS = 8  # different answers remembered of a canary that was judged; chosen
 _MOST_ANSWERS = 2 * _VOTERS  # and of one on which the devices are divided, so that it stays divided; chosen
 _ROUNDS = 64  # canaries remembered; a site that sets a new problem each round needs only the newest; chosen
-_LATELY = 86_400 * SECOND  # who was right or wrong within a day, as agents tell of right rounds every 6 hours; chosen
+LATELY = 86_400 * SECOND
+"""Who was right or wrong within a day counts, as agents tell of right rounds every 6 hours. Chosen."""
+_MOST_ROUNDS = 1_000_000  # that one event tells of: years of rounds; chosen
 _TEXTS = ("format", "range", "sm", "uuid")
 _COUNTS = ("rounds", "again")
 _FACTS = frozenset((*_TEXTS, *_COUNTS, "wrong"))
@@ -29,8 +34,8 @@ class Verdict:
     """What one result was worth.
 
     canary, version: the problem and the program that asks it.   facts: what the agent told beside.
-    voters, agreeing: devices that answered lately, and those of them that gave `expected`.
-    known: judged by the known answer, not by the others'.
+    voters, agreeing: devices that answered lately, and those of them that gave `expected`; of many a share.
+    known: judged by the known answer, not by the others'.   question: what was voted on, else empty.
     """
 
     entity: str
@@ -44,6 +49,35 @@ class Verdict:
     agreeing: int
     known: bool
     facts: Mapping[str, Any]
+    question: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unjust:
+    """Mismatches that no device is to blame for.
+
+    why: shared (other devices give the same `answer`), or broken (most devices fail this version of the program).
+    Of broken ones those since `since`: with a known answer of devices of a `kind`, else to one `question`.
+    """
+
+    why: str
+    version: str
+    answer: str = ""
+    kind: str = ""
+    question: str = ""
+    since: int = 0
+
+    def holds(self, entity: str, entry: Mapping[str, Any]) -> bool:
+        """Whether it is about a mismatch of the ledger."""
+        if entry["version"] != self.version:
+            return False
+        if self.why == "shared":
+            return bool(entry["digest"] == self.answer)
+        if entry["time"] < self.since:
+            return False
+        if self.kind:
+            return entry["known"] and kind_of(entity) == self.kind
+        return bool(entry["question"] == self.question)
 
 
 class Votes:
@@ -51,14 +85,16 @@ class Votes:
 
     A canary without known answer is one question per version, SKU and driver: other software may round otherwise.
     rounds: question -> the devices by answer; where answers are known the wrong ones alone.
-    good:   version -> the devices whose known answers were right last.
-    shared: (version, answer) found since the last look to be another software's, not a broken device's.
+    polls:  question without known answer -> what most answer.
+    known:  version and kind of device -> who gave the known answers, and who did not.
+    unjust: mismatches found since the last look to be the software's, not a broken device's.
     """
 
     def __init__(self) -> None:
         self.rounds: dict[str, dict[str, Any]] = {}
-        self.good: dict[str, dict[str, int]] = {}
-        self.shared: list[tuple[str, str]] = []
+        self.polls: dict[str, Poll] = {}
+        self.known: dict[str, Known] = {}
+        self.unjust: list[Unjust] = []
 
     def judge(self, events: Sequence[tuple[Event, str]], quorum: int, same: int) -> list[Verdict]:
         """Verdicts that the results of an instant make possible, in order of time: all of them are heard first.
@@ -68,23 +104,31 @@ class Votes:
         found: list[Verdict] = []
         asked: dict[str, dict[str, Any]] = {}
         for event, like in events:
-            data, known = event.data, event.data.get("expected")
-            version, digest = str(data["version"]), str(data["digest"])
-            if isinstance(known, str) and known == digest:
-                _newest(self.good.setdefault(version, {}), event)
-                of = (event.entity, event.time, True, str(data["canary"]), version, digest, known)
+            data, known = event.data, text(event.data.get("expected"))
+            version, digest = word(data["version"]), word(data["digest"])
+            if known == digest:
+                self._poll(version, event.entity).right(event.entity, event.time, event.time - LATELY)
+                of = (event.entity, event.time, True, word(data["canary"]), version, digest, known)
                 found.append(Verdict(*of, 0, 0, True, facts(data)))
                 continue
-            key, held = self._round(event, known if isinstance(known, str) else "", like)
+            key, held = self._round(event, known, like)
+            poll = self._poll(version, event.entity) if known else self.polls.setdefault(key, Poll())
+            poll.tell(event.entity, event.time, False if known else digest)
             self._count(held, digest, event)
             held["waiting"].append([event.time, event.entity, digest, facts(data)])
             asked[key] = held
-        for held in asked.values():
-            found += self._by_known(held, same) if held["known"] else self._by_most(held, quorum, same)
+        for key, held in asked.items():
+            found += self._by_known(held, same) if held["known"] else self._by_most(key, held, quorum, same)
         return sorted(found, key=lambda v: (v.time, v.entity, v.canary, v.right))
 
+    def _poll(self, version: str, entity: str) -> Known:
+        key = f"{kind_of(entity)}|{version}"
+        if key not in self.known:
+            self.known[key] = Known()
+        return self.known[key]
+
     def _round(self, event: Event, known: str, like: str) -> tuple[str, dict[str, Any]]:
-        canary, version = str(event.data["canary"]), str(event.data["version"])
+        canary, version = word(event.data["canary"]), word(event.data["version"])
         key = f"{canary}|{version}|{known or like}"
         held = self.rounds.get(key)
         if held is None:
@@ -107,55 +151,61 @@ class Votes:
 
     def _by_known(self, held: dict[str, Any], same: int) -> list[Verdict]:
         """Verdicts on wrong answers where the right one is known."""
-        version = held["version"]
-        right = self.good.get(version, {})
-        for _, entity, _, _ in held["waiting"]:
-            right.pop(entity, None)
-        lately = held["time"] - _LATELY
-        wrong = sum(time >= lately for voters in held["votes"].values() for time in voters.values())
-        right = {entity: time for entity, time in right.items() if time >= lately}
-        broken = wrong >= same and wrong > len(right) > 0  # most get it wrong, each in its own way: a broken program
-        self._state(held, broken, wrong + len(right))
         waiting, held["waiting"] = held["waiting"], []
-        _keep(held, _ANSWERS)
+        version, lately = held["version"], held["time"] - LATELY
+        states = {}
+        for kind in sorted({kind_of(entity) for _, entity, _, _ in waiting}):
+            poll = self.known[f"{kind}|{version}"]
+            poll.forget(lately)
+            states[kind] = poll.state(same)
+            if states[kind][2]:  # most get it wrong, each in its own way
+                self.unjust.append(Unjust("broken", version, kind=kind, since=lately))
+        self._state(held, any(s[2] for s in states.values()), sum(s[0] + s[1] for s in states.values()))
         found = []
-        for time, entity, answer, told in () if broken else waiting:
-            if not self._foreign(version, answer, held["votes"].get(answer, {}), same):
+        for time, entity, answer, told in waiting:
+            wrong, right, broken = states[kind_of(entity)]
+            if not self._foreign(version, answer, held["votes"].get(answer, {}), same) and not broken:
                 of = (entity, time, False, held["canary"], version, answer, held["known"])
-                found.append(Verdict(*of, wrong + len(right), len(right), True, told))
+                found.append(Verdict(*of, wrong + right, right, True, told))
+        _keep(held, _ANSWERS)
         return found
 
-    def _by_most(self, held: dict[str, Any], quorum: int, same: int) -> list[Verdict]:
-        votes: dict[str, dict[str, int]] = held["votes"]
-        most = min(votes, key=lambda d: (-len(votes[d]), d))
-        agreeing, total = len(votes[most]), sum(map(len, votes.values()))
+    def _by_most(self, key: str, held: dict[str, Any], quorum: int, same: int) -> list[Verdict]:
+        votes = self.polls[key].count()
+        most = min(votes, key=lambda d: (-votes[d], d))
+        agreeing, total = votes[most], sum(votes.values())
         divided = total < quorum or 2 * agreeing <= total
         self._state(held, divided and total >= quorum, total)
         if divided:
+            if held["split"]:
+                since = held["time"] - LATELY
+                self.unjust.append(Unjust("broken", held["version"], question=key, since=since))
             del held["waiting"][:-_WAITING]
             return []
         waiting, held["waiting"] = held["waiting"], []
         found, version = [], held["version"]
         for time, entity, answer, told in waiting:
             right = answer == most
-            if right or not self._foreign(version, answer, votes.get(answer, {}), same):
+            if right or not self._foreign(version, answer, held["votes"].get(answer, {}), same):
                 of = (entity, time, right, held["canary"], version, answer, most)
-                found.append(Verdict(*of, total, agreeing, False, told))
+                found.append(Verdict(*of, total, agreeing, False, told, key))
         _keep(held, _ANSWERS)
         return found
 
     def _foreign(self, version: str, answer: str, voters: Mapping[str, int], same: int) -> bool:
         """Whether several give this wrong answer: other software, since two devices do not break alike to the bit."""
-        if _places(voters) < same:
+        if places(voters) < same:
             return False
-        self.shared.append((version, answer))
+        self.unjust.append(Unjust("shared", version, answer))
         return True
 
     def _state(self, held: dict[str, Any], split: bool, voters: int) -> None:
         """Says once that nobody can be judged."""
         if split and not held["split"]:
-            text = "canary %s %s: %d devices gave %d different answers and no answer is most's; nobody is blamed"
-            _log.warning(text, held["canary"], held["version"], voters, len(held["votes"]))
+            what = "most of them fail its known answer" if held["known"] else "no answer is most's"
+            _log.warning(
+                "canary %s %s, told by %d devices: %s; nobody is blamed", held["canary"], held["version"], voters, what
+            )
         held["split"] = split
 
     def forget(self, horizon: int) -> None:
@@ -168,18 +218,27 @@ class Votes:
                     del held["votes"][answer]
         for key in sorted(self.rounds, key=lambda k: self.rounds[k]["time"])[:-_ROUNDS]:
             del self.rounds[key]
-        for version in sorted(self.good, key=lambda v: max(self.good[v].values(), default=0))[:-_ROUNDS]:
-            del self.good[version]
+        self.polls = {key: poll for key, poll in self.polls.items() if key in self.rounds}
+        for poll in self.polls.values():
+            poll.forget(horizon)
+        for key in sorted(self.known, key=lambda k: self.known[k].newest())[:-_ROUNDS]:
+            del self.known[key]
 
     def divided(self) -> list[str]:
         """Canaries on which the devices are divided, so that nobody can be judged by them."""
         return sorted({f"{held['canary']} {held['version']}" for held in self.rounds.values() if held["split"]})
 
     def snapshot(self) -> dict[str, Any]:
-        return copy.deepcopy({"rounds": self.rounds, "good": self.good})
+        polls = {
+            name: {key: poll.snapshot() for key, poll in polls.items()}
+            for name, polls in (("polls", self.polls), ("known", self.known))
+        }
+        return {"rounds": copy.deepcopy(self.rounds), **polls}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.rounds, self.good = state["rounds"], state["good"]
+        self.rounds = state["rounds"]
+        self.polls = {key: Poll(poll) for key, poll in state["polls"].items()}
+        self.known = {key: Known(poll) for key, poll in state["known"].items()}
 
 
 def _newest(voters: dict[str, int], event: Event) -> None:
@@ -202,23 +261,25 @@ def facts(data: Mapping[str, Any]) -> dict[str, Any]:
     """What a result says beside its digest, as far as it is of the right kind."""
     if _FACTS.isdisjoint(data):
         return {}
-    found: dict[str, Any] = {k: v for k in _TEXTS if isinstance(v := data.get(k), (str, int))}
+    found: dict[str, Any] = {k: v for k in _TEXTS if (v := word(data.get(k)))}
     for name in _COUNTS:
-        value = data.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        value = whole(data.get(name), high=_MOST_ROUNDS)
+        if value is not None:
             found[name] = value
     if isinstance(wrong := data.get("wrong"), (list, tuple)):
-        found["wrong"] = [str(problem) for problem in wrong[:8]]
+        found["wrong"] = [text(problem) for problem in wrong[:8] if text(problem)]
     return found
 
 
 def complete(event: Event) -> bool:
     """Whether the event is a canary's result. A program that raised an error is loud: the driver tells of it."""
-    if kind_of(event.entity) not in ("gpu", "cpu") or not all(k in event.data for k in ("canary", "version", "digest")):
+    if kind_of(event.entity) not in ("gpu", "cpu"):
         return False
-    return not str(event.data["digest"]).startswith("raised ")
+    if not all(word(event.data.get(k)) for k in ("canary", "version", "digest")):
+        return False
+    return not word(event.data["digest"]).startswith("raised ")
 
 
-def _places(voters: Mapping[str, int]) -> int:
-    """How many voters may have software of their own: the cores of one node have one."""
-    return len({v.rpartition(".")[0] if kind_of(v) == "cpu" else v for v in voters})
+def word(value: object) -> str:
+    """A text, or a number that stands for one; "" for anything else."""
+    return text(value) or ("" if (number := whole(value)) is None else str(number))

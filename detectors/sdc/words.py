@@ -18,6 +18,7 @@ _WHY = {
     "right": "gave right results again, more often running than a device that errs as it did would",
     "exchanged": "is another device now (its UUID changed)",
     "shared": "is not to blame: other devices give the same answer to the bit, so it is other software",
+    "broken": "is not to blame: most devices fail this version of the canary, so the program or its answer is wrong",
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from detectors.method.evidence import Compared
 from detectors.method.streams import LEAST_COHORT, Bools, Floats
@@ -15,27 +16,28 @@ from detectors.straggler.places import Places
 _PART = 0.5  # of a node's ranks that are slow together: then the node is slow, not its GPUs one by one; chosen
 _SOME = 0.25  # of them that keep it blamed, so that the blame does not flicker; chosen
 _ALIKE = 0.4  # of the slowest one's slowdown that the others of its node must share to be slow with it; chosen
+_SURE, _NODE, _RANK, _ALL = range(4)
+_UNSURE = ("", "its stage has no other node", "its stage has no other rank", "all ranks of its stage are slow")
 _TOLD = 3  # causes in one sentence; chosen
 
 
 @dataclass(frozen=True)
 class Suspicion:
-    """One condition: `entity` is blamed for its slow `slots`. unsure: its stage is no larger than it, so that the
-    stage itself may be slow."""
+    """One condition: `entity` is blamed for its slow `slots`. unsure: why the stage itself may be slow as well."""
 
     entity: str
     slots: tuple[int, ...]
-    unsure: bool = False
+    unsure: str = ""
 
 
 def blamed(
-    slow: Bools, effect: Floats, counted: Bools, places: Places, most: float, known: Mapping[str, object]
+    slow: Bools, effect: Floats, counted: Bools, places: Places, most: float, delta: float, known: Mapping[str, object]
 ) -> list[Suspicion]:
-    """Nodes and ranks to blame. slow: have a condition; effect: by how much they, and others that matter, are slow;
+    """Nodes and ranks to blame. slow: have a condition; effect: by how much each is slow, of matter from `delta` on;
     counted: who could be."""
     found = []
-    lagging = slow | (effect > 0)
-    innocent, unsure = _stages(slow, lagging, counted, places, most)
+    lagging = slow | (effect >= delta)
+    innocent, unsure = _stages(slow, effect, lagging, counted, places, most)
     slow = slow & ~innocent
     for node in np.unique(places.of["node"][slow]).tolist():
         mine = slow & (places.of["node"] == node)
@@ -44,21 +46,28 @@ def blamed(
             late = np.flatnonzero(lagging & there & ~innocent & (effect >= _ALIKE * effect[mine].max()))
             share = _SOME if entity in known else _PART
             if len(late) >= max(2.0, share * np.count_nonzero(there)):
-                found.append(Suspicion(entity, tuple(late.tolist()), bool(unsure[late].all())))
+                found.append(Suspicion(entity, tuple(late.tolist()), _UNSURE[unsure[late].min()]))
                 continue
-        found += [Suspicion(places.names[i], (i,), bool(unsure[i])) for i in np.flatnonzero(mine).tolist()]
+        found += [Suspicion(places.names[i], (i,), _UNSURE[unsure[i]]) for i in np.flatnonzero(mine).tolist()]
     return found
 
 
-def _stages(slow: Bools, lagging: Bools, counted: Bools, places: Places, most: float) -> tuple[Bools, Bools]:
-    """Ranks of stages that are slow as a whole, and of stages that are one slow node, of which nobody can tell."""
-    innocent, unsure = np.zeros(len(slow), bool), np.zeros(len(slow), bool)
+def _stages(
+    slow: Bools, effect: Floats, lagging: Bools, counted: Bools, places: Places, most: float
+) -> tuple[Bools, NDArray[np.int64]]:
+    """Ranks of stages that are slow as a whole; and (S,) place in _UNSURE where nobody can tell rank from stage."""
+    innocent, unsure = np.zeros(len(slow), bool), np.zeros(len(slow), np.int64)
     stages = np.where(places.of["stage"] >= 0, places.of["stage"], -2 - places.of["job"])
     for stage in np.unique(stages[slow]).tolist():
         members = counted & (stages == stage)
         late = lagging & members
         size = np.count_nonzero(members)
-        if size < LEAST_COHORT or np.count_nonzero(late) <= most * size:
+        if size < LEAST_COHORT:
+            # its ranks are compared with the whole job: without one that is as it was, the stage may have more work
+            if (effect[members] >= _ALIKE * effect[members].max(initial=0.0)).all():
+                unsure[members] = _RANK if size == 1 else _ALL
+            continue
+        if np.count_nonzero(late) <= most * size:
             continue
         nodes = places.of["node"][members]
         if (nodes < 0).any():
@@ -68,7 +77,7 @@ def _stages(slow: Bools, lagging: Bools, counted: Bools, places: Places, most: f
         struck = np.count_nonzero(late_of > _PART * np.maximum(all_of, 1))
         there = np.count_nonzero(all_of)
         if there == 1:
-            unsure |= members
+            unsure[members] = _NODE
         elif struck > max(1.0, most * there) or (struck == 0 and there > 1):
             innocent |= members
     return innocent, unsure
@@ -106,7 +115,7 @@ def sentence(suspicion: Suspicion, compared: Compared, around: Mapping[str, str]
     )
     told = f"{100 * compared.effect:.0f} % longer than {beside}"
     told += f": {compared.value:.3g} s a step, not {compared.expected:.3g} s"
-    unsure = "; its stage has no other node, so the stage itself may be slow" if suspicion.unsure else ""
+    unsure = f"; {suspicion.unsure}, so the stage itself may be slow" if suspicion.unsure else ""
     return f"{who.replace(' computes', where + ' computes')} {told}{unsure}; {words(seen)}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,24 +24,23 @@ _SEVERAL = 4  # GPUs under a power cap that they had not: policy, no broken one;
 _OFTEN = 0.5  # share of the time under a power cap from which that is a GPU's usual load; chosen
 _RACK = 2  # whole nodes of one rack whose clocks fall at once: their power or coolant, not they; chosen
 Slots = NDArray[np.intp]
+Told = tuple[str, Mapping[str, Any], tuple[str, ...]]
+"""Sentence, evidence and signals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """One condition: who is blamed, how loudly, and what is said."""
+    """One condition: who is blamed and how loudly; what is said is put into words only when it is due."""
 
     entity: str
     level: Level
     onset: int
     score: float
-    summary: str
-    evidence: Mapping[str, Any]
-    signals: tuple[str, ...]
+    words: Callable[[], Told]
 
     def finding(self, time: int, due: tuple[int, Level], detector: str) -> Finding:
         onset, level = due
-        words = self.score, self.summary, self.evidence, self.signals
-        return Finding(time, onset, self.entity, detector, level, *words)
+        return Finding(time, onset, self.entity, detector, level, self.score, *self.words())
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,27 +114,30 @@ def _low(sight: Sight, slots: Slots) -> Low:
 
 
 def _of_clock(sight: Sight, entity: str, slots: Slots, wide: bool) -> Suspect:
-    of, signs, time = sight.of, sight.signs, sight.frame.time
-    step, mates, low = signs.clocks, sight.mates(slots), _low(sight, slots)
-    compared = _clocked(sight, low, mates)
+    of, signs = sight.of, sight.signs
+    mates, low = sight.mates(slots), _low(sight, slots)
     enough = (low.held >= of.hold or bool(signs.stuck[slots].any())) and len(mates) + 1 >= PEERS
     sure = (bool(signs.fast[slots].any()) or enough) and not low.policy and not wide
+    score = float(signs.clocks.score[slots].max())
+    level: Level = "page" if sure else "suspect"
+    return Suspect(entity, level, low.onset, score, lambda: _clock_words(sight, entity, slots, mates, low, wide))
+
+
+def _clock_words(sight: Sight, entity: str, slots: Slots, mates: Slots, low: Low, wide: bool) -> Told:
+    of, compared = sight.of, _clocked(sight, low, mates)
     waits = ": its job waits for it" if of.seats.placed[low.worst] else ""
     who = f"{len(slots)} GPUs of {entity} run, the worst at" if len(slots) > 1 else f"{entity} runs at"
-    return Suspect(
-        entity,
-        "page" if sure else "suspect",
-        low.onset,
-        float(step.score[slots].max()),
+    return (
         f"{who} {compared.value:.0f} MHz where {len(mates)} busy GPUs of {compared.cohort} lead one to expect "
         f"{compared.expected:.0f} MHz ({100 * compared.effect:.0f} % less), {low.reason}, for "
-        f"{(time - low.onset) / 60 / SECOND:.0f} min"
+        f"{_minutes((sight.frame.time - low.onset) / SECOND)}"
         + ("; other nodes of its rack fell too: their power or coolant" if wide else waits),
         evidence(
             f"its clock departs from what its peers lead one to expect by less than {50 * of.delta:.1f} %",
             compared,
             **sight.around(slots, low.worst, mates),
             throttle_bits=low.bits,
+            attribution="NODE",
             cause=low.named or low.reason,
             held_s=low.held,
         ),
@@ -153,16 +155,32 @@ def _of_duty(sight: Sight, entity: str, slots: Slots, low: bool) -> Duty:
     why = (sight.pressed(entity, worst) if whole else sight.narrow(worst, mates)) if low else None
     long = held >= of.host_hold
     sure = why is not None and (long or not whole) and len(mates) + 1 >= PEERS
-    compared = _active(sight, worst, mates)
-    unseen = "what keeps it waiting is not seen" if low else "it may compute longer while they wait for it"
-    part, some = "tensor cores" if of.tensor[worst] else "SMs", f"{len(slots)} GPUs of " if whole else ""
     suspect = Suspect(
         entity,
         "page" if sure else "suspect",
         int(since.min(initial=time)),
         float(step.score[slots].max()),
+        lambda: _duty_words(sight, entity, slots, mates, worst, low, why, held),
+    )
+    return Duty(suspect, int(of.seats.job[worst]), why is not None, long)
+
+
+def _duty_words(
+    sight: Sight,
+    entity: str,
+    slots: Slots,
+    mates: Slots,
+    worst: int,
+    low: bool,
+    why: tuple[str, float, str] | None,
+    held: float,
+) -> Told:
+    of, whole, compared = sight.of, entity.startswith("node:"), _active(sight, worst, mates)
+    unseen = "what keeps it waiting is not seen" if low else "it may compute longer while they wait for it"
+    part, some = "tensor cores" if of.tensor[worst] else "SMs", f"{len(slots)} GPUs of " if whole else ""
+    return (
         f"{part} of {some}{entity} are active {100 * compared.value:.0f} % of the time where {len(mates)} GPUs of "
-        f"{compared.cohort} lead one to expect {100 * compared.expected:.0f} %, for {held / 60:.0f} min: "
+        f"{compared.cohort} lead one to expect {100 * compared.expected:.0f} %, for {_minutes(held)}: "
         f"{why[0] if why else unseen}",
         evidence(
             f"its activity departs from what its peers lead one to expect by less than {50 * of.duty_delta:.1f} %",
@@ -174,18 +192,20 @@ def _of_duty(sight: Sight, entity: str, slots: Slots, low: bool) -> Duty:
         ),
         ("gpu.tensor_active" if of.tensor[worst] else "gpu.sm_active", *((why[2],) if why else ())),
     )
-    return Duty(suspect, int(of.seats.job[worst]), why is not None, long)
 
 
 def _clocked(sight: Sight, low: Low, mates: Slots) -> Compared:
-    """The clock of the worst beside what its peers lead one to expect."""
+    """The clock of the worst beside what its peers lead one to expect: its newest, or the smoothed one if that is
+    lower, since a condition that is about to end is told of what it was."""
     of, step, worst = sight.of, sight.signs.clocks, low.worst
     off = float(of.raw[worst] if low.stuck else step.effect[worst])
     base = 0.0 if low.stuck else float(of.clocks.cells[kernel.BASELINE, worst])
     expected = float(np.exp(-(step.median[worst] + base)))
     expected = expected if np.isfinite(expected) else float(of.clock[worst] * np.exp(off))
     cohort, value = of.seats.cohort(worst), expected * float(np.exp(-off))
-    return Compared(value, expected, _spread(step, worst), cohort, len(mates), 1 - value / expected, "MHz")
+    value = float(np.fmin(of.clock[worst], value))
+    spread = _spread(step, worst, expected)
+    return Compared(value, expected, spread, cohort, len(mates), 1 - value / expected, "MHz")
 
 
 def _active(sight: Sight, worst: int, mates: Slots) -> Compared:
@@ -194,10 +214,15 @@ def _active(sight: Sight, worst: int, mates: Slots) -> Compared:
     expected = float(np.exp(step.median[worst] + of.duty.cells[kernel.BASELINE, worst]))
     expected = expected if np.isfinite(expected) else float(of.active[worst] * np.exp(-step.effect[worst]))
     value = expected * float(np.exp(step.effect[worst]))
-    cohort = of.seats.cohort(worst)
-    return Compared(value, expected, _spread(step, worst), cohort, len(mates), abs(value / expected - 1), "1")
+    cohort, spread = of.seats.cohort(worst), _spread(step, worst, expected)
+    return Compared(value, expected, spread, cohort, len(mates), abs(value / expected - 1), "1")
 
 
-def _spread(step: Step, slot: int) -> float | None:
-    spread = float(step.spread[slot])
+def _spread(step: Step, slot: int, expected: float) -> float | None:
+    """Of the cohort, in the unit of what is expected: streams reckon in logarithms."""
+    spread = expected * float(step.spread[slot])
     return spread if np.isfinite(spread) else None
+
+
+def _minutes(seconds: float) -> str:
+    return "less than a minute" if seconds < 60 else f"{seconds / 60:.0f} min"

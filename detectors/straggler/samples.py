@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from detectors.method.gates import SETTLES, Gates
 from detectors.method.streams import Bools, Floats
+from detectors.method.told import seconds, whole
 from detectors.straggler.places import Places
 from pipeline.records import SECOND, Event, Frame
 
@@ -18,6 +19,9 @@ _ANEW = frozenset({"version", "reset", "maintenance_end"})
 _LOOK = 60 * SECOND  # how often the end of announced work is looked for; chosen
 _CANARY = 60 * SECOND  # so long after a canary a rank may still tell a step that it made beside it; chosen
 _REMEMBERED = 3600 * SECOND  # a start of a rank that nobody has seen since is forgotten; chosen
+_LONGEST_S = (
+    3600.0  # that a checkpoint or canary excuses anybody, whatever is told of it; chosen: such a write has failed
+)
 _WARM = 240 * SECOND  # of a job that tells no steps, in place of a number of them: 200 of 1.2 s; chosen
 _CELLS: Mapping[str, float | int | bool] = {
     "steps": np.nan,  # the newest step
@@ -65,14 +69,14 @@ class Samples:
         self.calmed = []
         worked = bool(fresh)
         for event in told:
-            seconds = event.data.get("took" if event.kind == "digest" else "seconds")
+            lasts = seconds(event.data.get("took" if event.kind == "digest" else "seconds"), _LONGEST_S)
             worked |= event.kind.startswith("maintenance")
             if event.kind in _ANEW:
                 anew += places.on(event.entity, frame.topology)
-            elif event.kind == "digest" and isinstance(seconds, (int, float)):
-                self._excuse(event, float(seconds), places.on(event.entity, frame.topology), rose)
-            elif event.kind == "checkpoint" and isinstance(seconds, (int, float)):
-                self._saving[event.entity] = event.time + int(seconds * SECOND)
+            elif event.kind == "digest" and lasts is not None:
+                self._excuse(event, lasts, places.on(event.entity, frame.topology), rose)
+            elif event.kind == "checkpoint" and lasts is not None:
+                self._saving[event.entity] = event.time + int(lasts * SECOND)
         self._saving = {job: until for job, until in self._saving.items() if until >= frame.time}
         if worked or abs(frame.time - self._looked) >= _LOOK:
             self._look_for_work(frame, places)
@@ -80,8 +84,8 @@ class Samples:
 
     def _excuse(self, event: Event, took: float, slots: Sequence[int], rose: NDArray[np.int64]) -> None:
         """Ranks that were not slow before our own canary began are not for some time after it."""
-        began = event.data.get("began")
-        since = began if isinstance(began, int) else event.time - int(took * SECOND)
+        began = whole(event.data.get("began"), event.time - int(_LONGEST_S * SECOND))
+        since = event.time - int(took * SECOND) if began is None else began
         self.calmed += (mine := [s for s in slots if rose[s] >= since - _LOOK])
         self.cells["excused"][mine] = event.time + _CANARY
 
@@ -96,15 +100,15 @@ class Samples:
 
     def take(self, frame: Frame, places: Places, warm_up: float) -> tuple[Floats, Bools]:
         """(S,) ln(compute time) of the ranks that finished a step, NaN of others; and who may be judged."""
-        seconds, step = places.take(frame, "rank.compute_time"), places.take(frame, "rank.step")
+        compute, step = places.take(frame, "rank.compute_time"), places.take(frame, "rank.step")
         with np.errstate(divide="ignore", invalid="ignore"):
-            times = np.where(seconds > 0, np.log(seconds), np.nan)
+            times = np.where(compute > 0, np.log(compute), np.nan)
         mine = {name: cells[: len(places)] for name, cells in self.cells.items()}
         times[step == mine["steps"]] = np.nan  # the same step told twice is no second witness
         if "rank.tokens" in frame.values:
             times -= self._longer(places.take(frame, "rank.tokens"), step - mine["steps"], places)
         if self._starting:
-            self._start(seconds, step, places, frame.time)
+            self._start(compute, step, places, frame.time)
         known = np.isfinite(step)
         mine["steps"][known] = step[known]
         mine["sampled"][np.isfinite(times)] = frame.time
@@ -128,11 +132,11 @@ class Samples:
         last[known] = tokens[known]
         return np.asarray(np.nan_to_num(worked - places.medians(worked)))
 
-    def _start(self, seconds: Floats, step: Floats, places: Places, time: int) -> None:
+    def _start(self, compute: Floats, step: Floats, places: Places, time: int) -> None:
         """Notes at which step ranks began of which a start was told."""
         for rank, since in list(self._starting.items()):
             slot = places.slot_of(rank)
-            if slot is not None and np.isfinite([step[slot], seconds[slot]]).any():
+            if slot is not None and np.isfinite([step[slot], compute[slot]]).any():
                 self.cells["begun"][slot], self.cells["began"][slot] = step[slot], since
             elif time - since < _REMEMBERED:
                 continue

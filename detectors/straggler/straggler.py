@@ -38,7 +38,8 @@ class Straggler(Detector):
 
     Not judged: announced work, the first `warm_up` steps of a job or of a rank that moved, checkpoints, our own
     canaries, and several GPUs whose power cap differs from their cohort's. With other software a rank learns anew.
-    Where a stage is too small, a change is told from all of the job, and below 8 ranks nothing pages uncorroborated.
+    Where a stage is too small, a change is told from all of the job, and below 8 ranks nothing pages uncorroborated;
+    neither does a small stage of which all ranks are slow, or a rank alone in its stage: the stage may have more work.
 
     Source: the clipped form of Page's CUSUM (Biometrika 41, 1954); Greyhound (Wu et al., ATC 2025) for the check that
     the mean moved; Lin et al. (OSDI 2025) found workers the main cause in only 1.7 % of slow jobs, so a slow stage
@@ -54,8 +55,9 @@ class Straggler(Detector):
         *("event:job_start", "event:checkpoint", "event:digest", "event:version", "event:maintenance_start"),
     )
     blind: ClassVar[str] = (
-        "A rank that was slow from its first sample by less than 1.25, all nodes of a stage that are slow at once, and "
-        "what the training job does not tell: without its compute times straggler_inferred looks from the outside."
+        "A rank that was slow from its first sample by less than 1.25, all nodes of a stage that are slow at once, "
+        "one rank without another of its stage that is as fast as before, unless its GPU or node shows why; and what "
+        "the training job does not tell: without its compute times straggler_inferred looks from the outside."
     )
 
     threshold: float = 18.5
@@ -191,14 +193,14 @@ class Straggler(Detector):
         size, time = len(slow), frame.time
         there = (self.places.at >= 0) & ~self.samples.silent(time, _LASTS)[:size] & (self.count[:size] > LEARN)
         far = np.where(self.behind[:size] > 0, np.log(self.ratio), 0.0)
-        effect = np.where(there & (slow | (step.effect >= self.delta)), np.maximum(step.effect, far), 0.0)
-        suspicions = blamed(slow, effect, there, self.places, self.most, self.conditions)
+        effect = np.where(there, np.maximum(step.effect, far), 0.0)
+        suspicions = blamed(slow, effect, there, self.places, self.most, self.delta, self.conditions)
         close(self.conditions, {s.entity for s in suspicions})
         found = []
         for suspicion in suspicions:
             seen = causes_of(suspicion, self.causes, self.places, time)
             slots = np.array(suspicion.slots)
-            level: Level = self._level(slots, seen, step, suspicion.unsure, time)
+            level: Level = self._level(slots, seen, step, bool(suspicion.unsure), time)
             throttled = any(cause.key == "throttled" for cause in seen)
             if not throttled and self.causes.policy(slots, float(np.median(step.effect[slots])), self.places):
                 level, seen = "suspect", [POLICY]
@@ -235,10 +237,12 @@ class Straggler(Detector):
         slots, places = list(suspicion.slots), self.places
         worst = slots[int(np.argmax(step.effect[slots]))]
         cohort, mates, usual = self._beside(worst, slots, step)
-        value, slowdown = float(np.exp(self.newest[worst])), float(np.exp(self.newest[worst] - usual))
+        # one quick step does not make a slow rank a fast one: the newest step, or how slow it has been of late
+        late = float(step.effect[worst]) if step.on[worst] else float(np.median(self.recent["stage"][worst]))
+        slowdown, expected = float(np.exp(max(self.newest[worst] - usual, late))), float(np.exp(usual))
         around = {kind: e for kind in ("gpu", "node", "stage", "job") if (e := places.entity(kind, worst)) is not None}
-        spread = float(step.spread[worst]) if np.isfinite(step.spread[worst]) else None
-        compared = Compared(value, float(np.exp(usual)), spread, cohort, mates, slowdown - 1, "s")
+        spread = expected * float(step.spread[worst]) if np.isfinite(step.spread[worst]) else None
+        compared = Compared(expected * slowdown, expected, spread, cohort, mates, slowdown - 1, "s")
         return Finding(
             time=frame.time,
             onset=due[0],

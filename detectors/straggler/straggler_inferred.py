@@ -74,7 +74,9 @@ class StragglerInferred(Detector):
     blind: ClassVar[str] = (
         "A GPU that computes slowly at full clock pages nobody: it is busier than its peers, as one with more work is; "
         "one slow from the first sample by less than 20 %; one whose loop throttles too; hosts and PCIe links of jobs "
-        "that are not known; idle GPUs; which step or collective is slow."
+        "that are not known; idle GPUs; which step or collective is slow; and whole jobs that are slow, by their own "
+        "work or by the network: without step times that looks like less work, and only the detectors of links and "
+        "of congestion tell of a slow network."
     )
 
     threshold: float = 18.5

@@ -13,6 +13,7 @@ from detectors.detector import Detector, memory, notes, part
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.streams import Bools, Floats
+from detectors.method.told import whole
 from detectors.straggler.causes import CAPPED
 from detectors.straggler.pace import Paces
 from detectors.straggler.places import Places
@@ -46,7 +47,8 @@ class StragglerJob(Detector):
     """A job that makes no step, and why; and steps at least 10 % longer than the job's own past, and what made them so.
 
     Hang: no step for `hang` s while GPUs spin at a fraction of their power and nothing is sent. Page, unless an XID, a
-    lost GPU or a link that went down on its nodes explains it: then the job dies by itself, and others tell why.
+    lost GPU or a link that went down on its nodes explains it, since then the job dies by itself and others tell why,
+    or unless people work on them.
     Stall: no step for `stall` s while GPUs idle and tasks wait for I/O on half of its nodes. Ticket.
     Slow: a CUSUM on ln(step time) against the job's own past, with what made it so: collectives (the network) or a
     stage (the job itself). A suspect, as the leaf or port is named elsewhere and nobody can mend how a job shares its
@@ -121,7 +123,8 @@ class StragglerJob(Detector):
             for event in frame.events:
                 down = event.kind == "link_state" and event.data.get("state") == "down"
                 if down or event.kind in _FATAL:
-                    said = f"{event.kind} {event.data.get('xid', '')}".strip()
+                    number = whole(event.data.get("xid"))
+                    said = event.kind if number is None else f"{event.kind} {number}"
                     self.faults[event.entity] = {"time": event.time, "said": said}
         if self.faults:
             now = max(frame.time for frame in frames.values())
@@ -195,7 +198,7 @@ class StragglerJob(Detector):
         kind, onset = state["kind"], int(self.stepped[job])
         if not kind or time - state["since"] < _LASTS:
             return []
-        why = self._explained(frame, nodes, onset)
+        why = self._explained(frame, name, nodes, onset)
         level: Level = "suspect"
         if time - onset >= (self.hang if kind == "hang" else self.stall) * SECOND and not why:
             level = "page" if kind == "hang" else "ticket"
@@ -239,9 +242,12 @@ class StragglerJob(Detector):
         grown = grown[grown >= 0]
         return float(np.median(grown)) if len(grown) else float("nan")
 
-    def _explained(self, frame: Frame, nodes: Sequence[str], onset: int) -> str:
-        """What was logged on its nodes about when it stopped; empty if nothing."""
+    def _explained(self, frame: Frame, name: str, nodes: Sequence[str], onset: int) -> str:
+        """Announced work, or what was logged on its nodes about when it stopped; empty if nothing."""
         there = set(nodes)
+        for entity in (name, *nodes):
+            if self.samples.gates.in_work(entity, frame.topology, frame.time):
+                return f"announced work on {entity}"
         for entity, fault in self.faults.items():
             around = (entity, *frame.topology.above(entity))
             reaches = not there.isdisjoint(around) or (entity.startswith("leaf:") and bool(there))
@@ -285,14 +291,9 @@ class StragglerJob(Detector):
         )
         summary = f"{name} takes {pace.step:.3g} s a step, {100 * effect:.0f} % longer than before: {part_of}"
         compared = Compared(pace.step, pace.usual, None, "own past", 0, effect, "s")
-        cause = "network" if network else "a stage computes longer"
-        told = evidence(
-            "its steps are less than 5 % longer than before",
-            compared,
-            cause=cause,
-            attribution="NETWORK" if network else "JOB",
-            compute=pace.compute,
-            communication=pace.network,
-        )
+        made = {"cause": "network" if network else "a stage computes longer"}
+        made["attribution"] = "NETWORK" if network else "JOB"
+        parts = {"compute": pace.compute, "communication": pace.network}
+        told = evidence("its steps are less than 5 % longer than before", compared, **made, **parts)
         signals = ("rank.step_time", "rank.communication_time" if network else "rank.compute_time")
         return Finding(frame.time, due[0], name, self.name, due[1], self.paces.score(job), summary, told, signals)

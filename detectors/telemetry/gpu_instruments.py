@@ -73,9 +73,8 @@ class GpuInstruments:
 
     def look(self, frame: Frame, gate: Bools) -> Iterator[Wrong]:
         """Who is wrong now. gate: False for those whom people work on; they are learnt anew."""
-        for name, each in self.parts.items() if not gate.all() else ():
-            if name != "climate":
-                each.forget(~gate)
+        if not gate.all():
+            self.forget(~gate)
         heat, power = frame["gpu.temperature"], frame["gpu.power"]
         groups = self._peers.of(frame)
         size = len(heat)
@@ -93,6 +92,12 @@ class GpuInstruments:
         yield from self._shifted(frame, apart, warm, middle, calm)
         yield from self._still(frame, middle_k, middle_w, calm)
         yield from self._swinging(frame, watts, calm)
+
+    def forget(self, mask: Bools) -> None:
+        """These are learnt anew."""
+        for name, each in self.parts.items():
+            if name != "climate":
+                each.forget(mask)
 
     def _wake(self, power: Floats) -> None:
         """Learns those anew that work for the first time: of a spare only the board's own draw was known till then."""

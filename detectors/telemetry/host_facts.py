@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from detectors.method.told import text, whole
 from pipeline.records import SECOND, Event, Frame
 from pipeline.topology import Topology
 
@@ -14,6 +15,7 @@ _HOST = frozenset({"cpu", "disk", "file system", "hardware", "memory", "pcie", "
 """Classes of the kernel's lines that can end a host; those of NICs and GPUs end a job at most."""
 GONE = frozenset({38, 54, 62, 64, 74, 79, 95, 109, 119, 120, 140, 143, 151})
 """XIDs after which a GPU may answer no more until it is reset or its node booted: NVIDIA's catalogue of XIDs."""
+_RECOVERY = 154  # tells what the driver wants done
 _BOOT = frozenset({79})  # NVIDIA: reboot bare metal
 
 
@@ -62,19 +64,20 @@ class HostFacts:
 def _fatal(event: Event) -> str | None:
     """In words what an event says, if it may end what it is about."""
     data = event.data
-    if event.kind == "kernel" and data.get("severity") == "critical" and data.get("class") in _HOST:
-        return f"the kernel told: {str(data.get('text'))[:120]}"
-    if event.kind == "xid" and data.get("xid") in GONE:
-        return f"XID {data['xid']} ({data.get('name')})"
+    if event.kind == "kernel" and data.get("severity") == "critical" and text(data.get("class")) in _HOST:
+        return f"the kernel told: {text(data.get('text'))[:120]}"
+    if event.kind == "xid" and (code := whole(data.get("xid"))) in GONE:
+        return f"XID {code} ({text(data.get('name'))[:80]})"
     if event.kind == "gpu_lost":
         return "its driver no longer sees it"
     if event.kind == "sxid" and data.get("fatal") is True:
-        return f"fatal SXid {data.get('sxid')} ({data.get('name')})"
+        return f"fatal SXid {whole(data.get('sxid'))} ({text(data.get('name'))[:80]})"
     return None
 
 
 def _asks_for_boot(event: Event) -> bool:
     data = event.data
     if event.kind == "xid":
-        return data.get("xid") in _BOOT or (data.get("xid") == 154 and "Reboot" in str(data.get("text")))
+        code = whole(data.get("xid"))
+        return code in _BOOT or (code == _RECOVERY and "Reboot" in text(data.get("text")))
     return event.kind == "recovery_action" and "reboot" in f"{data.get('action')} {data.get('to')}".lower()

@@ -62,14 +62,15 @@ class Cells:
 
     def forget(self, mask: Bools) -> None:
         """These are learnt anew."""
-        for name, cells in self.cells.items():
-            cells[: len(mask)][mask] = self._fill[name]
+        for name, cells in self.grow(len(mask)).items():
+            cells[mask] = self._fill[name]
 
     def snapshot(self) -> dict[str, Any]:
         return {name: cells.copy() for name, cells in self.cells.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.cells = dict(state)
+        size = max((len(cells) for cells in state.values()), default=0)
+        self.cells = {name: state.get(name, np.full(size, fill)) for name, fill in self._fill.items()}
 
 
 class Still(Cells):
@@ -118,10 +119,10 @@ class Still(Cells):
 
 
 class Swing(Cells):
-    """Mean change from one reading to the next, lately and usually."""
+    """Mean change from one reading to the next, lately and usually, without what is a steady way up or down."""
 
     def __init__(self) -> None:
-        super().__init__(last=np.nan, now=0.0, usual=0.0, seen=0.0, held=0.0)
+        super().__init__(last=np.nan, now=0.0, usual=0.0, seen=0.0, held=0.0, trend=0.0, one_ago=np.nan, two_ago=np.nan)
 
     def step(self, values: Floats, least: float, ratio: float, calm: Bools | None = None) -> tuple[Floats, Floats]:
         """(N,) how many times its usual the change is, and for how many readings it has been `ratio` or more.
@@ -130,8 +131,10 @@ class Swing(Cells):
         can be said now; they begin anew.
         """
         c = self.grow(len(values))
-        change = np.abs(values - c["last"])
+        moved = values - c["last"]
+        change = np.abs(moved - c["trend"])
         known = ~np.isnan(change)
+        self._follow(c, moved, known)
         c["seen"][known] += 1
         quick = np.maximum(1 / np.maximum(c["seen"], 1), _CALM)
         clipped = np.fmin(change, _CLIP * np.maximum(c["usual"], least))
@@ -147,6 +150,15 @@ class Swing(Cells):
             c["held"][~calm] = 0
         np.copyto(c["last"], values, where=~np.isnan(values))
         return times, c["held"]
+
+    def _follow(self, c: dict[str, Floats], moved: Floats, known: Bools) -> None:
+        """Learns the trend: the middle of three changes, as one step alone, such as a job's start, is none."""
+        a, b = c["one_ago"], c["two_ago"]
+        middle = np.maximum(np.minimum(moved, a), np.minimum(np.maximum(moved, a), b))
+        step = known & ~np.isnan(middle)
+        c["trend"][step] += (_TREND * (middle - c["trend"]))[step]
+        np.copyto(b, a, where=known)
+        np.copyto(a, moved, where=known)
 
 
 class Shift(Cells):
@@ -175,6 +187,8 @@ _FOLLOWS = 4
 some 30 s, heat sinks in air a minute."""
 _QUICK = 0.15
 """Of a mean of 7 readings: three minutes; chosen."""
+_TREND = 0.3
+"""Of a mean of 3 changes and more: a ramp is followed within two minutes; chosen."""
 _CALM = 0.05
 """Of a mean of 20 readings: ten minutes; chosen: an instrument swings all the time, load now and then."""
 _CLIP = 6.0

@@ -47,8 +47,8 @@ class LoopInstruments:
 
     def look(self, frame: Frame, gate: Bools) -> Iterator[Wrong]:
         """Who is wrong now."""
-        for each in (*self.shifts.values(), *self.swings.values(), *self.stills.values()) if not gate.all() else ():
-            each.forget(~gate)
+        if not gate.all():
+            self.forget(~gate)
         flow, supply, back = (frame[f"coolant.{name}"] for name in ("flow", "supply_temperature", "return_temperature"))
         logs = {"flow": flow, "pressure": frame["coolant.pressure"], "pump": frame["pump.speed"], "rise": back - supply}
         values = {name: np.log(np.where(v > 0, v, np.nan)) for name, v in logs.items()}
@@ -61,6 +61,11 @@ class LoopInstruments:
         yield from self._biased(frame, moved)
         yield from self._noisy(frame, values)
         yield from self._stuck(frame, {"flow": flow, "supply": supply}, {"flow": values["pressure"], "supply": back})
+
+    def forget(self, mask: Bools) -> None:
+        """These are learnt anew."""
+        for each in (*self.shifts.values(), *self.swings.values(), *self.stills.values()):
+            each.forget(mask)
 
     def _biased(self, frame: Frame, moved: Mapping[str, NDArray[np.float64]]) -> Iterator[Wrong]:
         flow, supply = moved["flow"], moved["supply"]
@@ -139,14 +144,13 @@ class AirInstruments:
         self._peers = Peers(("rack",), least=4)
         self.shift = Streams(Channel(floor=0.5, delta=LEAST_INLET_K, phi=0.9, both=True))
         self.swing, self.still = Swing(), Still("like")
-        self.fans: dict[str, list[float]] = {}  # node -> its fans' mean speed now, usually
         self._key: tuple[int, int, int] = (0, -1, 0)
         self._inlet = np.zeros(0, bool)
 
     def look(self, frame: Frame, gate: Bools) -> Iterator[Wrong]:
         """Who is wrong now."""
-        for each in (self.shift, self.swing, self.still) if not gate.all() else ():
-            each.forget(~gate)
+        if not gate.all():
+            self.forget(~gate)
         self._renew(frame)
         value = np.where(self._inlet, frame["sensor.temperature"], np.nan)
         groups = np.where(self._inlet, self._peers.of(frame), -1).astype(np.int32)
@@ -169,6 +173,11 @@ class AirInstruments:
         for i in np.flatnonzero((run * usual / 4 >= _SURE) & (run >= STILL) & (spans["like"] > 0)).tolist():
             words = f"has stood at {value[i]:.1f} Cel for {int(run[i])} readings, though {usual[i]:.0%} used to differ"
             yield self._wrong(frame, i, "stuck", int(run[i]) * RHYTHM, 0.0, "K", words)
+
+    def forget(self, mask: Bools) -> None:
+        """These are learnt anew."""
+        for each in (self.shift, self.swing, self.still):
+            each.forget(mask)
 
     def _fans(self, frame: Frame, i: int, k: float) -> bool:
         """Whether the fans of the node, or else what nobody measures, bear a change of the inlet out."""

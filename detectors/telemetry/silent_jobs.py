@@ -23,6 +23,8 @@ AFTER = 600 * SECOND
 """A job that ends later than that after the node's last sample has another reason; the launcher waits for lost ranks:
 NCCL's watchdog in PyTorch for 10 min by default."""
 _KEPT = 3600 * SECOND  # an ended job matters to nobody after that; chosen
+_LOST = 30 * 24 * 3600 * SECOND  # a job that runs on for so long is known from the topology as well; chosen
+_MOST = 4096  # jobs that are kept: more do not run at once on a fleet, so the ends of the oldest were lost; chosen
 State = Literal["ended", "hangs", "goes on", "unknown", "none"]
 
 
@@ -53,11 +55,21 @@ class SilentJobs:
         frame = frames.get("rank")
         if frame is not None and "rank.step" in frame.values:
             self._look(frame, time)
-        for job in [j for j, known in self._jobs.items() if known["ended"] and time - known["ended"] > _KEPT]:
+        for job in [j for j, known in self._jobs.items() if self._is_over(known, time)]:
+            del self._jobs[job]
+        for job in list(self._jobs)[: max(0, len(self._jobs) - _MOST)]:
             del self._jobs[job]
 
+    def _is_over(self, known: dict[str, Any], time: int) -> bool:
+        """Whether a job matters no more: it ended, or nobody heard of it for so long that its end was lost."""
+        if known["ended"]:
+            return bool(time - known["ended"] > _KEPT)
+        return bool(time - known.setdefault("heard", time) > _LOST)
+
     def _take(self, event: Event, topology: Topology) -> None:
-        job = self._jobs.setdefault(event.entity, {"nodes": {}, "ended": None})
+        job = self._jobs.pop(event.entity, {"nodes": {}, "ended": None})
+        self._jobs[event.entity] = job  # the newest ones last
+        job["heard"] = event.time
         if event.kind == "job_end":
             job["ended"] = max(event.time, job["ended"] or 0)
             return
@@ -124,7 +136,7 @@ class SilentJobs:
         return int(self._stepped[others].max(initial=0))
 
     def snapshot(self) -> dict[str, Any]:
-        jobs = {job: {"nodes": dict(k["nodes"]), "ended": k["ended"]} for job, k in self._jobs.items()}
+        jobs = {job: {**k, "nodes": dict(k["nodes"])} for job, k in self._jobs.items()}
         return {"jobs": jobs, "step": self._step.copy(), "stepped": self._stepped.copy()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -83,7 +83,7 @@ class Telemetry(Detector):
         self.gates.hear(frames)
         self.jobs.hear(frames, time)
         self.facts.hear(frames, time)
-        self.feeds.look(frames.get("power"))
+        self.feeds.look(frames.get("power"), time)
         self.last.look(frames, time)
         found = [*self._silent(frames, time), *self.losses.look(frames, time)]
         if not found and not self.conditions:

@@ -12,9 +12,11 @@ from detectors.detector import Detector, memory, notes, part
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.gates import Gates
+from detectors.method.told import number
 from pipeline.records import SECOND, Finding, Frame, Level
 
 _LOOKS = 2  # measurements in a row: a clock that is being set is right a moment later; chosen
+_FAR = 1e10  # s of a jump at most: three hundred years; chosen
 _RIGHT = 600 * SECOND  # after so long without a measurement nothing is known of a clock any more; chosen
 
 
@@ -78,9 +80,9 @@ class TelemetryClock(Detector):
     def _hear(self, frame: Frame) -> None:
         """Takes the jumps of a frame or more, and forgets those of yesterday."""
         for event in frame.events:
-            seconds = event.data.get("seconds")
-            if event.kind == "clock_jump" and isinstance(seconds, int | float) and abs(seconds) >= self.ticket_seconds:
-                self.jumped.setdefault(event.entity, []).append([event.time, float(seconds)])
+            jump = number(event.data.get("seconds"), -_FAR, _FAR) if event.kind == "clock_jump" else None
+            if jump is not None and abs(jump) >= self.ticket_seconds:
+                self.jumped.setdefault(event.entity, []).append([event.time, jump])
         day = frame.time - 24 * 3600 * SECOND
         kept = {e: [jump for jump in known if jump[0] > day][-64:] for e, known in self.jumped.items()}
         self.jumped = {e: known for e, known in kept.items() if known}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
+
+import numpy as np
 
 from detectors.detector import Detector, notes, part
 from detectors.method.conditions import Open, close, tell
@@ -80,18 +82,34 @@ class TelemetrySensor(Detector):
                 continue  # compared with a core that is known to lie
             self.known[f"{each.entity}|{each.signal}"] = {"wrong": asdict(each), "last": time}
         self.known = {k: v for k, v in self.known.items() if 0 <= time - v["last"] <= self.linger_seconds * SECOND}
-        close(self.conditions, set(self.known))
+        of_each: dict[str, list[Wrong]] = {}
+        for _, known in sorted(self.known.items()):
+            of_each.setdefault(known["wrong"]["entity"], []).append(Wrong(**known["wrong"]))
+        close(self.conditions, set(of_each))
         due = []
-        for key, known in sorted(self.known.items()):
-            each = Wrong(**known["wrong"])
-            if told := tell(self.conditions, key, time, each.since, "ticket"):
-                due.append(self._finding(each, time, told[0]))
+        for entity, mine in of_each.items():
+            mine.sort(key=lambda each: each.since)
+            if told := tell(self.conditions, entity, time, mine[0].since, "ticket"):
+                due.append(self._finding(mine, time, told[0]))
         return due
 
-    def _finding(self, wrong: Wrong, time: int, onset: int) -> Finding:
-        summary = f"{wrong.signal} of {wrong.entity} {wrong.words}: the instrument is {wrong.mode}"
-        more = {"mode": wrong.mode, "effect": wrong.effect, "unit": wrong.unit, **wrong.more}
-        clears = "over when it agrees again, or with announced work on it"
-        score = abs(wrong.effect) or 1.0
-        told = evidence(clears, **more)
-        return Finding(time, onset, wrong.entity, self.name, "ticket", score, summary, told, (wrong.signal,))
+    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+        super().forgive(entity, frames)
+        for device_class, part_ in (("gpu", self.gpus), ("coolant", self.loops), ("sensor", self.air)):
+            frame = frames.get(device_class)
+            if frame is not None and entity in frame.entities:
+                part_.forget(np.array([e == entity for e in frame.entities]))
+        for known in (self.known, self.loops.held):
+            for key in [k for k in known if k.partition("|")[0] == entity]:
+                known.pop(key)
+
+    def _finding(self, mine: Sequence[Wrong], time: int, onset: int) -> Finding:
+        """All instruments of one entity that are wrong, the first one first."""
+        first = mine[0]
+        said = [f"{each.signal} of {each.entity} {each.words}: the instrument is {each.mode}" for each in mine]
+        more = {"mode": first.mode, "effect": first.effect, "unit": first.unit, **first.more}
+        if len(mine) > 1:
+            more["instruments"] = {each.signal: {"mode": each.mode, "words": each.words} for each in mine}
+        told = evidence("over when it agrees again, or with announced work on it", **more)
+        score, signals = max(abs(each.effect) or 1.0 for each in mine), tuple(each.signal for each in mine)
+        return Finding(time, onset, first.entity, self.name, "ticket", score, "; ".join(said), told, signals)

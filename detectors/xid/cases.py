@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from detectors.method.told import text, whole
 from detectors.xid.levels import (
     COPY,
     HOLDS,
@@ -23,6 +24,7 @@ from detectors.xid.levels import (
 from pipeline.records import LEVELS, Level
 
 Case = dict[str, Any]
+_MOST_TIMES = 10**6  # that one event says it stands for at most
 _MOST_LINES = 4  # of the log, kept for whoever reads the finding; chosen
 PASSES = "ten minutes without another one"
 
@@ -54,10 +56,9 @@ def note(case: Case, time: int, line: str = "") -> None:
 
 def add(case: Case, code: int, data: Mapping[str, Any]) -> None:
     """Takes an XID."""
-    name, action, then = (str(data.get(key) or "") for key in ("name", "action", "then"))
+    name, action, then = (text(data.get(key))[:200] for key in ("name", "action", "then"))
     known = case["codes"].get(str(code), [0, "", "", ""])
-    count = data.get("count", 1)
-    times = count if isinstance(count, int) and count >= 0 else 1
+    times = whole(data.get("count"), 0, _MOST_TIMES) or 1
     case["codes"][str(code)] = [known[0] + times, name or known[1], action or known[2], then or known[3]]
 
 
@@ -81,7 +82,7 @@ def level(case: Case, own: Mapping[int, Level]) -> Level | None:
     found = [level_of(numbers(case), own), *(fact[0] for fact in case["facts"].values())]
     driver = level_of_action(case["driver"]) if case["driver"] is not None else "suspect"
     if case["program"] and made_by_programs(case):
-        return "ticket" if "page" in (driver, *found) else None
+        return "ticket" if driver != "suspect" or "page" in found else None
     found += [driver, *(["page"] if case["reset"] else []), *(["ticket"] if case["repeats"] else [])]
     return max(found, key=LEVELS.index)
 
@@ -98,15 +99,16 @@ def summary(entity: str, case: Case, own: Mapping[int, Level]) -> str:
     if codes:
         rest = f" (with XID {', '.join(map(str, codes[1:]))})" if codes[1:] else ""
         what.insert(0, f"XID {codes[0]} {case['codes'][str(codes[0])][1]}".rstrip() + rest)
-    text = f"{entity}: {'; '.join(what[:2]) or 'its driver told of no error'}"
-    return f"{text}; {advice(case, codes)}" if advice(case, codes) else text
+    first = advice(case, codes) or ("" if what else "its driver told of an error that has no number")
+    return f"{entity}: {'; '.join([*what[:2], *([first] if first else [])])}"
 
 
 def advice(case: Case, codes: list[int]) -> str:
     """What to do first: as the driver wants it, else as NVIDIA's catalogue says."""
     if case["driver"] is not None:
         because = f"; {case['program']} GPUs of its job erred together, so a program did it" if case["program"] else ""
-        return f"its driver wants: {case['driver']}{because}"
+        told = "" if codes or case["facts"] else ", and told no error of it"
+        return f"its driver wants: {case['driver']}{told}{because}"
     if case["reset"]:
         return "the log says that only a reset helps: reset GPU"
     if UNCORRECTED & set(codes) and REMAPPED & set(codes) and not UNCONTAINED & set(codes):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from detectors.method.told import text
 from pipeline.records import Event, Level
 
 _KERNEL: Mapping[str, tuple[Level, str]] = {
@@ -61,8 +62,9 @@ def told(event: Event) -> tuple[str, Level, str] | None:
         level, words = _KERNEL.get(name, ("suspect", ""))
         return (name, level, words) if words else None
     if event.kind == "aer":
-        fatal = event.data.get("kind") == "fatal"
-        return ("aer", "page", f"its PCIe device {event.data.get('device')} counted a fatal error") if fatal else None
+        if event.data.get("kind") != "fatal":
+            return None
+        return "aer", "page", f"its PCIe device {text(event.data.get('device'))[:80]} counted a fatal error"
     if event.kind == "sel":
         return _logged(event)
     if event.kind == "redfish":
@@ -71,15 +73,15 @@ def told(event: Event) -> tuple[str, Level, str] | None:
 
 
 def _logged(event: Event) -> tuple[str, Level, str] | None:
-    kind, what = str(event.data.get("type")), str(event.data.get("event"))
+    kind, what = text(event.data.get("type")), text(event.data.get("event"))
     pattern = _SEL.get(kind)
     if pattern is None or event.data.get("asserted") is False or not pattern.search(what):
         return None
-    return kind, "page", f"its BMC logged of {event.data.get('sensor') or kind}: {what}"
+    return kind, "page", f"its BMC logged of {text(event.data.get('sensor'))[:80] or kind}: {what[:120]}"
 
 
 def _of_bmc(event: Event) -> tuple[str, Level, str] | None:
-    message, about = str(event.data.get("message", "")), str(event.data.get("origin") or "")
+    message, about = text(event.data.get("message")), text(event.data.get("origin"))
     critical = str(event.data.get("severity")).lower() == "critical"
     if not critical or not _REDFISH.search(message) or _LEAVE.search(about) or _LEAVE.search(message):
         return None

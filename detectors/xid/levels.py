@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from detectors.method.told import text, whole
 from pipeline.records import LEVELS, Event, Level
+from pipeline.signals import CATALOGUE
 
 RECOVERY = 154
 """Tells what the driver wants done, which goes before what the catalogue says of the XID that it is about."""
@@ -37,7 +39,16 @@ SUSPECT = PROGRAM | {37, 38, 44, 66, 67, 93, 106, 107, 121, 141, 152, 153, 160, 
 HOLDS = frozenset({63, 156})
 """Tickets that last until the GPU is reset: the remapped row is in use until then."""
 ALL = PAGE | TICKET | SUSPECT | {RECOVERY}
-_LOUD = ("reset", "reboot", "drain", "recover")  # of what a driver may want: nvmlDeviceGpuRecoveryAction_t
+_ACTIONS = CATALOGUE["gpu.recovery_action"].states
+_OF_ACTION: Mapping[str, Level] = {
+    **dict.fromkeys(_ACTIONS, "page"),
+    "none": "suspect",
+    "drain peer-to-peer": "ticket",
+    "drain and reset GPU": "ticket",
+}
+"""nvmlDeviceGpuRecoveryAction_t: what is to be drained first works on until its job ends, which suits office hours."""
+_LOUD = ("reset", "reboot", "imex")  # of the same in the words of other versions of a driver
+_HIGHEST = 9_999  # of XIDs and other small numbers: the catalogue has three digits
 SCORE: Mapping[Level, float] = {"suspect": 1.0, "ticket": 2.0, "page": 3.0}
 """How strong a finding of each level is."""
 
@@ -63,14 +74,23 @@ def _shipped(code: int) -> Level:
 
 
 def level_of_action(action: str) -> Level:
-    """How loud an action of the driver is: none is well again."""
-    return "page" if any(word in action.lower() for word in _LOUD) else "suspect"
+    """How loud an action of the driver is: none is well again, and what nobody knows wakes nobody."""
+    words = action.lower()
+    if action in _OF_ACTION or "drain" in words:
+        return _OF_ACTION.get(action, "ticket")
+    return "page" if any(word in words for word in _LOUD) else "ticket"
+
+
+def action_named(state: object) -> str | None:
+    """The driver's word for an action that is told by its number or word; None: it tells neither."""
+    if (place := whole(state, 0, _HIGHEST)) is not None:
+        return _ACTIONS[place] if place < len(_ACTIONS) else f"recovery action {place}, which is not known"
+    return text(state)[:80] or None
 
 
 def number(data: Mapping[str, Any], key: str) -> int | None:
     """A whole number of an event's data; None where it is none."""
-    value = data.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return whole(data.get(key), 0, _HIGHEST)
 
 
 def wanted(event: Event) -> str | None:
@@ -78,19 +98,21 @@ def wanted(event: Event) -> str | None:
     data = event.data
     if event.kind == "recovery_action" or number(data, "xid") == RECOVERY:
         detail = data.get("detail")
-        to = data.get("to", detail.get("to") if isinstance(detail, Mapping) else None)
-        return "none" if to in (0, "none") else str(data.get("action") or f"recovery action {to}")
-    return str(data.get("action")) if data.get("action_source") == "driver" else None
+        to = action_named(data.get("to", detail.get("to") if isinstance(detail, Mapping) else None))
+        return to if to in _ACTIONS else text(data.get("action"))[:80] or to
+    return text(data.get("action"))[:80] or None if data.get("action_source") == "driver" else None
 
 
 def resets(event: Event) -> bool:
-    """Whether the line of a contained error says itself that only a reset helps (`RST: Yes`)."""
+    """Whether the line of a contained error says itself that only a reset helps now (`RST: Yes`, not `D-RST: Yes`)."""
     detail = event.data.get("detail")
-    return isinstance(detail, Mapping) and bool(detail.get("reset_required") or detail.get("drain_required"))
+    return isinstance(detail, Mapping) and detail.get("reset_required") is True
 
 
 def place(event: Event) -> str:
     """Part of the GPU that an XID 13 names; empty where it names none."""
     detail = event.data.get("detail")
-    known = isinstance(detail, Mapping) and "gpc" in detail and "tpc" in detail
-    return f"GPC {detail['gpc']} TPC {detail['tpc']}" if known and isinstance(detail, Mapping) else ""
+    if not isinstance(detail, Mapping):
+        return ""
+    gpc, tpc = number(detail, "gpc"), number(detail, "tpc")
+    return "" if gpc is None or tpc is None else f"GPC {gpc} TPC {tpc}"

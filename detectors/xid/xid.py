@@ -14,13 +14,13 @@ from detectors.method.conditions import Open, tell
 from detectors.method.evidence import evidence
 from detectors.method.gates import Gates
 from detectors.method.places import Jobs, Places
+from detectors.method.told import seconds, text
 from detectors.xid import cases as xid_cases
 from detectors.xid import host_levels
 from detectors.xid import levels as xid_levels
 from detectors.xid.cases import Case
 from detectors.xid.programs import Programs
 from pipeline.records import SECOND, Event, Finding, Frame, Level
-from pipeline.signals import CATALOGUE
 from pipeline.topology import Topology, kind_of
 
 _XIDS = ("xid", "sxid", "recovery_action")
@@ -28,6 +28,7 @@ _GPU = ("gpu_lost", "gpu_back", "slow_call", "nvml_refused", "counter_reset")
 _HOST = ("kernel", "aer", "sel", "redfish", "gpu_count")
 _KINDS = frozenset((*_XIDS, *_GPU, *_HOST))
 _CLEARS = "a reset or reboot, the driver's all-clear (recovery action none), the GPU's return, or a person"
+_BACK, _WELL, _COUNTED = "was reset or is back", "needs nothing any more, its driver says", "has all of its GPUs again"
 _LONG_CALL = 60.0  # s of one call to the driver that are a ticket: ten times its own timeout of 6 s; chosen
 _SIGNALS = ("event:xid",)
 _QUIET = 600 * SECOND  # after which what does not hold is over, as for the Desk
@@ -110,17 +111,18 @@ class Xid(Detector):
         if event.kind in _XIDS:
             return self._take_xid(event, topology, time)
         if event.kind in ("gpu_back", "counter_reset"):
-            return self._ended(event.entity, time) if kind_of(event.entity) == "gpu" else []
+            return self._ended(event.entity, time, _BACK) if kind_of(event.entity) == "gpu" else []
         if event.kind == "gpu_count":
             return self._count(event, time)
         gpu = kind_of(event.entity) == "gpu"
         if event.kind == "gpu_lost":
             self._fact(event, event.entity, "gpu_lost", ("page", "does not answer its driver any more"))
         elif event.kind == "slow_call":
-            seconds = event.data.get("seconds")
-            slow = isinstance(seconds, (int, float)) and seconds >= _LONG_CALL
+            took = seconds(event.data.get("seconds"))
+            slow = took is not None and took >= _LONG_CALL
             level: Level = "ticket" if slow and event.entity not in self.cases else "suspect"
-            self._fact(event, event.entity, "slow_call", (level, f"a call to its driver took {seconds} s"))
+            words = "a call to its driver took long" if took is None else f"a call to its driver took {took:.1f} s"
+            self._fact(event, event.entity, "slow_call", (level, words))
         elif event.kind == "nvml_refused":
             self._fact(event, event.entity, "nvml_refused", ("suspect", "refuses calls that it had answered"))
         elif gpu and (known := host_levels.GPU_PATTERNS.get(str(event.data.get("pattern")))):
@@ -144,13 +146,13 @@ class Xid(Detector):
         case = self._case(entity, event.time)
         # what is no fault by itself, such as a call that took as long as the reset did, makes no trouble newer
         time = event.time if said[0] != "suspect" else case["last"]
-        xid_cases.note(case, time, str(event.data.get("text") or ""))
+        xid_cases.note(case, time, text(event.data.get("text")))
         case["facts"][kind] = [*said, waits]
 
     def _take_xid(self, event: Event, topology: Topology, time: int) -> list[Finding]:
         wanted, code = xid_levels.wanted(event), xid_levels.number(event.data, "xid")
         if wanted == "none":
-            return self._ended(event.entity, time) if event.kind == "recovery_action" or code == 154 else []
+            return self._ended(event.entity, time, _WELL) if event.kind == "recovery_action" or code == 154 else []
         root = event.data.get("root")
         origin = root.get("entity") if isinstance(root, Mapping) else None
         if isinstance(origin, str) and origin != event.entity:
@@ -158,14 +160,11 @@ class Xid(Detector):
                 self.cases[origin]["others"].append(event.entity)
             return []
         if event.kind == "sxid":
-            said: tuple[Level, str] = (
-                "suspect",
-                f"SXid {event.data.get('sxid')} {event.data.get('name', '')}".rstrip(),
-            )
-            self._fact(event, event.entity, "sxid", said)
-        elif code is not None or event.kind == "recovery_action":
+            words = f"SXid {xid_levels.number(event.data, 'sxid')} {text(event.data.get('name'))}".rstrip()
+            self._fact(event, event.entity, "sxid", ("suspect", words))
+        elif code is not None or (wanted is not None and kind_of(event.entity) == "gpu"):
             case = self._case(event.entity, event.time)
-            xid_cases.note(case, event.time, str(event.data.get("text") or ""))
+            xid_cases.note(case, event.time, text(event.data.get("text")))
             case["driver"] = wanted if wanted is not None else case["driver"]
             case["reset"] = case["reset"] or xid_levels.resets(event)
             if code is not None:
@@ -181,8 +180,9 @@ class Xid(Detector):
             return []
         if present >= expected:
             case = self.cases.get(event.entity)
-            return self._ended(event.entity, time) if case and set(case["facts"]) == {"gpu_count"} else []
-        missing = ", ".join(map(str, event.data.get("missing") or ()))
+            return self._ended(event.entity, time, _COUNTED) if case and set(case["facts"]) == {"gpu_count"} else []
+        told = event.data.get("missing")
+        missing = ", ".join(str(gpu)[:80] for gpu in told[:16]) if isinstance(told, list | tuple) else ""
         words = f"has {present} of {expected} GPUs{f', without {missing}' if missing else ''}"
         self._fact(event, event.entity, "gpu_count", ("page", words), True)
         return []
@@ -204,9 +204,8 @@ class Xid(Detector):
             if absent[i]:
                 case["facts"].setdefault("gpu_lost", ["page", "does not answer its driver any more", False])
             elif case["driver"] is None:
-                states = CATALOGUE["gpu.recovery_action"].states
-                case["driver"] = states[int(action[i])] if action[i] < len(states) else f"recovery action {action[i]:g}"
-        return [f for i in well for f in self._ended(frame.entities[i], time)]
+                case["driver"] = xid_levels.action_named(float(action[i])) or "something that is not known"
+        return [f for i in well for f in self._ended(frame.entities[i], time, _WELL)]
 
     # --- what comes of it --------------------------------------------------------------------------------------------
 
@@ -221,7 +220,7 @@ class Xid(Detector):
                 lives.append(self._places["gpu"].value(frames.get("gpu"), "gpu.generation", entity))
             known = self.conditions.get(entity)
             if any(life * SECOND > case["last"] for life in lives):
-                found += self._ended(entity, time)
+                found += self._ended(entity, time, _BACK)
             elif time - case["last"] > _QUIET and not (known and xid_cases.holds(case, known["level"])):
                 del self.cases[entity]
                 self.conditions.pop(entity, None)
@@ -229,15 +228,14 @@ class Xid(Detector):
             self.conditions.pop(_program(job), None)
         return found
 
-    def _ended(self, entity: str, time: int) -> list[Finding]:
+    def _ended(self, entity: str, time: int, why: str) -> list[Finding]:
         """Forgets a case; says so if somebody was told of it."""
         self.cases.pop(entity, None)
         known = self.conditions.pop(entity, None)
         if known is None:
             return []
-        summary = f"{entity} was reset or is back: what its driver and kernel told is over"
-        onset, level = known["onset"], known["level"]
-        return [Finding(time, onset, entity, self.name, level, 0.0, summary, {"cleared": True}, _SIGNALS)]
+        summary, told = f"{entity} {why}: what its driver and kernel told is over", evidence(why, cleared=True)
+        return [Finding(time, known["onset"], entity, self.name, known["level"], 0.0, summary, told, _SIGNALS)]
 
     def _told(self, entity: str, time: int, topology: Topology) -> list[Finding]:
         case = self.cases[entity]

@@ -39,6 +39,14 @@ class Devices:
         """Whether the sender of that entity's telemetry said so; False for entities without telemetry."""
         return self._simulated.get(entity, False)
 
+    def knows(self, entity: str) -> bool:
+        """Whether telemetry of it ever came."""
+        return entity in self._simulated
+
+    def all_simulated(self) -> bool:
+        """Whether there is telemetry, and all of it simulated."""
+        return bool(self._simulated) and all(self._simulated.values())
+
     def ids(
         self, device_class: str, site: str, node: str, simulated: bool, entities: tuple[str, ...]
     ) -> NDArray[np.int32]:

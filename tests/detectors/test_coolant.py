@@ -89,13 +89,82 @@ def test_a_warm_supply_is_found(site, watch):
     assert found[-1].signals[0] == "coolant.supply_temperature"
 
 
-def test_what_all_loops_do_together_is_no_fault(site, watch):
-    def change(tick, values):
-        if tick >= 60:
-            values["coolant"]["coolant.flow"][:] *= 0.6
-            values["coolant"]["coolant.supply_temperature"][:] += 6
+def together(supply=0.0, minutes=20.0, throttles=False, start=60, **factors):
+    """All loops at once: factors of flow, pressure and pump speed; supplies that warm over some minutes."""
 
-    assert watch(Coolant(), site, 300, change) == []
+    def change(tick, values):
+        since = max(tick - start, 0) / 6
+        for signal, factor in factors.items():
+            values["coolant"][signal.replace("__", ".")][:] *= factor if tick >= start else 1.0
+        values["coolant"]["coolant.supply_temperature"][:] += supply * min(since / minutes, 1.0)
+        if throttles and tick >= 90:
+            values["gpu"]["gpu.throttle_reasons"][:] = 0x40
+
+    return change
+
+
+LESS = {"coolant__flow": 0.8, "coolant__pressure": 0.64, "pump__speed": 0.8}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [together(**LESS), together(18.0), together(7.0, 18.0, start=250), together(coolant__flow=0.6, throttles=True)],
+)
+def test_what_all_loops_lose_together_is_one_page_on_what_they_share(site, watch, change):
+    site.topology.merge({f"cdu:c{i}": ("facility:west", "site:x") for i in range(5)})
+    found = watch(Coolant(), site, 500, change)
+    assert {f.entity for f in found} == {"facility:west"}
+    assert len({f.onset for f in found}) == 1
+    assert found[-1].level == "page"
+    assert len(found[-1].evidence["loops"]) == 5
+
+
+def test_collapsed_flows_without_pressure_page_on_the_whole_site_at_the_second_sample(site, watch):
+    def change(tick, values):
+        blind("coolant.pressure", "pump.speed")(values)
+        together(coolant__flow=0.4)(tick, values)
+
+    found = watch(Coolant(), site, 80, change)
+    assert {(f.entity, f.level) for f in found} == {("site:all", "page")}
+    assert found[0].time == START + 61 * STEP
+
+
+def test_meters_that_all_fall_while_pressure_and_pumps_stand_page_nobody(site, watch):
+    assert {f.level for f in watch(Coolant(), site, 300, together(6.0, 1e-3, coolant__flow=0.6))} == {"suspect"}
+
+
+def test_pumps_that_follow_the_load_of_the_hall_page_nobody(site, watch):
+    def change(tick, values):
+        values["gpu"]["gpu.power"] = np.full(16, 300.0 if tick >= 58 else 700.0)
+        together(**LESS)(tick, values)
+
+    assert {f.level for f in watch(Coolant(), site, 300, change)} <= {"suspect"}
+
+
+def test_a_flow_that_is_back_ends_the_condition(site, watch):
+    def change(tick, values):
+        if tick < 120:
+            lost(0.6)(tick, values)
+
+    found = watch(Coolant(), site, 200, change)
+    assert found[-1].time <= START + 121 * STEP
+    assert found[-1].evidence["peers"] == 4
+
+
+def test_what_a_person_calls_no_fault_is_the_new_usual_even_if_told_between_frames(site, watch):
+    detector = Coolant()
+    assert watch(detector, site, 120, lost(0.6))[-1].level == "page"
+    detector.forgive("cdu:c0", {})
+    copy = Coolant()
+    copy.restore(detector.snapshot())
+    assert watch(copy, site, 200, lost(0.6), first=120) == []
+
+
+def test_what_all_loops_share_is_forgiven_with_them(site, watch):
+    detector = Coolant()
+    assert watch(detector, site, 120, together(**LESS))[-1].entity == "site:all"
+    detector.forgive("site:all", {})
+    assert watch(detector, site, 200, together(**LESS), first=120) == []
 
 
 def test_a_loop_without_peers_gets_a_ticket_after_the_hold_and_no_page(site, watch):
@@ -118,7 +187,8 @@ def test_loops_of_another_make_are_no_peers(site, watch):
         if tick >= 60:
             values["coolant"]["coolant.flow"][:4] *= 0.8
 
-    assert watch(Coolant(), site, 300, change) == []
+    found = watch(Coolant(), site, 300, change)
+    assert {(f.entity, f.level, f.evidence["judged"]) for f in found} == {("site:all", "suspect", 4)}
 
 
 def test_loops_that_differ_in_serial_number_and_place_alone_are_peers():

@@ -199,3 +199,27 @@ def test_a_leak_and_the_collapse_it_brings_are_one_incident_on_the_unit(site, wa
     open_now = {c.incident.id: c.incident for c in changes if c.incident.resolved is None}
     assert [i.cause for i in open_now.values()] == [LOOP]
     assert set(next(iter(open_now.values())).members) == {LOOP, ROPE}
+
+
+HOSTILE = [float("nan"), float("inf"), -float("inf"), 10**400, "9", None, True]
+
+
+@pytest.mark.parametrize("bad", HOSTILE, ids=str)
+def test_hostile_numbers_of_an_agent_leave_no_such_number_in_what_is_told(site, watch, bad):
+    heat = edge(3, "gpu:n0.0", "temperature_rise", signal=bad, **dict.fromkeys(HEAT, bad))
+    lost = edge(3, LOOP, "flow_collapse", signal="coolant.flow", value=bad, usual=bad, share=bad)
+    for detector, said in ((ThermalEdge(), heat), (CoolantEdge(), lost)):
+        found = watch(detector, site, 20, at(said))
+        assert found
+        assert "nan" not in str([(f.summary, f.evidence, f.signals) for f in found])
+        assert "inf" not in str([(f.summary, f.evidence, f.signals) for f in found])
+
+
+def test_one_infinite_pressure_is_no_reading_and_the_frames_after_it_are_judged(site, watch):
+    def change(tick, values):
+        if tick == 0:
+            values["coolant"]["coolant.pressure"][0] = np.inf
+
+    detector = CoolantEdge()
+    assert watch(detector, site, 60, change) == []
+    assert detector.usual[0] == pytest.approx(2.0, rel=0.02)

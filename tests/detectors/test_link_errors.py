@@ -45,6 +45,13 @@ def test_a_bit_error_rate_of_1e_13_pages_within_5_min():
     assert delays(1e-13, 60, 0).recall >= 0.96
 
 
+@pytest.mark.parametrize(("learnt", "words"), [(None, "from a cold start"), (1e-15, "after a day at 1e-15")])
+def test_a_detector_that_knows_less_of_its_fabric_is_somewhat_later(learnt, words):
+    found = delays(1e-13, 60, 0, learnt)
+    assert found.recall >= 0.9
+    assert words in found.told()
+
+
 @pytest.mark.parametrize("ber", [1e-16, 1e-15])
 def test_sound_links_do_not_page(ber):
     assert alarms(ber, 0.02, 0).count == 0

@@ -168,3 +168,55 @@ def test_counters_that_begin_anew_or_vanish_are_no_errors() -> None:
                 column[12:] = np.nan
 
     assert watched(odd) == []
+
+
+@pytest.mark.parametrize("top", [2.0**8 - 1, 2.0**16 - 1, 2.0**32 - 1, 2.0**64, -1.0, np.inf])
+def test_readings_that_say_nothing_are_no_errors(top: float) -> None:
+    def odd(tick: int, shown: Values) -> None:
+        if 60 <= tick <= 62 or 66 <= tick <= 68:
+            shown["nvlink.crc_errors"][:4] = top
+
+    assert watched(odd) == []
+
+
+def test_a_counter_that_two_sources_tell_of_in_turn_does_not_grow() -> None:
+    def flips(tick: int, shown: Values) -> None:
+        shown["nvlink.crc_errors"][5] = 10_000.0 if tick // 4 % 2 else 9000.0
+
+    assert watched(flips) == []
+
+
+def test_a_link_that_vanished_as_it_erred_is_not_accused_for_ever() -> None:
+    def gone(tick: int, shown: Values) -> None:
+        shown["nvlink.crc_errors"][5] += 100.0 * max(0, tick - 60)
+        if tick >= 70:
+            for column in shown.values():
+                column[5] = np.nan
+
+    found = watched(gone, ticks=300)
+    assert found
+    assert found[-1].time < at(70 + 70)
+
+
+def test_frames_that_repeat_are_passed_over_and_change_nothing() -> None:
+    """Against one that forgets before each frame that it has seen the like of it."""
+    site, quick, slow = topology(), LinkNvlink(), LinkNvlink()
+    for tick in range(120):
+        shown = values(tick)
+        shown["nvlink.state"][4] = 0.0 if tick in (70, 71) or tick >= 100 else 1.0
+        shown["nvlink.speed"][7] *= 0.6 if 80 <= tick < 90 else 1.0
+        frames = {"nvlink": Frame(at(tick), "nvlink", LINKS, shown, site)}
+        slow.restore(slow.snapshot())
+        assert quick.observe(frames) == slow.observe(frames)
+        assert np.array_equal(quick.links, slow.links)
+
+
+@pytest.mark.parametrize("odd", [[74], {"a": 1}, None, float("inf"), 10**30, "74"])
+def test_messages_with_odd_data_are_borne(odd: object) -> None:
+    said = [
+        xid(60, xid=odd, **{"class": odd}),
+        xid(61, detail={"link": odd}),
+        xid(62, text=odd),
+        sxid(63, sxid=odd, switch=odd),
+    ]
+    assert {f.entity for f in watched(nothing, said)} <= {"gpu:n0.2", "node:n0"}

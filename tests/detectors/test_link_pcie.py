@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pytest
 
 from detectors.link.link_pcie import LinkPcie
 from pipeline.records import SECOND, Event, Finding, Frame
+from pipeline.topology import Topology
 from tests.detectors.cases.case import START
 from tests.detectors.cases.link_pcie import GPUS, PORTS, topology, values
 
@@ -170,3 +174,43 @@ def test_gpus_that_vanish_and_come_are_borne() -> None:
             column[3] = np.nan if tick % 3 else column[3]
 
     assert watched(moving) == []
+
+
+def test_one_that_was_never_as_good_and_has_vanished_is_told_no_longer() -> None:
+    def gone(tick: int, shown: Values) -> None:
+        shown["gpu"]["gpu.pcie_width"][6] = 8.0 if tick < 100 else np.nan
+
+    found = watched(gone, ticks=400)
+    assert found
+    assert found[-1].time < at(100 + 60 + 61)
+
+
+def test_an_idle_fleet_costs_no_more_than_its_size() -> None:
+    """Each GPU compared with all others would be 67 million comparisons a tick."""
+    size = 8192
+    names = tuple(f"gpu:n{i // 8}.{i % 8}" for i in range(size))
+    site = Topology({g: (f"node:n{i // 8}",) for i, g in enumerate(names)}, {g: {"sku": "H100"} for g in names})
+    detector = LinkPcie()
+
+    def shown(tick: int, generation: float, load: float) -> dict[str, Frame]:
+        columns = {"gpu.pcie_width": 16.0, "gpu.pcie_generation": generation, "gpu.utilization": load}
+        full = {name: np.full(size, value) for name, value in columns.items()}
+        return {"gpu": Frame(at(tick), "gpu", names, full, site)}
+
+    for tick in range(30):
+        assert detector.observe(shown(tick, 5.0, 0.9)) == []
+    assert detector.observe(shown(31, 1.0, 0.0)) == []
+    spent = []
+    for tick in range(240, 245):
+        before = time.perf_counter()
+        assert detector.observe(shown(tick, 1.0, 0.0)) == []
+        spent.append(time.perf_counter() - before)
+    assert min(spent) < 0.05  # s; 0.14 to 0.2 where each is compared with all
+
+
+@pytest.mark.parametrize("odd", [["x"], {"a": 1}, None, float("inf"), -1])
+def test_aer_events_with_odd_data_are_borne(odd: object) -> None:
+    told = dict.fromkeys(("device", "kind", "growth", "errors"), odd)
+    found = watched(after("gpu", "gpu.pcie_width", 6, 8.0), [Event(at(60), "node:n1", "aer", told)])
+    assert {(f.entity, f.level) for f in found} == {("gpu:n1.2", "page")}
+    json.dumps(found[0].evidence, allow_nan=False)

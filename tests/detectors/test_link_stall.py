@@ -184,3 +184,11 @@ def test_one_port_alone_in_its_node_and_leaf_is_never_blamed_without_a_witness()
         }
         found = detector.observe({"nic": Frame(START + tick * STEP, "nic", ("port:x.p0",), values, topology)})
         assert found == []
+
+
+@pytest.mark.parametrize("pattern", [["mlx5_health"], {"a": 1}, None, 7, float("nan")])
+def test_a_line_of_the_kernel_log_with_an_odd_pattern_is_borne(site, watch, pattern):
+    def change(tick, values):
+        return [Event(START + tick * STEP, PORT, "kernel", {"pattern": pattern})] if tick == 50 else []
+
+    assert watch(LinkStall(), site, 100, change) == []

@@ -243,3 +243,54 @@ def test_no_reading_however_odd_stops_it(readings):
     again = Memory()
     again.restore(site.detector.snapshot())
     site.show(ticks=2)
+
+
+def test_a_failed_row_of_a_gpu_that_is_gone_lapses_after_a_day():
+    site = Site(step=600)
+    site.add("gpu.rows_failed")
+    assert levels(site.show(ticks=3)) == {GPU: "page"}
+    for values in site.values.values():
+        values[:8] = np.nan
+    assert levels(site.show(ticks=140)) == {GPU: "page"}
+    site.show(ticks=6)
+    assert site.show(ticks=20) == []
+
+
+def test_growth_in_a_frame_that_steps_back_in_time_counts_no_negative_seconds(site):
+    site.tick = 2_000
+    site.show(ticks=3)
+    site.tick = 0
+    site.add("gpu.dram_corrected")
+    site.add("node.memory_corrected", 5, 0)
+    site.show(ticks=1)
+    assert (site.detector.rates.cells["seconds"] >= 0).all()
+    assert site.detector.servers.cells["bucket"][0] <= 5
+
+
+def test_rows_at_the_limit_or_soon_there_are_a_ticket():
+    site = Site(step=3600)
+    site.add("gpu.rows_corrected", 512)
+    found = site.show(ticks=2)
+    assert levels(found) == {GPU: "ticket"}
+    assert "512 rows replaced" in found[0].summary
+    site = Site(step=3600)
+    found = []
+    for _ in range(20 * 24):
+        site.add("gpu.rows_corrected", 1)
+        found += site.show()
+    assert levels(found) == {GPU: "ticket"}
+    assert min(f.time for f in found) < T0 + 3 * 24 * 3600 * SECOND
+
+
+def test_a_good_year_does_not_hide_a_bad_fortnight():
+    site = Site(step=6 * 3600)
+    site.show(ticks=4 * 300)
+    found = []
+    for _ in range(4 * 14):
+        site.add("gpu.rows_corrected", 5)
+        found += site.show()
+    assert levels(found) == {GPU: "ticket"}
+    site = Site(step=6 * 3600)
+    for _ in range(4 * 200):
+        site.add("gpu.rows_corrected", 0.25)
+        assert site.show() == []

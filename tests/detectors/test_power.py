@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.power.power import Power
+from detectors.power.power import Power, _joined
 from pipeline.frames import class_of
-from pipeline.records import SECOND, Event, Frame
+from pipeline.records import SECOND, Event, Finding, Frame
 from pipeline.topology import Topology
 
 START, FAULT = 1_790_000_000 * SECOND, 40
@@ -171,3 +171,40 @@ def test_a_supply_that_is_well_again_ends_its_condition(site):
 
     site.run(for_a_while, 30)
     assert site.detector.conditions == {}
+
+
+def test_the_brake_of_a_node_that_vanished_lapses(site):
+    def gone(told):
+        told["gpu"]["gpu.throttle_reasons"][2:4] = 0x80 if site.told_for < 3 else np.nan
+        site.told_for += 1
+
+    site.told_for = 0
+    assert site.run(gone, ticks=90) == {("node:r0n1", "ticket")}
+    assert max(f.time for f in site.findings) < START + (FAULT + 12) * 10 * SECOND
+
+
+@pytest.mark.parametrize(("signal", "bad", "well", "hours"), [("psu.status", 2, 0, 1), ("power.voltage", 0, 415, 24)])
+def test_a_loss_that_nobody_measures_any_more_lapses(signal, bad, well, hours):
+    site, topology = Power(), Site().topology
+    device_class = signal.split(".")[0]
+
+    def shown(time, value):
+        values = np.full(len(NAMES[device_class]), float(well))
+        values[1] = value
+        frame = Frame(time, device_class, NAMES[device_class], {signal: values}, topology, ())
+        node = Frame(time, "node", NAMES["node"], {"node.load1": np.full(8, 20.0)}, topology, ())
+        return site.observe({device_class: frame, "node": node})
+
+    for tick in range(60):
+        shown(START + tick * 10 * SECOND, well if tick < 30 else bad)
+    end = START + 600 * SECOND
+    assert shown(end + (hours * 3600 - 60) * SECOND, np.nan)
+    assert shown(end + (hours * 3600 + 60) * SECOND, np.nan) == []
+
+
+def test_two_conditions_of_one_entity_are_one_finding():
+    finding = Finding(START, START - 5, "rack:r0", "power", "ticket", 1.0, "a brake", {"clears": "x"}, ("a",))
+    other = Finding(START, START - 9, "rack:r0", "power", "page", 1.0, "a loss", {"clears": "y"}, ("b",))
+    (joined,) = _joined([finding, other])
+    assert (joined.level, joined.onset, joined.summary) == ("page", START - 9, "a loss; also: a brake")
+    assert joined.signals == ("b", "a")

@@ -157,3 +157,8 @@ def test_a_snapshot_of_another_version_starts_that_detector_afresh_and_says_so(s
         "detector link starts afresh: the snapshot is of another version"
     ]
     assert len(other.observe({})) == 0
+
+
+def test_two_findings_of_one_detector_about_one_entity_are_both_told():
+    found = heard([(5, "memory", "gpu:n0.0"), (5, "memory", "gpu:n0.0")])
+    assert len(found) == 2

@@ -232,7 +232,7 @@ def test_known_answers_of_a_large_fleet_keep_no_results(site, watch):
     (held,) = detector.votes.rounds.values()
     assert held["waiting"] == []
     assert len(held["votes"]) <= 9
-    assert len(detector.votes.good["7"]) == 32
+    assert 256 <= len(detector.votes.known["cpu|7"].of) <= 512
 
 
 def test_a_core_that_is_wrong_in_ever_new_ways_keeps_a_bounded_number_of_answers(site, watch):

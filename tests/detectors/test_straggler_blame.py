@@ -238,6 +238,40 @@ def test_slow_writers_of_a_checkpoint_are_not_judged():
     assert shown(change) == []
 
 
+@pytest.mark.parametrize(
+    "seconds", [float("inf"), float("nan"), -5, True, "60", None, 10**400], ids=lambda v: repr(v)[:9]
+)
+def test_a_checkpoint_or_canary_of_unknown_length_is_none(seconds):
+    def change(tick, values, graph):
+        slower(GUILTY, 1.3)(tick, values, graph)
+        if tick not in (SINCE - 5, SINCE + 20):
+            return []
+        told = [event(tick, "job:7", "checkpoint", seconds=seconds)]
+        return [*told, event(tick, GPUS[GUILTY], "digest", began=seconds, took=seconds)]
+
+    assert blamed(shown(change)) == {RANKS[GUILTY]}
+
+
+def test_a_checkpoint_that_never_ends_silences_a_job_for_an_hour_at_most():
+    def change(tick, values, graph):
+        slower(GUILTY, 1.3)(tick, values, graph)
+        return [event(tick, "job:7", "checkpoint", seconds=1e12)] if tick == SINCE - 5 else []
+
+    found = shown(change, 500)
+    assert blamed(found) == {RANKS[GUILTY]}
+    assert found[0].time >= CASE.time(SINCE - 5 + 360)
+
+
+def test_a_canary_that_began_long_ago_excuses_no_rank_that_was_slow_before_it():
+    def change(tick, values, graph):
+        slower(GUILTY, 1.15)(tick, values, graph)
+        if tick > 400 and tick % 5 == 0:
+            return [event(tick, GPUS[GUILTY], "digest", began=0, took=20.0)]
+        return []
+
+    assert shown(change, 460)[-1].time >= CASE.time(455)
+
+
 def test_what_a_person_calls_no_fault_is_normal_from_then_on():
     detector, graph = Straggler(), topology()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from detectors.straggler import outside_words
+from detectors.straggler.outside_words import Suspect
 from detectors.straggler.straggler_inferred import StragglerInferred
 from pipeline.records import SECOND, Event
 from pipeline.topology import Topology
@@ -424,3 +426,42 @@ def test_a_gpu_that_was_mended_while_it_rested_is_not_blamed_again():
     found = case.shown(StragglerInferred(), range(260))
     assert found
     assert found[-1].time < case.time(155)
+
+
+def test_the_first_sentence_says_the_newest_clock_and_blames_the_node():
+    first = watched(clocks([5], 0.85, 0x40), 80)[0]
+    seen = first.evidence
+    assert seen["value"] == pytest.approx(0.85 * seen["expected"], rel=0.02)
+    assert seen["effect"] == pytest.approx(1 - seen["value"] / seen["expected"], abs=1e-6)
+    assert f"runs at {seen['value']:.0f} MHz" in first.summary
+    assert f"({100 * seen['effect']:.0f} % less)" in first.summary
+    assert seen["attribution"] == "NODE"
+    assert "for 0 min" not in first.summary
+
+
+def test_a_clock_that_is_back_for_a_moment_is_still_told_as_low():
+    def change(tick, values):
+        clocks([5], 0.85 if tick % 6 else 1.0)(tick, values)
+
+    assert all(f.evidence["effect"] >= 0.03 for f in watched(change, 200))
+
+
+def test_the_spread_is_in_the_unit_of_the_value():
+    found = watched(clocks([5], 0.85, 0x40), 80) + watched(waiting(slice(4, 8), 0.9, node=1), 120)
+    of_clock = [f.evidence["spread"] for f in found if f.evidence["unit"] == "MHz"]
+    of_activity = [f.evidence["spread"] / f.evidence["expected"] for f in found if f.evidence["unit"] == "1"]
+    assert min(of_clock) >= 1.0
+    assert of_activity
+    assert max(of_activity) <= 0.1
+
+
+def test_words_are_made_only_when_they_are_due(monkeypatch):
+    """Between two reports, a minute apart, nobody's sentence is built."""
+    made = []
+    words = Suspect.finding
+    monkeypatch.setattr(Suspect, "finding", lambda self, *told: (made.append(self), words(self, *told))[1])
+    built = []
+    clocked = outside_words._clocked
+    monkeypatch.setattr(outside_words, "_clocked", lambda *told: (built.append(1), clocked(*told))[1])
+    watched(clocks([5], 0.85, 0x40), 120)
+    assert 5 <= len(built) == len(made) <= 15

@@ -155,3 +155,33 @@ def test_a_job_without_power_meters_is_never_said_to_hang():
         values["gpu"] = {}
 
     assert shown(change) == []
+
+
+@pytest.mark.parametrize("entity", ["node:n2", "rack:r1", "job:7"])
+def test_a_hang_during_announced_work_wakes_nobody_and_says_why(entity):
+    def change(tick, values):
+        stands(tick, values, 180.0)
+        return (
+            [Event(CASE.time(SINCE - 5), entity, "maintenance_start", {"seconds": 7200})] if tick == SINCE - 5 else []
+        )
+
+    found = shown(change, 180)
+    assert levels(found) == {("job:7", "suspect")}
+    assert "announced work on" in found[-1].summary
+
+
+def test_work_on_another_node_explains_no_hang():
+    def change(tick, values):
+        stands(tick, values, 180.0)
+        return [Event(CASE.time(50), "node:elsewhere", "maintenance_start", {"seconds": 7200})] if tick == 50 else []
+
+    assert ("job:7", "page") in levels(shown(change, 180))
+
+
+@pytest.mark.parametrize("xid", [{"a": 1}, float("nan"), "79", None, 10**400], ids=lambda v: repr(v)[:9])
+def test_an_xid_without_a_number_still_explains_a_hang(xid):
+    def change(tick, values):
+        stands(tick, values, 180.0)
+        return [Event(CASE.time(SINCE), "gpu:n2.1", "xid", {"xid": xid})] if tick == SINCE else []
+
+    assert shown(change, 160)[-1].summary.endswith("xid of gpu:n2.1 explains it")

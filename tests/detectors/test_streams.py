@@ -266,3 +266,26 @@ def test_the_limit_follows_the_tick_so_that_alarms_a_day_stay_the_same():
 def test_selecting_gives_the_median(size):
     values = np.random.default_rng(size).integers(0, 50, size).astype(np.float32)
     assert kernel._median(values.copy(), size) == np.median(values)
+
+
+@pytest.mark.parametrize("tick", [0, 1, 2, 5, 15])
+@pytest.mark.parametrize("absurd", [255.0, -40.0, 1e20])
+def test_one_absurd_value_in_its_youth_blinds_no_stream(tick, absurd):
+    """A temperature of 60 Cel: the step of 6 K at the end is found within a quarter of an hour."""
+    rows, groups = 60 + quiet(700, 32, sd=0.5), np.zeros(32, np.int32)
+    rows[tick, 5] = absurd
+    rows[610:, 5] += 6.0
+    streams = Streams(Channel(floor=0.5, delta=3.0, phi=0.0))
+    assert not fed(streams, rows[:600], groups).on.any()
+    assert np.flatnonzero(fed(streams, rows[600:], groups, 600).on).tolist() == [5]
+    assert np.isfinite(streams.cells[:5]).all()
+
+
+def test_who_vanished_counts_for_no_share_of_its_cohort():
+    rows, groups, streams = quiet(200, 12), np.zeros(12, np.int32), Streams(TIMES)
+    rows[100:, [0, 1]] += 0.2
+    rows[160:, 4:] = np.nan
+    rows[160:, 1] = np.nan
+    step = fed(streams, rows, groups)
+    assert step.on[[0, 1]].all()
+    assert not step.moved.any()

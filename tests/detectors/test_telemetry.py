@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from detectors.telemetry.host_facts import HostFacts
+from detectors.telemetry.silent_jobs import SilentJobs
 from detectors.telemetry.telemetry import Telemetry
 from pipeline.frames import class_of
 from pipeline.records import SECOND, Event, Frame
@@ -205,3 +207,27 @@ def test_whatever_comes_in_whatever_order_nothing_fails_and_onsets_are_past(tick
         site.tick(tick, silent=silent, without=("node",) if whole else ())
     assert all(f.onset <= f.time for f in site.findings)
     assert all(f.level != "page" or f.entity == "site:all" for f in site.findings) or ticks
+
+
+def test_odd_data_of_an_event_says_nothing_of_a_host():
+    topology, facts = Topology({}), HostFacts()
+    odd = [
+        Event(1, "gpu:a.0", "xid", {"xid": [79]}),
+        Event(1, "node:a", "kernel", {"severity": "critical", "class": []}),
+    ]
+    facts.hear({"gpu": Frame(1, "gpu", (), {}, topology, tuple(odd))}, 1)
+    assert facts.of("gpu:a.0", 2) is None
+    assert facts.of("node:a", 2) is None
+
+
+def test_jobs_whose_end_is_lost_are_not_kept_for_ever():
+    topology, jobs = Topology({}), SilentJobs()
+    for k in range(5_000):
+        event = Event(k * SECOND, f"job:{k}", "job_start", {})
+        jobs.hear({"node": Frame(k * SECOND, "node", (), {}, topology, (event,))}, k * SECOND)
+    kept = jobs.snapshot()["jobs"]
+    assert len(kept) <= 4096
+    assert "job:4999" in kept
+    later = 40 * 24 * 3600 * SECOND
+    jobs.hear({"node": Frame(later, "node", (), {}, topology, ())}, later)
+    assert jobs.snapshot()["jobs"] == {}

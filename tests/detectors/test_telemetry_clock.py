@@ -49,3 +49,8 @@ def test_a_clock_that_is_right_again_ends_its_condition():
 
 def test_a_clock_nobody_measures_and_senseless_events_say_nothing():
     assert shown([np.nan] * 20, [(2, "clock_jump", {"seconds": None}), (3, "clock_jump", {})]) == []
+
+
+@pytest.mark.parametrize("seconds", [10**400, float("inf"), [5], "30"])
+def test_a_jump_that_is_no_number_of_seconds_is_none(seconds):
+    assert shown([0.0] * 5, [(k, "clock_jump", {"seconds": seconds}) for k in range(4)]) == []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
-from detectors.telemetry.instruments import Middles
+from detectors.telemetry.gpu_instruments import Wrong
+from detectors.telemetry.instruments import Middles, Swing
 from detectors.telemetry.plant_instruments import LoopInstruments
 from detectors.telemetry.telemetry_sensor import TelemetrySensor
 from pipeline.frames import class_of
@@ -289,3 +292,45 @@ def test_a_core_that_swings_with_its_memory_is_truly_hot_and_cold(plant):
         told["gpu"]["gpu.memory_temperature"][9] += by
 
     assert plant.run(swings, end=440) == set()
+
+
+def test_two_wrong_instruments_of_one_gpu_are_one_finding_that_names_both(plant):
+    wrong = [
+        Wrong(GPUS[9], s, "stuck", START + k, 0.0, "K", "stands", {})
+        for k, s in enumerate(("gpu.power", "gpu.temperature"))
+    ]
+    for each in wrong:
+        plant.detector.known[f"{each.entity}|{each.signal}"] = {"wrong": asdict(each), "last": START}
+    frame = Frame(START, "gpu", GPUS, plant.told(0)["gpu"], plant.topology, ())
+    (finding,) = plant.detector.observe({"gpu": frame})
+    assert finding.signals == ("gpu.power", "gpu.temperature")
+    assert set(finding.evidence["instruments"]) == {"gpu.power", "gpu.temperature"}
+
+
+def test_what_a_person_calls_no_fault_is_learnt_anew(plant):
+    def biased(told, tick):
+        told["gpu"]["gpu.temperature"][9] += 6
+
+    assert plant.run(biased)
+    frame = Frame(START + END * 10 * SECOND, "gpu", GPUS, plant.told(END)["gpu"], plant.topology, ())
+    plant.detector.forgive(GPUS[9], {"gpu": frame})
+    assert not plant.detector.known
+    cells = plant.detector.gpus.parts["apart"].cells
+    assert (cells[:, 9] == 0).all()
+    assert (cells[:, 8] != 0).any()
+
+
+@pytest.mark.parametrize("slope", [0.0, 1.0, 10.0])
+def test_a_steep_ramp_is_no_noise_and_true_noise_is(slope):
+    rng, swing = np.random.default_rng(2), Swing()
+    held = []
+    for k in range(400):
+        value = 100 + 0.1 * rng.standard_normal(1) + slope * min(max(k - 200, 0), 60)
+        held.append(float(swing.step(value, 0.05, 4.0)[1][0]))
+    assert max(held) < 20
+    noisy = (100 + rng.standard_normal(1) for _ in range(60))
+    assert max(float(swing.step(value, 0.05, 4.0)[1][0]) for value in noisy) >= 20
+
+
+def test_what_is_learnt_anew_before_its_first_reading_does_no_harm():
+    Swing().forget(np.array([True, False]))

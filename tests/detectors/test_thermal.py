@@ -175,3 +175,106 @@ def test_what_is_said_goes_on_over_a_restart():
     parts = shown(plate(1.4), 80, first)
     second.restore(first.snapshot())
     assert parts + shown(plate(1.4), 80, second, 80) == whole
+
+
+@pytest.mark.parametrize("bits", [0x8, 0x20, 0x40])
+def test_a_gpu_that_says_that_heat_slows_it_down_is_a_ticket_whatever_its_resistance(bits):
+    found = shown(reading("gpu.throttle_reasons", bits), 150)
+    assert {(f.entity, f.level) for f in found} == {(GUILTY, "ticket")}
+    assert (found[0].time, found[0].onset) == (CASE.time(61), CASE.time(60))
+
+
+def test_a_gpu_that_is_slowed_down_at_its_limit_for_ten_minutes_pages():
+    def change(tick, values, resistance):
+        reading("gpu.throttle_reasons", 0x40)(tick, values, resistance)
+        if values is not None:
+            values["gpu"]["gpu.thermal_margin"] = np.where(np.arange(len(GPUS)) == AT, 1.0, 20.0)
+
+    found = shown(change, 150)
+    page = next(f for f in found if f.level == "page")
+    assert page.time - page.onset == 600 * SECOND
+
+
+def test_a_power_brake_one_sample_a_whole_loop_and_announced_work_are_no_heat_of_a_gpu():
+    def once(tick, values, resistance):
+        if values is not None and tick == 60:
+            values["gpu"]["gpu.throttle_reasons"][AT] = 0x40
+
+    def work(tick, values, resistance):
+        reading("gpu.throttle_reasons", 0x40)(tick, values, resistance)
+        if values is not None and tick == 59:
+            return [Event(CASE.time(tick), "node:n1", "maintenance_start", {"reason": "plates"})]
+        return None
+
+    for change in (reading("gpu.throttle_reasons", 0x88), once, work):
+        assert shown(change, 120) == []
+    assert shown(reading("gpu.throttle_reasons", 0x40, range(len(GPUS))), 120) == []
+
+
+def test_most_gpus_of_a_node_that_heat_slows_down_are_told_as_the_node():
+    assert {f.entity for f in shown(reading("gpu.throttle_reasons", 0x40, range(8, 16)), 120)} == {"node:n1"}
+
+
+def loaded(detector, ticks, resistance, lie=lambda tick: 0.0, cold=False, power=lambda tick: 640.0):
+    """Dies that lag their power by 15 s; `resistance(tick)` of GUILTY against usual, `lie` of the supply's sensor."""
+    rng, graph, out = np.random.default_rng(1), topology(), []
+    plates = PLATE * np.exp(np.random.default_rng(3).normal(0, 0.05, len(GPUS)))
+    core = np.full(len(GPUS), 40.0) if cold else SUPPLY + plates * power(0)
+    for tick in range(ticks):
+        factor = np.where(np.arange(len(GPUS)) == AT, resistance(tick), 1.0)
+        drawn = power(tick) * (1 + 0.02 * rng.standard_normal(len(GPUS)))
+        core = core + (1 - np.exp(-10 / 15)) * (SUPPLY + plates * factor * drawn - core)
+        gpu = {"gpu.temperature": np.rint(core + 0.3 * rng.standard_normal(len(GPUS))), "gpu.power": np.rint(drawn)}
+        gpu |= {"gpu.memory_temperature": np.rint(core + 18 * drawn / 640)}
+        values = {"gpu": gpu, "coolant": {"coolant.supply_temperature": np.array([SUPPLY + lie(tick)])}}
+        out += detector.observe(CASE.framed(tick, values, [], graph))
+    return out
+
+
+def test_a_job_that_starts_again_foretells_no_throttling_of_a_ticketed_gpu():
+    pauses = lambda tick: 110.0 if 300 <= tick < 420 else 640.0  # noqa: E731
+    found = loaded(Thermal(), 600, lambda tick: 1.10 if tick > 120 else 1.0, power=pauses)
+    assert {f.level for f in found} == {"suspect", "ticket"}
+    assert not any("from throttling" in f.summary for f in found)
+
+
+@pytest.mark.parametrize("kelvin", [-3.0, 3.0, -8.0])
+def test_a_fault_after_the_supply_sensor_stepped_is_found_within_the_hour(kelvin):
+    found = loaded(Thermal(), 500, lambda t: 1.5 if t > 150 else 1.0, lambda t: kelvin if t > 120 else 0.0)
+    assert {f.entity for f in found} == {GUILTY}
+    assert found[-1].level == "page"
+    assert found[-1].time > CASE.time(480)
+
+
+def test_a_cohort_first_seen_on_cold_plates_is_judged_within_the_hour():
+    found = loaded(Thermal(), 240, lambda tick: 1.4 if tick > 100 else 1.0, cold=True)
+    assert {f.entity for f in found} == {GUILTY}
+    assert next(f for f in found if f.level != "suspect").time <= CASE.time(150)
+
+
+def test_a_gpu_that_finds_peers_has_a_new_trend_and_no_wear():
+    detector, alone = Thermal(), topology()
+    alone.parents = dict.fromkeys(GPUS, ())
+    small = {"gpu": {}}
+    rng = np.random.default_rng(1)
+    for hour in range(44):
+        graph = alone if hour < 24 else topology()
+        n = 4 if hour < 24 else len(GPUS)
+        for at in range(100):
+            small["gpu"] = {name: column[:n] for name, column in heat(rng, np.full(len(GPUS), PLATE))["gpu"].items()}
+            frame = CASE.framed(0, {"gpu": small["gpu"]}, [], graph)["gpu"]
+            time = frame.time + (hour * 3600 + at * 36) * SECOND
+            assert detector.observe({"gpu": Frame(time, "gpu", frame.entities, frame.values, graph)}) == []
+
+
+@pytest.mark.parametrize("named", [GUILTY, "node:n1", "rack:r0"])
+def test_what_a_person_calls_no_fault_of_a_gpu_or_of_what_it_is_part_of_is_its_usual_from_then_on(named):
+    detector = Thermal()
+
+    def change(tick, values, resistance):
+        plate(1.4)(tick, values, resistance)
+        reading("gpu.throttle_reasons", 0x40)(tick, values, resistance)
+
+    assert shown(change, 120, detector)[-1].level == "page"
+    detector.forgive(named, {})
+    assert shown(change, 150, detector, 120) == []

@@ -74,3 +74,15 @@ def test_nan_and_new_sensors_and_time_that_steps_back_are_borne():
 def test_it_says_nothing_before_it_has_learnt():
     assert shown(lambda t: 8.0 * (RACK == 1), lambda t: 0.9 * (RACK == 1), 100) == []
     assert CASE.step * SECOND == 10 * SECOND
+
+
+def test_a_rack_that_a_person_calls_no_fault_is_as_it_is_from_then_on():
+    detector, graph = ThermalInlet(), topology()
+    for tick in range(700):
+        up = grown(tick, RACK == 2, 5.0)
+        values = air(np.random.default_rng([tick, 2]), up, up / 6)
+        found = detector.observe(CASE.framed(tick, values, [], graph))
+        if tick == 400:
+            assert detector.conditions.keys() == {"rack:r2"}
+            detector.forgive("rack:r2", {})
+        assert tick <= 400 or found == []

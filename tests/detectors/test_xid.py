@@ -339,3 +339,44 @@ def test_no_event_however_odd_stops_it(told):
     restored = Xid()
     restored.restore(site.detector.snapshot())
     site.show(ticks=2)
+
+
+def test_drain_and_reset_suits_office_hours_unless_the_xid_itself_pages():
+    for code in (94, 63):
+        site = Site()
+        found = site.show(site.xid(code), site.xid(154, after=0.1, detail={"to": 4}), ticks=3)
+        assert levels(found) == {GPU: "ticket"}
+        assert "its driver wants: drain and reset GPU" in found[-1].summary
+    site = Site()
+    assert levels(site.show(site.xid(95), site.xid(154, detail={"to": 4}), ticks=3)) == {GPU: "page"}
+
+
+@pytest.mark.parametrize("to", [99, 10**30, "?", None, [1], {"a": 1}, True, float("nan")])
+def test_an_action_that_nobody_knows_wakes_nobody(to):
+    site = Site()
+    found = site.show(site.event("recovery_action", to=to), site.event("recovery_action", "ghost:zz", to=1), ticks=3)
+    assert set(levels(found).items()) <= {(GPU, "ticket")}
+    assert not any("None" in f.summary for f in found)
+    site = Site()
+    assert "page" not in levels(site.show(site.xid(154, detail={"to": to}), ticks=3)).values()
+
+
+def test_an_action_that_is_told_by_its_number_alone_is_known():
+    site = Site()
+    found = site.show(site.event("recovery_action", to=1), ticks=3)
+    assert levels(found) == {GPU: "page"}
+    assert found[0].summary == f"{GPU}: its driver wants: reset GPU, and told no error of it"
+
+
+def test_one_malformed_event_costs_no_other_of_its_frame():
+    site = Site()
+    odd = site.event("gpu_count", "node:n1", present=3, expected=4, missing=5)
+    assert levels(site.show(odd, site.xid(79), ticks=3))[GPU] == "page"
+
+
+def test_the_end_says_what_ended_it():
+    site = Site()
+    site.show(site.xid(79))
+    (end,) = site.show(site.event("recovery_action", to=0))
+    assert end.summary.startswith(f"{GPU} needs nothing any more, its driver says")
+    assert end.evidence["clears"]

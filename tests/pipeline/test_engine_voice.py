@@ -6,9 +6,9 @@ import pytest
 
 from pipeline.engine import Engine
 from pipeline.errors import ConfigError, UsageError
+from pipeline.modes import ModeRule
 from pipeline.store import mutes
 from pipeline.topology import Topology
-from pipeline.voice import ModeRule
 from tests.pipeline.test_engine import STEP, T0, HotForThree, Running
 
 
@@ -140,3 +140,21 @@ def test_a_verdict_on_an_incident_that_is_not_there_changes_nothing(site):
         running.engine.not_a_fault("nothing", "ann", "x")
     assert site.rows("SELECT count(*) FROM events WHERE kind = 'feedback'") == [(0,)]
     assert {state for _, state in incidents(site)} == {"open"}
+
+
+def test_muting_what_is_open_keeps_it_open_and_tells_nothing_more(site):
+    running = started(site)
+    running.play(0, [95] * 5)
+    running.engine.mute("hot", "*", 6000, "new paste", "ann")
+    before = site.rows("SELECT count(*) FROM history")
+    running.play(5, [95] * 80)
+    assert {state for _, state in incidents(site)} == {"open"}
+    assert site.rows("SELECT count(*) FROM history") == before
+
+
+def test_a_mute_is_ended_once(site):
+    running = started(site)
+    made = running.engine.mute("hot", "*", 6000, "new paste", "ann")
+    running.engine.unmute(made.id)
+    with pytest.raises(KeyError):
+        running.engine.unmute(made.id)

@@ -16,10 +16,10 @@ import pytest
 
 from pipeline import config as configuration
 from pipeline.errors import ConfigError, Retryable
+from pipeline.modes import ModeRule
 from pipeline.records import SECOND
 from pipeline.service import Service
 from pipeline.settings import build
-from pipeline.voice import ModeRule
 
 T0 = 1_780_000_000 * SECOND
 

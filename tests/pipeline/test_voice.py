@@ -6,9 +6,10 @@ import pytest
 
 from pipeline.config import load
 from pipeline.errors import ConfigError, UsageError
+from pipeline.modes import ModeRule
 from pipeline.records import SECOND, Finding
 from pipeline.topology import Topology
-from pipeline.voice import ModeRule, Mute, Voice, checked
+from pipeline.voice import Mute, Voice, checked
 
 T0 = 1_780_000_000 * SECOND
 TOPOLOGY = Topology({"gpu:n0.0": ["node:n0"], "gpu:n1.0": ["node:n1"], "node:n0": ["rack:r1"], "node:n1": ["rack:r1"]})
@@ -23,22 +24,28 @@ def mute(detector="straggler", scope="node:n0", since=T0, until=T0 + 100 * SECON
 
 
 def heard(voice, *findings):
-    return [f.entity for f in voice.judged(findings)[1]]
+    return [f.entity for f in voice.judged(findings, nothing_stands)[1]]
+
+
+def nothing_stands(finding):
+    return None
 
 
 def test_without_rules_everything_is_heard_as_it_is():
-    every, told = Voice(TOPOLOGY).judged([found()])
+    every, told = Voice(TOPOLOGY).judged([found()], nothing_stands)
     assert every == told == [found()]
 
 
 def test_recording_stores_and_tells_nobody():
-    every, told = Voice(TOPOLOGY, [ModeRule("record", "straggler")]).judged([found(), found(detector="link")])
+    every, told = Voice(TOPOLOGY, [ModeRule("record", "straggler")]).judged(
+        [found(), found(detector="link")], nothing_stands
+    )
     assert [f.evidence.get("mode") for f in every] == ["record", None]
     assert [f.detector for f in told] == ["link"]
 
 
 def test_acting_is_told_to_the_desk():
-    _, told = Voice(TOPOLOGY, [ModeRule("act", "straggler", "rack:r1")]).judged([found()])
+    _, told = Voice(TOPOLOGY, [ModeRule("act", "straggler", "rack:r1")]).judged([found()], nothing_stands)
     assert told[0].evidence["mode"] == "act"
 
 
@@ -65,7 +72,7 @@ def test_a_mute_silences_its_detector_on_its_scope_and_below():
 
 
 def test_what_is_muted_is_stored_with_the_reason():
-    every, told = Voice(TOPOLOGY, mutes=[mute()]).judged([found()])
+    every, told = Voice(TOPOLOGY, mutes=[mute()]).judged([found()], nothing_stands)
     assert told == []
     assert every[0].evidence["muted"]["reason"] == "being repaired"
 
@@ -129,3 +136,14 @@ def test_a_wrong_mode_is_refused_with_its_place(tmp_path, text, message):
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load(file, {})
+
+
+def test_a_mute_ends_nothing_that_still_is_and_makes_it_no_louder():
+    """Its incident stays open: that is not the quiet that ends one."""
+    _, told = Voice(TOPOLOGY, mutes=[mute()]).judged([found()], lambda finding: "suspect")
+    assert [f.level for f in told] == ["suspect"]
+
+
+def test_that_something_was_cleared_is_heard_through_a_mute():
+    cleared = Finding(T0, T0, "gpu:n0.0", "straggler", "page", 1.0, "gpu:n0.0 is well", {"cleared": True}, ("s",))
+    assert heard(Voice(TOPOLOGY, mutes=[mute()]), cleared) == ["gpu:n0.0"]

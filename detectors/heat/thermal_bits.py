@@ -1,0 +1,87 @@
+"""GPUs that say themselves that heat slows them down, whatever their resistance looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.heat.thermal_patterns import CLOSE_K, Blamed, Heat
+from detectors.method.evidence import evidence
+from pipeline.records import SECOND, Frame, Level
+
+Bools = NDArray[np.bool_]
+HEAT = np.uint64(0x20 | 0x40)  # NVML clock event reasons: software and hardware thermal slowdown
+_SLOWDOWN, _BRAKE = np.uint64(0x8), np.uint64(0x80)  # hardware slowdown: heat, unless the power brake is told too
+_HELD = 2  # frames; one may be a reading of a moment; chosen
+_FEWEST, _MOST = 3, 0.6  # GPUs of a node, and share of them, from which the node is named; as for resistance, chosen
+_LOOP_WIDE, _FEWEST_NODES = 0.5, 3  # share of a cohort's nodes, and nodes: then the loop is the event; chosen
+
+
+def told(reasons: NDArray[np.float64]) -> Bools:
+    """(N,) whether heat slows it down."""
+    known = np.isfinite(reasons) & (reasons >= 0) & (reasons < 2.0**63)
+    bits = np.where(known, reasons, 0).astype(np.uint64)
+    slowed = ((bits & _SLOWDOWN) != 0) & ((bits & _BRAKE) == 0)
+    return np.asarray(((bits & HEAT) != 0) | slowed)
+
+
+def follow(count: NDArray[np.int64], since: NDArray[np.int64], reasons: NDArray[np.float64], time: int) -> Bools:
+    """Counts frames in a row with such a bit; who has it for long enough. What is not told changes nothing."""
+    slowed, known = told(reasons), np.isfinite(reasons)
+    since[slowed & (count == 0)] = time
+    count[known] = np.where(slowed, count + 1, 0)[known]
+    return np.asarray(slowed & (count >= _HELD))
+
+
+def blamed(
+    frame: Frame, on: Bools, since: NDArray[np.int64], heat: Heat, groups: NDArray[np.int32], hold: float
+) -> dict[str, Blamed]:
+    """Entity -> why: a GPU, or the node of which most are slowed down; nobody where a whole loop is."""
+    nodes, names = heat.units["node"]
+    mine = on & ~_wide(on, groups, nodes)
+    found: dict[str, Blamed] = {}
+    taken = np.zeros(len(on), bool)
+    for node in np.unique(nodes[mine & (nodes >= 0)]).tolist():
+        members = mine & (nodes == node)
+        if members.sum() >= max(_FEWEST, _MOST * np.count_nonzero(nodes == node)):
+            found[names[node]] = _one(frame, np.flatnonzero(members), names[node], since, heat, hold)
+            taken |= members
+    for i in np.flatnonzero(mine & ~taken).tolist():
+        found[frame.entities[i]] = _one(frame, np.array([i]), frame.entities[i], since, heat, hold)
+    return found
+
+
+def _wide(on: Bools, groups: NDArray[np.int32], nodes: NDArray[np.int32]) -> Bools:
+    """(N,) members of cohorts, or of the whole site, of which most nodes have such a GPU."""
+    found = np.zeros(len(on), bool)
+    for group in (None, *np.unique(groups[on & (groups >= 0)]).tolist()):
+        members = nodes >= 0 if group is None else groups == group
+        struck, every = np.unique(nodes[members & on]), np.unique(nodes[members])
+        if len(struck) >= _FEWEST_NODES and len(struck) > _LOOP_WIDE * len(every):
+            found |= members
+    return found
+
+
+def _one(frame: Frame, at: NDArray[np.int64], entity: str, since: NDArray[np.int64], heat: Heat, hold: float) -> Blamed:
+    """Ticket; page once it is at its limit, and was slowed down for long."""
+    onset = int(since[at].min())
+    left = heat.left[at]
+    nearest = float(np.min(left[np.isfinite(left)], initial=np.inf))
+    held = (frame.time - onset) / SECOND
+    level: Level = "page" if held >= hold and nearest <= CLOSE_K else "ticket"
+    hottest = float(np.max(frame["gpu.temperature"][at][np.isfinite(frame["gpu.temperature"][at])], initial=-np.inf))
+    warm = f" at {hottest:.0f} Cel" if np.isfinite(hottest) else ""
+    who = entity if len(at) == 1 else f"{len(at)} GPUs of {entity}"
+    reasons = int(frame["gpu.throttle_reasons"][at[0]])
+    summary = f"{who}: slowed down by heat{warm} for {held:.0f} s, as its clock event reasons {reasons:#x} say"
+    more: Mapping[str, Any] = {
+        "throttled": True,
+        "reasons": reasons,
+        "gpus": [frame.entities[i] for i in at[:16].tolist()],
+        "kelvin_left": round(nearest, 1) if np.isfinite(nearest) else None,
+        "resistance_known": bool(heat.step.judged[at].any()),
+    }
+    return Blamed(level, onset, summary, evidence("ends when no heat slows it down", None, **more), float(held))

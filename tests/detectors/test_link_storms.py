@@ -1,0 +1,144 @@
+"""Errors on many ports at once, counters that two sources tell of, and counters that leap."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.link.link import Link
+from detectors.runner import Runner
+from pipeline.records import SECOND, Finding, Frame
+from pipeline.topology import Topology
+
+START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
+NODES, RAILS = 10, 4
+PORTS = tuple(f"port:n{i // RAILS}.p{i % RAILS}" for i in range(NODES * RAILS))
+SITE = Topology({port: (f"node:n{i // RAILS}", f"leaf:l{i % RAILS}") for i, port in enumerate(PORTS)})
+LEAF = [i for i in range(len(PORTS)) if i % RAILS == 2]
+
+
+def shown(tick, errors, changes=None):
+    size = len(PORTS)
+    values = {
+        "nic.state": np.ones(size),
+        "nic.speed": np.full(size, 400_000.0),
+        "nic.symbol_errors": np.asarray(errors, float),
+        "nic.carrier_changes": np.zeros(size) if changes is None else changes,
+        "nic.rx_bytes": np.full(size, tick * 1e11),
+    }
+    return {"nic": Frame(START + tick * STEP, "nic", PORTS, values, SITE)}
+
+
+def watched(errors, ticks: int = 120, link=None) -> list[Finding]:
+    """`errors(tick)`: how many each port has had."""
+    link, found = link or Link(), []
+    for tick in range(ticks):
+        found += link.observe(shown(tick, errors(tick)))
+    return found
+
+
+def erring(places, since=60, per_tick=5.0, until=10**9):
+    def errors(tick):
+        count = np.zeros(len(PORTS))
+        count[places] = per_tick * max(0, min(tick, until) - since + 1)
+        return count
+
+    return errors
+
+
+def test_ports_of_one_leaf_that_begin_to_err_together_blame_the_leaf():
+    found = watched(erring(LEAF[:5]))
+    assert {f.entity for f in found} == {"leaf:l2"}
+    assert {f.level for f in found} == {"suspect", "page"}
+    assert "5 of 10 ports began to err within minutes" in found[0].summary
+    assert found[0].onset == START + 59 * STEP
+
+
+def test_ports_of_all_leaves_that_err_together_blame_the_fabric():
+    found = watched(erring(range(len(PORTS))))
+    assert {f.entity for f in found} == {"fabric:all"}
+    assert "on 4 leaves" in found[-1].summary
+
+
+def test_a_third_of_a_leaf_is_no_storm_before_it_is_more_than_that():
+    assert {f.entity for f in watched(erring(LEAF[:3]))} == {PORTS[i] for i in LEAF[:3]}
+
+
+def test_ports_that_begin_to_err_hours_apart_are_blamed_themselves():
+    def errors(tick):
+        return sum(erring([i], 60 + 60 * k)(tick) for k, i in enumerate(LEAF[:4]))
+
+    assert {f.entity for f in watched(errors, 400)} == {PORTS[i] for i in LEAF[:4]}
+
+
+def test_the_last_ports_of_a_storm_are_not_blamed_one_by_one_until_they_err_on():
+    def errors(tick):
+        return erring(LEAF[:6], until=80)(tick) + erring(LEAF[:1], 81)(tick)
+
+    found = watched(errors, 300)
+    alone = [f for f in found if f.entity != "leaf:l2"]
+    assert {f.entity for f in alone} == {PORTS[LEAF[0]]}
+    assert alone[0].time > max(f.time for f in found if f.entity == "leaf:l2")
+
+
+def test_ports_outside_the_fabric_are_no_storm():
+    """Laptops on a bad power strip: nobody is woken."""
+    link, found, site = Link(), [], Topology(dict.fromkeys(PORTS, ("node:n1",)))
+    for tick in range(120):
+        nic = shown(tick, erring(range(len(PORTS)))(tick))["nic"]
+        found += link.observe({"nic": Frame(nic.time, "nic", PORTS, nic.values, site)})
+    assert {f.entity for f in found} == set(PORTS)
+    assert {f.level for f in found} == {"suspect", "ticket"}
+
+
+def test_a_restart_amid_a_storm_changes_nothing():
+    whole = watched(erring(LEAF[:5]), 150)
+    runner, again = Runner([Link()]), Runner([Link()])
+    found = watched(erring(LEAF[:5]), 70, runner)
+    again.restore(runner.snapshot())
+    for tick in range(70, 150):
+        found += again.observe(shown(tick, erring(LEAF[:5])(tick)))
+    assert [(f.time, f.entity, f.level) for f in found] == [(f.time, f.entity, f.level) for f in whole]
+
+
+def test_counters_that_two_sources_tell_of_in_turn_do_not_grow():
+    assert watched(lambda tick: np.full(len(PORTS), 1e4 if tick // 3 % 2 else 9e3), 240) == []
+
+
+def test_a_counter_that_fell_errs_on_from_where_it_is():
+    found = watched(lambda tick: 1e4 * (tick < 50) + erring([6])(tick))
+    assert {(f.entity, f.level) for f in found} >= {(PORTS[6], "page")}
+
+
+def test_a_leap_of_the_counter_of_transitions_is_one_flap_and_says_so():
+    link, found = Link(), []
+    for tick in range(150):
+        changes = np.full(len(PORTS), 2.0)
+        changes[6] += 1e12 * (tick >= 60)
+        found += link.observe(shown(tick, np.zeros(len(PORTS)), changes))
+    assert {(f.entity, f.level) for f in found} == {(PORTS[6], "suspect")}
+    assert "once at least: its counter leapt by 1e+12 in 10 s" in found[0].summary
+    assert found[0].evidence["leapt_by"] == 1e12
+
+
+def test_errors_are_told_over_the_time_since_the_reading_before():
+    first = watched(erring([6], per_tick=5.0))[0]
+    assert "has 5 symbol errors in 10 s, 1800 an hour" in first.summary
+    assert first.onset == START + 59 * STEP
+
+
+@pytest.mark.parametrize("signal", ["nic.symbol_errors", "nic.crc_errors"])
+def test_physical_errors_that_rise_with_the_load_are_no_congestion(signal):
+    """A module that warms with its load."""
+    rng, link, found = np.random.default_rng(1), Link(), []
+    errors, carried = np.zeros(len(PORTS)), np.zeros(len(PORTS))
+    for tick in range(400):
+        load = 0.5 + 0.4 * np.sin(2 * np.pi * tick / 120)
+        carried += load * 5e11 * rng.uniform(0.95, 1.05, len(PORTS))
+        errors[6] += rng.poisson(4 * load**3) if tick >= 60 else 0
+        frames = shown(tick, np.zeros(len(PORTS)))
+        frames["nic"].values.update({signal: errors.copy(), "nic.rx_bytes": carried.copy()})
+        found += link.observe(frames)
+    assert any(f.evidence["tied_to_load"] is not None for f in found)
+    assert not any("congestion" in f.summary for f in found)
+    assert {f.level for f in found} == {"suspect", "page"}
