@@ -17,11 +17,11 @@ from detectors.link.errors import PACKETS, PHYSICAL, Errors, Setting
 from detectors.link.state import Leaves, PortStates
 from detectors.link.storms import Erring, Storms
 from detectors.link.trouble import PACKET_COUNTERS, Seen, Trouble, troubles
-from detectors.method.baseline import LEARN
 from detectors.method.cohorts import Cohorts
 from detectors.method.conditions import REPEAT, Open, close, tell
 from detectors.method.evidence import evidence
 from detectors.method.gates import Gates
+from detectors.method.streams import LEARN
 from pipeline.records import LEVELS, SECOND, Finding, Frame, Level
 
 _BRING_UP = 120.0

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from detectors.detector import Detector, memory, notes, part
 from detectors.link.nvlink_log import NEWS, Heard, hear
 from detectors.link.tallies import Tallies
-from detectors.method.baseline import LEARN
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import evidence
 from detectors.method.gates import SETTLES, Gates
+from detectors.method.streams import LEARN
 from pipeline.records import SECOND, Finding, Frame
 
 COUNTERS = tuple(

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from detectors.detector import Detector, memory, notes, part
 from detectors.link.pcie_lanes import CONFIRM, Best
 from detectors.link.tallies import Tallies
-from detectors.method.baseline import grouped_median
 from detectors.method.cohorts import Peers
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.gates import Gates
+from detectors.method.medians import grouped_median
 from detectors.method.told import number, text
 from pipeline.records import SECOND, Finding, Frame, Level
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from detectors.link.optic_history import HOURS, OpticHistory
 from detectors.link.steps_and_trends import Trend, row_median, trend
-from detectors.method.baseline import grouped_mad, grouped_median
 from detectors.method.evidence import Compared
+from detectors.method.medians import grouped_mad, grouped_median
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.baseline import LEARN
+from detectors.method.streams import LEARN
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]

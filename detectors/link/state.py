@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.link.counters import Floats, Places, Readings, grown
-from detectors.method.baseline import LEARN
+from detectors.method.streams import LEARN
 from pipeline.records import SECOND, Event
 
 DOWN, UP = 1, 2

@@ -18,7 +18,6 @@ from detectors.memory.growth import Growth
 from detectors.memory.host import Host
 from detectors.memory.rates import HOUR, Rates
 from detectors.memory.words import CLEARS, Trouble, budget, counted, of_host, worst
-from detectors.method.baseline import Cells
 from detectors.method.cohorts import Peers
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
@@ -92,7 +91,7 @@ class Memory(Detector):
     server_limit: float = 100.0
     module_limit: float = 10.0
 
-    cells: Cells = memory(0, MEM)
+    cells: NDArray[Any] = memory(0, MEM)
     said: dict[str, list[Any]] = notes()
     conditions: Open = notes()
     gates: Gates = part(Gates)

@@ -289,3 +289,12 @@ def test_who_vanished_counts_for_no_share_of_its_cohort():
     step = fed(streams, rows, groups)
     assert step.on[[0, 1]].all()
     assert not step.moved.any()
+
+
+def test_heavy_tailed_noise_gives_no_alarm_in_two_million_samples():
+    """Student-t4 of unit variance, at the usual threshold and with no least effect to hide behind."""
+    size, rng, groups = 4000, np.random.default_rng(5), np.zeros(4000, np.int32)
+    streams = Streams(Channel(floor=0.001, delta=0.0, phi=0.0))
+    for tick in range(500):
+        step = streams.step(rng.standard_t(4, size) / np.sqrt(2.0), groups, START + tick * TICK)
+        assert not step.on.any(), tick
