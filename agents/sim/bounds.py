@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agents.sim.scenario import Scenario
 from pipeline.errors import UsageError
 from pipeline.records import from_iso, iso
-
-if TYPE_CHECKING:
-    from agents.sim.scenario import Scenario
 
 YEARS = 10
 LONGEST = YEARS * 365.25 * 86_400.0  # s; twice the life of a training cluster; chosen

@@ -20,7 +20,8 @@ from agents.sim.arrival import Arrival
 from agents.sim.bounds import LONGEST, YEARS
 from agents.sim.chunk import Chunk
 from agents.sim.fleet import TICKS_FOR_EVER, FleetSimulator
-from agents.sim.scenario import Scenario, load
+from agents.sim.scenario import Scenario
+from agents.sim.scenario_file import load
 from agents.sim.stream import Outlets, Pace
 from agents.uplink import open_uplink
 from pipeline.config import Config

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agents.sim.physics.jobs import WARM_UP
-from agents.sim.scenario import Scenario, load
+from agents.sim.scenario import Scenario
+from agents.sim.scenario_file import load
 from benchmarks.realism.page import CLOSE, FIGURES, OFF, WIDTH, page
 from benchmarks.realism.quantities import QUANTITIES, Compared, compare
 from benchmarks.realism.real import A100_W, RATED_W, Real

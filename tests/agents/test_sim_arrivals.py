@@ -13,7 +13,8 @@ from agents.sim.arrivals import draw
 from agents.sim.kinds import KINDS
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
-from agents.sim.scenario import Fleet, Line, Rates, Scenario, parse
+from agents.sim.scenario import Fleet, Line, Rates, Scenario
+from agents.sim.scenario_file import parse
 from pipeline.errors import UsageError
 
 DAY = 86_400.0

@@ -15,7 +15,8 @@ from agents.sim.faults.kind import Kind
 from agents.sim.fleet import FleetSimulator
 from agents.sim.kinds import KINDS
 from agents.sim.layout import Layout
-from agents.sim.scenario import Fleet, Line, Scenario, parse
+from agents.sim.scenario import Fleet, Line, Scenario
+from agents.sim.scenario_file import parse
 from pipeline.records import from_iso
 from pipeline.signals import CATALOGUE
 from pipeline.signals.events import EVENT_KINDS

@@ -15,7 +15,8 @@ from agents.sim.faults.kind import Fault, Kind
 from agents.sim.faults.telemetry import TelemetryGap
 from agents.sim.fleet import FleetSimulator
 from agents.sim.physics import canary
-from agents.sim.scenario import Fleet, Line, Scenario, parse
+from agents.sim.scenario import Fleet, Line, Scenario
+from agents.sim.scenario_file import parse
 from agents.sources.kernel.patterns import load
 from pipeline.errors import UsageError
 from pipeline.records import Event

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agents.sim.fleet import FleetSimulator
-from agents.sim.scenario import demo, load
+from agents.sim.scenario import demo
+from agents.sim.scenario_file import load
 from agents.sim.story import Story
 from pipeline.errors import UsageError
 from pipeline.records import iso
