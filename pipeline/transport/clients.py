@@ -136,7 +136,8 @@ def _made(kind: type, settings: dict[str, Any], network: type = KafkaNetClient) 
 
     def end() -> None:
         for left in begun:
-            left.close()
+            with contextlib.suppress(RuntimeError):  # one that gave up by itself meanwhile is closed
+                left.close()
 
     # the client's TLS handshake heeds no limit: with a frozen broker it would never return (seen with 3.0.12)
     watchdog = threading.Timer(settings.get("bootstrap_timeout_ms", LONGEST_MS) / 1000 + GRACE_S, end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +18,14 @@ from pipeline.records import SECOND, iso
 from tests.parts import do_without
 
 NOW = 1_767_268_800 * SECOND  # 2026-01-01T12:00:00Z
+
+
+@pytest.fixture(autouse=True)
+def _main_module_stays() -> Iterator[None]:
+    """A page under test takes the place of `__main__`, and processes that later tests spawn would run that page."""
+    main = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main
 
 
 def incident_table(identity: str, **changes: Any) -> dict[str, Any]:
