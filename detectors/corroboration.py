@@ -25,6 +25,9 @@ CORROBORATES: Mapping[str, tuple[str, ...]] = {
 """Detector -> those whose findings make its suspect a page. Wrong results are in no line: only digests page there."""
 FRESH = 120 * SECOND
 """Two repeats of a condition: what was not said since then no longer holds. Chosen."""
+LATE = 600 * SECOND
+"""What cools less explains only what began at most so long before: an effect follows its cause, and heat does so within
+minutes; onsets are estimates. Chosen."""
 Key = tuple[str, str]
 
 
@@ -73,6 +76,7 @@ class Corroboration:
             for f in places.get(place, ())
             if f.detector in wanted and (f.detector, f.entity) != (finding.detector, finding.entity)
             if not own & set(f.signals) or _ends(finding.entity, f.entity, topology)
+            if f.detector not in _HEAT or f.onset - finding.onset <= LATE
         }
         return found[min(found)] if found else None
 

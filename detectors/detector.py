@@ -108,9 +108,9 @@ class Detector(ABC):
 
     def budget(self) -> list[str]:
         """What its statistical streams cost in false alarms: a line for each metric, from its threshold."""
-        streams = _PER_NODE.get(self.device_class, 1)
-        pieces = [(name, piece) for name, piece in _parts(self) if isinstance(piece, Streams)]
-        return [f"{name.strip('_')}: {in_words(piece.channel.threshold, streams)}" for name, piece in pieces]
+        count = _PER_NODE.get(self.device_class, 1)
+        channels = {name: s.channel for part, piece in _parts(self) for name, s in _streams(part, piece)}
+        return [f"{name}: {in_words(c.threshold, count, sides=1 + c.both)}" for name, c in channels.items()]
 
     def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """A person said that what is found of `entity` is no fault: its streams take it for normal from now on."""
@@ -151,6 +151,19 @@ class Detector(ABC):
 
 def _parts(detector: Detector) -> list[tuple[str, Part]]:
     return [(f.name, getattr(detector, f.name)) for f in fields(detector) if _PART in f.metadata]
+
+
+def _streams(name: str, piece: object) -> list[tuple[str, Streams]]:
+    """Streams by name: a piece that is one, and those that it holds, one by one or by key."""
+    if isinstance(piece, Streams):
+        return [(name.strip("_"), piece)]
+    held = piece if isinstance(piece, dict) else getattr(piece, "__dict__", {})
+    return [
+        (f"{name.strip('_')}.{key}", streams)
+        for inner, value in held.items()
+        if isinstance(value, (Streams, dict))
+        for key, streams in _streams(str(inner), value)
+    ]
 
 
 def _state_fields(detector: Detector) -> tuple[Field[Any], ...]:

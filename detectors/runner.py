@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.available import Available
 from detectors.corroboration import Corroboration
 from detectors.detector import Detector
 from pipeline.records import Finding, Frame
@@ -46,6 +47,7 @@ class Runner:
         self._all = tuple(detectors)
         self.errors: Counter[str] = Counter()
         self.corroboration = Corroboration()
+        self.available = Available([name for d in self.detectors for name in d.needs], catalogue)
 
     @property
     def signals(self) -> frozenset[str]:
@@ -59,7 +61,11 @@ class Runner:
 
     def listing(self) -> list[dict[str, Any]]:
         """One row of plain data per detector, those that are off too: what it is, how it is set, how it fares."""
-        return [{**_plain(d.row()), "off": self.off.get(d.name, []), "errors": self.errors[d.name]} for d in self._all]
+        return [{**_plain(d.row()), "off": self._lacks(d), "errors": self.errors[d.name]} for d in self._all]
+
+    def _lacks(self, detector: Detector) -> list[str]:
+        """What it needs and the input never had, or has not had lately; such a detector goes on, and finds nothing."""
+        return self.off.get(detector.name) or self.available.lacking(detector.needs)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """Findings of one instant, corroboration included."""
@@ -67,6 +73,7 @@ class Runner:
             return []
         found: list[Finding] = []
         self._forgive(frames)
+        self.available.look(frames)
         for detector in self.detectors:
             try:
                 found += detector.observe(frames)
@@ -95,6 +102,7 @@ class Runner:
             "detectors": {d.name: _plain(d.snapshot()) for d in self.detectors},
             "active": self.corroboration.snapshot(),
             "errors": dict(self.errors),
+            "measured": self.available.snapshot(),
         }
         return json.dumps(_plain(state), separators=(",", ":"))
 
@@ -116,6 +124,7 @@ class Runner:
                 )
         self.corroboration.restore(state["active"])
         self.errors = Counter(state["errors"])
+        self.available.restore(state.get("measured", {}))
 
 
 def _plain(value: Any) -> Any:

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.detection.judge import Trial
 from benchmarks.detection.results import result_of, scored
@@ -25,36 +26,57 @@ from benchmarks.detection.scenarios import TUNE, Run
 from detectors import configured
 from detectors.corroboration import Corroboration
 from detectors.detector import Detector
+from detectors.method.cohorts import Peers
 from detectors.method.streams import Streams
 from detectors.score import merge
+from pipeline.records import Frame
 
 CLEAN = Run("clean", "all", 256, 1.0)
 RAISED = (Run("raised", "device", 128, 1.0), Run("raised", "facility", 128, 1.0))
 """512 node-days: what statistics judge. Logged facts (XIDs, links that are down) need no part of the kernel."""
 Change = Callable[[list[Detector]], None]
-_HOLDS = ("hold", "quick_hold")
+_NO_HOLD = frozenset({"sdc_gradient"})  # its `hold` is for how long a condition lasts, not what it waits for
+_PATIENCE = frozenset({"thermal", "power_draw"})  # whose `patience` is a hold, too
+_Piece = TypeVar("_Piece")
 
 
 def channels(**changed: Any) -> Change:
     """Takes a part out of the kernel of every detector."""
 
     def change(detectors: list[Detector]) -> None:
-        for streams in _streams(detectors):
+        for streams in pieces(detectors, Streams):
             streams.channel = replace(streams.channel, **changed)
 
     return change
 
 
-def _streams(detectors: Sequence[Detector]) -> list[Streams]:
-    pieces = (getattr(d, f.name) for d in detectors for f in fields(d))
-    return [piece for piece in pieces if isinstance(piece, Streams)]
+def pieces(root: object, kind: type[_Piece]) -> list[_Piece]:
+    """All pieces of a kind that detectors hold, however deep: parts have parts of their own."""
+    found: dict[int, _Piece] = {}
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        here = waiting.pop()
+        if id(here) in seen:
+            continue
+        seen.add(id(here))
+        if isinstance(here, kind):
+            found[id(here)] = here
+        if isinstance(here, dict):
+            waiting += here.values()
+        elif isinstance(here, (list, tuple)):
+            waiting += here
+        elif type(here).__module__.startswith("detectors.") and hasattr(here, "__dict__"):
+            waiting += vars(here).values()
+    return list(found.values())
 
 
 def no_cohort(detectors: list[Detector]) -> None:
     """Compares everything with its own past alone, at the threshold that peers would have."""
-    for streams in _streams(detectors):
-        step = streams.step
-        streams.step = _alone(step)  # type: ignore[method-assign] - an experiment on this one object
+    for streams in pieces(detectors, Streams):
+        vars(streams)["step"] = _alone(streams.step)  # an experiment on this one object
+    for peers in pieces(detectors, Peers):
+        vars(peers)["of"] = _nobody  # likewise
 
 
 def _alone(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,29 +88,49 @@ def _alone(step: Callable[..., Any]) -> Callable[..., Any]:
     return alone
 
 
-def no_hold(detectors: list[Detector]) -> None:
-    """Pages as soon as it suspects."""
-    for detector in detectors:
-        for name in _HOLDS:
-            if hasattr(detector, name):
-                setattr(detector, name, 0.0)
+def _nobody(frame: Frame) -> NDArray[np.int32]:
+    return np.full(len(frame.entities), -1, np.int32)
 
 
-VARIANTS: Mapping[str, Change] = {
-    "whole": lambda detectors: None,
-    "no clip": channels(clip=False),
-    "no freeze": channels(frozen=False),
-    "no cohort": no_cohort,
+def no_hold() -> list[Detector]:
+    """Pages as soon as it suspects: all settings by which detectors wait are 0, in their parts too."""
+    waits = {}
+    for detector in configured():
+        names = [f.name for f in fields(detector) if f.init and _waits(detector.name, f.name)]
+        if names:
+            waits[detector.name] = dict.fromkeys(names, 0.0)
+    return configured(waits, "no hold")
+
+
+def _waits(detector: str, setting: str) -> bool:
+    hold = setting.endswith("hold") and setting != "threshold" and detector not in _NO_HOLD
+    return hold or (setting == "patience" and detector in _PATIENCE)
+
+
+def _whole(change: Change) -> Callable[[], list[Detector]]:
+    """Detectors as they are set by default, with something taken out of them."""
+
+    def detectors() -> list[Detector]:
+        made = configured()
+        change(made)
+        return made
+
+    return detectors
+
+
+VARIANTS: Mapping[str, Callable[[], list[Detector]]] = {
+    "whole": configured,
+    "no clip": _whole(channels(clip=False)),
+    "no freeze": _whole(channels(frozen=False)),
+    "no cohort": _whole(no_cohort),
     "no hold": no_hold,
-    "no corroboration": lambda detectors: None,
+    "no corroboration": configured,
 }
 
 
 def tried(variant: str, run: Run, seed: int) -> dict[str, Any]:
     """One run judged by one variant, scored."""
-    detectors = configured()
-    VARIANTS[variant](detectors)
-    trial = Trial(run.scenario(), seed, detectors)
+    trial = Trial(run.scenario(), seed, VARIANTS[variant]())
     if variant == "no corroboration":
         trial.runner.corroboration = Corroboration({})
     for _ in trial.run():

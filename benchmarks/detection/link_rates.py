@@ -32,6 +32,8 @@ _AT_ONCE = 100_000  # links whose false alarms are counted side by side
 _SIGNAL = "nic.symbol_errors"
 DETECTED, SOUND = {1e-12: 90.0, 1e-13: 300.0}, (1e-16, 1e-15)
 """BER -> s within which it must be paged; and those of links that are sound."""
+BUNCHED = (100.0, 1000.0)
+"""a of fabrics whose errors come in bunches: at 1e-15 1.2 and 2.5 errors in a burst, on the mean. Chosen."""
 USUAL = 1e-16
 LEARNT: tuple[float | None, ...] = (None, 1e-15, USUAL)
 """What the detector knows when a link goes bad: nothing, or the BER of the fabric over a day; the last is the usual."""
@@ -64,12 +66,14 @@ class Alarms:
     ber: float
     count: int
     link_days: float
+    bunched: float = 0.0
 
     def told(self) -> str:
         rate = self.count / self.link_days * 10_000
         most = (self.count + 3.0) / self.link_days * 10_000  # rule of three: 95 % limit where there is none
+        evenly = f", in bunches (a = {self.bunched:g})" if self.bunched else ""
         found = f"{self.count} false alarms in {self.link_days:,.0f} link-days"
-        return f"BER {self.ber:g}: {found}: {rate:.3f} per 10,000 links and day (about {most:.2f} at most)"
+        return f"BER {self.ber:g}{evenly}: {found}: {rate:.3f} per 10,000 links and day (about {most:.2f} at most)"
 
 
 def per_second(ber: float) -> float:
@@ -113,8 +117,13 @@ def _started(rng: np.random.Generator, size: int, learnt: float | None) -> Link:
     return link
 
 
-def alarms(ber: float, days: float, seed: int) -> Alarms:
-    """Sound links side by side; an alarm is a link whose sum passes the limit."""
+def alarms(ber: float, days: float, seed: int, bunched: float = 0.0) -> Alarms:
+    """Sound links side by side; an alarm is a link whose sum passes the limit.
+
+    bunched: a of a negative binomial, whose variance is mean * (1 + a * mean): logarithmic bursts that come at random.
+    """
+    mean = per_second(ber) * INTERVAL
+    bursts = np.log1p(bunched * mean) / bunched if bunched else mean
     rng, size, link = np.random.default_rng([seed, 99]), _AT_ONCE, Link()
     setting = Setting(link.healthy_ber, link.faulty_ber, link.limit, link.error_cap)
     errors, total, nobody = Errors(), np.zeros(size), np.empty(0, np.int64)
@@ -122,15 +131,16 @@ def alarms(ber: float, days: float, seed: int) -> Alarms:
     count, above = 0, nobody
     ticks = max(1, round(days * DAY))
     for tick in range(ticks):
-        erring = rng.integers(0, size, rng.poisson(per_second(ber) * INTERVAL * size))
-        np.add.at(total, erring, 1)
+        erring = rng.integers(0, size, rng.poisson(bursts * size))
+        many = rng.logseries(bunched * mean / (1 + bunched * mean), len(erring)) if bunched else 1
+        np.add.at(total, erring, many)
         time = START + tick * INTERVAL * SECOND
         at, growth = errors.take(_SIGNAL, total, time, nobody)
         errors.judge(_SIGNAL, at, growth, size, time, setting)
         now = errors.above(link.limit)
         count += len(np.setdiff1d(now, above))
         above = now
-    return Alarms(ber, count, size * ticks / DAY)
+    return Alarms(ber, count, size * ticks / DAY, bunched)
 
 
 def figures(links: int, days: float, seed: int) -> Iterator[Delays | Alarms]:
@@ -139,7 +149,8 @@ def figures(links: int, days: float, seed: int) -> Iterator[Delays | Alarms]:
         for learnt in LEARNT:
             yield delays(ber, links, seed, learnt)
     for ber in SOUND:
-        yield alarms(ber, days, seed)
+        for bunched in (0.0, *BUNCHED):
+            yield alarms(ber, days, seed, bunched)
 
 
 def main() -> int:

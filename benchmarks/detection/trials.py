@@ -1,6 +1,6 @@
 """What the suites cannot show, measured by trials of their own: one line each for the table of goals.
 
-    python -m benchmarks.detection.trials [--results DIR] [--only NAME ...]
+    python -m benchmarks.detection.trials [--results DIR] [--only NAME ...] [--scale 1.0]
 
 Bit error rates, replica digests and canary coverage are synthetic streams shown to the real detectors; the step of
 thermal resistance is a simulated fleet of the seeds that are reported. The lines lie in DIR/trials.json for the page.
@@ -17,56 +17,67 @@ from pathlib import Path
 
 from benchmarks import detectors as kernel
 from benchmarks.detection import link_rates, sdc_coverage, sdc_replica, thermal_resistance
-from benchmarks.detection.scenarios import REPORT
+from benchmarks.detection.scenarios import REPORT, TUNE
 from benchmarks.detection.tables import number, share
 
 FILE = "trials.json"
 Lines = Mapping[str, str]
 
 
-def link_errors() -> str:
+def _of(number: int, scale: float) -> int:
+    """A share of a number, some at least."""
+    return max(4, round(number * scale))
+
+
+def _seed(scale: float) -> int:
+    """Of those that are reported; who only tries it out sees one of those to tune on."""
+    return (REPORT if scale >= 1 else TUNE)[0]
+
+
+def link_errors(scale: float = 1.0) -> str:
     """Recall at two bit error rates, each within the time that is wanted: the usual one and the worst beside it."""
     said = []
     for ber in link_rates.DETECTED:
-        found = [link_rates.delays(ber, 300, REPORT[0], learnt) for learnt in link_rates.LEARNT]
+        found = [link_rates.delays(ber, _of(300, scale), _seed(scale), learnt) for learnt in link_rates.LEARNT]
         told = [found[-1], min(found[:-1], key=lambda d: d.recall)]
         said += [f"{word} R {share(d.recall)} at {d.told()}" for word, d in zip(("usual", "worst"), told, strict=True)]
     return "; ".join(said)
 
 
-def link_alarms() -> str:
+def link_alarms(scale: float = 1.0) -> str:
     """False alarms of sound links at two bit error rates."""
-    return "; ".join(f"at {link_rates.alarms(ber, 3.0, REPORT[0]).told()}" for ber in link_rates.SOUND)
+    return "; ".join(f"at {link_rates.alarms(ber, 3.0 * scale, _seed(scale)).told()}" for ber in link_rates.SOUND)
 
 
-def canary_coverage() -> str:
+def canary_coverage(scale: float = 1.0) -> str:
     """Of all defective GPUs, those that canaries bring to light in a week; and what sound ones are accused of."""
-    found = sdc_coverage.coverage(4000, REPORT[0])
-    accused, _ = sdc_coverage.clean(1_000_000)
+    results = _of(1_000_000, scale)
+    found = sdc_coverage.coverage(_of(4000, scale), _seed(scale))
+    accused, _ = sdc_coverage.clean(results)
     shares = f"{share(found.suspected[7])} suspected, {share(found.paged[7])} paged in 7 days"
-    return f"{shares}; {len(accused)} findings in 1,000,000 results of sound GPUs"
+    return f"{shares}; {len(accused)} findings in {results:,} results of sound GPUs"
 
 
-def replica_digests() -> str:
+def replica_digests(scale: float = 1.0) -> str:
     """Of divergences that last, those paged within 1,000 steps."""
-    row = sdc_replica.measured("lasting", 200)
+    row = sdc_replica.measured("lasting", _of(200, scale))
     told = f"{share(row['paged'])} paged within 1,000 steps, median {number(row['median_steps'])}"
     return f"{told}, others accused {row['wrongly']:.0f}; what is wrong before the all-reduce: none"
 
 
-def resistance() -> str:
+def resistance(scale: float = 1.0) -> str:
     """A step of 15 % on single GPUs."""
-    return thermal_resistance.figure(REPORT[:2], 60)
+    return thermal_resistance.figure((REPORT if scale >= 1 else TUNE)[:2], _of(60, scale))
 
 
-def engine_cost() -> str:
+def engine_cost(scale: float = 1.0) -> str:
     """The common kernel over a fleet."""
-    spent, state = kernel.fleet_tick(100_000, 20, 256, 15)
-    mine, copy = kernel.kernel_speed(2_000_000, 15)
+    spent, state = kernel.fleet_tick(_of(100_000, scale), 20, 256, 15)
+    mine, copy = kernel.kernel_speed(_of(2_000_000, scale), 15)
     return f"{spent:.2f} s of a core per tick, {state / 1e6:.0f} MB of state; kernel at {mine / copy:.2f} of memcpy"
 
 
-TRIALS: Mapping[str, Callable[[], str]] = {
+TRIALS: Mapping[str, Callable[[float], str]] = {
     "link_errors": link_errors,
     "link_alarms": link_alarms,
     "canary_coverage": canary_coverage,
@@ -87,10 +98,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="trials for the goals that the suites cannot show")
     parser.add_argument("--results", type=Path, default=Path(".score"))
     parser.add_argument("--only", nargs="+", choices=list(TRIALS), default=list(TRIALS))
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the size, to try it out; not for the page")
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
     for name in options.only:
-        line = TRIALS[name]()
+        line = TRIALS[name](options.scale)
         partial = options.results / f"{FILE}.partial"
         partial.write_text(json.dumps({**read(options.results), name: line}, indent=1))
         os.replace(partial, options.results / FILE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -11,10 +12,12 @@ import numpy as np
 from detectors.anomaly import change_kernel
 from detectors.anomaly.changes import LASTS, PEERS, Changes, Order
 from detectors.detector import Detector, notes, part
+from detectors.method.budget import DAY_S
 from detectors.method.cohorts import likeness
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.gates import Gates
+from detectors.method.streams import USUAL_STEP
 from pipeline.records import Finding, Frame, Level
 from pipeline.signals import CATALOGUE, Signal
 from pipeline.topology import kind_of
@@ -100,6 +103,17 @@ class Anomaly(Detector):
 
     def looks_at(self) -> tuple[str, ...]:
         return tuple(s.name for changes in self.known.classes.values() for s in changes.signals)
+
+    def budget(self) -> list[str]:
+        tail = (1 - change_kernel.KNOWN) * math.exp(-self.limit)
+        suspects = 1000 * DAY_S / USUAL_STEP * change_kernel.SCALES * tail**2
+        return [
+            f"a lone signal: {self.limit:g} mean excesses beyond its {change_kernel.KNOWN:.0%} quantile are passed in"
+            f" {tail:.2g} of samples, twice running and independent that is {suspects:.2g} silent suspects per 1,000"
+            f" entity-days at {USUAL_STEP:g} s; moves go on for some samples, so up to {suspects / tail:.2g}",
+            f"several signals: the mean of {change_kernel.STRONGEST} must pass it, a ticket {_STRONG:g} times that for"
+            f" {_STRONG_HOLD} samples; it never pages",
+        ]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         self.gates.hear(frames)

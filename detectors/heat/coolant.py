@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes, part
 from detectors.heat import forgiven
-from detectors.heat.coolant_loops import PEERS, Loops, Seen, finding, level_of, together
+from detectors.heat.balance import Balance
+from detectors.heat.coolant_kernel import LEAST, PEERS, collapsed, held, slopes, together
+from detectors.heat.coolant_loops import Loops, Seen, finding, level_of
 from detectors.heat.coolant_shared import Shared, Shift, blamed
+from detectors.method.budget import in_words, rule
 from detectors.method.cohorts import likeness
 from detectors.method.conditions import Open, close, tell
 from detectors.method.gates import Gates
@@ -23,15 +26,10 @@ from pipeline.topology import kind_of
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
-_LEAST_FLOW = 1.0  # L/min; a loop that runs with less is idle; chosen
-_BACK, _WELL = 0.02, 5  # share that a flow may lack, as meters err, and samples for which, until it is back; chosen
-_FAST_S, _SLOW_S = 30.0, 120.0  # of the two means of the supply whose difference is its slope; chosen
-_RAPID = 0.4  # K/min; ASHRAE TC 9.9 allows 20 K/h, which is 0.33: a controller moves its set-point slower than that
-_JUMP_K, _JUMP_K_S = (
-    1.5,
-    0.1,
-)  # K at once, and K/s: litres of coolant warm within minutes, a sensor at once; chosen
 _REMEMBERED = 6 * 3600 * SECOND  # that it was rapid, or jumped; chosen
+_SIGNALS = ("coolant.flow", "coolant.supply_temperature", "coolant.pressure", "pump.speed")
+_VALID = np.array([CATALOGUE[signal].valid for signal in _SIGNALS])[:, :, None]
+_LOGARITHMS = (0, 2, 3)  # of these, those that are judged as -ln: a fall is harm
 
 
 @dataclass
@@ -40,11 +38,13 @@ class Coolant(Detector):
 
     Flow: suspect from `flow_notice`. Page: two samples in a row below `collapse` of the expected flow, or `flow_delta`
     less with pressure or pump speed moved too; where neither is measured after `hold` s, with fewer than 4 comparable
-    loops a ticket instead. Flow that falls alone, while pressure and pump say otherwise, is the meter: a suspect.
+    loops a ticket instead. Flow that falls alone, while pressure and pump say otherwise, is the meter: a suspect; but
+    where the coolant carries off as much heat as before it is a branch that is restricted (a connector, a rack's
+    manifold) at a pressure that its unit holds: page after `hold` s, with fewer than 4 comparable ones a ticket.
     Supply: suspect from `temperature_delta` K; page once it rose faster than any set-point does, or is `warm` K above
     usual for `hold` s, or the GPUs throttle. A supply that jumps within one sample is the sensor. What four or more
     comparable loops do together is taken out of each and judged by itself: one finding on what the loops share (hall,
-    facility, else site:all), by the same rules. The heat balance is evidence only: it decides no level.
+    facility, else site:all), by the same rules.
 
     Source: heat balance dT = 15.1 * kW / (L/min) for 25 % propylene glycol: a lost pump spends a GPU's margin in
     about 12 s, so flow under 70 % of the loop's own past pages without waiting for statistics; CUSUM of Page (1954);
@@ -80,6 +80,7 @@ class Coolant(Detector):
     pressure: Streams = part(lambda: Streams(Channel(floor=0.02, delta=0.05, phi=0.6, both=True)))
     speed: Streams = part(lambda: Streams(Channel(floor=0.01, delta=0.05, phi=0.6, both=True)))
     shared: Shared = part(Shared)
+    balance: Balance = part(Balance)
     gates: Gates = part(Gates)
     forgiven: list[str] = notes(list)
     back: Bools = memory(False, np.bool_)
@@ -113,15 +114,22 @@ class Coolant(Detector):
         self.grow(n)
         self._forgiven(frame)
         gate = ~self.gates.working(frame)
-        flow, expected, less = self._step(self.flow, _fall(_read(frame, "coolant.flow")), frame, gate)
-        self._collapsed(frame, expected, gate)
-        warmth, _, warmer = self._step(self.warmth, _read(frame, "coolant.supply_temperature"), frame, gate)
-        self._slopes(frame)
-        pressure, _, sank = self._step(self.pressure, _fall(_read(frame, "coolant.pressure")), frame, gate)
-        speed, _, slower = self._step(self.speed, _fall(_read(frame, "pump.speed")), frame, gate)
+        values = _read(frame)
+        baseline = self._baselines(n)
+        # what comparable loops share is taken out, so that a loop that is measured alone is judged by its own past
+        common = together(values - baseline, self._comparable(frame))
+        shared = np.where(np.isnan(common), 0.0, common)
+        pieces = (self.flow, self.warmth, self.pressure, self.speed)
+        alone = self._nobody(n)
+        steps = [piece.step(row, alone, frame.time, gate) for piece, row in zip(pieces, values - shared, strict=True)]
+        expected = baseline[0] + shared[0]
+        flow, warmth, pressure, speed = steps
         self.ready[:n] |= flow.judged
-        self._held(flow, frame, expected)
+        self._follow(frame, values, expected, flow, gate)
+        calm = gate & ~flow.on & (flow.effect < self.flow_notice) & (self.low[:n] == 0)
+        self.balance.follow(frame, frames.get("gpu"), self._loops, calm)
         seen = Seen(frame, frames.get("gpu"), flow, warmth, pressure, speed, expected)
+        less, warmer, sank, slower = common
         shift = Shift(frame, seen.gpus, self._comparable(frame), less, warmer, sank, slower)
         return self._told(seen, shift, gate)
 
@@ -142,6 +150,14 @@ class Coolant(Detector):
             found += [self._finding(seen, i) for i in np.flatnonzero(bad & measured & gate).tolist()]
         return [one for one in found if one is not None]
 
+    def budget(self) -> list[str]:
+        together = {"flow together": self.shared.flow, "warmth together": self.shared.warmth}
+        return [
+            *super().budget(),
+            *(f"{name}: {in_words(streams.channel.threshold, 1)}" for name, streams in together.items()),
+            f"collapse: {rule(f'two samples in a row under {self.collapse:.0%} of the usual flow')}",
+        ]
+
     def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """A loop, or all below what loops share, is learnt anew from the next frame of loops on."""
         self.forgiven.append(entity)
@@ -150,66 +166,36 @@ class Coolant(Detector):
         mask = forgiven.take(self.forgiven, frame)
         if mask is None:
             return
-        for piece in (self.flow, self.warmth, self.pressure, self.speed, self.shared):
+        for piece in (self.flow, self.warmth, self.pressure, self.speed, self.shared, self.balance):
             piece.forget(mask)
         for cells in (self.ready, self.low, self.large_since, self.back, self.well):
             cells[: len(mask)][mask] = 0
         for at in (self.rapid_at, self.jumped_at):
             at[: len(mask)][mask] = -_REMEMBERED
 
-    def _step(self, streams: Streams, values: Floats, frame: Frame, gate: Bools) -> tuple[Step, Floats, Floats]:
-        """One sample of one signal, what was expected, and what comparable loops share, which is no departure.
+    def _baselines(self, n: int) -> Floats:
+        """(4, N) what each signal usually is; NaN for loops that are not learnt yet."""
+        found = np.full((len(_SIGNALS), n), np.nan)
+        for row, streams in zip(found, (self.flow, self.warmth, self.pressure, self.speed), strict=True):
+            known = min(streams.cells.shape[1], n)
+            row[:known] = streams.cells[0, :known]
+        found[:, ~self.ready[:n]] = np.nan
+        return found
 
-        The common part is taken out here, so that a loop that is measured alone is still judged by its own past.
-        """
-        size = len(values)
-        baseline = np.full(size, np.nan)
-        known = streams.cells.shape[1]
-        baseline[:known] = streams.cells[0, :size][: min(known, size)]
-        baseline[~self.ready[:size]] = np.nan
-        common = together(values - baseline, self._comparable(frame))
-        shift = np.nan_to_num(common)
-        if len(self._alone) != size:
-            self._alone = np.full(size, -1, np.int32)
-        return streams.step(values - shift, self._alone, frame.time, gate), baseline + shift, common
+    def _nobody(self, n: int) -> NDArray[np.int32]:
+        """(N,) no cohort; the same array as long as the loops are as many."""
+        if len(self._alone) != n:
+            self._alone = np.full(n, -1, np.int32)
+        return self._alone
 
-    def _collapsed(self, frame: Frame, expected: Floats, gate: Bools) -> None:
-        """Counts samples in a row with less than 70 % of the expected flow; two decide, one may be a broken reading."""
-        flow, usual = frame["coolant.flow"], np.exp(-expected)
-        known = np.isfinite(flow) & np.isfinite(usual) & (usual >= _LEAST_FLOW) & gate
-        bad = flow < self.collapse * usual
-        low, since = self.low[: len(flow)], self.low_since[: len(flow)]
-        since[known & bad & (low == 0)] = frame.time
-        low[known] = np.where(bad, low + 1, 0)[known]
-
-    def _held(self, flow: Step, frame: Frame, expected: Floats) -> None:
-        """Since when the flow is down by what matters; and whether one that was down is back at its usual value."""
-        n = len(flow.on)
-        large = self.large_since[:n]
-        big = flow.effect >= self.flow_delta
-        large[big & (large == 0)] = frame.time
-        large[~big] = 0
-        lost = _fall(_read(frame, "coolant.flow")) - expected
-        well, known = self.well[:n], np.isfinite(lost)
-        well[known] = np.where(lost < np.maximum(_BACK, flow.effect / 4), well + 1, 0)[known]
-        self.back[:n] = well >= _WELL
-
-    def _slopes(self, frame: Frame) -> None:
-        """Notes when the supply rose faster than a set-point, or jumped within one sample."""
-        now, n = _read(frame, "coolant.supply_temperature"), len(frame.entities)
-        known = np.isfinite(now)
-        last, at = self.last[:n], self.last_at[:n]
-        seconds = np.maximum((frame.time - at) / SECOND, 0.0)
-        step = now - last
-        jumped = known & (at > 0) & (np.abs(step) > _JUMP_K) & (np.abs(step) > _JUMP_K_S * seconds)
-        self.jumped_at[:n][jumped] = frame.time
-        for state, lag in ((self.fast[:n], _FAST_S), (self.slow[:n], _SLOW_S)):
-            fresh = known & np.isnan(state)
-            state[fresh] = now[fresh]
-            state[known] += ((1 - np.exp(-seconds / lag)) * (now - state))[known]
-        slope = (self.fast[:n] - self.slow[:n]) * 60 / (_SLOW_S - _FAST_S)
-        self.rapid_at[:n][known & (slope >= _RAPID)] = frame.time
-        last[known], at[known] = now[known], frame.time
+    def _follow(self, frame: Frame, values: Floats, expected: Floats, flow: Step, gate: Bools) -> None:
+        """Collapses, flows that are back, and supplies that rise or jump."""
+        n, time = len(gate), frame.time
+        collapsed(frame["coolant.flow"], expected, gate, self.collapse, time, self.low[:n], self.low_since[:n])
+        lost, large = values[0] - expected, self.large_since[:n]
+        held(lost, flow.effect, self.flow_delta, time, large, self.well[:n], self.back[:n])
+        means, ats = (self.fast[:n], self.slow[:n]), (self.rapid_at[:n], self.jumped_at[:n])
+        slopes(values[1], time, self.last[:n], self.last_at[:n], *means, *ats)
 
     def _comparable(self, frame: Frame) -> NDArray[np.int32]:
         """Group numbers of loops of one kind that are alike."""
@@ -242,13 +228,10 @@ class Coolant(Detector):
         return time - int(self.rapid_at[i]) < _REMEMBERED
 
 
-def _read(frame: Frame, signal: str) -> Floats:
-    """(N,) readings that the signal can have."""
-    low, high = CATALOGUE[signal].valid
-    values = frame[signal]
-    return np.asarray(np.where((values >= low) & (values <= high), values, np.nan))
-
-
-def _fall(values: Floats) -> Floats:
-    """-ln of the value, of at most a thousandth of a unit below it; negative readings are none."""
-    return np.asarray(-np.log(np.where(values >= 0, np.maximum(values, 1e-3), np.nan)))
+def _read(frame: Frame) -> Floats:
+    """(4, N) readings that the signals can have, as they are judged: -ln of at least LEAST; the supply in Cel."""
+    values = np.array([frame[signal] for signal in _SIGNALS])
+    values[~((values >= _VALID[:, 0]) & (values <= _VALID[:, 1]))] = np.nan
+    for row in _LOGARITHMS:
+        values[row] = -np.log(np.maximum(values[row], LEAST))
+    return values

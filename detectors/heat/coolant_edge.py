@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes
+from detectors.method.budget import rule
 from detectors.method.conditions import Open, close, tell
 from detectors.method.edge_events import Told, told, values
 from detectors.method.evidence import evidence
@@ -76,6 +77,9 @@ class CoolantEdge(Detector):
             if due := tell(self.conditions, entity, time, onset, "suspect" if doubted else "page"):
                 found.append(self._finding(entity, time, due, sensors, doubted))
         return found
+
+    def budget(self) -> list[str]:
+        return [rule("collapses of flow and pressure that agents tell")]
 
     def _pressures(self, frame: Frame | None) -> set[str]:
         """Loops whose pressure is measured and stands near its usual value, which is followed slowly."""

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from detectors.detector import Detector, notes, part
-from detectors.heat.reservoir import Reservoirs
+from detectors.heat.reservoir import Reservoirs, in_words
+from detectors.method.budget import rule
 from detectors.method.conditions import Open, close, tell
 from detectors.method.edge_events import told, values
 from detectors.method.evidence import Compared, evidence
@@ -77,6 +78,9 @@ class CoolantLeak(Detector):
             if entity not in self.leaks and (due := tell(self.conditions, entity, time, loss["onset"], level)):
                 found.append(self._sinks(entity, time, due, loss))
         return found
+
+    def budget(self) -> list[str]:
+        return [f"rope: {rule('what leak detectors say')}", f"reservoir: {in_words()}"]
 
     def _measure(self, frames: Mapping[str, Frame]) -> None:
         """Takes the levels of the reservoirs; what is known of losses is renewed every two minutes."""

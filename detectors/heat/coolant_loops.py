@@ -8,17 +8,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.heat.coolant_kernel import PEERS
 from detectors.method.evidence import Compared, evidence
 from detectors.method.streams import Step
 from pipeline.records import SECOND, Finding, Frame, Level, finite
 
 Floats = NDArray[np.float64]
-PEERS = 4  # loops below which the median is no witness, and a loop is judged by its own past alone; chosen
 MOVED = 0.05  # ln by which pressure or speed must move to bear a flow out; above the noise of both; chosen
 SHARE = 0.3  # of the flow's departure: a valve that closes raises the head of a pump by a part of it; chosen
 _CALM = 0.1  # ln; a pressure that swings by more says nothing; chosen
-_PG25 = 15.1  # K L/min per kW: 25 % propylene glycol, 1.02 kg/L, 3.9 kJ/kg K
-_LEAST_DT = 5.0  # K; below it 0.3 K of two sensors and 2 % of the flow make the heat balance worthless
+PG25 = 15.1  # K L/min per kW: 25 % propylene glycol, 1.02 kg/L, 3.9 kJ/kg K
+LEAST_DT = 5.0  # K; below it 0.3 K of two sensors and 2 % of the flow make the heat balance worthless
 _THROTTLE = 0x20 | 0x40  # NVML clock event reasons: software and hardware thermal slowdown
 
 
@@ -59,6 +59,9 @@ class Settings(Protocol):
     pressure: Any
     speed: Any
 
+    @property
+    def balance(self) -> Any: ...
+
     def jumped(self, i: int, time: int) -> bool: ...
 
     def rapid(self, i: int, time: int) -> bool: ...
@@ -83,20 +86,6 @@ class Loops:
             mine = [i for i, e in enumerate(gpus.entities) if loop in above(e)]
             self._found[loop] = np.array(mine, np.int64)
         return self._found[loop]
-
-
-def together(departure: Floats, groups: NDArray[np.int32]) -> Floats:
-    """(N,) median departure of comparable loops that are measured; NaN where they are fewer than PEERS."""
-    shift = np.full(len(departure), np.nan)
-    known = np.isfinite(departure)
-    if np.count_nonzero(known) < PEERS:
-        return shift
-    count = np.bincount(groups[known])
-    for group in np.flatnonzero(count >= PEERS).tolist():
-        alike = groups == group
-        ranked = np.sort(departure[known & alike])
-        shift[alike] = (ranked[(len(ranked) - 1) // 2] + ranked[len(ranked) // 2]) / 2
-    return shift
 
 
 def level_of(seen: Seen, i: int, settings: Settings, comparable: bool, loops: Loops) -> Verdict:
@@ -130,6 +119,8 @@ def _flow(seen: Seen, i: int, settings: Settings, comparable: bool) -> Verdict:
     against = not others and any(moved is False for moved in told.values())
     large = bool(settings.large_since[i])
     held = (seen.frame.time - int(settings.large_since[i])) / SECOND if large else 0.0
+    if against and large and held >= settings.hold and settings.balance.flows_less(i, float(seen.flow.effect[i])):
+        return Verdict("page" if comparable else "ticket", ("coolant.return_temperature",))
     if against:
         return Verdict("suspect", (), meter=True)
     if low or (large and others):
@@ -203,9 +194,9 @@ def _balance(seen: Seen, i: int, loops: Loops) -> dict[str, float | None]:
     frame = seen.frame
     warmed = float(frame["coolant.return_temperature"][i] - frame["coolant.supply_temperature"][i])
     flow = float(frame["coolant.flow"][i])
-    if not (warmed >= _LEAST_DT and flow > 0):
+    if not (warmed >= LEAST_DT and flow > 0):
         return {}
-    carried = flow * warmed / _PG25
+    carried = flow * warmed / PG25
     mine = loops.of(frame.entities[i], seen.gpus)
     drawn = float(np.nansum(seen.gpus["gpu.power"][mine])) / 1000 if seen.gpus is not None and len(mine) else 0.0
     return {"heat_kw": round(carried, 1), "heat_share": round(carried / drawn, 2) if drawn > 1 else None}

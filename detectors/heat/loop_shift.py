@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.heat.resistance import Measured
+from detectors.method.kernel import compiled
 from detectors.method.streams import Step
 from pipeline.records import SECOND
 
@@ -22,6 +23,38 @@ _MEMORY = 6 * 3600.0  # s in which what a cohort shows becomes its usual; chosen
 _OFF_MOST = 0.12  # what one GPU adds to the mean of its cohort at most; twice _MOVED, chosen
 _FEWEST = 4  # members at work from which a median says what all do; chosen
 _ROWS = {"usual": np.nan, "now": 0.0, "until": 0.0, "off": 0.0}
+
+
+@compiled
+def _followed(
+    rows: Floats,
+    ln_r: Floats,
+    usable: Bools,
+    own: NDArray[np.float32],
+    groups: NDArray[np.int32],
+    count: int,
+    gains: Floats,
+    time: int,
+    told: Bools,
+) -> bool:
+    """Follows what the members of each cohort do; whether one that moved is settled now. told: who was counted."""
+    total, members, due = np.zeros(count), np.zeros(count), False
+    usual, now, until = rows[0], rows[1], rows[2]
+    for i in range(len(ln_r)):
+        off = ln_r[i] - usual[i] - own[i]
+        told[i] = (groups[i] >= 0) and usable[i] and np.isfinite(off)
+        if told[i]:
+            total[groups[i]] += min(max(off, -_OFF_MOST), _OFF_MOST)
+            members[groups[i]] += 1
+    for i in range(len(ln_r)):
+        g = groups[i]
+        common = total[g] / members[g] if (g >= 0) and (members[g] > 0) else 0.0
+        now[i] += gains[0] * (common - now[i])
+        usual[i] += gains[1] * common
+        if (abs(now[i]) > _MOVED) and (until[i] == 0):
+            until[i] = time + _SETTLES
+        due = due or ((g >= 0) and (until[i] > 0) and (until[i] <= time))
+    return due
 
 
 @dataclass
@@ -53,16 +86,13 @@ class LoopShift:
         self._grow(n)
         usual, now, until, _ = self.rows[:, :n]
         # a cohort that was seen once may be a cold plate: what is usual is known once its members are learnt
-        fresh = np.isnan(usual) & mine & step.judged
-        usual[fresh], now[fresh] = step.median[fresh], 0.0
-        off = np.clip(seen.ln_r - usual - own[:n], -_OFF_MOST, _OFF_MOST)
-        told = mine & seen.usable & np.isfinite(off)
-        count = np.bincount(groups[told], minlength=int(groups.max(initial=0)) + 1)
-        total = np.bincount(groups[told], off[told], minlength=len(count))
-        common = np.where(mine & (count[groups] > 0), total[groups] / np.maximum(count[groups], 1), 0.0)
-        now += (1 - np.exp(-seconds / _NOW)) * (common - now)
-        usual += (1 - np.exp(-seconds / _MEMORY)) * common
-        until[(np.abs(now) > _MOVED) & (until == 0)] = time + _SETTLES
+        fresh = np.isnan(usual) & mine
+        if fresh.any() and (fresh := fresh & step.judged).any():
+            usual[fresh], now[fresh] = step.median[fresh], 0.0
+        told, count = np.zeros(n, bool), int(groups.max(initial=0)) + 1
+        gains = -np.expm1(-np.array([seconds / _NOW, seconds / _MEMORY]))
+        if not _followed(self.rows[:, :n], seen.ln_r, seen.usable, own[:n], groups, count, gains, time, told):
+            return
         for group in np.unique(groups[mine & (until > 0) & (until <= time)]).tolist():
             self._align(seen, own[:n], told & (groups == group), groups == group, time)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.heat.drift import SURE, Drifts
+from detectors.heat.drift import SURE, Drifts, trend_in_words
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]
@@ -19,6 +20,16 @@ _WINDOWS = (8, 20, 60)  # bins over which a line is fitted: a burst hose, a coup
 _SIGMAS = 8.0  # standard errors of the slope; chosen: three windows are looked at all the time
 _LINEAR = 0.9  # share of the variance that the line must explain: a refill or a jump of the float is no leak; chosen
 _FALLEN = 0.03  # share of the reservoir; 10 K of warming change water and glycol by half a percent; chosen
+
+
+def in_words() -> str:
+    """What the level costs in false alarms, by chance alone, as one line."""
+    chance, looks = math.erfc(_SIGMAS / math.sqrt(2)) / 2, len(_WINDOWS) * 86_400 // _BIN_S
+    return (
+        f"a slope beyond {_SIGMAS:g} standard errors in one of {len(_WINDOWS)} windows, {looks} looks a day and loop:"
+        f" {chance * looks:.1e} false alarms a day by chance, and {_FALLEN:.0%} of the reservoir must be gone;"
+        f" {trend_in_words(1)}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,30 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.heat.resistance_kernel import ABOVE, BELOW, DRAWN, LN_R, MISREAD, RISE, ROWS, SLOPE, measure
 from pipeline.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-LAG_S = 15.0  # of a die behind its power: 440 J/K * 0.035 K/W; between the published 10 and 20 s
-_SUPPLY_LAG_S = 60.0  # coolant moves within minutes: more than that is noise of its sensor; chosen
-_STEP = 0.25  # of the highest power; readings further than that from the filter are a step of the load; chosen
-_SETTLES_S = 4 * LAG_S  # after it the die is within 2 % of where it goes
-_LEAST_RISE = 10.0  # K; NVML rounds to 1 K, which is then at most 5 %: below it a GPU is idle or cannot be judged
-_LEAST_LOAD = 0.4  # share of the highest power that a GPU has shown: the rest is idling; chosen
-_FADES_S = 7 * 86_400.0  # in which a highest power that was a glitch is forgotten; chosen
-_HIGHEST = 5000.0  # W; more is no reading of a board
-_METERED_S = 120.0  # of readings and counter that are compared: long against a tick, whose time is not exact; chosen
-_STUCK_K = 3.0  # K by which a temperature ought to have moved with its power: three steps of rounding; chosen
-_STUCK_S = 300.0  # s for which no power of a board at work stays the same to the last digit; chosen
-_METERED_MOST = 60  # samples from which is learnt what the two usually differ by; chosen
-_ROW = (
-    *("power", "peak", "supply", "fast", "slow", "stepped", "energy", "read", "counted", "usual", "samples"),
-    *("core", "lowest", "highest", "said", "said_at", "shot"),
-)
-_FAST_S, _SLOW_S = 60.0, 600.0  # of the two means of ln R whose difference is its slope; chosen
-_SWINGS_S = 3 * _SLOW_S  # after a step of the load: until then the means are of two loads, not of a trend; chosen
-_SHOT = 0.08  # of ln R within a minute: R stepped, and a step foretells nothing; twice what 1 K of rounding is; chosen
+_SIGNALS = ("gpu.power", "gpu.temperature", "gpu.memory_temperature", "gpu.energy")
+_APART = 24  # cells between two rows: rows a power of two apart would push each other out of the cache; measured
+_NAMES = ("ln_r", "above", "rise", "power", "supply", "slope", "misread")
+_FOUND = dict(zip(_NAMES, (LN_R, ABOVE, RISE, DRAWN, BELOW, SLOPE, MISREAD), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,46 +51,23 @@ class Resistance:
     """The filters behind it; a part() of a detector. `supply`: what stands for a supply that nobody measures."""
 
     supply: float = 30.0
-    rows: Floats = field(default_factory=lambda: np.full((len(_ROW), 0), np.nan))
+    rows: Floats = field(default_factory=lambda: np.full((len(ROWS), 0), np.nan))
     last: int = 0
 
     def take(self, frame: Frame, supply: Floats, off: Floats | float = 0.0) -> Measured:
         """`supply`: (N,) Cel of what cools each GPU, NaN = not told now; `off`: K by which it lies too low."""
-        self._grow(len(frame.entities))
+        n = len(frame.entities)
+        self._grow(n)
         seconds = (frame.time - self.last) / SECOND if self.last else 10.0
         self.last = max(self.last, frame.time)
-        if seconds <= 0:
-            nothing = np.full(len(frame.entities), np.nan)
-            unusable = np.zeros(len(nothing), bool)
-            return Measured(nothing, nothing, nothing, nothing, nothing, nothing, nothing, unusable, unusable)
-        power, peak, reference, fast, slow, stepped, *rest = self.rows[:, : len(frame.entities)]
-        told = frame["gpu.power"]
-        drawn = np.where((told > 0) & (told < _HIGHEST), told, np.nan)
-        _filter(power, drawn, seconds, LAG_S)
-        peak *= np.exp(-seconds / _FADES_S)
-        np.fmax(peak, power, out=peak)
-        fresh = np.isnan(reference) & np.isfinite(supply) & (power > 0)
-        _filter(reference, supply, seconds, _SUPPLY_LAG_S)
-        below = np.where(np.isnan(reference), self.supply, reference) + off
-        core = frame["gpu.temperature"]
-        rise, now = core - below, frame.time / SECOND
-        stepped[np.abs(drawn - power) > _STEP * peak] = now
-        steady = ~(now - stepped < _SETTLES_S)
-        moving = ~_stuck(rest[5:10], core, drawn, power, rise, now)
-        usable = steady & moving & (rise >= _LEAST_RISE) & (power >= _LEAST_LOAD * peak)
-        ln_r = _ratio(rise, power)
-        creeps = _slope((fast, slow, rest[10]), np.where(usable, ln_r, np.nan), now, seconds)
-        return Measured(
-            ln_r=ln_r,
-            above=core - frame["gpu.memory_temperature"],
-            rise=rise,
-            power=power.copy(),
-            supply=below,
-            slope=np.where(now - stepped < _SWINGS_S, np.nan, creeps * rise),
-            misread=_misread(rest[:5], frame["gpu.energy"], drawn, seconds),
-            usable=usable,
-            fresh=fresh,
-        )
+        found, usable, fresh = np.full((len(_FOUND), n + _APART), np.nan), np.zeros(n, bool), np.zeros(n, bool)
+        if seconds > 0:
+            lies = off if isinstance(off, np.ndarray) else np.full(n, off)
+            told, core, memory, counter = (frame[name] for name in _SIGNALS)
+            else_supply, now = self.supply, frame.time / SECOND
+            cools = (supply, lies, else_supply)
+            measure(self.rows, told, core, memory, counter, *cools, now, seconds, found, usable, fresh)
+        return Measured(**{name: found[row, :n] for name, row in _FOUND.items()}, usable=usable, fresh=fresh)
 
     def snapshot(self) -> dict[str, Any]:
         return {"rows": self.rows.copy(), "last": self.last}
@@ -115,72 +77,9 @@ class Resistance:
 
     def _grow(self, size: int) -> None:
         if size > self.rows.shape[1]:
-            wider = np.full((len(_ROW), size), np.nan)
+            wider = np.full((len(ROWS), size + _APART), np.nan)
             wider[:, : self.rows.shape[1]] = self.rows
             self.rows = wider
-
-
-def _slope(rows: tuple[Floats, Floats, Floats], ln_r: Floats, now: float, seconds: float) -> Floats:
-    """(N,) of ln R a minute; none for a while after R stepped."""
-    fast, slow, shot = rows
-    shot[np.abs(ln_r - fast) > _SHOT] = now
-    _filter(fast, ln_r, seconds, _FAST_S)
-    _filter(slow, ln_r, seconds, _SLOW_S)
-    return np.asarray(np.where(now - shot < _SWINGS_S, np.nan, (fast - slow) * 60 / (_SLOW_S - _FAST_S)))
-
-
-def _misread(metered: list[Floats], counter: Floats, drawn: Floats, seconds: float) -> Floats:
-    """(N,) ln by which the energy counter says more than the readings do, less what it usually says."""
-    energy, read, counted, usual, samples = metered
-    with np.errstate(invalid="ignore"):
-        joule = (counter - energy) / 1e3
-        good = (joule >= 0) & (joule < _HIGHEST * seconds) & np.isfinite(drawn)
-    lost = 1 - np.exp(-seconds / _METERED_S)
-    for total, more in ((read, drawn * seconds), (counted, joule)):
-        total[np.isnan(total)] = 0.0
-        np.copyto(total, (1 - lost) * total + more, where=good)
-    known = np.isfinite(counter)
-    np.copyto(energy, counter, where=known)
-    both = (read > 0) & (counted > 0)
-    share = np.log(np.where(both, counted, 1.0) / np.where(both, read, 1.0))
-    samples[np.isnan(samples)] = 0.0
-    usual[np.isnan(usual)] = 0.0
-    samples += good
-    # the first minutes say what is usual; later it follows within a week, not within the length of a fault
-    gain = np.where(good, np.where(samples <= _METERED_MOST, 1 / np.maximum(samples, 1), seconds / _FADES_S), 0.0)
-    usual += gain * (share - usual)
-    return np.asarray(np.where(samples > 0, share - usual, 0.0))
-
-
-def _stuck(rows: list[Floats], core: Floats, drawn: Floats, power: Floats, rise: Floats, now: float) -> Bools:
-    """(N,) whose temperature stands still while its power moves, or whose power stays the same to the last digit."""
-    last, lowest, highest, said, said_at = rows
-    moved = np.isfinite(core) & (core != last)
-    np.copyto(last, core, where=moved)
-    lowest[:] = np.where(moved, power, np.fmin(lowest, power))
-    highest[:] = np.where(moved, power, np.fmax(highest, power))
-    other = np.isfinite(drawn) & (drawn != said)
-    np.copyto(said, drawn, where=other)
-    said_at[other] = now
-    with np.errstate(divide="ignore", invalid="ignore"):
-        owed = (highest - lowest) * rise / power
-    return (owed >= _STUCK_K) | (now - said_at >= _STUCK_S)
-
-
-def _filter(state: Floats, now: Floats, seconds: float, lag: float) -> None:
-    """One step of a first-order lag in place; a reading that is missing changes nothing, the first is the state."""
-    known, share = np.isfinite(now), 1 - np.exp(-seconds / lag)
-    if known.all() and np.isfinite(state).all():
-        state += share * (now - state)
-        return
-    old = np.where(np.isnan(state), now, state)
-    state[known] = (old + share * (now - old))[known]
-
-
-def _ratio(rise: Floats, power: Floats) -> Floats:
-    """ln(K / W); NaN where one of them is none."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.log(np.where((rise > 0) & (power > 0), rise / power, np.nan)))
 
 
 class Supplies:

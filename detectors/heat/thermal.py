@@ -12,13 +12,17 @@ from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes, part
 from detectors.heat import forgiven, thermal_bits
-from detectors.heat.drift import SURE, Drifts
+from detectors.heat.collapses import KINDS, Collapses
+from detectors.heat.drift import SURE, Drifts, trend_in_words
 from detectors.heat.loop_shift import LoopShift
 from detectors.heat.resistance import Measured, Resistance, Supplies
 from detectors.heat.thermal_patterns import Blamed, Heat, Units, blamed
+from detectors.method.budget import rule
 from detectors.method.cohorts import Peers
 from detectors.method.conditions import Open, close, tell
 from detectors.method.gates import Gates
+from detectors.method.group_events import GroupEvents, Quantity
+from detectors.method.kernel import compiled
 from detectors.method.streams import Channel, Step, Streams
 from pipeline.records import SECOND, Finding, Frame
 
@@ -26,7 +30,23 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 _FEWEST_PEERS, _PEERS_AT_WORK = 4, 0.2
 """Members of a cohort, and share of it, that must be at work: the few that hang on when a job waits are odd; chosen."""
+_TOGETHER = Quantity(
+    ("gpu.temperature", "gpu.power"), "lose their heat worse than the others", "lose it better than the others"
+)
+_OVER = 0.15  # of a logarithm below what was found before a pause: five times the noise of a sample; chosen
 _ALONE = 0.6  # share of a core's change that the memory beside it does not follow; they share the plate; chosen
+
+
+@compiled
+def _attended(gate: Bools, groups: NDArray[np.int32], whole: NDArray[np.int64], fewest: int, share: float) -> None:
+    """Closes the gate for cohorts of which too few are at work; `whole`: members of each."""
+    count = np.zeros(len(whole))
+    for i in range(len(gate)):
+        if gate[i] and groups[i] >= 0:
+            count[groups[i]] += 1
+    for i in range(len(gate)):
+        if groups[i] >= 0 and count[groups[i]] < max(fewest, share * whole[groups[i]]):
+            gate[i] = False
 
 
 @dataclass
@@ -39,7 +59,8 @@ class Thermal(Detector):
 
     A GPU that says for two frames that heat slows it down is a ticket whatever its R, and a page after `hold` s at its
     limit, unless its whole loop is. A trend of two days (z > 5) with R up by `worn` since the GPU was first seen is a
-    ticket. One temperature that moves while the memory beside it does not is a sensor: telemetry_sensor tells that.
+    ticket. While the agent beside a loop tells that its flow or pressure collapsed, no resistance on it is judged: that
+    is the loop's. One temperature that moves while the memory beside it does not is a sensor: telemetry_sensor's.
 
     Source: P/C of a plate, lag 10 to 20 s (resistance.py); delta: what 1 K of NVML's rounding lets through at 40 K over
     the coolant, threefold; 87 Cel is where current parts begin to slow down if they tell no margin (leptonai/gpud).
@@ -52,6 +73,7 @@ class Thermal(Detector):
     wants: ClassVar[tuple[str, ...]] = (
         *("gpu.energy", "gpu.memory_temperature", "gpu.throttle_reasons", "gpu.thermal_margin", "gpu.slowdown_margin"),
         *("coolant.supply_temperature", "event:maintenance_start", "event:maintenance_end"),
+        *(f"event:{kind}" for kind in KINDS),
     )
     blind: ClassVar[str] = (
         "Idle GPUs, what moves all GPUs of a loop at once (coolant tells that), wear of less than 6 %, and whether "
@@ -76,6 +98,8 @@ class Thermal(Detector):
     drifts: Drifts = part(Drifts)
     gates: Gates = part(Gates)
     shift: LoopShift = part(LoopShift)
+    collapses: Collapses = part(Collapses)
+    group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
     cohort: NDArray[np.int64] = memory(0, np.int64)
     bits: NDArray[np.int64] = memory(0, np.int64)
     bits_since: NDArray[np.int64] = memory(0, np.int64)
@@ -84,6 +108,7 @@ class Thermal(Detector):
     worked: Bools = memory(False, np.bool_)
     wearing: Bools = memory(False, np.bool_)
     since: NDArray[np.int64] = memory(0, np.int64)
+    mended: Bools = memory(False, np.bool_)
     conditions: Open = notes()
     _peers: Peers = field(
         default_factory=lambda: Peers(
@@ -93,6 +118,7 @@ class Thermal(Detector):
         repr=False,
     )
     _numbered: Any = field(default=None, init=False, repr=False)
+    _members: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64), init=False, repr=False)
     _units: Units = field(default_factory=Units, init=False, repr=False)
     _supplies: Supplies = field(default_factory=Supplies, init=False, repr=False)
 
@@ -101,6 +127,7 @@ class Thermal(Detector):
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         self.gates.hear(frames)
+        self.collapses.hear(frames)
         frame = frames.get("gpu")
         if frame is None or not len(frame.entities):
             return []
@@ -109,28 +136,46 @@ class Thermal(Detector):
         self._renumbered(frame, groups)
         supply = self._supplies.of(frame, frames.get("coolant"))
         seen = self.resistance.take(frame, supply, self.shift.off(len(groups)))
-        gate = self._gate(frame, seen)
+        working = self.gates.working(frame)
+        gate = self._gate(frame, seen, working)
         step = self.cores.step(seen.ln_r, groups, frame.time, gate)
         memory_step = self.memories.step(seen.above, groups, frame.time, gate)
         self.shift.follow(seen, step, self.cores.cells[0], groups, frame.time, self.cores.step_s or 10.0)
         self._trend(seen, step, gate, frame.time)
-        heat = self._heat(frame, seen, step, memory_step)
-        slowed = self._slowed(frame)
-        if not (heat.bad.any() or slowed.any()):
+        slowed = self._slowed(frame, working)
+        alike = self._together(frame, seen, step)
+        if not (step.on.any() or slowed.any() or self.wearing[: len(groups)].any()):
+            self.since[: len(groups)], self.mended[: len(groups)] = 0, False
             close(self.conditions, set())
-            return []
+            return alike
+        heat = self._heat(frame, seen, step, memory_step)
         found = blamed(frame, heat, self)
         known = set(found) | {g for one in found.values() for g in one.evidence.get("gpus", ())}
         said = thermal_bits.blamed(frame, slowed, self.bits_since, heat, groups, self.hold)
         found |= {e: one for e, one in said.items() if known.isdisjoint((e, *one.evidence["gpus"]))}
-        return self._told(frame, found)
+        return [*self._told(frame, found), *alike]
 
-    def _slowed(self, frame: Frame) -> Bools:
+    def _together(self, frame: Frame, seen: Measured, step: Step) -> list[Finding]:
+        """What many of a loop have in common; not what a meter of power or the sensor of the supply explains."""
+        if not (self.group.began or step.moved.any()):
+            return []
+        counted = (step.effect - seen.misread >= self.delta / 2) & ~self.shift.settling(len(seen.ln_r))
+        cohort, blamed = (lambda i: self._peers.name(frame, i)), self.conditions
+        return self.group.take(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
+
+    def budget(self) -> list[str]:
+        return [
+            *super().budget(),
+            f"wear: {trend_in_words(8)}, and by {self.worn:.0%} at least",
+            f"slowed down: {rule('clock event reasons, twice in a row')}",
+        ]
+
+    def _slowed(self, frame: Frame, working: Bools) -> Bools:
         """Who says that heat slows it down, but for those at work on, and what a person called no fault."""
         n, reasons = len(frame.entities), frame["gpu.throttle_reasons"]
         on = thermal_bits.follow(self.bits[:n], self.bits_since[:n], reasons, frame.time)
         self.excused[:n] &= self.bits[:n] > 0
-        return np.asarray(on & ~self.excused[:n] & ~self.gates.working(frame))
+        return np.asarray(on & ~self.excused[:n] & ~working)
 
     def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """A GPU, or all below a node or rack, is learnt anew from the next frame of GPUs on."""
@@ -140,7 +185,7 @@ class Thermal(Detector):
         """What is above peers is no series with what is above others, or above nobody: trends begin anew."""
         if self._numbered is groups:
             return
-        self._numbered = groups
+        self._numbered, self._members = groups, np.bincount(groups[groups >= 0], minlength=1)
         names = [zlib.crc32(self._peers.name(frame, i).encode()) + 1 for i in range(len(groups))]
         now = np.array(names, np.int64)
         known = self.cohort[: len(now)]
@@ -151,10 +196,9 @@ class Thermal(Detector):
             self.shift.forget(changed)
         known[:] = now
 
-    def _gate(self, frame: Frame, seen: Measured) -> Bools:
+    def _gate(self, frame: Frame, seen: Measured, working: Bools) -> Bools:
         """Whose resistance may be judged now. After work it is another one: a plate was off, a sensor calibrated."""
         n = len(frame.entities)
-        working = self.gates.working(frame)
         over = self.worked[:n] & ~working
         self.worked[:n] = working
         exchanged = [e for e in frame.events if e.kind == "version"]
@@ -170,11 +214,10 @@ class Thermal(Detector):
         if anew.any():
             self._forget(anew)
         gate = seen.usable & ~working & ~self.shift.settling(n)
-        groups = self._peers.of(frame)
-        mine, size = groups >= 0, int(groups.max(initial=0)) + 1
-        count, whole = np.bincount(groups[gate & mine], minlength=size), np.bincount(groups[mine], minlength=size)
-        few = count < np.maximum(_FEWEST_PEERS, _PEERS_AT_WORK * whole)
-        return np.asarray(gate & ~(mine & few[groups]))
+        if (dry := self.collapses.below(frame)) is not None:
+            gate &= ~dry
+        _attended(gate, self._peers.of(frame), self._members, _FEWEST_PEERS, _PEERS_AT_WORK)
+        return np.asarray(gate)
 
     def _forget(self, mask: Bools) -> None:
         for streams in (self.cores, self.memories):
@@ -182,6 +225,7 @@ class Thermal(Detector):
         self.drifts.forget(mask)
         self.wearing[: len(mask)][mask] = False
         self.since[: len(mask)][mask] = 0
+        self.mended[: len(mask)][mask] = False
 
     def _trend(self, seen: Measured, step: Step, gate: Bools, time: int) -> None:
         """Hourly means of what each is above its peers; once an hour, who wears."""
@@ -204,7 +248,10 @@ class Thermal(Detector):
         witness = memory_told & (memory_step.effect < _ALONE * warmer)
         alone = memory_told & ~witness & ~throttled
         honest = step.effect - seen.misread >= self.delta / 2
-        on = step.on & ~step.moved & ~alone & honest & ~self.shift.settling(n)
+        now = np.where(step.alone, step.effect, seen.ln_r - step.median - self.cores.cells[0, :n])
+        mended, over = self.mended[:n], (now < step.effect / 3) & (step.effect - now > _OVER)
+        mended[:] = (mended | over) & step.on & ~(now >= np.maximum(step.effect, self.delta))
+        on = step.on & ~step.moved & ~alone & honest & ~mended & ~self.shift.settling(n)
         first = on & (self.since[:n] == 0)
         self.since[:n][first] = frame.time - step.held[first] * SECOND
         self.since[:n][~on] = 0

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from detectors.heat.thermal_patterns import CLOSE_K, Blamed, Heat
 from detectors.method.evidence import evidence
+from detectors.method.kernel import compiled
 from pipeline.records import SECOND, Frame, Level
 
 Bools = NDArray[np.bool_]
@@ -20,20 +21,32 @@ _FEWEST, _MOST = 3, 0.6  # GPUs of a node, and share of them, from which the nod
 _LOOP_WIDE, _FEWEST_NODES = 0.5, 3  # share of a cohort's nodes, and nodes: then the loop is the event; chosen
 
 
+@compiled
 def told(reasons: NDArray[np.float64]) -> Bools:
     """(N,) whether heat slows it down."""
-    known = np.isfinite(reasons) & (reasons >= 0) & (reasons < 2.0**63)
-    bits = np.where(known, reasons, 0).astype(np.uint64)
-    slowed = ((bits & _SLOWDOWN) != 0) & ((bits & _BRAKE) == 0)
-    return np.asarray(((bits & HEAT) != 0) | slowed)
+    found = np.zeros(len(reasons), np.bool_)
+    for i in range(len(reasons)):
+        if (reasons[i] >= 0) and (reasons[i] < 2.0**63):  # False for NaN
+            bits = np.uint64(reasons[i])
+            braked = (bits & _SLOWDOWN) != 0 and (bits & _BRAKE) == 0
+            found[i] = (bits & HEAT) != 0 or braked
+    return found
 
 
 def follow(count: NDArray[np.int64], since: NDArray[np.int64], reasons: NDArray[np.float64], time: int) -> Bools:
     """Counts frames in a row with such a bit; who has it for long enough. What is not told changes nothing."""
-    slowed, known = told(reasons), np.isfinite(reasons)
-    since[slowed & (count == 0)] = time
-    count[known] = np.where(slowed, count + 1, 0)[known]
+    slowed = told(reasons)
+    _counted(count, since, np.isfinite(reasons), slowed, time)
     return np.asarray(slowed & (count >= _HELD))
+
+
+@compiled
+def _counted(count: NDArray[np.int64], since: NDArray[np.int64], known: Bools, slowed: Bools, time: int) -> None:
+    for i in range(len(count)):
+        if slowed[i] and count[i] == 0:
+            since[i] = time
+        if known[i]:
+            count[i] = count[i] + 1 if slowed[i] else 0
 
 
 def blamed(

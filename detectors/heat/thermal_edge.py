@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from detectors.detector import Detector, notes
+from detectors.method.budget import rule
 from detectors.method.conditions import Open, close, tell
 from detectors.method.edge_events import Told, told
 from detectors.method.evidence import evidence
@@ -63,6 +64,9 @@ class ThermalEdge(Detector):
             if due := tell(self.conditions, entity, time, onset, level):
                 found.append(self._finding(entity, time, due, parts))
         return found
+
+    def budget(self) -> list[str]:
+        return [rule(f"rises of temperature that agents tell, of {self.least} parts of a node for a page")]
 
     def _hear(self, said: Told) -> None:
         if said.active:

@@ -113,6 +113,13 @@ class ThermalInlet(Detector):
         self.onsets = {rack: at for rack, at in self.onsets.items() if rack in racks}
         return self._told(frame, step, fans, racks)
 
+    def budget(self) -> list[str]:
+        most = f"{_FEWEST} inlets and {_MOST:.0%} of a rack"
+        return [
+            *super().budget(),
+            f"rack: a rule on how many are warm together: {most}, so that no single stream tells",
+        ]
+
     def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """All sensors of a rack or row are learnt anew from the next frame of sensors on."""
         self.forgiven.append(entity)

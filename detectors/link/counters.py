@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.link.loops import unmoved
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]
@@ -21,6 +22,7 @@ _TOPS = (2.0**8 - 1, 2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1, 2.0**63, 2.0**64)
 """Readings that say nothing: 8 to 32 bits full (classic IBTA counters stop there), or all bits set, as a device that
 does not answer reads; 2**64 is 2**64 - 1 as a float. On its way through one of them a counter is read a tick later."""
 _WIDE = 2.0**32
+_NOBODY, _NOTHING = np.empty(0, np.int64), np.empty(0)
 _Arrays = dict[str, NDArray[Any]]
 
 
@@ -60,6 +62,9 @@ class Readings:
     def moved(self, now: Floats, time: int) -> tuple[Places, Floats, Floats]:
         """(ports, readings before, seconds since) of those that read otherwise than last time; NaN at the first."""
         self._lengthen(len(now))
+        if self.before and unmoved(now, self.last, self.gone):
+            self.before = time
+            return _NOBODY, _NOTHING, _NOTHING
         other = np.flatnonzero(now != self.last[: len(now)])  # NaN, now or before, is other, too
         read = now[other] == now[other]
         at, missing = other[read], other[~read]
@@ -75,6 +80,9 @@ class Readings:
     def growth(self, now: Floats, time: int, anew: Places) -> tuple[Places, Floats, Floats]:
         """(ports, growth, seconds) of a counter where it grew and that is known; `anew`: ports in a new life."""
         self._lengthen(len(now))
+        if not self.born and not len(anew) and self.before and unmoved(now, self.last, self.gone):
+            self.before = time
+            return _NOBODY, _NOTHING, _NOTHING
         other = np.flatnonzero(now != self.last[: len(now)])
         if len(other) and (odd := other[says_nothing(now[other])]).size:
             now = now.copy()

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.link.counters import Places, Readings, grown
+from detectors.link.window import LENGTH, Window
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]
@@ -107,6 +108,7 @@ class Counted:
     second: Floats = field(default_factory=_floats)
     bad: NDArray[np.bool_] = field(default_factory=_flags)  # it has been above the limit since then
     judged: int = 0  # time of the newest judgement
+    window: Window = field(default_factory=Window)
 
     def lengthen(self, size: int) -> None:
         if len(self.sum) >= size:
@@ -122,6 +124,11 @@ class Counted:
         taken = np.minimum(count, cap - self.used[at])
         self.used[at] += taken
         return np.asarray(taken)
+
+    def known(self, active: Places) -> Cohort:
+        """The cohort with what is not over yet: bunches show at once, long before the sums of their ports are zero."""
+        sound, more = active[~self.bad[active]], self.cohort
+        return Cohort(more.readings, more.first + self.first[sound].sum(), more.second + self.second[sound].sum())
 
     def close(self, over: Places) -> None:
         """Ends what is over; errors of ports that never were above the limit are those of sound ones."""
@@ -176,17 +183,21 @@ class Errors:
         counted.judged = time
         counted.cohort.learn(readings, seconds)
         active = np.flatnonzero(counted.sum)
-        if not len(at) and not len(active):
+        if not len(at) and not len(active) and not counted.window.batches:
             return
         taken = counted.capped(at, growth, time, setting.cap)
+        counted.window.take(at, taken, len(counted.sum), time, max(seconds, 0.0))
         errors = np.zeros(len(counted.sum))
         errors[at] = taken
         active = np.union1d(active, at)
-        if seconds > 0:
-            self._weigh(counted, active, errors[active], seconds, setting)
         counted.total[at] += growth
         counted.first[at] += taken
         counted.second[at] += taken**2
+        known = counted.known(active)
+        if seconds > 0 and len(active):
+            self._weigh(counted, active, errors[active], seconds, setting)
+        if seconds > 0 and len(at):
+            self._compare(counted, known, at, seconds, setting)
         counted.bad[active] |= counted.sum[active] > setting.limit
         counted.close(active[counted.sum[active] <= 0])
 
@@ -197,6 +208,18 @@ class Errors:
         bunched = counted.cohort.bunched(usual * share)
         ratio = likelihood(errors, bits * setting.healthy * share, bits * setting.faulty, bunched)
         counted.sum[at] = np.clip(counted.sum[at] + ratio, 0.0, 2 * setting.limit)
+
+    def _compare(self, counted: Counted, known: Cohort, at: Places, seconds: float, setting: Setting) -> None:
+        """Lifts the sums of ports whose errors of the last minutes chance would not make, over the limit."""
+        bits = self.bits(at)
+        share = known.share(float(bits.mean()) * seconds * setting.healthy)
+        mean = bits * setting.healthy * share
+        # readings that are bunched each on its own: their sum is less so by their number
+        bunched = known.bunched(float(mean.mean()) * seconds) * seconds / LENGTH
+        lifted = counted.window.beyond(at, mean * LENGTH, bunched, setting.cap)
+        counted.sum[lifted] = np.maximum(counted.sum[lifted], setting.limit + 1)
+        for port in lifted[counted.window.recent[lifted] > counted.total[lifted]].tolist():
+            counted.since[port], counted.total[port] = counted.window.since(port), counted.window.recent[port]
 
     def strength(self, port: int) -> dict[str, float]:
         """Counter -> what speaks against a port, of those that say anything."""
@@ -233,11 +256,13 @@ _MOMENTS = ("readings", "first", "second")
 def _plain(counted: Counted) -> dict[str, Any]:
     arrays = {name: getattr(counted, name).copy() for name in _FIELDS}
     moments = {name: getattr(counted.cohort, name) for name in _MOMENTS}
-    return {**arrays, "judged": counted.judged, "moments": moments, "readings": counted.readings.snapshot()}
+    whole = {"readings": counted.readings.snapshot(), "window": counted.window.snapshot()}
+    return {**arrays, "judged": counted.judged, "moments": moments, **whole}
 
 
 def _counted(saved: Mapping[str, Any]) -> Counted:
     counted = Counted(Readings(), Cohort(**saved["moments"]), **{name: saved[name] for name in _FIELDS})
     counted.judged = int(saved["judged"])
     counted.readings.restore(saved["readings"])
+    counted.window.restore(saved.get("window", Window().snapshot()))
     return counted

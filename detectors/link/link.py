@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, notes, part
+from detectors.link.alarm_rates import LINKS, RULES, of_sum, of_window
 from detectors.link.cause import Losses
 from detectors.link.counters import Floats, Lives, Places
 from detectors.link.ends import Ends, Modules
 from detectors.link.errors import PACKETS, PHYSICAL, Errors, Setting
+from detectors.link.speeds import Speeds
 from detectors.link.state import Leaves, PortStates
 from detectors.link.storms import Erring, Storms
 from detectors.link.trouble import PACKET_COUNTERS, Seen, Trouble, troubles
@@ -21,7 +23,7 @@ from detectors.method.cohorts import Cohorts
 from detectors.method.conditions import REPEAT, Open, close, tell
 from detectors.method.evidence import evidence
 from detectors.method.gates import Gates
-from detectors.method.streams import LEARN
+from detectors.method.streams import LEARN, USUAL_STEP
 from pipeline.records import LEVELS, SECOND, Finding, Frame, Level
 
 _BRING_UP = 120.0
@@ -35,25 +37,23 @@ class Link(Detector):
     """Flap machine, drop timer and a CUSUM on errors left after correction; a fallen leaf is blamed whole.
 
     Suspect: one flap, a port that is down, or errors at half of `limit`. Page: `flaps` within `flap_window` s, down
-    for `drop` s, or errors at `limit`: five errors within seconds decide, four within two minutes where the whole
-    fabric has shown that it hardly errs; a burst counts at most `error_cap` in 30 s. Suspected
-    errors page at once where both ends of the cable have them, or the module is hot. More than `leaf_share` of a
-    leaf's ports (at least `leaf_ports`) down within `leaf_within` s: one page for the leaf, none for its ports. The
-    same where more than 30 % of at least eight ports of a leaf begin to err within five minutes; `fabric:all` is
-    blamed where these are of several leaves.
+    for `drop` s, trained to less than its speed (a ticket after new firmware), errors at `limit`, or more in 300 s than
+    chance makes: at 400 Gb/s five in a minute or six in five, four where the whole fabric hardly errs; a burst counts
+    at most `error_cap` in 30 s. Suspected errors page at once where both ends of the cable have them, or the module is
+    hot. More than `leaf_share` of a leaf's ports (at least `leaf_ports`) down within `leaf_within` s: one page for the
+    leaf, none for its ports. The same where more than 30 % of at least eight ports of a leaf begin to err within five
+    minutes; `fabric:all` is blamed where these are of several leaves.
 
     Nothing counts during announced work and until links have settled, on a port that begins a new life, on one whose
     far end's node is silent (it boots), or in a counter that was reset or stands at its top (evidence: `full`).
-    Received packets with errors that rise and fall with the load are congestion, a ticket at most.
-
-    Only a port of a fabric, below a leaf or a rail in the topology, pages. Elsewhere people pull cables and laptops
-    move: what would page is a ticket there, as with the role `management` anywhere. It stays a suspect on a port with
-    the attribute `wireless` or the role `unused` (the agent tells a port's role from where it sits).
+    Received packets with errors that rise and fall with the load are congestion, a ticket at most. Only a port of a
+    fabric, below a leaf or a rail in the topology, pages. Elsewhere people pull cables: what would page is a ticket
+    there, as with the role `management` anywhere; a suspect with `wireless` or the role `unused`.
 
     Source: 3 flaps in 12 h and down for 4 min as in gpud's rules; bit error rates of 1e-15 (`healthy_ber`, NVIDIA's
     factory test of cables; down to a tenth of it where all ports together show less) against 1e-13 (`faulty_ber`);
-    Poisson CUSUM of Lucas (Technometrics 27, 1985) with exp(21) readings between false alarms, negative binomial as far
-    as errors come in bunches on the whole fabric: at least 150 days of 10,000 links, read every 10 s.
+    Poisson CUSUM of Lucas (Technometrics 27, 1985) with exp(21) readings between false alarms, and a sliding count
+    (Naus, 1982), both negative binomial as far as errors come in bunches on the whole fabric.
     """
 
     name: ClassVar[str] = "link"
@@ -66,7 +66,7 @@ class Link(Detector):
         *("event:link_state", "event:maintenance_start", "event:maintenance_end"),
     )
     blind: ClassVar[str] = (
-        "Links that lose speed without errors or state changes, ports that were down when first seen, and errors of "
+        "Ports that were slow or down when first seen, throughput lost without a lower speed or errors, and errors of "
         "counters that stand at their top until somebody clears them."
     )
 
@@ -88,6 +88,7 @@ class Link(Detector):
     errors: Errors = part(Errors)
     leaves: Leaves = part(Leaves)
     storms: Storms = part(Storms)
+    speeds: Speeds = part(Speeds)
     leaps: dict[str, list[float]] = notes()
     modules: Modules = part(Modules)
     losses: Losses = part(Losses)
@@ -98,6 +99,10 @@ class Link(Detector):
     _ends: Ends = field(default_factory=Ends, init=False, repr=False)
     _place: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
+    def budget(self) -> list[str]:
+        tests = (of_sum(self.limit, USUAL_STEP, LINKS), of_window(LINKS))
+        return [*(f"errors, {words}" for words in tests), f"flaps, drops, leaves: {RULES}"]
+
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         self.gates.hear(frames)
         frame = frames.get("nic")
@@ -105,6 +110,7 @@ class Link(Detector):
             return []
         anew, lives = self.lives.changed(frame["nic.generation"])
         self.modules.take(frame)
+        self.speeds.take(frame)
         self._flaps(frame, anew, lives)
         self._hear(frame, lives)
         self._count(frame, anew, lives)
@@ -212,6 +218,7 @@ class Link(Detector):
     def _bad(self, frame: Frame) -> list[int]:
         """Ports that have any trouble."""
         bad = {*self.states.lost().tolist(), *self.errors.above(self.limit / 2).tolist()}
+        bad.update(self.speeds.slow(frame, self.gates))
         if self.states.flapped:
             for port in [p for p, at in self.flapped.items() if frame.time - at > self.flap_window * SECOND]:
                 del self.flapped[port]
@@ -239,11 +246,8 @@ class Link(Detector):
                 if seconds >= 60:
                     summary += f"; it has been gone for {seconds / 60:.0f} min"
                 says = evidence("fewer than half of its ports are down", down_s=seconds, down=down, ports=len(below))
-                found.append(
-                    Finding(
-                        frame.time, min(due[0], frame.time), leaf, self.name, due[1], 1.0, summary, says, ("nic.state",)
-                    )
-                )
+                head = (frame.time, min(due[0], frame.time), leaf, self.name, due[1], 1.0)
+                found.append(Finding(*head, summary, says, ("nic.state",)))
         return found
 
     def _of_storms(self, frame: Frame, fallen: NDArray[np.bool_], bad: list[int]) -> list[Finding]:

@@ -64,6 +64,10 @@ class LinkCongestion(Detector):
     _leaf: Cohorts = field(default_factory=lambda: Cohorts("leaf"), init=False, repr=False)
     _node: Cohorts = field(default_factory=lambda: Cohorts("node"), init=False, repr=False)
 
+    def budget(self) -> list[str]:
+        many = f"on {self.ports:g} ports of a leaf at once, for {self.hold:g} s"
+        return [f"a rule on waits {self.factor:g} times the usual {many}: no statistical alarm rate"]
+
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         self.gates.hear(frames)
         frame = frames.get("nic")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes, part
+from detectors.link.alarm_rates import RULES, of_sum
+from detectors.link.loops import lanes_step
 from detectors.link.nvlink_log import NEWS, Heard, hear
 from detectors.link.tallies import Tallies
 from detectors.method.conditions import Open, close, tell
@@ -25,6 +27,7 @@ COUNTERS = tuple(
         *("rx_errors", "malformed_packets", "buffer_overruns", "integrity_errors"),
     )
 )
+_LINKS = 8 * 18  # of a node: GPUs and links of each, as in NVIDIA's DGX H100
 LINK = np.dtype(
     [
         ("count", "<i4"),  # samples of its state or speed
@@ -79,16 +82,14 @@ class LinkNvlink(Detector):
     heard: Heard = notes()
     blamed: dict[str, str] = notes()
     conditions: Open = notes()
-    _newest: list[NDArray[np.float64]] = field(default_factory=list, init=False, repr=False)
-    _same: int = field(default=0, init=False, repr=False)  # frames running that showed what the one before did
 
     def __post_init__(self) -> None:
         self.tallies.healthy, self.tallies.faulty = self.healthy_errors, self.faulty_errors
         self.tallies.limit = self.limit
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        super().restore(state)
-        self._newest, self._same = [], 0
+    def budget(self) -> list[str]:
+        sums = of_sum(self.limit, self.tallies.window, _LINKS)
+        return [f"errors, {sums}", f"links that are down or slow, and the driver's messages: {RULES}"]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
@@ -115,27 +116,7 @@ class LinkNvlink(Detector):
         """Takes state and speed of all links; no count goes beyond `top`, after which what stays changes nothing."""
         links, top = self.links[: len(frame.entities)], max(self.confirm, LEARN + 1)
         state, speed = frame["nvlink.state"], frame["nvlink.speed"]
-        alike = bool(self._newest) and all(map(_equal, self._newest, (state, speed)))
-        self._same = self._same + 1 if alike else 0
-        if not alike:
-            self._newest = [state.copy(), speed.copy()]
-        if self._same > top:
-            return
-        told = np.isfinite(state)
-        up, fast = told & (state != 0), np.isfinite(speed)
-        same = fast & (speed == links["newest"])
-        links["held"] = np.where(same, np.minimum(links["held"] + 1, top), np.where(fast, 1, links["held"]))
-        links["newest"] = np.where(fast, speed, links["newest"])
-        better = fast & (links["held"] >= self.confirm) & (speed > links["best"])
-        links["best"] = np.where(better, speed, links["best"])
-        slow = fast & (speed < (1 - self.loss) * links["best"])
-        low = (told & ~up & links["was_up"]) | slow
-        seen = told | fast
-        fresh = low & (links["low"] == 0)
-        links["since"] = np.where(fresh, frame.time, links["since"])
-        links["low"] = np.where(low, np.minimum(links["low"] + 1, top), np.where(seen, 0, links["low"]))
-        links["was_up"] |= up
-        links["count"] = np.minimum(links["count"] + seen, top)
+        lanes_step(state, speed, links, frame.time, (self.confirm, top, 1 - self.loss))
 
     def _judge(self, frame: Frame, low: NDArray[np.bool_], errs: NDArray[np.bool_]) -> list[Finding]:
         """One finding for each GPU or node in trouble: of its links, of what was logged, or of both."""
@@ -234,10 +215,6 @@ _CLEARS = (
     "no error for some minutes, links up at their full speed again and no message of the driver for"
     f" {NEWS // SECOND // 60} minutes"
 )
-
-
-def _equal(before: NDArray[np.float64], now: NDArray[np.float64]) -> bool:
-    return before.shape == now.shape and bool(np.array_equal(before, now))
 
 
 def _words(signal: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from detectors.detector import Detector, notes, part
+from detectors.link.alarm_rates import LINKS, of_trend
 from detectors.link.optic_history import HOUR, OpticHistory
 from detectors.link.optic_looks import Looks
 from detectors.method.cohorts import Peers
@@ -75,6 +76,10 @@ class LinkOptic(Detector):
         init=False,
         repr=False,
     )
+
+    def budget(self) -> list[str]:
+        rules = "high, hot, dark: a rule on levels that hold for three hours: no statistical alarm rate"
+        return [f"rising, {of_trend(self.z, 24, LINKS)}", rules]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         self.gates.hear(frames)

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes, part
+from detectors.link.alarm_rates import LINKS, RULES, of_sum
+from detectors.link.loops import idle_since
 from detectors.link.pcie_lanes import CONFIRM, Best
 from detectors.link.tallies import Tallies
 from detectors.method.cohorts import Peers
@@ -87,6 +89,10 @@ class LinkPcie(Detector):
         self.replays.healthy, self.replays.faulty = self.healthy_replays, self.faulty_replays
         self.replays.limit = self.limit
 
+    def budget(self) -> list[str]:
+        sums = of_sum(self.limit, self.replays.window, LINKS)
+        return [f"replays, {sums}", f"width and speed: {RULES}"]
+
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
             return []
@@ -125,7 +131,7 @@ class LinkPcie(Detector):
                 continue
             best.step(frame[signal], loaded, frame.time)
             below = best.below(frame.time)
-            for i in np.flatnonzero(below & best.learnt(len(below))).tolist():
+            for i in np.flatnonzero(below & best.learnt(len(below))).tolist() if below.any() else ():
                 if not self.gates.in_work(frame.entities[i], frame.topology, frame.time):
                     troubles.setdefault(frame.entities[i], []).append(self._fell(frame, i, what, best, signal))
         if frame.time - self.looked.get(device_class, 0) >= _LOOK or frame.time < self.looked.get(device_class, 0):
@@ -149,15 +155,18 @@ class LinkPcie(Detector):
         """(N,) GPUs whose generation says something: at work, or idle among idle ones that keep theirs all the same."""
         n, load = len(frame.entities), frame["gpu.utilization"]
         self.grow(n)
-        rests, idle = load < self.busy, self.idle[:n]  # NaN: neither at work nor idle
-        idle[:] = np.where(rests, np.where(idle == 0, frame.time, idle), np.where(np.isfinite(load), 0, idle))
+        idle = self.idle[:n]
+        idle_since(load, self.busy, idle, frame.time)
         telling = load >= self.busy
         now, best = frame["gpu.pcie_generation"], self.gpu_generation.best[:n]
         if len(best) < n:
             return np.asarray(telling)
+        below = (now < best) & (idle > 0) & (frame.time - idle >= _IDLE)
+        if not below.any():
+            return np.asarray(telling)
         long = (idle > 0) & (frame.time - idle >= _IDLE) & np.isfinite(now)
         groups = self._peers["gpu"].of(frame)
-        below = long & (now < best) & (groups >= 0)
+        below &= groups >= 0
         size = np.bincount(groups[long] + 1, minlength=1 + int(groups.max(initial=0)) + 1)
         for once in np.unique(best[below]).tolist():  # generations: a handful
             keep = np.bincount(groups[long & (now >= once)] + 1, minlength=len(size))

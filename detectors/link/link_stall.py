@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from detectors.detector import Detector, memory, part
 from detectors.detector import notes as plain
 from detectors.link.counters import Floats, Lives, Places, Readings
+from detectors.link.ends import Ends
+from detectors.link.loops import bytes_step
+from detectors.link.waiting import WAITS, Waiting
 from detectors.method.cohorts import Peers
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
@@ -37,14 +40,18 @@ class LinkStall(Detector):
     """A port that is up, has moved bytes in each of `steady` readings, and then none in either direction for `hold` s.
 
     Page: most ports beside it move (of its node and role, else of its leaf), and it counts failing work in `failing`
-    readings; or its driver said that the NIC does not answer. Suspect: most ports beside it move, it counts nothing;
-    or all stand still and it alone counts failing work. Where the others stand still too, a job has ended or hangs,
-    and no port is to blame: ports of InfiniBand send nothing at all when nobody uses them.
+    readings; or its driver said that the NIC does not answer; or data wait for it: the far end of its cable has waited
+    for credits in `failing` readings, or it holds its switch back with pause frames, and no other beside it does.
+    Suspect: most ports beside it move, it counts nothing; or all stand still and it alone counts failing work (it, or
+    whom it sends to: who waits for an answer in vain counts, not who is silent), or data wait for several. Where the
+    others stand still too and no data wait, a job has ended or hangs, and no port is to blame: ports of InfiniBand
+    send nothing at all when nobody uses them.
 
     Source: RDMA traffic that falls to nothing as the sign of a hang (ByteRobust, SOSP 2025, which waits 10 min as it
-    looks at whole jobs); the health poll of the mlx5 driver. `hold`, `steady` and `failing` are chosen: six readings
-    of 10 s, past which every retry of a queue pair (4 s each) has been counted; half of those ten minutes; and two,
-    since a job that is killed flushes its queue pairs within one.
+    looks at whole jobs); the health poll of the mlx5 driver; PortXmitWait of the IBTA specification 16.1.4: data to
+    send and no credit, which is the receiver's doing where no byte moves. `hold`, `steady` and `failing` are chosen:
+    six readings of 10 s, past which every retry of a queue pair (4 s each) has been counted; half of those ten minutes;
+    and two, since a job that is killed flushes its queue pairs within one.
     """
 
     name: ClassVar[str] = "link_stall"
@@ -52,11 +59,11 @@ class LinkStall(Detector):
     device_class: ClassVar[str] = "nic"
     needs: ClassVar[tuple[str, ...]] = ("nic.state", "nic.rx_bytes", "nic.tx_bytes")
     wants: ClassVar[tuple[str, ...]] = (
-        *(*ERRORS, "nic.generation", "event:kernel", "event:maintenance_start", "event:maintenance_end"),
+        *(*ERRORS, *WAITS, "nic.generation", "event:kernel", "event:maintenance_start", "event:maintenance_end"),
     )
     blind: ClassVar[str] = (
-        "NICs that stall while nobody uses them, that move a little, or whose whole job stands still and whose driver "
-        "says nothing."
+        "NICs that stall while nobody uses them, that move a little, or whose whole job stands still while neither "
+        "their driver nor the switch at the far end of their cable says anything."
     )
 
     hold: float = 60.0
@@ -75,10 +82,15 @@ class LinkStall(Detector):
     conditions: Open = plain()
     gates: Gates = part(Gates)
     lives: Lives = part(Lives)
+    waiting: Waiting = part(Waiting)
     counters: Counters = part(lambda: Counters())
+    _ends: Ends = field(default_factory=Ends, init=False, repr=False)
     _peers: Peers = field(
         default_factory=lambda: Peers(("node", "@role"), ("node",), ("leaf",), least=_WITNESSES), init=False, repr=False
     )
+
+    def budget(self) -> list[str]:
+        return ["a rule on counters that stand still or grow: no statistical alarm rate"]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         self.gates.hear(frames)
@@ -92,6 +104,7 @@ class LinkStall(Detector):
         np.copyto(self.up[:n], state >= 1, where=np.isfinite(state))
         rates = self._move(frame)
         self._fail(frame)
+        self.waiting.look(frame, self.since[:n] > 0, self._ends.of(frame))
         stands = (self.since[:n] > 0) & (self.moves[:n] >= self.steady) & self.up[:n]
         stands &= self.seen[:n] - self.since[:n] >= self.hold * SECOND
         if not stands.any():
@@ -109,22 +122,12 @@ class LinkStall(Detector):
     def _move(self, frame: Frame) -> Floats:
         """(N,) bytes per second since the last reading, both directions; notes who moves and who stands still."""
         n, time = len(frame.entities), frame.time
-        last, seen, since, moves = self.last[:n], self.seen[:n], self.since[:n], self.moves[:n]
+        last, seen = self.last[:n], self.seen[:n]
         total = frame["nic.rx_bytes"] + frame["nic.tx_bytes"]
-        known = np.isfinite(total)
-        same = total == last
-        going = known & ~same
-        # who moves again after it stood begins to be known anew
-        moves += going
-        moves[going & (since > 0)] = 1
-        np.copyto(since, seen, where=same & (since == 0))
-        np.copyto(since, 0, where=going | ~self.up[:n])  # a port that is down does not stall
-        np.copyto(self.failed[:n], 0.0, where=going)
-        np.copyto(self.failures[:n], 0, where=going)
         with np.errstate(invalid="ignore", divide="ignore"):
             rates = (total - last) * SECOND / (time - seen)
-        np.copyto(last, total, where=known)
-        np.copyto(seen, time, where=known)
+        still, failing = (self.since, self.moves), (self.failed, self.failures)
+        bytes_step(total, self.up, (last, seen), still, failing, time)
         return np.asarray(rates)
 
     def _fail(self, frame: Frame) -> None:
@@ -165,18 +168,20 @@ class LinkStall(Detector):
         facts = frame.topology.attributes.get(port, {})
         fails = bool(self.failures[i] >= self.failing)
         level: Level | None = None
-        if port in self.ill or (others_move and fails):
+        waits = bool(self.waiting.readings[i] >= self.failing)
+        only = waits and self._alone(i, groups, self.waiting.readings)
+        if port in self.ill or only or (others_move and fails):
             level = "page"
-        elif others_move or (fails and self._alone(i, groups)):
+        elif others_move or waits or (fails and self._alone(i, groups, self.failures)):
             level = "suspect"
         highest: Level = "suspect" if facts.get("role") == "unused" or facts.get("wireless") is True else "page"
         if facts.get("role") == "management":
             highest = "ticket"
         return None if level is None else min(level, highest, key=LEVELS.index)
 
-    def _alone(self, i: int, groups: NDArray[np.int32]) -> bool:
-        """Whether it is the only one of its cohort whose work fails."""
-        failing = (groups == groups[i]) & (self.failures[: len(groups)] >= self.failing)
+    def _alone(self, i: int, groups: NDArray[np.int32], readings: NDArray[np.int64]) -> bool:
+        """Whether it is the only one of its cohort of which enough readings speak."""
+        failing = (groups == groups[i]) & (readings[: len(groups)] >= self.failing)
         return bool(groups[i] >= 0 and np.count_nonzero(failing) == 1)
 
     def _finding(self, frame: Frame, i: int, due: tuple[int, Level], beside: tuple[int, int], rates: Floats) -> Finding:
@@ -187,10 +192,12 @@ class LinkStall(Detector):
         says += [f"{moving} of {others} ports beside it ({cohort}) move"] if others else []
         says += [f"{failed} timeouts and failed completions since"] if failed else []
         says += ["its driver says that the NIC does not answer"] if port in self.ill else []
+        says += ["data wait for it and it takes none"] if self.waiting.readings[i] >= self.failing else []
         verdict = "the NIC or its firmware" if due[1] != "suspect" else "the NIC, or nobody uses it"
         usual = float(np.median(rates)) if len(rates) else 0.0
         compared = Compared(0.0, usual, None, cohort, others, -usual, "By/s")
         more = {"still_s": round(seconds, 1), "failed": failed, "driver_says_so": port in self.ill}
+        more |= {"data_waited_readings": int(self.waiting.readings[i])}
         shown = evidence("it moves bytes again, or goes down", compared, **more)
         signals = ("nic.tx_bytes", "nic.rx_bytes", *(s for s in ERRORS if failed and s in frame.values))
         score = seconds / self.hold

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.link.loops import best_step
 from detectors.method.streams import LEARN
 from pipeline.records import SECOND
 
@@ -33,26 +34,13 @@ class Best:
         """Takes one value each. judged: False = what is below the best says nothing (an idle link saves power)."""
         n = len(values)
         self._grow(n)
-        best, newest = self.best[:n], self.newest[:n]
-        held, low, samples, told = self.counts[:, :n]
-        since, seen, whole = self.times[:, :n]
-        known = np.isfinite(values) & (judged | (values >= best))
-        same = known & (values == newest)
-        held[:] = np.where(same, np.minimum(held + 1, _TOP), np.where(known, 1, held))
-        newest[:] = np.where(known, values, newest)
-        better = known & (held >= CONFIRM) & (values > best)
-        best[:] = np.where(better, values, best)
-        below = known & (values < best)
-        since[:] = np.where(below & (low == 0), time, since)
-        low[:] = np.where(below, np.minimum(low + 1, _TOP), np.where(known, 0, low))
-        whole[:] = np.where(known & ~below, time, whole)
-        seen[:] = np.where(np.isfinite(values), time, seen)
-        samples[:] = np.minimum(samples + known, _TOP)
-        told[:] = np.minimum(told + (known & judged), _TOP)
+        counts, times = self.counts[:, :n], self.times[:, :n]
+        best_step(values, judged, (self.best, self.newest), counts, times, time, (CONFIRM, _TOP))
 
     def below(self, time: int) -> Bools:
         """(N,) at less than it has held, for some samples running."""
-        return np.asarray((self.counts[1] >= CONFIRM) & self.present(time))
+        low = self.counts[1] >= CONFIRM
+        return np.asarray(low & self.present(time) if low.any() else low)
 
     def present(self, time: int) -> Bools:
         """(N,) devices that have told something of late."""

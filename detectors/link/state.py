@@ -18,6 +18,7 @@ RETURNS = 120 * SECOND
 """After a leaf is back its last ports train their links; they are its own trouble until then. Chosen."""
 FASTEST = 1.0
 """Flaps a second beyond which a counter of transitions tells something else: a link trains for seconds. Chosen."""
+_APART = 90 * SECOND  # three polls of 30 s, as fabrics are read; chosen
 _MOST_FLAPS = 64  # kept per port; chosen
 _FIELDS = ("state", "was_up", "down", "count", "counts")
 
@@ -104,6 +105,11 @@ class PortStates:
     def silent(self, i: int) -> bool:
         """Whether its state was not read in the newest frame."""
         return bool(self.readings.gone[i] != 0)
+
+    def away(self, i: int, time: int) -> bool:
+        """Whether its state was not read for longer than the far ends of cables are polled apart."""
+        gone = int(self.readings.gone[i])
+        return gone != 0 and time - gone > _APART
 
     def _count(self, state: Floats) -> None:
         young = np.flatnonzero(self.count[: len(state)] <= LEARN)

@@ -1,7 +1,6 @@
 """Whether an hourly series rises steadily: steps are told from trends, Mann-Kendall and Theil-Sen judge what is left.
 
-Mann (1945), Econometrica 13, 245-259, with Kendall's variance without ties, n(n-1)(2n+5)/18; Theil (1950) and Sen
-(1968), J. Am. Stat. Assoc. 63, 1379-1389: the median of the slopes of all pairs.
+Theil (1950) and Sen (1968), J. Am. Stat. Assoc. 63, 1379-1389: the median of the slopes of all pairs.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from detectors.method.mann_kendall import z_of
 
 Floats = NDArray[np.float64]
 
@@ -64,9 +65,8 @@ def trend(series: Floats) -> Trend | None:
         return None
     first, second = np.triu_indices(n, 1)
     rises = y[second] - y[first]
-    score = float(np.sign(rises).sum())
-    z = (score - np.sign(score)) / np.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    z = float(z_of(np.sign(rises).sum(), np.asarray(n)))
     slope = float(np.median(rises / (at[second] - at[first])))
     level = float(np.median(y - slope * at))
     spread = _NORMAL * float(np.median(np.abs(y - slope * at - level)))
-    return Trend(float(z), 24 * slope, spread, level + slope * float(at[-1]), n, int(at[0]))
+    return Trend(z, 24 * slope, spread, level + slope * float(at[-1]), n, int(at[0]))

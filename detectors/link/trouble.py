@@ -13,8 +13,10 @@ from detectors.link import ends as link_ends
 from detectors.link.cause import CONGESTION, CORRUPTION, Losses
 from detectors.link.ends import Link, Modules
 from detectors.link.errors import PACKETS, PHYSICAL, Errors
+from detectors.link.speeds import Speeds
 from detectors.link.state import PortStates, began
 from detectors.method.evidence import Compared
+from detectors.method.gates import Gates
 from pipeline.links import PEER
 from pipeline.records import SECOND, Frame, Level
 
@@ -32,6 +34,8 @@ class Judge(Protocol):
     healthy_ber: float
     limit: float
     states: PortStates
+    speeds: Speeds
+    gates: Gates
     leaps: dict[str, list[float]]
     errors: Errors
     modules: Modules
@@ -69,7 +73,7 @@ class Trouble:
 def troubles(seen: Seen, i: int) -> list[Trouble]:
     """What is wrong with the port at place `i`, the worst first; errors of several counters are each told."""
     link = _link(seen, i)
-    found = [*_flapping(seen, link), *_down(seen, link), *_erring(seen, link)]
+    found = [*_flapping(seen, link), *_down(seen, link), *_slow(seen, link), *_erring(seen, link)]
     return sorted(found, key=lambda t: (t.level != "page", t.level != "ticket", -t.score))
 
 
@@ -97,12 +101,16 @@ def _flapping(seen: Seen, link: Link) -> Iterator[Trouble]:
 
 
 def _down(seen: Seen, link: Link) -> Iterator[Trouble]:
-    """Down for long; but while the node at the far end is silent, it may be that which is off or boots."""
+    """Down for long; but while the node at the far end is silent, it may be that which is off or boots.
+
+    A switch's port is read by another agent, whose silence says nothing of the switch.
+    """
     judge, time = seen.judge, seen.frame.time
     if not (since := int(judge.states.down[link.near])) or not judge.states.was_up[link.near]:
         return
     seconds = (time - since) / SECOND
-    silent = link.far >= 0 and judge.states.silent(link.far)
+    silent = link.far >= 0 and judge.states.away(link.far, time)
+    silent = silent and seen.frame.topology.above_of_kind(link.far_name, "node") is not None
     level: Level = "page" if seconds >= judge.drop and not silent else "suspect"
     side = link_ends.of_loss(link, judge.modules)
     if silent:
@@ -110,6 +118,21 @@ def _down(seen: Seen, link: Link) -> Iterator[Trouble]:
     more = {"down_s": round(seconds, 1), "side": side, **judge.modules.told(link.near)}
     text = f"has been down for {_long(seconds)}" if seconds >= 1 else "went down"
     yield Trouble(level, since, seconds / judge.drop, text, side, "the port is up again", "nic.state", more)
+
+
+def _slow(seen: Seen, link: Link) -> Iterator[Trouble]:
+    """Trained to less than it held; a ticket where new software or firmware of the last day may want it so."""
+    judge, i = seen.judge, link.near
+    if i not in judge.speeds.slow(seen.frame, judge.gates):
+        return
+    now, before = float(judge.speeds.newest[i]), float(judge.speeds.best[i])
+    changed = judge.gates.changed(link.near_name, seen.frame.topology)
+    level: Level = "ticket" if changed is not None and changed >= judge.speeds.whole(i) else "page"
+    text = f"runs at {now / 1000:g} Gb/s, was at {before / 1000:g}"
+    compared = Compared(now, before, None, "own past", 0, 1 - now / before, "share")
+    side, clears = "cannot tell which end: module, cable or port", "the port is back at its speed"
+    more = {"side": side, **judge.modules.told(i)}
+    yield Trouble(level, judge.speeds.since(i), before / now, text, side, clears, "nic.speed", more, compared)
 
 
 def _erring(seen: Seen, link: Link) -> Iterator[Trouble]:

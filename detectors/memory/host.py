@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from detectors.memory.growth import Growth
 from pipeline.records import SECOND, Frame
 
+Floats = NDArray[np.float64]
+
 DAY = 24 * 3600 * SECOND
 CELL = np.dtype([("bucket", "<f8"), ("since", "<i8"), ("on", "?"), ("lost", "<f8"), ("lost_at", "<i8")])
 
@@ -43,13 +45,22 @@ class Host:
         if grown is None and not cells["bucket"].any() and not cells["lost"].any():
             return
         more, lost = grown if grown is not None else np.zeros((2, n))
-        cells["since"] = np.where((more > 0) & (cells["bucket"] <= 0), frame.time, cells["since"])
+        which = np.flatnonzero((more > 0) | (lost > 0) | (cells["bucket"] > 0) | (cells["lost"] > 0))
+        kept = cells[which]
+        self._fill(kept, more[which], lost[which], gate[which], seconds, frame.time)
+        cells[which] = kept
+
+    def _fill(
+        self, cells: NDArray[Any], more: Floats, lost: Floats, gate: NDArray[np.bool_], seconds: float, time: int
+    ) -> None:
+        """Adds errors of some devices, and lets old ones go."""
+        cells["since"] = np.where((more > 0) & (cells["bucket"] <= 0), time, cells["since"])
         leak = seconds * self.limit * SECOND / DAY
         cells["bucket"] = np.clip(cells["bucket"] + np.where(gate, more, 0.0) - leak, 0.0, 2 * self.limit)
         cells["on"] = cells["bucket"] > np.where(cells["on"], self.limit / 2, self.limit)
         struck = gate & (lost > 0)
-        cells["lost_at"] = np.where(struck & (cells["lost"] <= 0), frame.time, cells["lost_at"])
-        kept = np.where(frame.time - cells["lost_at"] > DAY, 0.0, cells["lost"])
+        cells["lost_at"] = np.where(struck & (cells["lost"] <= 0), time, cells["lost_at"])
+        kept = np.where(time - cells["lost_at"] > DAY, 0.0, cells["lost"])
         cells["lost"] = np.where(struck, cells["lost"] + lost, kept)
 
     def bad_ones(self, frame: Frame) -> Iterator[tuple[int, Any]]:

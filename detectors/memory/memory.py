@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes, part
 from detectors.memory import rows
+from detectors.memory.cells import MEM
 from detectors.memory.growth import Growth
 from detectors.memory.host import Host
 from detectors.memory.rates import HOUR, Rates
@@ -26,25 +27,16 @@ from detectors.xid.levels import UNCONTAINED, number, resets
 from pipeline.records import SECOND, Finding, Frame, finite
 
 Bools = NDArray[np.bool_]
-MEM = np.dtype(
-    [
-        ("lost", "<f8"),  # uncorrected errors of device memory in this life
-        ("lost_at", "<i8"),
-        ("lost_rows", "<f8"),  # rows replaced when the first came
-        ("chip", "<f8"),  # uncorrected errors of caches and registers in this life
-        ("chip_at", "<i8"),
-        *rows.FIELDS,
-        ("heard_at", "<i8"),  # the newest reading of what follows
-        ("pending_at", "<i8"),  # since when a row waits for a reset; 0: none does
-        ("failed_at", "<i8"),
-        ("many_at", "<i8"),  # since when corrected errors of caches are above the limit
-        ("threshold_at", "<i8"),
-    ]
-)
 _STEADY = 60 * SECOND  # after announced work: memory needs no warm-up; chosen
 _DAY = 24 * 3600 * SECOND
 _SAID = 120 * SECOND  # between a counter's growth and the XID of it; counters are read every 10 s or more; chosen
-_STATES = ("pending_at", "failed_at", "many_at", "threshold_at", "spent_at")
+_FLAGS = {
+    "gpu.rows_pending": "pending_at",
+    "gpu.rows_failed": "failed_at",
+    "gpu.sram_corrected": "many_at",
+    "gpu.sram_threshold": "threshold_at",
+}
+_STATES = (*_FLAGS.values(), "spent_at")
 _SCORE = {"suspect": 1.0, "ticket": 2.0, "page": 3.0}
 
 
@@ -139,6 +131,13 @@ class Memory(Detector):
         for gpu in [g for g, (at, _) in self.said.items() if frame.time - at > _DAY]:
             del self.said[gpu]
 
+    def budget(self) -> list[str]:
+        return [
+            f"rate of corrected errors: {self.rates.budget()}",
+            f"servers and modules: a rule of {self.server_limit:g} and {self.module_limit:g} corrected errors a day",
+            "uncorrected errors, rows and banks: a rule on logged facts, no statistical alarm rate",
+        ]
+
     # --- GPUs --------------------------------------------------------------------------------------------------------
 
     def _of_gpus(self, frame: Frame, holding: set[str]) -> list[Finding]:
@@ -185,18 +184,19 @@ class Memory(Detector):
         cells = self.cells[: len(frame.entities)]
         replaced = rows.replaced(frame)
         bad = rows.spent(cells, replaced, frame.time, self.row_limit)
-        heard = np.isfinite(replaced)
-        for name, signal, limit in (
-            *(("pending_at", "gpu.rows_pending", 0.0), ("failed_at", "gpu.rows_failed", 0.0)),
-            *(("many_at", "gpu.sram_corrected", self.sram_limit), ("threshold_at", "gpu.sram_threshold", 0.0)),
-        ):
+        for signal, name in _FLAGS.items():
+            limit = self.sram_limit if name == "many_at" else 0.0
             reading, since = frame[signal], cells[name]
-            heard |= np.isfinite(reading)
             state = reading > limit
             if state.any() or since.any():
                 since[state & (since == 0)] = frame.time
                 since[np.isfinite(reading) & ~state] = 0
                 bad |= since > 0
+        if not bad.any():
+            return bad
+        heard = np.isfinite(replaced)
+        for signal in _FLAGS:
+            heard |= np.isfinite(frame[signal])
         cells["heard_at"] = np.where(heard, frame.time, np.minimum(cells["heard_at"], frame.time))
         gone = bad & (frame.time - cells["heard_at"] > _DAY)
         for name in _STATES if gone.any() else ():

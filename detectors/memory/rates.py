@@ -7,6 +7,7 @@ chapter 5), after every hour, and within it as soon as errors come.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.method.budget import GPUS
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]
@@ -69,6 +71,14 @@ class Rates:
             cells["count"][erred] += np.minimum(grown[erred], _CLUMP)
             cells["on"] |= erred & (self.score(n) > self.limit)
         return np.asarray(cells["on"])
+
+    def budget(self) -> str:
+        """What the limit costs: a likelihood ratio's mean time to a false alarm is at least e**limit samples (Lorden
+        1971)."""
+        hours = math.exp(self.limit)
+        tickets = 1000 * GPUS * 24 / hours
+        cost = f"limit {self.limit:g} is passed by a sound GPU once in {hours:,.0f} GPU-hours at least"
+        return f"{cost}, which is at most {tickets:.2g} tickets per 1,000 node-days"
 
     def score(self, n: int) -> Floats:
         """(N,) the sum, this hour included."""

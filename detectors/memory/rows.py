@@ -47,8 +47,10 @@ def note(cells: NDArray[Any], rows: Floats, time: int) -> None:
 
 def spent(cells: NDArray[Any], rows: Floats, time: int, limit: float) -> NDArray[np.bool_]:
     """(N,) whose spare rows are used up, or last less than SOON_DAYS; after that, less than twice that."""
-    since = cells["spent_at"]
-    days, grown = (time - cells["rows_at"]) / DAY, rows - cells["rows"]
+    since, grown = cells["spent_at"], rows - cells["rows"]
+    if not since.any() and not (grown >= LEAST_ROWS).any() and not (rows >= limit).any():
+        return np.zeros(len(cells), bool)
+    days = (time - cells["rows_at"]) / DAY
     soon = np.where(since > 0, 2 * SOON_DAYS, SOON_DAYS)
     fast = (grown >= LEAST_ROWS) & (days >= LEAST_DAYS) & ((limit - rows) * days < soon * grown)
     on = (rows >= limit) | fast

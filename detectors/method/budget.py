@@ -47,15 +47,23 @@ def threshold_for(ticks: float, slack: float = SLACK) -> float:
     return (low + high) / 2
 
 
-def budget(threshold: float, streams: int, step: float = USUAL_STEP) -> Budget:
-    """What `streams` sound streams of a node cost at a threshold, at a tick of `step` s."""
-    run = arl0(threshold)
+def budget(threshold: float, streams: int, step: float = USUAL_STEP, sides: int = 1) -> Budget:
+    """What `streams` sound streams of a node cost at a threshold, at a tick of `step` s.
+
+    sides: 2 where less than normal is harm too: two sums, either of which may pass it.
+    """
+    run = arl0(threshold) / sides
     return Budget(threshold, step, run, streams, 1000 * streams * DAY_S / step / run)
 
 
-def in_words(threshold: float, streams: int, step: float = USUAL_STEP) -> str:
+def rule(what: str) -> str:
+    """The line of a detector without statistics: `what` it goes by."""
+    return f"a rule on {what}: no statistical alarm rate"
+
+
+def in_words(threshold: float, streams: int, step: float = USUAL_STEP, sides: int = 1) -> str:
     """The budget as one line."""
-    b, alone = budget(threshold, streams, step), arl0(threshold + ALONE)
+    b, alone = budget(threshold, streams, step, sides), arl0(threshold + ALONE) / sides
     years = b.arl0 * step / DAY_S / 365.25
     return (
         f"threshold {threshold:g} at {step:g} s: a sound stream passes it once in {b.arl0:.2g} ticks"

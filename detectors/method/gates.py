@@ -36,13 +36,15 @@ class Gates:
         self._ended: dict[str, int] = {}  # job -> its newest job_end
         self._masks: dict[str, tuple[object, NDArray[np.bool_]]] = {}  # class -> newest answer of `working`
 
-    def hear(self, frames: Mapping[str, Frame]) -> None:
-        """Takes the events of an instant."""
+    def hear(self, frames: Mapping[str, Frame]) -> int | None:
+        """Takes the events of an instant; its time, None without a frame."""
+        time = max((frame.time for frame in frames.values()), default=None)
         events = [e for frame in frames.values() for e in frame.events if e.kind in _HEARD]
         for event in sorted(events, key=lambda e: (e.time, e.entity, e.kind)):
             self._take(event)
-        if frames:
-            self._forget(max(frame.time for frame in frames.values()))
+        if time is not None:
+            self._forget(time)
+        return time
 
     def _take(self, event: Event) -> None:
         if event.kind == "maintenance_start":

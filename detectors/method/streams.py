@@ -35,7 +35,7 @@ _GAIN = 5e-4  # least learning rate: a memory of about 2,000 samples
 _PRIOR = 16.0  # samples that the cohort's scale is worth against the own variance
 _MOST_EFFECT = 64.0  # deltas that one sample moves the effect by at most, so that one absurd value is soon forgotten
 _ABSURD = 1e9  # no temperature, logarithm or share is as large: such a value is none
-_LIFT = 3600  # s after which a cohort that moved as one is as it is now: its members learn anew; chosen
+LIFT = 3600  # s after which a cohort that moved as one is as it is now: its members learn anew; chosen
 _LOWEST, _HIGHEST = 15.0, 30.0  # thresholds below alarm within days, those above do so never
 
 
@@ -78,19 +78,37 @@ class Step:
     effect:   smoothed departure from own normal, transformed units.   score: the larger of the two sums.
     held:     seconds for which the effect has been at least delta.
     median, spread, size: of the cohort at this instant (size counts the entity itself); own normal, NaN and 0 without.
-    judged:   had a sample, and has learnt enough.   alone: compared with its own past only.
-    moved:    its cohort has too many conditions on one side: the cohort is the event, and blames no member.
+    judged:   had a sample, and has learnt enough.   alone: compared with its own past only.   groups: its cohort.
+    off:      has a condition, or is as far off without one yet: +1 more than normal, -1 less, 0 neither.
+    moved:    too many of its cohort are off on one side: the cohort is the event, and blames no member.
     """
 
-    def __init__(self, cells: Singles, words: NDArray[np.uint32], residual: Singles, cohort: Cohort) -> None:
+    def __init__(
+        self,
+        cells: Singles,
+        words: NDArray[np.uint32],
+        residual: Singles,
+        cohort: Cohort,
+        channel: Channel,
+        before: Bools,
+    ) -> None:
         self._cells, self._words, self._residual, self._cohort = cells, words, residual, cohort
+        self._channel = channel
         up, down = (words & kernel.ON_UP) != 0, (words & kernel.ON_DOWN) != 0
         self.on, self.below = up | down, down & ~up
         self.alone = cohort.groups < 0
-        measured = np.isfinite(residual)
-        self.moved = _moved(up, measured, cohort)
-        if down.any():
-            self.moved |= _moved(down, measured, cohort)
+        self.moved = np.zeros(len(residual), bool)
+        if self.on.any():
+            off = np.where(np.isfinite(residual), self.off, 0)
+            for side in (off > 0, off < 0):
+                self.moved |= _moved(side, self.on, cohort, before)
+
+    @property
+    def off(self) -> NDArray[np.int8]:
+        effect, delta = self.effect, self._channel.delta
+        more = (effect >= delta) | (self.on & ~self.below)
+        less = ((effect <= -delta) & self._channel.both) | self.below
+        return np.asarray(more.astype(np.int8) - less.astype(np.int8))
 
     @property
     def effect(self) -> Singles:
@@ -108,6 +126,10 @@ class Step:
     def judged(self) -> Bools:
         learnt = ((self._words >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS) >= LEARN
         return np.asarray(learnt & np.isfinite(self._residual))
+
+    @property
+    def groups(self) -> NDArray[np.int32]:
+        return self._cohort.groups
 
     @property
     def median(self) -> Singles:
@@ -142,6 +164,7 @@ class Streams:
     last: int = 0
     step_s: float = 0.0
     _room: Singles = field(default_factory=lambda: np.empty((5, 0), np.float32), repr=False)
+    _moved: Bools = field(default_factory=lambda: np.zeros(0, bool), repr=False)
     _alone: Bools = field(default_factory=lambda: np.zeros(0, bool), repr=False)
     _groups: NDArray[np.int32] | None = field(default=None, repr=False)
     _settings: tuple[Channel, Singles] | None = field(default=None, repr=False)
@@ -174,16 +197,25 @@ class Streams:
         cells, words = self.cells[:, :size], self.cells[kernel.WORD].view(np.uint32)[:size]
         if self._settings is None or self._settings[0] is not self.channel:
             self._settings = self.channel, self.channel.settings()
+        still, learnt = self._still(words)
         kernel.advance(cells, words, residual, scale, wide, limit, self._settings[1], np.uint32(seconds or 0))
-        step = Step(cells, words, residual, cohort)
+        cells[: len(learnt), still] = learnt
+        step = Step(cells, words, residual, cohort, self.channel, self._moved[:size])
+        self._moved[:size] = step.moved
         self._lift(step, groups)
         return step
+
+    def _still(self, words: NDArray[np.uint32]) -> tuple[NDArray[np.intp], Singles]:
+        """Who learns nothing now, and baseline and variance of those: a cohort that moves has no median to learn."""
+        moved = np.flatnonzero(self._moved[: len(words)])
+        still = moved[((words[moved] >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS) >= LEARN]
+        return still, self.cells[: kernel.VARIANCE + 1, still].copy()
 
     def _lift(self, told: Step, groups: NDArray[np.int32]) -> None:
         """Lets a cohort that moved for long learn anew, all that moved at once: else those left would stand out."""
         if not told.moved.any():
             return
-        old = told.moved & told.on & (told.held >= _LIFT)
+        old = told.moved & told.on & (told.held >= LIFT)
         if old.any():
             self.forget(np.isin(groups, groups[old]) & (told.score > _FROZEN))
 
@@ -193,17 +225,19 @@ class Streams:
         self.cells[:, : len(mask)][:, mask] = 0.0
 
     def snapshot(self) -> dict[str, Any]:
-        return {"cells": self.cells.copy(), "last": self.last, "step_s": self.step_s, "alone": self._alone.copy()}
+        arrays = {"cells": self.cells.copy(), "alone": self._alone.copy(), "moved": self._moved.copy()}
+        return {**arrays, "last": self.last, "step_s": self.step_s}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.cells, self.last, self.step_s = state["cells"], state["last"], state["step_s"]
-        self._alone, self._groups = state["alone"], None
+        self._alone, self._moved, self._groups = state["alone"], state["moved"], None
 
     def _grow(self, size: int) -> None:
         if size > self.cells.shape[1]:
             wider = np.zeros((6, size), np.float32)
             wider[:, : self.cells.shape[1]] = self.cells
             self.cells = wider
+            self._moved = np.append(self._moved, np.zeros(size - len(self._moved), bool))
         if size > self._room.shape[1]:
             self._room = np.empty((5, size), np.float32)
 
@@ -235,13 +269,18 @@ class Streams:
         self._groups, self._alone = groups.copy(), alone
 
 
-def _moved(on: Bools, measured: Bools, cohort: Cohort) -> Bools:
-    """(N,) those of cohorts of which more than MOST are on, of those that were measured."""
-    if not on.any():
-        return np.zeros(len(on), bool)
-    mine = cohort.groups >= 0
-    if not mine.any():
-        return np.zeros(len(on), bool)
-    struck = np.bincount(cohort.groups[mine], (on & measured)[mine], len(cohort.size))
-    fallen = (struck > MOST * cohort.size) & (cohort.size >= LEAST_COHORT)
-    return np.asarray(np.append(fallen, False)[cohort.groups])
+def _moved(off: Bools, on: Bools, cohort: Cohort, before: Bools) -> Bools:
+    """(N,) those of cohorts of which more than MOST are off, of those that were measured, one with a condition.
+
+    Many that are off alike widen the spread of their cohort, and the sums of some rise late: they count all the same.
+    A cohort that moved does so until half of that is left, and while nobody of it is measured.
+    """
+    mine, size = cohort.groups >= 0, cohort.size
+    if not (on & mine).any():
+        return np.zeros(len(off), bool)
+    all_of, off_of, on_of, moved_of = (
+        np.bincount(cohort.groups[mine & one], minlength=len(size)) for one in (mine, off, off & on, before)
+    )
+    goes_on = 2 * moved_of > all_of
+    fallen = (off_of > np.where(goes_on, MOST / 2, MOST) * size) & (on_of > 0) & (size >= LEAST_COHORT)
+    return np.asarray(np.append(fallen | (goes_on & (size == 0)), False)[cohort.groups])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -14,8 +14,11 @@ from detectors.method.evidence import evidence
 from detectors.method.feeds import SIGNALS as FEED_SIGNALS
 from detectors.method.feeds import Feeds
 from detectors.method.gates import Gates
+from detectors.power import sags
 from detectors.power.supplies import INPUT, OUTPUT, PULLED, STATUS, Lost, Supplies
 from detectors.power.supplies import SIGNALS as SUPPLY_SIGNALS
+from detectors.power.voltages import MAINS, RAIL, Voltages
+from detectors.power.voltages import SIGNALS as VOLTAGE_SIGNALS
 from detectors.telemetry.silence import Homes, LastSeen, shared
 from pipeline.records import LEVELS, SECOND, Finding, Frame, Level
 from pipeline.topology import Topology, kind_of
@@ -42,8 +45,13 @@ class Power(Detector):
     live on another feed, or the meter is wrong. The brake bit without a lost supply is a ticket, after `brake_seconds`
     a page. The power cap bit (0x4) is policy, and swings of whole jobs are work: nothing is said of either.
 
+    A voltage is off when twice in a row it is a tenth from its usual (a 12 V rail 5 %), or told out of range: a
+    ticket, of many below one feed, rack or row that one's. It pages where it is off by more than a fifth on many, or
+    the brake holds GPUs there. A feed's meter whose supplies see nothing, or a rail among sound ones, is a suspect.
+
     Source: NVML's clock event reasons; Redfish Status and LineInputStatus. Load sharing lifts each of the rest by
-    1/(n-1). brake_seconds: chosen; a site that sheds load for minutes on purpose has paid for that.
+    1/(n-1). Voltages: ITI (CBEMA) curve of 2000; EPS12V. brake_seconds: chosen; a site that sheds load for minutes on
+    purpose has paid for that.
     """
 
     name: ClassVar[str] = "power"
@@ -53,11 +61,13 @@ class Power(Detector):
     wants: ClassVar[tuple[str, ...]] = (
         *SUPPLY_SIGNALS,
         *FEED_SIGNALS,
+        *VOLTAGE_SIGNALS,
         *("node.load1", "event:maintenance_start", "event:maintenance_end"),
     )
     blind: ClassVar[str] = (
         "A supply that fails while nobody reads its BMC, whether supply or cord is to blame where no input is told, "
-        "and a cold spare that would not start."
+        "a cold spare that would not start, a sag that is over between two readings, and a voltage that was wrong from "
+        "the first reading on."
     )
 
     brake_seconds: float = 300.0
@@ -68,6 +78,7 @@ class Power(Detector):
     gates: Gates = part(Gates)
     feeds: Feeds = part(Feeds)
     supplies: Supplies = part(Supplies)
+    voltages: Voltages = part(Voltages)
     nodes: LastSeen = part(lambda: LastSeen({"node": "node.load1"}))
     conditions: Open = notes()
 
@@ -83,15 +94,34 @@ class Power(Detector):
         self.nodes.look(frames, time)
         self.feeds.look(frames.get("power"), time)
         self.supplies.look(frames.get("psu"), time)
+        self.voltages.look(frames, time)
         held = self._brakes(frames.get("gpu"), time)
         lost = [each for each in self.supplies.lost(topology, time) if not self._worked_on(each, topology, time)]
-        found = [*self._lost(lost, held, time), *self._dark(topology, time), *self._held(lost, held, topology, time)]
+        off = list(sags.findings(self.voltages, held, topology, time, self.name, self._quiet(topology, time)))
+        excused = {node for each in lost for node in each.chassis} | sags.below(held, off, topology)
+        found = [*self._lost(lost, held, time), *self._dark(topology, time), *off]
+        found += self._held(excused, held, topology, time)
         if not found and not self.conditions:
             return []
         of_each = _joined(found)
         close(self.conditions, {f.entity for f in of_each})
         due = ((f, tell(self.conditions, f.entity, time, f.onset, f.level)) for f in of_each)
         return [replace(f, onset=told[0], level=told[1]) for f, told in due if told is not None]
+
+    def _quiet(self, topology: Topology, time: int) -> Callable[[str], bool]:
+        return lambda entity: self.gates.in_work(entity, topology, time)
+
+    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+        """The voltage that it has now is the usual one."""
+        super().forgive(entity, frames)
+        self.voltages.forget(entity)
+
+    def budget(self) -> list[str]:
+        return [
+            "lost supplies, dark feeds, brake: a rule on logged facts, no statistical alarm rate",
+            f"voltages: a rule of {MAINS:.0%} ({RAIL:.0%} for 12 V) twice in a row; a meter's 1 % is 10 of its"
+            " deviations below that, so noise alone never reaches it",
+        ]
 
     def _worked_on(self, lost: Lost, topology: Topology, time: int) -> bool:
         around = (lost.entity, *lost.chassis, *lost.supplies)
@@ -165,9 +195,8 @@ class Power(Detector):
             signals = ("power.voltage", "power.draw")
             yield Finding(time, known["since"], entity, self.name, level, score, summary, told, signals)
 
-    def _held(self, lost: list[Lost], held: Mapping[str, int], topology: Topology, time: int) -> Iterator[Finding]:
-        """The brake where no supply is lost; of all nodes of a rack or unit, it is braked."""
-        excused = {node for each in lost for node in each.chassis}
+    def _held(self, excused: set[str], held: Mapping[str, int], topology: Topology, time: int) -> Iterator[Finding]:
+        """The brake where no supply is lost and no voltage is off; of all nodes of a rack or unit, it is braked."""
         left = {n: at for n, at in held.items() if n not in excused and not self.gates.in_work(n, topology, time)}
         for entity, nodes in self._places(left, topology).items():
             since = min(left[n] for n in nodes)

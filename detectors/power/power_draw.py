@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from detectors.detector import Detector, memory, notes, part
+from detectors.method.budget import GPUS, in_words
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.gates import Gates
+from detectors.method.group_events import GroupEvents, Quantity
 from detectors.method.streams import Channel, Step, Streams
 from detectors.power.draw_fit import Bools, DrawFit, Floats
 from detectors.straggler.seats import Seats
@@ -28,6 +30,10 @@ _SMOOTH = 60.0  # s over which power and work are averaged alike: they are read 
 _STEPS = 0.3  # share by which the work differs from its average while the load steps; chosen
 _MOST = 60.0  # s for which a hole in the telemetry counts
 _FEWEST, _AT_WORK = 4, 0.2  # members of a cohort, and share of it, that must be at work; as thermal has it
+_TOGETHER = Quantity(
+    ("gpu.power", "gpu.sm_clock"), "draw more than the others at their work", "draw less than the others at their work"
+)
+_PHASE = 1800 * SECOND  # for so long many must be off alike: three phases of a job; chosen
 _NODE = 0.5  # share of a node's GPUs on one side from which on its work or its host is odd, not a board; chosen
 _K_PER_W = 0.03  # least thermal resistance of a liquid-cooled GPU; air-cooled ones have more
 _FOLLOWS, _LEAST_K = 0.35, 1.0  # share of the heat that a true change of power shows at least, and K; chosen
@@ -70,6 +76,7 @@ class PowerDraw(Detector):
     heats: Streams = part(lambda: Streams(Channel(floor=0.8, delta=_LEAST_K, phi=0.6, both=True)))
     gates: Gates = part(Gates)
     seats: Seats = part(Seats)
+    group: GroupEvents = part(lambda: GroupEvents(_TOGETHER, _PHASE))
     power: Floats = memory(np.nan)  # W and GHz, smoothed alike
     work: Floats = memory(np.nan)
     inner: Bools = memory(False, np.bool_)  # whether the activity of the multiprocessors was ever told
@@ -81,6 +88,12 @@ class PowerDraw(Detector):
 
     def __post_init__(self) -> None:
         self.draws.channel = Channel(floor=0.02, delta=self.delta, phi=0.6, both=True)
+
+    def budget(self) -> list[str]:
+        return [
+            f"draw: {in_words(self.draws.channel.limit(_RHYTHM), GPUS, _RHYTHM)}, both ways twice that",
+            f"temperature: only a condition of the draw asks for it; {self.hold:g} s of hold, and it never pages",
+        ]
 
     def choose(
         self, used: Collection[str], available: Collection[str] | None, catalogue: Mapping[str, Signal]
@@ -108,12 +121,15 @@ class PowerDraw(Detector):
         gate = self._enough(gate & np.isfinite(line))
         step = self.draws.step(np.log(learnt / line), self.seats.groups, frame.time, gate)
         heat = self.heats.step(frame["gpu.temperature"], self.seats.groups, frame.time, gate)
+        sure = self.inner[: len(gate)] & self.seats.placed  # else other work looks the same
+        seats = self.seats
+        alike = self.group.take(frame, frame.entities, step, seats.cohort, self.gates, self.name, sure)
         on = step.on & ~step.moved
         if not on.any():
             self.since[:] = 0
             close(self.conditions, set())
-            return []
-        return self._told(frame, step, heat, on)
+            return alike
+        return [*self._told(frame, step, heat, on), *alike]
 
     def _renew(self, frame: Frame) -> None:
         """Learns those anew on whom people worked, or whose company is another."""

@@ -85,7 +85,7 @@ class Supplies:
         learn = measured & (why == 0)
         c["count"][:n] += learn
         gain = np.maximum(_GAIN, 1 / np.maximum(c["count"][:n], 1))
-        c["usual"][:n] += np.where(learn, gain * (np.nan_to_num(output) - c["usual"][:n]), 0)
+        c["usual"][:n] += np.where(learn, gain * (output - c["usual"][:n]), 0)
         if why.any() or c["bad"].any():
             self._judge(why, spoke, frame.time)
 

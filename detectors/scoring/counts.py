@@ -56,7 +56,7 @@ COUNTS: Mapping[str, Counting] = {
     "leaf_crash": _of("page", f"link {_BLIND}", "leaf pod fabric"),
     "nic_stall": _of("page", f"{_LINK} straggler", "port node"),
     # not a link fault: the job or the switch is named, a port never
-    "congestion": _of("ticket", "link_congestion straggler_job", "job stage leaf rail pod fabric"),
+    "congestion": _of("ticket", "link_congestion straggler_inferred straggler_job", "job stage leaf rail pod fabric"),
     # hosts
     "host_contention": _of("page", _SLOW, "node"),
     "host_fault": _of("page", f"memory power {_SLOW} xid {_BLIND}", "node"),
@@ -75,6 +75,11 @@ COUNTS: Mapping[str, Counting] = {
     "job_hang": _of("page", "straggler_job", "job"),
     "data_stall": _of("ticket", "straggler_job", "job"),
 }
+SOFT: Mapping[str, Counting] = {
+    # without a wrong digest only training shows it: no proof, so nobody is woken; the GPU is to be tested
+    "sdc": _of("ticket", "sdc sdc_replica sdc_gradient", "gpu node"),
+}
+"""What counts instead of COUNTS where an event is `soft`: its kind is a logged fact in others."""
 ANY = Counting("page", None, None)
 """Of a kind that is not in COUNTS, so that own labels can be scored: any page on the root or an ancestor."""
 

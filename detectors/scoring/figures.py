@@ -33,7 +33,7 @@ def figures(records: Records) -> dict[str, Any]:
         "missed": [e.id for e in counted if not e.found],
         "small": block(small),
         "large": block(large),
-        "page_kinds": block([e for e in counted if counting(e.kind).level == "page"]),
+        "page_kinds": block([e for e in counted if counting(e.kind, e.detectability).level == "page"]),
         "not_sought": _not_sought(records),
         "tickets": _said("ticket", records, counted),
         "false_by_detector": _counted(f.detector for f in pages),

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from detectors.scoring.alerts import Alert
-from detectors.scoring.counts import ANY, COUNTS, Counting
+from detectors.scoring.counts import ANY, COUNTS, SOFT, Counting
 from detectors.scoring.inputs import Truth
 from detectors.scoring.world import World
 from pipeline.records import SECOND, Level
@@ -24,9 +24,10 @@ FREE = 6 * 3600 * SECOND
 """How long further alerts of the same incident on the same event cost nothing."""
 
 
-def counting(kind: str) -> Counting:
-    """What answers a kind."""
-    return COUNTS.get(kind, ANY)
+def counting(kind: str, detectability: str = "hard") -> Counting:
+    """What answers an event of a kind."""
+    soft = SOFT.get(kind) if detectability == "soft" else None
+    return soft or COUNTS.get(kind, ANY)
 
 
 def within(time: int | None, event: Truth) -> bool:
@@ -36,7 +37,7 @@ def within(time: int | None, event: Truth) -> bool:
 
 def fits(alert: Alert, event: Truth, world: World) -> bool:
     """Whether detector, cause, level and time make it an answer. What is invisible excuses a page on itself alone."""
-    wanted = counting(event.kind)
+    wanted = counting(event.kind, event.detectability)
     time = alert.at(wanted.level)
     if time is None or not within(time, event):
         return False
@@ -63,7 +64,7 @@ def match(events: Sequence[Truth], alerts: Sequence[Alert], world: World) -> dic
         (a, e)
         for e, event in enumerate(events)
         if event.detectability != "benign"
-        for a in clock.during(event, counting(event.kind).level)
+        for a in clock.during(event, counting(event.kind, event.detectability).level)
         if fits(alerts[a], event, world)
     ]
     answered: dict[int, int] = {}
@@ -143,7 +144,7 @@ def _prefer_early(
             idle.setdefault(e, []).append(a)
     taken: set[int] = set()
     for e in sorted(answered, key=lambda e: (events[e].onset, events[e].id)):
-        level = counting(events[e].kind).level
+        level = counting(events[e].kind, events[e].detectability).level
         told = {
             a: time
             for a in (answered[e], *idle.get(e, ()))

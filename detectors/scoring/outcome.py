@@ -58,7 +58,7 @@ def _event(place: int, case: Case, recording_end: int | None) -> EventRecord:
 def _answer(place: int, end: int, case: Case) -> dict[str, Any]:
     """Delays end with the event, but not those of an instant, which would all be 0."""
     event, alert = case.events[place], case.alerts[case.answers[place]]
-    time = alert.at(counting(event.kind).level)
+    time = alert.at(counting(event.kind, event.detectability).level)
     assert time is not None
     late = time > end > event.onset
     places = [any(case.world.same(named, root, time) for root in event.entities) for named in alert.suspects[:3]]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from detectors.detector import Detector, notes, part
+from detectors.method.budget import DAY_S, GPUS
 from detectors.method.conditions import Open, close, tell
 from detectors.method.gates import Gates
 from detectors.method.told import text
-from detectors.sdc.ledger import Ledger, Record
+from detectors.sdc.ledger import UPSET, Ledger, Record
 from detectors.sdc.tested import Tested, Users
 from detectors.sdc.votes import Verdict, Votes, complete
 from detectors.sdc.words import cleared_words, findings_evidence, summary
@@ -79,6 +81,14 @@ class SdcVote(Detector):
             self._take(told, topology, over)
         self._sweep(time)
         return self._findings(time, topology, over) if self.ledger.records or self.conditions else []
+
+    def budget(self) -> list[str]:
+        wrong = UPSET * DAY_S * self.ledger_days  # with a round a second: more than any schedule of canaries has
+        pages = wrong**self.page_at / math.factorial(int(self.page_at)) * 1000 * GPUS / self.ledger_days
+        return [
+            f"digests: a rule on exact bits; at {UPSET:g} upsets a round and a round a second, {self.page_at} in"
+            f" {self.ledger_days:g} days on one sound GPU make at most {pages:.2g} pages per 1,000 node-days"
+        ]
 
     def _take(self, told: Sequence[Event], topology: Topology, over: dict[str, str]) -> None:
         """The results of an instant. over: devices whose condition ended, and why."""

@@ -1,4 +1,4 @@
-"""Finds ranks whose gradient alone leaps or stops being a number: what the peers of its stage do not show."""
+"""Finds ranks whose gradient alone leaps or stops being a number, and jobs of which all ranks' gradients leap."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes
+from detectors.method.budget import DAY_S, GPUS
 from detectors.method.cohorts import Peers
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
-from pipeline.records import SECOND, Finding, Frame
+from detectors.method.medians import grouped_median
+from detectors.method.streams import USUAL_STEP
+from pipeline.records import SECOND, Finding, Frame, Level
 
 _NORM, _COUNT = "rank.gradient_norm", "rank.nonfinite"
 _LEARN = 20  # samples before a rank is judged: the replay contract
@@ -30,9 +33,12 @@ Bools = NDArray[np.bool_]
 class SdcGradient(Detector):
     """A rank whose local gradient norm is `factor` times its stage's median, and times its usual, is a suspect.
 
-    So is one that alone counts a loss or gradient that is no number. It stays for `hold` seconds after the last time.
-    What a large part of a stage shows together is the batch (a loss spike) and blames nobody. It is never more than
-    a suspect: norms show few corruptions, and data and numerics leap too; a canary or a replica's digest must confirm.
+    It is a ticket, to test the GPU, if it leaps in a second step, by `factor` squared, or alone counts a loss or
+    gradient that is no number: data alone hardly does that. It never pages: norms show few corruptions, and data and
+    numerics leap too; a canary or a replica's digest must confirm. It stays for `hold` seconds after the last time.
+
+    What a large part of a stage shows together is the batch (a loss spike) or, where norms are told after the
+    all-reduce, may be one GPU among many: the job is a silent suspect, its results in doubt, and no GPU is blamed.
 
     Source: the factor of 5 is ByteRobust's (SOSP 2025) for loss and gradient norm; that under half of the corruptions
     show so: SDCHunter (OSDI 2026); 1 % of them end as NaN or infinity: "Anatomy of GPU SDC" (DSN 2026). Rest chosen.
@@ -44,8 +50,8 @@ class SdcGradient(Detector):
     needs: ClassVar[tuple[str, ...]] = (_NORM,)
     wants: ClassVar[tuple[str, ...]] = (_COUNT,)
     blind: ClassVar[str] = (
-        "Small errors, which are most; norms told after the all-reduce, which are the same on all ranks; stages of "
-        "fewer than four ranks; corruption that strikes a third of a stage at once."
+        "Small errors, which are most; whose fault it is where norms are told after the all-reduce, or a third of a "
+        "stage leaps at once; stages of fewer than four ranks."
     )
 
     factor: float = 5.0
@@ -55,6 +61,7 @@ class SdcGradient(Detector):
     usual: Floats = memory(0.0)
     spread: Floats = memory(0.0)
     seen: Floats = memory(0.0)
+    level: Floats = memory(np.nan)  # usual logarithm of its stage's median
     last: Floats = memory(np.nan)
     count: Floats = memory(np.nan)
     held: dict[str, dict[str, Any]] = notes()
@@ -73,6 +80,18 @@ class SdcGradient(Detector):
             self._no_numbers(frame, groups)
         return self._findings(frame) if self.held or self.conditions else []
 
+    def budget(self) -> list[str]:
+        sure = _SURE * math.sqrt(2 / math.pi)  # in standard deviations: of normal samples one is 1.25 mean deviations
+        chance = math.erfc(sure / math.sqrt(2)) / 2
+        suspects, spread = 1000 * GPUS * DAY_S / USUAL_STEP * chance, math.expm1(math.log(self.factor) / sure)
+        return [
+            f"leaps: {self.factor:g} times the median, and {sure:.1f} standard deviations of the rank's own logarithms:"
+            f" at most {suspects:,.0f} silent suspects per 1,000 node-days where a rank's norm varies by {spread:.0%}"
+            f" and more, next to none where it varies less; tickets ask for two of them within {self.hold:g} s, or"
+            f" {self.factor**2:g} times the median; never a page",
+            "losses that are no number: a rule on a counter, no statistical alarm rate",
+        ]
+
     def _leaps(self, frame: Frame, groups: NDArray[np.int32]) -> None:
         norm = frame[_NORM]
         size = len(norm)
@@ -80,22 +99,37 @@ class SdcGradient(Detector):
         if not fresh.any():
             return
         y = np.where(fresh, np.log(np.where(fresh, norm, 1.0)), np.nan)
-        median, members = _medians(y, groups, fresh)
+        median, members = grouped_median(y, groups)
         residual = y - median
         judged = fresh & (members >= self.least)
+        new = norm != self.last[:size]  # of another step than the reading before
+        self._jobs(frame, median, judged & new, members)
         departure = np.where(judged, residual - self.usual[:size], 0.0)
         limit = math.log(self.factor)
         leap = judged & (self.seen[:size] >= _LEARN) & (residual >= limit) & (departure >= limit)
         leap &= departure >= _SURE * self.spread[:size]
         if leap.any():
             moved = judged & (departure >= limit / 2)  # where half of a stage leaps, its median lies between
-            mine = leap & _few(moved, groups, judged)
+            mine = leap & new & _few(moved, groups, judged)
             for i in np.flatnonzero(mine).tolist():
                 peers = int(members[i]) - 1
                 ratio = math.exp(float(residual[i]))
                 self._hold(frame, i, "leap", float(norm[i]), math.exp(float(median[i])), ratio, peers)
-        self._learn(judged & (norm != self.last[:size]) & ~leap, departure)
+        self._learn(judged & new & ~leap, departure)
         self.last[:size] = np.where(fresh, norm, self.last[:size])
+
+    def _jobs(self, frame: Frame, median: Floats, judged: Bools, members: NDArray[np.int64]) -> None:
+        """Jobs of which a whole stage leaps."""
+        level, limit = self.level[: len(median)], math.log(self.factor)
+        above = np.where(judged, median - level, 0.0)
+        struck = (above >= limit) & (self.seen[: len(median)] >= _LEARN)
+        for i in np.flatnonzero(struck).tolist() if struck.any() else ():
+            job = frame.topology.above_of_kind(frame.entities[i], "job")
+            if job is not None and self.held.get(job, {}).get("last") != frame.time:
+                now, usual = math.exp(float(median[i])), math.exp(float(level[i]))
+                self._enter(frame, i, job, "job", (now, usual, now / usual, int(members[i]) - 1))
+        np.copyto(level, median, where=judged & np.isnan(level))
+        level += _GAIN * np.clip(np.where(judged, median - level, 0.0), -limit, limit)
 
     def _learn(self, mask: Bools, departure: Floats) -> None:
         """What is usual for each rank; a step that was seen already teaches nothing, a leap neither."""
@@ -122,14 +156,19 @@ class SdcGradient(Detector):
 
     def _hold(self, frame: Frame, i: int, what: str, value: float, expected: float, ratio: float, peers: int) -> None:
         rank = frame.entities[i]
-        entity = frame.topology.above_of_kind(rank, "gpu") or rank
-        record = self.held.setdefault(entity, {"since": frame.time, "times": 0})
+        self._enter(frame, i, frame.topology.above_of_kind(rank, "gpu") or rank, what, (value, expected, ratio, peers))
+
+    def _enter(self, frame: Frame, i: int, entity: str, what: str, numbers: tuple[float, float, float, int]) -> None:
+        """Holds a GPU or a job. numbers: value, what was expected, their ratio, and how many peers there are."""
+        value, expected, ratio, peers = numbers
+        record = self.held.setdefault(entity, {"since": frame.time, "times": 0, "sure": False})
         if record.get("last") != frame.time:
             record["times"] += 1
-        record |= {"what": what, "value": value, "expected": expected, "ratio": ratio, "peers": peers, "rank": rank}
-        record |= {"last": frame.time, "cohort": self._peers.name(frame, i)}
-        for entity in list(self.held)[:-_KEPT]:
-            del self.held[entity]
+        record["sure"] |= what != "job" and (record["times"] > 1 or ratio >= self.factor**2)
+        record |= {"what": what, "value": value, "expected": expected, "ratio": ratio, "peers": peers}
+        record |= {"last": frame.time, "cohort": self._peers.name(frame, i), "rank": frame.entities[i]}
+        for old in list(self.held)[:-_KEPT]:
+            del self.held[old]
 
     def _findings(self, frame: Frame) -> list[Finding]:
         time = frame.time
@@ -138,11 +177,21 @@ class SdcGradient(Detector):
         close(self.conditions, set(self.held))
         found = []
         for entity, record in sorted(self.held.items()):
-            if due := tell(self.conditions, entity, time, record["since"], "suspect"):
-                found.append(self._finding(entity, time, due[0], record))
+            level: Level = "ticket" if record["sure"] else "suspect"
+            if due := tell(self.conditions, entity, time, record["since"], level):
+                words = self._of_job if record["what"] == "job" else self._of_gpu
+                found.append(words(entity, time, due, record))
         return found
 
-    def _finding(self, entity: str, time: int, onset: int, record: Mapping[str, Any]) -> Finding:
+    def _of_job(self, job: str, time: int, due: tuple[int, Level], record: Mapping[str, Any]) -> Finding:
+        value, usual, ratio = record["value"], record["expected"], record["ratio"]
+        what = f"gradient norms of {record['cohort']} leapt together to {value:.3g}, {ratio:.1f} times the usual"
+        words = f"{job}: {what}; a batch, or a GPU that computes wrongly: its results since are in doubt"
+        compared = Compared(value, usual, None, "own past", 0, ratio - 1, "1")
+        facts = evidence(f"{self.hold / 60:g} min without another", compared, times=record["times"], cannot_tell=True)
+        return Finding(time, due[0], job, self.name, due[1], min(ratio, 1e6), words, facts, (_NORM,))
+
+    def _of_gpu(self, entity: str, time: int, due: tuple[int, Level], record: Mapping[str, Any]) -> Finding:
         peers, cohort, leap = record["peers"], record["cohort"], record["what"] == "leap"
         if leap:
             what = f"a gradient norm of {record['value']:.3g}, {record['ratio']:.1f} times the median of {peers} peers"
@@ -160,19 +209,7 @@ class SdcGradient(Detector):
         )
         signals = (_NORM, _COUNT) if leap else (_COUNT, _NORM)
         score = min(record["ratio"], 1e6)
-        return Finding(time, onset, entity, self.name, "suspect", score, words, facts, signals)
-
-
-def _medians(y: Floats, groups: NDArray[np.int32], there: Bools) -> tuple[Floats, NDArray[np.int64]]:
-    """(N,) median of each one's group, and how many of it were there."""
-    mine = np.flatnonzero(there)
-    order = mine[np.lexsort((y[mine], groups[mine]))]
-    counts = np.bincount(groups[mine], minlength=int(groups.max()) + 1)
-    first = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    low = np.minimum(first + np.maximum(counts - 1, 0) // 2, len(order) - 1)
-    high = np.minimum(first + counts // 2, len(order) - 1)
-    median = np.where(counts > 0, 0.5 * (y[order[low]] + y[order[high]]), np.nan)
-    return np.append(median, np.nan)[groups], np.append(counts, 0)[groups]
+        return Finding(time, due[0], entity, self.name, due[1], score, words, facts, signals)
 
 
 def _few(struck: Bools, groups: NDArray[np.int32], there: Bools) -> Bools:

@@ -74,6 +74,12 @@ class SdcReplica(Detector):
         self._forget(time)
         return self._findings(time)
 
+    def budget(self) -> list[str]:
+        return [
+            f"replicas: a rule on exact bits, in {self.page_at} steps or more: no statistical alarm rate; divergence by"
+            " software that strikes one rank alone is the only false alarm that is left"
+        ]
+
     def _saved(self, event: Event) -> None:
         for record in self.gpus.values():
             if record["job"] == event.entity:

@@ -23,7 +23,8 @@ CAPPED = 0x4
 _BITS = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 """NVML clock event reasons that are no policy; the same that Azure's node health checks fail on."""
 _THROTTLE = np.uint64(sum(_BITS))
-_CLOCK = Channel(floor=0.01, delta=0.03)  # 3 % of clock: two of the 15 MHz steps in which clocks are told; chosen
+CLOCK = Channel(floor=0.01, delta=0.03)
+"""3 % of clock: two of the 15 MHz steps in which clocks are told. Chosen."""
 _FRESH = 60 * SECOND  # how long a throttle bit explains slowness; chosen
 _PRESSED, _TIMES = 0.10, 3.0
 """Least share of the time in which tasks wait for a processor, and times that of the job's other nodes, that explain
@@ -52,7 +53,7 @@ class Causes:
     """Watches GPUs and nodes of ranks; arrays by slot, of nodes by their place in the frame."""
 
     def __init__(self) -> None:
-        self.clocks = Streams(_CLOCK)
+        self.clocks = Streams(CLOCK)
         self.throttled, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
         self.pcie: dict[str, Floats] = {"gpu.pcie_width": np.empty(0), "gpu.pcie_generation": np.empty(0)}
         self.capped, self.told = np.empty(0, bool), np.empty(0, bool)
@@ -140,7 +141,7 @@ class Causes:
         score, effect = (
             self.clocks.cells[[kernel.UP, kernel.EFFECT], slot] if slot < self.clocks.cells.shape[1] else (0, 0)
         )
-        if effect >= _CLOCK.delta and score > _CLOCK.threshold / 2:
+        if effect >= CLOCK.delta and score > CLOCK.threshold / 2:
             below = -float(np.expm1(-effect))
             words = f"SM clock {100 * below:.0f} % below what its peers lead one to expect"
             found.append(Cause("sm_clock_below_peers", words, "gpu.sm_clock", True, round(below, 4)))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.method.streams import Bools, Floats, Step
+from detectors.straggler.watched import Watched
 from pipeline.records import SECOND, Frame
-
-if TYPE_CHECKING:
-    from detectors.straggler.straggler_inferred import StragglerInferred
 
 _PART = 0.5  # of a node's GPUs that show the same: then the node is blamed, not its GPUs one by one; chosen
 _FRESH = 120 * SECOND  # since a GPU was last at work; chosen: beyond a checkpoint
@@ -36,15 +34,20 @@ class Signs:
     clocks: Step
     duty: Step
 
+    @property
+    def anybody(self) -> Bools:
+        """(N,) which GPUs show anything."""
+        return self.fast | self.slow | self.stuck | self.low | self.high
+
     def any(self) -> bool:
-        return bool((self.fast | self.slow | self.stuck | self.low | self.high).any())
+        return bool(self.anybody.any())
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
     """What is known at one instant."""
 
-    of: StragglerInferred
+    of: Watched
     frame: Frame
     nodes: Frame | None
     signs: Signs

@@ -45,6 +45,8 @@ class Places:
         self._numbers: dict[str, dict[str, int]] = {kind: {} for kind in _KINDS}
         self.groups = np.empty(0, np.int32)
         self.mixed = np.empty(0, bool)  # compared with ranks of other stages too
+        self.pooled = False  # whether any is
+        self.by_stage = np.empty(0, bool)  # compared with all of its stage, and with nobody else
         self.cohorts: list[str] = []
         self._order, self._first = np.empty(0, np.int32), np.zeros(1, np.int64)  # slots stage by stage
         self._gpu_at: tuple[int, NDArray[np.int64]] = (-1, self.at)
@@ -124,6 +126,15 @@ class Places:
         self._first = np.append(0, np.cumsum(np.bincount(stage[stage >= 0]))).astype(np.int64)
         pooled = np.array([*(name in numbers["job"] for name in self.cohorts), False], bool)
         self.mixed = pooled[self.groups] & (self.of["stage"] >= 0)
+        self.pooled = bool(self.mixed.any())
+        of_cohort = np.array([*(numbers["stage"].get(name, -2) for name in self.cohorts), -2])
+        self.by_stage = (of_cohort[self.groups] == stage) & (self.groups >= 0)
+        rest = np.unique(stage[~self.by_stage & (stage >= 0)])
+        parts = [self._order[self._first[s] : self._first[s + 1]] for s in rest.tolist()]
+        self._rest = np.concatenate([np.empty(0, np.int32), *parts]), np.cumsum([0, *map(len, parts)])
+        row = np.append(np.full(len(self.named["stage"]), -1), -1)
+        row[rest] = np.arange(len(rest))
+        self._row = row[stage]
 
     def _compare(self) -> tuple[Ints, list[str]]:
         """With whom each is compared: its stage, or where a node is too large a part of that, the whole job.
@@ -160,12 +171,20 @@ class Places:
 
     def medians(self, values: Floats) -> Floats:
         """(S,) median of each one's stage; NaN without one."""
-        count, size = len(self._first) - 1, len(values)
+        return self._medians(values, self._order, self._first, self.of["stage"])
+
+    def beside(self, values: Floats, median: Floats) -> Floats:
+        """The same, where `median` is known of those with whom each is compared."""
+        if self.by_stage.all():
+            return median
+        return np.where(self.by_stage, median, self._medians(values, *self._rest, self._row))
+
+    def _medians(self, values: Floats, order: Ints, first: NDArray[np.int64], row: NDArray[Any]) -> Floats:
+        count, size = len(first) - 1, len(values)
         median, spread = np.empty(count, np.float32), np.empty(count, np.float32)
         told = np.empty(size + 1, np.float32), median, spread, np.empty(count, np.int32)
-        none = np.zeros(size, np.float32)
-        kernel.cohorts(values.astype(np.float32), none, self._order, self._first, *told)
-        return np.append(median, np.nan)[self.of["stage"]].astype(np.float64)
+        kernel.cohorts(values.astype(np.float32), np.zeros(size, np.float32), order, first, *told)
+        return np.asarray(np.append(median, np.nan)[row], np.float64)
 
     def take(self, frame: Frame, signal: str) -> NDArray[np.float64]:
         """(S,) a signal of the ranks."""

@@ -19,6 +19,9 @@ _ANEW = frozenset({"version", "reset", "maintenance_end"})
 _LOOK = 60 * SECOND  # how often the end of announced work is looked for; chosen
 _CANARY = 60 * SECOND  # so long after a canary a rank may still tell a step that it made beside it; chosen
 _REMEMBERED = 3600 * SECOND  # a start of a rank that nobody has seen since is forgotten; chosen
+_RESTS = 300 * SECOND
+"""After so long without a step a rank begins unsuspected: its job was stopped, and what was hot is cool. Chosen: beyond
+most evaluations, so that one in the middle of a slowdown does not begin the hold anew."""
 _LONGEST_S = (
     3600.0  # that a checkpoint or canary excuses anybody, whatever is told of it; chosen: such a write has failed
 )
@@ -44,6 +47,7 @@ class Samples:
         self._saving: dict[str, int] = {}  # job -> until when it writes a checkpoint
         self._looked = 0
         self.calmed: list[int] = []  # slots that were slow beside our own canary, as it was told in this instant
+        self.rested: list[int] = []  # slots that tell a step again in this instant after they told none for long
 
     def hear(self, frames: Mapping[str, Frame]) -> list[Event]:
         """Takes the events of an instant; those that matter."""
@@ -111,7 +115,9 @@ class Samples:
             self._start(compute, step, places, frame.time)
         known = np.isfinite(step)
         mine["steps"][known] = step[known]
-        mine["sampled"][np.isfinite(times)] = frame.time
+        told, sampled = np.isfinite(times), mine["sampled"]
+        self.rested = np.flatnonzero(told & (sampled > 0) & (frame.time - sampled > _RESTS)).tolist()
+        sampled[told] = frame.time
         with np.errstate(invalid="ignore"):
             warm = (step - mine["begun"] < warm_up) | (~known & (frame.time - mine["began"] < _WARM))
         gate = ~(warm | mine["working"] | (mine["excused"] > frame.time))

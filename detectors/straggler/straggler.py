@@ -13,16 +13,19 @@ from detectors.detector import Detector, memory, notes, part
 from detectors.method import kernel
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
+from detectors.method.group_events import HOLD, GroupEvents, Quantity
 from detectors.method.streams import LEARN, Bools, Channel, Floats, Step, Streams
+from detectors.straggler import ring
+from detectors.straggler.alarms import of_ranks
 from detectors.straggler.blame import Suspicion, blamed, causes_of, sentence, words
 from detectors.straggler.caps import Caps
-from detectors.straggler.causes import POLICY, SIGNALS, Cause, Causes, calm
+from detectors.straggler.causes import CLOCK, POLICY, SIGNALS, Cause, Causes, calm
 from detectors.straggler.places import MOST, PEERS, Places
 from detectors.straggler.samples import Samples
+from detectors.straggler.struck import Struck
 from pipeline.records import SECOND, Finding, Frame, Level
 
-_RING = 10  # samples whose median tells: one ratio of a single step is noise
-_RECENT = np.dtype([("stage", "<f8", (_RING,)), ("own", "<f8", (_RING,))])
+_TOGETHER = Quantity(("rank.compute_time",), "compute longer than the others", "compute quicker than the others")
 _LASTS = 120 * SECOND  # without a sample for so long, a rank is not slow but silent; chosen: two repeats
 
 
@@ -36,8 +39,10 @@ class Straggler(Detector):
     processors, and only among at least `peers` ranks. Several GPUs of one node slow together: the node is blamed.
     A stage of which more than `most` of the nodes are slow blames nobody: straggler_job tells of it.
 
-    Not judged: announced work, the first `warm_up` steps of a job or of a rank that moved, checkpoints, our own
-    canaries, and several GPUs whose power cap differs from their cohort's. With other software a rank learns anew.
+    Not judged: a stage of which more than 30 % of the GPUs throttle at once, on three nodes (coolant and power tell of
+    that, and with a sick median nothing may be learnt); announced work, the first `warm_up` steps of a job or of a rank
+    that moved, checkpoints, our own canaries, and several GPUs whose power cap differs from their cohort's. With other
+    software a rank learns anew; after a rest it begins unsuspected.
     Where a stage is too small, a change is told from all of the job, and below 8 ranks nothing pages uncorroborated;
     neither does a small stage of which all ranks are slow, or a rank alone in its stage: the stage may have more work.
 
@@ -74,8 +79,10 @@ class Straggler(Detector):
     samples: Samples = part(Samples)
     causes: Causes = part(Causes)
     caps: Caps = part(Caps)
+    struck: Struck = part(Struck)
     streams: Streams = part(lambda: Streams(Channel(0.01, 0.03)))
-    recent: NDArray[Any] = memory(0, _RECENT)
+    group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
+    recent: NDArray[Any] = memory(0, ring.RECENT)
     count: NDArray[np.int64] = memory(0, np.int64)
     rose: NDArray[np.int64] = memory(0, np.int64)
     above: NDArray[np.int64] = memory(0, np.int64)
@@ -89,6 +96,9 @@ class Straggler(Detector):
     def __post_init__(self) -> None:
         self.streams.channel = Channel(0.01, self.delta, threshold=self.threshold)
 
+    def budget(self) -> list[str]:
+        return of_ranks(self.streams.channel, CLOCK, self.ratio, ring.RING)
+
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         told, frame = self.samples.hear(frames), frames.get("rank")
         if frame is None or not len(frame.entities):
@@ -100,16 +110,30 @@ class Straggler(Detector):
         self._calm(self.samples.calmed)
         capped = self.causes.watch_bits(frames, self.places)
         times, gate = self.samples.take(frame, self.places, self.warm_up)
-        groups, gate = self.places.groups, gate & ~self._held(capped, times, gate)
+        struck, over = self.struck.take(self.causes.throttled, self.places, frame.time)
+        begins = [*self.samples.rested, *over]
+        self._calm(begins)
+        self.causes.calm(begins)
+        groups, gate = self.places.groups, gate & ~self._held(capped, times, gate) & ~struck
         level, learnt = self._level_of(times, gate)
         step = self.streams.step(times - level, groups, frame.time, gate & learnt)
-        self.causes.watch_clocks(frames, self.places, groups, gate, frame.time)
-        slow = self._slow(step, times, level, gate, frame.time)
+        at_work = gate & ~self.samples.silent(frame.time, _LASTS)[: len(gate)]  # a GPU that rests has another clock
+        self.causes.watch_clocks(frames, self.places, groups, at_work, frame.time)
+        slow = self._slow(step, times, level, gate, frame.time) & ~struck
+        alike = self._together(frame, step)
         if slow.any():
-            return self._told(frame, step, slow)
+            return [*self._told(frame, step, slow), *alike]
         if self.conditions:
             close(self.conditions, set())
-        return []
+        return alike
+
+    def _together(self, frame: Frame, step: Step) -> list[Finding]:
+        """What many ranks of a stage have in common: no power cap, which is policy, no throttling, whose cause the
+        detectors of heat and power name, and no whole stage of a job, which is the job's own."""
+        places, gates, blamed = self.places, self.samples.gates, self.conditions
+        throttled = self.causes.throttled[: len(step.on)]
+        counted = ~(self._doubt | places.mixed | ((throttled > 0) & (frame.time - throttled <= HOLD)))
+        return self.group.take(frame, places.names, step, places.cohort, gates, self.name, counted, blamed)
 
     def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """What a person calls no fault is normal from now on."""
@@ -154,10 +178,9 @@ class Straggler(Detector):
         Ranks of one stage are compared as they are. Those of several stages in what each departs from its own first
         steps: else their median would lie between two stages and jump with either.
         """
-        mixed = self.places.mixed
-        if not mixed.any():
-            return np.zeros(len(times)), np.ones(len(times), bool)
-        size = len(times)
+        mixed, size = self.places.mixed, len(times)
+        if not self.places.pooled:
+            return np.zeros(size), np.ones(size, bool)
         count, level = self.count[:size], self.level[:size]
         young = np.flatnonzero(mixed & gate & np.isfinite(times) & (count < LEARN))
         level[young] += (times[young] - level[young]) / (count[young] + 1)
@@ -166,22 +189,19 @@ class Straggler(Detector):
     def _slow(self, step: Step, times: Floats, level: Floats, gate: Bools, time: int) -> Bools:
         """Ranks with a condition: the CUSUM's, or far behind the stage in the median of ten steps."""
         size, cells = len(times), self.streams.cells[:, : len(times)]
-        expected = level + np.where(step.alone, 0.0, step.median) + cells[kernel.BASELINE]
-        residual = times - self.places.medians(times)
-        self.rose[:size][step.judged & (cells[kernel.UP] <= 0)] = time
-        matters, above = step.effect >= self.delta, self.above[:size]
+        median = step.median.astype(np.float64)
+        expected = level + np.where(step.alone, 0.0, median) + cells[kernel.BASELINE]
+        stage = self.places.beside(times, median)
+        np.copyto(self.rose[:size], time, where=step.judged & (cells[kernel.UP] <= 0))
+        above, matters = self.above[:size], step.effect >= self.delta
         above[~matters] = 0
         above[matters & (above == 0)] = time
-        known = np.flatnonzero(np.isfinite(times) & gate)
-        self.newest[known], self.usual[known] = times[known], expected[known]
-        at = self.count[known] % _RING
-        self.recent["stage"][known, at] = residual[known]
-        self.recent["own"][known, at] = times[known] - expected[known]
-        self.count[known] += 1
-        limit, behind = np.log(self.ratio), self.behind[:size]
-        # half of the limit ends it, so that a ratio near the limit does not flicker
-        near = known[(self.count[known] > LEARN) & ((residual[known] > limit / 2) | (behind[known] > 0))]
-        if len(near):
+        limit, behind, close_by = np.log(self.ratio), self.behind[:size], np.empty(size, bool)
+        recent = self.recent["stage"][:size], self.recent["own"][:size]
+        kept = self.newest[:size], self.usual[:size], *recent, self.count[:size], behind
+        if ring.take(times, gate, expected, stage, float(limit), LEARN, *kept, close_by):
+            # half of the limit ends it, so that a ratio near the limit does not flicker
+            near = np.flatnonzero(close_by)
             typical = np.median(self.recent["stage"][near], axis=1)
             since = np.where(behind[near] == 0, time, behind[near])
             behind[near] = np.where(typical >= np.where(behind[near] > 0, limit / 2, limit), since, 0)

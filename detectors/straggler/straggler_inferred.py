@@ -13,12 +13,16 @@ from detectors.detector import Detector, memory, notes, part
 from detectors.method import kernel
 from detectors.method.conditions import Open, close, tell
 from detectors.method.gates import Gates
+from detectors.method.group_events import GroupEvents, Quantity
 from detectors.method.streams import LEARN, Bools, Channel, Floats, Step, Streams
+from detectors.straggler.alarms import of_gpus
 from detectors.straggler.crowds import Crowds
 from detectors.straggler.outside import Sight, Signs
 from detectors.straggler.outside_words import suspects
+from detectors.straggler.ports import ERRORS, MARKS, SENT, WAITS
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.seats import PEERS, Seats
+from detectors.straggler.whole_jobs import WholeJobs
 from pipeline.records import SECOND, Finding, Frame
 
 _THROTTLE = np.uint64(0x8 | 0x20 | 0x40 | 0x80)
@@ -30,6 +34,8 @@ or waits for data shows less, and its clock then says nothing. Chosen."""
 _RAW, _USUALLY = 0.15, 1e-3  # of smoothing: as the kernel's effect; over some hours. Chosen
 _BIT_LASTS = 20 * SECOND  # how long a throttle bit must stand: three looks; what lasts less slows no step. Chosen
 _STALE = 120 * SECOND  # after so long without a judged sample nothing is said of a GPU: its job is over or waits
+_TOGETHER = Quantity(("gpu.sm_clock",), "run at lower clocks than the others", "run at higher clocks than the others")
+_OFTEN = 0.5  # share of the time under a power cap from which that is usual; as outside_words has it
 _LIGHT = 0.005  # least activity that is told apart from none
 
 
@@ -48,10 +54,15 @@ class StragglerInferred(Detector):
     that is busier than its peers, or less busy without a reason that is seen. A GPU whose job tells compute times is
     left to the detector `straggler`; GPUs of a loop that throttle together, to those of coolant and power.
 
+    Ticket: a whole job that sends 10 % less than before, or where that is not told is less active, while no part of it
+    stands out. On the leaf or rail on which its ports wait, or else the job with the network as cause, after
+    `hold`; on the job, if its SMs wait or clocks fell alike, after `job_hold`. Not a new power cap; not a job that is
+    as busy as before, which does more in each step, nor one that began anew or sends nothing: it makes no step.
+
     Source: delta 3 % of clock, two of NVML's steps of 15 MHz (chosen); duty_delta: four standard errors of smoothed
     activity (chosen); ratio: identical GPUs differ by at most 22 % (Sinha et al., SC 2022); hold: twice the longest
-    benign slowdown of 300 s, host_hold: a little beyond it, since two witnesses agree; warm_up: published mutes are of
-    50 to 200 steps (chosen as time).
+    benign slowdown of 300 s, host_hold: a little beyond it, since two witnesses agree; job_hold: evaluations and phases
+    end before (chosen); 10 %: Lin et al. (OSDI 2025); warm_up: published mutes are of 50 to 200 steps (chosen as time).
     """
 
     name: ClassVar[str] = "straggler_inferred"
@@ -60,23 +71,16 @@ class StragglerInferred(Detector):
     needs: ClassVar[tuple[str, ...]] = ("gpu.sm_clock",)
     wants: ClassVar[tuple[str, ...]] = (
         *("gpu.sm_active", "gpu.tensor_active", "gpu.utilization", "gpu.power", "gpu.throttle_reasons"),
-        *(
-            "gpu.temperature",
-            "gpu.pcie_width",
-            "gpu.pcie_generation",
-            "node.cpu_pressure",
-            "node.load1",
-            "node.cpu_count",
-        ),
+        *("gpu.temperature", "gpu.pcie_width", "gpu.pcie_generation", "node.cpu_pressure", "node.io_pressure"),
+        *("node.load1", "node.cpu_count", SENT, *WAITS, *MARKS, *ERRORS),
         *("rank.compute_time", "event:job_start", "event:job_end", "event:version"),
         *("event:maintenance_start", "event:maintenance_end"),
     )
     blind: ClassVar[str] = (
         "A GPU that computes slowly at full clock pages nobody: it is busier than its peers, as one with more work is; "
         "one slow from the first sample by less than 20 %; one whose loop throttles too; hosts and PCIe links of jobs "
-        "that are not known; idle GPUs; which step or collective is slow; and whole jobs that are slow, by their own "
-        "work or by the network: without step times that looks like less work, and only the detectors of links and "
-        "of congestion tell of a slow network."
+        "that are not known; idle GPUs; which step or collective is slow; and whole jobs that are slow by less than "
+        "10 %, on a single node, or while their GPUs are as busy as ever, which looks like more work in each step."
     )
 
     threshold: float = 18.5
@@ -85,6 +89,7 @@ class StragglerInferred(Detector):
     ratio: float = 0.8
     hold: float = 600.0
     host_hold: float = 360.0
+    job_hold: float = 1800.0
     warm_up: float = 600.0
 
     clocks: Streams = part(lambda: Streams(Channel(0.01, 0.03)))
@@ -92,7 +97,9 @@ class StragglerInferred(Detector):
     seats: Seats = part(Seats)
     gates: Gates = part(Gates)
     crowds: Crowds = part(Crowds)
+    group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
     pressure: Pressure = part(lambda: Pressure("node.cpu_pressure"))
+    whole: WholeJobs = part(WholeJobs)
     raw: Floats = memory(0.0)
     power: Floats = memory(np.nan)
     clock: Floats = memory(np.nan)
@@ -117,6 +124,9 @@ class StragglerInferred(Detector):
         self.clocks.channel = Channel(0.01, self.delta, threshold=self.threshold)
         self.duty.channel = Channel(0.01, self.duty_delta, phi=0.4, threshold=self.threshold, both=True)
 
+    def budget(self) -> list[str]:
+        return of_gpus(self.clocks.channel, self.duty.channel, self.whole.channels, self.ratio, self.hold)
+
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         self.gates.hear(frames)
         nodes, frame = frames.get("node"), frames.get("gpu")
@@ -137,14 +147,26 @@ class StragglerInferred(Detector):
         placed = gate & self.seats.placed & (self.seats.groups >= 0) & (frame.time >= self.settled[: len(gate)])
         duty = self.duty.step(np.log(activity), self.seats.groups, frame.time, placed)
         signs = self._signs(frame.time, clock, gate, ~crowd & ~working, step, duty)
+        alike = self._together(frame, step)
+        if self.whole.due(frame.time):
+            alike += self.whole.take(self, frames, busy, crowd | working, signs.anybody, set(self.group.conditions))
         if not signs.any():
             if self.conditions:
                 close(self.conditions, set())
-            return []
-        return self._told(frame, nodes, signs)
+            return alike
+        return [*self._told(frame, nodes, signs), *alike]
+
+    def _together(self, frame: Frame, step: Step) -> list[Finding]:
+        """What many of a stage or rack have in common; not jobs that tell compute times, and no new power cap."""
+        n = len(frame.entities)
+        policy = ((self.bits[:n] & _CAPPED) != 0) & (self.capped[:n] < _OFTEN)
+        counted = ~(policy | self.seats.hooked(frame.time))
+        cohort, blamed = self.seats.cohort, self.conditions
+        return self.group.take(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
 
     def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """What a person calls no fault is normal from now on."""
+        self.whole.forgive(entity)
         if (frame := frames.get("gpu")) is not None:
             above = frame.topology.above
             self._forget(np.array([entity == e or entity in above(e) for e in frame.entities], bool))
@@ -238,37 +260,39 @@ class StragglerInferred(Detector):
     def _signs(self, time: int, clock: Floats, gate: Bools, fit: Bools, step: Step, duty: Step) -> Signs:
         """Which GPUs show what. fit: who may be blamed at all."""
         n, known = len(clock), gate & np.isfinite(clock)
-        self.judged[:n][known] = time
-        self.looks[:n][known] += 1
-        since = time - self.judged[:n]
+        judged = self.judged[:n]
+        judged[known] = time
+        self.looks[:n] += known
+        since, grouped, median = time - judged, ~step.alone, step.median
         there = fit & (since <= _STALE) & (since >= 0) & (self.looks[:n] > LEARN) & ~self.seats.hooked(time)
-        raw, grouped = self.raw[:n], ~step.alone
+        raw = self.raw[:n]
         take = known & grouped & (step.size >= PEERS)
-        raw[take] += _RAW * (-np.log(clock[take]) - step.median[take] - raw[take])
-        stuck = raw >= -np.log(self.ratio)
-        _since(self.stuck_since[:n], stuck, time)
-        bit = self.bit_since[:n]
-        below = (step.effect >= self.delta) | (raw >= -np.log(self.ratio) / 2)
-        fast = there & (bit > 0) & (time - bit >= _BIT_LASTS) & below & grouped & ~step.moved
-        long = there & step.on & grouped & ~step.moved
-        stood = (self.stuck_since[:n] > 0) & (time - self.stuck_since[:n] >= self.hold * SECOND)
-        effect = duty.effect
-        _since(self.low_since[:n], (effect <= -self.duty_delta) & there, time, effect <= -self.duty_delta / 2)
-        _since(self.high_since[:n], (effect >= self.duty_delta) & there, time, effect >= self.duty_delta / 2)
+        raw += np.where(take, _RAW * (-np.log(clock) - median - raw), 0.0)
+        limit = -np.log(self.ratio)
+        _since(self.stuck_since[:n], raw >= limit, time)
+        bit, stood, fast = self.bit_since[:n], self.stuck_since[:n] > 0, np.zeros(n, bool)
+        if bit.any():
+            below = (step.effect >= self.delta) | (raw >= limit / 2)
+            fast = there & (bit > 0) & (time - bit >= _BIT_LASTS) & below & grouped & ~step.moved
+        if stood.any():
+            stood &= there & (time - self.stuck_since[:n] >= self.hold * SECOND) & ~step.moved
+        long = step.on & there & grouped & ~step.moved
+        for since, more in ((self.low_since[:n], -duty.effect), (self.high_since[:n], duty.effect)):
+            _since(since, (more >= self.duty_delta) & there, time, more >= self.duty_delta / 2)
         odd = duty.on & there & ~duty.moved & self.seats.placed
-        return Signs(fast, long, there & stood & ~step.moved, odd & duty.below, odd & ~duty.below, step, duty)
+        return Signs(fast, long, stood, odd & duty.below, odd & ~duty.below, step, duty)
 
     def _told(self, frame: Frame, nodes: Frame | None, signs: Signs) -> list[Finding]:
         found = {s.entity: s for s in suspects(Sight(self, frame, nodes, signs))}
         close(self.conditions, set(found))
-        out = []
-        for entity, suspect in sorted(found.items()):
-            if due := tell(self.conditions, entity, frame.time, suspect.onset, suspect.level):
-                out.append(suspect.finding(frame.time, due, self.name))
-        return out
+        dues = {e: tell(self.conditions, e, frame.time, s.onset, s.level) for e, s in sorted(found.items())}
+        return [found[e].finding(frame.time, due, self.name) for e, due in dues.items() if due is not None]
 
 
 def _since(since: NDArray[np.int64], begins: Bools, time: int, lasts: Bools | None = None) -> None:
     """Keeps since when a condition holds, 0 for not: from `begins` on for as long as `lasts`."""
+    if not (starts := begins.any()) and not since.any():
+        return
     since[~(begins if lasts is None else lasts)] = 0
-    since[begins & (since == 0)] = time
+    if starts:
+        since[begins & (since == 0)] = time

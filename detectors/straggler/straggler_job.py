@@ -14,8 +14,9 @@ from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.streams import Bools, Floats
 from detectors.method.told import whole
+from detectors.straggler.alarms import of_jobs
 from detectors.straggler.causes import CAPPED
-from detectors.straggler.pace import Paces
+from detectors.straggler.pace import LOOK, Paces
 from detectors.straggler.places import Places
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.samples import Samples
@@ -92,6 +93,10 @@ class StragglerJob(Detector):
     faults: dict[str, dict[str, Any]] = notes()
     still: dict[str, dict[str, Any]] = notes()
     conditions: Open = notes()
+
+    def budget(self) -> list[str]:
+        still = f"no step for {self.hang:g} s, or for {self.stall:g} s while tasks wait for I/O"
+        return of_jobs("step time", self.paces.streams.channel, LOOK, still)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         told, frame = self.samples.hear(frames), frames.get("rank")
@@ -208,17 +213,14 @@ class StragglerJob(Detector):
             return [(key, None)]
         traffic_words = f", and its ports send {traffic / 1e6:.0f} MB/s" if np.isfinite(traffic) else ""
         numbers = {"busy": 100 * busy, "share": 100 * share, "io": 100 * io, "traffic": traffic_words}
-        minutes = (time - onset) / (60 * SECOND)
-        because = f"; {why} explains it" if why else ""
+        because, minutes = f"; {why} explains it" if why else "", (time - onset) / (60 * SECOND)
         summary = f"{name} has made no step for {minutes:.0f} min and {_SAYS[kind].format(**numbers)}{because}"
-        watts = float(self.watts[job])
-        compared = Compared(share * watts, watts, None, "own past", 0, 1 - share, "W")
+        compared = Compared(share * (watts := float(self.watts[job])), watts, None, "own past", 0, 1 - share, "W")
         shown = {"utilization": busy, "power_share": share, "io_pressure": io, "bytes_per_second": traffic}
         more = {key: value if np.isfinite(value) else None for key, value in shown.items()}
         signals = ("rank.step", "gpu.power", "gpu.utilization" if kind == "hang" else "node.io_pressure")
         told = evidence(_CLEARS, compared, cause=kind, attribution="JOB", nodes=len(nodes), explained_by=why, **more)
-        score = (time - onset) / SECOND
-        return [(key, Finding(time, due[0], name, self.name, due[1], score, summary, told, signals))]
+        return [(key, Finding(time, due[0], name, self.name, due[1], (time - onset) / SECOND, summary, told, signals))]
 
     def _nodes(self, job: int, of: NDArray[np.int32]) -> list[str]:
         numbers = np.unique(self.places.of["node"][of == job]).tolist()
@@ -291,9 +293,8 @@ class StragglerJob(Detector):
         )
         summary = f"{name} takes {pace.step:.3g} s a step, {100 * effect:.0f} % longer than before: {part_of}"
         compared = Compared(pace.step, pace.usual, None, "own past", 0, effect, "s")
-        made = {"cause": "network" if network else "a stage computes longer"}
-        made["attribution"] = "NETWORK" if network else "JOB"
+        cause, whose = ("network", "NETWORK") if network else ("a stage computes longer", "JOB")
         parts = {"compute": pace.compute, "communication": pace.network}
-        told = evidence("its steps are less than 5 % longer than before", compared, **made, **parts)
+        told = evidence("they are under 5 % longer than before", compared, cause=cause, attribution=whose, **parts)
         signals = ("rank.step_time", "rank.communication_time" if network else "rank.compute_time")
         return Finding(frame.time, due[0], name, self.name, due[1], self.paces.score(job), summary, told, signals)

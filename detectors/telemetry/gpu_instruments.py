@@ -10,7 +10,7 @@ import numpy as np
 
 from detectors.method import kernel
 from detectors.method.cohorts import Peers
-from detectors.method.streams import Channel, Step, Streams
+from detectors.method.streams import LEARN, Channel, Step, Streams
 from detectors.telemetry.instrument_climate import Climate
 from detectors.telemetry.instruments import RHYTHM, Bools, Floats, Middles, Still, Swing
 from pipeline.records import SECOND, Frame
@@ -31,6 +31,11 @@ _NOISE = {"gpu.temperature": 0.7, "gpu.power": 0.02}  # least usual change: roun
 _BUSY = 0.4  # of the highest power seen: below it R and idle power of each GPU matter more than load; chosen
 _ALIKE = 0.3  # logarithm of power within which a GPU works as its node's others do; chosen
 _K_PER_W = 0.03  # least thermal resistance of a liquid-cooled GPU; air-cooled ones have more
+_LEAST_HEAT_K = 1.8
+"""K by which a change of power moves the temperature, below which nobody sees that it did not: two steps of the
+thermometer, so some 60 W; chosen."""
+_AS_OLD = 0.8  # of the readings since a power moved that its temperature must have learnt from, some being lost; chosen
+_MOST_LEARNT = 2000  # readings that are counted
 _STILL_K = 0.6  # K that a temperature, smoothed over a minute, moves by itself; chosen
 _STANDS_OUT = 0.5
 """Share of a power's shift by which it must differ from the node's others now: boards of a kind under one load draw
@@ -70,6 +75,11 @@ class GpuInstruments:
         self._most = np.zeros(0)
         self._heats, self._powers = Middles(), Middles()
         self.parts["climate"] = Climate()
+
+    @property
+    def streams(self) -> dict[str, Streams]:
+        """What is judged by statistics."""
+        return {name: each for name, each in self.parts.items() if isinstance(each, Streams)}
 
     def look(self, frame: Frame, gate: Bools) -> Iterator[Wrong]:
         """Who is wrong now. gate: False for those whom people work on; they are learnt anew."""
@@ -111,8 +121,9 @@ class GpuInstruments:
                 self.parts[name].forget(woken)
 
     def _shifted(self, frame: Frame, apart: Step, warm: Step, watts: Step, calm: Bools) -> Iterator[Wrong]:
-        steady = np.abs(np.nan_to_num(watts.effect)) < 0.05
-        for i in np.flatnonzero(apart.on & (apart.held >= HOLD) & steady & calm & ~apart.moved).tolist():
+        for i in np.flatnonzero(apart.on & (apart.held >= HOLD) & calm & ~apart.moved).tolist():
+            if abs(np.nan_to_num(watts.effect[i])) >= 0.05:
+                continue  # its load moved
             shift, own = float(apart.effect[i]), float(np.nan_to_num(warm.effect[i]))
             core = own * shift > 0 and abs(own) > 0.5 * abs(shift)
             signal = "gpu.temperature" if core else "gpu.memory_temperature"
@@ -124,14 +135,18 @@ class GpuInstruments:
         if not suspects:
             return
         median, size, judged = watts.median, watts.size, warm.judged
+        bits = self.parts["heat"].cells[kernel.WORD].view(np.uint32)
         for i in suspects:
+            learnt = int((bits[i] >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS)
+            if learnt < min(_AS_OLD * int(watts.held[i]) / RHYTHM + LEARN, _MOST_LEARNT):
+                continue  # its temperature was learnt anew since its power moved: that it is as ever proves nothing
             share, own = float(watts.effect[i]), float(np.nan_to_num(warm.effect[i]))
             level = float(np.exp(median[i])) if size[i] > 1 else np.nan
             expected = _K_PER_W * level * share
             still = max(_FOLLOWS * abs(expected), _STILL_K)  # heat that goes the other way is a cold plate's
             lead = share + float(normal[i])  # of the node's others now: else its normal is odd, not its reading
             stands_out = lead * share > 0 and abs(lead) >= _STANDS_OUT * abs(share)
-            if abs(expected) >= 1.0 and abs(own) < still and judged[i] and stands_out:
+            if abs(expected) >= _LEAST_HEAT_K and abs(own) < still and judged[i] and stands_out:
                 words = (
                     f"tells {abs(share):.0%} too {'much' if share > 0 else 'little'}: its temperature does not follow"
                 )

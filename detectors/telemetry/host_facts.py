@@ -24,7 +24,7 @@ class HostFacts:
 
     def __init__(self) -> None:
         self._told: dict[str, dict[str, Any]] = {}
-        self._reboot: dict[str, int] = {}
+        self._reboot: dict[str, list[Any]] = {}  # node -> when, and what asked for it
 
     def hear(self, frames: Mapping[str, Frame], time: int) -> None:
         """Takes the events of an instant."""
@@ -34,19 +34,19 @@ class HostFacts:
                     self._told[event.entity] = {"time": event.time, "text": text}
                 if _asks_for_boot(event):
                     node = frame.topology.above_of_kind(event.entity, "node")
-                    self._reboot[node or event.entity] = event.time
+                    self._reboot[node or event.entity] = [event.time, event.entity]
         if self._told or self._reboot:
             self._told = {e: k for e, k in self._told.items() if time - k["time"] <= REMEMBERED}
-            self._reboot = {e: at for e, at in self._reboot.items() if time - at <= REMEMBERED}
+            self._reboot = {e: k for e, k in self._reboot.items() if time - k[0] <= REMEMBERED}
 
     def of(self, entity: str, until: int) -> tuple[int, str] | None:
         """When and what was told last of an entity up to `until`."""
         known = self._told.get(entity)
         return None if known is None or known["time"] > until else (known["time"], known["text"])
 
-    def boots(self, node: str) -> bool:
-        """Whether something of the node asked for a reboot within a day."""
-        return node in self._reboot
+    def asked(self, node: str) -> str | None:
+        """What of the node asked for a reboot within a day, the newest one."""
+        return str(self._reboot[node][1]) if node in self._reboot else None
 
     def booted(self, node: str, topology: Topology) -> None:
         """A node speaks again after a silence: what was told of it and its GPUs before is over."""
@@ -55,10 +55,13 @@ class HostFacts:
             self._told = {e: k for e, k in self._told.items() if e != node and node not in topology.above(e)}
 
     def snapshot(self) -> dict[str, Any]:
-        return {"told": {e: dict(k) for e, k in self._told.items()}, "reboot": dict(self._reboot)}
+        return {
+            "told": {e: dict(k) for e, k in self._told.items()},
+            "reboot": {e: list(k) for e, k in self._reboot.items()},
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._told, self._reboot = dict(state["told"]), dict(state["reboot"])
+        self._told, self._reboot = dict(state["told"]), {e: list(k) for e, k in state["reboot"].items()}
 
 
 def _fatal(event: Event) -> str | None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from detectors.method.cohorts import Index
+from detectors.telemetry import instrument_kernel
 from detectors.telemetry.instruments import RHYTHM, Bools, Cells, Floats, Shift
 from pipeline.records import Frame
 
@@ -24,7 +24,8 @@ _PRIOR_W2 = 2500.0  # variance of the load, 50 W, that this is worth; chosen
 _GAIN = 0.005  # of the moments: 200 readings, an hour and a half; chosen
 _LEAST = 4  # GPUs that tell; fewer say little of a loop; chosen
 _SETTLES = 900 // RHYTHM  # readings after which a cohort that moved has settled: smoothing and heat; chosen
-_LIFT = 6 * 3600 // RHYTHM  # readings after which a cohort that moved is as it is now; chosen
+_LIFT = 6.0 * 3600 / RHYTHM  # readings after which a cohort that moved is as it is now; chosen
+_NUMBERS = (_GAIN, _USUAL_K_PER_W, _PRIOR_W2, *_K_PER_W, ODD_K, K_ERROR, _LIFT)
 
 
 class Climate:
@@ -43,34 +44,14 @@ class Climate:
 
     def step(self, heat: Floats, power: Floats) -> None:
         """Takes a reading: middle temperature and power of each cohort."""
-        c = self.moments.grow(len(heat))
+        c, size = self.moments.grow(len(heat)), len(heat)
         frozen = (c["odd"] > 0) & (c["odd"] < _LIFT)
-        watts, kelvins = self.moved["power"].step(power, frozen), self.moved["heat"].step(heat, frozen)
-        size = len(heat)
-        heats, powers = (self.moved[name].cells["now"][:size] for name in ("heat", "power"))  # heat lags less than that
-        self.load = self._resistance(c, heats, powers, frozen) * watts
-        self.shift = kelvins - self.load
-        odd = np.abs(self.shift) >= np.fmax(ODD_K, K_ERROR * np.abs(self.load))
-        known = ~np.isnan(self.shift)
-        c["odd"][odd] += 1
-        c["odd"][known & ~odd] = 0
-        c["since"][odd] = 0
-        c["since"][known & ~odd] += 1
+        moved = self.moved["heat"].step(heat, frozen), self.moved["power"].step(power, frozen)
+        smooth = (self.moved["heat"].cells["now"][:size], self.moved["power"].cells["now"][:size])  # heat lags less
+        self.load, self.shift = np.empty(size), np.empty(size)
+        state = tuple(c[name] for name in ("heat", "power", "both", "square", "odd", "since"))
+        instrument_kernel.climate(smooth, moved, state, _NUMBERS, self.load, self.shift)
         self.calm = c["since"] >= _SETTLES
-
-    def _resistance(self, c: dict[str, Floats], heat: Floats, power: Floats, frozen: Bools) -> NDArray[np.float64]:
-        """K that a W moves the cohort by, from how both went together so far."""
-        there = ~np.isnan(heat) & ~np.isnan(power)
-        for name, values in (("heat", heat), ("power", power)):
-            np.copyto(c[name], values, where=there & np.isnan(c[name]))
-        gain = np.where(there & ~frozen, _GAIN, 0.0)
-        by_heat = np.where(there, heat - c["heat"], 0.0)
-        by_power = np.where(there, power - c["power"], 0.0)
-        c["both"] += gain * (by_heat * by_power - c["both"])
-        c["square"] += gain * (by_power * by_power - c["square"])
-        c["heat"] += gain * by_heat
-        c["power"] += gain * by_power
-        return np.clip((c["both"] + _PRIOR_W2 * _USUAL_K_PER_W) / (c["square"] + _PRIOR_W2), *_K_PER_W)
 
     def snapshot(self) -> dict[str, Any]:
         return {"moments": self.moments.snapshot(), **{name: each.snapshot() for name, each in self.moved.items()}}

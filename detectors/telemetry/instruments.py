@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.telemetry import instrument_kernel
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -55,6 +57,8 @@ class Cells:
 
     def grow(self, size: int) -> dict[str, Floats]:
         """Views of the first `size` cells."""
+        if all(len(cells) == size for cells in self.cells.values()):
+            return self.cells
         for name, cells in self.cells.items():
             if len(cells) < size:
                 self.cells[name] = np.append(cells, np.full(size - len(cells), self._fill[name]))
@@ -86,23 +90,15 @@ class Still(Cells):
 
     def step(self, values: Floats, **witness: Floats) -> tuple[Floats, dict[str, Floats]]:
         """(N,) readings since the last change, and by witness the range that it went through since."""
-        c = self.grow(len(values))
-        there = ~np.isnan(values)
-        moved = there & (values != c["last"])
-        same = there & ~moved
-        c["seen"][there] += 1
-        gain = np.maximum(1 / np.maximum(c["seen"], 1), _GAIN)
-        learn = there & (c["run"] < _LONG)  # a run that is odd already teaches nothing
-        c["usual"][learn] += (gain * (moved - c["usual"]))[learn]
-        c["run"][same] += 1
-        c["run"][moved] = 0
-        np.copyto(c["last"], values, where=there)
+        c, size = self.grow(len(values)), len(values)
+        moved = np.empty(size, bool)
+        instrument_kernel.still(values, c["last"], c["run"], c["usual"], c["seen"], moved, _GAIN, _LONG)
         spans = {}
         for name, other in witness.items():
-            low, high = c[f"{name}.low"], c[f"{name}.high"]
-            np.copyto(low, np.where(moved, other, np.fmin(low, other)), where=there)  # who told nothing stood not still
-            np.copyto(high, np.where(moved, other, np.fmax(high, other)), where=there)
-            spans[name] = np.nan_to_num(high - low)
+            spans[name] = np.empty(size)
+            instrument_kernel.spans(
+                values, np.asarray(other, np.float64), moved, c[f"{name}.low"], c[f"{name}.high"], spans[name]
+            )
         return c["run"], spans
 
     def stayed(self, values: Floats, odd: Bools, calm: Bools) -> Bools:
@@ -110,19 +106,16 @@ class Still(Cells):
 
         calm: False for those of whom nothing can be said now; they begin anew.
         """
-        c = self.grow(len(values))
-        there = ~np.isnan(values)
-        c["after"][there] = np.where(odd, c["after"] + 1, 0.0)[there]
-        for name in ("after", "run"):
-            c[name][~calm] = 0.0
-        return np.asarray(there & (c["after"] > _FOLLOWS))
+        c, out = self.grow(len(values)), np.empty(len(values), bool)
+        instrument_kernel.stay(values, odd, calm, c["after"], c["run"], _FOLLOWS, out)
+        return out
 
 
 class Swing(Cells):
     """Mean change from one reading to the next, lately and usually, without what is a steady way up or down."""
 
     def __init__(self) -> None:
-        super().__init__(last=np.nan, now=0.0, usual=0.0, seen=0.0, held=0.0, trend=0.0, one_ago=np.nan, two_ago=np.nan)
+        super().__init__(**_SWING)
 
     def step(self, values: Floats, least: float, ratio: float, calm: Bools | None = None) -> tuple[Floats, Floats]:
         """(N,) how many times its usual the change is, and for how many readings it has been `ratio` or more.
@@ -130,35 +123,11 @@ class Swing(Cells):
         least: change below which nothing is usual: the instrument's own noise.   calm: False for those of whom nothing
         can be said now; they begin anew.
         """
-        c = self.grow(len(values))
-        moved = values - c["last"]
-        change = np.abs(moved - c["trend"])
-        known = ~np.isnan(change)
-        self._follow(c, moved, known)
-        c["seen"][known] += 1
-        quick = np.maximum(1 / np.maximum(c["seen"], 1), _CALM)
-        clipped = np.fmin(change, _CLIP * np.maximum(c["usual"], least))
-        c["now"][known] += (quick * (clipped - c["now"]))[known]
-        times = c["now"] / np.maximum(c["usual"], least)
-        odd = known & (c["seen"] > _KNOWN) & (times >= ratio)
-        learn = known & ((times < _TEACHES) | (c["seen"] <= _KNOWN))  # what begins to swing is not the usual
-        slow = np.maximum(1 / np.maximum(c["seen"], 1), _GAIN)
-        c["usual"][learn] += (slow * (clipped - c["usual"]))[learn]
-        c["held"][odd] += 1
-        c["held"][known & ~odd] = 0
-        if calm is not None:
+        c, times = self.grow(len(values)), np.empty(len(values))
+        instrument_kernel.swing(values, tuple(c[name] for name in _SWING), least, ratio, _KNOWN, _RATES, times)
+        if calm is not None and not calm.all():
             c["held"][~calm] = 0
-        np.copyto(c["last"], values, where=~np.isnan(values))
         return times, c["held"]
-
-    def _follow(self, c: dict[str, Floats], moved: Floats, known: Bools) -> None:
-        """Learns the trend: the middle of three changes, as one step alone, such as a job's start, is none."""
-        a, b = c["one_ago"], c["two_ago"]
-        middle = np.maximum(np.minimum(moved, a), np.minimum(np.maximum(moved, a), b))
-        step = known & ~np.isnan(middle)
-        c["trend"][step] += (_TREND * (middle - c["trend"]))[step]
-        np.copyto(b, a, where=known)
-        np.copyto(a, moved, where=known)
 
 
 class Shift(Cells):
@@ -169,20 +138,12 @@ class Shift(Cells):
 
     def step(self, values: Floats, odd: Bools) -> Floats:
         """(N,) shift, NaN until it is known. odd: whose usual stays as it is."""
-        c = self.grow(len(values))
-        there = ~np.isnan(values)
-        first = there & np.isnan(c["now"])
-        c["now"][first], c["usual"][first] = values[first], values[first]
-        c["seen"][there] += 1
-        quick = np.maximum(1 / np.maximum(c["seen"], 1), _QUICK)
-        slow = np.maximum(1 / np.maximum(c["seen"], 1), _GAIN)
-        c["now"][there] += (quick * (values - c["now"]))[there]
-        learn = there & ~odd
-        c["usual"][learn] += (slow * (values - c["usual"]))[learn]
-        return np.where(c["seen"] > _KNOWN, c["now"] - c["usual"], np.nan)
+        c, shifted = self.grow(len(values)), np.empty(len(values))
+        instrument_kernel.shift(values, odd, c["now"], c["usual"], c["seen"], _KNOWN, _QUICK, _GAIN, shifted)
+        return shifted
 
 
-_FOLLOWS = 4
+_FOLLOWS = 4.0
 """Readings, two minutes, within which a sound instrument shows what its witnesses showed; chosen: cold plates need
 some 30 s, heat sinks in air a minute."""
 _QUICK = 0.15
@@ -197,7 +158,11 @@ _TEACHES = 1.5
 """Times the usual change above which readings teach nothing any more; chosen: half of the least ratio and more."""
 _GAIN = 0.005
 """Of a mean of 200 readings: an hour and a half; chosen."""
-_KNOWN = 40
+_KNOWN = 40.0
 """Readings until an instrument is known: 20 minutes; chosen."""
-_LONG = 10
+_LONG = 10.0
 """Readings of one value that teach no more how often it changes; chosen."""
+_RATES = (_CALM, _GAIN, _TREND, _CLIP, _TEACHES)
+_SWING = dict.fromkeys(("last", "now", "usual", "seen", "held", "trend", "one_ago", "two_ago"), 0.0)
+_SWING |= {"last": np.nan, "one_ago": np.nan, "two_ago": np.nan}
+"""What an instrument's swing begins with, in the order of instrument_kernel.swing."""

@@ -68,9 +68,11 @@ class LoopInstruments:
             each.forget(mask)
 
     def _biased(self, frame: Frame, moved: Mapping[str, NDArray[np.float64]]) -> Iterator[Wrong]:
-        flow, supply = moved["flow"], moved["supply"]
-        for i, entity in enumerate(frame.entities):
-            q, t = float(flow[i]), float(supply[i])
+        flow, supply, known = moved["flow"], moved["supply"], {key.partition("|")[0] for key in self.held}
+        judged = (np.abs(flow) >= LEAST_FLOW) | (np.abs(supply) >= LEAST_SUPPLY_K)
+        judged[[i for i, e in enumerate(frame.entities) if e in known] if known else []] = True
+        for i in np.flatnonzero(judged).tolist():
+            entity, q, t = frame.entities[i], float(flow[i]), float(supply[i])
             real = abs(moved["pressure"][i]) > UNMOVED * 2 * abs(q) or abs(moved["pump"][i]) > UNMOVED * abs(q)
             real |= -q * moved["rise"][i] > UNMOVED * q * q and abs(moved["supply"][i]) < LEAST_SUPPLY_K
             words = f"tells {abs(q):.0%} {'more' if q > 0 else 'less'} than before; pressure, pump and heat are as ever"

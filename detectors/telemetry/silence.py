@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.telemetry import instrument_kernel
 from pipeline.records import SECOND, Frame
 from pipeline.signals import CATALOGUE
 from pipeline.topology import Topology
@@ -21,6 +22,7 @@ LOOKS = 3
 GIVEN_UP = 72 * 3600 * SECOND
 """Who is silent for longer was taken away; chosen: a long weekend."""
 Bools = NDArray[np.bool_]
+_NOBODY = np.empty(0)
 
 
 class LastSeen:
@@ -28,6 +30,7 @@ class LastSeen:
 
     seen: us of the last sample.  since: us since when it has spoken without a silence.  missed: instants since the last
     sample.  count: samples so far.  names: entities, empty until a class has a frame.
+    holes, gaps: of who speaks at this instant, how many instants he missed before, and us since the sample before.
     """
 
     def __init__(self, signals: Mapping[str, str]) -> None:
@@ -39,6 +42,8 @@ class LastSeen:
         self.count: dict[str, NDArray[np.int32]] = {}
         self.since: dict[str, NDArray[np.int64]] = {}
         self.names: dict[str, Sequence[str]] = {}
+        self.holes: dict[str, NDArray[np.int32]] = {}
+        self.gaps: dict[str, NDArray[np.int64]] = {}
 
     def look(self, frames: Mapping[str, Frame], time: int) -> None:
         """Takes an instant. Where time steps back, nobody was seen later than now."""
@@ -52,16 +57,14 @@ class LastSeen:
                 self.names[device_class] = frame.entities
             if device_class not in self.seen:
                 continue
-            seen, missed = self.seen[device_class], self.missed[device_class]
-            missed += 1
+            seen = self.seen[device_class]
             if back:
                 np.minimum(seen, time, out=seen)
-            if values is not None:
-                spoke = np.flatnonzero(~np.isnan(values))
-                anew = spoke[missed[spoke] > MISSED]
-                self.since[device_class][anew] = time
-                seen[spoke], missed[spoke] = time, 0
-                self.count[device_class][spoke] += 1
+            told = values if values is not None else _NOBODY
+            lives = self.since[device_class], self.missed[device_class], self.count[device_class]
+            holes = np.zeros(len(seen), np.int32), np.zeros(len(seen), np.int64)
+            self.holes[device_class], self.gaps[device_class] = holes
+            instrument_kernel.heard(told, time, MISSED, seen, *lives, *holes)
 
     def patience(self, device_class: str, seconds: float) -> int:
         """Silence (us) that is one, for a class."""

@@ -45,7 +45,7 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """All that is known at an instant. seconds, dead_seconds: as the detector has them."""
+    """All that is known at an instant. seconds, dead_seconds: the detector's own; frame_s: since the one before."""
 
     last: LastSeen
     gates: Gates
@@ -56,6 +56,7 @@ class Known:
     time: int
     seconds: float
     dead_seconds: float
+    frame_s: float = 10.0
 
     def in_work(self, entity: str) -> bool:
         return self.gates.in_work(entity, self.topology, self.time)
@@ -201,7 +202,10 @@ class SilentNodes:
         clears = "over with the node's next sample"
         score = 2.0 if level == "page" else 1.0
         signals = ("node.load1", "gpu.power")
-        return Silence(f"{node}|node", node, since, level, score, summary, cause, clears, signals, {"bmc": bmc})
+        # after a call for a reboot the silence is told of what called, so that it is part of that incident
+        blamed = known.facts.asked(node) if cause in ("boot", "host", "unknown") else None
+        entity, more = blamed or node, {"bmc": bmc, "node": node}
+        return Silence(f"{node}|node", entity, since, level, score, summary, cause, clears, signals, more)
 
     def _why_lone(self, node: str, alone: Mapping[str, Any], jobs: Verdict, known: Known) -> tuple[Level, str, str]:
         dark, since = known.dark(node), alone["since"]
@@ -216,7 +220,7 @@ class SilentNodes:
             )
         if fact is not None:
             return "page", "host", f"the host is dead; before, {fact[1]} ({(since - fact[0]) / SECOND:.0f} s earlier)"
-        if known.facts.boots(node) and jobs.state != "hangs":
+        if known.facts.asked(node) and jobs.state != "hangs":
             wait = known.time - since <= BOOT
             return ("suspect" if wait else "ticket"), "boot", "an XID asked for its reboot, which this may be"
         if jobs.state in ("ended", "hangs"):

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from detectors.detector import Detector, notes, part
+from detectors.method.budget import rule
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import evidence
 from detectors.method.feeds import SIGNALS as FEED_SIGNALS
 from detectors.method.feeds import Feeds
 from detectors.method.gates import Gates
+from detectors.telemetry.holes import Holes
 from detectors.telemetry.host_facts import HostFacts
 from detectors.telemetry.losses import Losses
 from detectors.telemetry.silence import LastSeen
@@ -38,7 +40,9 @@ class Telemetry(Detector):
     The cause is asked for where it can be told: a shared feed, rack or loop of which all nodes fell silent together is
     blamed once; a node whose job ended with it, hangs since, or whose kernel told a fatal error is dead (page); one
     whose job steps on has a dead agent or no network (ticket). Announced work, reboots that an XID asked for and ranks
-    whose job ended are no gaps. Messages that an agent lost are a ticket.
+    whose job ended are no gaps. Messages that an agent lost are a ticket. A shorter hole in all that a node and its
+    GPUs tell is a suspect, since agents are started anew, and a ticket if the agent ran on, if it is too
+    long for that, or comes a third time.
 
     Source: NVIDIA's catalogue of XIDs for what asks for a reboot; PyTorch's NCCL watchdog (10 min) for how long a job
     outlives a lost rank.
@@ -55,12 +59,22 @@ class Telemetry(Detector):
     wants: ClassVar[tuple[str, ...]] = (
         *(signal for signal in WATCHED.values() if signal != "node.load1"),
         *(signal for signal in FEED_SIGNALS if signal not in WATCHED.values()),
-        *("rank.step", "agent.dropped", "event:gap", "event:kernel", "event:xid", "event:sxid", "event:gpu_lost"),
+        *(
+            "rank.step",
+            "agent.dropped",
+            "agent.cpu_time",
+            "event:gap",
+            "event:kernel",
+            "event:xid",
+            "event:sxid",
+            "event:gpu_lost",
+        ),
         *("event:job_start", "event:job_end", "event:maintenance_start", "event:maintenance_end"),
     )
     blind: ClassVar[str] = (
-        "Whoever never spoke, a hole of less than a minute, and a fleet of which nobody speaks at all: then there are "
-        "no frames, which the service's own readiness tells. Without jobs and feeds a dead host is like a dead agent."
+        "Whoever never spoke, a hole of one look or one that many share, and a fleet of which nobody "
+        "speaks at all: then there are no frames, which the service's own readiness tells. Without jobs and feeds a "
+        "dead host is like a dead agent."
     )
 
     seconds: float = 60.0
@@ -72,33 +86,37 @@ class Telemetry(Detector):
     facts: HostFacts = part(HostFacts)
     feeds: Feeds = part(Feeds)
     losses: Losses = part(Losses)
+    holes: Holes = part(Holes)
     nodes: SilentNodes = part(SilentNodes)
     devices: SilentDevices = part(SilentDevices)
     conditions: Open = notes()
 
+    def budget(self) -> list[str]:
+        return [rule(f"silences of {self.seconds:g} s, holes and losses, and on what was told before them")]
+
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        if not frames:
+        if (time := self.gates.hear(frames)) is None:
             return []
-        time = max(frame.time for frame in frames.values())
-        self.gates.hear(frames)
         self.jobs.hear(frames, time)
         self.facts.hear(frames, time)
         self.feeds.look(frames.get("power"), time)
+        frame_s = max(0.0, (time - self.last.time) / SECOND) if self.last.time else 0.0
         self.last.look(frames, time)
-        found = [*self._silent(frames, time), *self.losses.look(frames, time)]
+        found = [*self._silent(frames, time, frame_s), *self.losses.look(frames, time)]
         if not found and not self.conditions:
             return []
         close(self.conditions, {silence.key for silence in found})
         due = [(s, tell(self.conditions, s.key, time, s.since, s.level)) for s in found]
         return [self._finding(silence, time, *told) for silence, told in due if told is not None]
 
-    def _silent(self, frames: Mapping[str, Frame], time: int) -> Iterator[Silence]:
+    def _silent(self, frames: Mapping[str, Frame], time: int, frame_s: float) -> Iterator[Silence]:
         """Nodes first: what belongs to a silent node needs no word of its own."""
         topology = next(iter(frames.values())).topology
         told = self.last, self.gates, self.jobs, self.facts, self.feeds
-        known = Known(*told, topology, time, self.seconds, self.dead_seconds)
+        known = Known(*told, topology, time, self.seconds, self.dead_seconds, frame_s)
         yield from self.nodes.look(known)
         yield from self.devices.look(known)
+        yield from self.holes.look(known, frames.get("agent"))
 
     def _finding(self, silence: Silence, time: int, onset: int, level: Level) -> Finding:
         more = {"silent_s": (time - silence.since) / SECOND, "cause": silence.cause, **silence.more}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from detectors.detector import Detector, notes
+from detectors.method.budget import rule
 from detectors.method.conditions import Open, close, tell
 from detectors.method.edge_events import values
 from detectors.method.evidence import evidence
@@ -47,6 +48,9 @@ class TelemetryBlind(Detector):
 
     known: dict[str, dict[str, Any]] = notes()
     conditions: Open = notes()
+
+    def budget(self) -> list[str]:
+        return [rule(f"BMCs and exporters that do not answer for {self.seconds:g} s")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from detectors.detector import Detector, memory, notes, part
+from detectors.method.budget import rule
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.gates import Gates
@@ -56,6 +57,9 @@ class TelemetryClock(Detector):
     jumped: dict[str, list[list[float]]] = notes()
     gates: Gates = part(Gates)
     conditions: Open = notes()
+
+    def budget(self) -> list[str]:
+        return [rule(f"offsets of {self.suspect_seconds:g} s, {_LOOKS} times in a row, and on jumps that were logged")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         frame = frames.get("node")

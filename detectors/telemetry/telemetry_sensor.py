@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from detectors.detector import Detector, notes, part
+from detectors.method.budget import GPUS, in_words, rule
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import evidence
 from detectors.method.gates import Gates
-from detectors.telemetry.gpu_instruments import GpuInstruments, Wrong
+from detectors.telemetry.gpu_instruments import HOLD, GpuInstruments, Wrong
 from detectors.telemetry.instruments import RHYTHM
 from detectors.telemetry.plant_instruments import AirInstruments, LoopInstruments
 from pipeline.records import SECOND, Finding, Frame
@@ -32,8 +33,8 @@ class TelemetrySensor(Detector):
     Source: the kinds of fault as in Ni et al., "Sensor network data fault types", ACM Transactions on Sensor Networks
     5(3), 2009.
 
-    linger_seconds: a liar is one for so long after it was last caught; chosen: without load, as between two jobs, there
-                    is nothing to catch it by.
+    linger_seconds: a liar is one for so long after it was last caught; chosen: without load, as between two jobs, or
+                    with a small lie there is nothing to catch it by for hours, and it does not mend itself.
     """
 
     name: ClassVar[str] = "telemetry_sensor"
@@ -50,7 +51,7 @@ class TelemetrySensor(Detector):
         "nothing varies."
     )
 
-    linger_seconds: float = 1800.0
+    linger_seconds: float = 14400.0
 
     looked: dict[str, int] = notes()  # when instruments were judged last
     known: dict[str, dict[str, Any]] = notes()  # entity and signal -> what was wrong of it last, and when
@@ -60,11 +61,19 @@ class TelemetrySensor(Detector):
     air: AirInstruments = part(AirInstruments)
     conditions: Open = notes()
 
+    def budget(self) -> list[str]:
+        """Streams are judged every RHYTHM s; what stands still or swings, and the few loops, by rules."""
+        gpus = {f"{name} of GPUs": piece.channel for name, piece in self.gpus.streams.items()}
+        told = {**{name: (channel, GPUS) for name, channel in gpus.items()}, "inlet": (self.air.shift.channel, 1)}
+        lines = [f"{name}: {in_words(c.limit(RHYTHM), streams, RHYTHM)}" for name, (c, streams) in told.items()]
+        return [
+            *lines,
+            rule(f"what stands still, swings or moves alone for {HOLD} s: loops, and all other instruments"),
+        ]
+
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        if not frames:
+        if (time := self.gates.hear(frames)) is None:
             return []
-        time = max(frame.time for frame in frames.values())
-        self.gates.hear(frames)
         if 0 <= time - self.looked.get("at", 0) < (RHYTHM - _JITTER) * SECOND:
             return []
         self.looked["at"] = time

@@ -87,6 +87,11 @@ def level(case: Case, own: Mapping[int, Level]) -> Level | None:
     return max(found, key=LEVELS.index)
 
 
+def of_a_link(case: Case) -> bool:
+    """Whether all that is known is a switch's line on a link, which link_nvlink judges with the link's counters."""
+    return set(case["facts"]) == {"sxid"} and not case["codes"] and case["driver"] is None and not case["reset"]
+
+
 def holds(case: Case, at: Level) -> bool:
     """Whether only a reset, a reboot or a person ends it."""
     return at == "page" or (at == "ticket" and (bool(HOLDS & set(numbers(case))) or case["driver"] is not None))

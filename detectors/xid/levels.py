@@ -48,7 +48,7 @@ _OF_ACTION: Mapping[str, Level] = {
 }
 """nvmlDeviceGpuRecoveryAction_t: what is to be drained first works on until its job ends, which suits office hours."""
 _LOUD = ("reset", "reboot", "imex")  # of the same in the words of other versions of a driver
-_HIGHEST = 9_999  # of XIDs and other small numbers: the catalogue has three digits
+_HIGHEST = 99_999  # of XIDs, SXids and other small numbers: XIDs have three digits, SXids five
 SCORE: Mapping[Level, float] = {"suspect": 1.0, "ticket": 2.0, "page": 3.0}
 """How strong a finding of each level is."""
 

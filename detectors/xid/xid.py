@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes, part
+from detectors.method.budget import rule
 from detectors.method.conditions import Open, tell
 from detectors.method.evidence import evidence
 from detectors.method.gates import Gates
@@ -87,6 +88,9 @@ class Xid(Detector):
     _places: dict[str, Places] = field(default_factory=lambda: {"gpu": Places(), "node": Places()}, init=False)
     _jobs: Jobs = field(default_factory=Jobs, init=False, repr=False)
 
+    def budget(self) -> list[str]:
+        return [rule("facts that driver, kernel or BMC logged")]
+
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
             return []
@@ -104,8 +108,6 @@ class Xid(Detector):
             found += [f for e in sorted(self.cases) for f in self._told(e, time, topology)]
             found += [f for j in sorted(self.programs.blamed) for f in self._told_program(j, time)]
         return found
-
-    # --- what comes in -----------------------------------------------------------------------------------------------
 
     def _take(self, event: Event, topology: Topology, time: int) -> list[Finding]:
         if event.kind in _XIDS:
@@ -161,7 +163,8 @@ class Xid(Detector):
             return []
         if event.kind == "sxid":
             words = f"SXid {xid_levels.number(event.data, 'sxid')} {text(event.data.get('name'))}".rstrip()
-            self._fact(event, event.entity, "sxid", ("suspect", words))
+            kind = "fatal_sxid" if event.data.get("fatal") is True else "sxid"
+            self._fact(event, event.entity, kind, ("suspect", words))
         elif code is not None or (wanted is not None and kind_of(event.entity) == "gpu"):
             case = self._case(event.entity, event.time)
             xid_cases.note(case, event.time, text(event.data.get("text")))
@@ -207,8 +210,6 @@ class Xid(Detector):
                 case["driver"] = xid_levels.action_named(float(action[i])) or "something that is not known"
         return [f for i in well for f in self._ended(frame.entities[i], time, _WELL)]
 
-    # --- what comes of it --------------------------------------------------------------------------------------------
-
     def _renewed(self, frames: Mapping[str, Frame], time: int, topology: Topology) -> list[Finding]:
         """Ends what a reset, a reboot or time has ended."""
         found = []
@@ -243,7 +244,7 @@ class Xid(Detector):
         if (waits and not xid_cases.certain(case)) or self._reloads(entity, case, time, topology):
             return []
         case["fresh"] = 0
-        if kind_of(entity) == "node" and self._is_of_a_gpu(entity, case, topology):
+        if xid_cases.of_a_link(case) or (kind_of(entity) == "node" and self._is_of_a_gpu(entity, case, topology)):
             return []
         level = xid_cases.level(case, self._own)
         if level is None:

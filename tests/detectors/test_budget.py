@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
+from detectors import explain
+from detectors.detector import Detector, part
 from detectors.method.budget import arl0, budget, in_words, threshold_for
 from detectors.method.streams import Channel, Streams
 from pipeline.records import SECOND
@@ -32,6 +36,41 @@ def test_the_budget_counts_streams_and_ticks():
     assert budget(18.5, 8, 1.0).per_1000 == pytest.approx(10 * eight.per_1000)
 
 
+def test_what_may_be_less_than_normal_too_alarms_twice_as_often():
+    assert budget(18.5, 8, sides=2).per_1000 == pytest.approx(2 * budget(18.5, 8).per_1000)
+
+
+class Pair:
+    """A piece with two metrics."""
+
+    def __init__(self):
+        self.hot, self.others = Streams(Channel(1.0, 1.0)), {"cold": Streams(Channel(1.0, 1.0, threshold=20.0))}
+
+    def snapshot(self):
+        return {"hot": self.hot.snapshot(), "cold": self.others["cold"].snapshot()}
+
+    def restore(self, state):
+        self.hot.restore(state["hot"])
+        self.others["cold"].restore(state["cold"])
+
+
+@dataclass
+class Paired(Detector):
+    name, family, device_class, needs, blind = "paired", "paired", "gpu", (), "all"
+
+    pair: Pair = part(Pair)
+    own: Streams = part(lambda: Streams(Channel(1.0, 1.0)))
+
+    def observe(self, frames):
+        return []
+
+
+def test_streams_that_a_piece_of_a_detector_holds_are_told_too():
+    told = Paired().budget()
+    assert [line.split(":")[0] for line in told] == ["pair.hot", "pair.others.cold", "own"]
+    assert "threshold 20 at 10 s" in told[1]
+
+
 def test_it_is_told_in_one_line():
     assert "suspects per 1,000 node-days" in in_words(18.5, 8)
     assert "\n" not in in_words(18.5, 8)
@@ -46,3 +85,17 @@ def test_the_kernel_alarms_no_more_often_than_the_arithmetic_says():
         step = streams.step(rng.normal(0, 1, size), groups, (1 + tick) * 10 * SECOND)
         alarms += int(step.on.sum())
     assert alarms <= 5 * size * ticks / arl0(threshold) + 3
+
+
+@pytest.mark.parametrize("name", ["telemetry", "telemetry_clock", "telemetry_blind", "xid"])
+def test_detectors_that_go_by_rules_say_so(name):
+    (line,) = explain(name)["budget"]
+    assert line.startswith("a rule on")
+    assert line.endswith("no statistical alarm rate")
+
+
+def test_instruments_tell_what_their_streams_cost_at_the_rhythm_at_which_they_are_judged():
+    *streams, rule = explain("telemetry_sensor")["budget"]
+    assert len(streams) == 4
+    assert all("at 30 s" in line and "suspects per 1,000 node-days" in line for line in streams)
+    assert rule.endswith("no statistical alarm rate")

@@ -243,3 +243,19 @@ def test_rows_of_harmless_events_are_counted_apart_from_those_held_out():
     assert {kind.row for kind in KINDS.values() if not is_fault(kind)} & set(HELD_OUT)
     assert held_out() == () or all(is_fault(kind) for kind in kinds_of("held_out"))
     assert Run("clean", "all", 4, 1.0).scenario().rates == Rates(0.0, 1.0, apart=False)
+
+
+@pytest.mark.parametrize(("after", "start", "end"), [(250, "1.000", "1.000"), (310, "0.000", "1.000")])
+def test_flaps_are_told_soon_after_the_third_within_bounds(after, start, end):
+    struck = line(1, "link_flap", 10_000, 300, "port:n1.0", "hard", effect=3, effect_unit="flaps", flaps=3)
+    seen = seen_of([struck], [alert("port:n1.0", 10_000 + after, "link")])
+    told = {row[0]: row[-1] for row in goals.rows(seen)}["Flap page"]
+    assert f"R {start} ({'1' if start == '1.000' else '0'} of 1 within 60 s of the start" in told
+    assert f"R {end} ({'1' if end == '1.000' else '0'} of 1 within 60 s of the end" in told
+
+
+def test_slow_devices_have_their_precision_and_the_share_in_time_beside_their_recall():
+    truth = [line(n, "straggler", 10_000, 5000, effect=0.25, effect_unit="time") for n in (1, 2)]
+    told = [alert("gpu:n1.0", 10_300), alert("gpu:n2.0", 12_000), alert("gpu:n7.0", 40_000)]
+    measured = {row[0]: row[-1] for row in goals.rows(seen_of(truth, told))}["Fail-slow >= 10 % lasting >= 20 min"]
+    assert measured == "R 1.000 (2 of 2); median 1,150 s; 0.500 within 1,020 s; P 0.667 (1 false)"

@@ -21,7 +21,7 @@ BROKEN = Scenario(
     fleet=Fleet(8, 8, missing=0.01, jitter=5.0),
     faults=(
         Line(Straggler(slowdown=0.25), 2000.0, 5000.0),
-        Line(CoolantLoss(flow=0.4), 3500.0, 5500.0),
+        Line(CoolantLoss(flow=0.4), 5800.0, 7800.0),
     ),
     jobs=Jobs(0.5),
 )

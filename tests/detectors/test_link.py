@@ -281,3 +281,42 @@ def test_the_last_ports_of_a_leaf_that_is_back_are_not_blamed_one_by_one(site, w
     found = watch(Link(), site, 150, change)
     assert {f.entity for f in found if f.time < START + 100 * STEP} == {"leaf:l2"}
     assert {(f.entity, f.level) for f in found if f.time >= START + 100 * STEP} == {("port:n3.p2", "page")}
+
+
+def slower(tick, values, speed=200_000.0, since=50, state=1.0):
+    values["nic"]["nic.speed"] = np.full(16, 400_000.0)
+    values["nic"]["nic.speed"][6] = speed if tick >= since else 400_000.0
+    values["nic"]["nic.state"][6] = state if tick >= since else 1.0
+
+
+def test_a_port_that_was_trained_to_half_its_speed_pages_within_a_minute(site, watch):
+    page = next(f for f in watch(Link(), site, 100, slower) if f.level == "page")
+    assert (page.entity, page.onset) == ("port:n1.p2", START + 50 * STEP)
+    assert page.time - page.onset <= 60 * SECOND
+    assert "runs at 200 Gb/s, was at 400" in page.summary
+
+
+@pytest.mark.parametrize("speed", [np.nan, -1.0, 0.0, 4_294_967_295.0])
+def test_a_speed_that_is_not_known_is_not_a_lower_one(site, watch, speed):
+    assert watch(Link(), site, 200, lambda tick, values: slower(tick, values, speed)) == []
+
+
+def test_a_port_that_is_down_is_not_told_as_slow(site, watch):
+    found = watch(Link(), site, 200, lambda tick, values: slower(tick, values, 2_500.0, state=0.0))
+    assert found
+    assert not any("Gb/s" in f.summary for f in found)
+
+
+def test_a_speed_that_people_set_while_at_work_is_what_they_want(site, watch):
+    def change(tick, values):
+        slower(tick, values)
+        return [Event(START + tick * STEP, "node:n1", "maintenance_start", {"seconds": 900.0})] if tick == 45 else []
+
+    assert watch(Link(), site, 600, change) == []
+
+
+def test_a_port_that_only_flickers_to_a_lower_speed_is_left_alone(site, watch):
+    def change(tick, values):
+        slower(tick, values, 200_000.0 if tick % 10 == 0 else 400_000.0)
+
+    assert watch(Link(), site, 200, change) == []

@@ -23,6 +23,7 @@ from detectors.score import (
 )
 from detectors.scoring.alerts import heard
 from detectors.scoring.counts import GOAL_S, HOLD_S
+from detectors.scoring.matching import counting
 from pipeline.records import SECOND, Event, iso
 from pipeline.topology import Topology
 
@@ -298,3 +299,11 @@ def test_guilty_entities_that_the_topology_does_not_hold_are_named_on_stderr(tmp
     assert len(list(rows(result))) == 2
     error = capsys.readouterr().err
     assert (error == "") if more is None else ("score: the topology does not hold gpu:x0.0" in error and more in error)
+
+
+def test_wrong_results_that_only_training_shows_are_answered_by_a_ticket():
+    hard, soft = counting("sdc"), counting("sdc", "soft")
+    assert (hard.level, soft.level) == ("page", "ticket")
+    assert "sdc_gradient" in soft.detectors
+    assert "sdc_gradient" not in hard.detectors
+    assert counting("straggler", "soft") == counting("straggler")

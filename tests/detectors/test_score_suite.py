@@ -132,3 +132,16 @@ def test_results_of_frozen_code_count_beside_kinds_held_out_that_need_newer_code
     )
     frozen, newer = segments("full", tmp_path, "frozen"), segments("full", tmp_path, "frozen", "newer")
     assert [a.key == b.key for a, b in zip(frozen, newer, strict=True)] == [True, False]
+
+
+def test_kinds_that_a_newer_simulator_holds_out_change_no_result_of_the_others(monkeypatch):
+    """They come never in the other suites: what was judged by the frozen code counts on."""
+    run = Run("raised", "network", 8, 0.1)
+    before = results.key_of(run.scenario(), 10, "code")
+    row = KINDS["link_flap"].row
+    new = type("ClockStuckAnew", (KINDS["gpu_off_bus"],), {"name": "clock_stuck_anew", "row": HELD_OUT[0]})
+    monkeypatch.setitem(KINDS, "clock_stuck_anew", new)
+    assert "clock_stuck_anew" in run.scenario().rates.kinds
+    assert results.key_of(run.scenario(), 10, "code") == before
+    monkeypatch.setattr("benchmarks.detection.scenarios.HELD_OUT", (*HELD_OUT, row))
+    assert results.key_of(run.scenario(), 10, "code") != before, "it came, and comes no more"

@@ -23,7 +23,7 @@ def shown(change, ticks=200, detector=None):
     return dataclasses.replace(CASE, instant=instant).shown(detector or SdcGradient(), range(ticks))
 
 
-def test_a_leap_of_one_rank_is_a_suspect_for_ten_minutes_and_never_more():
+def test_a_leap_of_one_rank_in_one_step_is_a_suspect_for_ten_minutes():
     def leap(tick, norm, count):
         norm[3] *= 8.0 if tick == 100 else 1.0
 
@@ -36,20 +36,57 @@ def test_a_leap_of_one_rank_is_a_suspect_for_ten_minutes_and_never_more():
     assert found[0].evidence["peers"] == 7
 
 
-@pytest.mark.parametrize("factor", [1.5, 20.0])
-def test_a_spike_that_all_share_blames_nobody(factor):
+@pytest.mark.parametrize(
+    ("factor", "steps", "level"), [(8.0, (100, 103), "ticket"), (40.0, (100,), "ticket"), (8.0, (50, 150), "suspect")]
+)
+def test_a_leap_in_two_steps_or_a_very_large_one_is_a_ticket_and_never_a_page(factor, steps, level):
+    def leap(tick, norm, count):
+        norm[3] *= factor if tick in steps else 1.0
+
+    found = shown(leap)
+    assert {f.entity for f in found} == {GPUS[3]}
+    assert found[-1].level == level
+
+
+def test_the_same_step_read_twice_is_one_leap():
+    def leap(tick, norm, count):
+        norm[3] = 16.0 if tick in (100, 101, 102) else norm[3]
+
+    assert {f.level for f in shown(leap)} == {"suspect"}
+
+
+@pytest.mark.parametrize(("factor", "doubted"), [(1.5, set()), (20.0, {("job:7", "suspect")})])
+def test_a_spike_that_all_share_blames_no_gpu_but_puts_the_job_in_doubt(factor, doubted):
     def spike(tick, norm, count):
         norm *= factor if tick in (60, 100, 101, 102) else 1.0
 
-    assert shown(spike) == []
+    assert {(f.entity, f.level) for f in shown(spike)} == doubted
 
 
-def test_a_spike_of_a_whole_stage_or_half_of_it_blames_nobody():
+def test_norms_told_after_the_reduction_put_the_job_in_doubt():
+    def same(tick, norm, count):
+        norm[:] = norm[0] * (9.0 if tick == 100 else 1.0)
+
+    found = shown(same)
+    assert {(f.entity, f.level) for f in found} == {("job:7", "suspect")}
+    assert "results since are in doubt" in found[0].summary
+
+
+def test_a_job_whose_norms_stay_high_is_in_doubt_for_a_while_and_then_no_more():
+    def high(tick, norm, count):
+        norm *= 9.0 if tick >= 60 else 1.0
+
+    detector = SdcGradient()
+    assert shown(high, 900, detector)
+    assert not detector.conditions
+
+
+def test_a_spike_of_a_whole_stage_or_half_of_it_blames_no_gpu():
     def spike(tick, norm, count):
         norm[:8] *= 20.0 if tick == 60 else 1.0
         norm[8:12] *= 20.0 if tick == 100 else 1.0
 
-    assert shown(spike) == []
+    assert {f.entity for f in shown(spike)} <= {"job:7"}
 
 
 def test_a_rank_whose_norm_is_always_larger_is_left_alone_but_not_when_it_leaps():
@@ -71,13 +108,13 @@ def test_less_than_five_times_is_nothing():
     assert shown(some) == []
 
 
-def test_one_rank_that_alone_counts_no_numbers_is_a_suspect():
+def test_one_rank_that_alone_counts_no_numbers_is_a_ticket():
     def nan(tick, norm, count):
         count[3] = max(0, min(tick - 100, 2))
         norm[3] = np.nan if tick > 100 else norm[3]
 
     found = shown(nan)
-    assert {(f.entity, f.level) for f in found} == {(GPUS[3], "suspect")}
+    assert {(f.entity, f.level) for f in found} == {(GPUS[3], "ticket")}
     assert "no number" in found[0].summary
 
 

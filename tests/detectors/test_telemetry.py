@@ -38,7 +38,7 @@ class Site:
     def __init__(self) -> None:
         self.detector, self.topology, self.findings = Telemetry(), topology(), []
 
-    def tick(self, tick, silent=(), dark=(), stepping=True, events=(), without=()):
+    def tick(self, tick, silent=(), dark=(), stepping=True, events=(), without=(), more=None):
         """Shows an instant in which the entities of `silent`, and what is in them, tell nothing."""
         gone = {e for names in NAMES.values() for e in names if {e, *self.topology.above(e)} & set(silent)}
         told = {
@@ -58,7 +58,7 @@ class Site:
         for event in (e for e in events if class_of(e.entity) not in frames):
             name = class_of(event.entity)
             frames[name] = Frame(START + tick * 10 * SECOND, name, (), {}, self.topology, (event,))
-        self.findings += self.detector.observe(frames)
+        self.findings += self.detector.observe({**frames, **(more or {})})
 
     def run(self, ticks=40, silent=(), dark=(), stepping=True, events=(), first=()):
         for tick in range(FAULT):
@@ -162,7 +162,7 @@ def test_announced_work_says_nothing(site):
 def test_a_reboot_that_an_xid_asked_for_is_a_suspect_first(site):
     xid = event("gpu:r0n1.2", "xid", xid=79, name="fallen off the bus")
     site.topology.forget(NAMES["rank"])  # its job died with the GPU
-    assert site.run(60, silent=["node:r0n1"], events=[xid]) == {("node:r0n1", "suspect")}
+    assert site.run(60, silent=["node:r0n1"], events=[xid]) == {("gpu:r0n1.2", "suspect")}  # into its incident
 
 
 def test_ranks_that_end_say_nothing(site):
@@ -231,3 +231,52 @@ def test_jobs_whose_end_is_lost_are_not_kept_for_ever():
     later = 40 * 24 * 3600 * SECOND
     jobs.hear({"node": Frame(later, "node", (), {}, topology, ())}, later)
     assert jobs.snapshot()["jobs"] == {}
+
+
+def hole(site, looks, gone=("node:r0n1",), agent=None, every=99, ticks=13):
+    """Holes of some looks; agent: what the agents tell of themselves, "same" or "new" after a hole."""
+    names = tuple(f"agent:{n[5:]}" for n in NAMES["node"])
+    site.topology = Topology({**topology().parents, **{a: [f"node:{a[6:]}"] for a in names}})
+    for tick in range(FAULT + ticks):
+        inside = tick >= FAULT and (tick - FAULT) % every < looks
+        cpu = np.full(len(names), 1e4 + tick)
+        cpu[1] = np.nan if inside else 5.0 + tick if agent == "new" and tick >= FAULT else cpu[1]
+        told = Frame(START + tick * 10 * SECOND, "agent", names, {"agent.cpu_time": cpu}, site.topology, ())
+        site.tick(tick, gone if inside else (), more={"agent": told} if agent else None)
+    return site.said()
+
+
+def test_a_hole_of_twenty_seconds_of_a_node_whose_agent_ran_on_is_a_ticket_once_it_speaks_again(site):
+    assert hole(site, 2, agent="same") == {("node:r0n1", "ticket")}
+    first = site.findings[0]
+    assert "told nothing for 30 s and speaks again" in first.summary
+    assert (first.onset, first.evidence["cause"]) == (START + (FAULT - 1) * 10 * SECOND, "hole")
+
+
+def test_holes_of_one_look_of_one_signal_or_of_many_nodes_at_once_are_nobodys():
+    assert hole(Site(), 1) == set()
+    assert hole(Site(), 4, [f"gpu:r0n1.{g}" for g in range(GPUS)]) == set()
+    assert hole(Site(), 3, [f"node:r0n{n}" for n in range(3)]) == set()
+
+
+@pytest.mark.parametrize("looks", [5, 6, 7, 9])
+def test_a_hole_and_a_silence_are_never_told_both(looks):
+    site = Site()
+    hole(site, looks)
+    assert {f.evidence["cause"] == "hole" for f in site.findings} == {looks <= 6}
+
+
+def test_a_hole_over_which_its_agent_was_started_anew_or_tells_nothing_of_itself_is_a_suspect():
+    for agent, words in (("new", "was started anew;"), (None, "does not tell")):
+        site = Site()
+        assert hole(site, 3, agent=agent) == {("node:r0n1", "suspect")}
+        assert words in site.findings[0].summary
+
+
+def test_an_agent_that_starts_again_and_again_is_a_ticket(site):
+    assert hole(site, 2, agent="new", every=10, ticks=40) == {("node:r0n1", "suspect"), ("node:r0n1", "ticket")}
+
+
+def test_work_that_was_announced_makes_no_hole(site):
+    site.tick(0, events=[event("node:r0n1", "maintenance_start", 0, seconds=3600.0)])
+    assert hole(site, 3) == set()

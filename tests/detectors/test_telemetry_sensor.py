@@ -334,3 +334,23 @@ def test_a_steep_ramp_is_no_noise_and_true_noise_is(slope):
 
 def test_what_is_learnt_anew_before_its_first_reading_does_no_harm():
     Swing().forget(np.array([True, False]))
+
+
+def test_a_temperature_that_was_learnt_anew_since_proves_nothing_of_a_power_that_moved_before(plant):
+    """A job whose stages share a node lets two of its GPUs draw and heat more: real, however often heat is learnt."""
+
+    def more(told, tick):
+        told["gpu"]["gpu.power"][9] += 90
+        told["gpu"]["gpu.temperature"][9] += 3
+        told["gpu"]["gpu.memory_temperature"][9] += 3
+        if tick == FAULT + 120:
+            plant.detector.gpus.parts["heat"].forget(np.arange(32) == 9)
+
+    assert plant.run(more, end=700) == set()
+
+
+def test_a_power_that_moves_by_less_than_its_thermometer_can_show_is_not_judged(plant):
+    def slight(told, tick):
+        told["gpu"]["gpu.power"][9] += 40
+
+    assert plant.run(slight, end=600) == set()

@@ -380,3 +380,10 @@ def test_the_end_says_what_ended_it():
     (end,) = site.show(site.event("recovery_action", to=0))
     assert end.summary.startswith(f"{GPU} needs nothing any more, its driver says")
     assert end.evidence["clears"]
+
+
+def test_a_switchs_line_on_a_link_is_left_to_the_links_detector_and_a_fatal_one_is_told_with_its_number():
+    site = Site()
+    assert site.show(site.event("sxid", NODES[0], sxid=20001, name="TX Replay Error", fatal=False), ticks=4) == []
+    (found, *_) = site.show(site.event("sxid", NODES[0], sxid=20034, name="LTSSM Fault Up", fatal=True), ticks=4)
+    assert "SXid 20034 LTSSM Fault Up" in found.summary

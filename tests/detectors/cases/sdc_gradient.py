@@ -17,4 +17,4 @@ def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
     return {"rank": {"rank.gradient_norm": norm, "rank.nonfinite": np.zeros(16)}}, []
 
 
-CASE = Case(SdcGradient, {"rank": RANKS}, topology, instant, frozenset({GPUS[GUILTY]}), level="suspect")
+CASE = Case(SdcGradient, {"rank": RANKS}, topology, instant, frozenset({GPUS[GUILTY]}), level="ticket")

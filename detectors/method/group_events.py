@@ -1,0 +1,201 @@
+"""A cohort of which many are off alike is the event itself: one ticket on what its members share, and no member blamed.
+
+With more than three in ten on one side the median is near its breakdown (Huber, Robust Statistics, 1981, section 1.4),
+so nobody can say which member is odd; that something happened to them together can be said all the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.method.conditions import Open, close, tell
+from detectors.method.evidence import evidence
+from detectors.method.gates import Gates
+from detectors.method.places import Jobs
+from detectors.method.streams import LEAST_COHORT, LIFT, MOST, Step
+from pipeline.records import SECOND, Finding, Frame
+from pipeline.topology import kind_of
+
+Bools = NDArray[np.bool_]
+HOLD = 600 * SECOND
+"""For so long it must hold: twice the longest benign slowdown, evaluation or step of the load of 300 s; chosen."""
+_ENDS = MOST / 2  # share of the cohort below which it is over, so that it does not flicker; chosen
+_FEWEST = 3  # members off alike: two coincide too often; chosen, as folding has it
+_STALE = 120 * SECOND  # after so long without many that are off it is over: as long as two repeats of a finding; chosen
+_NEARLY = 0.9  # share of those off that lie in one thing, which is then what they share; chosen
+_SHOWN = 16  # members named in the evidence
+_THINGS = {"gpu": "GPUs", "rank": "ranks", "nic": "ports", "port": "ports"}
+Cohort = Callable[[int], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """What is compared, in words. `unit` "share": the streams are of logarithms.
+
+    more, less: what those do that are off to either side, after "13 of 32 GPUs".
+    """
+
+    signals: tuple[str, ...]
+    more: str
+    less: str
+    unit: str = "share"
+
+    def words(self, below: bool, effect: float) -> str:
+        size = f"{abs(effect):.1%}" if self.unit == "share" else f"{abs(effect):.1f} {self.unit}"
+        return f"{self.less if below else self.more} by {size} (median)"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A cohort that moves now. words: of the cohort; struck, judged: streams that are off, and that could be."""
+
+    words: str
+    below: bool
+    struck: NDArray[np.int64]
+    judged: NDArray[np.int64]
+
+
+@dataclass
+class GroupEvents:
+    """Follows the cohorts of one metric that moved; a part() of a detector. State is by cohort, in plain data.
+
+    The clock of a cohort begins anew with each start or end of a job on its members, and each change of versions: what
+    follows from those is no event. While people work on what they share nothing is said.
+    """
+
+    quantity: Quantity
+    hold: int = HOLD
+    began: dict[str, dict[str, Any]] = field(default_factory=dict)
+    conditions: Open = field(default_factory=dict)
+    _jobs: Jobs = field(default_factory=Jobs, repr=False)
+
+    def take(
+        self,
+        frame: Frame,
+        names: Sequence[str],
+        step: Step,
+        cohort: Cohort,
+        gates: Gates,
+        detector: str,
+        counted: Bools | None = None,
+        blamed: Collection[str] = (),
+    ) -> list[Finding]:
+        """What is due to be said of cohorts after a sample.
+
+        names: entity of each stream.   cohort: the cohort of a stream, in words that begin with what its members share.
+        counted: False: is off for a reason that is known, and speaks for no group.   blamed: by the detector already.
+        """
+        if not self.began and not step.moved.any():
+            return []
+        found: dict[str, Finding] = {}
+        moving = self._moving(step, counted, cohort, frame.time)
+        for key in sorted(moving, key=lambda key: (self.began[key]["since"], key)):
+            group, began = moving[key], self.began[key]
+            mine = [names[i] for i in group.struck.tolist()]
+            if self._early(began, mine, frame, gates):
+                continue
+            entity = began.get("entity") or where(group, names, frame)
+            if entity in found or entity in blamed or gates.in_work(entity, frame.topology, frame.time):
+                continue
+            began["entity"] = entity
+            onset = frame.time - int(np.median(step.held[group.struck])) * SECOND
+            if due := tell(self.conditions, key, frame.time, onset, "ticket"):
+                found[entity] = self._finding(frame, entity, group, mine, step, due[0], detector)
+        close(self.conditions, set(self.began))
+        return [found[entity] for entity in sorted(found)]
+
+    def _moving(self, step: Step, counted: Bools | None, cohort: Cohort, time: int) -> dict[str, Group]:
+        """Those that move now, by cohort and side; keeps since when."""
+        moving: dict[str, Group] = {}
+        judged = step.judged & (step.groups >= 0)
+        size = np.bincount(step.groups[judged], minlength=1)
+        off = np.where(judged if counted is None else judged & counted, step.off, 0)
+        for below in (False, True):
+            side = (off < 0) if below else (off > 0)
+            many = np.bincount(step.groups[side], minlength=len(size))
+            for number in np.flatnonzero((many > _ENDS * size) & (size >= LEAST_COHORT)).tolist():
+                mine = step.groups == number
+                struck = np.flatnonzero(side & mine)
+                words = cohort(int(struck[0]))
+                key = f"{words}{' -' if below else ' +'}"
+                if key in self.began or (many[number] >= _FEWEST and step.moved[struck[0]]):
+                    self.began.setdefault(key, {"since": time})["seen"] = time
+                    moving[key] = Group(words, below, struck, np.flatnonzero(judged & mine))
+        self.began = {key: began for key, began in self.began.items() if 0 <= time - began["seen"] <= _STALE}
+        return moving
+
+    def _early(self, began: dict[str, Any], members: Sequence[str], frame: Frame, gates: Gates) -> bool:
+        """Whether it is too early to speak, since it began or something was done to members, or people work on most."""
+        topology, time = frame.topology, frame.time
+        began["since"] = min(began["since"], time)  # the clock may have gone back
+        if time - began["since"] < self.hold:
+            return True
+        if sum(gates.in_work(e, topology, time) for e in members) > len(members) / 2:
+            return True
+        jobs = {job for e in members if (job := topology.above_of_kind(e, "job") or self._jobs.of(e, topology))}
+        told = [gates.changed(e, topology) for e in members]
+        told += [at for job in jobs for at in (gates.started(job), gates.ended(job))]
+        return any(at is not None and 0 <= time - at < self.hold for at in told)
+
+    def _finding(
+        self,
+        frame: Frame,
+        entity: str,
+        group: Group,
+        names: Sequence[str],
+        step: Step,
+        onset: int,
+        detector: str,
+    ) -> Finding:
+        effects, unit = step.effect[group.struck].astype(np.float64), self.quantity.unit
+        median = float(np.median(np.expm1(effects) if unit == "share" else effects))
+        whose = "" if group.words == entity else f" of {group.words}"
+        minutes, size = (frame.time - onset) / SECOND / 60, len(group.judged)
+        summary = (
+            f"{entity}: {len(names)} of {size} {_THINGS.get(kind_of(names[0]), 'devices')}{whose} "
+            f"{self.quantity.words(group.below, median)} for {minutes:.0f} min; so many alike have a cause in common, "
+            f"and none of them is blamed"
+        )
+        clears = (
+            f"ends when at most {_ENDS:.0%} of them are off, or {LIFT // 60} min after it began, when what they show "
+            "then is taken for usual"
+        )
+        told: dict[str, Any] = {
+            "group": group.words,
+            "struck": len(names),
+            "peers": size,
+            "median_effect": round(median, 4),
+        }
+        told |= {"unit": unit, "direction": "less" if group.below else "more", "members": list(names[:_SHOWN])}
+        score = float(np.median(step.score[group.struck]))
+        signals = self.quantity.signals
+        return Finding(frame.time, onset, entity, detector, "ticket", score, summary, evidence(clears, **told), signals)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"began": self.began, "conditions": self.conditions}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.began, self.conditions = state["began"], state["conditions"]
+
+
+def where(group: Group, names: Sequence[str], frame: Frame) -> str:
+    """What those share that are off: the least thing that nearly all of them lie in and few others, else what the
+    cohort shares: the entity that its words begin with, the nearest thing over all, or the fleet."""
+    topology = frame.topology
+    struck = Counter(a for i in group.struck.tolist() for a in topology.above(names[i]))
+    judged = Counter(a for i in group.judged.tolist() for a in topology.above(names[i]))
+    off, size = len(group.struck), len(group.judged)
+    nearly = [a for a, n in struck.items() if n >= _NEARLY * off]
+    apart = [a for a in nearly if judged[a] < size and off - struck[a] <= _ENDS * (size - judged[a])]
+    if apart:
+        return min(apart, key=lambda a: (judged[a], kind_of(a) == "pdu", nearly.index(a)))  # of a PDU they would be off
+    first = group.words.split(", ", 1)[0]
+    if first in topology.parents or kind_of(first) in ("stage", "job"):
+        return first
+    return next((a for a in nearly if judged[a] == size), f"fleet:{frame.device_class}")

@@ -1,0 +1,223 @@
+"""Which voltages are off: of feeds, of what supplies take in, and of a board's 12 V and 48 to 54 V rails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.method.feeds import LIVE
+from detectors.method.kernel import compiled
+from detectors.telemetry.silence import Homes, shared
+from pipeline.records import SECOND, Frame
+from pipeline.signals import CATALOGUE
+from pipeline.topology import Topology
+
+OF_FEEDS = ("power.voltage", "power.voltage_line1", "power.voltage_line2", "power.voltage_line3")
+OF_SUPPLIES, OF_RAILS, TOLD = "psu.input_voltage", "sensor.voltage", "psu.input_status"
+SIGNALS = (*OF_FEEDS, OF_SUPPLIES, OF_RAILS, TOLD)
+LOOKS = 2
+"""Readings in a row that must be off: 30 s apart they mean more than the 10 s that equipment must bear; chosen."""
+MAINS, DEEP = 0.10, 0.20
+"""Departures from the usual: IT equipment works within 10 % for ever, with 20 % too little for 10 s, with 20 % too
+much for half a second (ITI curve, Information Technology Industry Council, 2000). Busbars of 48 to 54 V: as much, by
+choice."""
+RAIL = 0.05
+"""Of 12 V: what a server's supply must keep (EPS12V Power Supply Design Guide, section on DC voltage regulation)."""
+LAPSES = 3600 * SECOND
+"""A departure of which nothing was read for so long is not known any more; chosen, as of supplies."""
+_OUT_OF_RANGE = CATALOGUE[TOLD].states.index("out_of_range")
+_LEARN, _GAIN = 20, 0.02  # readings until the usual is known; memory of about 50 readings; chosen
+_ENDS = 0.8  # of the limit: what is nearer to the usual than that is well again; chosen
+_TWELVE, _BUSBAR = (11.0, 13.0), (40.0, 60.0)  # V; a sensor of another usual is of a core, a memory or a battery
+_USUAL, _COUNT, _OFF, _SINCE, _HEARD, _NOW, _CELLS = range(7)
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Voltages that are off together. members: whose readings they are; units: the chassis or feeds that these are of;
+    others: readings of the like there that are not off; deep: beyond what equipment bears for 10 s."""
+
+    entity: str
+    signal: str
+    since: int
+    members: tuple[str, ...]
+    units: tuple[str, ...]
+    others: int
+    value: float
+    usual: float
+    deep: bool
+
+
+class Voltages:
+    """By signal the usual value of each entity, learnt while it is not off, and since when it is; a part()."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, Floats] = {}
+        self._names: dict[str, Sequence[str]] = {}
+        self._off: dict[str, int] = {}
+        self._units: dict[str, tuple[tuple[int, int, int], list[str], NDArray[np.intp], Homes]] = {}
+
+    def look(self, frames: Mapping[str, Frame], time: int) -> None:
+        """Takes an instant."""
+        for signal in (*OF_FEEDS, OF_SUPPLIES, OF_RAILS):
+            frame = frames.get(signal.partition(".")[0])
+            values = None if frame is None else frame.values.get(signal)
+            said = frame.values.get(TOLD) if frame is not None and signal == OF_SUPPLIES else None
+            if frame is not None and (values is not None or said is not None):
+                self._names[signal] = frame.entities
+            elif not self._off.get(signal):
+                continue
+            n = len(self._names[signal])
+            read = np.full(n, np.nan) if values is None else values
+            told = np.full(n, np.nan) if said is None else said
+            self._off[signal] = _look(self._grown(signal, n), read, told, float(time), signal == OF_RAILS)
+
+    def _grown(self, signal: str, size: int) -> Floats:
+        cells = self.cells.get(signal)
+        if cells is None or cells.shape[1] < size:
+            wider = np.zeros((_CELLS, size))
+            if cells is not None:
+                wider[:, : cells.shape[1]] = cells
+            self.cells[signal] = cells = wider
+        return cells
+
+    def departures(self, topology: Topology) -> Iterator[Departure]:
+        """Those that hold now; of many below one feed, rack or row it is that one's, told by the feed's own meter
+        where there is one."""
+        over: set[str] = set()
+        for signal in (*OF_FEEDS, OF_SUPPLIES, OF_RAILS):
+            if not self._off.get(signal):
+                continue
+            for found in self._of(signal, topology):
+                around = (found.entity, *topology.above(found.entity))
+                if over.isdisjoint(around):
+                    yield found
+                    over.add(found.entity)
+
+    def _of(self, signal: str, topology: Topology) -> Iterator[Departure]:
+        names, cells = self._names.get(signal, ()), self.cells[signal]
+        off = cells[_OFF, : len(names)] >= LOOKS
+        if not off.any():
+            return
+        units, unit, homes = self._places(signal, topology)
+        hit, known = np.zeros(len(units), bool), np.zeros(len(units), bool)
+        hit[unit[off]] = True
+        known[unit[cells[_COUNT, : len(names)] >= _LEARN]] = True
+        left = hit.copy()
+        found = shared(hit, hit, known | hit, homes)
+        for entity in sorted(found, key=lambda e: -len(found[e])):
+            if left[found[entity]].all():
+                left[found[entity]] = False
+                yield self._told(entity, signal, off & np.isin(unit, found[entity]))
+        for i in np.flatnonzero(left).tolist():
+            mine = off & (unit == i)
+            alone = np.count_nonzero(mine) == 1 and signal != OF_RAILS
+            yield self._told(names[int(np.flatnonzero(mine)[0])] if alone else units[i], signal, mine)
+
+    def _told(self, entity: str, signal: str, mine: Bools) -> Departure:
+        names, cells = self._names[signal], self.cells[signal][:, : len(mine)]
+        units, unit = self._units[signal][1:3]
+        away = np.abs(cells[_NOW] / np.maximum(cells[_USUAL], 1e-9) - 1)
+        worst = int(np.flatnonzero(mine)[np.argmax(np.nan_to_num(away[mine], nan=-1.0))])
+        hit = dict.fromkeys(unit[mine].tolist())
+        like = np.isin(unit, list(hit)) & (cells[_COUNT] >= _LEARN) & ~mine
+        like &= np.abs(cells[_USUAL] / max(cells[_USUAL, worst], 1e-9) - 1) < MAINS
+        return Departure(
+            entity,
+            signal,
+            int(cells[_SINCE, mine].min()),
+            tuple(names[i] for i in np.flatnonzero(mine).tolist()),
+            tuple(units[i] for i in hit),
+            int(np.count_nonzero(like)),
+            float(cells[_NOW, worst]),
+            float(cells[_USUAL, worst]),
+            bool(away[worst] > DEEP),
+        )
+
+    def share_below(self, entity: str, lower: bool, topology: Topology) -> float | None:
+        """Share of the supplies fed from an entity that show at least half of a departure, too; None: none is read."""
+        names = self._names.get(OF_SUPPLIES, ())
+        if not len(names) or OF_SUPPLIES not in self.cells:
+            return None
+        _, unit, homes = self._places(OF_SUPPLIES, topology)
+        below = np.isin(unit, homes.members(entity))
+        cells = self.cells[OF_SUPPLIES][:, : len(names)]
+        below &= cells[_COUNT] >= _LEARN
+        if not below.any():
+            return None
+        away = (cells[_NOW] / np.maximum(cells[_USUAL], 1e-9) - 1)[below]
+        return float(np.mean(away < -MAINS / 2 if lower else away > MAINS / 2))
+
+    def forget(self, entity: str) -> None:
+        """A person said that its voltage is as it should be: it is learnt anew."""
+        for signal, cells in self.cells.items():
+            for i, name in enumerate(self._names.get(signal, ())):
+                unit = self._units[signal][1][self._units[signal][2][i]] if signal in self._units else name
+                if entity in (name, unit):
+                    cells[:, i] = 0
+
+    def _places(self, signal: str, topology: Topology) -> tuple[list[str], NDArray[np.intp], Homes]:
+        """Units (feeds, chassis), the unit of each entity, and what lies above the units."""
+        names = self._names[signal]
+        key = (id(topology), topology.version, len(names))
+        if signal not in self._units or self._units[signal][0] != key:
+            above = [() if signal in OF_FEEDS else topology.parents.get(name, ()) for name in names]
+            owners = [parents[0] if parents else name for parents, name in zip(above, names, strict=True)]
+            units = list(dict.fromkeys(owners))
+            place, homes = {name: i for i, name in enumerate(units)}, Homes()
+            homes.renew(units, topology)
+            self._units[signal] = key, units, np.array([place[owner] for owner in owners], np.intp), homes
+        return self._units[signal][1:]
+
+    def snapshot(self) -> dict[str, Any]:
+        names = {signal: list(names) for signal, names in self._names.items() if self._off.get(signal)}
+        return {"cells": {s: c.copy() for s, c in self.cells.items()}, "off": dict(self._off), "names": names}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.cells, self._off, self._units = dict(state["cells"]), dict(state["off"]), {}
+        self._names = {signal: tuple(names) for signal, names in state["names"].items()}
+
+
+@compiled
+def _limit(usual: float, rails: bool) -> float:
+    """Departure that is too much: of rails it depends on what they are."""
+    if not rails or _BUSBAR[0] <= usual <= _BUSBAR[1]:
+        return MAINS
+    return RAIL if _TWELVE[0] <= usual <= _TWELVE[1] else np.inf
+
+
+@compiled
+def _look(cells: Floats, values: Floats, said: Floats, time: float, rails: bool) -> int:
+    """Takes a reading of each entity; how many are off. said: psu.input_status, NaN where it is not told."""
+    count = 0
+    for i in range(len(values)):
+        x, usual, off = values[i], cells[_USUAL, i], cells[_OFF, i]
+        told = said[i] == _OUT_OF_RANGE
+        cells[_HEARD, i] = min(cells[_HEARD, i], time)  # a time that stepped back is no future
+        if x > 0.0 or told:
+            cells[_HEARD, i] = time
+            cells[_NOW, i] = x
+            limit = _limit(usual, rails)
+            known = cells[_COUNT, i] >= _LEARN
+            away = abs(x - usual) / usual if known and x > 0.0 else 0.0
+            gone = known and x < LIVE * usual  # a loss, which others tell
+            if told or (away > limit and not gone):
+                if off == 0.0:
+                    cells[_SINCE, i] = time
+                cells[_OFF, i] = off + 1.0
+            elif gone or away < _ENDS * limit:
+                cells[_OFF, i] = 0.0
+                if not gone:
+                    cells[_COUNT, i] += 1.0
+                    cells[_USUAL, i] += max(_GAIN, 1.0 / cells[_COUNT, i]) * (x - usual)
+        elif x <= 0.0 or time - cells[_HEARD, i] > LAPSES:
+            cells[_OFF, i] = 0.0
+        if cells[_OFF, i] > 0.0:
+            count += 1
+    return count

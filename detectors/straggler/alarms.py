@@ -1,0 +1,36 @@
+"""What the detectors of slow ranks, GPUs and jobs cost in false alarms, from their real settings, for people."""
+
+from __future__ import annotations
+
+from detectors.method.budget import GPUS, in_words, rule
+from detectors.method.streams import Channel
+from pipeline.records import SECOND
+
+
+def of_ranks(times: Channel, clocks: Channel, ratio: float, steps: int) -> list[str]:
+    """Of the detector `straggler`: what makes a suspect; a page needs a hold or what explains it."""
+    slow = f"the median of {steps} steps, {ratio:g} times the stage's"
+    return [_each("compute time", times), _each("SM clock", clocks), rule(slow)]
+
+
+def of_gpus(clocks: Channel, duty: Channel, jobs: tuple[Channel, Channel, int], ratio: float, hold: float) -> list[str]:
+    """Of `straggler_inferred`. jobs: bytes sent and SM activity of whole jobs, and how often those are looked at."""
+    sent, active, look = jobs
+    return [
+        _each("SM clock", clocks),
+        _each("SM activity", duty),
+        *of_jobs("bytes sent", sent, look),
+        *of_jobs("SM activity", active, look),
+        rule(f"an SM clock below {ratio:g} of the peers' for {hold:g} s"),
+    ]
+
+
+def of_jobs(name: str, channel: Channel, look: int, rules: str = "") -> list[str]:
+    """One stream for each job, judged every `look` us beside its own past alone, and what else goes by `rules`."""
+    step = look / SECOND
+    line = f"{name} of whole jobs, one stream each: {in_words(round(channel.limit(step), 1), 1, step)}"
+    return [line, rule(rules)] if rules else [line]
+
+
+def _each(name: str, channel: Channel) -> str:
+    return f"{name}: {in_words(channel.threshold, GPUS)}"

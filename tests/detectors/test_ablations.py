@@ -1,0 +1,59 @@
+"""What each ablation switches off, it switches off in every detector that has it, however deep."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.detection.ablations import VARIANTS, pieces
+from detectors import configured
+from detectors.method.cohorts import Peers
+from detectors.method.streams import Streams
+from pipeline.records import SECOND, Frame
+from pipeline.topology import Topology
+
+NAMES = tuple(f"gpu:n{n}.{i}" for n in range(4) for i in range(8))
+TOPOLOGY = Topology({name: [f"node:{name[4:6]}"] for name in NAMES})
+
+
+def test_no_clip_and_no_freeze_reach_streams_of_parts_of_parts():
+    whole = pieces(VARIANTS["whole"](), Streams)
+    direct = [getattr(d, name) for d in configured() for name in vars(d) if isinstance(getattr(d, name), Streams)]
+    assert len(whole) > len(direct) > 5
+    assert all(s.channel.clip and s.channel.frozen for s in whole)
+    for variant, left in (("no clip", (False, True)), ("no freeze", (True, False))):
+        found = pieces(VARIANTS[variant](), Streams)
+        assert len(found) == len(whole)
+        assert {(s.channel.clip, s.channel.frozen) for s in found} == {left}
+
+
+def test_no_cohort_leaves_nobody_a_peer():
+    made = VARIANTS["no cohort"]()
+    frame = Frame(SECOND, "gpu", NAMES, {}, TOPOLOGY)
+    assert pieces(made, Peers)
+    assert all((peers.of(frame) == -1).all() for peers in pieces(made, Peers))
+    for streams in pieces(made, Streams):
+        values, groups = np.full(len(NAMES), 1.0), np.zeros(len(NAMES), np.int32)
+        told = streams.step(values, groups, SECOND)
+        assert (told._cohort.groups == -1).all()
+        assert not told.alone.any()
+
+
+def test_no_hold_reaches_every_setting_by_which_a_page_waits():
+    usual, hasty = VARIANTS["whole"](), VARIANTS["no hold"]()
+    waits = {
+        (d.name, name)
+        for d, other in zip(hasty, usual, strict=True)
+        for name, value in d.row()["settings"].items()
+        if value != other.row()["settings"][name]
+    }
+    assert {("straggler", "hold"), ("straggler", "quick_hold"), ("thermal", "hold"), ("thermal", "patience")} <= waits
+    assert {("straggler_inferred", "job_hold"), ("link_congestion", "hold"), ("coolant", "hold")} <= waits
+    assert not {name for name, _ in waits} & {"sdc_gradient", "sdc", "memory"}
+
+
+def test_holds_of_parts_are_those_of_their_detector():
+    for detector in VARIANTS["no hold"]():
+        for piece in pieces(detector, object):
+            for name in ("hold", "host_hold", "job_hold"):
+                if detector.name != "sdc_gradient" and isinstance(getattr(piece, name, None), float):
+                    assert getattr(piece, name) == 0.0, f"{detector.name}: {type(piece).__name__}.{name}"

@@ -1,0 +1,170 @@
+"""Many of a cohort that are off alike are one ticket on what they share; chance, work, jobs and versions are none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.method.cohorts import Peers
+from detectors.method.gates import Gates
+from detectors.method.group_events import HOLD, GroupEvents, Quantity
+from detectors.method.streams import Channel, Streams
+from pipeline.frames import Frame
+from pipeline.records import SECOND, Event
+from pipeline.topology import Topology
+
+SIZE, LEARNT = 32, 400
+GPUS = tuple(f"gpu:n{i // 8}.{i % 8}" for i in range(SIZE))
+RACK = Topology(
+    {g: [f"node:{g[4:6]}"] for g in GPUS} | {f"node:n{i}": ["rack:r1"] for i in range(4)} | {"rack:r1": ["cdu:c1"]},
+    {g: {"sku": "H100"} for g in GPUS},
+)
+SOME = tuple(range(0, SIZE, 5)) + tuple(range(1, SIZE, 5))
+QUANTITY = Quantity(("gpu.temperature",), "are hotter than the others", "are cooler than the others", "K")
+
+
+class Shown:
+    """One metric of 32 GPUs, a fault from tick `LEARNT` on in some of them."""
+
+    def __init__(self, topology=RACK, rungs=(("rack", "@sku"), ("@sku",)), both=False):
+        self.streams = Streams(Channel(floor=0.5, delta=1.0, both=both))
+        self.group, self.gates, self.peers = GroupEvents(QUANTITY), Gates(), Peers(*rungs)
+        self.blamed = ()
+        self.topology, self.rng, self.tick = topology, np.random.default_rng(1), 0
+
+    def frame(self, events=()):
+        return Frame((1 + self.tick) * 10 * SECOND, "gpu", GPUS, {}, self.topology, tuple(events))
+
+    def look(self, struck=(), by=3.0, events=(), silent=()):
+        self.tick += 1
+        frame, values = self.frame(events), self.rng.normal(50, 0.3, SIZE)
+        values[list(struck)] += by
+        values[list(silent)] = np.nan
+        self.gates.hear({"gpu": frame})
+        step = self.streams.step(values, self.peers.of(frame), frame.time)
+        cohort = lambda i: self.peers.name(frame, i)  # noqa: E731
+        return self.group.take(frame, GPUS, step, cohort, self.gates, "thermal", blamed=self.blamed)
+
+    def looks(self, ticks, struck=(), **more):
+        return [f for _ in range(ticks) for f in self.look(struck, **more)]
+
+
+@pytest.fixture
+def shown():
+    fleet = Shown()
+    assert fleet.looks(LEARNT) == []
+    return fleet
+
+
+def test_thirteen_of_32_alike_are_one_ticket_on_their_rack(shown):
+    found = shown.looks(120, SOME)
+    assert {(f.entity, f.level, f.detector) for f in found} == {("rack:r1", "ticket", "thermal")}
+    first = found[0]
+    assert first.evidence["struck"] == 14
+    assert first.evidence["peers"] == SIZE
+    assert "14 of 32 GPUs of rack:r1, H100 are hotter than the others by 2." in first.summary
+    assert first.evidence["median_effect"] == pytest.approx(3.0, abs=0.5)
+    assert abs(first.onset - (1 + LEARNT) * 10 * SECOND) <= 120 * SECOND
+    assert {f.onset for f in found} == {first.onset}
+    assert HOLD <= first.time - first.onset <= HOLD + 300 * SECOND
+
+
+def test_what_lasts_less_than_ten_minutes_is_a_phase(shown):
+    assert shown.looks(50, SOME) + shown.looks(100) == []
+
+
+def test_three_of_ten_are_not_a_group_yet(shown):
+    assert shown.looks(200, range(9)) == []
+
+
+def test_it_ends_with_the_trouble(shown):
+    assert shown.looks(120, SOME)
+    shown.looks(40)
+    assert shown.looks(100) == []
+    assert shown.group.began == {}
+
+
+def test_after_an_hour_the_new_state_is_taken_for_usual(shown):
+    assert shown.looks(300, SOME)
+    shown.looks(120, SOME)
+    assert shown.looks(60, SOME) == []
+
+
+def test_less_than_the_others_is_said_so():
+    fleet = Shown(both=True)
+    fleet.looks(LEARNT)
+    found = fleet.looks(120, SOME, by=-3.0)
+    assert found[0].evidence["direction"] == "less"
+    assert "are cooler" in found[0].summary
+
+
+def test_those_that_lie_in_one_thing_of_several_name_that_one():
+    """Half of a stage is slow on one loop: the loop is what they share, not the stage."""
+    halves = {f"node:n{i}": [f"rack:r{i}"] for i in range(4)} | {f"rack:r{i}": [f"cdu:c{i // 2}"] for i in range(4)}
+    ranks = {f"rank:7.{i}": [g, "stage:7.0"] for i, g in enumerate(GPUS)} | {"stage:7.0": ["job:7"]}
+    fleet = Shown(Topology(RACK.parents | halves | ranks, RACK.attributes), (("@sku",),))
+    fleet.looks(LEARNT)
+    assert {f.entity for f in fleet.looks(120, range(15))} == {"cdu:c0"}
+
+
+def test_who_is_blamed_by_the_detector_is_not_named_twice(shown):
+    shown.blamed = ("rack:r1",)
+    assert shown.looks(120, SOME) == []
+
+
+def test_what_only_a_product_is_shared_by_is_the_fleets():
+    apart = Topology({g: [f"rack:{g[-1]}"] for g in GPUS}, {g: {"sku": "H100"} for g in GPUS})
+    fleet = Shown(apart, (("@sku",),))
+    fleet.looks(LEARNT)
+    assert {f.entity for f in fleet.looks(120, SOME)} == {"fleet:gpu"}
+
+
+def test_announced_work_on_the_rack_is_no_event(shown):
+    work = Event(shown.frame().time, "rack:r1", "maintenance_start", {"seconds": 7200})
+    assert shown.look(events=[work]) + shown.looks(200, SOME) == []
+
+
+def test_new_software_starts_the_clock_anew(shown):
+    shown.looks(60, SOME)
+    for gpu in GPUS:
+        event = Event(shown.frame().time, gpu, "version", {})
+        assert shown.look(SOME, events=[event]) == []
+    assert shown.looks(50, SOME) == []
+    assert shown.looks(30, SOME)
+
+
+def test_the_start_of_their_job_starts_the_clock_anew(shown):
+    ranks = {f"rank:7.{i}": [g, "stage:7.0"] for i, g in enumerate(GPUS)} | {"stage:7.0": ["job:7"]}
+    shown.topology = Topology(RACK.parents | ranks, RACK.attributes)
+    shown.looks(55, SOME)
+    start = Event(shown.frame().time, "job:7", "job_start", {})
+    assert shown.look(SOME, events=[start]) + shown.looks(55, SOME) == []
+    assert shown.looks(30, SOME)
+
+
+def test_a_silence_of_two_minutes_ends_it_and_a_short_one_does_not(shown):
+    shown.looks(60, SOME)
+    began = dict(shown.group.began)
+    shown.looks(6, SOME, silent=range(SIZE))
+    shown.look(SOME)
+    assert next(iter(shown.group.began.values()))["since"] == next(iter(began.values()))["since"]
+    shown.looks(20, silent=range(SIZE))
+    assert shown.group.began == {}
+
+
+def test_time_that_goes_back_says_nothing(shown):
+    shown.looks(120, SOME)
+    shown.tick = 10
+    assert shown.looks(60, SOME) == []
+
+
+def test_a_restart_goes_on_to_the_bit(shown):
+    shown.looks(50, SOME)
+    other = Shown()
+    other.streams.restore(shown.streams.snapshot())
+    other.group.restore(shown.group.snapshot())
+    other.gates.restore(shown.gates.snapshot())
+    other.tick, other.rng = shown.tick, np.random.default_rng(5)
+    shown.rng = np.random.default_rng(5)
+    shown.group.conditions, shown.group.began = dict(shown.group.conditions), dict(shown.group.began)
+    assert other.looks(60, SOME) == shown.looks(60, SOME)

@@ -1,0 +1,142 @@
+"""A cable whose ends two agents read, in a live engine: from the wire through the store to a finding with its side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from detectors.link.link import Link
+from detectors.link.link_stall import LinkStall
+from detectors.runner import Runner
+from pipeline import wire
+from pipeline.config import Config
+from pipeline.engine import Engine
+from pipeline.records import SECOND, Batch, Block, Event, Origin
+from pipeline.service import known_topology
+from tests.pipeline.conftest import Site
+
+START, STEP, SIZE = 1_790_000_000 * SECOND, 10 * SECOND, 6
+HOSTS = tuple(f"port:n{i}.mlx5_0" for i in range(SIZE))
+SWITCH = tuple(f"port:leaf1.{i}" for i in range(SIZE))
+BAD = 2
+Change = Callable[[int, dict[str, np.ndarray], dict[str, np.ndarray]], None]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    made.shut()
+    for spool in made.spools.values():
+        spool.close()
+
+
+def inventory(node: str, entities: Mapping[str, object]) -> Event:
+    return Event(START, f"node:{node}", "inventory", {"entities": entities})
+
+
+def cable(site: Site) -> None:
+    """What an agent tells of the port of its node, and the agent of the fabric of the switch."""
+    for i, host in enumerate(HOSTS):
+        own = {"parents": [f"node:n{i}"], "attributes": {"port_guid": f"g{i}"}}
+        site.send_events(f"n{i}", inventory(f"n{i}", {host: own}))
+    far = {
+        name: {"parents": ["leaf:leaf1"], "attributes": {"guid": "L", "port": i, "peer_guid": f"g{i}", "peer_port": 1}}
+        for i, name in enumerate(SWITCH)
+    }
+    site.send_events("sm1", inventory("sm1", far))
+
+
+def columns() -> dict[str, np.ndarray]:
+    known = {"nic.state": np.ones((1, SIZE), "u1"), "nic.speed": np.full((1, SIZE), 400_000, "f4")}
+    names = ("nic.symbol_errors", "nic.rx_bytes", "nic.tx_bytes", "nic.port_tx_wait")
+    return known | {name: np.zeros((1, SIZE), "u8") for name in names}
+
+
+def ship(site: Site, ticks: int, change: Change) -> None:
+    """Samples of all agents; the switch's counters are read every 30 s, its states every 10."""
+    told = [(columns(), columns()) for _ in range(ticks)]
+    for tick, (near, far) in enumerate(told):
+        change(tick, near, far)
+    for i, host in enumerate(HOSTS):
+        send(
+            site,
+            f"n{i}",
+            (host,),
+            {tick: {s: v[:, i : i + 1] for s, v in near.items()} for tick, (near, _) in enumerate(told)},
+        )
+    send(site, "sm1", SWITCH, {tick: {"nic.state": far["nic.state"]} for tick, (_, far) in enumerate(told)})
+    counters = [{name: v for name, v in far.items() if name != "nic.state"} for _, far in told]
+    send(site, "sm1", SWITCH, {tick: counters[tick] for tick in range(0, ticks, 3)})
+
+
+def send(site: Site, node: str, entities: tuple[str, ...], told: dict[int, dict[str, np.ndarray]]) -> None:
+    """One batch of all that an agent read of some ports."""
+    first = next(iter(told.values()))
+    block = Block("nic", entities, {name: np.concatenate([told[tick][name] for tick in told]) for name in first})
+    times = START + np.array(list(told)) * STEP
+    site.send_raw(node, wire.encode(Batch(Origin("local", node, b"b" * 16), times, (block,))))
+
+
+def watched(site: Site, detector: Link | LinkStall, ticks: int, change: Change) -> list[tuple[object, ...]]:
+    """(entity, level, summary) of what an engine writes."""
+    cable(site)
+    ingest = site.open()
+    while ingest.step() is not None:
+        pass
+    assert site.database is not None
+    topology = known_topology(site.database, Config())
+    engine = Engine(site.database, ingest.devices, topology, Runner([detector]), lambda *_: [], lambda: START * 2, STEP)
+    ship(site, ticks, change)
+    while (committed := ingest.step()) is not None:
+        engine.observe(committed)
+    engine.advance(START + ticks * STEP)
+    return site.rows("SELECT entity, level, summary FROM findings ORDER BY time, entity")
+
+
+def counts(tick: int, per_tick: float) -> int:
+    return int(per_tick * max(0, tick - 25))
+
+
+def test_errors_at_both_ends_are_the_cables_and_at_one_end_are_not(store: Site) -> None:
+    def both(tick: int, near: dict[str, np.ndarray], far: dict[str, np.ndarray]) -> None:
+        near["nic.symbol_errors"][0, BAD] = far["nic.symbol_errors"][0, BAD] = counts(tick, 0.5)
+
+    pages = [row for row in watched(store, Link(), 60, both) if row[1] == "page"]
+    assert {entity for entity, *_ in pages} == {HOSTS[BAD], SWITCH[BAD]}
+    assert any("the cable: the receivers of both ends see errors" in str(said) for *_, said in pages)
+
+
+def test_errors_that_the_node_alone_sees_point_to_the_switchs_transmitter_or_the_cable(store: Site) -> None:
+    def one(tick: int, near: dict[str, np.ndarray], far: dict[str, np.ndarray]) -> None:
+        near["nic.symbol_errors"][0, BAD] = counts(tick, 1.0)
+
+    pages = [row for row in watched(store, Link(), 60, one) if row[1] == "page"]
+    assert {entity for entity, *_ in pages} == {HOSTS[BAD]}
+    assert f"transmitter of {SWITCH[BAD]} or the cable" in str(pages[0][2])
+
+
+def test_a_whole_job_that_stands_still_is_the_port_for_which_the_switch_has_data_waiting(store: Site) -> None:
+    """InfiniBand: nobody sends any more, no driver speaks; only the switch's end waits for credits."""
+
+    def stall(tick: int, near: dict[str, np.ndarray], far: dict[str, np.ndarray]) -> None:
+        for end in (near, far):
+            for signal in ("nic.rx_bytes", "nic.tx_bytes"):
+                end[signal][:] = 10**12 + 10**9 * min(tick, 40)
+        far["nic.port_tx_wait"][0, BAD] = 10**6 * max(0, tick - 40)
+
+    found = watched(store, LinkStall(), 70, stall)
+    assert {(entity, level) for entity, level, _ in found if level == "page"} == {(HOSTS[BAD], "page")}
+    assert "data wait for it and it takes none" in str(found[-1][2])
+
+
+def test_a_job_that_hangs_with_nothing_waiting_blames_nobody(store: Site) -> None:
+    def hang(tick: int, near: dict[str, np.ndarray], far: dict[str, np.ndarray]) -> None:
+        for end in (near, far):
+            for signal in ("nic.rx_bytes", "nic.tx_bytes"):
+                end[signal][:] = 10**12 + 10**9 * min(tick, 40)
+
+    assert watched(store, LinkStall(), 70, hang) == []

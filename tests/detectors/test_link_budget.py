@@ -1,0 +1,36 @@
+"""What each detector of links says of its false alarms: never nothing, and the arithmetic of its own settings."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from detectors.link.alarm_rates import of_sum, of_trend
+from detectors.link.link import Link
+from detectors.link.link_congestion import LinkCongestion
+from detectors.link.link_nvlink import LinkNvlink
+from detectors.link.link_optic import LinkOptic
+from detectors.link.link_pcie import LinkPcie
+from detectors.link.link_stall import LinkStall
+
+ALL = (Link, LinkStall, LinkOptic, LinkCongestion, LinkNvlink, LinkPcie)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_each_tells_a_rate_or_that_it_has_none(kind):
+    lines = kind().budget()
+    assert lines
+    assert all("per 1,000 node-days" in line or "no statistical alarm rate" in line for line in lines)
+    assert not any("\n" in line for line in lines)
+
+
+def test_a_higher_limit_costs_fewer_alarms():
+    assert Link(limit=21.0).budget() != Link(limit=25.0).budget()
+    assert LinkOptic(z=5.0).budget() != LinkOptic(z=6.0).budget()
+
+
+def test_the_arithmetic_is_that_of_the_settings():
+    alarms = 8 * 1000 * 8640 / math.exp(21)
+    assert f"at most {alarms:.2g} alarms per 1,000 node-days" in of_sum(21.0, 10.0, 8)
+    assert "chance 2.9e-07 a look" in of_trend(5.0, 24, 8)

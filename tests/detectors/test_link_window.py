@@ -1,0 +1,89 @@
+"""Errors within five minutes: what chance makes of them, what is forgotten, and what a restart keeps."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.detection.link_rates import alarms, delays
+from detectors.link.link import Link
+from detectors.link.window import CHANCE, LENGTH, Window, at_least
+from pipeline.records import SECOND
+
+START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
+
+
+def test_the_chance_is_that_of_poisson_and_of_the_negative_binomial():
+    m = 0.12
+    poisson = 1 - sum(math.exp(-m) * m**k / math.factorial(k) for k in range(6))
+    assert at_least(np.array([6.0]), np.array([m]), 0.0)[0] == pytest.approx(poisson, rel=1e-4)
+    geometric = (m / (1 + m)) ** 6  # a = 1
+    assert at_least(np.array([6.0]), np.array([m]), 1.0)[0] == pytest.approx(geometric, rel=1e-4)
+
+
+@given(st.integers(1, 30), st.floats(1e-4, 3.0), st.floats(0.0, 50.0))
+def test_it_falls_with_their_number_and_is_a_probability(count, mean, bunched):
+    few, many = at_least(np.array([count, count + 1.0]), np.full(2, mean), bunched)
+    assert 0 <= many <= few <= 1
+
+
+def test_six_errors_in_five_minutes_are_too_many_at_1e_15_and_four_at_1e_16():
+    for mean, least in ((0.12, 6), (0.012, 4)):
+        chances = at_least(np.arange(1.0, 9.0), np.full(8, mean), 0.0)
+        assert int(np.flatnonzero(chances < CHANCE)[0]) + 1 == least
+
+
+def test_what_is_older_than_the_window_or_lies_in_the_future_is_forgotten():
+    window, at = Window(), np.array([3])
+    window.take(at, np.array([2.0]), 8, START, 10)
+    window.take(at, np.array([1.0]), 8, START + 29 * STEP, 10)
+    assert window.recent[3] == 3
+    window.take(at[:0], np.empty(0), 8, START + 30 * STEP, 10)
+    assert window.recent[3] == 1
+    window.take(at[:0], np.empty(0), 8, START, 10)  # the clock went back
+    assert window.recent[3] == 0
+    assert not window.batches
+
+
+def test_a_reading_of_longer_than_the_window_says_nothing_of_it():
+    window = Window()
+    window.take(np.array([0]), np.array([5.0]), 1, START, LENGTH + 1)
+    assert window.recent[0] == 0
+
+
+def slow_errors(tick, values):
+    """One error every 50 s from tick 50 on, six in 250 s: the sum alone would need eight."""
+    values["nic"]["nic.symbol_errors"] = np.zeros(16)
+    values["nic"]["nic.symbol_errors"][6] = max(0, (tick - 45) // 5)
+
+
+def test_six_errors_in_five_minutes_page_and_five_do_not(site, watch):
+    found = [f for f in watch(Link(), site, 110, slow_errors) if f.level == "page"]
+    assert found
+    assert found[0].time - (START + 50 * STEP) <= 300 * SECOND
+    assert "has 6 symbol errors" in found[0].summary
+
+    def five(tick, values):
+        slow_errors(min(tick, 70), values)
+
+    assert not [f for f in watch(Link(), type(site)(), 200, five) if f.level == "page"]
+
+
+def test_a_window_goes_on_after_a_restart(site, watch):
+    first, second = Link(), Link()
+    watch(first, site, 66, slow_errors)
+    second.restore(first.snapshot())
+    assert [f for f in watch(second, site, 30, slow_errors, 66) if f.level == "page"]
+
+
+def test_a_fabric_that_has_learnt_the_worst_sound_rate_finds_1e_13_in_time():
+    """Of all tests that alarm once in 100,000 link-days on links at 1e-15 none finds more than 0.978 of them."""
+    assert delays(1e-13, 100, 0, 1e-15).recall >= 0.94
+
+
+def test_sound_links_whose_errors_come_in_bunches_do_not_page():
+    assert alarms(1e-15, 0.005, 0, 5.0).count == 0

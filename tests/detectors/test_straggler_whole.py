@@ -1,0 +1,228 @@
+"""Whole jobs from the outside: which slower job is put down to the network, which to itself, and which to nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.straggler.straggler_inferred import StragglerInferred
+from pipeline.records import SECOND, Event
+from pipeline.topology import Topology
+from tests.detectors.cases import straggler_inferred as site
+from tests.detectors.cases.case import START, Case
+
+SINCE, STEP, TICKS = 60, 30, 160
+LEAVES = 4
+PORTS = tuple(f"port:n{n}.p{k}" for n in range(site.NODES) for k in range(LEAVES))
+LEAF = np.arange(len(PORTS)) % LEAVES
+SENT = 5e9
+
+
+def topology():
+    known = {e: list(p) for e, p in site.topology().parents.items()}
+    leaves = {f"leaf:l{k}": [f"rail:{k}"] for k in range(LEAVES)}
+    return Topology(
+        {**known, **leaves, **{p: [f"node:n{i // LEAVES}", f"leaf:l{LEAF[i]}"] for i, p in enumerate(PORTS)}}
+    )
+
+
+class Site:
+    """Counters that go on from tick to tick; `change(tick, values, rates)` may change what grows from tick SINCE on."""
+
+    def __init__(self, change, traffic=True):
+        self.change, self.traffic, self.totals = change, traffic, {}
+
+    def __call__(self, tick, broken, rng):
+        values = site.quiet(tick, rng)
+        values["node"]["node.io_pressure"] = np.full(site.NODES, 1e9)
+        rates = {
+            "nic.tx_bytes": SENT * (1 + 0.02 * rng.standard_normal(len(PORTS))),
+            "nic.port_tx_wait": np.full(len(PORTS), 1e4),
+            "nic.ecn_marked": np.full(len(PORTS), 40.0),
+            "nic.symbol_errors": np.zeros(len(PORTS)),
+        }
+        events = self.change(tick, values, rates) if broken else None
+        if self.traffic:
+            for name, rate in rates.items():
+                self.totals[name] = self.totals.get(name, 1e12) + STEP * rate
+            values["nic"] = {name: total.copy() for name, total in self.totals.items()}
+        return values, events or []
+
+
+def case(change, traffic=True):
+    names = {**site.NAMES, "nic": PORTS}
+    return Case(StragglerInferred, names, topology, Site(change, traffic), frozenset(), fault=SINCE, step=STEP)
+
+
+def told(change, ticks=TICKS, traffic=True, detector=None):
+    return case(change, traffic).shown(detector or StragglerInferred(), range(ticks))
+
+
+def minutes(finding):
+    return (finding.time - START) / SECOND / 60 - SINCE * STEP / 60
+
+
+def slower(sent=0.8, active=1.0, power=1.0):
+    def change(tick, values, rates):
+        rates["nic.tx_bytes"] *= sent
+        values["gpu"]["gpu.sm_active"] *= active
+        values["gpu"]["gpu.power"] *= power
+
+    return change
+
+
+def crowded(ports, factor=8.0):
+    def change(tick, values, rates):
+        slower()(tick, values, rates)
+        rates["nic.ecn_marked"][ports] *= factor
+
+    return change
+
+
+def test_a_job_that_sends_less_while_its_gpus_wait_is_a_ticket_on_the_job_after_half_an_hour():
+    found = told(slower(0.8, active=0.85))
+    assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("job:7", "ticket", "JOB")}
+    assert 29 <= minutes(found[0]) <= 33
+    assert abs(found[0].onset - START - SINCE * STEP * SECOND) <= 180 * SECOND
+    assert found[0].evidence["effect"] == pytest.approx(0.2, abs=0.03)
+    assert "no node stands out" in found[0].summary
+
+
+def test_without_ports_a_job_that_is_less_active_is_the_jobs_too():
+    found = told(slower(active=0.8), traffic=False)
+    assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("job:7", "ticket", "JOB")}
+    assert found[0].signals == ("gpu.sm_active",)
+
+
+def test_a_job_that_is_as_busy_as_ever_does_more_in_each_step():
+    assert told(slower(0.7)) == []
+
+
+def test_a_job_whose_ports_on_one_leaf_wait_blames_the_leaf_within_a_quarter_of_an_hour():
+    found = told(crowded(LEAF == 2))
+    assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("leaf:l2", "ticket", "NETWORK")}
+    assert 9 <= minutes(found[0]) <= 15
+    assert "nic.ecn_marked" in found[0].signals
+
+
+def test_a_job_all_of_whose_ports_wait_is_put_down_to_the_network():
+    found = told(crowded(LEAF >= 0))
+    assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("job:7", "ticket", "NETWORK")}
+
+
+def test_a_port_that_errs_all_the_time_is_named_as_the_cause():
+    def change(tick, values, rates):
+        slower()(tick, values, rates)
+        rates["nic.symbol_errors"][9] = 2.0
+
+    found = told(change)
+    assert {(f.entity, f.level, f.evidence["attribution"]) for f in found} == {("job:7", "ticket", "NETWORK")}
+    assert PORTS[9] in found[0].evidence["cause"]
+
+
+def test_waits_that_slow_nobody_say_nothing():
+    def change(tick, values, rates):
+        rates["nic.ecn_marked"][LEAF == 2] *= 8.0
+
+    assert told(change) == []
+
+
+def test_nodes_that_wait_for_storage_are_named_as_the_cause():
+    def change(tick, values, rates):
+        slower(0.8, active=0.8)(tick, values, rates)
+        values["node"]["node.io_pressure"] += 0.5 * STEP * 1e6 * (tick - SINCE)
+
+    found = told(change)
+    assert "wait for I/O" in found[0].summary
+    assert found[0].signals == ("nic.tx_bytes", "node.io_pressure")
+
+
+def test_clocks_that_fall_alike_are_named_as_the_cause():
+    def change(tick, values, rates):
+        slower(0.85)(tick, values, rates)
+        values["gpu"]["gpu.sm_clock"] *= 0.85
+
+    found = told(change)
+    assert {f.entity for f in found} == {"job:7"}
+    assert "SM clocks" in found[0].evidence["cause"]
+
+
+def test_a_new_power_cap_of_all_is_policy():
+    def change(tick, values, rates):
+        slower(0.85)(tick, values, rates)
+        values["gpu"]["gpu.sm_clock"] *= 0.85
+        values["gpu"]["gpu.throttle_reasons"][:] = 0x4
+
+    assert told(change) == []
+
+
+def test_evaluations_checkpoints_and_the_end_of_a_job_say_nothing():
+    def evaluates(tick, values, rates):
+        if tick < SINCE + 50:
+            slower(1e-5, active=0.6, power=0.6)(tick, values, rates)
+
+    def saves(tick, values, rates):
+        if tick % 40 < 2:
+            slower(0.3, active=0.25)(tick, values, rates)
+
+    def ends(tick, values, rates):
+        slower(1e-6, active=0.0, power=0.1)(tick, values, rates)
+
+    for change in (evaluates, saves, ends):
+        assert told(change) == []
+
+
+def test_a_job_that_starts_anew_with_other_work_learns_anew():
+    def change(tick, values, rates):
+        slower(0.8, active=0.8)(tick, values, rates)
+        start = Event(START + tick * STEP * SECOND, "job:7", "job_start", {"ranks": list(site.RANKS)})
+        return [start] if tick == SINCE else []
+
+    assert told(change) == []
+
+
+def test_a_gpu_that_stands_out_explains_why_its_job_is_slow():
+    def change(tick, values, rates):
+        slower(0.8, active=0.85)(tick, values, rates)
+        values["gpu"]["gpu.sm_clock"][5] *= 0.8
+        values["gpu"]["gpu.throttle_reasons"][5] = 0x40
+
+    assert {f.entity for f in told(change)} == {"gpu:n1.1"}
+
+
+def test_a_job_that_tells_compute_times_is_left_to_the_detectors_of_jobs():
+    def change(tick, values, rates):
+        slower(0.8, active=0.85)(tick, values, rates)
+        values["rank"] = {"rank.compute_time": np.full(site.SIZE, 4.0)}
+
+    assert told(change) == []
+
+
+def test_bad_counters_are_no_slower_job():
+    def nothing(tick, values, rates):
+        for name in rates:
+            rates[name] = np.full(len(PORTS), np.nan)
+
+    def reset(tick, values, rates):
+        if tick % 7 == 0:
+            rates["nic.tx_bytes"][:] = -1e11
+
+    for change in (nothing, reset):
+        assert told(change) == []
+
+
+def test_a_restart_in_the_middle_says_the_same():
+    whole = told(slower(0.8, active=0.85))
+    before, after = case(slower(0.8, active=0.85)), StragglerInferred()
+    first = StragglerInferred()
+    found = before.shown(first, range(90))
+    after.restore(first.snapshot())
+    assert [*found, *before.shown(after, range(90, TICKS))] == whole
+
+
+@pytest.mark.parametrize(("change", "entity"), [(slower(0.8, active=0.85), "job:7"), (crowded(LEAF == 2), "leaf:l2")])
+def test_what_a_person_calls_no_fault_is_normal_from_then_on(change, entity):
+    one, detector = case(change), StragglerInferred()
+    assert one.shown(detector, range(TICKS))
+    detector.forgive(entity, one.frames(TICKS, True, topology()))
+    assert one.shown(detector, range(TICKS + 1, TICKS + 80)) == []

@@ -1,0 +1,41 @@
+"""The running engine tells which detectors have nothing to judge by, and no more once their signals come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detectors import configured
+from detectors.runner import Runner
+from pipeline.engine import Engine
+from pipeline.records import SECOND
+from pipeline.topology import Topology
+
+STEP = 10 * SECOND
+T0 = 1_780_000_000 * SECOND
+
+
+def test_a_detector_without_data_is_told_as_off_until_they_come_and_after_a_restart_too(site: Any) -> None:
+    def start() -> tuple[Any, Engine, Runner]:
+        ingest, runner = site.open(), Runner(configured())
+        return (
+            ingest,
+            Engine(site.database, ingest.devices, Topology(), runner, lambda *_: [], lambda: T0 * 2, STEP),
+            runner,
+        )
+
+    def off(runner: Runner) -> dict[str, list[str]]:
+        return {row["name"]: row["off"] for row in runner.listing() if row["off"]}
+
+    ingest, engine, runner = start()
+    assert off(runner) == {}  # nothing was judged yet
+    for tick in range(8):
+        site.send("n1", T0 + tick * STEP)
+    while (committed := ingest.step()) is not None:
+        engine.observe(committed)
+    engine.advance(T0 + 8 * STEP)
+    lacking = off(runner)
+    assert lacking["telemetry"] == ["node.load1"]
+    assert "gpu.temperature" not in lacking.get("thermal", [])
+    assert "xid" not in lacking
+    _, _, again = start()
+    assert off(again) == lacking
