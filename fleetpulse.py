@@ -214,13 +214,12 @@ def _sql(given: argparse.Namespace) -> int:
 
 
 def _detectors(given: argparse.Namespace) -> int:
-    from detectors import as_text, explain, listing
+    from detectors import command
 
-    rows = [explain(name) for name in given.names if name != "explain"] or listing()
+    rows, columns = command.rows(_config(given), given.names, _say)
     if given.names and given.output == "table":
-        sys.stdout.write("\n".join(as_text(row) for row in rows))
+        sys.stdout.write("\n".join(map(command.as_text, rows)))
         return 0
-    columns = ["name", "family", "class", "needs", "wants", "blind"]
     _print(rows, columns if given.output in ("table", "csv") else list(rows[0]), given.output)
     return 0
 
@@ -228,7 +227,10 @@ def _detectors(given: argparse.Namespace) -> int:
 def _mutes(given: argparse.Namespace) -> int:
     from pipeline import mute_command
 
-    _print(mute_command.rows(_config(given), given), mute_command.COLUMNS, given.output)
+    rows = mute_command.rows(_config(given), given)
+    _print(rows, mute_command.COLUMNS, given.output)
+    for warning in filter(None, (row.get("warning") for row in rows)):
+        _say(f"fleetpulse: {warning}")
     return 0
 
 

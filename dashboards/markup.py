@@ -126,10 +126,12 @@ def story(rows: Iterable[tuple[str, str]]) -> str:
 def detector(one: Detector) -> str:
     """One detector: what it cannot see and what it costs in false alarms; the rest folded away."""
     marks = [badge(one.family.upper(), "quiet"), *(badge(text, "degraded") for text in _limits(one))]
-    lines = [("Cannot see", one.blind), *(("False alarms, by arithmetic", line) for line in one.budget)]
+    lines = [("Cannot see", one.blind)]
     if one.off:
         lines.insert(0, ("Off: the input lacks", ", ".join(one.off)))
     said = "".join(f"<p><i>{escape(label)}:</i> {escape(text)}</p>" for label, text in lines)
+    costs = "<br>".join(map(escape, one.budget))
+    said += f"<p><i>False alarms, by arithmetic:</i> {costs}</p>" if costs else ""
     settings = "\n".join(f"{key} = {value}" for key, value in one.settings.items())
     more = f"Judges: {one.device_class}\nNeeds: {', '.join(one.needs)}\nWants: {', '.join(one.wants) or 'nothing more'}"
     folded = escape(f"{one.about}\n\n{more}\n\n[detector.{one.name}]\n{settings}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from detectors.anomaly.anomaly import Anomaly
@@ -59,23 +59,16 @@ def configured(tables: Mapping[str, Mapping[str, Any]] = {}, source: str = "defa
     return [build(cls, tables.get(name, {}), source, f"detector.{name}") for name, cls in known.items()]
 
 
-def listing() -> list[dict[str, Any]]:
-    """What `fleetpulse detectors` shows: one row per detector, plain data."""
-    return [cls().row() for cls in DETECTORS]
+def listing(tables: Mapping[str, Mapping[str, Any]] = {}, source: str = "defaults") -> list[dict[str, Any]]:
+    """One row per detector as it is set up, plain data."""
+    return [detector.row() for detector in configured(tables, source)]
 
 
-def explain(name: str) -> dict[str, Any]:
-    """The row of one detector. Raises UsageError with a suggestion if there is none of that name."""
-    rows = {row["name"]: row for row in listing()}
-    if name in rows:
-        return rows[name]
-    close = difflib.get_close_matches(name, rows, 1)
-    mend = f"did you mean '{close[0]}'?" if close else f"wanted one of {', '.join(rows)}"
+def explain(name: str, rows: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """The row of one detector, of these or by default. Raises UsageError with a suggestion on another name."""
+    known = {row["name"]: row for row in rows or listing()}
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name, known, 1)
+    mend = f"did you mean '{close[0]}'?" if close else f"wanted one of {', '.join(known)}"
     raise UsageError(f"detectors: no detector '{name}'; {mend}")
-
-
-def as_text(row: Mapping[str, Any]) -> str:
-    """How a detector judges, what it cannot see and its settings, for people."""
-    settings = [f"  {key} = {value!r}" for key, value in row["settings"].items()]
-    budget = ["", "False alarms, by arithmetic:", *(f"  {line}" for line in row["budget"])] if row["budget"] else []
-    return "\n".join([row["name"], "", row["about"], "", f"Cannot see: {row['blind']}", "", *settings, *budget, ""])

@@ -28,11 +28,12 @@ class Available:
         intervals = {name: (catalogue[name].interval or 0.0) if name in catalogue else 0.0 for name in self._needs}
         self._patience = {n: ROUTINE.get(n) or max(LATELY, LOOKS * intervals[n]) for n in self._needs}
         self.last: dict[str, int] = {}
-        self.time = 0
+        self.time = self.since = 0
 
     def look(self, frames: Mapping[str, Frame]) -> None:
         """Takes an instant."""
         self.time = max(frame.time for frame in frames.values())
+        self.since = min(self.since or self.time, self.time)
         due = [name for name in self._needs if not 0 <= self.time - self.last.get(name, -_AGAIN) < _AGAIN]
         if any(name in ROUTINE for name in due):
             told = {f"event:{event.kind}" for frame in frames.values() for event in frame.events}
@@ -42,19 +43,16 @@ class Available:
                 if name in frame.values and not np.isnan(frame.values[name]).all():
                     self.last[name] = self.time
 
-    def lacking(self, needs: Collection[str]) -> list[str]:
-        """Those of some needs that nobody measures now; none before the first instant, when nothing is known yet."""
-        if not self.time:
-            return []
-        return [name for name in needs if name in self._patience and self._is_old(name)]
+    def has(self, name: str) -> bool:
+        """Whether somebody measures it now; so it is taken until it was waited for as long as it may stay away."""
+        if name not in self._patience or not self.time:
+            return True
+        return self.time - self.last.get(name, self.since) <= self._patience[name] * SECOND
 
     def snapshot(self) -> dict[str, Any]:
-        return {"time": self.time, "last": dict(self.last)}
+        return {"time": self.time, "since": self.since, "last": dict(self.last)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a snapshot; an older one has none, so that nothing is known yet."""
-        self.time, self.last = state.get("time", 0), dict(state.get("last", {}))
-
-    def _is_old(self, name: str) -> bool:
-        last = self.last.get(name)
-        return last is None or self.time - last > self._patience[name] * SECOND
+        """Goes on from a snapshot; an older one has none, so that nothing is known yet. Takes all of it or nothing."""
+        time, last = int(state.get("time", 0)), {str(k): int(v) for k, v in dict(state.get("last", {})).items()}
+        self.time, self.since, self.last = time, int(state.get("since", time)), last

@@ -25,6 +25,9 @@ CORROBORATES: Mapping[str, tuple[str, ...]] = {
 """Detector -> those whose findings make its suspect a page. Wrong results are in no line: only digests page there."""
 FRESH = 120 * SECOND
 """Two repeats of a condition: what was not said since then no longer holds. Chosen."""
+_BLAMES_NOBODY = ("group", "doubted", "meter_doubted")
+"""Evidence of findings that explain nothing else: many that are off alike, of whom nobody is blamed, and instruments
+that may lie."""
 LATE = 600 * SECOND
 """What cools less explains only what began at most so long before: an effect follows its cause, and heat does so within
 minutes; onsets are estimates. Chosen."""
@@ -43,7 +46,7 @@ class Corroboration:
         """The findings of an instant, suspects raised where something explains them, those that wait since then too."""
         fresh = {(f.detector, f.entity): f for f in found}
         active = {**self._active, **fresh}
-        self._active = {k: f for k, f in active.items() if time - f.time <= FRESH}
+        self._active = {k: f for k, f in active.items() if abs(time - f.time) <= FRESH}
         waiting = {k for k, f in self._active.items() if f.level == "suspect" and f.detector in self.pairs}
         places = self._places(topology) if waiting else {}
         reasons = {k: self._reason(self._active[k], places, topology) for k in self._active if k in waiting}
@@ -62,7 +65,7 @@ class Corroboration:
         """What may explain something, by where one would look for it."""
         places: dict[str, list[Finding]] = {}
         for finding in self._active.values():
-            if finding.detector in self._explaining:
+            if finding.detector in self._explaining and not any(finding.evidence.get(k) for k in _BLAMES_NOBODY):
                 for place in _at(finding.entity, topology):
                     places.setdefault(place, []).append(finding)
         return places
@@ -92,7 +95,8 @@ def _borne_out(finding: Finding, reason: Finding, time: int) -> Finding:
     by = {"detector": reason.detector, "entity": reason.entity}
     summary = f"{finding.summary}; {reason.detector} on {reason.entity} explains it"
     evidence = {**finding.evidence, "corroborated_by": by}
-    return replace(finding, time=time, level="page", evidence=evidence, summary=summary)
+    onset = min(finding.onset, time)  # the clock may have gone back
+    return replace(finding, time=time, onset=onset, level="page", evidence=evidence, summary=summary)
 
 
 def _ends(one: str, other: str, topology: Topology) -> bool:

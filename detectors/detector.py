@@ -18,6 +18,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from detectors.method.budget import in_words
+from detectors.method.lengths import one_length
+from detectors.method.members import members
 from detectors.method.streams import Streams
 from pipeline.records import Finding, Frame
 from pipeline.signals import Signal
@@ -61,6 +63,7 @@ class Detector(ABC):
     family:       what kind of trouble, as operators say it.
     device_class: class of the entities that the memory() arrays are about.
     needs:        signals without which it is off; `event:KIND` stands for events of that kind.
+    any_of:       signals of which one at least must be there, or it is off.
     wants:        signals that only corroborate.
     blind:        one sentence: what it cannot see.
     rest:         whether it judges what the others do not use, and so chooses its signals after them.
@@ -70,6 +73,7 @@ class Detector(ABC):
     family: ClassVar[str]
     device_class: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
+    any_of: ClassVar[tuple[str, ...]] = ()
     wants: ClassVar[tuple[str, ...]] = ()
     blind: ClassVar[str]
     rest: ClassVar[bool] = False
@@ -78,11 +82,20 @@ class Detector(ABC):
         self, used: Collection[str], available: Collection[str] | None, catalogue: Mapping[str, Signal]
     ) -> list[str]:
         """What it lacks of the input; a detector of the rest takes what is not `used` by the others. None: all."""
-        return [name for name in self.needs if available is not None and name not in available]
+        return [] if available is None else self.lacks(lambda name: name in available)
+
+    def judges_by(self) -> tuple[str, ...]:
+        """Signals that decide whether it is off."""
+        return (*self.needs, *self.any_of)
+
+    def lacks(self, there: Callable[[str], bool]) -> list[str]:
+        """For want of what it is off, by what is there: the same question of a recording and of a running pipeline."""
+        lacking = [name for name in self.needs if not there(name)]
+        return lacking if not self.any_of or any(map(there, self.any_of)) else [*lacking, " or ".join(self.any_of)]
 
     def looks_at(self) -> tuple[str, ...]:
         """Signals, and `event:KIND`, of which it must have frames."""
-        return (*self.needs, *self.wants)
+        return (*self.needs, *self.any_of, *self.wants)
 
     @abstractmethod
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
@@ -98,7 +111,7 @@ class Detector(ABC):
             "name": self.name,
             "family": self.family,
             "class": self.device_class,
-            "needs": list(self.needs),
+            "needs": self.lacks(lambda _: False),
             "wants": list(self.wants),
             "blind": self.blind,
             "settings": {f.name: getattr(self, f.name) for f in fields(self) if f.init},
@@ -110,16 +123,21 @@ class Detector(ABC):
         """What its statistical streams cost in false alarms: a line for each metric, from its threshold."""
         count = _PER_NODE.get(self.device_class, 1)
         channels = {name: s.channel for part, piece in _parts(self) for name, s in _streams(part, piece)}
-        return [f"{name}: {in_words(c.threshold, count, sides=1 + c.both)}" for name, c in channels.items()]
+        return [f"{name}: {in_words(c, count)}" for name, c in channels.items()]
 
     def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        """A person said that what is found of `entity` is no fault: its streams take it for normal from now on."""
-        for frame in frames.values():
-            if entity in frame.entities:
-                mask = np.array([e == entity for e in frame.entities])
-                for _, piece in _parts(self):
-                    if isinstance(piece, Streams) and frame.device_class == self.device_class:
-                        piece.forget(mask)
+        """A person said that what is found of `entity` is no fault: its streams take it for normal from now on.
+
+        A group (`rack:r1`, `job:7`, `fleet:gpu`, `site:all`) stands for its members. A detector that overrides this
+        calls it too, and does the same for the state that it keeps itself or of another class.
+        """
+        frame = frames.get(self.device_class)
+        if frame is None:
+            return
+        mask = members((entity,), frame)
+        for _, piece in _parts(self):
+            if mask.any() and isinstance(piece, Streams):
+                piece.forget(mask)
 
     def grow(self, size: int) -> None:
         """Lengthens every memory() array to at least `size` cells."""
@@ -139,7 +157,9 @@ class Detector(ABC):
         """Takes the state of a snapshot; goes on as if it had never stopped.
 
         Parts of a cell that the snapshot does not have yet, since it is of an older version, begin as in a new cell.
+        Raises ValueError where arrays that belong together differ in length: compiled loops do not look where one ends.
         """
+        one_length({f.name: state[f.name] for f in _state_fields(self) if f.metadata[_STATE] is not None})
         for f in _state_fields(self):
             value = copy.deepcopy(state[f.name])
             if f.metadata[_STATE] is not None:

@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from detectors.available import Available
 from detectors.corroboration import Corroboration
 from detectors.detector import Detector
+from detectors.method.lengths import fitting
 from pipeline.records import Finding, Frame
 from pipeline.signals import CATALOGUE, Signal
 
 _log = logging.getLogger("fleetpulse.detectors")
 
+_OTHER_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+_TRIES = 60  # instants after a restart within which a failure is laid to the snapshot; not all have all classes; chosen
 _MOST_ERRORS_TOLD = 1  # per detector; further ones only count
 
 
@@ -47,7 +50,10 @@ class Runner:
         self._all = tuple(detectors)
         self.errors: Counter[str] = Counter()
         self.corroboration = Corroboration()
-        self.available = Available([name for d in self.detectors for name in d.needs], catalogue)
+        self.available = Available([name for d in self.detectors for name in d.judges_by()], catalogue)
+        self._fresh = {d.name: d.snapshot() for d in self.detectors}
+        self._tried: set[str] = set()  # who was restored lately, and has not failed since
+        self._tries = 0
 
     @property
     def signals(self) -> frozenset[str]:
@@ -65,31 +71,47 @@ class Runner:
 
     def _lacks(self, detector: Detector) -> list[str]:
         """What it needs and the input never had, or has not had lately; such a detector goes on, and finds nothing."""
-        return self.off.get(detector.name) or self.available.lacking(detector.needs)
+        return self.off.get(detector.name) or detector.lacks(self.available.has)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """Findings of one instant, corroboration included."""
         if not frames:
             return []
         found: list[Finding] = []
-        self._forgive(frames)
+        said = _not_faults(frames)
+        for name, entity in said:
+            self.corroboration.forget((name, entity))
         self.available.look(frames)
+        self._tries -= 1
+        if self._tries < 0:
+            self._tried.clear()
         for detector in self.detectors:
             try:
-                found += detector.observe(frames)
+                found += self._judged(detector, frames, [entity for name, entity in said if name == detector.name])
             except Exception as error:  # noqa: BLE001 - whatever a detector does, the others go on
                 self._failed(detector, error)
         time = max(frame.time for frame in frames.values())
         return self.corroboration.raised(found, time, next(iter(frames.values())).topology)
 
-    def _forgive(self, frames: Mapping[str, Frame]) -> None:
-        """Tells detectors what persons said was no fault; the Desk has muted it until it was quiet once."""
-        told = [e for f in frames.values() for e in f.events if e.kind == "feedback"]
-        for event in told:
-            for detector in self.detectors:
-                if event.data.get("verdict") == "not_a_fault" and event.data.get("detector") == detector.name:
-                    detector.forgive(event.entity, frames)
-                    self.corroboration.forget((detector.name, event.entity))
+    def _judged(self, detector: Detector, frames: Mapping[str, Frame], forgiven: Sequence[str]) -> list[Finding]:
+        """What a detector finds, after it was told what persons said was no fault.
+
+        One that fails soon after a restart would fail on every instant: its state is not what it seems.
+        """
+        try:
+            for entity in forgiven:
+                detector.forgive(entity, frames)
+            return detector.observe(frames)
+        except Exception as error:
+            if detector.name not in self._tried:
+                raise
+            self._renew(detector)
+            _log.warning("detector %s starts afresh: it fails on the snapshot's state: %r", detector.name, error)
+            return detector.observe(frames)
+
+    def _renew(self, detector: Detector) -> None:
+        self._tried.discard(detector.name)
+        detector.restore(self._fresh[detector.name])
 
     def _failed(self, detector: Detector, error: Exception) -> None:
         self.errors[detector.name] += 1
@@ -101,30 +123,53 @@ class Runner:
         state = {
             "detectors": {d.name: _plain(d.snapshot()) for d in self.detectors},
             "active": self.corroboration.snapshot(),
-            "errors": dict(self.errors),
             "measured": self.available.snapshot(),
         }
         return json.dumps(_plain(state), separators=(",", ":"))
 
     def restore(self, text: str) -> None:
-        """Takes the state of a snapshot; a detector whose state has another shape starts afresh, told in the log."""
+        """Takes the state of a snapshot; a detector whose state has another shape starts afresh, told in the log.
+
+        Errors are counted from the start of the process, so that a detector that breaks with an upgrade is told.
+        """
         state = json.loads(text)
         for detector in self.detectors:
+            fresh = self._fresh[detector.name]
             saved = state["detectors"].get(detector.name)
-            if saved is None or set(saved) != set(detector.snapshot()):
+            if not isinstance(saved, dict) or set(saved) != set(fresh):
                 _log.warning("detector %s starts afresh: the snapshot is of another version", detector.name)
                 continue
-            blank = detector.snapshot()
             try:
-                detector.restore({name: _rich(value) for name, value in saved.items()})
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                detector.restore(blank)
+                rich = {name: _rich(value) for name, value in saved.items()}
+                fitting(rich, fresh, detector.name)
+                detector.restore(rich)
+                self._tried.add(detector.name)
+            except _OTHER_SHAPE as error:
+                self._renew(detector)
                 _log.warning(
                     "detector %s starts afresh: the snapshot's state has another shape: %r", detector.name, error
                 )
-        self.corroboration.restore(state["active"])
-        self.errors = Counter(state["errors"])
-        self.available.restore(state.get("measured", {}))
+        self._tries = _TRIES
+        self._restore_own(state)
+
+    def _restore_own(self, state: Mapping[str, Any]) -> None:
+        """What detectors share; that it is lost takes nothing from them."""
+        try:
+            self.corroboration.restore(state["active"])
+        except _OTHER_SHAPE as error:
+            self.corroboration = Corroboration()
+            _log.warning("what corroborates what starts afresh: the snapshot's state has another shape: %r", error)
+        try:
+            self.available.restore(state.get("measured", {}))
+        except _OTHER_SHAPE as error:
+            self.available.restore({})
+            _log.warning("what was measured lately starts afresh: the snapshot has another shape: %r", error)
+
+
+def _not_faults(frames: Mapping[str, Frame]) -> list[tuple[str, str]]:
+    """(detector, entity) that persons said was no fault; the Desk has muted it until it was quiet once."""
+    told = (e for f in frames.values() for e in f.events if e.kind == "feedback")
+    return [(str(e.data.get("detector")), e.entity) for e in told if e.data.get("verdict") == "not_a_fault"]
 
 
 def _plain(value: Any) -> Any:

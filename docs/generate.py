@@ -36,7 +36,19 @@ The signals that an agent on a GPU node ought to deliver, by source, and what of
 why. Parts that the catalogue above calls attributes travel with the inventory (`entities.attributes`), events in `events`.
 """
 SECTIONS = {"gpu": "GPU", "nic": "Network port", "power": "Power", "host": "Host", "xid": "Kernel log and XIDs"}
-SECTIONS |= {name: title for name, title in {"coolant": "Coolant", "accelerators": "Accelerators", "training": "Training", "fabric": "Fabric", "jobs": "Jobs", "canary": "Canaries", "exporters": "Other exporters"}.items() if (Path(__file__).with_name("coverage") / f"{name}.toml").exists()}
+SECTIONS |= {
+    name: title
+    for name, title in {
+        "coolant": "Coolant",
+        "accelerators": "Accelerators",
+        "training": "Training",
+        "fabric": "Fabric",
+        "jobs": "Jobs",
+        "canary": "Canaries",
+        "exporters": "Other exporters",
+    }.items()
+    if (Path(__file__).with_name("coverage") / f"{name}.toml").exists()
+}
 COVERAGE_HEAD = "| asked for | collected | signals, events, attributes | source | why not |"
 FOLDER = Path(__file__).with_name("coverage")
 
@@ -115,7 +127,12 @@ def row(signal: Signal) -> str:
     cells = (
         *(f"`{signal.name}`", f"`{signal.column}`", signal.unit, signal.kind, signal.type, valid, signal.harm),
         f"{signal.interval:g} s" if signal.interval else "",
-        *(signal.help + states, source, collectors_of(signal.name), ", ".join(dict.fromkeys(f"`{metric.name}`" for metric in metrics(signal)))),
+        *(
+            signal.help + states,
+            source,
+            collectors_of(signal.name),
+            ", ".join(dict.fromkeys(f"`{metric.name}`" for metric in metrics(signal))),
+        ),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -136,7 +153,10 @@ def detectors() -> str:
 
 def section(row: dict[str, object]) -> str:
     """One detector."""
-    names = {key: ", ".join(f"`{name}`" for name in row[key]) or "nothing" for key in ("needs", "wants")}
+    names = {
+        key: ", ".join(f"`{name}`".replace(" or ", "` or `") for name in row[key]) or "nothing"
+        for key in ("needs", "wants")
+    }
     settings = [f"| `{name}` | `{json.dumps(value)}` |" for name, value in row["settings"].items()]
     lines = [
         f"## {row['name']}",
@@ -215,7 +235,9 @@ soft fault on a GPU that no job used) or `benign`. Beside the kind's own paramet
 `severity` (0 to 1 within the kind's range), `effect` with `effect_unit` (a share, or K), and for what grows slowly `detectable`.
 
 """
-SIMULATOR_HEAD = "| row | kind | class | strikes | what happens | what can be seen | what cannot | rate | source | parameters |"
+SIMULATOR_HEAD = (
+    "| row | kind | class | strikes | what happens | what can be seen | what cannot | rate | source | parameters |"
+)
 
 
 def simulator() -> str:
@@ -234,7 +256,18 @@ def kinds_row(kind: type[Kind]) -> str:
     """One line of a table."""
     told = describe(kind)
     parameters = ", ".join(f"`{name}`{span}" for name, span in told["parameters"].items())
-    cells = (str(kind.row), f"`{kind.name}`", kind.detectability, told["strikes"], told["happens"], told["seen"], told["unseen"], told["rate"], kind.rate.source, parameters)
+    cells = (
+        str(kind.row),
+        f"`{kind.name}`",
+        kind.detectability,
+        told["strikes"],
+        told["happens"],
+        told["seen"],
+        told["unseen"],
+        told["rate"],
+        kind.rate.source,
+        parameters,
+    )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

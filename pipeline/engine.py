@@ -33,7 +33,7 @@ from pipeline.store.devices import Devices
 from pipeline.store.events import write_events
 from pipeline.store.reread import reread
 from pipeline.topology import Topology
-from pipeline.voice import MOST_MUTES, Mute, Voice, check_rules, checked
+from pipeline.voice import MOST_MUTES, Mute, Voice, check_rules, checked, doubt
 
 log = logging.getLogger("fleetpulse.engine")
 
@@ -243,6 +243,10 @@ class Engine:
                 mutes.add(connection, mute)
             self.voice.mutes.append(mute)
         return mute
+
+    def doubt(self, scope: str) -> str:
+        """What to tell somebody who mutes a scope that is not known; empty if it is."""
+        return doubt(scope, self.topology, self.devices.knows)
 
     def unmute(self, id_: str) -> Mute:
         """Ends a mute now. Raises KeyError if none of that id stands."""

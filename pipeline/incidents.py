@@ -75,13 +75,13 @@ class Desk:
         return case.told("commented", dataclasses.replace(case.incident), user, comment, time)
 
     def resolve(self, incident_id: str, user: str, comment: str, time: int) -> Change:
-        """Somebody says that it is over: its cause and detectors are mute until they were quiet once."""
+        """Somebody says that it is over: its cause and detectors are mute, no louder, until they were quiet once."""
         case = self._case(incident_id)
         self._refuse_resolved(case, "resolved")
         before = dataclasses.replace(case.incident)
-        for detector, entity in case.conditions:
+        for (detector, entity), condition in case.conditions.items():
             for suspect in (case.incident.cause, self._folding.base(entity)):
-                self._mutes.add(suspect, detector, self.time)
+                self._mutes.add(suspect, detector, condition.level, self.time)
         case.by_person = True
         self._close(case, max(time, case.incident.opened))
         return case.told("resolved", before, user, comment, time)
@@ -123,7 +123,8 @@ class Desk:
             self._clear(finding)
             return
         known = self._known(finding)  # before the mutes: a mute left by another incident must not let this one starve
-        if known is None and self._mutes.hold(self._folding.chain(finding.entity), finding.detector, self.time):
+        chain = self._folding.chain(finding.entity)
+        if known is None and self._mutes.hold(chain, finding.detector, finding.level, self.time):
             return
         case = known or self._absorber(finding) or self._reopened(finding) or self._created(finding)
         self._fold(case, finding)

@@ -1,37 +1,50 @@
-"""After a person's resolve: a cause and detector say nothing more until they were quiet once."""
+"""After a person's resolve: a cause and detector say nothing more, unless louder, until they were quiet once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.records import LEVELS, Level
 
 
 @dataclass(slots=True)
 class Mutes:
-    """(suspect, detector) -> when it was last found; bounded by the members of what persons resolve."""
+    """(suspect, detector) -> when it was last found, and the level up to which it is mute.
+
+    Bounded by the members of what persons resolve. A louder finding is news: who closed a suspect has seen no page.
+    """
 
     quiet: int
-    last: dict[tuple[str, str], int] = field(default_factory=dict)
+    last: dict[tuple[str, str], tuple[int, Level]] = field(default_factory=dict)
 
-    def add(self, suspect: str, detector: str, time: int) -> None:
-        self.last[suspect, detector] = time
+    def add(self, suspect: str, detector: str, level: Level, time: int) -> None:
+        """Of several conditions of a detector below one suspect the loudest counts."""
+        _, before = self.last.get((suspect, detector), (0, level))
+        self.last[suspect, detector] = time, max(before, level, key=LEVELS.index)
 
-    def hold(self, chain: Iterable[str], detector: str, time: int) -> bool:
+    def hold(self, chain: Iterable[str], detector: str, level: Level, time: int) -> bool:
         """Whether a finding below these suspects is mute; it keeps the mute alive."""
-        held = [(entity, detector) for entity in chain if (entity, detector) in self.last]
-        self.last.update(dict.fromkeys(held, time))
+        held = [
+            (entity, detector)
+            for entity in chain
+            if (entity, detector) in self.last and LEVELS.index(level) <= LEVELS.index(self.last[entity, detector][1])
+        ]
+        self.last.update({key: (time, self.last[key][1]) for key in held})
         return bool(held)
 
     def end(self, seen: Callable[[str], bool], time: int) -> None:
         """Ends the mutes that were quiet; while a suspect sends nothing, it is not quiet."""
-        for (entity, detector), last in list(self.last.items()):
+        for (entity, detector), (last, level) in list(self.last.items()):
             if not seen(entity):
-                self.last[entity, detector] = time
+                self.last[entity, detector] = time, level
             elif time - last >= self.quiet:
                 del self.last[entity, detector]
 
-    def as_json(self) -> list[tuple[str, str, int]]:
-        return [(*key, last) for key, last in self.last.items()]
+    def as_json(self) -> list[tuple[str, str, int, Level]]:
+        return [(*key, last, level) for key, (last, level) in self.last.items()]
 
-    def restore(self, rows: Iterable[tuple[str, str, int]]) -> None:
-        self.last = {(suspect, detector): last for suspect, detector, last in rows}
+    def restore(self, rows: Iterable[Any]) -> None:
+        """A row of an older version has no level: it holds everything, as it did."""
+        self.last = {(row[0], row[1]): (row[2], row[3] if len(row) > 3 else LEVELS[-1]) for row in rows}

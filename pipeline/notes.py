@@ -35,7 +35,9 @@ class Notes:
         return self._ready_engine().not_a_fault(incident, user, comment).incident.as_json()
 
     def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
-        return self._ready_engine().mute(detector, scope, seconds, reason, user).as_json()
+        engine = self._ready_engine()
+        made = engine.mute(detector, scope, seconds, reason, user)
+        return {**made.as_json(), "warning": engine.doubt(scope)}
 
     def unmute(self, mute: str) -> Mapping[str, Any]:
         return self._ready_engine().unmute(mute).as_json()

@@ -225,6 +225,8 @@ class Service(Notes):
             out |= {f'fleetpulse_rows_late_total{{class="{c}"}}': float(n) for c, n in sorted(late.items())}
             out["fleetpulse_rows_ahead_total"] = float(self.engine.ahead)
             out["fleetpulse_desk_faults_total"] = float(self.engine.faults)
+        for row in self.judge.listing():
+            out[f'fleetpulse_detector_errors_total{{detector="{row["name"]}"}}'] = float(row["errors"])
         return out
 
 

@@ -8,6 +8,7 @@ restart comes to the same.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,13 +16,15 @@ from typing import Any
 from pipeline.errors import ConfigError, UsageError
 from pipeline.modes import ANY, Mode, ModeRule
 from pipeline.records import LEVELS, SECOND, Finding, Level, iso
-from pipeline.topology import Topology
+from pipeline.topology import Topology, kind_of
 
 LONGEST_MUTE = 30 * 86_400 * SECOND
 """Nothing is muted for longer at once: a mute that everybody forgot hides the next fault. Chosen."""
 MOST_MUTES = 1000
 """Mutes that may stand at the same time; each is looked at for every finding. Chosen."""
 
+_GROUPS = frozenset({"fleet", "site"})
+"""Kinds that findings name and no topology does: what is so everywhere."""
 
 Standing = Callable[[Finding], Level | None]
 """The level at which a condition stands in an open incident; None: in none."""
@@ -135,6 +138,17 @@ def checked(detector: str, scope: str, seconds: float, reason: str, known: Itera
         raise UsageError("reason: is empty; wanted why, for whoever wonders at 3 in the morning")
     if detector == ANY and scope == ANY:
         raise UsageError("detector and scope are both *: that would silence everything; name one of them")
+
+
+def doubt(scope: str, topology: Topology, sends: Callable[[str], bool]) -> str:
+    """What to say of a scope that nobody knows; empty if it is known. It may come yet, so it is no error."""
+    above = {e for parents in topology.parents.values() for e in parents}
+    known = scope == ANY or kind_of(scope) in _GROUPS or sends(scope) or scope in topology.parents or scope in above
+    if known:
+        return ""
+    near = difflib.get_close_matches(scope, {*topology.parents, *above}, 1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return f"scope = {scope!r}: nothing of that name is known here, so this silences nothing until it comes{hint}"
 
 
 def _with(finding: Finding, **more: Any) -> Finding:

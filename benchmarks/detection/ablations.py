@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.detection.judge import Trial
 from benchmarks.detection.results import result_of, scored
 from benchmarks.detection.scenarios import TUNE, Run
+from benchmarks.detection.tables import number, share
 from detectors import configured
 from detectors.corroboration import Corroboration
 from detectors.detector import Detector
@@ -36,7 +37,12 @@ RAISED = (Run("raised", "device", 128, 1.0), Run("raised", "facility", 128, 1.0)
 """512 node-days: what statistics judge. Logged facts (XIDs, links that are down) need no part of the kernel."""
 Change = Callable[[list[Detector]], None]
 _NO_HOLD = frozenset({"sdc_gradient"})  # its `hold` is for how long a condition lasts, not what it waits for
-_PATIENCE = frozenset({"thermal", "power_draw"})  # whose `patience` is a hold, too
+_HOLDS = frozenset(
+    {("thermal", "patience"), ("power_draw", "patience"), ("power", "brake_seconds"), ("memory", "wait")}
+)
+"""Holds by other names. None are times that say what a fault is (a port that is down for `link.drop`, a job without a
+step for `straggler_job.hang` or `stall`, a node that is silent for `telemetry.seconds`), nor for how long a round of
+digests is collected (`sdc_replica.patience`)."""
 _Piece = TypeVar("_Piece")
 
 
@@ -93,7 +99,7 @@ def _nobody(frame: Frame) -> NDArray[np.int32]:
 
 
 def no_hold() -> list[Detector]:
-    """Pages as soon as it suspects: all settings by which detectors wait are 0, in their parts too."""
+    """Pages as soon as it suspects: settings by which detectors wait to be sure are 0, in their parts too."""
     waits = {}
     for detector in configured():
         names = [f.name for f in fields(detector) if f.init and _waits(detector.name, f.name)]
@@ -104,7 +110,7 @@ def no_hold() -> list[Detector]:
 
 def _waits(detector: str, setting: str) -> bool:
     hold = setting.endswith("hold") and setting != "threshold" and detector not in _NO_HOLD
-    return hold or (setting == "patience" and detector in _PATIENCE)
+    return hold or (detector, setting) in _HOLDS
 
 
 def _whole(change: Change) -> Callable[[], list[Detector]]:
@@ -146,10 +152,10 @@ def row(variant: str, clean: Sequence[Mapping[str, Any]], raised: Sequence[Mappi
     figures = (
         f"{sum(quiet['false_by_detector'].values())}",
         f"{sum(struck['false_by_detector'].values())}",
-        f"{struck['precision'] or 0:.3f}",
-        f"{kinds['recall'] or 0:.3f}",
-        f"{struck['recall'] or 0:.3f}",
-        f"{struck['delay_median_s'] or 0:.0f}",
+        share(struck["precision"]),
+        share(kinds["recall"]),
+        share(struck["recall"]),
+        number(struck["delay_median_s"]),
     )
     return f"| {variant} | {days:.0f} | {' | '.join(figures)} |"
 

@@ -132,8 +132,8 @@ def _optic(seen: Seen) -> str:
 
 
 def _ticket_precision(seen: Seen) -> str:
-    """Of tickets on ports, those on one that degrades."""
-    right = sum(record["delay_s"] is not None for _, record in seen.of("optic_degradation"))
+    """Of tickets of `link_optic`, those on a port that degrades."""
+    right = sum(r["detector"] == "link_optic" and r["level"] == "ticket" for _, r in seen.of("optic_degradation"))
     scores = [score for score in (seen.raised, seen.clean) if score]
     wrong = sum(score["false_tickets_by_detector"].get("link_optic", 0) for score in scores)
     return f"ticket P {share(right / (right + wrong))} ({wrong} false)" if right + wrong else f"ticket P {UNMEASURED}"
@@ -203,11 +203,10 @@ def _link_pages(seen: Seen) -> str:
 
 
 def _sdc(seen: Seen) -> str:
-    block, clean = seen.kind("sdc"), seen.clean
-    if block is None:
-        return UNMEASURED
-    false = f", {clean['false_by_detector'].get('sdc', 0)} false pages in the clean runs" if clean else ""
-    return f"{block['found']} of {block['events']} broken GPUs{false}"
+    block, clean = seen.kind("sdc"), seen.clean  # hard events alone: others show no bit-exact mismatch
+    pages = sum(n for name, n in clean["false_by_detector"].items() if name.startswith("sdc")) if clean else 0
+    false = f", {pages} false pages in the clean runs" if clean else ""
+    return f"{block['found']} of {block['events']} GPUs with wrong digests{false}" if block else UNMEASURED
 
 
 def _collapse(seen: Seen) -> str:

@@ -26,7 +26,7 @@ SPEED = 400_000.0  # Mbit/s
 INTERVAL = 10  # s; the default of [pipeline] frame
 START = 1_790_000_000 * SECOND
 DAY = 86_400 // INTERVAL  # ticks
-_WARM = 30  # ticks before the onset: the detector is silent in the first 20
+_WARM = 60  # ticks before the onset: for ten minutes errors alone do not page
 _FABRIC = 50  # sound links for each bad one
 _AT_ONCE = 100_000  # links whose false alarms are counted side by side
 _SIGNAL = "nic.symbol_errors"
@@ -34,6 +34,8 @@ DETECTED, SOUND = {1e-12: 90.0, 1e-13: 300.0}, (1e-16, 1e-15)
 """BER -> s within which it must be paged; and those of links that are sound."""
 BUNCHED = (100.0, 1000.0)
 """a of fabrics whose errors come in bunches: at 1e-15 1.2 and 2.5 errors in a burst, on the mean. Chosen."""
+TELLING = 0.1
+"""Share of the ports that tell the counter, of a mixed fleet; the others are up and tell others. Chosen."""
 USUAL = 1e-16
 LEARNT: tuple[float | None, ...] = (None, 1e-15, USUAL)
 """What the detector knows when a link goes bad: nothing, or the BER of the fabric over a day; the last is the usual."""
@@ -67,11 +69,13 @@ class Alarms:
     count: int
     link_days: float
     bunched: float = 0.0
+    telling: float = 1.0
 
     def told(self) -> str:
         rate = self.count / self.link_days * 10_000
         most = (self.count + 3.0) / self.link_days * 10_000  # rule of three: 95 % limit where there is none
         evenly = f", in bunches (a = {self.bunched:g})" if self.bunched else ""
+        evenly += f", told by {self.telling:g} of the ports" if self.telling < 1 else ""
         found = f"{self.count} false alarms in {self.link_days:,.0f} link-days"
         return f"BER {self.ber:g}{evenly}: {found}: {rate:.3f} per 10,000 links and day (about {most:.2f} at most)"
 
@@ -111,36 +115,39 @@ def _started(rng: np.random.Generator, size: int, learnt: float | None) -> Link:
     if learnt is None:
         return link
     counted.cohort.learn(size * DAY, 0.0)
+    counted.read = float(DAY * INTERVAL)
     errors = float(rng.poisson(per_second(learnt) * INTERVAL * size * DAY))
     counted.cohort.add(errors, errors)
     link.errors.counted[_SIGNAL] = counted
     return link
 
 
-def alarms(ber: float, days: float, seed: int, bunched: float = 0.0) -> Alarms:
-    """Sound links side by side; an alarm is a link whose sum passes the limit.
+def alarms(ber: float, days: float, seed: int, bunched: float = 0.0, telling: float = 1.0) -> Alarms:
+    """Sound links side by side from a cold start; an alarm is a link whose sum passes the limit.
 
+    telling: share of all ports, which are up, that tell the counter; those alone make link-days.
     bunched: a of a negative binomial, whose variance is mean * (1 + a * mean): logarithmic bursts that come at random.
     """
     mean = per_second(ber) * INTERVAL
     bursts = np.log1p(bunched * mean) / bunched if bunched else mean
-    rng, size, link = np.random.default_rng([seed, 99]), _AT_ONCE, Link()
+    rng, size, link = np.random.default_rng([seed, 99]), round(_AT_ONCE * telling), Link()
     setting = Setting(link.healthy_ber, link.faulty_ber, link.limit, link.error_cap)
     errors, total, nobody = Errors(), np.zeros(size), np.empty(0, np.int64)
-    errors.speeds(np.full(size, SPEED))
-    count, above = 0, nobody
+    errors.speeds(np.full(_AT_ONCE, SPEED))
+    count, above, up = 0, nobody, np.ones(_AT_ONCE, np.bool_)
+    silent = np.full(_AT_ONCE - size, np.nan)
     ticks = max(1, round(days * DAY))
     for tick in range(ticks):
         erring = rng.integers(0, size, rng.poisson(bursts * size))
         many = rng.logseries(bunched * mean / (1 + bunched * mean), len(erring)) if bunched else 1
         np.add.at(total, erring, many)
         time = START + tick * INTERVAL * SECOND
-        at, growth = errors.take(_SIGNAL, total, time, nobody)
-        errors.judge(_SIGNAL, at, growth, size, time, setting)
+        at, growth = errors.take(_SIGNAL, np.concatenate([total, silent]), time, nobody)
+        errors.judge(_SIGNAL, at, growth, up, time, setting)
         now = errors.above(link.limit)
         count += len(np.setdiff1d(now, above))
         above = now
-    return Alarms(ber, count, size * ticks / DAY, bunched)
+    return Alarms(ber, count, size * ticks / DAY, bunched, telling)
 
 
 def figures(links: int, days: float, seed: int) -> Iterator[Delays | Alarms]:
@@ -151,6 +158,7 @@ def figures(links: int, days: float, seed: int) -> Iterator[Delays | Alarms]:
     for ber in SOUND:
         for bunched in (0.0, *BUNCHED):
             yield alarms(ber, days, seed, bunched)
+    yield alarms(max(SOUND), days, seed, telling=TELLING)
 
 
 def main() -> int:

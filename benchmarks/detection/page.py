@@ -178,7 +178,7 @@ Of the raised suite. Small are faults below the least effect that must be found,
 ([scoring.md](scoring.md)); a line of 0 / 0 has only such.
 
 Known after counts those that were never found with the time they lasted; - where so many were never known.
-
+{_soft(raised)}
 {table(_KINDS, rows)}
 """
     yield f"## By severity\n\nBy tenth of each kind's range.\n\n{table(*_severity(raised))}\n"
@@ -189,6 +189,17 @@ Row: what was at fault. Column: what the answering alert named, or the first tha
 those about which anything was said: {share(right["share"])} (95 %: {bounds(right["share_95"])}).
 
 {table(*_confusion(raised["attribution"]))}
+"""
+
+
+def _soft(raised: Score) -> str:
+    """What a row of soft events is worth."""
+    if not any(name.endswith("(soft)") for name in raised["kinds"]):
+        return ""
+    return """
+Soft events of `sdc` show no wrong digest, only a leap of one rank's gradient norm. How far and how often a norm leaps
+is the simulator's own choice, made from the same papers as the detector's factor: their recall says that the two fit
+together, not how many would be found in a real fleet.
 """
 
 

@@ -38,9 +38,9 @@ class Outcome:
     wrongly: int
 
 
-def trial(kind: str, seed: int) -> Outcome:
+def trial(kind: str, seed: int, number: int) -> Outcome:
     """One job, one injection."""
-    rng = np.random.default_rng([seed, KINDS.index(kind)])
+    rng = np.random.default_rng([seed, number, KINDS.index(kind)])
     guilty = int(rng.integers(STAGES * REPLICAS))
     begin, bucket = int(rng.integers(500, STEPS - AFTER - EVERY)), int(rng.integers(BUCKETS))
     ranks = tuple(f"rank:9.{i}" for i in range(STAGES * REPLICAS))
@@ -71,9 +71,9 @@ def trial(kind: str, seed: int) -> Outcome:
     return Outcome(late.get("suspect"), late.get("page"), len(wrongly))
 
 
-def measured(kind: str, trials: int) -> dict[str, float]:
+def measured(kind: str, trials: int, seed: int) -> dict[str, float]:
     """Shares found within AFTER steps, median steps, and others accused."""
-    found = [trial(kind, seed) for seed in range(trials)]
+    found = [trial(kind, seed, number) for number in range(trials)]
     pages = [o.page for o in found if o.page is not None]
     return {
         "suspected": sum(o.suspect is not None for o in found) / trials,
@@ -86,8 +86,9 @@ def measured(kind: str, trials: int) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="replica digests: found within 1,000 steps, simulated")
     parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    rows = {kind: measured(kind, options.trials) for kind in KINDS}
+    rows = {kind: measured(kind, options.trials, options.seed) for kind in KINDS}
     print(f"{'injected':10} suspected  paged  median steps to the page  others accused")
     for kind, row in rows.items():
         line = f"{row['suspected']:9.3f}  {row['paged']:5.3f}  {row['median_steps']:24.0f}  {row['wrongly']:14.0f}"

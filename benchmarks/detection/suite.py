@@ -146,7 +146,8 @@ def main() -> int:
     from benchmarks.detection.page import page  # here: those who only judge need no page
 
     lines = [(s.run, s.seed, r) for s, r in found]
-    options.page.write_text(page(options.scale, lines, len(every), trials.read(options.results)))
+    told = trials.read(options.results, options.code or now)
+    options.page.write_text(page(options.scale, lines, len(every), told))
     say(f"{options.page}: {len(found)} of {len(every)} runs")
     return 0
 

@@ -3,7 +3,8 @@
     python -m benchmarks.detection.trials [--results DIR] [--only NAME ...] [--scale 1.0]
 
 Bit error rates, replica digests and canary coverage are synthetic streams shown to the real detectors; the step of
-thermal resistance is a simulated fleet of the seeds that are reported. The lines lie in DIR/trials.json for the page.
+thermal resistance is a simulated fleet. All are of seeds that are reported. The lines lie in DIR/trials.json for the
+page, with the code that they are of and how much they stand on; what is only tried out lies in DIR/trials_tried.json.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from pathlib import Path
 
 from benchmarks import detectors as kernel
 from benchmarks.detection import link_rates, sdc_coverage, sdc_replica, thermal_resistance
+from benchmarks.detection.results import fingerprint
 from benchmarks.detection.scenarios import REPORT, TUNE
 from benchmarks.detection.tables import number, share
 
-FILE = "trials.json"
+FILE, TRIED = "trials.json", "trials_tried.json"
 Lines = Mapping[str, str]
 
 
@@ -60,7 +62,7 @@ def canary_coverage(scale: float = 1.0) -> str:
 
 def replica_digests(scale: float = 1.0) -> str:
     """Of divergences that last, those paged within 1,000 steps."""
-    row = sdc_replica.measured("lasting", _of(200, scale))
+    row = sdc_replica.measured("lasting", _of(200, scale), _seed(scale))
     told = f"{share(row['paged'])} paged within 1,000 steps, median {number(row['median_steps'])}"
     return f"{told}, others accused {row['wrongly']:.0f}; what is wrong before the all-reduce: none"
 
@@ -87,10 +89,40 @@ TRIALS: Mapping[str, Callable[[float], str]] = {
 }
 
 
-def read(folder: Path) -> Lines:
-    """The lines that were measured before; none where nothing was."""
-    path = folder / FILE
-    found: Lines = json.loads(path.read_text()) if path.exists() else {}
+STANDS_ON: Mapping[str, str] = {
+    "link_errors": "300 links at each rate",
+    "link_alarms": "3 days of each fleet",
+    "canary_coverage": "4,000 defective GPUs",
+    "replica_digests": "200 jobs",
+    "resistance": "60 GPUs of each of 2 seeds",
+    "engine_cost": "15 ticks, no seed",
+}
+"""N of each trial at scale 1."""
+
+
+def read(folder: Path, code: str) -> Lines:
+    """The lines for the page that were measured before, each with its N; of another code than `code` they say so."""
+    return {name: _told(name, kept, code) for name, kept in _kept(folder / FILE).items() if name in TRIALS}
+
+
+def _told(name: str, kept: object, code: str) -> str:
+    known = kept if isinstance(kept, dict) else {"line": kept}
+    old = "" if known.get("code") == code else ", measured with other code"
+    return f"{known['line']} (N: {known.get('n', STANDS_ON[name])}{old})"
+
+
+def write(folder: Path, name: str, line: str, scale: float) -> Path:
+    """Adds a line, whole or not at all. What is smaller than the whole never comes where the page looks."""
+    path = folder / (FILE if scale >= 1 else TRIED)
+    kept = {"line": line, "code": fingerprint(), "n": STANDS_ON[name], "scale": scale}
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps({**_kept(path), name: kept}, indent=1))
+    os.replace(partial, path)
+    return path
+
+
+def _kept(path: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
     return found
 
 
@@ -103,10 +135,8 @@ def main() -> int:
     options.results.mkdir(parents=True, exist_ok=True)
     for name in options.only:
         line = TRIALS[name](options.scale)
-        partial = options.results / f"{FILE}.partial"
-        partial.write_text(json.dumps({**read(options.results), name: line}, indent=1))
-        os.replace(partial, options.results / FILE)
-        print(f"{name}: {line}", file=sys.stderr, flush=True)
+        path = write(options.results, name, line, options.scale)
+        print(f"{name}: {line}; {path}", file=sys.stderr, flush=True)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from detectors.method.cohorts import likeness
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.gates import Gates
+from detectors.method.members import members
 from detectors.method.streams import USUAL_STEP
 from pipeline.records import Finding, Frame, Level
 from pipeline.signals import CATALOGUE, Signal
@@ -24,6 +25,7 @@ from pipeline.topology import kind_of
 
 _LIVE = ("custom.value",)
 _NEVER = "rank"  # ranks wait for each other: who is blamed for that must know what it looks at
+_UNUSED = "signal that no other detector uses"
 _TOLD, _SHOWN = 5, 3  # signals of a finding, and those of its sentence; chosen
 _STRONG = 2.0  # times the limit at which several signals together are worth a ticket; chosen
 _STRONG_HOLD = 5  # samples for which they must go on; chosen
@@ -99,7 +101,15 @@ class Anomaly(Detector):
             if signal.device_class != _NEVER and not signal.name.endswith(".generation"):
                 by_class.setdefault(signal.device_class, []).append(signal)
         self.known.judge(by_class)
-        return [] if by_class or available is None else ["signal that no other detector uses"]
+        return [] if by_class or available is None else [_UNUSED]
+
+    def judges_by(self) -> tuple[str, ...]:
+        return self.looks_at()
+
+    def lacks(self, there: Callable[[str], bool]) -> list[str]:
+        """One signal is enough."""
+        mine = self.looks_at()
+        return [] if any(map(there, mine)) else [" or ".join(mine[:_TOLD]) or _UNUSED]
 
     def looks_at(self) -> tuple[str, ...]:
         return tuple(s.name for changes in self.known.classes.values() for s in changes.signals)
@@ -204,5 +214,6 @@ class Anomaly(Detector):
         super().forgive(entity, frames)
         for device_class, changes in self.known.classes.items():
             frame = frames.get(device_class)
-            if frame is not None and entity in frame.entities:
-                changes.settle(frame.entities.index(entity))
+            if frame is not None:
+                for i in np.flatnonzero(members((entity,), frame)).tolist():
+                    changes.settle(i)

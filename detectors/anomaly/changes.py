@@ -122,7 +122,9 @@ class Changes:
         return np.asarray(on > 0)
 
     def settle(self, i: int) -> None:
-        """Takes the present level of an entity for normal and ends its condition."""
+        """Takes the present level of an entity for normal and ends its condition; one never judged has none."""
+        if i >= self._cells.shape[1]:
+            return
         for k in range(kernel.SCALES):
             self._cells[:, i, kernel.NORMAL + k] = self._cells[:, i, kernel.QUICK]
         self._marks[_ON, i], self._marks[_HOT, i] = 0, -1

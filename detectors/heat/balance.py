@@ -3,6 +3,7 @@
 Heat balance: kW = L/min * K / 15.1 for 25 % propylene glycol. Where less flows, what flows warms by more and carries
 the same heat; where only the meter says so, the heat reckoned from it falls with it. What share of the GPUs' draw
 a loop or branch takes is its own (0.75 to 0.95 for cold plates, the rest is air), so it is compared with its own past.
+Idle GPUs, a return that is not measured or GPUs that tell no power leave it unknown: then the meter is not believed.
 """
 
 from __future__ import annotations
@@ -21,15 +22,22 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 _EVERY = 30 * SECOND  # the water of a loop takes minutes to warm: less often than each frame is soon enough; chosen
 _ALIKE = 0.5  # share of the flow's fall up to which the heat may have fallen too, and the flow is believed; chosen
+_SEEN = 0.8  # share of the fall that the samples with a known heat must show: five minutes of them at least; chosen
 _LEARN = 20  # samples before anything rests on it: the replay contract
 _FOLLOWS = 1 / 240  # of a sample: two hours, in which a usual share changes; chosen
 _SMOOTH = 0.15  # of a sample: three minutes; chosen
-_CELLS = ("usual", "samples", "lost")
+_STEADY = 0.1  # ln by which the draw may be off its mean: water warms minutes after the GPUs; chosen
+_DRAWS = 0.25  # of a sample: the two minutes of a loop's water; chosen
+_CELLS = ("usual", "samples", "lost", "fallen", "drawn")
 
 
 @dataclass
 class Balance:
-    """(N,) of the loops and branches; a part() of a detector. It learns only while the flow is as usual."""
+    """(N,) of the loops and branches; a part() of a detector. It learns only while the flow is as usual.
+
+    usual, samples: -ln of the share.   drawn: ln W of late.   lost, fallen: ln by which heat and flow are below usual,
+    smoothed over the same samples since the flow fell, so that what was known before it fell bears nothing out.
+    """
 
     cells: Floats = field(default_factory=lambda: np.zeros((len(_CELLS), 0)))
     last: int = 0
@@ -37,29 +45,37 @@ class Balance:
     _rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
     _gpus: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
 
-    def follow(self, frame: Frame, gpus: Frame | None, loops: Loops, calm: Bools) -> None:
-        """One instant. calm: (N,) whose flow is as usual, and on whom nobody works."""
-        if gpus is None or 0 <= frame.time - self.last < _EVERY:
+    def follow(self, frame: Frame, gpus: Frame | None, loops: Loops, calm: Bools, fallen: Floats) -> None:
+        """One instant. calm: (N,) whose flow is as usual, and on whom nobody works; fallen: ln, 0 whose is not."""
+        if 0 <= frame.time - self.last < _EVERY:
             return
         self.last, n = frame.time, len(frame.entities)
         if n > self.cells.shape[1]:
             self.cells = np.hstack([self.cells, np.zeros((len(_CELLS), n - self.cells.shape[1]))])
+        self.cells[2:4, np.flatnonzero(fallen == 0)] = 0.0
+        if gpus is None:
+            return
+        usual, samples, lost, fell, drew = self.cells[:, :n]
+        drawn = np.log(self._drawn(frame, gpus, loops))
+        off = np.where(drew == 0, 0.0, drawn - drew)
+        drew += np.where(np.isfinite(drawn), np.where(drew == 0, drawn, _DRAWS * off), 0.0)
         warmed = frame["coolant.return_temperature"] - frame["coolant.supply_temperature"]
         heat = frame["coolant.flow"] * np.where(warmed >= LEAST_DT, warmed, np.nan) / PG25
-        share = heat / (self._drawn(frame, gpus, loops) / 1000)
-        value = -np.log(np.where(share > 0, share, np.nan))
-        usual, samples, lost = self.cells[:, :n]
-        known = np.isfinite(value)
+        value = drawn - np.log(1000 * np.where(heat > 0, heat, np.nan))
+        known = np.isfinite(value) & (np.abs(off) <= _STEADY)
         learns = known & calm
         samples += learns
         usual += np.where(learns, np.maximum(1 / np.maximum(samples, 1), _FOLLOWS) * (value - usual), 0.0)
-        lost += np.where(known & (samples >= _LEARN), _SMOOTH * (value - usual - lost), 0.0)
+        told = known & (samples >= _LEARN) & (fallen != 0) & np.isfinite(fallen)
+        lost += np.where(told, _SMOOTH * (value - usual - lost), 0.0)
+        fell += np.where(told, _SMOOTH * (fallen - fell), 0.0)
 
     def flows_less(self, i: int, fallen: float) -> bool:
-        """Whether a fall of the flow by `fallen` (ln) is real: the heat did not fall with it."""
-        if i >= self.cells.shape[1] or self.cells[1, i] < _LEARN:
+        """Whether a fall of the flow by `fallen` (ln) is real: the heat was seen since and did not fall with it."""
+        if i >= self.cells.shape[1]:
             return False
-        return bool(abs(self.cells[2, i]) <= _ALIKE * fallen)
+        lost, fell = self.cells[2:4, i]
+        return bool(fell >= _SEEN * fallen and abs(lost) <= _ALIKE * fell)
 
     def _drawn(self, frame: Frame, gpus: Frame, loops: Loops) -> Floats:
         """(N,) W that the GPUs of each draw; NaN where there are none."""

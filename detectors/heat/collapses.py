@@ -25,11 +25,12 @@ class Collapses:
 
     def hear(self, frames: Mapping[str, Frame]) -> None:
         """Takes the events of an instant."""
+        time = max((frame.time for frame in frames.values()), default=0)
         for said in told(frames, KINDS):
-            self._until[said.entity] = said.time + (_LASTS if said.active else _SETTLES)
+            # who dates an event ahead, or goes back with the clock, blinds for no longer than anybody else
+            self._until[said.entity] = min(said.time, time) + (_LASTS if said.active else _SETTLES)
         if self._until and frames:
-            time = max(frame.time for frame in frames.values())
-            self._until = {e: until for e, until in self._until.items() if until >= time}
+            self._until = {e: min(until, time + _LASTS) for e, until in self._until.items() if until >= time}
 
     def below(self, frame: Frame) -> NDArray[np.bool_] | None:
         """(N,) who is cooled by such a loop; None: nobody."""

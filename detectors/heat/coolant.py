@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from detectors.detector import Detector, memory, notes, part
 from detectors.heat import forgiven
 from detectors.heat.balance import Balance
+from detectors.heat.coolant_budget import in_words
 from detectors.heat.coolant_kernel import LEAST, PEERS, collapsed, held, slopes, together
 from detectors.heat.coolant_loops import Loops, Seen, finding, level_of
 from detectors.heat.coolant_shared import Shared, Shift, blamed
-from detectors.method.budget import in_words, rule
+from detectors.method.budget import rule
 from detectors.method.cohorts import likeness
 from detectors.method.conditions import Open, close, tell
 from detectors.method.gates import Gates
@@ -127,7 +128,8 @@ class Coolant(Detector):
         self.ready[:n] |= flow.judged
         self._follow(frame, values, expected, flow, gate)
         calm = gate & ~flow.on & (flow.effect < self.flow_notice) & (self.low[:n] == 0)
-        self.balance.follow(frame, frames.get("gpu"), self._loops, calm)
+        fallen = np.where(flow.effect >= self.flow_notice, values[0] - expected, 0.0)
+        self.balance.follow(frame, frames.get("gpu"), self._loops, calm, fallen)
         seen = Seen(frame, frames.get("gpu"), flow, warmth, pressure, speed, expected)
         less, warmer, sank, slower = common
         shift = Shift(frame, seen.gpus, self._comparable(frame), less, warmer, sank, slower)
@@ -151,10 +153,11 @@ class Coolant(Detector):
         return [one for one in found if one is not None]
 
     def budget(self) -> list[str]:
+        own = {"flow": self.flow, "warmth": self.warmth}
         together = {"flow together": self.shared.flow, "warmth together": self.shared.warmth}
         return [
-            *super().budget(),
-            *(f"{name}: {in_words(streams.channel.threshold, 1)}" for name, streams in together.items()),
+            *(f"{name}: {in_words(streams.channel)}" for name, streams in (own | together).items()),
+            f"witnesses: {rule('pressure, pump speed and power, which tell nothing by themselves')}",
             f"collapse: {rule(f'two samples in a row under {self.collapse:.0%} of the usual flow')}",
         ]
 
@@ -221,11 +224,11 @@ class Coolant(Detector):
 
     def jumped(self, i: int, time: int) -> bool:
         """Whether the sensor of the supply jumped of late."""
-        return time - int(self.jumped_at[i]) < _REMEMBERED
+        return 0 <= time - int(self.jumped_at[i]) < _REMEMBERED
 
     def rapid(self, i: int, time: int) -> bool:
         """Whether the supply rose of late faster than set-points do."""
-        return time - int(self.rapid_at[i]) < _REMEMBERED
+        return 0 <= time - int(self.rapid_at[i]) < _REMEMBERED
 
 
 def _read(frame: Frame) -> Floats:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes
+from detectors.heat.coolant_loops import DOUBTED
 from detectors.method.budget import rule
 from detectors.method.conditions import Open, close, tell
 from detectors.method.edge_events import Told, told, values
@@ -158,7 +159,7 @@ class CoolantEdge(Detector):
         shown: dict[str, Any] = {s: {"value": sensors[s]["value"], "limit": sensors[s]["limit"]} for s in signals}
         clears = "ends when the sensor shows well in two frames, or its agent says so"
         summary = f"{entity} collapsed: {words}" + (", but its pressure stands: the meter?" if doubted else "")
-        score, more = float(len(signals)), evidence(clears, None, meter_doubted=doubted, **shown)
+        score, more = float(len(signals)), evidence(clears, None, **{DOUBTED: doubted}, **shown)
         return Finding(time, due[0], entity, self.name, due[1], score, summary, more, signals)
 
 

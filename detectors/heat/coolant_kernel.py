@@ -49,7 +49,7 @@ def collapsed(flow: Floats, expected: Floats, gate: Bools, share: float, time: i
         usual = math.exp(-expected[i])
         if math.isfinite(flow[i]) and math.isfinite(usual) and (usual >= _LEAST_FLOW) and gate[i]:
             bad = flow[i] < share * usual
-            if bad and low[i] == 0:
+            if bad and ((low[i] == 0) or (low_since[i] > time)):
                 low_since[i] = time
             low[i] = low[i] + 1 if bad else 0
 
@@ -62,7 +62,7 @@ def held(
     for i in range(len(lost)):
         if not effect[i] >= delta:
             large[i] = 0
-        elif large[i] == 0:
+        elif (large[i] == 0) or (large[i] > time):  # the clock may have gone back
             large[i] = time
         if math.isfinite(lost[i]):
             well[i] = well[i] + 1 if lost[i] < max(_BACK, effect[i] / 4) else 0

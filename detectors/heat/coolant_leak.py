@@ -40,8 +40,9 @@ class CoolantLeak(Detector):
     name: ClassVar[str] = "coolant_leak"
     family: ClassVar[str] = "coolant"
     device_class: ClassVar[str] = "leak"
-    needs: ClassVar[tuple[str, ...]] = (_SIGNAL,)
-    wants: ClassVar[tuple[str, ...]] = ("event:leak", "reservoir.level", "coolant.pressure")
+    needs: ClassVar[tuple[str, ...]] = ()
+    any_of: ClassVar[tuple[str, ...]] = (_SIGNAL, "reservoir.level")
+    wants: ClassVar[tuple[str, ...]] = ("event:leak", "coolant.pressure")
     blind: ClassVar[str] = (
         "Leaks of less than 3 % of a reservoir where no rope lies, which rack leaks before its rope is wet, and "
         "condensation taken for a leak."

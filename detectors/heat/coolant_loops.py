@@ -19,6 +19,8 @@ SHARE = 0.3  # of the flow's departure: a valve that closes raises the head of a
 _CALM = 0.1  # ln; a pressure that swings by more says nothing; chosen
 PG25 = 15.1  # K L/min per kW: 25 % propylene glycol, 1.02 kg/L, 3.9 kJ/kg K
 LEAST_DT = 5.0  # K; below it 0.3 K of two sensors and 2 % of the flow make the heat balance worthless
+DOUBTED = "doubted"
+"""Key of the evidence: it is the instrument rather than the loop, or flow that follows the load; bears nothing out."""
 _THROTTLE = 0x20 | 0x40  # NVML clock event reasons: software and hardware thermal slowdown
 
 
@@ -165,12 +167,14 @@ def finding(
     cohort = f"own past, less what {peers} comparable loops share" if peers else "own past"
     entity, flow = frame.entities[i], float(frame["coolant.flow"][i])
     usual, supply = float(np.exp(-seen.expected[i])), float(frame["coolant.supply_temperature"][i])
-    more: dict[str, Any] = {"corroborated_by": list(verdict.others), "meter_doubted": verdict.meter}
+    more: dict[str, Any] = {"corroborated_by": list(verdict.others)}
     signals: list[str] = []
+    doubts: list[bool] = []
     if (seen.flow.on[i] or settings.low[i] >= 2) and not settings.well[i]:
         words = f"flow is {flow:.4g} L/min, {flow / usual:.0%} of its usual {usual:.4g} L/min"
         told.append(words + (", but pressure and pump say that it flows: the meter?" if verdict.meter else ""))
         signals = ["coolant.flow", *verdict.others]
+        doubts.append(verdict.meter)
         clears = "ends when the flow is back at its usual value"
         compared = Compared(flow, usual, None, cohort, peers, 1 - flow / usual, "L/min")
     if seen.warmth.on[i]:
@@ -182,6 +186,8 @@ def finding(
             clears = "ends when the supply is back within half of that"
             compared = Compared(supply, supply - rise, None, cohort, peers, rise, "K")
         signals.append("coolant.supply_temperature")
+        doubts.append(verdict.sensor)
+    more[DOUBTED] = due[1] == "suspect" and all(doubts)
     score = float(max(seen.flow.score[i], seen.warmth.score[i]))
     shown = evidence(clears, compared, **more, **_balance(seen, i, loops))
     return Finding(

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Part
-from detectors.heat.coolant_loops import MOVED, SHARE, Loops, throttled
-from detectors.heat.forgiven import EVERYTHING
+from detectors.heat.coolant_loops import DOUBTED, MOVED, SHARE, Loops, throttled
 from detectors.method.evidence import Compared, evidence
+from detectors.method.members import EVERYTHING
 from detectors.method.streams import Channel, Step, Streams
 from pipeline.records import SECOND, Finding, Frame, Level, finite
 
@@ -75,7 +75,7 @@ class Shared(Part):
         low[known] = np.where(shift.flow > -np.log(settings.collapse), low + 1, 0)[known]
         big = (flow.effect >= settings.flow_delta) | (low >= 2)
         large = self.large[:n]
-        large[big & (large == 0)] = time
+        large[big & ((large == 0) | (large > time))] = time  # the clock may have gone back
         large[~big] = 0
         return flow, warmth, self._drawn(shift.gpus, time)
 
@@ -125,24 +125,25 @@ def blamed(
     mine = np.flatnonzero(weak | warm)
     feeding = [e for i in mine.tolist() if len(loops.of(e := shift.frame.entities[i], shift.gpus))]
     hot = bool(feeding) and 2 * sum(throttled(shift.gpus, e, loops) for e in feeding) >= len(feeding)
-    level, words, signals = _flow_level(shift, flow, weak, shared, settings, hot, less) if weak.any() else _NOTHING
-    other, more, sensor = _warm_level(shift, warmth, warm, settings, hot) if warm.any() else ("suspect", "", False)
+    level, words, signals, meters = (
+        _flow_level(shift, flow, weak, shared, settings, hot, less) if weak.any() else _NOTHING
+    )
+    other, more, sensor = _warm_level(shift, warmth, warm, settings, hot) if warm.any() else ("suspect", "", True)
     if other == "page":
         level = "page"
     signals = (*signals, *(("coolant.supply_temperature",) if warm.any() else ()))
     words = " and ".join(text for text in (words, more) if text)
-    return _finding(
-        shift, mine, level, words, signals, (flow, warmth), {"gpus_throttle": hot, "sensor_doubted": sensor}
-    )
+    doubted = level == "suspect" and meters and sensor
+    return _finding(shift, mine, level, words, signals, (flow, warmth), {"gpus_throttle": hot, DOUBTED: doubted})
 
 
-_NOTHING: tuple[Level, str, tuple[str, ...]] = ("suspect", "", ())
+_NOTHING: tuple[Level, str, tuple[str, ...], bool] = ("suspect", "", (), True)
 
 
 def _flow_level(
     shift: Shift, flow: Step, weak: Bools, shared: Shared, settings: Settings, hot: bool, less: float
-) -> tuple[Level, str, tuple[str, ...]]:
-    """Page where pressure, pump or the GPUs bear it out; meters that fall while those stand are a suspect."""
+) -> tuple[Level, str, tuple[str, ...], bool]:
+    """Page where pressure, pump or the GPUs bear it out; meters that fall while those stand are a doubted suspect."""
     i = int(np.flatnonzero(weak)[np.argmax(flow.effect[weak])])
     lost = max(float(shift.flow[i]), float(flow.effect[i]))
     moved = {"coolant.pressure": shift.pressure[i], "pump.speed": shift.speed[i]}
@@ -160,7 +161,7 @@ def _flow_level(
         level = "ticket"
     note = ", though pressure and pumps say that it flows" if against else ""
     note = note or (", as the GPUs draw less too" if less >= _FOLLOWS * lost and not hot else "")
-    return level, f"flow is {-np.expm1(-lost):.0%} below usual{note}", ("coolant.flow", *others)
+    return level, f"flow is {-np.expm1(-lost):.0%} below usual{note}", ("coolant.flow", *others), bool(note)
 
 
 def _warm_level(shift: Shift, warmth: Step, warm: Bools, settings: Settings, hot: bool) -> tuple[Level, str, bool]:

@@ -53,7 +53,7 @@ class Drifts:
             closed = self.hour > 0
             if closed:
                 self._close()
-            self.hour = now
+        self.hour = now  # also where the clock went back, so that no frame far ahead silences it
         known = np.isfinite(values) & (np.abs(values) <= _ABSURD)
         total, samples = self.cells[2, : len(values)], self.cells[3, : len(values)]
         np.add(total, values, out=total, where=known)

@@ -53,6 +53,7 @@ def _followed(
         usual[i] += gains[1] * common
         if (abs(now[i]) > _MOVED) and (until[i] == 0):
             until[i] = time + _SETTLES
+        until[i] = min(until[i], time + _SETTLES)  # the clock may have gone back
         due = due or ((g >= 0) and (until[i] > 0) and (until[i] <= time))
     return due
 

@@ -63,7 +63,7 @@ class Reservoirs:
             due = self.number > 0
             if due:
                 self._close(int(min(now - self.number, _BINS)))
-            self.number = now
+        self.number = now  # also where the clock went back, so that no frame far ahead silences it
         known = np.isfinite(level)
         self.sums[0, : len(level)][known] += level[known]
         self.sums[1, : len(level)] += known

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.heat.resistance_kernel import ABOVE, BELOW, DRAWN, LN_R, MISREAD, RISE, ROWS, SLOPE, measure
+from detectors.heat.resistance_kernel import ABOVE, BELOW, DRAWN, LN_R, MISREAD, RISE, ROWS, SLOPE, TIMES, measure
 from pipeline.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 _SIGNALS = ("gpu.power", "gpu.temperature", "gpu.memory_temperature", "gpu.energy")
+_BACK = 600 * SECOND  # by which the clock must go back to be followed; less is a frame out of order; chosen
 _APART = 24  # cells between two rows: rows a power of two apart would push each other out of the cache; measured
 _NAMES = ("ln_r", "above", "rise", "power", "supply", "slope", "misread")
 _FOUND = dict(zip(_NAMES, (LN_R, ABOVE, RISE, DRAWN, BELOW, SLOPE, MISREAD), strict=True))
@@ -58,8 +59,11 @@ class Resistance:
         """`supply`: (N,) Cel of what cools each GPU, NaN = not told now; `off`: K by which it lies too low."""
         n = len(frame.entities)
         self._grow(n)
-        seconds = (frame.time - self.last) / SECOND if self.last else 10.0
-        self.last = max(self.last, frame.time)
+        back = self.last - frame.time >= _BACK
+        if back:
+            self.rows[TIMES] = np.minimum(self.rows[TIMES], frame.time / SECOND)
+        seconds = (frame.time - self.last) / SECOND if self.last and not back else 10.0
+        self.last = frame.time if back else max(self.last, frame.time)
         found, usable, fresh = np.full((len(_FOUND), n + _APART), np.nan), np.zeros(n, bool), np.zeros(n, bool)
         if seconds > 0:
             lies = off if isinstance(off, np.ndarray) else np.full(n, off)

@@ -35,6 +35,8 @@ ROWS = (
 """Of the state, one cell per GPU each; NaN where nothing is known yet."""
 _POWER, _PEAK, _SUPPLY, _FAST, _SLOW, _STEPPED, _ENERGY, _READ, _COUNTED, _USUAL, _SAMPLES = range(11)
 _CORE, _LOWEST, _LARGEST, _SAID, _SAID_AT, _SHOT_AT = range(11, 17)
+TIMES = [_STEPPED, _SAID_AT, _SHOT_AT]
+"""Rows that hold a time, in s."""
 LN_R, ABOVE, RISE, DRAWN, BELOW, SLOPE, MISREAD = range(7)
 """Of what is measured."""
 
@@ -51,7 +53,7 @@ def _filtered(state: float, now: float, share: float) -> float:
 def _misread(rows: Floats, i: int, counter: float, drawn: float, seconds: float, lost: float) -> float:
     """ln by which the energy counter says more than the readings do, less what it usually says."""
     joule = (counter - rows[_ENERGY, i]) / 1e3
-    good = (joule >= 0) and (joule < HIGHEST * seconds) and math.isfinite(drawn)
+    good = (seconds <= _METERED_S) and (joule >= 0) and (joule < HIGHEST * seconds) and math.isfinite(drawn)
     for row in (_READ, _COUNTED, _USUAL, _SAMPLES):
         if math.isnan(rows[row, i]):
             rows[row, i] = 0.0

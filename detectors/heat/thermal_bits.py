@@ -43,7 +43,7 @@ def follow(count: NDArray[np.int64], since: NDArray[np.int64], reasons: NDArray[
 @compiled
 def _counted(count: NDArray[np.int64], since: NDArray[np.int64], known: Bools, slowed: Bools, time: int) -> None:
     for i in range(len(count)):
-        if slowed[i] and count[i] == 0:
+        if slowed[i] and ((count[i] == 0) or (since[i] > time)):  # the clock may have gone back
             since[i] = time
         if known[i]:
             count[i] = count[i] + 1 if slowed[i] else 0

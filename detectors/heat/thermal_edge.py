@@ -55,7 +55,7 @@ class ThermalEdge(Detector):
         time = max(frame.time for frame in frames.values())
         for said in told(frames, (_KIND,)):
             self._hear(said)
-        self.rising = {e: r for e, r in self.rising.items() if time - r["onset"] <= _LASTS}
+        self.rising = {e: r for e, r in self.rising.items() if abs(time - r["onset"]) <= _LASTS}
         blamed = self._blamed(next(iter(frames.values())).topology, frames.get("gpu"))
         close(self.conditions, set(blamed))
         found = []

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.link.loops import unmoved
+from detectors.method.lengths import one_length
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]
@@ -108,6 +109,10 @@ class Readings:
         self.peak[at[fell]] = np.fmax(self.peak[at[fell]], last[fell])
         self.peak[at[fresh]] = np.nan
 
+    def told(self, n: int) -> NDArray[np.bool_]:
+        """(N,) who told a number in the newest frame."""
+        return np.asarray(np.isfinite(self.last[:n]) & (self.gone[:n] == 0))
+
     def full(self, port: int, now: Floats) -> bool:
         """Whether the counter of a port stands at the top of its register, so that it counts no more."""
         return port < len(now) and now[port] in _TOPS
@@ -124,6 +129,7 @@ class Readings:
         return {**{name: a.copy() for name, a in arrays.items()}, "before": self.before}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        one_length(state)
         self.last, self.gone, self.anew = state["last"], state["gone"], state["anew"]
         self.peak, self.born = state["peak"], bool(self.anew.any())
         self.before = int(state["before"])

@@ -39,7 +39,7 @@ class Modules:
             if signal in frame.values:
                 now = frame.values[signal]
                 known = self.newest[signal] = grown(self.newest.get(signal, np.empty(0)), len(now), np.nan)
-                np.copyto(known[: len(now)], now, where=now < _SILENCE)
+                np.copyto(known[: len(now)], now, where=np.abs(now) < _SILENCE)
 
     def of(self, signal: str, port: int) -> float:
         """What the module of a port told last; NaN if it never did, or there is no such port."""

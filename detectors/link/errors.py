@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from detectors.link.counters import Places, Readings, grown
 from detectors.link.window import LENGTH, Window
+from detectors.method.lengths import one_length
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]
@@ -29,21 +30,23 @@ _PRIOR = 3e5
 _BEST = 0.1
 """Of the healthy rate, the least that a fabric is taken to have, however few errors it shows: a link that errs ten
 times as often as the rest, but less than a sound one may, would page once in five years. Chosen."""
+_KNOWN = 600.0
+"""s in which one counter of all ports is read before errors alone page: until then nobody knows whether they come in
+bunches here, and what came in them would be told of as faults. Chosen."""
 _MOST_BUNCHED = 64.0  # above it, a BER of 1e-12 would no longer be found within 90 s. Chosen
 _UNKNOWN, _SLOWEST, _FASTEST = 400_000.0, 100_000.0, 10_000_000.0
 """Mbit/s of a port that does not tell its speed, the least that counts (on slower links five errors an hour, of which
 a plug makes some, would be a fault), and what none has. Chosen."""
 
 
-def likelihood(count: Floats, healthy: Floats, faulty: Floats, bunched: float) -> Floats:
+def likelihood(count: Floats, healthy: Floats, faulty: Floats, bunched: float | Floats) -> Floats:
     """ln of P(count | faulty) / P(count | healthy) for means of `healthy` and `faulty` errors in the time.
 
-    bunched: a of the negative binomial, whose variance is mean * (1 + a * mean); 0: Poisson.
+    bunched: a of the negative binomial, whose variance is mean * (1 + a * mean); 0, or next to it: Poisson.
     """
+    a = np.maximum(bunched, 1e-6)
     gain = count * np.log(faulty / healthy)
-    if bunched < 1e-6:
-        return np.asarray(gain - (faulty - healthy))
-    return np.asarray(gain - (count + 1 / bunched) * np.log((1 + bunched * faulty) / (1 + bunched * healthy)))
+    return np.asarray(gain - (count + 1 / a) * (np.log1p(a * faulty) - np.log1p(a * healthy)))
 
 
 @dataclass
@@ -75,10 +78,14 @@ class Cohort:
         With far fewer errors than `mean`, the variance beyond Poisson's is told in units of it: the distribution is
         then as wide at the healthy rate as what was seen.
         """
+        return float(self.bunched_with(np.zeros(1), np.zeros(1), mean)[0])
+
+    def bunched_with(self, first: Floats, second: Floats, mean: float) -> Floats:
+        """The same with other errors and their squares added, as often as there are of them."""
         readings = self.readings + _PRIOR
-        seen, square = self.first / readings, self.second / readings
-        beyond = max(square - seen * seen - seen, 0.0)
-        return min(beyond / max(seen, mean, 1e-12) ** 2, _MOST_BUNCHED)
+        seen, square = (self.first + first) / readings, (self.second + second) / readings
+        beyond = np.maximum(square - seen * seen - seen, 0.0)
+        return np.asarray(np.minimum(beyond / np.maximum(seen, max(mean, 1e-12)) ** 2, _MOST_BUNCHED))
 
 
 def _floats() -> Floats:
@@ -108,6 +115,7 @@ class Counted:
     second: Floats = field(default_factory=_floats)
     bad: NDArray[np.bool_] = field(default_factory=_flags)  # it has been above the limit since then
     judged: int = 0  # time of the newest judgement
+    read: float = 0.0  # s for which any port has told it
     window: Window = field(default_factory=Window)
 
     def lengthen(self, size: int) -> None:
@@ -125,10 +133,20 @@ class Counted:
         self.used[at] += taken
         return np.asarray(taken)
 
+    def top(self, limit: float) -> float:
+        """The most that speaks against a port: no page before it is known how this counter errs."""
+        return limit if self.read < _KNOWN else 2 * limit
+
     def known(self, active: Places) -> Cohort:
         """The cohort with what is not over yet: bunches show at once, long before the sums of their ports are zero."""
         sound, more = active[~self.bad[active]], self.cohort
         return Cohort(more.readings, more.first + self.first[sound].sum(), more.second + self.second[sound].sum())
+
+    def beside(self, active: Places, mean: float) -> Floats:
+        """How bunched the errors of the others are, for each port: none is taken for sound by its own bunches."""
+        sound = ~self.bad[active]
+        first, second = self.first[active] * sound, self.second[active] * sound
+        return self.cohort.bunched_with(first.sum() - first, second.sum() - second, mean)
 
     def close(self, over: Places) -> None:
         """Ends what is over; errors of ports that never were above the limit are those of sound ones."""
@@ -176,12 +194,16 @@ class Errors:
         counted.since[at[fresh]] = time - (seconds[fresh] * SECOND).astype(np.int64)  # made since it was last read
         return at, growth
 
-    def judge(self, signal: str, at: Places, growth: Floats, readings: int, time: int, setting: Setting) -> None:
-        """Weighs one instant: `growth` errors at the ports `at`, none at the others of `readings` that were read."""
+    def judge(
+        self, signal: str, at: Places, growth: Floats, up: NDArray[np.bool_], time: int, setting: Setting
+    ) -> None:
+        """Weighs one instant: `growth` errors at the ports `at`, none at others that are up and told the counter."""
         counted = self.counted[signal]
         seconds = (time - counted.judged) / SECOND if counted.judged else 0.0
+        readings = int(np.count_nonzero(counted.readings.told(len(up)) & up))
         counted.judged = time
         counted.cohort.learn(readings, seconds)
+        counted.read += max(seconds, 0.0) if readings else 0.0
         active = np.flatnonzero(counted.sum)
         if not len(at) and not len(active) and not counted.window.batches:
             return
@@ -195,19 +217,19 @@ class Errors:
         counted.second[at] += taken**2
         known = counted.known(active)
         if seconds > 0 and len(active):
-            self._weigh(counted, active, errors[active], seconds, setting)
+            self._weigh(counted, known, active, errors[active], seconds, setting)
         if seconds > 0 and len(at):
             self._compare(counted, known, at, seconds, setting)
-        counted.bad[active] |= counted.sum[active] > setting.limit
+        counted.sum[active] = np.minimum(counted.sum[active], counted.top(setting.limit))
         counted.close(active[counted.sum[active] <= 0])
 
-    def _weigh(self, counted: Counted, at: Places, errors: Floats, seconds: float, setting: Setting) -> None:
+    def _weigh(self, counted: Counted, known: Cohort, at: Places, errors: Floats, seconds: float, to: Setting) -> None:
         bits = self.bits(at) * seconds
-        usual = float(bits.mean()) * setting.healthy
-        share = counted.cohort.share(usual)
-        bunched = counted.cohort.bunched(usual * share)
-        ratio = likelihood(errors, bits * setting.healthy * share, bits * setting.faulty, bunched)
-        counted.sum[at] = np.clip(counted.sum[at] + ratio, 0.0, 2 * setting.limit)
+        usual = float(bits.mean()) * to.healthy
+        share = known.share(usual)
+        ratio = likelihood(errors, bits * to.healthy * share, bits * to.faulty, counted.beside(at, usual * share))
+        counted.sum[at] = np.clip(counted.sum[at] + ratio, 0.0, 2 * to.limit)
+        counted.bad[at] |= counted.sum[at] > to.limit
 
     def _compare(self, counted: Counted, known: Cohort, at: Places, seconds: float, setting: Setting) -> None:
         """Lifts the sums of ports whose errors of the last minutes chance would not make, over the limit."""
@@ -218,6 +240,7 @@ class Errors:
         bunched = known.bunched(float(mean.mean()) * seconds) * seconds / LENGTH
         lifted = counted.window.beyond(at, mean * LENGTH, bunched, setting.cap)
         counted.sum[lifted] = np.maximum(counted.sum[lifted], setting.limit + 1)
+        counted.bad[lifted] = True
         for port in lifted[counted.window.recent[lifted] > counted.total[lifted]].tolist():
             counted.since[port], counted.total[port] = counted.window.since(port), counted.window.recent[port]
 
@@ -229,6 +252,13 @@ class Errors:
         """Ports of which some counter says more than `limit`."""
         found = [np.flatnonzero(c.sum > limit) for c in self.counted.values()]
         return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+
+    def were_above(self, at: Places) -> NDArray[np.bool_]:
+        """(N,) which of some ports have been above the limit since their errors began, told of or not."""
+        found = np.zeros(len(at), np.bool_)
+        for counted in (c for c in self.counted.values() if len(at) and at.max() < len(c.bad)):
+            found |= counted.bad[at]
+        return found
 
     def since(self, at: Places, limit: float) -> Places:
         """When errors of each port of `at` began, of the counters that say more than `limit`."""
@@ -257,12 +287,13 @@ def _plain(counted: Counted) -> dict[str, Any]:
     arrays = {name: getattr(counted, name).copy() for name in _FIELDS}
     moments = {name: getattr(counted.cohort, name) for name in _MOMENTS}
     whole = {"readings": counted.readings.snapshot(), "window": counted.window.snapshot()}
-    return {**arrays, "judged": counted.judged, "moments": moments, **whole}
+    return {**arrays, "judged": counted.judged, "read": counted.read, "moments": moments, **whole}
 
 
 def _counted(saved: Mapping[str, Any]) -> Counted:
+    one_length(saved)
     counted = Counted(Readings(), Cohort(**saved["moments"]), **{name: saved[name] for name in _FIELDS})
-    counted.judged = int(saved["judged"])
+    counted.judged, counted.read = int(saved["judged"]), float(saved.get("read", _KNOWN))
     counted.readings.restore(saved["readings"])
     counted.window.restore(saved.get("window", Window().snapshot()))
     return counted

@@ -100,7 +100,7 @@ class LeafTraffic:
         known = self.normal[3, :n]
         growth[:, np.isfinite(lives) & (known > 0) & (lives != known)] = np.nan
         self.normal[3, :n] = np.where(np.isfinite(lives), lives, known)
-        self.last[:, :n] = now
+        self.last[:, :n] = np.where(np.isfinite(now), now, np.nan)
         return growth
 
     def _grow(self, size: int) -> None:

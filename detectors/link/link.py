@@ -16,7 +16,7 @@ from detectors.link.counters import Floats, Lives, Places
 from detectors.link.ends import Ends, Modules
 from detectors.link.errors import PACKETS, PHYSICAL, Errors, Setting
 from detectors.link.speeds import Speeds
-from detectors.link.state import Leaves, PortStates
+from detectors.link.state import UP, Leaves, PortStates
 from detectors.link.storms import Erring, Storms
 from detectors.link.trouble import PACKET_COUNTERS, Seen, Trouble, troubles
 from detectors.method.cohorts import Cohorts
@@ -40,7 +40,8 @@ class Link(Detector):
     for `drop` s, trained to less than its speed (a ticket after new firmware), errors at `limit`, or more in 300 s than
     chance makes: at 400 Gb/s five in a minute or six in five, four where the whole fabric hardly errs; a burst counts
     at most `error_cap` in 30 s. Suspected errors page at once where both ends of the cable have them, or the module is
-    hot. More than `leaf_share` of a leaf's ports (at least `leaf_ports`) down within `leaf_within` s: one page for the
+    hot. Alone they do not before their counter has been read for ten minutes, as it is not known yet how it bunches.
+    More than `leaf_share` of a leaf's ports (at least `leaf_ports`) down within `leaf_within` s: one page for the
     leaf, none for its ports. The same where more than 30 % of at least eight ports of a leaf begin to err within five
     minutes; `fabric:all` is blamed where these are of several leaves.
 
@@ -66,8 +67,8 @@ class Link(Detector):
         *("event:link_state", "event:maintenance_start", "event:maintenance_end"),
     )
     blind: ClassVar[str] = (
-        "Ports that were slow or down when first seen, throughput lost without a lower speed or errors, and errors of "
-        "counters that stand at their top until somebody clears them."
+        "Ports that were slow or down when first seen, throughput lost without a lower speed or errors, errors in the "
+        "first ten minutes of a counter's readings, and those of counters at their top until somebody clears them."
     )
 
     flaps: int = 3
@@ -118,22 +119,15 @@ class Link(Detector):
 
     def _fallen(self, frame: Frame) -> NDArray[np.bool_]:
         """(N,) ports below a leaf that fell."""
+        groups = self._leaf.of(frame)  # numbered when the fleet changes, not first when it falls
         if not self.states.down.any():
             self.leaves.stand(frame.time)
             return np.zeros(len(frame.entities), np.bool_)
-        return self.leaves.judge(
-            self.states,
-            self._leaf.of(frame),
-            lambda i: self._leaf_of(frame, i),
-            self.leaf_ports,
-            self.leaf_share,
-            self.leaf_within,
-            frame.time,
-        )
+        limits = (self.leaf_ports, self.leaf_share, self.leaf_within)
+        return self.leaves.judge(self.states, groups, lambda i: self._leaf_of(frame, i), *limits, frame.time)
 
     def _flaps(self, frame: Frame, anew: Places, lives: Floats) -> None:
-        came = self.states.look(frame["nic.state"], frame["nic.carrier_changes"], frame.time, anew)
-        for i, times in came:
+        for i, times in self.states.look(frame["nic.state"], frame["nic.carrier_changes"], frame.time, anew):
             self._flap(frame, i, times, frame.time, lives)
 
     def _hear(self, frame: Frame, lives: Floats) -> None:
@@ -165,6 +159,7 @@ class Link(Detector):
         """Feeds the error counters into their CUSUMs, of ports whose errors mean anything now."""
         self.errors.speeds(frame["nic.speed"])
         setting = Setting(self.healthy_ber, self.faulty_ber, self.limit, self.error_cap)
+        up = self.states.state[: len(frame.entities)] == UP
         for signal in (*PHYSICAL, *PACKETS):
             if signal in frame.values:
                 at, growth = self.errors.take(signal, frame.values[signal], frame.time, anew)
@@ -173,7 +168,7 @@ class Link(Detector):
                     at, growth = at[kept], growth[kept]
                 for i, count in zip(at.tolist(), growth.tolist(), strict=True):
                     self.losses.err(frame.entities[i], signal in PACKET_COUNTERS, count, frame.time)
-                self.errors.judge(signal, at, growth, len(frame.entities), frame.time, setting)
+                self.errors.judge(signal, at, growth, up, frame.time, setting)
         if self.losses.followed:
             self.losses.take(self._places(frame), frame["nic.rx_bytes"], frame.time)
 
@@ -187,11 +182,12 @@ class Link(Detector):
 
     def _findings(self, frame: Frame, fallen: NDArray[np.bool_]) -> list[Finding]:
         """Of leaves that fell, and of every other port with trouble."""
-        bad = self._bad(frame)
+        slow = frozenset(self.speeds.slow(frame, self.gates))
+        bad = self._bad(frame, slow)
         found = [*self._of_leaves(frame), *self._of_storms(frame, fallen, bad)]
         holding = {*self.leaves.fallen, *self.storms.standing}
         shared = frozenset(self._places(frame).get(port, -1) for port in self.storms.shared)
-        seen = Seen(self, frame, self._ends.of(frame), shared) if bad else None
+        seen = Seen(self, frame, self._ends.of(frame), shared, slow) if bad else None
         for i in bad:
             port = frame.entities[i]
             if fallen[i] or not self.states.known(i) or self.gates.in_work(port, frame.topology, frame.time):
@@ -215,10 +211,9 @@ class Link(Detector):
         fresh = known is not None and 0 <= frame.time - known["told"] < REPEAT
         return fresh and known is not None and known["level"] == self._highest(frame, i)
 
-    def _bad(self, frame: Frame) -> list[int]:
+    def _bad(self, frame: Frame, slow: frozenset[int]) -> list[int]:
         """Ports that have any trouble."""
-        bad = {*self.states.lost().tolist(), *self.errors.above(self.limit / 2).tolist()}
-        bad.update(self.speeds.slow(frame, self.gates))
+        bad = {*self.states.lost().tolist(), *self.errors.above(self.limit / 2).tolist(), *slow}
         if self.states.flapped:
             for port in [p for p, at in self.flapped.items() if frame.time - at > self.flap_window * SECOND]:
                 del self.flapped[port]
@@ -240,12 +235,11 @@ class Link(Detector):
             work = self.gates.in_work(leaf, frame.topology, frame.time)
             if not work and (due := tell(self.conditions, leaf, frame.time, since, "page")):
                 seconds = round((frame.time - since) / SECOND, 1)
-                below = [i for i in range(len(frame.entities)) if self._leaf_of(frame, i) == leaf]
-                down = int(np.count_nonzero(self.states.down[below]))
-                summary = f"{leaf}: {down} of its {len(below)} ports went down together: the switch, not its ports"
+                down, below = self.leaves.ports[leaf]
+                summary = f"{leaf}: {down} of its {below} ports went down together: the switch, not its ports"
                 if seconds >= 60:
                     summary += f"; it has been gone for {seconds / 60:.0f} min"
-                says = evidence("fewer than half of its ports are down", down_s=seconds, down=down, ports=len(below))
+                says = evidence("fewer than half of its ports are down", down_s=seconds, down=down, ports=below)
                 head = (frame.time, min(due[0], frame.time), leaf, self.name, due[1], 1.0)
                 found.append(Finding(*head, summary, says, ("nic.state",)))
         return found
@@ -259,7 +253,7 @@ class Link(Detector):
         at = at[at < n]
         at = at[~fallen[at] & ~working[at] & (self.states.count[at] > LEARN)]
         at = at[np.fromiter((self._highest(frame, i) == "page" for i in at.tolist()), bool, len(at))]
-        sure = np.isin(at, self.errors.above(self.limit))
+        sure = self.errors.were_above(at)
         erring = Erring(
             at, self.errors.since(at, self.limit / 2), sure, self.states.was_up[:n] & (self._fabric.of(frame) >= 0)
         )

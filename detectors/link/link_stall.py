@@ -103,8 +103,9 @@ class LinkStall(Detector):
         state = frame["nic.state"]
         np.copyto(self.up[:n], state >= 1, where=np.isfinite(state))
         rates = self._move(frame)
-        self._fail(frame)
-        self.waiting.look(frame, self.since[:n] > 0, self._ends.of(frame))
+        anew, _ = self.lives.changed(frame["nic.generation"])
+        self._fail(frame, anew)
+        self.waiting.look(frame, self.since[:n] > 0, self._ends.of(frame), anew)
         stands = (self.since[:n] > 0) & (self.moves[:n] >= self.steady) & self.up[:n]
         stands &= self.seen[:n] - self.since[:n] >= self.hold * SECOND
         if not stands.any():
@@ -130,9 +131,8 @@ class LinkStall(Detector):
         bytes_step(total, self.up, (last, seen), still, failing, time)
         return np.asarray(rates)
 
-    def _fail(self, frame: Frame) -> None:
+    def _fail(self, frame: Frame, anew: Places) -> None:
         """Notes failing work of ports that stand still."""
-        anew, _ = self.lives.changed(frame["nic.generation"])
         grew: dict[int, float] = {}
         for signal in ERRORS:
             if signal in frame.values:

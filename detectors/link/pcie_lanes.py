@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.link.loops import best_step
+from detectors.method.lengths import one_length
 from detectors.method.streams import LEARN
 from pipeline.records import SECOND
 
@@ -76,5 +77,6 @@ class Best:
         return {name: getattr(self, name).copy() for name in ("best", "newest", "counts", "times")}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        one_length(state)
         for name in ("best", "newest", "counts", "times"):
             setattr(self, name, np.array(state[name]))

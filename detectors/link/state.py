@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.link.counters import Floats, Places, Readings, grown
+from detectors.method.lengths import one_length
 from detectors.method.streams import LEARN
 from pipeline.records import SECOND, Event
 
@@ -131,6 +132,7 @@ class PortStates:
         return {**arrays, "flapped": flapped, "read": self.readings.snapshot(), "changed": self.changes.snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        one_length(state)
         for name in _FIELDS:
             setattr(self, name, state[name])
         self.flapped = {port: list(times) for port, times in state["flapped"].items()}
@@ -149,6 +151,7 @@ class Leaves:
 
     def __init__(self) -> None:
         self.fallen: dict[str, int] = {}  # leaf -> since when
+        self.ports: dict[str, tuple[int, int]] = {}  # leaf that has fallen -> (ports that are down, all below it)
         self.back: dict[str, int] = {}  # leaf that had fallen -> when it was back, with some ports before others
 
     def excuses(self, leaf: str, time: int) -> bool:
@@ -164,6 +167,8 @@ class Leaves:
             self.back |= {leaf: time for leaf in self.fallen if leaf not in standing}
             self.back = {leaf: at for leaf, at in self.back.items() if 0 <= time - at <= RETURNS}
         self.fallen = standing
+        if not standing:
+            self.ports = {}
 
     def judge(
         self,
@@ -183,12 +188,15 @@ class Leaves:
         part = np.bincount(groups, down, total) / np.maximum(size, 1)
         together = np.bincount(groups, _together(down, states.down[:n], groups, total, within), total)
         fell = np.zeros(total, np.bool_)
-        standing = {}
+        standing: dict[str, int] = {}
+        self.ports = {}
+        first, since = _first(down, states.down[:n], groups, total)
+        below, lost = np.bincount(groups, minlength=total), np.bincount(groups, states.down[:n] > 0, total)
         for group in np.flatnonzero((part > share) & (size >= least)).tolist():
-            members = np.flatnonzero((groups == group) & down)
-            leaf = leaf_of(int(members[0]))
+            leaf = leaf_of(int(first[group]))
             if leaf in self.fallen or together[group] > share * size[group]:
-                standing[leaf] = self.fallen.get(leaf, int(states.down[members].min()))
+                standing[leaf] = self.fallen.get(leaf, int(since[group]))
+                self.ports[leaf] = int(lost[group]), int(below[group])
                 fell[group] = True
         self._renew(standing, time)
         return np.asarray(fell[groups])
@@ -198,6 +206,17 @@ class Leaves:
 
     def restore(self, state: Mapping[str, Mapping[str, int]]) -> None:
         self.fallen, self.back = dict(state["fallen"]), dict(state["back"])
+
+
+def _first(
+    down: NDArray[np.bool_], since: NDArray[np.int64], groups: NDArray[np.int32], total: int
+) -> tuple[Places, NDArray[np.int64]]:
+    """By group: its first port that is down, and when the first of them went down."""
+    places = np.flatnonzero(down)
+    first, oldest = np.full(total, len(down)), np.full(total, np.iinfo(np.int64).max)
+    np.minimum.at(first, groups[places], places)
+    np.minimum.at(oldest, groups[places], since[places])
+    return first, oldest
 
 
 def _together(

@@ -46,13 +46,14 @@ class Judge(Protocol):
 class Seen:
     """One instant: who judges, its frame, and the places of the far ends (-1: not watched).
 
-    shared: ports whose errors are those of a leaf or of the fabric.
+    shared: ports whose errors are those of a leaf or of the fabric.  slow: ports below the speed that they held.
     """
 
     judge: Judge
     frame: Frame
     far: NDArray[np.int64]
     shared: frozenset[int] = frozenset()
+    slow: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def _down(seen: Seen, link: Link) -> Iterator[Trouble]:
 def _slow(seen: Seen, link: Link) -> Iterator[Trouble]:
     """Trained to less than it held; a ticket where new software or firmware of the last day may want it so."""
     judge, i = seen.judge, link.near
-    if i not in judge.speeds.slow(seen.frame, judge.gates):
+    if i not in seen.slow:
         return
     now, before = float(judge.speeds.newest[i]), float(judge.speeds.best[i])
     changed = judge.gates.changed(link.near_name, seen.frame.topology)

@@ -3,6 +3,7 @@
 IBTA specification 16.1.4, PortXmitWait: ticks in which a port had data and sent none for lack of credits. Where the
 receiver takes no byte for as long, it is the receiver that gives no credits. On Ethernet it says so itself, by pausing
 its switch (IEEE 802.1Qbb). A job that ended or hangs by its software leaves no data waiting.
+What counts as growth is told by `Readings`: two sources that tell of a counter in turn make none.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.link.counters import grown
+from detectors.link.counters import Places, Readings, grown
 from pipeline.records import Frame
 
-Floats = NDArray[np.float64]
 FAR, OWN = "nic.port_tx_wait", "nic.tx_pause"
 WAITS = (FAR, OWN)
 
@@ -26,33 +26,44 @@ WAITS = (FAR, OWN)
 class Waiting:
     """What grew since a port began to stand still. A part() of a detector.
 
-    last: (2, N) newest of the far end's waits and of its own pauses; NaN: it moves, or they were not told yet.
-    readings: (N,) in which one of them grew.
+    stood:    (N,) whether it stood still at the last look: what grew before that may be of when it moved.
+    readings: (N,) in which the far end's waits, or its own pauses, grew while it stood.
+    counters: by signal.
     """
 
-    last: Floats = field(default_factory=lambda: np.empty((2, 0)))
+    stood: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
     readings: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    counters: dict[str, Readings] = field(default_factory=lambda: {signal: Readings() for signal in WAITS})
 
-    def look(self, frame: Frame, stands: NDArray[np.bool_], far: NDArray[np.int64]) -> None:
-        """Takes an instant. stands: (N,) who moved nothing. far: (N,) place of the far end; -1: not known."""
+    def look(self, frame: Frame, stands: NDArray[np.bool_], far: NDArray[np.int64], anew: Places) -> None:
+        """Takes an instant. stands: (N,) who moved nothing. far: (N,) place of the far end; -1: not known.
+
+        anew: ports whose counters began a new life.
+        """
         n = len(stands)
-        self.readings = grown(self.readings, n, 0)
-        if self.last.shape[1] < n:
-            self.last = np.stack([grown(row, n, np.nan) for row in self.last])
-        self.last[:, :n][:, ~stands] = np.nan
+        self.readings, self.stood = grown(self.readings, n, 0), grown(self.stood, n, False)
+        grew = np.zeros(n, np.bool_)
+        if theirs := self._grew(FAR, frame, anew):
+            waits = np.zeros(n + 1, np.bool_)  # the last cell stands for a far end that is not known
+            waits[theirs] = True
+            grew |= waits[far]
+        grew[self._grew(OWN, frame, anew)] = True
+        self.readings[:n] += grew & self.stood[:n] & stands
         self.readings[:n][~stands] = 0
-        at = np.flatnonzero(stands)
-        if not len(at) or not any(signal in frame.values for signal in WAITS):
-            return
-        theirs = np.where(far[at] >= 0, frame[FAR][far[at]], np.nan)
-        grew = np.zeros(len(at), np.bool_)
-        for row, now in enumerate((theirs, frame[OWN][at])):
-            grew |= now > self.last[row, at]  # NaN, and a counter that fell: no
-            self.last[row, at] = np.where(np.isfinite(now), now, self.last[row, at])
-        self.readings[at] += grew
+        self.stood[:n] = stands
+
+    def _grew(self, signal: str, frame: Frame, anew: Places) -> list[int]:
+        if signal not in frame.values and not len(anew):
+            return []
+        at, _, _ = self.counters[signal].growth(frame[signal], frame.time, anew)
+        return at.tolist() if signal in frame.values else []
 
     def snapshot(self) -> dict[str, Any]:
-        return {"last": self.last.copy(), "readings": self.readings.copy()}
+        counters = {signal: readings.snapshot() for signal, readings in self.counters.items()}
+        return {"stood": self.stood.copy(), "readings": self.readings.copy(), "counters": counters}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.last, self.readings = np.array(state["last"]), np.array(state["readings"])
+        self.readings = np.array(state["readings"])
+        self.stood = np.array(state.get("stood", np.zeros(len(self.readings), np.bool_)))
+        for signal, saved in state.get("counters", {}).items():
+            self.counters[signal].restore(saved)

@@ -32,6 +32,7 @@ class Growth:
         Growth is 0 where it cannot be told.
         """
         now = np.stack([frame[signal] for signal in signals])
+        now = np.where(np.isfinite(now), now, np.nan)  # no counter stands at infinity: it was not read
         self._fit(now.shape)
         seconds = max(frame.time - self.time, 0) / SECOND if self.time else 0.0  # a time that steps back adds none
         self.time = frame.time
@@ -40,7 +41,7 @@ class Growth:
         np.copyto(self.lives, lives, where=np.isfinite(lives))
         grown = now - self.last
         rises = grown > 0
-        np.copyto(self.last, now, where=np.isfinite(now))
+        np.copyto(self.last, now, where=~np.isnan(now))
         begins = anew if anew.any() else None
         if not rises.any():
             return None, begins, seconds

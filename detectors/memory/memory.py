@@ -18,7 +18,7 @@ from detectors.memory.cells import MEM
 from detectors.memory.growth import Growth
 from detectors.memory.host import Host
 from detectors.memory.rates import HOUR, Rates
-from detectors.memory.words import CLEARS, Trouble, budget, counted, of_host, worst
+from detectors.memory.words import CLEARS, Trouble, budget, counted, of_host, within, worst
 from detectors.method.cohorts import Peers
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
@@ -61,13 +61,14 @@ class Memory(Detector):
     name: ClassVar[str] = "memory"
     family: ClassVar[str] = "memory health"
     device_class: ClassVar[str] = "gpu"
-    needs: ClassVar[tuple[str, ...]] = ("gpu.ecc_corrected",)
+    needs: ClassVar[tuple[str, ...]] = ()
+    any_of: ClassVar[tuple[str, ...]] = ("gpu.ecc_corrected", "node.memory_corrected", "dimm.corrected")
     wants: ClassVar[tuple[str, ...]] = (
         *("gpu.ecc_uncorrected", "gpu.dram_corrected", "gpu.dram_uncorrected", "gpu.sram_corrected"),
         *("gpu.sram_uncorrected", "gpu.sram_threshold", "gpu.rows_corrected", "gpu.rows_uncorrected"),
         *("gpu.rows_pending", "gpu.rows_failed", "gpu.banks_low", "gpu.banks_none", "gpu.generation"),
-        *("node.memory_corrected", "node.memory_uncorrected", "node.generation"),
-        *("dimm.corrected", "dimm.uncorrected", "dimm.generation", "event:xid"),
+        *("node.memory_uncorrected", "node.generation"),
+        *("dimm.uncorrected", "dimm.generation", "event:xid"),
     )
     blind: ClassVar[str] = (
         "Errors that ECC does not see, a weak cell before its first error, which bank a replaced row was of, and a "
@@ -144,7 +145,7 @@ class Memory(Detector):
         n = len(frame.entities)
         self.grow(n)
         gate = ~self.gates.working(frame, _STEADY)
-        bad = self._counted(frame, gate) | self._flagged(frame) | (frame["gpu.banks_none"] > 0)
+        bad = self._counted(frame, gate) | self._flagged(frame) | rows.some(frame["gpu.banks_none"])
         found = []
         for i in np.flatnonzero(bad & gate).tolist():
             if troubles := self._troubles(frame, i):
@@ -187,7 +188,7 @@ class Memory(Detector):
         for signal, name in _FLAGS.items():
             limit = self.sram_limit if name == "many_at" else 0.0
             reading, since = frame[signal], cells[name]
-            state = reading > limit
+            state = (reading > limit) & (reading < np.inf)
             if state.any() or since.any():
                 since[state & (since == 0)] = frame.time
                 since[np.isfinite(reading) & ~state] = 0
@@ -226,13 +227,13 @@ class Memory(Detector):
         if cell["spent_at"]:
             text = f"spare rows of its memory run out ({self._rows_left(frame, i)}): plan an exchange"
             found.append(Trouble("ticket", int(cell["spent_at"]), text, "gpu.rows_corrected"))
-        if frame["gpu.banks_none"][i] > 0:
+        if rows.some(frame["gpu.banks_none"][i]):
             text = f"{frame['gpu.banks_none'][i]:.0f} banks of its memory have no spare row left: plan an exchange"
             found.append(Trouble("ticket", time, text, "gpu.banks_none"))
         burst = self.rates.cells[i]
         if burst["on"]:
             hours = max((time - int(burst["since"])) / SECOND / HOUR, 1 / 60)
-            text = f"{counted(burst['total'], 'corrected')} of its memory in {hours:.1f} h, usual are "
+            text = f"{counted(burst['total'], 'corrected')} of its memory in {within(hours)}, usual are "
             text += f"{self.rates.usual[i]:.3f} an hour: drain when its job ends, watch for uncorrected ones"
             found.append(Trouble("ticket", int(burst["since"]), text, "gpu.dram_corrected"))
         return found

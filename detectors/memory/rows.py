@@ -31,7 +31,13 @@ _WEEK = 7 * DAY
 
 def replaced(frame: Frame) -> Floats:
     """(N,) rows that were replaced so far."""
-    return np.asarray(frame["gpu.rows_corrected"] + frame["gpu.rows_uncorrected"])
+    told = frame["gpu.rows_corrected"] + frame["gpu.rows_uncorrected"]
+    return np.where(np.isfinite(told), told, np.nan)
+
+
+def some(count: Floats) -> NDArray[np.bool_]:
+    """(N,) whether it is a number, and not none."""
+    return np.asarray(np.isfinite(count) & (count > 0))
 
 
 def note(cells: NDArray[Any], rows: Floats, time: int) -> None:

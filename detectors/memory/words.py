@@ -43,6 +43,11 @@ def worst(troubles: Sequence[Trouble]) -> Trouble:
     return max(troubles, key=lambda trouble: LEVELS.index(trouble.level))
 
 
+def within(hours: float) -> str:
+    """`20 min`, `2.5 h`."""
+    return f"{max(hours * 60, 1):.0f} min" if hours < 1 else f"{hours:.1f} h"
+
+
 def counted(errors: float, what: str) -> str:
     """`1 corrected error`, `2 corrected errors`."""
     return f"{errors:.0f} {what} error{'' if errors == 1 else 's'}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from detectors.method.streams import ALONE, SLACK, USUAL_STEP
+from detectors.method.streams import ALONE, SLACK, USUAL_STEP, Channel
 
 _OVERSHOOT = 1.166  # mean excess over the threshold of a normal walk: Siegmund's correction
 DAY_S = 86_400.0
@@ -61,12 +61,14 @@ def rule(what: str) -> str:
     return f"a rule on {what}: no statistical alarm rate"
 
 
-def in_words(threshold: float, streams: int, step: float = USUAL_STEP, sides: int = 1) -> str:
-    """The budget as one line."""
+def in_words(channel: Channel, streams: int, step: float = USUAL_STEP) -> str:
+    """The budget as one line; of the channel itself, which knows whether it looks both ways."""
+    threshold, sides = channel.limit(step), 1 + channel.both
     b, alone = budget(threshold, streams, step, sides), arl0(threshold + ALONE) / sides
     years = b.arl0 * step / DAY_S / 365.25
     return (
-        f"threshold {threshold:g} at {step:g} s: a sound stream passes it once in {b.arl0:.2g} ticks"
-        f" ({years:,.0f} years); with {streams} streams a node that is at most {b.per_1000:.2g} suspects per 1,000"
-        f" node-days, before hold and corroboration; without peers once in {alone:.2g} ticks"
+        f"threshold {round(threshold, 1):g} at {step:g} s: a sound stream passes it once in {b.arl0:.2g} ticks"
+        f" ({years:,.0f} years); with {streams} stream{'' if streams == 1 else 's'} a node that is at most"
+        f" {b.per_1000:.2g} suspects per 1,000 node-days, before hold and corroboration; without peers once in"
+        f" {alone:.2g} ticks"
     )

@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.records import LEVELS, SECOND, Level
 
 REPEAT = 60 * SECOND
+_SET_BACK = 600 * SECOND  # a clock that goes back by as much was set; frames come out of order by less. Chosen
 Open = dict[str, dict[str, Any]]
 
 
@@ -19,12 +20,14 @@ def tell(conditions: Open, key: str, time: int, onset: int, level: Level) -> tup
     if known is None:
         conditions[key] = {"onset": min(onset, time), "level": level, "told": time}
         return min(onset, time), level
-    if time < known["onset"]:  # the clock went back to before it began: that is no news of it
-        return None
+    if time < known["onset"]:
+        if known["onset"] - time < _SET_BACK:  # out of order: that is no news of it
+            return None
+        known["onset"] = time
     rises = LEVELS.index(level) > LEVELS.index(known["level"])
     if rises:
         known["level"] = level
-    elif time - known["told"] < REPEAT:
+    elif 0 <= time - known["told"] < REPEAT:
         return None
     known["told"] = time
     return known["onset"], known["level"]

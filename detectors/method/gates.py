@@ -40,27 +40,28 @@ class Gates:
         """Takes the events of an instant; its time, None without a frame."""
         time = max((frame.time for frame in frames.values()), default=None)
         events = [e for frame in frames.values() for e in frame.events if e.kind in _HEARD]
-        for event in sorted(events, key=lambda e: (e.time, e.entity, e.kind)):
-            self._take(event)
         if time is not None:
+            for event in sorted(events, key=lambda e: (e.time, e.entity, e.kind)):
+                self._take(event, time)
             self._forget(time)
         return time
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: Event, now: int) -> None:
+        at = min(event.time, now)  # one dated far ahead would gate until then
         if event.kind == "maintenance_start":
-            self._begins(event)
+            self._begins(event, now)
         elif event.kind == "maintenance_end":
             self._working.pop(event.entity, None)
-            self._worked[event.entity] = event.time
+            self._worked[event.entity] = at
         else:
             known = {"job_start": self._started, "job_end": self._ended}.get(event.kind, self._changed)
-            known[event.entity] = event.time
+            known[event.entity] = at
 
-    def _begins(self, event: Event) -> None:
+    def _begins(self, event: Event, now: int) -> None:
         told = seconds(event.data.get("seconds"))
         # who overruns what was announced by half is still at it; nobody is for longer than LONGEST
         until = LONGEST if told is None else min(int(1.5 * told * SECOND), LONGEST)
-        self._working[event.entity] = event.time + until
+        self._working[event.entity] = min(event.time, now + LONGEST) + until  # may be announced ahead
 
     def _forget(self, time: int) -> None:
         for entity in [e for e, until in self._working.items() if until < time]:

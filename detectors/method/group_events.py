@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import evidence
 from detectors.method.gates import Gates
+from detectors.method.moved import LEAST_COHORT, LINGERS, MOST
 from detectors.method.places import Jobs
-from detectors.method.streams import LEAST_COHORT, LIFT, MOST, Step
+from detectors.method.streams import LIFT, Step
 from pipeline.records import SECOND, Finding, Frame
 from pipeline.topology import kind_of
 
 Bools = NDArray[np.bool_]
 HOLD = 600 * SECOND
 """For so long it must hold: twice the longest benign slowdown, evaluation or step of the load of 300 s; chosen."""
-_ENDS = MOST / 2  # share of the cohort below which it is over, so that it does not flicker; chosen
+_FEW = MOST / 2  # share of the others that may be off without being part of it; chosen
 _FEWEST = 3  # members off alike: two coincide too often; chosen, as folding has it
 _STALE = 120 * SECOND  # after so long without many that are off it is over: as long as two repeats of a finding; chosen
 _NEARLY = 0.9  # share of those off that lie in one thing, which is then what they share; chosen
@@ -65,8 +66,8 @@ class Group:
 class GroupEvents:
     """Follows the cohorts of one metric that moved; a part() of a detector. State is by cohort, in plain data.
 
-    The clock of a cohort begins anew with each start or end of a job on its members, and each change of versions: what
-    follows from those is no event. While people work on what they share nothing is said.
+    Nothing is said while jobs have only just begun or ended on most of those that are off, or their versions changed:
+    what follows from that is no event. Nor while people work on what they share.
     """
 
     quantity: Quantity
@@ -119,12 +120,12 @@ class GroupEvents:
         for below in (False, True):
             side = (off < 0) if below else (off > 0)
             many = np.bincount(step.groups[side], minlength=len(size))
-            for number in np.flatnonzero((many > _ENDS * size) & (size >= LEAST_COHORT)).tolist():
+            for number in np.flatnonzero((many >= _FEWEST) & (size >= LEAST_COHORT)).tolist():
                 mine = step.groups == number
                 struck = np.flatnonzero(side & mine)
                 words = cohort(int(struck[0]))
                 key = f"{words}{' -' if below else ' +'}"
-                if key in self.began or (many[number] >= _FEWEST and step.moved[struck[0]]):
+                if step.moved[mine].any() and (key in self.began or many[number] > MOST * size[number]):
                     self.began.setdefault(key, {"since": time})["seen"] = time
                     moving[key] = Group(words, below, struck, np.flatnonzero(judged & mine))
         self.began = {key: began for key, began in self.began.items() if 0 <= time - began["seen"] <= _STALE}
@@ -138,9 +139,13 @@ class GroupEvents:
             return True
         if sum(gates.in_work(e, topology, time) for e in members) > len(members) / 2:
             return True
-        jobs = {job for e in members if (job := topology.above_of_kind(e, "job") or self._jobs.of(e, topology))}
-        told = [gates.changed(e, topology) for e in members]
-        told += [at for job in jobs for at in (gates.started(job), gates.ended(job))]
+        return sum(self._touched(e, frame, gates) for e in members) > len(members) / 2
+
+    def _touched(self, entity: str, frame: Frame, gates: Gates) -> bool:
+        """Whether its job began or ended, or its versions changed, less than the hold ago."""
+        topology, time = frame.topology, frame.time
+        job = topology.above_of_kind(entity, "job") or self._jobs.of(entity, topology)
+        told = [gates.changed(entity, topology), *((gates.started(job), gates.ended(job)) if job else ())]
         return any(at is not None and 0 <= time - at < self.hold for at in told)
 
     def _finding(
@@ -163,8 +168,8 @@ class GroupEvents:
             f"and none of them is blamed"
         )
         clears = (
-            f"ends when at most {_ENDS:.0%} of them are off, or {LIFT // 60} min after it began, when what they show "
-            "then is taken for usual"
+            f"ends when at most {MOST:.0%} of them were off for {LINGERS // SECOND // 60} min, or {LIFT // 3600} h "
+            "after it began, when what they show then is taken for usual"
         )
         told: dict[str, Any] = {
             "group": group.words,
@@ -192,7 +197,7 @@ def where(group: Group, names: Sequence[str], frame: Frame) -> str:
     judged = Counter(a for i in group.judged.tolist() for a in topology.above(names[i]))
     off, size = len(group.struck), len(group.judged)
     nearly = [a for a, n in struck.items() if n >= _NEARLY * off]
-    apart = [a for a in nearly if judged[a] < size and off - struck[a] <= _ENDS * (size - judged[a])]
+    apart = [a for a in nearly if judged[a] < size and off - struck[a] <= _FEW * (size - judged[a])]
     if apart:
         return min(apart, key=lambda a: (judged[a], kind_of(a) == "pdu", nearly.index(a)))  # of a PDU they would be off
     first = group.words.split(", ", 1)[0]

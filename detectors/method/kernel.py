@@ -1,7 +1,7 @@
 """The inner loops of the common kernel, compiled: cohort medians and the clipped CUSUM over contiguous state.
 
 State is one float32 array (6, N), 24 bytes a stream: baseline, variance, sum up, sum down, smoothed effect, and a word
-of bits: seconds for which the effect has mattered (16), samples learnt from (11), and whether a condition holds and
+of bits: seconds for which the effect has mattered (18), samples learnt from (11), and whether a condition holds and
 which way (2). No loop has a branch that depends on a sample, so that the compiler makes vector instructions of it.
 """
 
@@ -20,8 +20,8 @@ U4: TypeAlias = NDArray[np.uint32]
 _Loop = TypeVar("_Loop", bound=Callable[..., object])
 
 BASELINE, VARIANCE, UP, DOWN, EFFECT, WORD = range(6)
-HELD_BITS = np.uint32(0xFFFF)
-COUNT_SHIFT, COUNT_BITS = np.uint32(16), np.uint32(0x7FF)
+HELD_BITS = np.uint32(0x3FFFF)  # 72 h
+COUNT_SHIFT, COUNT_BITS = np.uint32(18), np.uint32(0x7FF)
 ON_UP, ON_DOWN = np.uint32(1 << 30), np.uint32(1 << 31)
 
 _SMALL = 24  # up to so many values are sorted by insertion, which is quicker than selecting; measured
@@ -30,6 +30,7 @@ _ONE, _ZERO, _HALF, _FEW, _YOUNG = np.float32(1), np.float32(0), np.float32(0.5)
 _TIGHT, _WIDE, _LOOSE = np.float32(3), np.float32(8), np.float32(64)
 """Scales by which one sample moves what a stream has learnt: at most 3; while it is young, 64 for its level and 8 for
 its variance, since devices of one kind lie up to 22 % apart (Sinha et al., SC 2022) where the least scale is 1 %."""
+_NEVER = np.float32(1e8)  # sums do not come as high: learning never stops (for the ablation)
 _SURE = 8  # members below which a cohort says nothing about scale: the guilty one would be too large a part of it
 
 
@@ -195,8 +196,9 @@ def advance(
 ) -> None:
     """One sample of every stream into the state, in place: `settings` is Channel.settings(); NaN = no sample.
 
-    Learning stops while a fault is suspected; what is only better than normal is learnt as any drift. Stores stand at
-    the end of a turn: between the loads they would keep the compiler from vector code.
+    Learning stops while a fault is suspected, and while a stream is better than normal by as much as matters: it may be
+    the others who are worse, and well again tomorrow. Stores stand at the end of a turn: between the loads they would
+    keep the compiler from vector code.
     """
     floor, delta, shrink, both = settings[0], settings[1], settings[2], settings[3] > 0
     learn, slack, doubt, clip = settings[4], settings[5], settings[6], settings[7]
@@ -212,14 +214,15 @@ def advance(
         z, k = min(max(d * shrink / s, -clip), clip), slack + doubt / np.sqrt(max(n, _ONE))
         up = min(max(up + z - k, _ZERO), h + h) if judged else up
         down = min(max(down - z - k, _ZERO), h + h) if judged else down
+        before = e
         e = e + alpha * (min(max(d, -most), most) - e) if judged else e
-        take = known & (up <= frozen) & ((down <= frozen) | (not both))
+        take = known & (up <= frozen) & (down <= frozen if both else (e > -delta) | (frozen > _NEVER))
         b, v, more = _learnt(b, v, n, d, s, take, gain)
         was_up, was_down = (word & ON_UP) != 0, (word & ON_DOWN) != 0
         on_up, on_down = _decided(word, up, down, e, h, delta, both)
         on_up, on_down = on_up if judged else was_up, on_down if judged else was_down
-        matters = (e >= delta) | ((e <= -delta) & both)
-        held = min((word & HELD_BITS) + seconds, HELD_BITS) if matters else np.uint32(0)
+        lasted = word & HELD_BITS if (e > _ZERO) == (before > _ZERO) else np.uint32(0)
+        held = min(lasted + seconds, HELD_BITS) if abs(e) >= delta else np.uint32(0)
         bits = (ON_UP if on_up else np.uint32(0)) | (ON_DOWN if on_down else np.uint32(0))
         words[i] = (held if judged else word & HELD_BITS) | (np.uint32(more) << COUNT_SHIFT) | bits
         ups[i] = _ZERO if was_up & (not on_up) else up

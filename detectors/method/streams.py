@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.method import kernel
+from detectors.method.moved import Moved
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]
@@ -26,8 +27,6 @@ USUAL_STEP = 10.0  # s; the grid for which thresholds are told
 SLACK = 0.5  # k of the CUSUM: half of the smallest shift looked for, in scales (Page 1954)
 CLIP = 3.0  # a sample counts at most as 3 scales: with Student-t4 noise it takes ARL0 at h = 20 from 1.8e5 to 1.3e10
 ALONE = 4.0  # more of the threshold for a stream without peers: what moves everybody moves it too
-MOST = 0.3  # share of a cohort on one side above which the cohort is the event: its median is near breakdown
-LEAST_COHORT = 4  # members from which a share means something; chosen
 _DOUBT = 3.0  # standard errors of the baseline that count as no shift: it was learnt from few samples at first; chosen
 _FROZEN = 2.0  # a sum above it stops the learning, so that a fault does not become the baseline
 _ALPHA = 0.15  # of the smoothed effect: about 6 samples of memory
@@ -35,7 +34,10 @@ _GAIN = 5e-4  # least learning rate: a memory of about 2,000 samples
 _PRIOR = 16.0  # samples that the cohort's scale is worth against the own variance
 _MOST_EFFECT = 64.0  # deltas that one sample moves the effect by at most, so that one absurd value is soon forgotten
 _ABSURD = 1e9  # no temperature, logarithm or share is as large: such a value is none
-LIFT = 3600  # s after which a cohort that moved as one is as it is now: its members learn anew; chosen
+LIFT = 24 * 3600
+"""Seconds after which a cohort that moved, or a stream that is better than normal, is as it is now: what a site has
+left as it is for a day, with a ticket in hand, is meant. Chosen; sooner, what waits for a spare would be normal."""
+SET_BACK = 600 * SECOND  # samples come out of order by less: the pipeline waits for none as long. Chosen
 _LOWEST, _HIGHEST = 15.0, 30.0  # thresholds below alarm within days, those above do so never
 
 
@@ -76,21 +78,15 @@ class Step:
 
     on:       a condition holds that began with the sum above its threshold.   below: it is one of less than normal.
     effect:   smoothed departure from own normal, transformed units.   score: the larger of the two sums.
-    held:     seconds for which the effect has been at least delta.
+    held:     seconds for which the effect has been at least delta, on its side.
     median, spread, size: of the cohort at this instant (size counts the entity itself); own normal, NaN and 0 without.
-    judged:   had a sample, and has learnt enough.   alone: compared with its own past only.   groups: its cohort.
+    measured: had a sample.   judged: and has learnt enough.   groups: its cohort.   alone: compared with its past only.
     off:      has a condition, or is as far off without one yet: +1 more than normal, -1 less, 0 neither.
-    moved:    too many of its cohort are off on one side: the cohort is the event, and blames no member.
+    moved:    too many of its cohort are off on one side: the cohort is the event, and nobody is blamed (see moved.py).
     """
 
     def __init__(
-        self,
-        cells: Singles,
-        words: NDArray[np.uint32],
-        residual: Singles,
-        cohort: Cohort,
-        channel: Channel,
-        before: Bools,
+        self, cells: Singles, words: NDArray[np.uint32], residual: Singles, cohort: Cohort, channel: Channel
     ) -> None:
         self._cells, self._words, self._residual, self._cohort = cells, words, residual, cohort
         self._channel = channel
@@ -98,10 +94,6 @@ class Step:
         self.on, self.below = up | down, down & ~up
         self.alone = cohort.groups < 0
         self.moved = np.zeros(len(residual), bool)
-        if self.on.any():
-            off = np.where(np.isfinite(residual), self.off, 0)
-            for side in (off > 0, off < 0):
-                self.moved |= _moved(side, self.on, cohort, before)
 
     @property
     def off(self) -> NDArray[np.int8]:
@@ -125,7 +117,11 @@ class Step:
     @property
     def judged(self) -> Bools:
         learnt = ((self._words >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS) >= LEARN
-        return np.asarray(learnt & np.isfinite(self._residual))
+        return np.asarray(learnt & self.measured)
+
+    @property
+    def measured(self) -> Bools:
+        return np.asarray(np.isfinite(self._residual))
 
     @property
     def groups(self) -> NDArray[np.int32]:
@@ -164,7 +160,7 @@ class Streams:
     last: int = 0
     step_s: float = 0.0
     _room: Singles = field(default_factory=lambda: np.empty((5, 0), np.float32), repr=False)
-    _moved: Bools = field(default_factory=lambda: np.zeros(0, bool), repr=False)
+    _moved: Moved = field(default_factory=Moved, repr=False)
     _alone: Bools = field(default_factory=lambda: np.zeros(0, bool), repr=False)
     _groups: NDArray[np.int32] | None = field(default=None, repr=False)
     _settings: tuple[Channel, Singles] | None = field(default=None, repr=False)
@@ -200,24 +196,28 @@ class Streams:
         still, learnt = self._still(words)
         kernel.advance(cells, words, residual, scale, wide, limit, self._settings[1], np.uint32(seconds or 0))
         cells[: len(learnt), still] = learnt
-        step = Step(cells, words, residual, cohort, self.channel, self._moved[:size])
-        self._moved[:size] = step.moved
-        self._lift(step, groups)
+        step = Step(cells, words, residual, cohort, self.channel)
+        step.moved = self._moved.take(step, cohort.size, self.channel.delta, self.last)
+        self._lift(step)
         return step
 
     def _still(self, words: NDArray[np.uint32]) -> tuple[NDArray[np.intp], Singles]:
         """Who learns nothing now, and baseline and variance of those: a cohort that moves has no median to learn."""
-        moved = np.flatnonzero(self._moved[: len(words)])
+        moved = np.flatnonzero(self._moved.cohort[: len(words)])
         still = moved[((words[moved] >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS) >= LEARN]
         return still, self.cells[: kernel.VARIANCE + 1, still].copy()
 
-    def _lift(self, told: Step, groups: NDArray[np.int32]) -> None:
-        """Lets a cohort that moved for long learn anew, all that moved at once: else those left would stand out."""
-        if not told.moved.any():
+    def _lift(self, told: Step) -> None:
+        """Lets those that are off for LIFT learn anew, with all of their cohort: else those left would stand out."""
+        old = told.held >= LIFT
+        if not old.any():
             return
-        old = told.moved & told.on & (told.held >= LIFT)
-        if old.any():
-            self.forget(np.isin(groups, groups[old]) & (told.score > _FROZEN))
+        side, delta = told.off, self.channel.delta
+        better = (told.effect <= -delta) & (not self.channel.both)
+        for mine in ((side != 0) & told.moved, better):
+            if (old & mine).any():
+                alike = np.isin(told.groups, told.groups[old & mine]) & ~told.alone
+                self.forget(mine & (alike | old))
 
     def forget(self, mask: Bools) -> None:
         """Learns these anew: another device, another version, or a person said that it is no fault."""
@@ -225,26 +225,33 @@ class Streams:
         self.cells[:, : len(mask)][:, mask] = 0.0
 
     def snapshot(self) -> dict[str, Any]:
-        arrays = {"cells": self.cells.copy(), "alone": self._alone.copy(), "moved": self._moved.copy()}
+        arrays = {"cells": self.cells.copy(), "alone": self._alone.copy(), "moved": self._moved.snapshot()}
         return {**arrays, "last": self.last, "step_s": self.step_s}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.cells, self.last, self.step_s = state["cells"], state["last"], state["step_s"]
-        self._alone, self._moved, self._groups = state["alone"], state["moved"], None
+        self._alone, self._groups = state["alone"], None
+        self._moved.restore(state["moved"])
 
     def _grow(self, size: int) -> None:
         if size > self.cells.shape[1]:
             wider = np.zeros((6, size), np.float32)
             wider[:, : self.cells.shape[1]] = self.cells
             self.cells = wider
-            self._moved = np.append(self._moved, np.zeros(size - len(self._moved), bool))
+            self._moved.lengthen(size)
         if size > self._room.shape[1]:
             self._room = np.empty((5, size), np.float32)
 
     def _seconds(self, time: int) -> float | None:
-        """Length of the tick: a hole in the telemetry counts as one tick. None: time did not go forward."""
+        """Length of the tick: a hole in the telemetry counts as one tick. None: a sample out of order.
+
+        A clock that was set back is followed: else it would be as if nothing came until it has caught up.
+        """
         if self.last and time <= self.last:
-            return None
+            if self.last - time < SET_BACK:
+                return None
+            self.last = time
+            return self.step_s
         since = (time - self.last) / SECOND if self.last else USUAL_STEP
         # samples of a tick may be dated a little apart, so the usual length is followed slowly, down more readily
         known = self.step_s or since
@@ -267,20 +274,3 @@ class Streams:
         self._order = order[np.count_nonzero(alone) :]
         self._first = np.append(0, np.cumsum(np.bincount(groups[~alone], minlength=count))).astype(np.int64)
         self._groups, self._alone = groups.copy(), alone
-
-
-def _moved(off: Bools, on: Bools, cohort: Cohort, before: Bools) -> Bools:
-    """(N,) those of cohorts of which more than MOST are off, of those that were measured, one with a condition.
-
-    Many that are off alike widen the spread of their cohort, and the sums of some rise late: they count all the same.
-    A cohort that moved does so until half of that is left, and while nobody of it is measured.
-    """
-    mine, size = cohort.groups >= 0, cohort.size
-    if not (on & mine).any():
-        return np.zeros(len(off), bool)
-    all_of, off_of, on_of, moved_of = (
-        np.bincount(cohort.groups[mine & one], minlength=len(size)) for one in (mine, off, off & on, before)
-    )
-    goes_on = 2 * moved_of > all_of
-    fallen = (off_of > np.where(goes_on, MOST / 2, MOST) * size) & (on_of > 0) & (size >= LEAST_COHORT)
-    return np.asarray(np.append(fallen | (goes_on & (size == 0)), False)[cohort.groups])

@@ -98,8 +98,10 @@ class Power(Detector):
         held = self._brakes(frames.get("gpu"), time)
         lost = [each for each in self.supplies.lost(topology, time) if not self._worked_on(each, topology, time)]
         off = list(sags.findings(self.voltages, held, topology, time, self.name, self._quiet(topology, time)))
-        excused = {node for each in lost for node in each.chassis} | sags.below(held, off, topology)
-        found = [*self._lost(lost, held, time), *self._dark(topology, time), *off]
+        of_lost = list(self._lost(lost, held, time))
+        paged = (each for each, finding in zip(lost, of_lost, strict=True) if finding.level == "page")
+        excused = {node for each in paged for node in each.chassis} | sags.below(held, off, topology)
+        found = [*of_lost, *self._dark(topology, time), *off]
         found += self._held(excused, held, topology, time)
         if not found and not self.conditions:
             return []
@@ -114,7 +116,7 @@ class Power(Detector):
     def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """The voltage that it has now is the usual one."""
         super().forgive(entity, frames)
-        self.voltages.forget(entity)
+        self.voltages.forget(entity, next((frame.topology for frame in frames.values()), None))
 
     def budget(self) -> list[str]:
         return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +18,6 @@ from detectors.method.streams import Channel, Step, Streams
 from detectors.power.draw_fit import Bools, DrawFit, Floats
 from detectors.straggler.seats import Seats
 from pipeline.records import SECOND, Finding, Frame, Level
-from pipeline.signals import Signal
 
 _HELD_DOWN = np.uint64(0x4 | 0x8 | 0x20 | 0x40 | 0x80)
 """NVML clock event reasons: power cap, hardware slowdown, heat by software and hardware, power brake. The voltage falls
@@ -58,8 +57,9 @@ class PowerDraw(Detector):
     family: ClassVar[str] = "power"
     device_class: ClassVar[str] = "gpu"
     needs: ClassVar[tuple[str, ...]] = ("gpu.power", "gpu.sm_clock")
+    any_of: ClassVar[tuple[str, ...]] = ("gpu.sm_active", "gpu.utilization")
     wants: ClassVar[tuple[str, ...]] = (
-        *("gpu.sm_active", "gpu.utilization", "gpu.throttle_reasons", "gpu.temperature"),
+        *("gpu.throttle_reasons", "gpu.temperature"),
         *("event:maintenance_start", "event:maintenance_end", "event:version"),
     )
     blind: ClassVar[str] = (
@@ -91,17 +91,9 @@ class PowerDraw(Detector):
 
     def budget(self) -> list[str]:
         return [
-            f"draw: {in_words(self.draws.channel.limit(_RHYTHM), GPUS, _RHYTHM)}, both ways twice that",
+            f"draw: {in_words(self.draws.channel, GPUS, _RHYTHM)}",
             f"temperature: only a condition of the draw asks for it; {self.hold:g} s of hold, and it never pages",
         ]
-
-    def choose(
-        self, used: Collection[str], available: Collection[str] | None, catalogue: Mapping[str, Signal]
-    ) -> list[str]:
-        """One of the two kinds of activity will do."""
-        lacking = super().choose(used, available, catalogue)
-        either = available is None or "gpu.sm_active" in available or "gpu.utilization" in available
-        return lacking if either else [*lacking, "gpu.sm_active"]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         self.gates.hear(frames)

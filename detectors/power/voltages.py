@@ -31,9 +31,10 @@ LAPSES = 3600 * SECOND
 """A departure of which nothing was read for so long is not known any more; chosen, as of supplies."""
 _OUT_OF_RANGE = CATALOGUE[TOLD].states.index("out_of_range")
 _LEARN, _GAIN = 20, 0.02  # readings until the usual is known; memory of about 50 readings; chosen
+_AGAIN = 1000.0  # readings in a row that say the same, next to nothing, until they are the usual; chosen: 3 h at 10 s
 _ENDS = 0.8  # of the limit: what is nearer to the usual than that is well again; chosen
 _TWELVE, _BUSBAR = (11.0, 13.0), (40.0, 60.0)  # V; a sensor of another usual is of a core, a memory or a battery
-_USUAL, _COUNT, _OFF, _SINCE, _HEARD, _NOW, _CELLS = range(7)
+_USUAL, _COUNT, _OFF, _SINCE, _HEARD, _NOW, _GONE, _CELLS = range(8)
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -80,10 +81,10 @@ class Voltages:
 
     def _grown(self, signal: str, size: int) -> Floats:
         cells = self.cells.get(signal)
-        if cells is None or cells.shape[1] < size:
-            wider = np.zeros((_CELLS, size))
+        if cells is None or cells.shape[1] < size or cells.shape[0] < _CELLS:
+            wider = np.zeros((_CELLS, max(size, 0 if cells is None else cells.shape[1])))
             if cells is not None:
-                wider[:, : cells.shape[1]] = cells
+                wider[: cells.shape[0], : cells.shape[1]] = cells
             self.cells[signal] = cells = wider
         return cells
 
@@ -154,12 +155,13 @@ class Voltages:
         away = (cells[_NOW] / np.maximum(cells[_USUAL], 1e-9) - 1)[below]
         return float(np.mean(away < -MAINS / 2 if lower else away > MAINS / 2))
 
-    def forget(self, entity: str) -> None:
-        """A person said that its voltage is as it should be: it is learnt anew."""
+    def forget(self, entity: str, topology: Topology | None) -> None:
+        """A person said that its voltage is as it should be: it is learnt anew, and what is off anywhere below it."""
         for signal, cells in self.cells.items():
-            for i, name in enumerate(self._names.get(signal, ())):
-                unit = self._units[signal][1][self._units[signal][2][i]] if signal in self._units else name
-                if entity in (name, unit):
+            for i, name in enumerate(self._names.get(signal, ())[: cells.shape[1]]):
+                of = topology.parents.get(name, ())[:1] if topology is not None else ()
+                off = topology is not None and cells[_OFF, i] > 0 and entity in topology.above(name)
+                if off or entity in (name, *of):
                     cells[:, i] = 0
 
     def _places(self, signal: str, topology: Topology) -> tuple[list[str], NDArray[np.intp], Homes]:
@@ -193,6 +195,25 @@ def _limit(usual: float, rails: bool) -> float:
 
 
 @compiled
+def _vote(usual: float, count: float, x: float) -> tuple[float, float]:
+    """Usual value and readings that speak for it, from one reading more.
+
+    The vote of Boyer and Moore (1981): what most readings agree on wins whatever the others say, as a median would.
+    """
+    if count < 1.0:
+        return x, 1.0
+    if abs(x - usual) <= MAINS * usual:
+        return usual + (x - usual) / (count + 1.0), count + 1.0
+    return usual, count - 1.0
+
+
+@compiled
+def _live(x: float, rails: bool) -> bool:
+    """Whether equipment runs on it: what is left on a dead feed is none."""
+    return x >= _BUSBAR[0] if not rails else _limit(x, True) < np.inf
+
+
+@compiled
 def _look(cells: Floats, values: Floats, said: Floats, time: float, rails: bool) -> int:
     """Takes a reading of each entity; how many are off. said: psu.input_status, NaN where it is not told."""
     count = 0
@@ -201,19 +222,26 @@ def _look(cells: Floats, values: Floats, said: Floats, time: float, rails: bool)
         told = said[i] == _OUT_OF_RANGE
         cells[_HEARD, i] = min(cells[_HEARD, i], time)  # a time that stepped back is no future
         if x > 0.0 or told:
+            before = cells[_NOW, i]
             cells[_HEARD, i] = time
             cells[_NOW, i] = x
             limit = _limit(usual, rails)
             known = cells[_COUNT, i] >= _LEARN
             away = abs(x - usual) / usual if known and x > 0.0 else 0.0
             gone = known and x < LIVE * usual  # a loss, which others tell
+            cells[_GONE, i] = cells[_GONE, i] + 1.0 if gone and abs(x - before) <= MAINS * x else 0.0
+            if cells[_GONE, i] >= _AGAIN and _live(x, rails):  # the usual was misread, or of another unit
+                cells[:, i] = 0.0
+                continue
             if told or (away > limit and not gone):
                 if off == 0.0:
                     cells[_SINCE, i] = time
                 cells[_OFF, i] = off + 1.0
             elif gone or away < _ENDS * limit:
                 cells[_OFF, i] = 0.0
-                if not gone:
+                if not known:
+                    cells[_USUAL, i], cells[_COUNT, i] = _vote(usual, cells[_COUNT, i], x)
+                elif not gone:
                     cells[_COUNT, i] += 1.0
                     cells[_USUAL, i] += max(_GAIN, 1.0 / cells[_COUNT, i]) * (x - usual)
         elif x <= 0.0 or time - cells[_HEARD, i] > LAPSES:

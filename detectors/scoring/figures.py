@@ -11,7 +11,7 @@ from typing import Any
 from detectors.intervals import poisson, wilson
 from detectors.scoring.counts import CLASSES, GOAL_S, HOLD_S, NOT_FOUND
 from detectors.scoring.delays import reached
-from detectors.scoring.matching import counting
+from detectors.scoring.matching import counting, row_of
 from detectors.scoring.records import EventRecord, FalseRecord, Records, RunRecord
 
 Events = Sequence[EventRecord]
@@ -22,7 +22,7 @@ def figures(records: Records) -> dict[str, Any]:
     """All figures, with the records that they follow from."""
     sought = [e for e in records.events if e.detectability in ("hard", "soft")]
     counted, small = divided(sought)
-    kinds = dict.fromkeys(e.kind for e in sought)
+    kinds = {_row(e): counting(e.kind, e.detectability).level for e in sought}
     large = [e for e in sought if _seen(e)]
     pages = [f for f in records.false if f.level == "page"]
     found, told = block(counted), _said("page", records, counted)
@@ -42,7 +42,7 @@ def figures(records: Records) -> dict[str, Any]:
         "false_by_benign": _by_benign(records.events, pages),
         "false_beside_faults": _counted(f.beside for f in pages if f.beside and f.why != "benign"),
         **_compression(records.runs),
-        "kinds": {k: _kind(k, counted, small, large) for k in kinds},
+        "kinds": {row: _kind(row, level, counted, small, large) for row, level in kinds.items()},
         "severity": _severity(counted),
         "scales": [_scale(gpus, records, counted) for gpus in _sizes(records.runs)],
         "attribution": _confusion(counted),
@@ -61,11 +61,11 @@ def divided(sought: Events) -> tuple[list[EventRecord], list[EventRecord]]:
     delays: dict[str, list[float]] = {}
     for e in sought:
         if e.large and e.delay_s is not None:
-            delays.setdefault(e.kind, []).append(e.delay_s)
+            delays.setdefault(_row(e), []).append(e.delay_s)
     least = {kind: HOLD_S + min(GOAL_S, statistics.median(found)) for kind, found in delays.items()}
 
     def counts(e: EventRecord) -> bool:
-        return _seen(e) and (e.detectability == "hard" or e.length_s >= least.get(e.kind, HOLD_S))
+        return _seen(e) and (e.detectability == "hard" or e.length_s >= least.get(_row(e), HOLD_S))
 
     return [e for e in sought if counts(e)], [e for e in sought if not counts(e)]
 
@@ -173,11 +173,15 @@ def _cost(runs: Sequence[RunRecord]) -> float | None:
     return 1e6 * sum(c for c, _ in known) / sum(s for _, s in known) if known else None
 
 
-def _kind(kind: str, counted: Events, small: Events, large: Events) -> dict[str, Any]:
-    little = [e for e in small if e.kind == kind]
-    mine = [e for e in counted if e.kind == kind]
+def _row(e: EventRecord) -> str:
+    return row_of(e.kind, e.detectability)
+
+
+def _kind(row: str, level: str, counted: Events, small: Events, large: Events) -> dict[str, Any]:
+    little = [e for e in small if _row(e) == row]
+    mine = [e for e in counted if _row(e) == row]
     tail = {"small": len(little), "small_found": sum(e.found for e in little)}
-    return {"level": counting(kind).level, **block(mine), **tail, **_large(e for e in large if e.kind == kind)}
+    return {"level": level, **block(mine), **tail, **_large(e for e in large if _row(e) == row)}
 
 
 def _large(events: Iterable[EventRecord]) -> dict[str, Any]:

@@ -30,6 +30,11 @@ def counting(kind: str, detectability: str = "hard") -> Counting:
     return soft or COUNTS.get(kind, ANY)
 
 
+def row_of(kind: str, detectability: str) -> str:
+    """Row of the figures: soft events of a kind that is a logged fact in others have one of their own."""
+    return f"{kind} (soft)" if detectability == "soft" and kind in SOFT else kind
+
+
 def within(time: int | None, event: Truth) -> bool:
     """Whether something said at that time belongs to the event."""
     return time is not None and event.onset - LEAD <= time <= event.end + GRACE

@@ -65,6 +65,7 @@ def _answer(place: int, end: int, case: Case) -> dict[str, Any]:
     return {
         "delay_s": max(0, (end if late else time) - event.visible) / SECOND,
         "late": late,
+        "detector": alert.detector,
         "level": _level(place, case),
         "incident": alert.incident,
         "top1": places[0],

@@ -24,7 +24,7 @@ class EventRecord:
     delay_s:  from when it can be seen to the answer; None: not found.   late: the answer came after the end.
     level:    of the answer: a page or only a ticket; None also where an incident answers with a ticket, but pages for
               something else: that counts neither way.   incident: of the answer, for one page is one incident.
-    top1, top3: whether the guilty entity stands that far up.
+    top1, top3: whether the guilty entity stands that far up.   detector: of the answer.
     """
 
     run: int
@@ -42,6 +42,7 @@ class EventRecord:
     top1: bool = False
     top3: bool = False
     said: str = NOT_FOUND
+    detector: str | None = None
 
     @property
     def found(self) -> bool:

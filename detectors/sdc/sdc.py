@@ -158,7 +158,7 @@ class SdcVote(Detector):
     def _cleared(self, entity: str, time: int, condition: dict[str, Any], why: str) -> Finding:
         """The end of a condition must be said: quiet is no sign of health where results are wrong now and then."""
         evidence, words = cleared_words(entity, why)
-        onset, level = condition["onset"], condition["level"]
+        onset, level = min(condition["onset"], time), condition["level"]  # the clock may have gone back since
         return Finding(time, onset, entity, self.name, level, 0.0, words, evidence, ("event:digest",))
 
     def _finding(self, entity: str, time: int, due: tuple[int, Level], record: Record) -> Finding:

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes
-from detectors.method.budget import DAY_S, GPUS
 from detectors.method.cohorts import Peers
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.medians import grouped_median
 from detectors.method.streams import USUAL_STEP
+from detectors.sdc.leaps import SAMPLES, by_chance, heavy, normal, rate
 from pipeline.records import SECOND, Finding, Frame, Level
 
 _NORM, _COUNT = "rank.gradient_norm", "rank.nonfinite"
@@ -25,6 +25,8 @@ _GAIN = 0.01  # least learning rate of a rank's usual departure: a memory of abo
 _SURE = 6.0  # own mean deviations that a leap must exceed: ranks of which leaps are usual are left alone; chosen
 _MOST = 0.3  # share of a stage above which it is the batch and nobody's fault, as in the common kernel
 _KEPT = 1000  # ranks held at once; chosen
+_TICKETS = 0.2  # by chance in 1,000 node-days for each number of leaps, of which three count: all make less than 1
+_HEAVY = 0.14  # spread of norms with heavy tails, of which the budget tells
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -33,15 +35,17 @@ Bools = NDArray[np.bool_]
 class SdcGradient(Detector):
     """A rank whose local gradient norm is `factor` times its stage's median, and times its usual, is a suspect.
 
-    It is a ticket, to test the GPU, if it leaps in a second step, by `factor` squared, or alone counts a loss or
-    gradient that is no number: data alone hardly does that. It never pages: norms show few corruptions, and data and
-    numerics leap too; a canary or a replica's digest must confirm. It stays for `hold` seconds after the last time.
+    It is a ticket, to test the GPU, if it leaps again sooner and more often than ranks do by chance, as learnt from it,
+    its stage and all others; or if it alone counts a loss or gradient that is no number: data alone hardly does that.
+    One leap, however large, is none: tails are heavy. It never pages: norms show few corruptions, and data and numerics
+    leap too; a canary or a replica's digest must confirm. It stays for `hold` seconds after the last time.
 
     What a large part of a stage shows together is the batch (a loss spike) or, where norms are told after the
     all-reduce, may be one GPU among many: the job is a silent suspect, its results in doubt, and no GPU is blamed.
 
     Source: the factor of 5 is ByteRobust's (SOSP 2025) for loss and gradient norm; that under half of the corruptions
-    show so: SDCHunter (OSDI 2026); 1 % of them end as NaN or infinity: "Anatomy of GPU SDC" (DSN 2026). Rest chosen.
+    show so: SDCHunter (OSDI 2026); 1 % of them end as NaN or infinity: "Anatomy of GPU SDC" (DSN 2026); leaps are
+    counted as Naus (Journal of the American Statistical Association 77, 1982) scans for clusters. Rest chosen.
     """
 
     name: ClassVar[str] = "sdc_gradient"
@@ -62,6 +66,7 @@ class SdcGradient(Detector):
     spread: Floats = memory(0.0)
     seen: Floats = memory(0.0)
     level: Floats = memory(np.nan)  # usual logarithm of its stage's median
+    leaps: Floats = memory(0.0)  # of the rank alone, ever
     last: Floats = memory(np.nan)
     count: Floats = memory(np.nan)
     held: dict[str, dict[str, Any]] = notes()
@@ -80,15 +85,30 @@ class SdcGradient(Detector):
             self._no_numbers(frame, groups)
         return self._findings(frame) if self.held or self.conditions else []
 
+    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+        """What the ranks on that GPU show from now on is their usual; of a job, what its stages show."""
+        self.held.pop(entity, None)
+        frame = frames.get("rank")
+        if frame is None:
+            return
+        for i, rank in enumerate(frame.entities[: len(self.seen)]):
+            if entity == rank or entity in frame.topology.above(rank):
+                self.usual[i] = self.spread[i] = self.seen[i] = self.leaps[i] = 0.0
+                self.level[i] = np.nan
+
     def budget(self) -> list[str]:
         sure = _SURE * math.sqrt(2 / math.pi)  # in standard deviations: of normal samples one is 1.25 mean deviations
-        chance = math.erfc(sure / math.sqrt(2)) / 2
-        suspects, spread = 1000 * GPUS * DAY_S / USUAL_STEP * chance, math.expm1(math.log(self.factor) / sure)
+        suspects, spread = SAMPLES * normal(sure), math.expm1(math.log(self.factor) / sure)
+        many = SAMPLES * heavy(math.log(self.factor) / _HEAVY)
         return [
             f"leaps: {self.factor:g} times the median, and {sure:.1f} standard deviations of the rank's own logarithms:"
-            f" at most {suspects:,.0f} silent suspects per 1,000 node-days where a rank's norm varies by {spread:.0%}"
-            f" and more, next to none where it varies less; tickets ask for two of them within {self.hold:g} s, or"
-            f" {self.factor**2:g} times the median; never a page",
+            f" where these are normal at most {suspects:,.0f} silent suspects per 1,000 node-days at {USUAL_STEP:g} s"
+            f" if a norm varies by {spread:.0%} and more, next to none if less; where their tails are heavy"
+            f" (Student's t of 4, {_HEAVY:.0%}) about {many:,.0f}",
+            f"tickets: leaps that cluster within {self.hold:g} s by a chance of {_TICKETS:g} per 1,000 node-days for"
+            " each number of them, at the rate of leaps that ranks, stage and fleet show: below 1 per 1,000 node-days"
+            " whatever the tails, once a stage of such ranks has leapt a few times, if its leaps come independently of"
+            " one another; never a page",
             "losses that are no number: a rule on a counter, no statistical alarm rate",
         ]
 
@@ -103,7 +123,7 @@ class SdcGradient(Detector):
         residual = y - median
         judged = fresh & (members >= self.least)
         new = norm != self.last[:size]  # of another step than the reading before
-        self._jobs(frame, median, judged & new, members)
+        together = self._jobs(frame, y, median, judged & new, groups)
         departure = np.where(judged, residual - self.usual[:size], 0.0)
         limit = math.log(self.factor)
         leap = judged & (self.seen[:size] >= _LEARN) & (residual >= limit) & (departure >= limit)
@@ -114,22 +134,58 @@ class SdcGradient(Detector):
             for i in np.flatnonzero(mine).tolist():
                 peers = int(members[i]) - 1
                 ratio = math.exp(float(residual[i]))
-                self._hold(frame, i, "leap", float(norm[i]), math.exp(float(median[i])), ratio, peers)
-        self._learn(judged & new & ~leap, departure)
+                gpu = self._hold(frame, i, "leap", float(norm[i]), math.exp(float(median[i])), ratio, peers)
+                self._cluster(self.held[gpu], frame, i, groups)
+        self._learn(judged & new & ~leap & ~together, departure)
         self.last[:size] = np.where(fresh, norm, self.last[:size])
 
-    def _jobs(self, frame: Frame, median: Floats, judged: Bools, members: NDArray[np.int64]) -> None:
-        """Jobs of which a whole stage leaps."""
-        level, limit = self.level[: len(median)], math.log(self.factor)
+    def _cluster(self, record: dict[str, Any], frame: Frame, i: int, groups: NDArray[np.int32]) -> None:
+        """Counts a leap of a rank that is held: a ticket where chance hardly makes so many so soon."""
+        if record.get("counted") == frame.time:  # of another rank on the same GPU
+            return
+        rank, size, beside = frame.entities[i], len(groups), groups == groups[i]
+        if record.get("of") is None:
+            record["own"] = [float(self.leaps[i]), float(self.seen[i])]
+        self.leaps[i] += 1
+        at, leaps, seen = float(self.seen[i] + self.leaps[i]), self.leaps[:size], self.seen[:size]
+        if record.get("of") is None:
+            record |= {"leaps": 1, "steps": 0}
+        else:
+            record["leaps"] += 1
+            record["steps"] += int(at - record["at"]) if record["of"] == rank else 1
+        record |= {"of": rank, "at": at, "counted": frame.time}
+        others = [(float((leaps * m).sum() - leaps[i]), float((seen * m).sum() - seen[i])) for m in (beside, 1.0)]
+        usual = rate((record["own"][0], record["own"][1]), others[0], others[1])
+        if record["leaps"] > 1 and by_chance(usual, record["leaps"], record["steps"]) <= _TICKETS:
+            record["sure"] = True
+
+    def _jobs(self, frame: Frame, y: Floats, median: Floats, judged: Bools, groups: NDArray[np.int32]) -> Bools:
+        """(N,) ranks of stages that leap, as a whole or a large part of them, of which the job is in doubt."""
+        size, limit = len(y), math.log(self.factor)
+        level, known = self.level[:size], judged & (self.seen[:size] >= _LEARN)
         above = np.where(judged, median - level, 0.0)
-        struck = (above >= limit) & (self.seen[: len(median)] >= _LEARN)
-        for i in np.flatnonzero(struck).tolist() if struck.any() else ():
-            job = frame.topology.above_of_kind(frame.entities[i], "job")
-            if job is not None and self.held.get(job, {}).get("last") != frame.time:
-                now, usual = math.exp(float(median[i])), math.exp(float(level[i]))
-                self._enter(frame, i, job, "job", (now, usual, now / usual, int(members[i]) - 1))
+        rise = np.where(known, y - level - self.usual[:size], 0.0)
+        leapt = (rise >= limit) & (rise >= _SURE * self.spread[:size])
+        struck = known & (above >= limit)
+        if leapt.any():
+            struck |= leapt & ~_few(leapt, groups, judged)
+        together = np.zeros(size, bool)
+        for i in np.unique(groups[struck], return_index=True)[1].tolist() if struck.any() else ():
+            first = int(np.flatnonzero(struck)[i])
+            mine = judged & (groups == groups[first])
+            together |= mine
+            self._in_doubt(frame, first, np.exp(y[mine & leapt | mine & struck]), math.exp(float(level[first])), mine)
         np.copyto(level, median, where=judged & np.isnan(level))
         level += _GAIN * np.clip(np.where(judged, median - level, 0.0), -limit, limit)
+        return together
+
+    def _in_doubt(self, frame: Frame, i: int, norms: Floats, usual: float, stage: Bools) -> None:
+        """Holds the job of a stage that leaps together, once an instant."""
+        job = frame.topology.above_of_kind(frame.entities[i], "job")
+        if job is not None and self.held.get(job, {}).get("last") != frame.time:
+            now, all_ = float(np.median(norms)), int(np.count_nonzero(stage))
+            self._enter(frame, i, job, "job", (now, usual, now / usual, all_ - 1))
+            self.held[job]["many"] = "" if len(norms) == all_ else f"{len(norms)} of {all_} ranks of "
 
     def _learn(self, mask: Bools, departure: Floats) -> None:
         """What is usual for each rank; a step that was seen already teaches nothing, a leap neither."""
@@ -154,9 +210,12 @@ class SdcGradient(Detector):
                     self._hold(frame, i, "nonfinite", float(count[i] - self.count[i]), 0.0, math.inf, peers)
         self.count[:size] = np.where(there, count, self.count[:size])
 
-    def _hold(self, frame: Frame, i: int, what: str, value: float, expected: float, ratio: float, peers: int) -> None:
+    def _hold(self, frame: Frame, i: int, what: str, value: float, expected: float, ratio: float, peers: int) -> str:
+        """Holds the GPU of a rank; which it is."""
         rank = frame.entities[i]
-        self._enter(frame, i, frame.topology.above_of_kind(rank, "gpu") or rank, what, (value, expected, ratio, peers))
+        gpu = frame.topology.above_of_kind(rank, "gpu") or rank
+        self._enter(frame, i, gpu, what, (value, expected, ratio, peers))
+        return gpu
 
     def _enter(self, frame: Frame, i: int, entity: str, what: str, numbers: tuple[float, float, float, int]) -> None:
         """Holds a GPU or a job. numbers: value, what was expected, their ratio, and how many peers there are."""
@@ -164,7 +223,7 @@ class SdcGradient(Detector):
         record = self.held.setdefault(entity, {"since": frame.time, "times": 0, "sure": False})
         if record.get("last") != frame.time:
             record["times"] += 1
-        record["sure"] |= what != "job" and (record["times"] > 1 or ratio >= self.factor**2)
+        record["sure"] |= what == "nonfinite"
         record |= {"what": what, "value": value, "expected": expected, "ratio": ratio, "peers": peers}
         record |= {"last": frame.time, "cohort": self._peers.name(frame, i), "rank": frame.entities[i]}
         for old in list(self.held)[:-_KEPT]:
@@ -185,8 +244,9 @@ class SdcGradient(Detector):
 
     def _of_job(self, job: str, time: int, due: tuple[int, Level], record: Mapping[str, Any]) -> Finding:
         value, usual, ratio = record["value"], record["expected"], record["ratio"]
-        what = f"gradient norms of {record['cohort']} leapt together to {value:.3g}, {ratio:.1f} times the usual"
-        words = f"{job}: {what}; a batch, or a GPU that computes wrongly: its results since are in doubt"
+        what = f"gradient norms of {record['many']}{record['cohort']} leapt together"
+        words = f"{job}: {what} to {value:.3g}, {ratio:.1f} times the usual"
+        words += "; a batch, or a GPU that computes wrongly: its results since are in doubt"
         compared = Compared(value, usual, None, "own past", 0, ratio - 1, "1")
         facts = evidence(f"{self.hold / 60:g} min without another", compared, times=record["times"], cannot_tell=True)
         return Finding(time, due[0], job, self.name, due[1], min(ratio, 1e6), words, facts, (_NORM,))

@@ -168,7 +168,7 @@ class SdcReplica(Detector):
     def _cleared(self, entity: str, time: int, condition: Mapping[str, Any]) -> Finding:
         words = f"replicas on {entity} agree again, or no digest of them came for {self.hours:g} h"
         facts = evidence("nothing: it is over", cleared=True)
-        onset, level = condition["onset"], condition["level"]
+        onset, level = min(condition["onset"], time), condition["level"]  # the clock may have gone back since
         return Finding(time, onset, entity, self.name, level, 0.0, words, facts, ("event:replica_digest",))
 
     def _of_gpu(self, gpu: str, time: int, due: tuple[int, Level], record: Record) -> Finding:

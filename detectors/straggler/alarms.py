@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from detectors.method.budget import GPUS, in_words, rule
-from detectors.method.streams import Channel
+from detectors.method.budget import DAY_S, GPUS, arl0, in_words, rule
+from detectors.method.streams import ALONE, Channel
 from pipeline.records import SECOND
 
 
@@ -28,9 +28,14 @@ def of_gpus(clocks: Channel, duty: Channel, jobs: tuple[Channel, Channel, int], 
 def of_jobs(name: str, channel: Channel, look: int, rules: str = "") -> list[str]:
     """One stream for each job, judged every `look` us beside its own past alone, and what else goes by `rules`."""
     step = look / SECOND
-    line = f"{name} of whole jobs, one stream each: {in_words(round(channel.limit(step), 1), 1, step)}"
+    threshold = channel.limit(step) + ALONE
+    ticks = arl0(threshold) / (1 + channel.both)
+    line = (
+        f"{name} of whole jobs, one stream a job, without peers: threshold {threshold:.1f} at {step:g} s: a sound job "
+        f"passes it once in {ticks:.2g} looks ({ticks * step / DAY_S / 365.25:,.0f} years)"
+    )
     return [line, rule(rules)] if rules else [line]
 
 
 def _each(name: str, channel: Channel) -> str:
-    return f"{name}: {in_words(channel.threshold, GPUS)}"
+    return f"{name}: {in_words(channel, GPUS)}"

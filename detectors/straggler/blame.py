@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.method.evidence import Compared
-from detectors.method.streams import LEAST_COHORT, Bools, Floats
+from detectors.method.moved import LEAST_COHORT
+from detectors.method.streams import Bools, Floats
 from detectors.straggler.causes import Cause, Causes
 from detectors.straggler.places import Places
 
@@ -31,13 +32,23 @@ class Suspicion:
 
 
 def blamed(
-    slow: Bools, effect: Floats, counted: Bools, places: Places, most: float, delta: float, known: Mapping[str, object]
+    slow: Bools,
+    effect: Floats,
+    counted: Bools,
+    sick: Bools,
+    places: Places,
+    most: float,
+    delta: float,
+    known: Mapping[str, object],
 ) -> list[Suspicion]:
     """Nodes and ranks to blame. slow: have a condition; effect: by how much each is slow, of matter from `delta` on;
-    counted: who could be."""
+    counted: who could be; sick: slow as many of their stage are, and no excuse for those that are well."""
     found = []
     lagging = slow | (effect >= delta)
     innocent, unsure = _stages(slow, effect, lagging, counted, places, most)
+    if sick.any() and (slow & ~sick).any():
+        apart, doubts = _stages(slow & ~sick, effect, lagging, counted & ~sick, places, most)
+        innocent, unsure = np.where(sick, innocent, apart), np.where(sick, unsure, doubts)
     slow = slow & ~innocent
     for node in np.unique(places.of["node"][slow]).tolist():
         mine = slow & (places.of["node"] == node)

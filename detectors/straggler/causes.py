@@ -12,17 +12,14 @@ from numpy.typing import NDArray
 from detectors.method import kernel
 from detectors.method.streams import LEARN, Bools, Channel, Streams
 from detectors.straggler.caps import SEVERAL
-from detectors.straggler.places import Places
+from detectors.straggler.places import MOST, Places
 from detectors.straggler.pressure import Pressure
+from detectors.straggler.struck import stepped
+from detectors.straggler.throttle import CAPPED, THROTTLE, bits_of, has, named
 from pipeline.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
 SIGNALS = ("gpu.sm_clock", "gpu.throttle_reasons", "gpu.pcie_width", "gpu.pcie_generation", "node.cpu_pressure")
-CAPPED = 0x4
-"""NVML clock event reason: software power cap, which is policy."""
-_BITS = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
-"""NVML clock event reasons that are no policy; the same that Azure's node health checks fail on."""
-_THROTTLE = np.uint64(sum(_BITS))
 CLOCK = Channel(floor=0.01, delta=0.03)
 """3 % of clock: two of the 15 MHz steps in which clocks are told. Chosen."""
 _FRESH = 60 * SECOND  # how long a throttle bit explains slowness; chosen
@@ -67,18 +64,17 @@ class Causes:
         if gpus is None:
             self.capped[:] = self.told[:] = False
             return np.zeros(len(places), bool)
-        told = places.of_gpus(gpus, "gpu.throttle_reasons")
-        bits = np.where(told >= 0, told, 0).astype(np.uint64)
-        throttled = (bits & _THROTTLE) != 0
+        bits, told = bits_of(places.of_gpus(gpus, "gpu.throttle_reasons"))
+        throttled = has(bits, THROTTLE)
         if throttled.any():
             self.throttled[throttled] = gpus.time
-            self.bits[throttled] = bits[throttled] & _THROTTLE
+            self.bits[throttled] = bits[throttled] & np.uint64(THROTTLE)
         for name, last in self.pcie.items():
             if name in gpus.values:
                 now = places.of_gpus(gpus, name)
                 np.copyto(last, now, where=np.isfinite(now))
-        self.capped[: len(bits)] = (bits & np.uint64(CAPPED)) != 0
-        self.told[: len(bits)] = told >= 0
+        self.capped[: len(bits)] = has(bits, CAPPED)
+        self.told[: len(bits)] = told
         size, known = len(bits), self.told[: len(bits)]
         looks, usually = self.looks[:size], self.usually[:size]
         looks += known
@@ -95,14 +91,12 @@ class Causes:
         low = around[news[around] & (self.clocks.cells[kernel.EFFECT, around] >= slower / 2)]
         return bool(len(low) >= SEVERAL and np.count_nonzero(news[slots]) >= len(slots) / 2)
 
-    def watch_clocks(
-        self, frames: Mapping[str, Frame], places: Places, groups: NDArray[np.int32], gate: Bools, time: int
-    ) -> None:
-        """Takes the SM clocks against those of the peers, and the processors' pressure."""
+    def watch_clocks(self, frames: Mapping[str, Frame], places: Places, gate: Bools, still: Bools, time: int) -> None:
+        """Takes the SM clocks against those of the peers, and the processors' pressure. still: who learns nothing."""
         gpus, nodes = frames.get("gpu"), frames.get("node")
         if gpus is not None and "gpu.sm_clock" in gpus.values:
             speed = places.of_gpus(gpus, "gpu.sm_clock")
-            self.clocks.step(-np.log(np.where(speed > 0, speed, np.nan)), groups, time, gate)
+            stepped(self.clocks, -np.log(np.where(speed > 0, speed, np.nan)), places.groups, time, gate, still)
         if nodes is not None:
             self.pressure.take(nodes)
 
@@ -136,12 +130,10 @@ class Causes:
         found = []
         if self.throttled[slot] and abs(time - int(self.throttled[slot])) <= _FRESH:
             bits = int(self.bits[slot])
-            named = " and ".join(f"{name} 0x{bit:x}" for bit, name in _BITS.items() if bits & bit)
-            found.append(Cause("throttled", f"throttle bit of its GPU: {named}", "gpu.throttle_reasons", True, bits))
-        score, effect = (
-            self.clocks.cells[[kernel.UP, kernel.EFFECT], slot] if slot < self.clocks.cells.shape[1] else (0, 0)
-        )
-        if effect >= CLOCK.delta and score > CLOCK.threshold / 2:
+            found.append(
+                Cause("throttled", f"throttle bit of its GPU: {named(bits)}", "gpu.throttle_reasons", True, bits)
+            )
+        if (effect := self._low(slot, places)) > 0:
             below = -float(np.expm1(-effect))
             words = f"SM clock {100 * below:.0f} % below what its peers lead one to expect"
             found.append(Cause("sm_clock_below_peers", words, "gpu.sm_clock", True, round(below, 4)))
@@ -151,6 +143,19 @@ class Causes:
                 what = f"PCIe link at {mine:.0f} {unit}" if unit == "lanes" else f"PCIe link at {unit} {mine:.0f}"
                 found.append(Cause(name.split(".")[1], f"{what}, its peers' at {usual:.0f}", name, True, mine))
         return found
+
+    def _low(self, slot: int, places: Places) -> float:
+        """By how much the logarithm of a clock is below its peers'; 0 where it is not."""
+        size = self.clocks.cells.shape[1]
+        score, effect = self.clocks.cells[[kernel.UP, kernel.EFFECT], slot].tolist() if slot < size else (0.0, 0.0)
+        if effect < CLOCK.delta or score <= CLOCK.threshold / 2:
+            return 0.0
+        effects = self.clocks.cells[kernel.EFFECT, : len(places)]
+        mates = (places.groups[:size] == places.groups[slot]) & (places.groups[slot] >= 0)
+        low = mates & (effects >= CLOCK.delta)
+        if np.count_nonzero(low) > MOST * np.count_nonzero(mates) and (mates & ~low).any():
+            effect -= min(float(np.median(effects[mates & ~low])), 0.0)  # the median lies between both
+        return float(effect)
 
     @staticmethod
     def _usual(values: Floats, slot: int, places: Places) -> float:

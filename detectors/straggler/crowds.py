@@ -1,4 +1,7 @@
-"""Many GPUs that throttle at once are no stragglers: their coolant has failed or their power, and others tell that."""
+"""Many GPUs that throttle at once are no stragglers: their coolant has failed or their power, and others tell that.
+
+Where so many do that the median is none any more, or their loop is warm, all of it is left to others; else only they.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from numpy.typing import NDArray
 
 from detectors.method.cohorts import Cohorts
 from detectors.method.streams import Bools
+from detectors.straggler.allowance import Allowance
 from pipeline.records import SECOND, Frame
 
 _WARMER = 5.0  # K by which most GPUs of a loop are warmer than usual under load: five steps of NVML's rounding; chosen
 _NODES, _SHARE = 3, 0.05  # nodes of a loop on which, and share of its GPUs at work that throttle at once; chosen
+_MOST = 0.3  # share that throttles from which the others have no median to go by (Huber, Robust Statistics, 1981)
 _SETTLES = 600 * SECOND  # how long after it GPUs are still unlike each other: the plates cool one by one; chosen
 _GAIN = 3e-3  # of the usual temperature: about an hour at 10 s
 
@@ -22,7 +27,8 @@ class Crowds:
 
     def __init__(self) -> None:
         self.usual, self.looks = np.empty(0), np.empty(0, np.int64)
-        self.until = np.empty(0, np.int64)
+        self.until, self.some = np.empty(0, np.int64), np.empty(0, np.int64)  # of all of a loop; of who throttles
+        self.allowance = Allowance()
         self._units = Cohorts("loop", "cdu", "rack")
 
     def among(self, frame: Frame, node: NDArray[np.int32], busy: Bools, throttled: Bools) -> Bools:
@@ -30,11 +36,13 @@ class Crowds:
         n = len(frame.entities)
         if (more := n - len(self.usual)) > 0:
             self.usual = np.append(self.usual, np.zeros(more))
-            self.looks, self.until = (np.append(a, np.zeros(more, np.int64)) for a in (self.looks, self.until))
+            none = np.zeros(more, np.int64)
+            self.looks, self.until, self.some = (np.append(a, none) for a in (self.looks, self.until, self.some))
         warmer = frame["gpu.temperature"] - self.usual
         if (busy & throttled).any():
             self._mark(frame, node, busy, throttled, warmer)
-        crowd = (self.until > 0) & (frame.time < self.until)
+        some = frame.time < self.some
+        crowd = (frame.time < self.until) | (some & ~self.allowance.take(some, frame.time))
         known = busy & ~crowd & np.isfinite(warmer)
         self.looks[known] += 1
         self.usual[known] += np.maximum(1 / self.looks[known], _GAIN) * warmer[known]
@@ -47,13 +55,19 @@ class Crowds:
             known = mine & np.isfinite(warmer) & (self.looks > 0)
             struck = mine & throttled
             wide = len(np.unique(node[struck])) >= _NODES
-            many = wide and np.count_nonzero(struck) >= _SHARE * np.count_nonzero(mine)
+            share = int(np.count_nonzero(struck)) / max(int(np.count_nonzero(mine)), 1)
             several = len(np.unique(node[mine])) >= _NODES
-            if many or (several and known.any() and float(np.median(warmer[known])) >= _WARMER):
+            warm = several and known.any() and float(np.median(warmer[known])) >= _WARMER
+            if warm or (wide and share > _MOST):
                 self.until[units == unit] = frame.time + _SETTLES
+            elif wide and share >= _SHARE:
+                self.some[struck] = frame.time + _SETTLES
 
     def snapshot(self) -> dict[str, Any]:
-        return {name: getattr(self, name).copy() for name in ("usual", "looks", "until")}
+        arrays = {name: getattr(self, name).copy() for name in ("usual", "looks", "until", "some")}
+        return {**arrays, "allowance": self.allowance.snapshot()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.usual, self.looks, self.until = state["usual"], state["looks"], state["until"]
+        self.some = state["some"]
+        self.allowance.restore(state["allowance"])

@@ -44,6 +44,11 @@ class Slow:
     score: float
     signals: tuple[str, ...]
 
+    @property
+    def seen(self) -> bool:
+        """Whether something outside its GPUs is seen that makes it slow."""
+        return self.why in ("network", "io")
+
     def finding(self, time: int, onset: int, detector: str) -> Finding:
         number, unit = ("sent", "By/s") if self.traffic else ("active", "1")
         now, usual, network = self.now[number], self.usual[number], self.why == "network"

@@ -30,6 +30,7 @@ _STAYS = 4 * 3600 * SECOND
 """A job that was so for this long is like this now: its owner changed it, or nobody minds. Chosen: half a shift."""
 STILL = 0.05  # share by which a job must be slower now, too: half of what matters; as straggler_job
 _MOST = 0.5  # of a job's GPUs that must work for it to be judged; chosen
+_LEFT_OUT = 0.1  # share of its GPUs that throttle, above which a job is not judged: that is an event of its own; chosen
 
 
 class JobsOutside:
@@ -55,12 +56,14 @@ class JobsOutside:
         seats: Seats,
         shown: Mapping[str, Floats],
         at_work: Bools,
+        throttled: Bools,
         barred: Bools,
         started: Callable[[str], int | None],
     ) -> None:
         """Takes the numbers of an instant.
 
-        shown: (N,) what GPUs show; at_work: who works; barred: not to be judged; started: when a job began, if told.
+        shown: (N,) what GPUs show; at_work: who works; throttled: left out of that; barred: whose job may not
+        be judged; started: when a job began, if told.
         """
         gpus = frames["gpu"]
         slots = self._slots(seats, started)
@@ -70,7 +73,7 @@ class JobsOutside:
         if (nics := frames.get("nic")) is not None:
             at = self._nodes_of(nics, gpus, seats)
             self.ports.look(nics, of_node[at], self.sent.cells[kernel.UP, :size] <= 2)
-        mine = np.where(at_work, of, -1).astype(np.int32)
+        mine = np.where(at_work & ~throttled, of, -1).astype(np.int32)
         found = {name: median_by_job(shown[name], mine, size) for name in ("active", "clock")}
         found["sent"] = self.ports.of_jobs(self._at, size) if nics is not None else np.full(size, np.nan)
         found |= {name: _mean(shown[name], mine, size) for name in ("power", "capped")}
@@ -81,14 +84,17 @@ class JobsOutside:
             last = self.now[name]
             mean = np.where(np.isfinite(last), last + _SMOOTH * (values - last), values)
             last[:] = np.where(np.isfinite(mean), mean, last)
-        self._judge(found, self._fit(of, at_work, barred, of_node), time)
+        self._judge(found, self._fit(of, at_work, throttled, barred, of_node), time)
 
-    def _fit(self, of: NDArray[np.int64], at_work: Bools, barred: Bools, alone: NDArray[np.int64]) -> Bools:
-        """(slots,) jobs of several nodes that may be judged: most of their GPUs work, and none is barred."""
+    def _fit(
+        self, of: NDArray[np.int64], at_work: Bools, throttled: Bools, barred: Bools, alone: NDArray[np.int64]
+    ) -> Bools:
+        """(slots,) jobs of several nodes that may be judged: most of their GPUs work, few throttle, none is barred."""
         size, mine = len(self.count), of >= 0
         total = np.bincount(of[mine], minlength=size)
         busy = np.bincount(of[mine & at_work], minlength=size)
         stopped = np.bincount(of[mine & barred], minlength=size) > 0
+        stopped |= np.bincount(of[mine & throttled], minlength=size) > _LEFT_OUT * total
         several = np.bincount(alone[alone >= 0], minlength=size) >= _LEAST_NODES
         return np.asarray(several & (total >= PEERS) & (busy > _MOST * total) & ~stopped)
 

@@ -15,11 +15,9 @@ from detectors.method.evidence import Compared, evidence
 from detectors.method.streams import Step
 from detectors.straggler.outside import Sight, units
 from detectors.straggler.seats import PEERS
+from detectors.straggler.throttle import CAPPED, THROTTLE, has, named
 from pipeline.records import SECOND, Finding, Level
 
-_BITS = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
-"""NVML clock event reasons that are no policy."""
-_CAPPED = np.uint64(0x4)  # NVML clock event reason: software power cap, which is policy
 _SEVERAL = 4  # GPUs under a power cap that they had not: policy, no broken one; chosen: half a node
 _OFTEN = 0.5  # share of the time under a power cap from which that is a GPU's usual load; chosen
 _RACK = 2  # whole nodes of one rack whose clocks fall at once: their power or coolant, not they; chosen
@@ -67,7 +65,7 @@ class Low:
 
     @property
     def named(self) -> str:
-        return " and ".join(f"{name} 0x{bit:x}" for bit, name in _BITS.items() if self.bits & bit)
+        return named(self.bits)
 
     @property
     def reason(self) -> str:
@@ -105,10 +103,10 @@ def _low(sight: Sight, slots: Slots) -> Low:
     step, n = signs.clocks, len(signs.slow)
     worst = int(slots[np.argmax(np.maximum(step.effect[slots], of.raw[slots]))])
     stuck = bool(step.effect[worst] < of.delta)
-    bits = int(np.bitwise_or.reduce(np.where(of.bit_since[slots] > 0, of.bits[slots], 0).astype(np.uint64))) & 0xE8
+    bits = int(np.bitwise_or.reduce(np.where(of.bit_since[slots] > 0, of.bits[slots], 0).astype(np.uint64))) & THROTTLE
     since = of.stuck_since[slots] if stuck else of.bit_since[slots]
     began = min(int(since[since > 0].min(initial=time)), time - int(step.held[slots].max()) * SECOND)
-    news = ((of.bits[:n] & _CAPPED) != 0) & (of.capped[:n] < _OFTEN)
+    news = has(of.bits[:n], CAPPED) & (of.capped[:n] < _OFTEN)
     policy = not bits and bool(np.count_nonzero(news & signs.slow) >= _SEVERAL) and bool(news[slots].any())
     return Low(worst, stuck, bits, began, int(np.median(step.held[slots])), policy)
 

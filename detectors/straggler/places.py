@@ -25,6 +25,7 @@ MOST = 0.3
 _KEPT = 3600 * SECOND
 """How long a rank that ended keeps its slot: a job that comes back on the same GPUs goes on from what was learnt.
 Chosen: the time for which ends of jobs are remembered."""
+_ABSURD = 1e30  # no time, logarithm or counter is as large, and single precision ends soon above: such a value is none
 _KINDS = ("stage", "job", "gpu", "node")
 
 
@@ -183,7 +184,8 @@ class Places:
         count, size = len(first) - 1, len(values)
         median, spread = np.empty(count, np.float32), np.empty(count, np.float32)
         told = np.empty(size + 1, np.float32), median, spread, np.empty(count, np.int32)
-        kernel.cohorts(values.astype(np.float32), np.zeros(size, np.float32), order, first, *told)
+        singles = np.where(np.abs(values) < _ABSURD, values, np.nan).astype(np.float32)
+        kernel.cohorts(singles, np.zeros(size, np.float32), order, first, *told)
         return np.asarray(np.append(median, np.nan)[row], np.float64)
 
     def take(self, frame: Frame, signal: str) -> NDArray[np.float64]:

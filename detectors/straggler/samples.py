@@ -25,6 +25,7 @@ most evaluations, so that one in the middle of a slowdown does not begin the hol
 _LONGEST_S = (
     3600.0  # that a checkpoint or canary excuses anybody, whatever is told of it; chosen: such a write has failed
 )
+_ABSURD_S = 86_400.0  # no step takes a day: such a reading is none; chosen
 _WARM = 240 * SECOND  # of a job that tells no steps, in place of a number of them: 200 of 1.2 s; chosen
 _CELLS: Mapping[str, float | int | bool] = {
     "steps": np.nan,  # the newest step
@@ -106,7 +107,7 @@ class Samples:
         """(S,) ln(compute time) of the ranks that finished a step, NaN of others; and who may be judged."""
         compute, step = places.take(frame, "rank.compute_time"), places.take(frame, "rank.step")
         with np.errstate(divide="ignore", invalid="ignore"):
-            times = np.where(compute > 0, np.log(compute), np.nan)
+            times = np.where((compute > 0) & (compute < _ABSURD_S), np.log(compute), np.nan)
         mine = {name: cells[: len(places)] for name, cells in self.cells.items()}
         times[step == mine["steps"]] = np.nan  # the same step told twice is no second witness
         if "rank.tokens" in frame.values:

@@ -12,17 +12,18 @@ from numpy.typing import NDArray
 from detectors.detector import Detector, memory, notes, part
 from detectors.method import kernel
 from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import Compared, evidence
+from detectors.method.evidence import evidence
 from detectors.method.group_events import HOLD, GroupEvents, Quantity
 from detectors.method.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.straggler import ring
 from detectors.straggler.alarms import of_ranks
+from detectors.straggler.beside import beside
 from detectors.straggler.blame import Suspicion, blamed, causes_of, sentence, words
 from detectors.straggler.caps import Caps
 from detectors.straggler.causes import CLOCK, POLICY, SIGNALS, Cause, Causes, calm
 from detectors.straggler.places import MOST, PEERS, Places
 from detectors.straggler.samples import Samples
-from detectors.straggler.struck import Struck
+from detectors.straggler.struck import Struck, stepped
 from pipeline.records import SECOND, Finding, Frame, Level
 
 _TOGETHER = Quantity(("rank.compute_time",), "compute longer than the others", "compute quicker than the others")
@@ -39,10 +40,11 @@ class Straggler(Detector):
     processors, and only among at least `peers` ranks. Several GPUs of one node slow together: the node is blamed.
     A stage of which more than `most` of the nodes are slow blames nobody: straggler_job tells of it.
 
-    Not judged: a stage of which more than 30 % of the GPUs throttle at once, on three nodes (coolant and power tell of
-    that, and with a sick median nothing may be learnt); announced work, the first `warm_up` steps of a job or of a rank
-    that moved, checkpoints, our own canaries, and several GPUs whose power cap differs from their cohort's. With other
-    software a rank learns anew; after a rest it begins unsuspected.
+    Not judged: ranks that throttle in a stage of which over 30 % of the GPUs do so, on three nodes, until they have
+    for 4 h (coolant and power tell of that); meanwhile nobody of it learns, and those that are well are compared with
+    each other, if they are 8; announced work, the first `warm_up` steps of a job or of a rank that moved,
+    checkpoints, our own canaries, and several GPUs whose power cap differs from their cohort's. With other software a
+    rank learns anew; after a rest it begins unsuspected.
     Where a stage is too small, a change is told from all of the job, and below 8 ranks nothing pages uncorroborated;
     neither does a small stage of which all ranks are slow, or a rank alone in its stage: the stage may have more work.
 
@@ -60,9 +62,11 @@ class Straggler(Detector):
         *("event:job_start", "event:checkpoint", "event:digest", "event:version", "event:maintenance_start"),
     )
     blind: ClassVar[str] = (
-        "A rank that was slow from its first sample by less than 1.25, all nodes of a stage that are slow at once, "
-        "one rank without another of its stage that is as fast as before, unless its GPU or node shows why; and what "
-        "the training job does not tell: without its compute times straggler_inferred looks from the outside."
+        "A rank that was slow from its first sample by less than 1.25; a node of a job of two nodes that is slow by "
+        "less than 7 %, since half of that moves the median of both; all nodes of a stage that are slow at once; one "
+        "rank without another of its stage that is as fast as before, unless its GPU or node shows why; ranks that "
+        "throttle with a third of their stage; and what the training job does not tell: without its compute times "
+        "straggler_inferred looks from the outside."
     )
 
     threshold: float = 18.5
@@ -110,19 +114,20 @@ class Straggler(Detector):
         self._calm(self.samples.calmed)
         capped = self.causes.watch_bits(frames, self.places)
         times, gate = self.samples.take(frame, self.places, self.warm_up)
-        struck, over = self.struck.take(self.causes.throttled, self.places, frame.time)
-        begins = [*self.samples.rested, *over]
+        struck = self.struck.take(self.causes.throttled, self.places, frame.time)
+        times[struck.out] = np.nan
+        begins = [*self.samples.rested, *struck.back]
         self._calm(begins)
         self.causes.calm(begins)
-        groups, gate = self.places.groups, gate & ~self._held(capped, times, gate) & ~struck
+        gate = gate & ~self._held(capped, times, gate) & ~struck.out
         level, learnt = self._level_of(times, gate)
-        step = self.streams.step(times - level, groups, frame.time, gate & learnt)
+        step = stepped(self.streams, times - level, self.places.groups, frame.time, gate & learnt, struck.still)
         at_work = gate & ~self.samples.silent(frame.time, _LASTS)[: len(gate)]  # a GPU that rests has another clock
-        self.causes.watch_clocks(frames, self.places, groups, at_work, frame.time)
-        slow = self._slow(step, times, level, gate, frame.time) & ~struck
+        self.causes.watch_clocks(frames, self.places, at_work, struck.still, frame.time)
+        slow = self._slow(step, times, level, gate, frame.time) & ~struck.out
         alike = self._together(frame, step)
         if slow.any():
-            return [*self._told(frame, step, slow), *alike]
+            return [*self._told(frame, step, slow, struck.sick), *alike]
         if self.conditions:
             close(self.conditions, set())
         return alike
@@ -144,6 +149,8 @@ class Straggler(Detector):
         """Learns ranks anew: others than before or elsewhere, or with other software."""
         if len(slots):
             self.caps.forget(slots)
+            if elsewhere:
+                self.struck.forget(slots)
             self._learn_anew(slots, elsewhere)
 
     def _learn_anew(self, slots: Sequence[int], elsewhere: bool = False) -> None:
@@ -208,13 +215,14 @@ class Straggler(Detector):
         there = (self.places.at >= 0) & ~self.samples.silent(time, _LASTS)[:size]
         return np.asarray((step.on | (behind > 0)) & there)
 
-    def _told(self, frame: Frame, step: Step, slow: Bools) -> list[Finding]:
+    def _told(self, frame: Frame, step: Step, slow: Bools, sick: Bools) -> list[Finding]:
         """What is due to be said of the slow."""
         size, time = len(slow), frame.time
-        there = (self.places.at >= 0) & ~self.samples.silent(time, _LASTS)[:size] & (self.count[:size] > LEARN)
+        there = (self.places.at >= 0) & ~self.samples.silent(time, _LASTS)[:size] & ~self.struck.out[:size]
+        there &= self.count[:size] > LEARN
         far = np.where(self.behind[:size] > 0, np.log(self.ratio), 0.0)
         effect = np.where(there, np.maximum(step.effect, far), 0.0)
-        suspicions = blamed(slow, effect, there, self.places, self.most, self.delta, self.conditions)
+        suspicions = blamed(slow, effect, there, sick, self.places, self.most, self.delta, self.conditions)
         close(self.conditions, {s.entity for s in suspicions})
         found = []
         for suspicion in suspicions:
@@ -255,14 +263,8 @@ class Straggler(Detector):
         self, frame: Frame, suspicion: Suspicion, seen: Sequence[Cause], due: tuple[int, Level], step: Step
     ) -> Finding:
         slots, places = list(suspicion.slots), self.places
-        worst = slots[int(np.argmax(step.effect[slots]))]
-        cohort, mates, usual = self._beside(worst, slots, step)
-        # one quick step does not make a slow rank a fast one: the newest step, or how slow it has been of late
-        late = float(step.effect[worst]) if step.on[worst] else float(np.median(self.recent["stage"][worst]))
-        slowdown, expected = float(np.exp(max(self.newest[worst] - usual, late))), float(np.exp(usual))
+        worst, compared = beside(self, slots, step)
         around = {kind: e for kind in ("gpu", "node", "stage", "job") if (e := places.entity(kind, worst)) is not None}
-        spread = expected * float(step.spread[worst]) if np.isfinite(step.spread[worst]) else None
-        compared = Compared(expected * slowdown, expected, spread, cohort, mates, slowdown - 1, "s")
         return Finding(
             time=frame.time,
             onset=due[0],
@@ -274,7 +276,7 @@ class Straggler(Detector):
             evidence=evidence(
                 f"its departure from what its peers lead one to expect falls below {50 * self.delta:.1f} %",
                 compared,
-                slowdown=round(slowdown, 4),
+                slowdown=round(1 + compared.effect, 4),
                 **around,
                 ranks=[places.names[s] for s in slots],
                 cause=words(seen),
@@ -283,16 +285,3 @@ class Straggler(Detector):
             ),
             signals=("rank.compute_time", *dict.fromkeys(cause.signal for cause in seen)),
         )
-
-    def _beside(self, slot: int, slots: Sequence[int], step: Step) -> tuple[str, int, float]:
-        """With whom a rank is compared, how many they are, and the ln(time) that they lead one to expect."""
-        own = bool(step.on[slot])
-        numbers = self.places.groups if own else self.places.of["stage"]
-        alike = (
-            (numbers == numbers[slot]) & (numbers[slot] >= 0) & (self.places.at >= 0) & (self.count[: len(numbers)] > 0)
-        )
-        alike[list(slots)] = False
-        mates = np.flatnonzero(alike)
-        if own or not len(mates):
-            return self.places.cohort(slot), len(mates), float(self.usual[slot])
-        return self.places.entity("stage", slot) or "own past", len(mates), float(np.median(self.newest[mates]))

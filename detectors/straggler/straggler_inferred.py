@@ -22,12 +22,10 @@ from detectors.straggler.outside_words import suspects
 from detectors.straggler.ports import ERRORS, MARKS, SENT, WAITS
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.seats import PEERS, Seats
+from detectors.straggler.throttle import CAPPED, IDLE, THROTTLE, bits_of, has
 from detectors.straggler.whole_jobs import WholeJobs
 from pipeline.records import SECOND, Finding, Frame
 
-_THROTTLE = np.uint64(0x8 | 0x20 | 0x40 | 0x80)
-"""NVML clock event reasons that are no policy; the same that Azure's node health checks fail on."""
-_CAPPED, _IDLE = np.uint64(0x4), np.uint64(0x1)  # NVML clock event reasons: software power cap, nothing to do
 _BUSY, _BUSY_UTILIZATION = 0.3, 0.5
 """Least SM activity, and where that is not told least utilization, of a GPU that trains: one that writes a checkpoint
 or waits for data shows less, and its clock then says nothing. Chosen."""
@@ -149,7 +147,7 @@ class StragglerInferred(Detector):
         signs = self._signs(frame.time, clock, gate, ~crowd & ~working, step, duty)
         alike = self._together(frame, step)
         if self.whole.due(frame.time):
-            alike += self.whole.take(self, frames, busy, crowd | working, signs.anybody, set(self.group.conditions))
+            alike += self.whole.take(self, frames, busy, crowd, working, signs.anybody, set(self.group.conditions))
         if not signs.any():
             if self.conditions:
                 close(self.conditions, set())
@@ -159,7 +157,7 @@ class StragglerInferred(Detector):
     def _together(self, frame: Frame, step: Step) -> list[Finding]:
         """What many of a stage or rack have in common; not jobs that tell compute times, and no new power cap."""
         n = len(frame.entities)
-        policy = ((self.bits[:n] & _CAPPED) != 0) & (self.capped[:n] < _OFTEN)
+        policy = has(self.bits[:n], CAPPED) & (self.capped[:n] < _OFTEN)
         counted = ~(policy | self.seats.hooked(frame.time))
         cohort, blamed = self.seats.cohort, self.conditions
         return self.group.take(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
@@ -246,16 +244,15 @@ class StragglerInferred(Detector):
 
     def _reasons(self, frame: Frame, busy: Bools) -> Bools:
         """Takes the clock event reasons; (N,) who has nothing to do."""
-        n, reasons = len(frame.entities), frame["gpu.throttle_reasons"]
-        known = reasons >= 0
-        now = np.where(known, reasons, 0).astype(np.uint64)
+        n = len(frame.entities)
+        now, known = bits_of(frame["gpu.throttle_reasons"])
         np.copyto(self.bits[:n], now, where=known)
-        throttled, since = (now & _THROTTLE) != 0, self.bit_since[:n]
+        throttled, since = has(now, THROTTLE), self.bit_since[:n]
         since[known & ~throttled] = 0
         since[busy & throttled & (since == 0)] = frame.time
         at_work, usual = known & busy, self.capped[:n]
-        usual[at_work] += _USUALLY * (((now[at_work] & _CAPPED) != 0) - usual[at_work])
-        return np.asarray((now & _IDLE) != 0)
+        usual[at_work] += _USUALLY * (has(now[at_work], CAPPED) - usual[at_work])
+        return has(now, IDLE)
 
     def _signs(self, time: int, clock: Floats, gate: Bools, fit: Bools, step: Step, duty: Step) -> Signs:
         """Which GPUs show what. fit: who may be blamed at all."""

@@ -15,11 +15,11 @@ from detectors.method.evidence import Compared, evidence
 from detectors.method.streams import Bools, Floats
 from detectors.method.told import whole
 from detectors.straggler.alarms import of_jobs
-from detectors.straggler.causes import CAPPED
 from detectors.straggler.pace import LOOK, Paces
 from detectors.straggler.places import Places
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.samples import Samples
+from detectors.straggler.throttle import CAPPED, bits_of, has
 from pipeline.records import SECOND, Finding, Frame, Level
 
 _SILENT = 30 * SECOND  # a job without any sample for so long is not judged: it may have ended; chosen
@@ -261,8 +261,7 @@ class StragglerJob(Detector):
         gpus = frames.get("gpu")
         if gpus is None or "gpu.throttle_reasons" not in gpus.values:
             return np.zeros(len(self.places), bool)
-        told = self.places.of_gpus(gpus, "gpu.throttle_reasons")
-        return np.asarray((np.where(told >= 0, told, 0).astype(np.uint64) & np.uint64(CAPPED)) != 0)
+        return has(bits_of(self.places.of_gpus(gpus, "gpu.throttle_reasons"))[0], CAPPED)
 
     def _judged(self, of: NDArray[np.int32], gate: Bools, time: int) -> Bools:
         """(jobs,) whose pace is judged: all ranks may be, and a step was made just now."""

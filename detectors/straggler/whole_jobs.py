@@ -11,10 +11,9 @@ from detectors.method.conditions import Open, close, tell
 from detectors.method.streams import Bools, Channel
 from detectors.straggler.job_causes import Slow, slow_jobs
 from detectors.straggler.outside_jobs import LOOK, JobsOutside
+from detectors.straggler.throttle import CAPPED, has
 from detectors.straggler.watched import Watched
 from pipeline.records import SECOND, Finding, Frame
-
-_CAPPED = np.uint64(0x4)  # NVML clock event reason: software power cap, which is policy
 
 
 class WholeJobs:
@@ -36,21 +35,35 @@ class WholeJobs:
         return self.jobs.due(time)
 
     def take(
-        self, of: Watched, frames: Mapping[str, Frame], busy: Bools, barred: Bools, odd: Bools, groups: set[str]
+        self,
+        of: Watched,
+        frames: Mapping[str, Frame],
+        busy: Bools,
+        crowd: Bools,
+        working: Bools,
+        odd: Bools,
+        groups: set[str],
     ) -> list[Finding]:
         """What is due to be said of whole jobs; nothing of one of which a part stands out.
 
-        busy, barred, odd: (N,) who works, may not be judged, stands out.   groups: entities of group events.
+        busy, crowd, working, odd: (N,) who works, throttles with others, is worked on, stands out.   groups: entities
+        of group events.
         """
         n, seats, frame = len(busy), of.seats, frames["gpu"]
         time = frame.time
-        barred = barred | (of.bit_since[:n] > 0) | seats.hooked(time) | (time < of.settled[:n])
-        capped = ((of.bits[:n] & _CAPPED) != 0).astype(np.float64)
+        throttled = crowd | (of.bit_since[:n] > 0)
+        barred = working | seats.hooked(time) | (time < of.settled[:n])
+        capped = has(of.bits[:n], CAPPED).astype(np.float64)
         shown = {"active": of.active[:n], "power": of.power[:n], "clock": of.clock[:n], "capped": capped}
-        self.jobs.look(frames, seats, shown, busy, barred, of.gates.started)
+        self.jobs.look(frames, seats, shown, busy, throttled, barred, of.gates.started)
         blamed = {seats.jobs[k] for k in np.unique(seats.job[odd]).tolist() if k >= 0}
         blamed |= {job for e in groups for job in (e, *frame.topology.above(e))}
-        slow = {one.entity: one for one in slow_jobs(self.jobs, frames.get("nic")) if one.job not in blamed}
+        doubted = {seats.jobs[k] for k in np.unique(seats.job[throttled]).tolist() if k >= 0}
+        slow = {
+            one.entity: one
+            for one in slow_jobs(self.jobs, frames.get("nic"))
+            if one.job not in blamed and (one.seen or one.job not in doubted)  # else it may wait for who throttles
+        }
         self.first = {e: self.first.get(e, time) for e in slow}
         self.of = {e: one.job for e, one in slow.items()}
         onsets = {e: self._onset(one, of.hold) for e, one in slow.items()}

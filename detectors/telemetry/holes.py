@@ -42,6 +42,8 @@ class Holes:
             (2, 0), np.int64
         )  # when each agent told of itself, and began anew last
         self._names: Sequence[str] = ()
+        self._agents: dict[str, list[int]] = {}  # node -> positions of its agents
+        self._key = (0, -1, 0)
         self._gpus = Homes()
 
     def look(self, known: Known, agents: Frame | None) -> Iterator[Silence]:
@@ -65,6 +67,7 @@ class Holes:
         if (more := len(now) - len(self._cpu)) > 0:
             self._cpu = np.append(self._cpu, np.full(more, np.nan))
             self._told = np.append(self._told, np.zeros((2, more), np.int64), axis=1)
+        np.minimum(self._told, frame.time, out=self._told)  # a time that stepped back
         told, before = ~np.isnan(now), self._cpu[: len(now)]
         self._told[0, : len(now)][told] = frame.time
         self._told[1, : len(now)][now < before] = frame.time
@@ -73,10 +76,21 @@ class Holes:
 
     def _agent(self, node: str, hole: Mapping[str, Any], topology: Topology) -> str:
         """Whether the agent of a node is another than before the hole, the same, or tells nothing of itself."""
-        for i, entity in enumerate(self._names[: len(self._cpu)]):
-            if (topology.above_of_kind(entity, "node") or entity) == node and self._told[0, i] >= hole["back"]:
-                return "new" if self._told[1, i] >= hole["since"] else "same"
+        self._renew(topology)
+        for i in self._agents.get(node, []):
+            if self._told[0, i] >= hole["back"]:
+                return "new" if self._told[1, i] >= hole.get("began", hole["since"]) else "same"
         return "unknown"
+
+    def _renew(self, topology: Topology) -> None:
+        """Looks up whose the agents are, if fleet or topology changed."""
+        names = self._names[: len(self._cpu)]
+        key = (id(topology), topology.version, len(names))
+        if key == self._key:
+            return
+        self._key, self._agents = key, {}
+        for i, entity in enumerate(names):
+            self._agents.setdefault(topology.above_of_kind(entity, "node") or entity, []).append(i)
 
     def _is_whole(self, i: int, known: Known) -> bool:
         """Whether it was a hole of all that the node tells, of which no silence was told, and nobody worked on it."""
@@ -96,7 +110,7 @@ class Holes:
             since, node = known.time - int(last.gaps["node"][i]), last.names["node"][i]
             hole = self._holes.setdefault(node, {"since": since, "times": 0})
             hole["times"] += 1
-            hole |= {"back": known.time, "seconds": (known.time - since) / SECOND, "agent": ""}
+            hole |= {"back": known.time, "began": since, "seconds": (known.time - since) / SECOND, "agent": ""}
             hole["long"] = hole["seconds"] > known.seconds  # no agent takes as long to start
         together = [n for n, k in self._holes.items() if known.time - k["back"] < WAITS]
         if len(together) > max(_FEW, MANY * len(last.names["node"])):
@@ -124,3 +138,4 @@ class Holes:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._holes, self._cpu, self._told = dict(state["holes"]), state["cpu"], state["told"]
+        self._names, self._key = (), (0, -1, 0)

@@ -59,7 +59,8 @@ class LastSeen:
                 continue
             seen = self.seen[device_class]
             if back:
-                np.minimum(seen, time, out=seen)
+                for times in (seen, self.since[device_class]):
+                    np.minimum(times, time, out=times)
             told = values if values is not None else _NOBODY
             lives = self.since[device_class], self.missed[device_class], self.count[device_class]
             holes = np.zeros(len(seen), np.int32), np.zeros(len(seen), np.int64)
@@ -121,6 +122,7 @@ class Homes:
     def __init__(self) -> None:
         self._key: tuple[int, int, int] = (0, -1, 0)
         self._members: dict[str, list[int]] = {}
+        self._places: dict[str, NDArray[np.intp]] = {}
         self._above: list[tuple[str, ...]] = []
 
     def renew(self, names: Sequence[str], topology: Topology) -> None:
@@ -128,7 +130,7 @@ class Homes:
         key = (id(topology), topology.version, len(names))
         if key == self._key:
             return
-        self._key, self._members = key, {}
+        self._key, self._members, self._places = key, {}, {}
         self._above = [topology.above(name) for name in names]
         for i, above in enumerate(self._above):
             for entity in above:
@@ -137,6 +139,12 @@ class Homes:
     def members(self, entity: str) -> list[int]:
         """Positions of the devices below an entity."""
         return self._members.get(entity, [])
+
+    def places(self, entity: str) -> NDArray[np.intp]:
+        """`members` as an array."""
+        if entity not in self._places:
+            self._places[entity] = np.array(self._members.get(entity, []), np.intp)
+        return self._places[entity]
 
     def above(self, position: int) -> tuple[str, ...]:
         """What lies above a device, nearest first."""
@@ -151,7 +159,7 @@ def shared(silent: Bools, together: Bools, counted: Bools, homes: Homes, least: 
     found: dict[str, list[int]] = {}
     around = dict.fromkeys(e for i in np.flatnonzero(silent).tolist() for e in homes.above(i))
     for entity in around:
-        below = np.array(homes.members(entity), np.intp)
+        below = homes.places(entity)
         below = below[counted[below]]
         mine = below[together[below]]
         if len(mine) >= least and len(mine) >= NEARLY_ALL * len(below):

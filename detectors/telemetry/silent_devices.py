@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from detectors.telemetry.silence import Homes, shared
+from detectors.telemetry.silence import Bools, Homes, shared
 from detectors.telemetry.silent_nodes import Known, Silence
 from pipeline.records import SECOND, Level
 
@@ -48,9 +48,10 @@ class SilentDevices:
     def _in_nodes(self, device_class: str, mine: Mapping[int, str], homes: Homes, known: Known) -> Iterator[Silence]:
         by_node: dict[str, list[int]] = {}
         nodes = {n: i for i, n in enumerate(known.last.names.get("node", ()))} if mine else {}
+        spoke = self._spoke(device_class, known) if nodes else np.zeros(0, bool)
         for i, entity in mine.items():
             node = known.topology.above_of_kind(entity, "node")
-            if node in nodes and self._spoke(nodes[node], device_class, known):
+            if node in nodes and spoke[nodes[node]]:
                 by_node.setdefault(str(node), []).append(i)
         names, since = known.last.names[device_class], known.last.seen[device_class]
         for node, found in sorted(by_node.items()):
@@ -60,11 +61,10 @@ class SilentDevices:
             for i in found:
                 yield self._one(names[i], node, device_class, int(since[i]), known)
 
-    def _spoke(self, node: int, device_class: str, known: Known) -> bool:
-        """Whether a node speaks, and has done so for long enough that its devices should, too."""
-        long = known.time - known.last.since["node"][node]
+    def _spoke(self, device_class: str, known: Known) -> Bools:
+        """(N,) whether a node speaks, and has done so for long enough that its devices should, too."""
         patience = known.last.patience(device_class, known.seconds) + SETTLES
-        return bool(known.last.speaks("node")[node]) and long > patience
+        return known.last.speaks("node") & (known.time - known.last.since["node"] > patience)
 
     def _all(self, node: str, device_class: str, count: int, since: int, known: Known) -> Silence:
         level, why = self._why(node, node, since, known) if device_class == "gpu" else ("ticket", "")

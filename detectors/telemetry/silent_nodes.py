@@ -73,8 +73,8 @@ class SilentNodes:
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, Any]] = {}  # entity -> since, nodes
         self._alone: dict[str, dict[str, Any]] = {}  # node -> since, job that stepped on without it (or empty)
-        self._mute: list[str] = []  # nodes whose GPUs speak, while nothing is heard of themselves
-        self._homes, self._gpus = Homes(), Homes()
+        self._mute: list[int] = []  # nodes whose GPUs speak, while nothing is heard of themselves
+        self._homes, self._gpus, self._supplies = Homes(), Homes(), Homes()
 
     def look(self, known: Known) -> Iterator[Silence]:
         """Who is silent now, and why."""
@@ -88,12 +88,15 @@ class SilentNodes:
         self._mute = []
         silent = self._without(silent, known)
         self._sort(silent, known)
+        for each in (*self._groups.values(), *self._alone.values()):
+            each["since"] = min(each["since"], known.time)  # a time that stepped back
         for entity, group in sorted(self._groups.items()):
             yield self._group(entity, group, known)
+        supplied = self._supplied(known) if self._alone else set()
         for node, alone in sorted(self._alone.items()):
-            yield self._lone(node, alone, known)
-        for node in self._mute:
-            yield self._own(node, int(known.last.seen["node"][names.index(node)]), known)
+            yield self._lone(node, alone, "answers" if node in supplied else "not heard", known)
+        for i in self._mute:
+            yield self._own(names[i], int(known.last.seen["node"][i]), known)
 
     def _own(self, node: str, since: int, known: Known) -> Silence:
         summary = f"{node} tells nothing of itself for {(known.time - since) / SECOND:.0f} s while its GPUs are heard"
@@ -107,11 +110,10 @@ class SilentNodes:
         self._gpus.renew(known.last.names.get("gpu", ()), known.topology)
         speaks = known.last.speaks("gpu")
         for i in np.flatnonzero(silent).tolist():
-            below = self._gpus.members(names[i])
-            alive = bool(below) and bool(speaks[below].any())
-            out[i] = not (known.in_work(names[i]) or alive)
-            if alive and not known.in_work(names[i]):
-                self._mute.append(names[i])
+            alive, worked = bool(speaks[self._gpus.places(names[i])].any()), known.in_work(names[i])
+            out[i] = not (worked or alive)
+            if alive and not worked:
+                self._mute.append(i)
         return out
 
     def _sort(self, silent: Bools, known: Known) -> None:
@@ -131,16 +133,17 @@ class SilentNodes:
             else:
                 group["nodes"] = left
         told = {n for g in self._groups.values() for n in g["nodes"]} | set(self._alone)
-        for i in np.flatnonzero(silent).tolist():
-            if names[i] not in told:
-                told.update(self._begins(i, told, known))
+        begun = [i for i in np.flatnonzero(silent).tolist() if names[i] not in told]
+        free = np.array([n not in told and not known.in_work(n) for n in names]) if begun else np.zeros(0, bool)
+        for i in begun:
+            if free[i]:
+                free[self._begins(i, free, known)] = False
 
-    def _begins(self, i: int, told: set[str], known: Known) -> list[str]:
-        """A node that has just become silent: with others, or alone."""
+    def _begins(self, i: int, free: Bools, known: Known) -> list[int]:
+        """A node that has just become silent: with others, or alone. free: who is neither told of nor worked on."""
         last, names = known.last, known.last.names["node"]
         seen, since = last.seen["node"], int(last.seen["node"][i])
         counted = last.count["node"] >= KNOWN
-        free = np.array([n not in told and not known.in_work(n) for n in names])
         together = counted & free & (last.missed["node"] >= MISSED) & (np.abs(seen - since) <= TOGETHER)
         looked_at = counted & (together | (last.missed["node"] < MISSED) | ~free)
         mine = np.zeros(len(names), bool)
@@ -152,12 +155,12 @@ class SilentNodes:
             found |= {} if any(len(m) == len(whole) for m in found.values()) else {SITE: whole}
         if not found:
             self._alone[names[i]] = {"since": since, "lives": ""}
-            return [names[i]]
+            return [i]
         order = list(found)
         best = max(order, key=lambda e: (known.dark(e) == e, len(found[e]), -order.index(e)))
         members = [names[m] for m in found[best]]
         self._groups[best] = {"since": int(seen[found[best]].min()), "nodes": members, "of": len(members)}
-        return members
+        return found[best]
 
     def _group(self, entity: str, group: Mapping[str, Any], known: Known) -> Silence:
         nodes, since = group["nodes"], group["since"]
@@ -190,7 +193,7 @@ class SilentNodes:
         late = entity == SITE and known.time - group["since"] > ALL_BLIND
         return ("page" if late else "ticket"), "unknown", "no feed shows a loss and no job tells whether they live"
 
-    def _lone(self, node: str, alone: dict[str, Any], known: Known) -> Silence:
+    def _lone(self, node: str, alone: dict[str, Any], bmc: str, known: Known) -> Silence:
         since = alone["since"]
         jobs = known.jobs.of(node, since, known.time, known.topology)
         if jobs.state == "goes on":
@@ -198,7 +201,6 @@ class SilentNodes:
         level, cause, why = self._why_lone(node, alone, jobs, known)
         seconds = (known.time - since) / SECOND
         summary = f"{node} has been silent for {seconds:.0f} s: {why}"
-        bmc = "answers" if self._bmc(node, known) else "not heard"
         clears = "over with the node's next sample"
         score = 2.0 if level == "page" else 1.0
         signals = ("node.load1", "gpu.power")
@@ -230,10 +232,11 @@ class SilentNodes:
         late = known.time - since > known.dead_seconds * SECOND
         return ("page" if late else "ticket"), "unknown", f"{what}: host or agent, cannot tell which"
 
-    def _bmc(self, node: str, known: Known) -> bool:
-        """Whether a power supply of the node is still read, which its BMC does without the host."""
-        names, speaks = known.last.names.get("psu", ()), known.last.speaks("psu")
-        return any(speaks[i] and node in known.topology.above(n) for i, n in enumerate(names[: len(speaks)]))
+    def _supplied(self, known: Known) -> set[str]:
+        """Lone ones of which a power supply is still read, which the BMC does without the host."""
+        self._supplies.renew(known.last.names.get("psu", ()), known.topology)
+        speaks = known.last.speaks("psu")
+        return {node for node in self._alone if bool(speaks[self._supplies.places(node)].any())}
 
     def snapshot(self) -> dict[str, Any]:
         groups = {e: {**g, "nodes": list(g["nodes"])} for e, g in self._groups.items()}

@@ -37,11 +37,11 @@ class TelemetryBlind(Detector):
     name: ClassVar[str] = "telemetry_blind"
     family: ClassVar[str] = "telemetry"
     device_class: ClassVar[str] = "bmc"
-    needs: ClassVar[tuple[str, ...]] = ("bmc.reachable",)
-    wants: ClassVar[tuple[str, ...]] = ("exporter.up", "event:bmc_lost", "event:exporter")
+    needs: ClassVar[tuple[str, ...]] = ()
+    any_of: ClassVar[tuple[str, ...]] = ("bmc.reachable", "exporter.up")
+    wants: ClassVar[tuple[str, ...]] = ("event:bmc_lost", "event:exporter")
     blind: ClassVar[str] = (
-        "A BMC that answers with old values, one sensor of it that is not read, what was never configured, and "
-        "exporters of a site without any BMC."
+        "A BMC that answers with old values, one sensor of it that is not read, and what was never configured."
     )
 
     seconds: float = 300.0

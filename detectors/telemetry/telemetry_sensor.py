@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from detectors.detector import Detector, notes, part
 from detectors.method.budget import GPUS, in_words, rule
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import evidence
 from detectors.method.gates import Gates
+from detectors.method.members import members
 from detectors.telemetry.gpu_instruments import HOLD, GpuInstruments, Wrong
 from detectors.telemetry.instruments import RHYTHM
 from detectors.telemetry.plant_instruments import AirInstruments, LoopInstruments
@@ -65,7 +64,7 @@ class TelemetrySensor(Detector):
         """Streams are judged every RHYTHM s; what stands still or swings, and the few loops, by rules."""
         gpus = {f"{name} of GPUs": piece.channel for name, piece in self.gpus.streams.items()}
         told = {**{name: (channel, GPUS) for name, channel in gpus.items()}, "inlet": (self.air.shift.channel, 1)}
-        lines = [f"{name}: {in_words(c.limit(RHYTHM), streams, RHYTHM)}" for name, (c, streams) in told.items()]
+        lines = [f"{name}: {in_words(c, streams, RHYTHM)}" for name, (c, streams) in told.items()]
         return [
             *lines,
             rule(f"what stands still, swings or moves alone for {HOLD} s: loops, and all other instruments"),
@@ -106,8 +105,8 @@ class TelemetrySensor(Detector):
         super().forgive(entity, frames)
         for device_class, part_ in (("gpu", self.gpus), ("coolant", self.loops), ("sensor", self.air)):
             frame = frames.get(device_class)
-            if frame is not None and entity in frame.entities:
-                part_.forget(np.array([e == entity for e in frame.entities]))
+            if frame is not None and (mask := members((entity,), frame)).any():
+                part_.forget(mask)
         for known in (self.known, self.loops.held):
             for key in [k for k in known if k.partition("|")[0] == entity]:
                 known.pop(key)

@@ -10,6 +10,7 @@ from typing import Any
 
 from detectors.method.told import text, whole
 from detectors.xid.levels import (
+    ALL,
     COPY,
     HOLDS,
     PAGE,
@@ -25,6 +26,8 @@ from pipeline.records import LEVELS, Level
 
 Case = dict[str, Any]
 _MOST_TIMES = 10**6  # that one event says it stands for at most
+_MOST_CODES = 32  # XIDs of one case, but for those that the catalogue or the site knows, which are few; chosen
+_MOST_OTHERS = 64  # GPUs that suffered with it that are named; chosen
 _MOST_LINES = 4  # of the log, kept for whoever reads the finding; chosen
 PASSES = "ten minutes without another one"
 
@@ -36,9 +39,10 @@ def opened(time: int) -> Case:
     codes: XID as text -> [how often, name, action, then].   facts: other facts -> [level, words, must wait].
     driver: what the driver wants done.   reset: a line says that only a reset helps.   lines: what the log says.
     job: job that was on the GPU.   place: part of the GPU that an XID 13 named.   others: GPUs that suffered from it.
+    away: us for which nothing is heard of it and its node.
     program: GPUs of its job that erred together with it.   repeats: why it is this GPU and no program.
     """
-    empty: Case = {"codes": {}, "facts": {}, "driver": None, "reset": False, "lines": [], "others": []}
+    empty: Case = {"codes": {}, "facts": {}, "driver": None, "reset": False, "lines": [], "others": [], "away": 0}
     return {**empty, "onset": time, "last": time, "fresh": 0, "job": None, "place": "", "program": 0, "repeats": ""}
 
 
@@ -54,12 +58,20 @@ def note(case: Case, time: int, line: str = "") -> None:
         case["lines"] = [*case["lines"], line[:200]][-_MOST_LINES:]
 
 
-def add(case: Case, code: int, data: Mapping[str, Any]) -> None:
-    """Takes an XID."""
+def add(case: Case, code: int, data: Mapping[str, Any], own: Mapping[int, Level]) -> None:
+    """Takes an XID; of those that nobody knows the first ones. own: levels that the site set."""
+    if str(code) not in case["codes"] and len(case["codes"]) >= _MOST_CODES and code not in ALL | own.keys():
+        return
     name, action, then = (text(data.get(key))[:200] for key in ("name", "action", "then"))
     known = case["codes"].get(str(code), [0, "", "", ""])
     times = whole(data.get("count"), 0, _MOST_TIMES) or 1
     case["codes"][str(code)] = [known[0] + times, name or known[1], action or known[2], then or known[3]]
+
+
+def struck(case: Case, entity: str) -> None:
+    """Takes another GPU that suffered from it."""
+    if entity not in case["others"] and len(case["others"]) < _MOST_OTHERS:
+        case["others"].append(entity)
 
 
 def made_by_programs(case: Case) -> bool:

@@ -34,7 +34,9 @@ class Programs:
         settle: us that the lines of one error take.   together, again: windows (us).
         """
         mine: dict[str, list[str]] = {}
-        for entity, case in sorted(cases.items()):
+        since = min((c["fresh"] for c in cases.values() if c["fresh"]), default=time) - together
+        near = {e: c for e, c in cases.items() if c["fresh"] or c["last"] >= since}
+        for entity, case in sorted(near.items()):
             if kind_of(entity) == "gpu" and xid_cases.made_by_programs(case):
                 mine.setdefault(case["job"] or topology.above_of_kind(entity, "node") or entity, []).append(entity)
         for job, gpus in mine.items():
@@ -60,6 +62,18 @@ class Programs:
         hurt = [e for e in erred if xid_levels.level_of_action(cases[e]["driver"] or "none") == "page"]
         erred = [e for e in erred if len(hurt) != 1 or e not in hurt]
         return [e for e in near if len(hurt) != 1 or e not in hurt] if len(erred) > 1 else []
+
+    def summary(self, job: str) -> str:
+        """Who is to blame, in a sentence."""
+        program = self.blamed[job]
+        codes = ", ".join(map(str, program["codes"]))
+        who = "its program" if kind_of(job) == "job" else "a program on it, of no job that is known,"
+        return f"{job}: XID {codes} on {len(program['gpus'])} of its GPUs at once: {who} is to blame, no GPU"
+
+    def forget(self, entity: str) -> None:
+        """A person said that what is found of it is no fault."""
+        self.blamed.pop(entity, None)
+        self.bursts.pop(entity, None)
 
     def over(self, since: int) -> list[str]:
         """Forgets and gives the jobs that have not erred since then."""

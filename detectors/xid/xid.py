@@ -14,12 +14,13 @@ from detectors.method.budget import rule
 from detectors.method.conditions import Open, tell
 from detectors.method.evidence import evidence
 from detectors.method.gates import Gates
-from detectors.method.places import Jobs, Places
+from detectors.method.places import Jobs
 from detectors.method.told import seconds, text
 from detectors.xid import cases as xid_cases
-from detectors.xid import host_levels
+from detectors.xid import host_levels, looks, servers
 from detectors.xid import levels as xid_levels
 from detectors.xid.cases import Case
+from detectors.xid.looks import QUIET, REPEATED
 from detectors.xid.programs import Programs
 from pipeline.records import SECOND, Event, Finding, Frame, Level
 from pipeline.topology import Topology, kind_of
@@ -29,13 +30,11 @@ _GPU = ("gpu_lost", "gpu_back", "slow_call", "nvml_refused", "counter_reset")
 _HOST = ("kernel", "aer", "sel", "redfish", "gpu_count")
 _KINDS = frozenset((*_XIDS, *_GPU, *_HOST))
 _CLEARS = "a reset or reboot, the driver's all-clear (recovery action none), the GPU's return, or a person"
+_TAKEN = f"was taken away, for nothing was heard of it and its server for {looks.GONE // SECOND // 3600} h"
 _BACK, _WELL, _COUNTED = "was reset or is back", "needs nothing any more, its driver says", "has all of its GPUs again"
 _LONG_CALL = 60.0  # s of one call to the driver that are a ticket: ten times its own timeout of 6 s; chosen
 _SIGNALS = ("event:xid",)
-_QUIET = 600 * SECOND  # after which what does not hold is over, as for the Desk
-_REPEATED = 3600 * SECOND  # how long a condition that holds is repeated; the Desk keeps it open; chosen
 _STEADY = 60 * SECOND  # after announced work: XIDs need no warm-up; chosen
-_RELOAD = 120 * SECOND  # in which a driver is loaded anew: half a minute for 8 GPUs, fourfold; chosen
 _LOOKS = 2  # frames in a row in which the driver's state is odd: the event of it comes first; chosen
 Own = Mapping[int, Level]
 
@@ -85,8 +84,8 @@ class Xid(Detector):
     action: NDArray[np.float64] = memory(0.0)
     gates: Gates = part(Gates)
     programs: Programs = part(Programs)
-    _places: dict[str, Places] = field(default_factory=lambda: {"gpu": Places(), "node": Places()}, init=False)
     _jobs: Jobs = field(default_factory=Jobs, init=False, repr=False)
+    _looks: looks.Looks = field(default_factory=looks.Looks, init=False, repr=False)
 
     def budget(self) -> list[str]:
         return [rule("facts that driver, kernel or BMC logged")]
@@ -102,12 +101,30 @@ class Xid(Detector):
             found += self._take(event, topology, time)
         found += self._look(frames.get("gpu"), time)
         if self.cases or self.programs.blamed:
-            found += self._renewed(frames, time, topology)
-            windows = (int(s * SECOND) for s in (self.settle, self.together, self.again))
-            self.programs.judge(self.cases, time, topology, *windows)
-            found += [f for e in sorted(self.cases) for f in self._told(e, time, topology)]
+            due = self._looks.due(self.cases, frames, time, lambda node: self._jobs.gpus(node, topology))
+            found += self._renewed(due, frames, time, topology)
+            due = [e for e in due if e in self.cases]
+            if any(self.cases[e]["fresh"] for e in due):
+                windows = (int(s * SECOND) for s in (self.settle, self.together, self.again))
+                self.programs.judge(self.cases, time, topology, *windows)
+            found += [f for e in due for f in self._told(e, time, topology)]
             found += [f for j in sorted(self.programs.blamed) for f in self._told_program(j, time)]
+            for e in due:
+                worked = self.gates.in_work(e, topology, time, _STEADY)
+                self._looks.again(e, self.cases[e], self.conditions.get(e), worked, time)
         return found
+
+    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+        """Drops its case: what is logged from now on is a new one."""
+        super().forgive(entity, frames)
+        self.cases.pop(entity, None)
+        for key in (entity, _program(entity)):
+            self.conditions.pop(key, None)
+        self.programs.forget(entity)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self._looks = looks.Looks(self.cases)
 
     def _take(self, event: Event, topology: Topology, time: int) -> list[Finding]:
         if event.kind in _XIDS:
@@ -138,10 +155,11 @@ class Xid(Detector):
     def _case(self, entity: str, time: int) -> Case:
         """The open case of an entity; one that is long known and hears of more begins anew."""
         case = self.cases.get(entity)
-        if case is None or time - case["last"] > _REPEATED:
+        if case is None or time - case["last"] > REPEATED:
             self.conditions.pop(entity, None)
             before = {} if case is None else {k: case[k] for k in ("codes", "facts", "driver", "reset", "job")}
             case = self.cases[entity] = {**xid_cases.opened(time), **before}
+        self._looks.at(entity, 0)
         return case
 
     def _fact(self, event: Event, entity: str, kind: str, said: tuple[Level, str], waits: bool = False) -> None:
@@ -158,8 +176,8 @@ class Xid(Detector):
         root = event.data.get("root")
         origin = root.get("entity") if isinstance(root, Mapping) else None
         if isinstance(origin, str) and origin != event.entity:
-            if origin in self.cases and event.entity not in self.cases[origin]["others"]:
-                self.cases[origin]["others"].append(event.entity)
+            if origin in self.cases:
+                xid_cases.struck(self.cases[origin], event.entity)
             return []
         if event.kind == "sxid":
             words = f"SXid {xid_levels.number(event.data, 'sxid')} {text(event.data.get('name'))}".rstrip()
@@ -171,7 +189,7 @@ class Xid(Detector):
             case["driver"] = wanted if wanted is not None else case["driver"]
             case["reset"] = case["reset"] or xid_levels.resets(event)
             if code is not None:
-                xid_cases.add(case, code, event.data)
+                xid_cases.add(case, code, event.data, self._own)
                 case["place"] = xid_levels.place(event) or case["place"]
             case["job"] = self._jobs.of(event.entity, topology) or case["job"]
         return []
@@ -184,9 +202,7 @@ class Xid(Detector):
         if present >= expected:
             case = self.cases.get(event.entity)
             return self._ended(event.entity, time, _COUNTED) if case and set(case["facts"]) == {"gpu_count"} else []
-        told = event.data.get("missing")
-        missing = ", ".join(str(gpu)[:80] for gpu in told[:16]) if isinstance(told, list | tuple) else ""
-        words = f"has {present} of {expected} GPUs{f', without {missing}' if missing else ''}"
+        words = servers.lacking(present, expected, event.data.get("missing"))
         self._fact(event, event.entity, "gpu_count", ("page", words), True)
         return []
 
@@ -210,22 +226,21 @@ class Xid(Detector):
                 case["driver"] = xid_levels.action_named(float(action[i])) or "something that is not known"
         return [f for i in well for f in self._ended(frame.entities[i], time, _WELL)]
 
-    def _renewed(self, frames: Mapping[str, Frame], time: int, topology: Topology) -> list[Finding]:
+    def _renewed(self, due: list[str], frames: Mapping[str, Frame], time: int, topology: Topology) -> list[Finding]:
         """Ends what a reset, a reboot or time has ended."""
         found = []
-        for entity, case in list(self.cases.items()):
-            node = topology.above_of_kind(entity, "node") or ""
-            kind = kind_of(entity)
-            lives = [self._places["node"].value(frames.get("node"), "node.generation", node)]
-            if kind == "gpu":
-                lives.append(self._places["gpu"].value(frames.get("gpu"), "gpu.generation", entity))
+        for entity in due:
+            case = self.cases[entity]
+            reborn = self._looks.life(entity, frames, topology) * SECOND > case["last"]
             known = self.conditions.get(entity)
-            if any(life * SECOND > case["last"] for life in lives):
+            if reborn:
                 found += self._ended(entity, time, _BACK)
-            elif time - case["last"] > _QUIET and not (known and xid_cases.holds(case, known["level"])):
+            elif case.get("away", 0) > looks.GONE:
+                found += self._ended(entity, time, _TAKEN)
+            elif time - case["last"] > QUIET and not (known and xid_cases.holds(case, known["level"])):
                 del self.cases[entity]
                 self.conditions.pop(entity, None)
-        for job in self.programs.over(time - _QUIET):
+        for job in self.programs.over(time - QUIET):
             self.conditions.pop(_program(job), None)
         return found
 
@@ -241,10 +256,12 @@ class Xid(Detector):
     def _told(self, entity: str, time: int, topology: Topology) -> list[Finding]:
         case = self.cases[entity]
         waits = case["fresh"] and time - case["fresh"] < self.settle * SECOND
-        if (waits and not xid_cases.certain(case)) or self._reloads(entity, case, time, topology):
+        server = topology.above_of_kind(entity, "node") or ""
+        mates = self._jobs.gpus(server, topology) if case["facts"] else frozenset()
+        if (waits and not xid_cases.certain(case)) or servers.reloads(case, self.cases, mates, time):
             return []
         case["fresh"] = 0
-        if xid_cases.of_a_link(case) or (kind_of(entity) == "node" and self._is_of_a_gpu(entity, case, topology)):
+        if xid_cases.of_a_link(case) or (entity == server and servers.is_of_a_gpu(case, self.cases, mates)):
             return []
         level = xid_cases.level(case, self._own)
         if level is None:
@@ -252,24 +269,10 @@ class Xid(Detector):
         if self.gates.in_work(entity, topology, time, _STEADY):
             level = "suspect"
         known = self.conditions.get(entity)
-        if known and known["level"] == level and time - case["last"] > _REPEATED:
+        if known and known["level"] == level and time - case["last"] > REPEATED:
             return []  # the Desk keeps what holds
         due = tell(self.conditions, entity, time, case["onset"], level)
         return [] if due is None else [self._finding(entity, case, time, due)]
-
-    def _reloads(self, entity: str, case: Case, time: int, topology: Topology) -> bool:
-        """Whether all GPUs of a server went a moment ago without an XID: as a rule its driver is loaded anew."""
-        if case["codes"] or "gpu_lost" not in case["facts"] or time - case["last"] > _RELOAD:
-            return False
-        mates = self._jobs.gpus(topology.above_of_kind(entity, "node") or "", topology)
-        return len(mates) > 1 and all("gpu_lost" in self.cases.get(e, {"facts": ()})["facts"] for e in mates)
-
-    def _is_of_a_gpu(self, node: str, case: Case, topology: Topology) -> bool:
-        """Whether all that a server tells is that one of its GPUs left the bus."""
-        if set(case["facts"]) - host_levels.PCIE - {"gpu_count"} or case["codes"]:
-            return False
-        off = (e for e, c in self.cases.items() if "79" in c["codes"] or "gpu_lost" in c["facts"])
-        return any(topology.above_of_kind(e, "node") == node for e in off if kind_of(e) == "gpu")
 
     @property
     def _own(self) -> Own:
@@ -288,9 +291,7 @@ class Xid(Detector):
         due = tell(self.conditions, _program(job), time, program["onset"], "suspect")
         if due is None:
             return []
-        codes = ", ".join(map(str, program["codes"]))
-        who = "its program" if kind_of(job) == "job" else "a program on it, of no job that is known,"
-        summary = f"{job}: XID {codes} on {len(program['gpus'])} of its GPUs at once: {who} is to blame, no GPU"
+        summary = self.programs.summary(job)
         told = evidence(xid_cases.PASSES, xids=program["codes"], gpus=program["gpus"][:16])
         return [Finding(time, due[0], job, self.name, due[1], 1.0, summary, told, _SIGNALS)]
 

@@ -37,7 +37,7 @@ class NewMute(_Strict):
 
 
 class Mute(_Strict):
-    """One mute. `ended` is when somebody ended it before its time."""
+    """One mute. `ended` is when somebody ended it before its time; `warning`, where it was made: a scope not known."""
 
     id: str
     detector: str
@@ -47,6 +47,7 @@ class Mute(_Strict):
     ended: Time | None
     reason: str
     user: str
+    warning: str = ""
 
 
 class Mutes(_Strict):

@@ -45,7 +45,7 @@ def _rows(cursor: duckdb.DuckDBPyConnection, device_class: str, first: int, unti
         return None
     names = {column_of(name, s.device_class): name for name, s in CATALOGUE.items() if s.device_class == device_class}
     columns = {
-        names.get(c, f"{device_class}.{c}"): table[c].cast(pa.float64()).to_numpy()
+        names.get(c, f"{device_class}.{c}"): table[c].cast(pa.float64(), safe=False).to_numpy()
         for c in table.column_names
         if c not in ("time", "device")
     }

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.detection.ablations import VARIANTS, pieces
+from benchmarks.detection.ablations import VARIANTS, pieces, row
+from benchmarks.detection.results import scored
 from detectors import configured
 from detectors.method.cohorts import Peers
 from detectors.method.streams import Streams
-from pipeline.records import SECOND, Frame
+from pipeline.records import SECOND, Frame, iso
 from pipeline.topology import Topology
 
+META = {"nodes": 1, "gpus": 8, "start": iso(0), "end": iso(86_400 * SECOND)}
 NAMES = tuple(f"gpu:n{n}.{i}" for n in range(4) for i in range(8))
 TOPOLOGY = Topology({name: [f"node:{name[4:6]}"] for name in NAMES})
 
@@ -48,7 +50,14 @@ def test_no_hold_reaches_every_setting_by_which_a_page_waits():
     }
     assert {("straggler", "hold"), ("straggler", "quick_hold"), ("thermal", "hold"), ("thermal", "patience")} <= waits
     assert {("straggler_inferred", "job_hold"), ("link_congestion", "hold"), ("coolant", "hold")} <= waits
-    assert not {name for name, _ in waits} & {"sdc_gradient", "sdc", "memory"}
+    assert {("power", "brake_seconds"), ("memory", "wait")} <= waits
+    assert not {name for name, _ in waits} & {"sdc_gradient", "sdc", "sdc_replica", "telemetry"}
+    assert not waits & {("link", "drop"), ("straggler_job", "hang"), ("straggler_job", "stall")}
+
+
+def test_what_was_not_measured_is_no_zero():
+    nothing = scored({"findings": [], "incidents": [], "truth": [], "placed": [], "parents": {}, "meta": META})
+    assert row("whole", [nothing], [nothing]).count(" - |") == 4
 
 
 def test_holds_of_parts_are_those_of_their_detector():

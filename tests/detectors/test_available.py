@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
 
 import numpy as np
+import pytest
 
 from detectors import configured
 from detectors.runner import Runner
 from pipeline.records import SECOND, Event, Frame
+from pipeline.signals import CATALOGUE
 from pipeline.topology import Topology
 
 START = 1_790_000_000 * SECOND
@@ -32,15 +35,27 @@ def test_before_the_first_instant_nothing_is_known_to_lack():
     assert set(map(len, off(Runner(configured())).values())) == {0}
 
 
+HOUR = 3610
+"""s after which nobody waits any longer for what nobody measured."""
+
+
+def test_a_fresh_start_names_nobody_until_it_was_waited_for_each():
+    runner = Runner(configured())
+    for seconds in (0, 10, 1800, 3600):
+        show(runner, seconds, {"node.load1": 3.0})
+        assert {name for name, lacking in off(runner).items() if lacking} == set()
+
+
 def test_what_nobody_has_measured_yet_is_told_and_what_is_measured_is_not():
     runner = Runner(configured())
-    show(runner, 0, {"node.load1": 3.0, "gpu.temperature": 50.0, "gpu.power": np.nan})
+    for seconds in (0, HOUR):
+        show(runner, seconds, {"node.load1": 3.0, "gpu.temperature": 50.0, "gpu.power": np.nan})
     lacking = off(runner)
     assert lacking["telemetry"] == []
-    assert lacking["telemetry_sensor"] == ["gpu.power"]  # a column without a value is none
+    assert lacking["thermal"] == ["gpu.power"]  # a column without a value is none
     assert lacking["link_stall"] == ["nic.state", "nic.rx_bytes", "nic.tx_bytes"]
-    show(runner, 10, {"gpu.power": 600.0})
-    assert off(runner)["telemetry_sensor"] == []
+    show(runner, HOUR + 10, {"gpu.power": 600.0})
+    assert off(runner)["thermal"] == []
 
 
 def test_a_signal_that_stays_away_for_an_hour_is_lacking_and_back_at_once():
@@ -56,9 +71,10 @@ def test_a_signal_that_stays_away_for_an_hour_is_lacking_and_back_at_once():
 
 def test_faults_that_nobody_logged_lack_nothing_and_digests_that_nobody_told_do():
     runner = Runner(configured())
-    show(runner, 0, {"node.load1": 3.0})
+    for seconds in (0, 86_410):
+        show(runner, seconds, {"node.load1": 3.0})
     assert (off(runner)["xid"], off(runner)["sdc"]) == ([], ["event:digest"])
-    show(runner, 10, {}, [Event(START, "gpu:n0.0", "digest", {})])
+    show(runner, 86_420, {}, [Event(START, "gpu:n0.0", "digest", {})])
     assert off(runner)["sdc"] == []
 
 
@@ -67,13 +83,51 @@ def test_a_restart_remembers_what_was_measured_and_an_older_snapshot_begins_anew
     show(runner, 0, {"node.load1": 3.0})
     state = runner.snapshot()
     other.restore(state)
-    show(other, 60, {"gpu.power": 600.0})
+    show(other, 3600, {"gpu.power": 600.0})
     assert off(other)["telemetry"] == []
+    show(other, 3610, {"gpu.power": 600.0})
+    assert off(other)["telemetry"] == ["node.load1"]
     kept = json.loads(state)
     del kept["measured"]
     old.restore(json.dumps(kept))
-    show(old, 60, {"gpu.power": 600.0})
+    show(old, HOUR, {"gpu.power": 600.0})
+    assert off(old)["telemetry"] == []
+    show(old, 2 * HOUR, {"gpu.power": 600.0})
     assert off(old)["telemetry"] == ["node.load1"]
+
+
+def judging(name, signal, device_class, entity, tables=MappingProxyType({})):
+    """What one detector lacks after an hour of one signal alone; in a replay of a recording that has it, too."""
+    (live,) = (d for d in configured(tables) if d.name == name)
+    (played,) = (d for d in configured(tables) if d.name == name)
+    runner = Runner([live])
+    for seconds in (0, HOUR):
+        column = {signal: np.array([1.0])}
+        runner.observe({device_class: Frame(START + seconds * SECOND, device_class, (entity,), column, Topology())})
+    return off(runner)[name], Runner([played], {signal}).listing()[0]["off"]
+
+
+@pytest.mark.parametrize(
+    ("name", "signal", "entity", "lacking"),
+    [
+        ("coolant_leak", "reservoir.level", "cdu:c1", []),
+        ("coolant_leak", "leak.state", "leak:c1.1", []),
+        ("coolant_leak", "coolant.pressure", "cdu:c1", ["leak.state or reservoir.level"]),
+        ("telemetry_blind", "exporter.up", "exporter:e1", []),
+        ("telemetry_blind", "bmc.reachable", "bmc:n1", []),
+        ("telemetry_blind", "node.load1", "node:n1", ["bmc.reachable or exporter.up"]),
+        ("power_draw", "gpu.utilization", "gpu:n1.0", ["gpu.power", "gpu.sm_clock"]),
+        ("anomaly", "custom.value", "custom:x", []),
+    ],
+)
+def test_one_of_several_signals_is_enough_where_a_detector_works_on_any_of_them(name, signal, entity, lacking):
+    assert judging(name, signal, CATALOGUE[signal].device_class, entity) == (lacking, lacking)
+
+
+def test_the_generic_detector_lacks_what_it_was_set_to_look_at_and_nothing_else():
+    tables = {"anomaly": {"live": ["gpu.memory_used", "node.load1"]}}
+    assert judging("anomaly", "gpu.memory_used", "gpu", "gpu:n1.0", tables)[0] == []
+    assert judging("anomaly", "gpu.power", "gpu", "gpu:n1.0", tables)[0] == ["gpu.memory_used or node.load1"]
 
 
 def test_time_that_steps_back_takes_nothing_away():

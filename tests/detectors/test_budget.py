@@ -72,8 +72,25 @@ def test_streams_that_a_piece_of_a_detector_holds_are_told_too():
 
 
 def test_it_is_told_in_one_line():
-    assert "suspects per 1,000 node-days" in in_words(18.5, 8)
-    assert "\n" not in in_words(18.5, 8)
+    line = in_words(Channel(1.0, 1.0), 8)
+    assert "8 streams a node that is at most" in line
+    assert "suspects per 1,000 node-days" in line
+    assert "\n" not in line
+
+
+def test_one_stream_is_one_and_thresholds_are_rounded():
+    line = in_words(Channel(1.0, 1.0), 1, 30.0)
+    assert line.startswith("threshold 17.4 at 30 s:")
+    assert "with 1 stream a node" in line
+
+
+@pytest.mark.parametrize("name", ["telemetry_sensor", "power_draw"])
+def test_streams_that_look_both_ways_tell_the_alarms_of_both(name):
+    """Of a threshold of 17.4 on each side, at 30 s."""
+    told = [line for line in explain(name)["budget"] if "suspects per 1,000 node-days" in line]
+    assert told
+    cost = f"{arl0(Channel(1.0, 1.0).limit(30)) / 2:.2g} ticks"
+    assert all("at 30 s" in line and f"once in {cost} (" in line for line in told), told
 
 
 def test_the_kernel_alarms_no_more_often_than_the_arithmetic_says():

@@ -207,7 +207,7 @@ def test_a_loop_that_stands_still_from_the_start_is_idle(site, watch):
 def test_a_flow_that_falls_alone_is_its_meter_and_pages_nobody(site, watch):
     found = watch(Coolant(), site, 300, scaled("coolant.flow", 0.6))
     assert {f.level for f in found} == {"suspect"}
-    assert found[-1].evidence["meter_doubted"]
+    assert found[-1].evidence["doubted"]
 
 
 def test_a_valve_that_closes_raises_the_pressure_and_pages(site, watch):

@@ -8,12 +8,12 @@ import pytest
 
 from agents.sim.kinds import KINDS
 from agents.sim.scenario import Rates
-from benchmarks.detection import goals
+from benchmarks.detection import goals, sdc_replica, trials
 from benchmarks.detection.page import page
 from benchmarks.detection.results import scored
 from benchmarks.detection.scenarios import HELD_OUT, NAMES, SCALES, Run, family, held_out, is_fault, kinds_of
 from benchmarks.detection.small import scenarios
-from benchmarks.detection.trials import TRIALS
+from benchmarks.detection.trials import STANDS_ON, TRIALS, TRIED, read, write
 from pipeline.records import SECOND, from_iso, iso
 
 START = from_iso("2026-01-01T00:00:00Z")
@@ -159,7 +159,7 @@ def test_an_optic_counts_when_it_was_ticketed_a_day_ahead_of_its_cliff(moment, s
     """From 1e-5 at an hour, a decade a day: 2.4e-4 after 1.38 days and an hour more, 122,832 s."""
     port, length = "port:n1.mlx5_0", 160_000
     struck = line(1, "optic_degradation", 0, length, port, slope=slope, start=-5.0, seen=2250)
-    said = [] if moment is None else [alert(port, moment, "link", "ticket")]
+    said = [] if moment is None else [alert(port, moment, "link_optic", "ticket")]
     seen = seen_of([struck], said)
     assert {row[0]: row[-1] for row in goals.rows(seen)}["Optic precursor"].startswith(told)
 
@@ -188,6 +188,56 @@ def test_what_only_a_trial_shows_stands_in_the_table_of_goals():
     shown = " ".join(some.values())
     # false alarms of sound links stand beside those of the clean runs, which are none here
     assert [name for name in TRIALS if f"measured {name}" not in shown] == ["link_alarms"]
+
+
+def test_tickets_of_another_detector_do_not_make_those_of_link_optic_precise():
+    port = "port:n1.mlx5_0"
+    struck = line(1, "optic_degradation", 0, 160_000, port, slope=1.0, start=-5.0, seen=2250)
+    wrong = alert("port:n2.mlx5_0", 50_000, "link_optic", "ticket")
+    for detector, told in (("link", "0.000 (1 false)"), ("link_optic", "0.500 (1 false)")):
+        seen = seen_of([struck], [alert(port, 30_000, detector, "ticket"), wrong])
+        assert {row[0]: row[-1] for row in goals.rows(seen)}["Optic precursor"].endswith(f"ticket P {told}")
+
+
+def test_bit_exact_mismatches_are_those_of_wrong_digests_and_pages_of_all_who_look_for_them():
+    soft = [line(n, "sdc", 10_000, 50_000, effect_unit=None) for n in (1, 2)]
+    hard = line(3, "sdc", 10_000, 50_000, detectability="hard")
+    said = [alert("gpu:n1.0", 10_100, "sdc_gradient", "ticket"), alert("gpu:n2.0", 10_100, "sdc", "ticket")]
+    raised = result([*soft, hard], said)
+    clean = result((), [alert("gpu:n5.0", 30_000, "sdc_replica"), alert("gpu:n6.0", 30_000, "sdc")])
+    text = page("full", [(*run("clean"), clean), (*run("raised"), raised)], 2)
+    (goal,) = cells(text, "SDC, bit-exact mismatch")
+    assert goal[-1] == "0 of 1 GPUs with wrong digests, 2 false pages in the clean runs"
+    by_kind = section_of(text, "By kind of fault")
+    assert [row[1:3] for row in cells(by_kind, "sdc")] == [("page", "0 / 1")]
+    assert [row[1:3] for row in cells(by_kind, "sdc (soft)")] == [("ticket", "2 / 2")]
+    assert "the simulator's own choice" in by_kind
+    assert "the simulator's own choice" not in page("full", LINES, 3)
+
+
+def test_lines_of_trials_tell_their_size_and_whether_they_are_of_other_code(tmp_path):
+    write(tmp_path, "resistance", "R 1.000", 1.0)
+    write(tmp_path, "link_errors", "R 0.900", 1.0)
+    now = trials.fingerprint()
+    assert read(tmp_path, now)["resistance"] == f"R 1.000 (N: {STANDS_ON['resistance']})"
+    assert read(tmp_path, "before")["link_errors"].endswith(", measured with other code)")
+    assert STANDS_ON.keys() == TRIALS.keys()
+
+
+def test_what_is_only_tried_out_never_comes_onto_the_page(tmp_path):
+    assert write(tmp_path, "resistance", "R 1.000", 0.5).name == TRIED
+    assert read(tmp_path, trials.fingerprint()) == {}
+
+
+def test_trials_at_their_whole_size_are_of_seeds_that_are_reported(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(
+        sdc_replica, "trial", lambda kind, seed, number: seeds.append(seed) or sdc_replica.Outcome(1, 1, 0)
+    )
+    TRIALS["replica_digests"](1.0)
+    assert set(seeds) == {10}
+    TRIALS["replica_digests"](0.1)
+    assert set(seeds) == {10, 0}
 
 
 @pytest.mark.parametrize(

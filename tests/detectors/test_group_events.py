@@ -84,10 +84,9 @@ def test_it_ends_with_the_trouble(shown):
     assert shown.group.began == {}
 
 
-def test_after_an_hour_the_new_state_is_taken_for_usual(shown):
-    assert shown.looks(300, SOME)
-    shown.looks(120, SOME)
-    assert shown.looks(60, SOME) == []
+def test_it_is_told_for_as_long_as_it_lasts(shown):
+    told = shown.looks(3000, SOME)
+    assert max(f.time for f in told) >= shown.frame().time - 90 * SECOND
 
 
 def test_less_than_the_others_is_said_so():
@@ -124,12 +123,18 @@ def test_announced_work_on_the_rack_is_no_event(shown):
     assert shown.look(events=[work]) + shown.looks(200, SOME) == []
 
 
+def test_what_happens_to_one_of_them_again_and_again_hides_nothing(shown):
+    found = []
+    for tick in range(120):
+        event = Event(shown.frame().time, GPUS[0], "reset", {})
+        found += shown.look(SOME, events=[event] if tick % 50 == 0 else ())
+    assert found
+
+
 def test_new_software_starts_the_clock_anew(shown):
     shown.looks(60, SOME)
-    for gpu in GPUS:
-        event = Event(shown.frame().time, gpu, "version", {})
-        assert shown.look(SOME, events=[event]) == []
-    assert shown.looks(50, SOME) == []
+    events = [Event(shown.frame().time, gpu, "version", {}) for gpu in GPUS]
+    assert shown.look(SOME, events=events) + shown.looks(50, SOME) == []
     assert shown.looks(30, SOME)
 
 

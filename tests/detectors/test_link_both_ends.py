@@ -114,7 +114,7 @@ def test_errors_that_the_node_alone_sees_point_to_the_switchs_transmitter_or_the
     def one(tick: int, near: dict[str, np.ndarray], far: dict[str, np.ndarray]) -> None:
         near["nic.symbol_errors"][0, BAD] = counts(tick, 1.0)
 
-    pages = [row for row in watched(store, Link(), 60, one) if row[1] == "page"]
+    pages = [row for row in watched(store, Link(), 66, one) if row[1] == "page"]
     assert {entity for entity, *_ in pages} == {HOSTS[BAD]}
     assert f"transmitter of {SWITCH[BAD]} or the cable" in str(pages[0][2])
 

@@ -103,3 +103,15 @@ def test_counters_that_begin_anew_and_holes_are_borne() -> None:
         return {name: np.where(np.arange(len(v)) % 5 == 0, v % 1e6, v) for name, v in values.items()}
 
     assert watched(odd, struck=[]) == []
+
+
+def test_counters_without_an_end_are_none():
+    """inf and -inf, as a replayed column may hold them."""
+
+    def odd(tick, values):
+        values["nic.symbol_errors"] = np.where(np.arange(len(PORTS)) % 3 == tick % 3, (-1.0) ** tick * np.inf, 0.0)
+        return values
+
+    found = watched(odd)
+    assert found
+    assert all("with 0 errors" in f.summary for f in found)

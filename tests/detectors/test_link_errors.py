@@ -11,6 +11,7 @@ from benchmarks.detection.link_rates import alarms, delays
 from detectors.link.cause import Losses
 from detectors.link.errors import Cohort, likelihood
 from detectors.link.link import Link
+from detectors.runner import Runner
 from pipeline.records import SECOND, Event, Frame
 from pipeline.topology import Topology
 
@@ -57,14 +58,73 @@ def test_sound_links_do_not_page(ber):
     assert alarms(ber, 0.02, 0).count == 0
 
 
+def test_where_a_tenth_of_the_ports_tells_the_counter_those_alone_are_known():
+    """A mixed fleet: the others count their errors otherwise, are down or are at work in a machine of their own."""
+    link, rng = Link(), np.random.default_rng(3)
+    names = tuple(f"port:n{i}.p0" for i in range(1000))
+    site = Topology({name: (f"leaf:l{i // 64}",) for i, name in enumerate(names)})
+    errors, state = np.full(1000, np.nan), np.ones(1000)
+    errors[:100], errors[100:200], state[100:200] = 0.0, 0.0, 0.0
+    for tick in range(100):
+        errors[:100] += rng.poisson(0.004, 100)
+        values = {"nic.state": state, "nic.speed": np.full(1000, 400_000.0), "nic.symbol_errors": errors.copy()}
+        link.observe({"nic": Frame(START + tick * STEP, "nic", names, values, site)})
+    assert 9_900 < link.errors.counted["nic.symbol_errors"].cohort.readings <= 10_000
+
+
+def test_sound_links_of_a_mixed_fleet_do_not_page():
+    found = alarms(1e-15, 0.01, 0, telling=0.1)
+    assert found.count == 0
+    assert found.link_days < 105
+    assert "told by 0.1 of the ports" in found.told()
+
+
+def test_errors_alone_page_once_their_counter_has_been_read_for_ten_minutes(site, watch):
+    found = watch(Link(), site, 120, erring(6))
+    assert found[0].level == "suspect"
+    assert pages(found)[0].time == START + 60 * STEP
+
+
+def test_a_bunch_of_errors_after_a_cold_start_wakes_nobody(site, watch):
+    def bunches(tick, values):
+        values["nic"]["nic.symbol_errors"] = np.zeros(16)
+        values["nic"]["nic.symbol_errors"][6] = 3.0 * ((tick >= 30) + (tick >= 34))
+
+    assert {f.level for f in watch(Link(), site, 300, bunches)} == {"suspect"}
+
+
+def test_a_fabric_whose_errors_come_in_bunches_wakes_nobody_after_a_cold_start():
+    found = alarms(1e-15, 0.012, 11, 1000.0)
+    assert found.count == 0
+
+
+def test_a_restart_is_no_cold_start(site, watch):
+    runner, again = Runner([Link()]), Runner([Link()])
+    watch(runner, site, 61, erring())
+    again.restore(runner.snapshot())
+    found = watch(again, site, 20, erring(6, since=62), first=61)
+    assert pages(found)[0].time < START + 66 * STEP
+
+
+def test_what_both_ends_have_pages_in_the_first_ten_minutes(site, watch):
+    cabled(site)
+    assert pages(watch(Link(), site, 57, erring(6, 10)))
+
+
+def test_light_without_an_end_says_nothing(site, watch):
+    cabled(site)
+    found = watch(Link(), site, 120, both(erring(6), lit(rx_power_min={6: -np.inf})))
+    assert "nic.rx_power_min" not in pages(found)[0].evidence
+
+
 def test_two_errored_windows_page_and_one_does_not(site, watch):
     def bursts(tick, values):
         values["nic"]["nic.symbol_errors"] = np.zeros(16)
         values["nic"]["nic.symbol_errors"][6] = 500.0 * sum(tick >= at for at in starts)
 
-    starts = (50,)
+    starts = (70,)
     assert {f.level for f in watch(Link(), site, 200, bursts)} == {"suspect"}
-    starts = (50, 54)
+    starts = (70, 74)
     assert pages(watch(Link(), type(site)(), 200, bursts))
 
 

@@ -186,6 +186,45 @@ def test_one_port_alone_in_its_node_and_leaf_is_never_blamed_without_a_witness()
         assert found == []
 
 
+def waited(site, count):
+    """A job ends; the far end of PORT, which is watched, tells `count(tick)` of waits."""
+    far = "port:n2.p2"
+    site.topology = Topology(site.topology.parents, {PORT: {"peer": far}, far: {"peer": PORT}})
+    traffic = Traffic(stands=ALL, fails=())
+
+    def change(tick, values):
+        traffic(tick, values)
+        waits = np.zeros(16)
+        waits[10] = count(tick)
+        values["nic"]["nic.port_tx_wait"] = waits
+
+    return change
+
+
+def test_data_that_wait_at_the_far_end_page_the_port_that_takes_none(site, watch):
+    assert {f.entity for f in pages(watch(LinkStall(), site, 200, waited(site, lambda t: 1e6 * max(0, t - 60))))} == {
+        PORT
+    }
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda t: 1e6 if t > 60 and t % 2 else 0.0,  # two sources tell of it in turn
+        lambda t: 2.0**32 - 1 if t > 60 and t % 4 < 2 else 7.0,  # it answers with all bits set
+        lambda t: np.inf if t > 60 and t % 2 else 7.0,
+    ],
+)
+def test_waits_that_only_seem_to_grow_wake_nobody(site, watch, count):
+    assert pages(watch(LinkStall(), site, 200, waited(site, count))) == []
+
+
+def test_waits_that_grew_while_bytes_still_moved_are_not_of_the_stall(site, watch):
+    detector = LinkStall()
+    watch(detector, site, 64, waited(site, lambda t: 1e6 * min(t, 60)))
+    assert detector.waiting.readings[SIX] == 0
+
+
 @pytest.mark.parametrize("pattern", [["mlx5_health"], {"a": 1}, None, 7, float("nan")])
 def test_a_line_of_the_kernel_log_with_an_odd_pattern_is_borne(site, watch, pattern):
     def change(tick, values):

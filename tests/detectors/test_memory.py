@@ -294,3 +294,24 @@ def test_a_good_year_does_not_hide_a_bad_fortnight():
     for _ in range(4 * 200):
         site.add("gpu.rows_corrected", 0.25)
         assert site.show() == []
+
+
+def test_a_burst_of_minutes_is_told_in_minutes(site):
+    found = []
+    for _ in range(30):
+        site.add("gpu.dram_corrected", 2.0)
+        found += site.show()
+    assert "corrected errors of its memory in " in found[0].summary
+    assert " min, usual are " in found[0].summary
+    assert "0.0 h" not in found[0].summary
+
+
+def test_counters_that_stand_at_infinity_were_not_read(site):
+    for signal in site.values:
+        if "generation" not in signal:
+            site.add(signal, np.inf, 1)
+    assert site.show(ticks=30) == []
+    for signal in site.values:
+        if "generation" not in signal:
+            site.values[signal][1] = 0.0
+    assert site.show(ticks=30) == []

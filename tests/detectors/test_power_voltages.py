@@ -224,3 +224,81 @@ def test_absurd_and_missing_voltages_say_nothing(site):
 
     site.run(storm)
     assert all(f.level != "page" and "sag" not in f.summary for f in site.findings)
+
+
+@pytest.mark.parametrize("rails", [(0, 3), (0,), ()])
+def test_a_brake_pages_whatever_the_rails_of_its_node_show(site, rails):
+    def braked(told):
+        told["gpu"]["gpu.throttle_reasons"][:2] = 0x80
+        told["sensor"]["sensor.voltage"][list(rails)] *= 0.93
+
+    assert ("node:r0n0", "page") in site.run(braked, ticks=40)
+
+
+def test_rails_and_brakes_of_a_whole_row_are_one_page_that_says_how_many(site):
+    def all_(told):
+        told["gpu"]["gpu.throttle_reasons"][:] = 0x80
+        told["sensor"]["sensor.voltage"] *= 0.93
+
+    assert site.run(all_, ticks=40) == {("row:1", "page")}
+    assert "16 rails in 8 chassis" in site.findings[-1].summary
+    assert "GPUs of 8 nodes" in site.findings[-1].summary
+
+
+def test_a_supply_that_may_rest_excuses_no_brake(site):
+    def rests(told):
+        told["psu"]["psu.output_power"][:4] = (0.0, 2000.0, 2000.0, 2000.0)
+        told["gpu"]["gpu.throttle_reasons"][:2] = 0x80
+
+    assert ("node:r0n0", "page") in site.run(rests, ticks=40)
+
+
+def test_a_person_may_speak_of_a_fleet_that_has_grown_and_of_what_lies_above(site):
+    site.run(sag(0, 0.86))
+    told, more = site.sound(), (*NAMES["psu"], "psu:new.0", "psu:new.1")
+    sag(0, 0.86)(told)
+    told["psu"] = {name: np.append(values, values[:2]) for name, values in told["psu"].items()}
+    for tick in range(60, 63):
+        names = {**NAMES, "psu": more}
+        moment = START + tick * 30 * SECOND
+        frames = {c: Frame(moment, c, names[c], values, site.topology) for c, values in told.items()}
+        site.detector.observe(frames)
+    assert site.detector.conditions
+    site.detector.forgive("row:1", frames)
+    site.detector.observe(frames)
+    assert not site.detector.conditions
+
+
+def test_a_misread_voltage_does_not_become_the_usual():
+    site = Site()
+    sound = site.sound
+
+    def misread():
+        told = sound()
+        told["psu"]["psu.input_voltage"][:4] = (65_535.0, 65_535.0, 230.0, 1.0) if not hasattr(site, "seen") else 230.0
+        site.seen = True
+        return told
+
+    site.sound = misread
+    assert site.run(sag(0, 0.86)) == {("pdu:p0", "ticket")}
+    assert np.allclose(site.detector.voltages.cells["psu.input_voltage"][0, :4], 230.0, rtol=0.02)
+
+
+def test_a_usual_of_another_unit_is_learnt_anew_but_what_a_dead_feed_shows_is_not(site):
+    sound = site.sound
+
+    def before():
+        told = sound()
+        told["psu"]["psu.input_voltage"][0] *= 100.0
+        return told
+
+    site.sound = before
+    site.run()
+    site.sound = sound
+    told = sound()
+    told["psu"]["psu.input_voltage"][1] = 5.0
+    for tick in range(40, 1100):
+        site.detector.observe(
+            {"psu": Frame(START + tick * 30 * SECOND, "psu", NAMES["psu"], told["psu"], site.topology)}
+        )
+    assert np.allclose(site.detector.voltages.cells["psu.input_voltage"][0, :2], 230.0, rtol=0.02)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from detectors import DETECTORS, configured
-from detectors.detector import Detector, notes
+from detectors.detector import Detector, memory, notes
 from detectors.runner import Runner
 from pipeline.records import SECOND, Event, Finding, Frame
 from pipeline.topology import Topology
+from tests.detectors.cases.case import cases
 
 START = 1_790_000_000 * SECOND
 FAULT = 60
@@ -157,6 +160,135 @@ def test_a_snapshot_of_another_version_starts_that_detector_afresh_and_says_so(s
         "detector link starts afresh: the snapshot is of another version"
     ]
     assert len(other.observe({})) == 0
+
+
+@dataclass
+class Remembering(Detector):
+    """Fails where its two arrays have not the length of the frame, as compiled code would. Source: this test."""
+
+    name: ClassVar[str] = "remembering"
+    family: ClassVar[str] = "none"
+    device_class: ClassVar[str] = "gpu"
+    needs: ClassVar[tuple[str, ...]] = ("gpu.power",)
+    blind: ClassVar[str] = "Everything."
+    first: Any = memory(0, np.int64)
+    second: Any = memory(0, np.int64)
+    said: dict[str, int] = notes()
+
+    def observe(self, frames):
+        self.grow(len(frames["gpu"].entities))
+        if self.said.get("broken"):
+            raise ValueError("this cannot be")
+        self.first += 1
+        self.second += self.first
+        return []
+
+    def forgive(self, entity, frames):
+        raise RuntimeError("cannot forgive")
+
+
+def instant(tick, *events):
+    gpus = tuple(f"gpu:n0.{i}" for i in range(4))
+    return {"gpu": Frame(START + tick * 10 * SECOND, "gpu", gpus, {"gpu.power": np.full(4, 600.0)}, TOPOLOGY, events)}
+
+
+def after(change, *detectors):
+    """A runner that was shown ten instants, stopped, and restored from a snapshot that was changed meanwhile."""
+    detectors = detectors or (Remembering,)
+    before, runner = Runner([d() for d in detectors]), Runner([d() for d in detectors])
+    for tick in range(10):
+        before.observe(instant(tick))
+    state = json.loads(before.snapshot())
+    change(state)
+    runner.restore(json.dumps(state))
+    return runner
+
+
+def test_arrays_of_different_lengths_start_the_detector_afresh(caplog):
+    empty = {"dtype": "<i8", "shape": [0], "base64": ""}
+    runner = after(lambda s: s["detectors"]["remembering"].update(second=empty))
+    assert "detector remembering starts afresh: the snapshot's state has another shape" in caplog.text
+    runner.observe(instant(10))
+    assert (runner.detectors[0].first == 1).all()
+    assert not runner.errors
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda c: c.detector.name)
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_snapshot_whose_arrays_were_cut_stops_no_detector(case, every):
+    """All arrays empty, or every second one; where that shows nowhere, the first failure starts the detector afresh."""
+    topology, before = case.topology(), Runner([case.detector()])
+    for tick in range(25):
+        before.observe(case.frames(tick, False, topology))
+    count = itertools.count()
+
+    def cut(value):
+        if not isinstance(value, dict):
+            return value
+        if set(value) != {"dtype", "base64", "shape"}:
+            return {k: cut(v) for k, v in value.items()}
+        return value if next(count) % every else {**value, "shape": [0] * len(value["shape"]), "base64": ""}
+
+    state, runner = json.loads(before.snapshot()), Runner([case.detector()])
+    runner.restore(json.dumps({**state, "detectors": cut(state["detectors"])}))
+    for tick in range(25, 40):
+        runner.observe(case.frames(tick, False, topology))
+    assert not runner.errors
+
+
+def test_a_detector_that_fails_on_what_it_was_restored_to_starts_afresh_and_says_so(caplog):
+    runner = after(lambda s: s["detectors"]["remembering"]["said"].update(broken=1))
+    for tick in range(10, 13):
+        runner.observe(instant(tick))
+    assert not runner.errors
+    assert (runner.detectors[0].first == 3).all()
+    assert "detector remembering starts afresh: it fails on the snapshot's state" in caplog.text
+
+
+def test_long_after_a_restart_a_failure_is_one_of_the_frame():
+    runner = after(lambda _: None)
+    for tick in range(10, 90):
+        runner.observe(instant(tick))
+    runner.detectors[0].said["broken"] = 1
+    runner.observe(instant(90))
+    assert runner.errors == {"remembering": 1}
+    assert (runner.detectors[0].first == 90).all()
+
+
+def test_errors_are_told_anew_after_a_restart(caplog):
+    runner = after(lambda _: None, Failing)
+    assert not runner.errors
+    caplog.clear()
+    runner.observe(instant(10))
+    runner.observe(instant(11))
+    runner.observe(instant(12))
+    assert runner.errors["failing"] >= 1
+    assert sum("failing is off for this frame" in r.message for r in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: s.update(active="garbage"), "what corroborates what starts afresh"),
+        (lambda s: s.update(active=[{"detector": "link"}]), "what corroborates what starts afresh"),
+        (lambda s: s.update(measured=[1]), "what was measured lately starts afresh"),
+        (lambda s: s.update(measured={"time": "now"}), "what was measured lately starts afresh"),
+        (lambda s: s["detectors"].update(other=[1]), ""),
+    ],
+)
+def test_what_detectors_share_may_be_lost_alone(caplog, change, said):
+    runner = after(change)
+    assert (runner.detectors[0].first == 10).all()
+    assert said in caplog.text
+    assert runner.observe(instant(10)) == []
+
+
+def test_a_detector_that_cannot_forgive_takes_the_instant_from_no_other(caplog):
+    told = Event(START, "gpu:n0.1", "feedback", {"verdict": "not_a_fault", "detector": "remembering"})
+    runner = Runner([Remembering(), Saying(words=((3, "saying", "gpu:n0.0"),))])
+    found = runner.observe(instant(3, told))
+    assert [f.detector for f in found] == ["saying"]
+    assert runner.errors == {"remembering": 1}
 
 
 def test_two_findings_of_one_detector_about_one_entity_are_both_told():

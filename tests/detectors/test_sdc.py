@@ -10,7 +10,9 @@ from benchmarks.detection.sdc_coverage import GOAL, clean, coverage
 from benchmarks.detection.sdc_replica import measured
 from detectors.sdc.ledger import chance_of_right, odds
 from detectors.sdc.sdc import SdcVote
-from pipeline.records import SECOND, Event
+from detectors.sdc.sdc_replica import SdcReplica
+from pipeline.records import SECOND, Event, Frame
+from pipeline.topology import Topology
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 BAD = "gpu:n1.1"  # index 5
@@ -348,6 +350,15 @@ def test_a_program_that_most_get_wrong_in_their_own_ways_blames_nobody(site, wat
     assert watch(SdcVote(), site, 8, at({1: [known("gpu:n0.0", "right", 1)], 5: each})) == []
 
 
+@pytest.mark.parametrize("kind", [SdcVote, SdcReplica])
+def test_what_ends_when_the_clock_stepped_back_did_not_begin_in_the_future(kind):
+    detector = kind()
+    detector.conditions["gpu:n0.0"] = {"onset": START + STEP, "level": "suspect", "told": START + STEP}
+    (found,) = detector.observe({"gpu": Frame(START, "gpu", ("gpu:n0.0",), {}, Topology())})
+    assert found.evidence["cleared"]
+    assert found.onset <= found.time
+
+
 # --- what docs and benchmarks claim -----------------------------------------------------------------------------------
 
 
@@ -364,7 +375,7 @@ def test_canaries_suspect_the_share_of_defective_gpus_that_arithmetic_says():
 
 
 def test_replicas_that_diverge_for_good_are_paged_within_a_thousand_steps_and_no_others():
-    lasting = measured("lasting", 2)
+    lasting = measured("lasting", 2, 0)
     assert lasting["paged"] == 1.0
     assert lasting["wrongly"] == 0
-    assert measured("gradient", 1)["suspected"] == 0.0
+    assert measured("gradient", 1, 0)["suspected"] == 0.0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 
+from detectors.sdc.leaps import SAMPLES, by_chance, heavy, normal, rate
 from detectors.sdc.sdc_gradient import SdcGradient
+from pipeline.records import SECOND, Frame
 from tests.detectors.cases.sdc import GPUS
 from tests.detectors.cases.sdc_gradient import CASE
 
@@ -37,9 +40,9 @@ def test_a_leap_of_one_rank_in_one_step_is_a_suspect_for_ten_minutes():
 
 
 @pytest.mark.parametrize(
-    ("factor", "steps", "level"), [(8.0, (100, 103), "ticket"), (40.0, (100,), "ticket"), (8.0, (50, 150), "suspect")]
+    ("factor", "steps", "level"), [(8.0, (100, 103), "ticket"), (40.0, (100,), "suspect"), (8.0, (50, 150), "suspect")]
 )
-def test_a_leap_in_two_steps_or_a_very_large_one_is_a_ticket_and_never_a_page(factor, steps, level):
+def test_leaps_that_cluster_are_a_ticket_and_one_however_large_is_none(factor, steps, level):
     def leap(tick, norm, count):
         norm[3] *= factor if tick in steps else 1.0
 
@@ -138,6 +141,60 @@ def test_counters_that_begin_anew_and_stages_of_three_tell_nothing():
     assert shown(few) == []
 
 
+def test_ranks_whose_norms_have_heavy_tails_get_no_ticket():
+    def tails(tick, norm, count):
+        norm[:] = np.exp(0.2 * rng.standard_t(4, 16))
+
+    rng, detector = np.random.default_rng(0), SdcGradient()
+    levels = [f.level for f in shown(tails, 3000, detector)]
+    assert detector.leaps.sum() > 20
+    assert set(levels) == {"suspect"}
+
+
+def test_leaps_by_chance_are_as_rare_as_the_budget_says():
+    rng, found, days = np.random.default_rng(1), 0, 0.0
+    for usual in (1e-4, 1e-3):
+        steps = 400_000
+        at = np.flatnonzero(rng.random(steps) < usual).tolist()
+        for first, then in itertools.pairwise(at):
+            found += then - first <= 60 and by_chance(usual, 2, then - first) <= 0.2
+        days += steps / SAMPLES
+    assert found <= 1
+    assert by_chance(1e-5, 2, 3) < 0.2 < by_chance(1e-3, 2, 1)
+    assert rate((0, 0), (0, 0), (0, 0)) == pytest.approx(1e-5)
+    assert rate((50, 10_000), (0, 1e6), (50, 1e7)) > 4e-4  # its own past
+    assert rate((0, 0), (50, 10_000), (50, 1e7)) > 4e-4  # its stage's
+    assert heavy(0.0) == normal(0.0) == 0.5
+    assert heavy(16 / np.sqrt(2)) == pytest.approx(4.42e-5, rel=0.01)  # tables of Student's t
+
+
+@pytest.mark.parametrize("entity", [GPUS[3], "job:7"])
+def test_a_person_may_say_that_a_rank_is_always_so(entity):
+    detector = SdcGradient()
+
+    def high(tick, norm, count):
+        norm[3] *= 6.0 if tick >= 60 else 1.0
+        if tick == 150:
+            detector.forgive(entity, {"rank": frame})
+
+    frame = Frame(SECOND, "rank", CASE.names["rank"], {}, CASE.topology())
+    found = shown(high, 400, detector)
+    assert found
+    last = max(f.time for f in found)
+    assert (last - found[0].time) / SECOND < (700 if entity == "job:7" else 95) * 10
+    assert not detector.conditions
+
+
+@pytest.mark.parametrize("struck", [3, 4, 8])
+def test_a_large_part_of_a_stage_that_leaps_puts_the_job_in_doubt(struck):
+    def part(tick, norm, count):
+        norm[:struck] *= 8.0 if tick >= 100 else 1.0
+
+    found = shown(part, 160)
+    assert {(f.entity, f.level) for f in found} == {("job:7", "suspect")}
+    assert (f"{struck} of 8 ranks of stage:7.0" in found[0].summary) == (struck < 8)
+
+
 def test_storms_of_nan_zeros_infinities_and_constants_are_borne():
     def storm(tick, norm, count):
         if tick > 60:
@@ -145,3 +202,9 @@ def test_storms_of_nan_zeros_infinities_and_constants_are_borne():
             count[:] = np.nan
 
     assert shown(storm) == []
+
+
+def test_the_budget_tells_of_heavy_tails():
+    leaps, tickets, *_ = SdcGradient().budget()
+    assert "Student's t of 4, 14%) about 2,8" in leaps
+    assert "below 1 per 1,000 node-days" in tickets

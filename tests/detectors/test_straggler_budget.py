@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from detectors import configured
+from detectors.method.budget import arl0
+from detectors.method.streams import ALONE, Channel
 
 
 def lines(name, **settings):
@@ -39,3 +41,23 @@ def test_each_stream_has_its_arithmetic_and_the_rules_say_that_they_have_none(na
 def test_the_real_settings_are_told(name, setting, value, line):
     assert lines(name)[line] != lines(name, **{setting: value})[line]
     assert f"{value:g}" in lines(name, **{setting: value})[line]
+
+
+def times(line):
+    return float(line.split("once in ")[1].split(" ")[0])
+
+
+def test_what_is_judged_both_ways_passes_its_threshold_twice_as_often():
+    clock, activity, *_ = lines("straggler_inferred")
+    assert times(clock) == pytest.approx(2 * times(activity), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "look"), [("straggler_inferred", 2, 60), ("straggler_inferred", 3, 60), ("straggler_job", 0, 30)]
+)
+def test_a_job_is_one_stream_whatever_its_nodes_and_is_judged_without_peers(name, line, look):
+    told = lines(name)[line]
+    assert "one stream a job, without peers" in told
+    assert "a node" not in told
+    assert f"at {look} s" in told
+    assert times(told) == pytest.approx(arl0(Channel(0.02, 0.1).limit(look) + ALONE), rel=0.05)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from detectors.straggler import allowance
 from detectors.straggler.straggler import Straggler
+from pipeline.records import SECOND
 from tests.detectors.cases import straggler as site
-from tests.detectors.cases.case import Case
+from tests.detectors.cases.case import START, Case
 
 SINCE = 60
+TICK = 10 * SECOND
 STAGE = slice(0, site.SIZE // site.STAGES)
 
 
@@ -88,4 +92,74 @@ def test_a_restart_amid_the_heat_changes_nothing():
     told(change, SINCE + 50, first)
     after.restore(first.snapshot())
     assert after.struck.until.max() > 0
-    assert after.struck.until.tolist() == first.struck.until.tolist()
+    assert after.struck.out.any()
+    assert after.struck.allowance.used.max() > 0
+    for name in ("until", "out"):
+        assert getattr(after.struck, name).tolist() == getattr(first.struck, name).tolist()
+    assert after.struck.allowance.snapshot()["used"].tolist() == first.struck.allowance.snapshot()["used"].tolist()
+
+
+def blinks(tick, values, ranks, bits=0x20, factor=1.05):
+    """Ranks that are a little slow for good, with throttle bits for 20 s in each 500 s."""
+    values["rank"]["rank.compute_time"][ranks] *= factor
+    values["gpu"]["gpu.sm_clock"][ranks] /= factor
+    if tick % 50 < 2:
+        values["gpu"]["gpu.throttle_reasons"][ranks] = bits
+
+
+SOME = [0, 1, 4, 5, 8, 9]  # of the 16 of a stage, on three of its nodes
+WELL, SICK = 13, 4
+
+
+@pytest.mark.parametrize("bits", [0x20, 0x80])
+def test_a_well_rank_that_becomes_slow_is_found_though_others_of_its_stage_throttle_again_and_again(bits):
+    def change(tick, values):
+        blinks(tick, values, SOME, bits)
+        if tick >= SINCE + 100:
+            values["rank"]["rank.compute_time"][WELL] *= 1.5
+
+    found = told(change, SINCE + 400)
+    assert {f.entity for f in found} == {f"rank:7.{WELL}"}
+    pages = [f.time for f in found if f.level == "page"]
+    assert min(pages) <= START + (SINCE + 100 + 70) * TICK
+    assert max(pages) >= START + (SINCE + 390) * TICK
+    assert "longer than 9 other ranks" in found[-1].summary  # of those that are well
+
+
+def test_it_is_still_found_once_the_others_have_used_up_their_allowance(monkeypatch):
+    monkeypatch.setattr(allowance, "MOST", 1800 * SECOND)
+
+    def change(tick, values):
+        blinks(tick, values, SOME)
+        if tick >= SINCE + 100:
+            values["rank"]["rank.compute_time"][WELL] *= 1.5
+
+    found = told(change, SINCE + 600)
+    assert {f.entity for f in found} == {f"rank:7.{WELL}"}
+    assert last_page(found) >= START + (SINCE + 590) * TICK
+
+
+@pytest.mark.parametrize("ranks", [SOME, list(range(10))])
+def test_who_throttles_with_others_is_excused_for_four_hours_at_most(monkeypatch, ranks):
+    monkeypatch.setattr(allowance, "MOST", 1800 * SECOND)
+
+    def change(tick, values):
+        blinks(tick, values, ranks, factor=1.0)
+        if tick >= SINCE + 100:
+            values["rank"]["rank.compute_time"][SICK] *= 1.5
+
+    found = told(change, SINCE + 400)
+    assert {f.entity for f in found} == {f"rank:7.{SICK}"}
+    assert min(f.time for f in found) >= START + (SINCE + 180) * TICK
+    assert last_page(found)
+
+
+def test_an_allowance_runs_down_as_slowly_as_it_runs_up_and_holes_in_the_telemetry_do_not_spend_it():
+    one, steps = allowance.Allowance(), 4 * 3600 // 30
+    spent = [bool(one.take(np.array([tick <= 2 * steps]), tick * 30 * SECOND)[0]) for tick in range(1, 3 * steps)]
+    assert spent.index(True) in (steps - 1, steps)
+    assert all(spent[steps + 1 : -2])
+    other = allowance.Allowance()
+    other.take(np.array([True]), 30 * SECOND)
+    assert not other.take(np.array([True]), 10**6 * SECOND)[0]
+    assert not other.take(np.array([True, True]), 5 * SECOND).any()  # a clock that went back

@@ -226,3 +226,26 @@ def test_what_a_person_calls_no_fault_is_normal_from_then_on(change, entity):
     assert one.shown(detector, range(TICKS))
     detector.forgive(entity, one.frames(TICKS, True, topology()))
     assert one.shown(detector, range(TICKS + 1, TICKS + 80)) == []
+
+
+def throttled(change, gpus):
+    def also(tick, values, rates):
+        change(tick, values, rates)
+        values["gpu"]["gpu.throttle_reasons"][gpus] = 0x20
+        values["gpu"]["gpu.sm_clock"][gpus] *= 0.99
+
+    return also
+
+
+def test_a_gpu_that_throttles_all_the_time_hides_no_network_that_slows_its_job():
+    found = told(throttled(crowded(LEAF == 2), [5]))
+    assert {(f.entity, f.level) for f in found} == {("leaf:l2", "ticket")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [throttled(crowded(LEAF == 2), [1, 5, 9, 13]), throttled(slower(0.8, active=0.85), [5])],
+    ids=["an eighth of its GPUs", "nothing but them is seen"],
+)
+def test_a_job_that_its_throttled_gpus_may_slow_is_not_blamed(change):
+    assert told(change) == []

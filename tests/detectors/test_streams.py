@@ -113,10 +113,65 @@ def test_a_third_of_a_cohort_is_the_cohorts_own_event():
     assert step.moved.all()
 
 
-def test_a_cohort_that_moved_as_one_is_learnt_anew_after_an_hour():
-    rows, groups = quiet(700, 32), np.zeros(32, np.int32)
+def test_a_cohort_that_moved_as_one_is_learnt_anew_after_a_day():
+    streams, groups, minute = Streams(TIMES), np.zeros(32, np.int32), 60 * SECOND
+    rows = quiet(1800, 32)
     rows[100:, :12] += 0.2
-    assert not fed(Streams(TIMES), rows, groups).on.any()
+    on = [streams.step(row, groups, START + i * minute).on[:12].sum() for i, row in enumerate(rows)]
+    assert on[100 + 24 * 60 - 10] == 12
+    assert on[-1] == 0
+
+
+def test_what_most_of_a_cohort_suffers_for_hours_does_not_become_the_normal_of_the_others():
+    """24 of 32 slow for 8 h and then well again: the 8 that were well all the time stand as they did before."""
+    rows, groups = quiet(200 + 2880 + 100, 32), np.zeros(32, np.int32)
+    rows[200:3080, :24] += 0.2
+    streams = Streams(TIMES)
+    fed(streams, rows[:3080], groups)
+    step = fed(streams, rows[3080:], groups, 3080)
+    assert not step.on.any()
+    assert np.abs(step.effect).max() < 0.03
+
+
+def test_what_is_better_than_normal_for_a_day_is_normal_then():
+    streams, groups, minute = Streams(TIMES), np.zeros(32, np.int32), 60 * SECOND
+    rows = quiet(1800, 32)
+    rows[100:, 3] -= 0.2
+    effect = [float(streams.step(row, groups, START + i * minute).effect[3]) for i, row in enumerate(rows)]
+    assert effect[100 + 24 * 60 - 10] == pytest.approx(-0.2, abs=0.03)
+    assert abs(effect[-1]) < 0.03
+
+
+def test_who_was_off_before_the_others_is_blamed_while_they_are_off_too():
+    rows, groups = quiet(400, 32), np.zeros(32, np.int32)
+    rows[100:, :8] += 0.3
+    rows[250:300, (9, 17, 26)] += 0.3
+    streams = Streams(TIMES)
+    step = fed(streams, rows[:290], groups)
+    assert step.moved[[9, 17, 26]].all()
+    assert not step.moved[:8].any()
+    assert fed(streams, rows[290:], groups, 290).on[:8].all()
+
+
+def test_who_is_off_by_far_more_than_the_others_stands_out_of_a_cohort_that_moved():
+    rows, groups = quiet(300, 32), np.zeros(32, np.int32)
+    rows[100:, :10] += 0.15
+    rows[100:, 20] += 0.4
+    step = fed(Streams(TIMES), rows, groups)
+    assert step.moved[:10].all()
+    assert step.on[20]
+    assert not step.moved[20]
+
+
+def test_a_share_at_the_limit_does_not_flicker():
+    rows, groups = quiet(400, 32), np.zeros(32, np.int32)
+    rows[100:, :9] += 0.2
+    rows[100:, 9] += np.where(np.arange(300) // 20 % 2, 0.2, 0.0)
+    streams, moved = Streams(TIMES), []
+    for tick, row in enumerate(rows):
+        moved.append(streams.step(row, groups, START + tick * TICK).moved[0])
+    first = moved.index(True)
+    assert all(moved[first : first + 88]), "known after 15 min, until then hidden without a break"
 
 
 def test_a_fault_does_not_become_normal():
@@ -193,11 +248,20 @@ def test_what_the_gate_holds_back_is_neither_judged_nor_learnt():
     assert np.array_equal(before, streams.cells)
 
 
-def test_time_that_goes_backwards_or_stands_changes_nothing():
+def test_a_clock_that_was_set_back_or_once_ran_ahead_hides_no_fault():
+    rows, groups = quiet(300, 32), np.zeros(32, np.int32)
+    rows[150:, 5] += 0.12
+    streams = Streams(TIMES)
+    fed(streams, rows[:150], groups)
+    streams.step(rows[150], groups, START + 86_400 * SECOND)
+    assert np.flatnonzero(fed(streams, rows[150:], groups, 0).on).tolist() == [5]
+
+
+def test_a_sample_out_of_order_changes_nothing():
     rows, groups, streams = quiet(100, 8), np.zeros(8, np.int32), Streams(TIMES)
     fed(streams, rows, groups)
     before = streams.cells.copy()
-    streams.step(rows[0] + 9, groups, START)
+    streams.step(rows[0] + 9, groups, START + 50 * TICK)
     streams.step(rows[0] + 9, groups, START + 99 * TICK)
     assert np.array_equal(before, streams.cells)
 

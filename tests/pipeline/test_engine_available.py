@@ -28,11 +28,13 @@ def test_a_detector_without_data_is_told_as_off_until_they_come_and_after_a_rest
 
     ingest, engine, runner = start()
     assert off(runner) == {}  # nothing was judged yet
-    for tick in range(8):
+    for tick in (*range(8), 361, 362):
         site.send("n1", T0 + tick * STEP)
     while (committed := ingest.step()) is not None:
         engine.observe(committed)
     engine.advance(T0 + 8 * STEP)
+    assert off(runner) == {}  # it has only just begun
+    engine.advance(T0 + 363 * STEP)
     lacking = off(runner)
     assert lacking["telemetry"] == ["node.load1"]
     assert "gpu.temperature" not in lacking.get("thermal", [])

@@ -9,6 +9,7 @@ from pipeline.errors import ConfigError, UsageError
 from pipeline.modes import ModeRule
 from pipeline.store import mutes
 from pipeline.topology import Topology
+from pipeline.voice import doubt
 from tests.pipeline.test_engine import STEP, T0, HotForThree, Running
 
 
@@ -158,3 +159,20 @@ def test_a_mute_is_ended_once(site):
     running.engine.unmute(made.id)
     with pytest.raises(KeyError):
         running.engine.unmute(made.id)
+
+
+def test_a_mute_on_what_nobody_knows_is_taken_and_told(site):
+    running = started(site)
+    running.play(0, [50] * 3)
+    said = running.engine.doubt("gpu:n1.o")
+    assert said.startswith("scope = 'gpu:n1.o': nothing of that name is known here")
+    assert running.engine.mute("hot", "gpu:n1.o", 600, "why", "ada").scope == "gpu:n1.o"
+    for known in ("gpu:n1.0", "*", "fleet:gpu", "site:all"):
+        assert running.engine.doubt(known) == ""
+
+
+def test_a_scope_that_only_the_topology_knows_is_known_and_a_slip_is_met_with_a_suggestion():
+    topology = Topology({"node:n1": ("rack:r12",), "rack:r12": ("cdu:c1",)})
+    for known in ("node:n1", "rack:r12", "cdu:c1"):
+        assert doubt(known, topology, lambda _: False) == ""
+    assert doubt("rack:r21", topology, lambda _: False).endswith("did you mean 'rack:r12'?")

@@ -368,6 +368,28 @@ def test_a_persons_resolve_mutes_until_it_was_quiet_once(case: Case) -> None:
     assert kinds(case.see(found("gpu:n1.2", "sdc", onset=case.time))) == ["opened"]
 
 
+def test_a_persons_resolve_lets_what_is_louder_through(case: Case) -> None:
+    """Who closed a suspect has not seen the page that comes of it; a page that was closed is known."""
+    case.see(found("gpu:n1.2", "xid", "suspect"))
+    case.desk.resolve(case.only().id, "ada", "an application", case.time)
+    case.desk.restore(case.desk.snapshot())
+    assert case.see(found("gpu:n1.2", "xid", "suspect", onset=case.time)) == []
+    (told,) = case.see(found("gpu:n1.2", "xid", "page", onset=case.time))
+    assert (told.incident.state, told.incident.severity) == ("open", "page")
+    case.desk.resolve(case.only().id, "ada", "swapped", case.time)
+    for level in ("suspect", "page"):
+        assert case.see(found("gpu:n1.2", "xid", level, onset=case.time)) == []  # type: ignore[arg-type]
+
+
+def test_a_mute_of_a_snapshot_without_levels_holds_everything_as_it_did(case: Case) -> None:
+    case.see(found("gpu:n1.2", "xid", "suspect"))
+    case.desk.resolve(case.only().id, "ada", "an application", case.time)
+    state = json.loads(case.desk.snapshot())
+    state["mutes"] = [row[:3] for row in state["mutes"]]
+    case.desk.restore(json.dumps(state))
+    assert case.see(found("gpu:n1.2", "xid", "page", onset=case.time)) == []
+
+
 def test_a_mute_does_not_starve_another_open_incident(case: Case) -> None:
     case.see(found("node:n0", "thermal"))
     case.wait(REFINE)

@@ -31,7 +31,7 @@ class Nothing:
     names = ()
 
     def listing(self):
-        return [{"name": "nothing"}]
+        return [{"name": "nothing", "errors": 2}]
 
     def observe(self, frames):
         return []
@@ -216,6 +216,7 @@ def test_metrics_count_what_came_in(site, service):
     counters = service.counters()
     assert counters["fleetpulse_ingest_samples_total"] == 12
     assert counters["fleetpulse_ready"] == 1
+    assert counters['fleetpulse_detector_errors_total{detector="nothing"}'] == 2
 
 
 def free_port() -> int:

@@ -24,7 +24,7 @@ from pipeline.records import SECOND
 from pipeline.store import ledger, mutes
 from pipeline.store.database import Database
 from pipeline.topology import Topology
-from pipeline.voice import Mute, checked
+from pipeline.voice import Mute, checked, doubt
 
 NOW = 1_790_000_000 * SECOND
 TICKS = 60
@@ -83,7 +83,7 @@ class StoreBackend:
         mute = Mute("m1", detector, scope, NOW, NOW + int(seconds * SECOND), reason, user)
         with self.database.transaction() as connection:
             mutes.add(connection, mute)
-        return mute.as_json()
+        return {**mute.as_json(), "warning": doubt(scope, self.topology, CLOCKS.__contains__)}
 
     def unmute(self, mute: str) -> Mapping[str, Any]:
         found = {m.id: m for m in mutes.every(self.database.connection)}[mute]

@@ -76,6 +76,13 @@ def test_what_cannot_be_muted_or_ended_is_bad_usage(mutes: Call, words: tuple[st
     assert said in err
 
 
+def test_a_mute_on_what_nobody_knows_is_made_with_a_warning(mutes: Call) -> None:
+    code, out, err = mutes("add", "straggler", "node:typo", *ADD[3:])
+    assert (code, "node:typo" in out) == (0, True)
+    assert "nothing of that name is known here" in err
+    assert err.count("\n") == 1
+
+
 def test_a_pipeline_that_does_not_run_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text("[api]\nport = 9\n")
     assert fleetpulse.main(["mutes", "--config", str(tmp_path / "site.toml")]) == 3

@@ -1,0 +1,26 @@
+"""Whether the arrays of a snapshot belong together: compiled loops take it on trust, and write where none is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def one_length(arrays: Mapping[str, Any]) -> None:
+    """Raises ValueError unless arrays of one cell per entity, the last axis, are of one length."""
+    lengths = {name: np.shape(cells)[-1:] for name, cells in arrays.items() if isinstance(cells, np.ndarray)}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"arrays of one length wanted, not {lengths}")
+
+
+def fitting(state: Any, blank: Any, name: str) -> None:
+    """Raises ValueError where an array has other axes than that of a fresh piece; an axis of 0 there may have grown."""
+    if isinstance(blank, np.ndarray):
+        axes, wanted = np.shape(state), blank.shape
+        if len(axes) != len(wanted) or any(w not in (0, a) for a, w in zip(axes, wanted, strict=True)):
+            raise ValueError(f"{name}: {wanted} wanted, not {axes}; 0 stands for any number")
+    elif isinstance(blank, dict) and isinstance(state, Mapping):
+        for key in blank.keys() & state.keys():
+            fitting(state[key], blank[key], f"{name}.{key}")

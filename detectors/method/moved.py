@@ -1,0 +1,118 @@
+"""Which cohorts are off as one, so that nobody can say which member is odd; and which members stand out all the same.
+
+With more than three in ten on one side the median is near its breakdown (Huber, Robust Statistics, 1981, section 1.4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.records import SECOND
+
+Bools = NDArray[np.bool_]
+MOST = 0.3  # share of a cohort on one side above which the cohort is the event
+LEAST_COHORT = 4  # members from which a share means something; chosen
+LINGERS = 300 * SECOND
+"""So long after its share was last too large a cohort counts as moved, so that a share at the limit does not flicker:
+half of the hold of a page. Chosen."""
+KNOWN = 900  # s for which a member was off before the others: it has been blamed, and what others do changes nothing
+_BEYOND = 1.5
+"""Times what the others are off by, and one least effect more, for a member that stands out of a cohort that moved:
+members of a cohort that one cause moves differ by less. Chosen."""
+_SURE = 600  # s for which it must: what moves a cohort reaches its members one after another
+
+
+class Told(Protocol):
+    """What is asked of a Step: (N,) each."""
+
+    on: Bools
+
+    @property
+    def off(self) -> NDArray[np.int8]: ...
+    @property
+    def effect(self) -> NDArray[np.float32]: ...
+    @property
+    def held(self) -> NDArray[np.int64]: ...
+    @property
+    def measured(self) -> Bools: ...
+    @property
+    def groups(self) -> NDArray[np.int32]: ...
+
+
+def _flags() -> Bools:
+    return np.zeros(0, bool)
+
+
+@dataclass
+class Moved:
+    """The cohorts of one metric that are off as one; a piece of Streams.
+
+    cohort: (N,) whether a stream is of one.   seen: (N,) when its share was last too large.
+    known:  (N,) was off long before its cohort moved.
+    """
+
+    cohort: Bools = field(default_factory=_flags)
+    seen: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    known: Bools = field(default_factory=_flags)
+
+    def lengthen(self, size: int) -> None:
+        more = size - len(self.cohort)
+        self.cohort, self.known = (np.append(a, np.zeros(more, bool)) for a in (self.cohort, self.known))
+        self.seen = np.append(self.seen, np.zeros(more, np.int64))
+
+    def take(self, told: Told, size: NDArray[np.int32], delta: float, time: int) -> Bools:
+        """(N,) whose cohort moved, but for those that stand out of it.
+
+        size: (G,) members of each cohort that were measured.   delta: least effect that matters.
+
+        Many that are off alike widen the spread of their cohort, and the sums of some rise late: they count all the
+        same, as soon as one of them has a condition. A cohort of which nobody is measured stays as it is.
+        """
+        n = len(told.groups)
+        cohort, seen, known = self.cohort[:n], self.seen[:n], self.known[:n]
+        if not (told.on.any() or cohort.any()):
+            known[:] = False
+            return np.zeros(n, bool)
+        over = self._over(told, size)
+        mine = told.groups >= 0
+        before = np.bincount(told.groups[mine & cohort], minlength=len(size)) > 0
+        last = np.zeros(len(size), np.int64)
+        np.maximum.at(last, told.groups[mine], seen[mine])
+        unseen = before & (size == 0)
+        last[over | unseen] = time
+        goes_on = over | (before & (time - last >= 0) & (time - last <= LINGERS))
+        cohort[:] = np.append(goes_on, False)[told.groups]
+        seen[:] = np.where(cohort, np.append(last, 0)[told.groups], 0)
+        known[:] = told.on & (known | ((told.held >= KNOWN) & ~cohort))
+        moved = cohort & ~known
+        return moved & ~self._beyond(told, moved, delta) if moved.any() else moved
+
+    def _over(self, told: Told, size: NDArray[np.int32]) -> Bools:
+        """(G,) cohorts of which more than MOST are off on one side."""
+        side = np.where((told.groups >= 0) & told.measured, told.off, 0)
+        over = np.zeros(len(size), bool)
+        for off in (side > 0, side < 0):
+            if (off & told.on).any():
+                many, on = (np.bincount(told.groups[one], minlength=len(size)) for one in (off, off & told.on))
+                over |= (many > MOST * size) & (on > 0) & (size >= LEAST_COHORT)
+        return over
+
+    def _beyond(self, told: Told, moved: Bools, delta: float) -> Bools:
+        """(N,) those that are off by far more than the others of their cohort that are off, and have been for long."""
+        beyond, size = np.zeros(len(moved), bool), np.abs(told.effect)
+        for group in np.unique(told.groups[moved & told.on]).tolist():
+            for side in (1, -1):
+                off = np.flatnonzero((told.groups == group) & (told.off == side))
+                if len(off):
+                    beyond[off] = size[off] >= _BEYOND * np.median(size[off]) + delta
+        return beyond & told.on & (told.held >= _SURE)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"cohort": self.cohort.copy(), "seen": self.seen.copy(), "known": self.known.copy()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.cohort, self.seen, self.known = state["cohort"], state["seen"], state["known"]

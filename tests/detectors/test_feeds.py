@@ -1,0 +1,77 @@
+"""Which feeds are dark: what a meter once told that is absurd, or in another unit, makes none dark for good."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.method.feeds import Feeds
+from pipeline.records import SECOND, Frame
+from pipeline.topology import Topology
+
+T0, STEP = 1_790_000_000 * SECOND, 30
+NAMES = ("pdu:p0", "pdu:p1")
+
+
+def shown(volts, draw=lambda tick: 5e4, ticks=60, feeds=None, first=0):
+    """The feeds after instants of 30 s; volts and draw of the second one by tick."""
+    feeds = feeds or Feeds()
+    for tick in range(first, first + ticks):
+        time = T0 + tick * STEP * SECOND
+        values = {"power.voltage": np.array([230.0, volts(tick)]), "power.draw": np.array([5e4, draw(tick)])}
+        feeds.look(Frame(time, "power", NAMES, values, Topology()), time)
+    return feeds
+
+
+@pytest.mark.parametrize("when", [0, 5, 19, 20, 40])
+@pytest.mark.parametrize("value", [65_535.0, 1e30])
+def test_one_absurd_voltage_makes_no_feed_dark(when, value):
+    feeds = Feeds()
+    for tick in range(60):
+        shown(lambda t: value if t == when else 230.0, ticks=1, feeds=feeds, first=tick)
+        assert not feeds.dark
+    assert set(shown(lambda t: 0.0, ticks=2, feeds=feeds, first=60).dark) == {"pdu:p1"}
+
+
+def test_nine_absurd_loads_among_the_first_twenty_make_no_feed_dark():
+    nan = float("nan")
+    assert not shown(lambda t: nan, lambda t: 4e6 if t % 2 and t < 18 else 5e4).dark
+
+
+def test_a_voltage_that_was_wrong_from_the_beginning_is_not_taken_for_a_loss():
+    assert not shown(lambda t: 65_535.0 if t < 25 else 230.0).dark
+
+
+def test_a_load_that_was_wrong_from_the_beginning_is_learnt_anew_within_a_day_and_is_dark_till_then():
+    nan = float("nan")
+    feeds = shown(lambda t: nan, lambda t: 4e6 if t < 25 else 5e4 + t % 7, ticks=120)
+    assert set(feeds.dark) == {"pdu:p1"}
+    shown(lambda t: nan, lambda t: 5e4 + t % 7, ticks=2880, feeds=feeds, first=120)
+    assert not feeds.dark
+    assert set(shown(lambda t: nan, lambda t: 20.0, ticks=2, feeds=feeds, first=3000).dark) == {"pdu:p1"}
+
+
+@pytest.mark.parametrize("volts", [0.0, 2.0, 20.0])
+def test_a_feed_without_voltage_stays_dark_however_long_it_lasts(volts):
+    feeds = shown(lambda t: 230.0, ticks=30)
+    assert set(shown(lambda t: volts, lambda t: 0.0, ticks=3500, feeds=feeds, first=30).dark) == {"pdu:p1"}
+
+
+def test_a_feed_that_was_dark_while_it_was_learnt_is_dark_when_it_is_lost_again():
+    feeds = shown(lambda t: 0.0 if t < 25 else 230.0, ticks=200)
+    assert not feeds.dark
+    assert set(shown(lambda t: 0.0, ticks=2, feeds=feeds, first=200).dark) == {"pdu:p1"}
+
+
+def test_a_snapshot_amid_the_learning_goes_on_and_an_older_one_is_understood():
+    whole, half = shown(lambda t: 230.0, ticks=30), shown(lambda t: 230.0, ticks=12)
+    other = Feeds()
+    other.restore(half.snapshot())
+    shown(lambda t: 230.0, ticks=18, feeds=other, first=12)
+    assert np.array_equal(other.snapshot()["usual"]["power.voltage"], whole.snapshot()["usual"]["power.voltage"], True)
+    old = {"usual": {n: np.array([[230.0, 230.0], [30.0, 3.0]]) for n in ("power.voltage", "power.draw")}, "dark": {}}
+    other.restore(old)
+    assert set(shown(lambda t: 0.0, ticks=2, feeds=other, first=30).dark) == set()
+    other.restore(old)
+    shown(lambda t: 230.0, ticks=25, feeds=other, first=30)
+    assert set(shown(lambda t: 0.0, ticks=2, feeds=other, first=60).dark) == {"pdu:p1"}

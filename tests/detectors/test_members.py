@@ -1,0 +1,87 @@
+"""Whom a person forgives where a finding named a group: its members, and nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from detectors.detector import Detector, part
+from detectors.method.members import members
+from detectors.method.streams import Channel, Streams
+from detectors.runner import Runner
+from pipeline.records import SECOND, Event, Frame
+from pipeline.topology import Topology
+
+GPUS = tuple(f"gpu:n{n}.{i}" for n in range(3) for i in range(2))
+TOPOLOGY = Topology(
+    {
+        **{gpu: (f"node:{gpu[4:6]}",) for gpu in GPUS},
+        **{f"node:n{n}": (f"rack:r{n // 2}",) for n in range(3)},
+        **{f"rank:7.{i}": ("stage:7.0", "job:7", gpu) for i, gpu in enumerate(GPUS[:3])},
+        "rack:r0": ("cdu:c0",),
+    }
+)
+START = 1_790_000_000 * SECOND
+
+
+def frame(tick=0, events=()):
+    values = {"gpu.power": np.random.default_rng(tick).normal(600, 5, len(GPUS))}
+    return Frame(START + tick * 10 * SECOND, "gpu", GPUS, values, TOPOLOGY, tuple(events))
+
+
+@pytest.mark.parametrize(
+    ("named", "who"),
+    [
+        (["gpu:n1.0"], {2}),
+        (["node:n1"], {2, 3}),
+        (["rack:r0"], {0, 1, 2, 3}),
+        (["cdu:c0"], {0, 1, 2, 3}),
+        (["job:7"], {0, 1, 2}),
+        (["stage:7.0", "gpu:n2.1"], {0, 1, 2, 5}),
+        (["rank:7.1"], set()),
+        (["fleet:gpu"], set(range(6))),
+        (["fleet:nic"], set()),
+        (["site:all"], set(range(6))),
+        (["node:typo"], set()),
+        ([], set()),
+    ],
+)
+def test_a_name_stands_for_itself_and_what_is_below_it(named, who):
+    assert set(np.flatnonzero(members(named, frame())).tolist()) == who
+
+
+@dataclass
+class Watching(Detector):
+    """Follows the power of GPUs, finds nothing. Source: this test."""
+
+    name: ClassVar[str] = "watching"
+    family: ClassVar[str] = "none"
+    device_class: ClassVar[str] = "gpu"
+    needs: ClassVar[tuple[str, ...]] = ("gpu.power",)
+    blind: ClassVar[str] = "Everything."
+    streams: Streams = part(lambda: Streams(Channel(5.0, 20.0)))
+
+    def observe(self, frames: Any) -> list[Any]:
+        one = frames["gpu"]
+        groups = np.zeros(len(one.entities), np.int32)
+        self.streams.step(one["gpu.power"], groups, one.time)
+        return []
+
+
+@pytest.mark.parametrize(("named", "who"), [("rack:r0", {0, 1, 2, 3}), ("gpu:n2.0", {4}), ("fleet:gpu", set(range(6)))])
+def test_streams_of_a_groups_members_begin_anew(named, who):
+    runner = Runner([Watching()])
+    for tick in range(30):
+        runner.observe({"gpu": frame(tick)})
+    before = runner.detectors[0].streams.cells.copy()
+    told = Event(START, named, "feedback", {"verdict": "not_a_fault", "detector": "watching"})
+    runner.detectors[0].forgive(told.entity, {"gpu": frame(30)})
+    cells = runner.detectors[0].streams.cells
+    assert set(np.flatnonzero((cells == 0).all(axis=0)).tolist()) == who
+    kept = [i for i in range(6) if i not in who]
+    assert (cells[:, kept] == before[:, kept]).all()
+    runner.observe({"gpu": frame(31, [told])})
+    assert not runner.errors

@@ -1,0 +1,60 @@
+"""GPUs that throttle with others of their loop: left to coolant and power for a time, they hide nobody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from detectors.straggler import allowance
+from detectors.straggler.straggler_inferred import StragglerInferred
+from pipeline.records import SECOND
+from tests.detectors.cases import straggler_inferred as site
+from tests.detectors.cases.case import START, Case
+
+SINCE, STUCK = 60, 14
+FEW, MANY = [0, 4, 8], [0, 1, 4, 5, 8, 9]  # of the 16 GPUs of a rack
+
+
+def told(gpus, ticks=200, stuck=True, every=1, detector=None):
+    """`gpus` run hot for good, with throttle bits for 40 s of `every` ticks; one other's clock is stuck."""
+
+    def instant(tick, broken, rng):
+        values = site.quiet(tick, rng)
+        if broken:
+            values["gpu"]["gpu.sm_clock"][gpus] *= 0.9
+            values["gpu"]["gpu.throttle_reasons"][gpus] = 0x20 * (tick % every < 4)
+            if stuck:
+                values["gpu"]["gpu.sm_clock"][STUCK] *= 0.7
+        return values, []
+
+    case = Case(StragglerInferred, site.NAMES, site.topology, instant, frozenset(), fault=SINCE)
+    return case.shown(detector or StragglerInferred(), range(ticks))
+
+
+def pages(found):
+    return {f.entity for f in found if f.level == "page"}
+
+
+@pytest.mark.parametrize("every", [1, 54])
+def test_few_that_throttle_hide_no_other_gpu_of_their_loop(every):
+    assert pages(told(FEW, every=every)) == {site.GPUS[STUCK]}
+
+
+def test_where_a_third_throttles_the_whole_loop_is_left_to_others():
+    assert told(MANY) == []
+
+
+def test_who_throttles_with_others_is_excused_for_four_hours_at_most(monkeypatch):
+    monkeypatch.setattr(allowance, "MOST", 1800 * SECOND)
+    found = told(FEW, 300, stuck=False)
+    assert pages(found) == {site.GPUS[i] for i in FEW}
+    assert min(f.time for f in found) >= START + (SINCE + 180) * 10 * SECOND
+
+
+def test_a_restart_amid_the_heat_changes_nothing():
+    first, after = StragglerInferred(), StragglerInferred()
+    told(FEW, 120, detector=first)
+    after.restore(first.snapshot())
+    assert after.crowds.some.any()
+    assert after.crowds.some.tolist() == first.crowds.some.tolist()
+    assert after.crowds.allowance.used.tolist() == first.crowds.allowance.used.tolist()
+    assert after.crowds.allowance.used.any()

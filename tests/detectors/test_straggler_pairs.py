@@ -1,0 +1,65 @@
+"""A job of two nodes: what is said of the slow one is how far it is behind the other, not behind their middle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.straggler.straggler import Straggler
+from pipeline.topology import Topology
+from tests.detectors.cases.case import Case
+
+WIDTH, SIZE, SINCE = 8, 16, 120
+RANKS = tuple(f"rank:7.{i}" for i in range(SIZE))
+GPUS = tuple(f"gpu:n{i // WIDTH}.{i % WIDTH}" for i in range(SIZE))
+
+
+def topology():
+    gpus = {gpu: [f"node:n{i // WIDTH}"] for i, gpu in enumerate(GPUS)}
+    return Topology(
+        {**gpus, "stage:7.0": ["job:7"], **{r: ["stage:7.0", "job:7", GPUS[i]] for i, r in enumerate(RANKS)}}
+    )
+
+
+def told(factor, heat=False, slow=WIDTH):
+    """The first node computes longer from SINCE on, all of its ranks alike."""
+
+    def instant(tick, broken, rng):
+        compute, clock, bits = 4.0 * (1 + 0.005 * rng.standard_normal(SIZE)), np.full(SIZE, 1755.0), np.zeros(SIZE)
+        if broken:
+            compute[:slow] *= factor
+            if heat:
+                clock[:slow] /= factor
+                bits[:slow] = 0x40
+        ranks = {"rank.step": np.full(SIZE, 1000.0 + 2 * tick), "rank.compute_time": compute}
+        return {"rank": ranks, "gpu": {"gpu.sm_clock": clock, "gpu.throttle_reasons": bits}}, []
+
+    names = {"rank": RANKS, "gpu": GPUS}
+    return Case(Straggler, names, topology, instant, frozenset(), fault=SINCE).shown(Straggler(), range(SINCE + 240))
+
+
+@pytest.mark.parametrize("factor", [1.1, 1.15, 1.5])
+def test_the_slow_node_is_told_beside_the_other(factor):
+    page = told(factor)[-1]
+    assert (page.entity, page.level) == ("node:n0", "page")
+    assert page.evidence["effect"] == pytest.approx(factor - 1, abs=0.025)
+    assert page.evidence["slowdown"] == pytest.approx(factor, abs=0.025)
+    assert page.evidence["expected"] == pytest.approx(4.0, abs=0.04)
+    assert page.evidence["peers"] == WIDTH
+
+
+def test_so_is_its_clock():
+    page = told(1.15, heat=True)[-1]
+    assert "SM clock 13 % below" in page.summary
+    assert page.evidence["sm_clock_below_peers"] == pytest.approx(1 - 1 / 1.15, abs=0.01)
+
+
+def test_one_slow_rank_of_two_nodes_is_told_beside_the_median_as_ever():
+    found = told(1.15, slow=1)
+    assert found[-1].evidence["effect"] == pytest.approx(0.15, abs=0.03)
+    assert found[-1].evidence["peers"] == SIZE - 1
+
+
+def test_a_node_of_two_that_is_a_little_slow_never_pages_and_that_is_said():
+    assert "page" not in {f.level for f in told(1.05)}
+    assert "two nodes" in Straggler.blind

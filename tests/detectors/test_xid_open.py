@@ -1,0 +1,171 @@
+"""Open cases of XIDs: a person ends one, what is gone ends by itself, and many that hold cost an instant nothing."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from detectors.runner import Runner
+from detectors.xid import cases as xid_cases
+from detectors.xid.xid import Xid
+from pipeline.records import SECOND, Event, Frame
+from pipeline.topology import Topology
+
+T0, STEP = 1_790_000_000 * SECOND, 10 * SECOND
+GPUS = tuple(f"gpu:n{n}.{i}" for n in range(2) for i in range(4))
+NODES = ("node:n0", "node:n1")
+GPU = "gpu:n0.1"
+HOUR = 3600 * SECOND
+
+
+def shown(detector, time, *events, gone=(), generation=1.7e9, lives=None):
+    """Findings of an instant; gone: nodes of which nothing is heard."""
+    topology = Topology({gpu: [f"node:{gpu[4:6]}"] for gpu in GPUS})
+    far = np.array([np.nan if node in gone else generation for node in NODES])
+    own = np.array([np.nan if f"node:{gpu[4:6]}" in gone else (lives or {}).get(gpu, 1.7e9) for gpu in GPUS])
+    frames = {
+        "gpu": Frame(time, "gpu", GPUS, {"gpu.generation": own}, topology, events),
+        "node": Frame(time, "node", NODES, {"node.generation": far}, topology),
+    }
+    return detector.observe(frames)
+
+
+def xid(time, code=79, gpu=GPU, **data):
+    return Event(time, gpu, "xid", {"xid": code, "name": "fell off the bus", "action": "reboot node", **data})
+
+
+def held():
+    """A page of two hours ago."""
+    detector = Xid()
+    assert [f.level for f in shown(detector, T0, xid(T0))] == ["page"]
+    for k in range(1, 721):
+        shown(detector, T0 + k * STEP)
+    assert set(detector.cases) == {GPU}
+    return detector, T0 + 721 * STEP
+
+
+def test_what_a_person_called_no_fault_is_dropped_and_the_next_xid_is_a_case_of_its_own():
+    detector = Xid()
+    runner = Runner([detector])
+    found = []
+    for tick in range(300):
+        time = T0 + tick * STEP
+        told = [xid(time)] if tick in (5, 200) else []
+        if tick == 10:
+            told.append(Event(time, GPU, "feedback", {"verdict": "not_a_fault", "detector": "xid"}))
+        found += [(tick, f.onset) for f in shown(runner, time, *told)]
+        if tick == 10:
+            assert not detector.cases
+            assert not detector.conditions
+    assert not [tick for tick, _ in found if 10 <= tick < 200]
+    assert {onset for tick, onset in found if tick >= 200} == {T0 + 200 * STEP}
+
+
+def test_a_program_that_a_person_called_no_fault_is_dropped_with_the_errors_that_a_gpu_had_alone():
+    detector = Xid()
+    detector.programs.blamed["job:7"] = {"onset": T0, "last": T0, "gpus": [], "codes": [13]}
+    detector.programs.bursts[GPU] = [[T0, "job:7", ""]]
+    detector.conditions["program job:7"] = {"onset": T0, "level": "suspect", "told": T0}
+    for entity in ("job:7", GPU):
+        detector.forgive(entity, {})
+    assert not detector.programs.blamed
+    assert not detector.programs.bursts
+    assert not detector.conditions
+
+
+def test_a_gpu_that_is_taken_away_with_its_server_is_over_after_three_days_and_one_that_is_heard_is_not():
+    detector = Xid()
+    shown(detector, T0, xid(T0), xid(T0, gpu="gpu:n1.1"), xid(T0, gpu="gpu:made.up"))
+    found = []
+    for hour in range(1, 90):
+        found += [(hour, f) for f in shown(detector, T0 + hour * HOUR, gone=("node:n0",))]
+    over = {f.entity: hour for hour, f in found if f.evidence.get("cleared")}
+    assert set(over) == {GPU, "gpu:made.up"}
+    assert all(72 <= hour <= 75 for hour in over.values())
+    assert "taken away" in next(f.summary for _, f in found if f.evidence.get("cleared"))
+    assert set(detector.cases) == {"gpu:n1.1"}
+
+
+def test_a_pause_of_days_in_which_nothing_was_shown_takes_nobody_away():
+    detector, time = held()
+    shown(detector, time + 100 * HOUR, gone=("node:n0",))
+    assert GPU in detector.cases
+    shown(detector, time + 101 * HOUR)
+    assert detector.cases[GPU]["away"] == 0
+
+
+def test_thousands_of_pages_that_hold_are_not_looked_at_until_something_happens():
+    detector = Xid()
+    many = [f"gpu:x{k}.0" for k in range(500)]
+    shown(detector, T0, *(xid(T0, gpu=gpu) for gpu in many))
+    for k in range(1, 400):
+        shown(detector, T0 + k * STEP)
+    assert len(detector.cases) == 500
+    asked = Counting(detector.cases)
+    detector.cases = asked
+    for k in range(400, 410):
+        assert shown(detector, T0 + k * STEP) == []
+    assert asked.reads == 0
+    (found,) = shown(detector, T0 + 410 * STEP, xid(T0 + 410 * STEP, gpu=many[3]))
+    assert found.entity == many[3]
+    assert asked.reads < 30
+
+
+class Counting(dict):
+    """Counts how often a case is read."""
+
+    reads = 0
+
+    def __getitem__(self, key):
+        self.reads += 1
+        return super().__getitem__(key)
+
+
+def test_a_page_is_repeated_every_minute_for_an_hour_and_then_left_to_the_desk():
+    detector = Xid()
+    ticks = [k for k in range(500) if shown(detector, T0 + k * STEP, *([xid(T0)] if k == 0 else []))]
+    assert ticks[0] == 0
+    assert {b - a for a, b in pairwise(ticks)} == {6}
+    assert ticks[-1] == 360
+
+
+@pytest.mark.parametrize("again", [{"generation": 1.9e9}, {"lives": {GPU: 1.9e9}}])
+def test_a_page_that_holds_for_hours_ends_in_the_instant_in_which_its_gpu_or_server_begins_anew(again):
+    detector, time = held()
+    (over,) = shown(detector, time, **again)
+    assert over.evidence["cleared"]
+    assert not detector.cases
+
+
+def test_a_page_that_holds_for_hours_ends_after_a_restart_of_the_service_and_a_time_that_steps_back_too():
+    detector, time = held()
+    other = Xid()
+    other.restore(detector.snapshot())
+    shown(other, time)
+    assert GPU in other.cases
+    assert [f.evidence["cleared"] for f in shown(other, time + STEP, generation=1.9e9)] == [True]
+    shown(detector, T0 + 5 * STEP)
+    assert [f.evidence["cleared"] for f in shown(detector, T0 + 6 * STEP, generation=1.9e9)] == [True]
+
+
+def test_xids_that_nobody_knows_are_counted_up_to_a_bound_and_a_known_one_still_pages():
+    detector = Xid(pages=(98_765,))
+    for code in range(20_000, 21_000):
+        time = T0 + (code - 20_000) * STEP // 10
+        shown(detector, time, xid(time, code))
+    assert len(detector.cases[GPU]["codes"]) <= 64
+    time = T0 + 101 * STEP
+    for code in (79, 98_765):
+        shown(detector, time, xid(time, code))
+        assert str(code) in detector.cases[GPU]["codes"]
+    assert detector.conditions[GPU]["level"] == "page"
+
+
+def test_gpus_that_suffered_from_another_one_are_named_up_to_a_bound():
+    case = xid_cases.opened(T0)
+    for k in range(1000):
+        xid_cases.struck(case, f"gpu:n{k}.0")
+        xid_cases.struck(case, "gpu:n0.0")
+    assert len(case["others"]) == 64

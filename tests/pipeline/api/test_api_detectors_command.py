@@ -1,0 +1,78 @@
+"""`fleetpulse detectors` against a real API, and without one: what is off, what fails, and how each is set up here."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fleetpulse
+from pipeline.api.server import create_app, serve
+from pipeline.config import Api, Config
+
+
+class Troubled:
+    """The backend, of whose detectors one lacks a signal and one fails."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def detectors(self) -> Sequence[dict[str, Any]]:
+        changed = {"link": {"off": ["nic.state"]}, "xid": {"errors": 3}}
+        return [{**row, **changed.get(row["name"], {})} for row in self._backend.detectors()]
+
+
+@pytest.fixture
+def site(backend: Any, tmp_path: Path) -> Iterator[str]:
+    """The configuration of a pipeline that serves."""
+    stop, config = threading.Event(), Config(api=Api(port=0))
+    serving = serve(create_app(Troubled(backend), config), config, stop)
+    file = tmp_path / "site.toml"
+    file.write_text(f"[api]\nport = {serving.port}\n[detector.sdc]\nquorum = 7\n")
+    yield str(file)
+    stop.set()
+    serving.join(10)
+
+
+def test_what_is_off_and_what_fails_is_asked_of_the_running_pipeline(
+    site: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fleetpulse.main(["detectors", "--config", site, "--output", "json"]) == 0
+    out, err = capsys.readouterr()
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert err == ""
+    assert {name for name, row in rows.items() if row["off"]} == {"link"}
+    assert {name: row["errors"] for name, row in rows.items() if row["errors"]} == {"xid": 3}
+    assert rows["sdc"]["settings"]["quorum"] == 7
+    assert fleetpulse.main(["detectors", "--config", site]) == 0
+    head = capsys.readouterr().out.splitlines()[0].split()
+    assert head == ["name", "family", "class", "off", "errors", "needs", "wants", "blind"]
+    assert fleetpulse.main(["detectors", "link", "xid", "sdc", "--config", site]) == 0
+    said = capsys.readouterr().out
+    assert "Off: the input has no nic.state" in said
+    assert "Failed on 3 frames" in said
+    assert "  quorum = 7" in said
+
+
+def test_without_a_running_pipeline_one_line_says_what_is_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "site.toml").write_text("[api]\nport = 9\n[detector.sdc]\nquorum = 7\n")
+    assert fleetpulse.main(["detectors", "sdc", "--config", str(tmp_path / "site.toml")]) == 0
+    out, err = capsys.readouterr()
+    assert "  quorum = 7" in out
+    assert err.startswith("fleetpulse: which are off or fail is not known: API http://127.0.0.1:9 does not answer")
+    assert err.count("\n") == 1
+
+
+def test_a_bad_setting_of_a_detector_is_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "site.toml").write_text("[detector.sdc]\nquorun = 7\n")
+    assert fleetpulse.main(["detectors", "--config", str(tmp_path / "site.toml")]) == 2
+    assert "quorun" in capsys.readouterr().err
