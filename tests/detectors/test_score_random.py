@@ -29,6 +29,7 @@ RULES = {
     "cold_plate": ("ticket", HEAT_OR_SLOW, {"rank", "gpu", "node"}),
     "own": ("page", None, None),
 }
+SOFT_SDC = ("ticket", {"sdc", "sdc_replica", "sdc_gradient"}, {"gpu", "node"})
 MINUTE = 60
 WORLD = World(Topology(PARENTS))
 
@@ -69,8 +70,12 @@ def stands_for(name, root):
     return name == root or (name == "rank:7.0" and root == "gpu:a")
 
 
+def rule(event):
+    return SOFT_SDC if (event.kind, event.detectability) == ("sdc", "soft") else RULES[event.kind]
+
+
 def answers(alert, event):
-    level, detectors, causes = RULES[event.kind]
+    level, detectors, causes = rule(event)
     time = told_at(alert, level)
     return (
         event.detectability != "benign"
@@ -111,7 +116,7 @@ def test_each_alert_answers_one_event_that_it_fits_and_no_event_is_lost(some, sa
     assert len([i for i in sought if i in found]) == most_answered([some[i] for i in sought], said)
     idle = [a for i, a in enumerate(said) if i not in found.values()]
     for e, a in found.items():
-        level = RULES[some[e].kind][0]
+        level = rule(some[e])[0]
         earlier = [x for x in idle if answers(x, some[e]) and told_at(x, level) < told_at(said[a], level)]
         assert earlier == []
 
@@ -134,7 +139,7 @@ def by_hand(some, said, found):
     for i, e in enumerate(some):
         lengths[i] = seconds(e.end - e.visible)
         if i in found:
-            time = told_at(said[found[i]], RULES[e.kind][0])
+            time = told_at(said[found[i]], rule(e)[0])
             if e.end > e.onset:
                 time = min(time, e.end)
             delays[i] = seconds(max(0, time - e.visible))
