@@ -29,8 +29,8 @@ _BLAMES_NOBODY = ("group", "doubted", "meter_doubted")
 """Evidence of findings that explain nothing else: many that are off alike, of whom nobody is blamed, and instruments
 that may lie."""
 LATE = 600 * SECOND
-"""What cools less explains only what began at most so long before: an effect follows its cause, and heat does so within
-minutes; onsets are estimates. Chosen."""
+"""A finding of heat that began so much later than the suspect explains nothing: an effect follows its cause, and heat
+does so within minutes; onsets are estimates. Chosen."""
 Key = tuple[str, str]
 
 

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes, part
-from detectors.heat import forgiven
 from detectors.heat.balance import Balance
 from detectors.heat.coolant_budget import in_words
 from detectors.heat.coolant_kernel import LEAST, PEERS, collapsed, held, slopes, together
 from detectors.heat.coolant_loops import Loops, Seen, finding, level_of
 from detectors.heat.coolant_shared import Shared, Shift, blamed
+from detectors.method import forgiven
 from detectors.method.budget import rule
 from detectors.method.cohorts import likeness
 from detectors.method.conditions import Open, close, tell

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes, part
-from detectors.heat import forgiven, thermal_bits
+from detectors.heat import thermal_bits
 from detectors.heat.collapses import KINDS, Collapses
 from detectors.heat.drift import SURE, Drifts, trend_in_words
 from detectors.heat.loop_shift import LoopShift
 from detectors.heat.resistance import Measured, Resistance, Supplies
 from detectors.heat.thermal_patterns import Blamed, Heat, Units, blamed
+from detectors.method import forgiven
 from detectors.method.budget import rule
 from detectors.method.cohorts import Peers
 from detectors.method.conditions import Open, close, tell
@@ -159,7 +160,7 @@ class Thermal(Detector):
         """What many of a loop have in common; not what a meter of power or the sensor of the supply explains."""
         if not (self.group.began or step.moved.any()):
             return []
-        counted = (step.effect - seen.misread >= self.delta / 2) & ~self.shift.settling(len(seen.ln_r))
+        counted = (np.abs(step.effect - seen.misread) >= self.delta / 2) & ~self.shift.settling(len(seen.ln_r))
         cohort, blamed = (lambda i: self._peers.name(frame, i)), self.conditions
         return self.group.take(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
 

@@ -28,6 +28,7 @@ HOLD = 600 * SECOND
 """For so long it must hold: twice the longest benign slowdown, evaluation or step of the load of 300 s; chosen."""
 _FEW = MOST / 2  # share of the others that may be off without being part of it; chosen
 _FEWEST = 3  # members off alike: two coincide too often; chosen, as folding has it
+_SMALL = 8  # members below which two are enough: they are more than a quarter
 _STALE = 120 * SECOND  # after so long without many that are off it is over: as long as two repeats of a finding; chosen
 _NEARLY = 0.9  # share of those off that lie in one thing, which is then what they share; chosen
 _SHOWN = 16  # members named in the evidence
@@ -115,19 +116,21 @@ class GroupEvents:
         """Those that move now, by cohort and side; keeps since when."""
         moving: dict[str, Group] = {}
         judged = step.judged & (step.groups >= 0)
-        size = np.bincount(step.groups[judged], minlength=1)
-        off = np.where(judged if counted is None else judged & counted, step.off, 0)
-        for below in (False, True):
-            side = (off < 0) if below else (off > 0)
-            many = np.bincount(step.groups[side], minlength=len(size))
-            for number in np.flatnonzero((many >= _FEWEST) & (size >= LEAST_COHORT)).tolist():
-                mine = step.groups == number
-                struck = np.flatnonzero(side & mine)
-                words = cohort(int(struck[0]))
-                key = f"{words}{' -' if below else ' +'}"
-                if step.moved[mine].any() and (key in self.began or many[number] > MOST * size[number]):
-                    self.began.setdefault(key, {"since": time})["seen"] = time
-                    moving[key] = Group(words, below, struck, np.flatnonzero(judged & mine))
+        everyone = np.where(judged, step.off, 0)
+        off = everyone if counted is None else np.where(counted, everyone, 0)
+        for mine in _cohorts(step):
+            size = int(np.count_nonzero(judged[mine]))
+            more, less = mine[off[mine] > 0], mine[off[mine] < 0]
+            worse = int(np.count_nonzero(everyone[mine] > 0))
+            below = worse <= MOST * size < len(less)  # of a cohort that is in halves, the worse one is told
+            struck = less if below else more
+            if len(struck) < (_FEWEST if size >= _SMALL else _FEWEST - 1) or size < LEAST_COHORT:
+                continue
+            words = cohort(int(struck[0]))
+            key = f"{words}{' -' if below else ' +'}"
+            if key in self.began or len(struck) > MOST * size:
+                self.began.setdefault(key, {"since": time})["seen"] = time
+                moving[key] = Group(words, below, struck, mine[judged[mine]])
         self.began = {key: began for key, began in self.began.items() if 0 <= time - began["seen"] <= _STALE}
         return moving
 
@@ -187,6 +190,17 @@ class GroupEvents:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.began, self.conditions = state["began"], state["conditions"]
+
+
+def _cohorts(step: Step) -> list[NDArray[np.int64]]:
+    """Members of each cohort that moved."""
+    if not step.moved.any():
+        return []
+    moved = np.bincount(step.groups[step.moved]) > 0
+    at = np.flatnonzero((step.groups >= 0) & (step.groups < len(moved)))
+    at = at[moved[step.groups[at]]]
+    at = at[np.argsort(step.groups[at], kind="stable")]
+    return np.split(at, np.flatnonzero(np.diff(step.groups[at])) + 1)
 
 
 def where(group: Group, names: Sequence[str], frame: Frame) -> str:

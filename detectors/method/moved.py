@@ -20,6 +20,7 @@ LINGERS = 300 * SECOND
 """So long after its share was last too large a cohort counts as moved, so that a share at the limit does not flicker:
 half of the hold of a page. Chosen."""
 KNOWN = 900  # s for which a member was off before the others: it has been blamed, and what others do changes nothing
+LONG = 300  # s of being off that count as a condition where more than MOST were off for so long: half of a hold; chosen
 _BEYOND = 1.5
 """Times what the others are off by, and one least effect more, for a member that stands out of a cohort that moved:
 members of a cohort that one cause moves differ by less. Chosen."""
@@ -69,15 +70,17 @@ class Moved:
 
         size: (G,) members of each cohort that were measured.   delta: least effect that matters.
 
-        Many that are off alike widen the spread of their cohort, and the sums of some rise late: they count all the
-        same, as soon as one of them has a condition. A cohort of which nobody is measured stays as it is.
+        Many that are off alike widen the spread of their cohort, and the sums of some rise late, at exactly half of the
+        cohort never: they count all the same, as soon as one of them has a condition or so many were off for LONG. A
+        cohort of which nobody is measured stays as it is.
         """
         n = len(told.groups)
         cohort, seen, known = self.cohort[:n], self.seen[:n], self.known[:n]
-        if not (told.on.any() or cohort.any()):
+        off = told.off
+        if not (off.any() or cohort.any()):
             known[:] = False
             return np.zeros(n, bool)
-        over = self._over(told, size)
+        over = _over(told, off, size)
         mine = told.groups >= 0
         before = np.bincount(told.groups[mine & cohort], minlength=len(size)) > 0
         last = np.zeros(len(size), np.int64)
@@ -89,30 +92,39 @@ class Moved:
         seen[:] = np.where(cohort, np.append(last, 0)[told.groups], 0)
         known[:] = told.on & (known | ((told.held >= KNOWN) & ~cohort))
         moved = cohort & ~known
-        return moved & ~self._beyond(told, moved, delta) if moved.any() else moved
-
-    def _over(self, told: Told, size: NDArray[np.int32]) -> Bools:
-        """(G,) cohorts of which more than MOST are off on one side."""
-        side = np.where((told.groups >= 0) & told.measured, told.off, 0)
-        over = np.zeros(len(size), bool)
-        for off in (side > 0, side < 0):
-            if (off & told.on).any():
-                many, on = (np.bincount(told.groups[one], minlength=len(size)) for one in (off, off & told.on))
-                over |= (many > MOST * size) & (on > 0) & (size >= LEAST_COHORT)
-        return over
-
-    def _beyond(self, told: Told, moved: Bools, delta: float) -> Bools:
-        """(N,) those that are off by far more than the others of their cohort that are off, and have been for long."""
-        beyond, size = np.zeros(len(moved), bool), np.abs(told.effect)
-        for group in np.unique(told.groups[moved & told.on]).tolist():
-            for side in (1, -1):
-                off = np.flatnonzero((told.groups == group) & (told.off == side))
-                if len(off):
-                    beyond[off] = size[off] >= _BEYOND * np.median(size[off]) + delta
-        return beyond & told.on & (told.held >= _SURE)
+        return moved & ~_beyond(told, off, moved, delta) if moved.any() else moved
 
     def snapshot(self) -> dict[str, Any]:
         return {"cohort": self.cohort.copy(), "seen": self.seen.copy(), "known": self.known.copy()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.cohort, self.seen, self.known = state["cohort"], state["seen"], state["known"]
+
+
+def _over(told: Told, off: NDArray[np.int8], size: NDArray[np.int32]) -> Bools:
+    """(G,) cohorts of which more than MOST are off on one side."""
+    over = np.zeros(len(size), bool)
+    judged = (told.groups >= 0) & told.measured
+    for side in (1, -1):
+        mine = judged & (off == side)
+        if mine.any():
+            sure = mine & (told.held >= LONG)
+            many, on, long = (
+                np.bincount(told.groups[one], minlength=len(size)) for one in (mine, mine & told.on, sure)
+            )
+            over |= (many > MOST * size) & ((on > 0) | (long > MOST * size)) & (size >= LEAST_COHORT)
+    return over
+
+
+def _beyond(told: Told, off: NDArray[np.int8], moved: Bools, delta: float) -> Bools:
+    """(N,) those that are off by far more than the others of their cohort that are off, and have been for long."""
+    at = np.flatnonzero(moved & (off != 0))
+    effect = np.abs(told.effect[at])
+    key = 2 * told.groups[at].astype(np.int64) + (off[at] > 0)  # of those of a cohort that are off on one side
+    order = np.lexsort((effect, key))
+    _, first, inverse, many = np.unique(key[order], return_index=True, return_inverse=True, return_counts=True)
+    ranked = effect[order]
+    median = (ranked[first + (many - 1) // 2] + ranked[first + many // 2]) / 2
+    beyond = np.zeros(len(moved), bool)
+    beyond[at[order]] = ranked >= _BEYOND * median[inverse] + delta
+    return beyond & told.on & (told.held >= _SURE)

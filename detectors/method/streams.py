@@ -99,7 +99,7 @@ class Step:
     def off(self) -> NDArray[np.int8]:
         effect, delta = self.effect, self._channel.delta
         more = (effect >= delta) | (self.on & ~self.below)
-        less = ((effect <= -delta) & self._channel.both) | self.below
+        less = (effect <= -delta) | self.below
         return np.asarray(more.astype(np.int8) - less.astype(np.int8))
 
     @property
@@ -193,19 +193,23 @@ class Streams:
         cells, words = self.cells[:, :size], self.cells[kernel.WORD].view(np.uint32)[:size]
         if self._settings is None or self._settings[0] is not self.channel:
             self._settings = self.channel, self.channel.settings()
-        still, learnt = self._still(words)
+        still, learnt, young, as_they_were = self._still(words)
         kernel.advance(cells, words, residual, scale, wide, limit, self._settings[1], np.uint32(seconds or 0))
-        cells[: len(learnt), still] = learnt
+        cells[: len(learnt), still], cells[:, young] = learnt, as_they_were
         step = Step(cells, words, residual, cohort, self.channel)
         step.moved = self._moved.take(step, cohort.size, self.channel.delta, self.last)
         self._lift(step)
         return step
 
-    def _still(self, words: NDArray[np.uint32]) -> tuple[NDArray[np.intp], Singles]:
-        """Who learns nothing now, and baseline and variance of those: a cohort that moves has no median to learn."""
+    def _still(self, words: NDArray[np.uint32]) -> tuple[NDArray[np.intp], Singles, NDArray[np.intp], Singles]:
+        """Who learns nothing now, as a cohort that moves has no median to learn; baseline and variance of those.
+
+        Then those that had not learnt enough before, all of which stays as it is: they begin when the cohort is well.
+        """
         moved = np.flatnonzero(self._moved.cohort[: len(words)])
-        still = moved[((words[moved] >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS) >= LEARN]
-        return still, self.cells[: kernel.VARIANCE + 1, still].copy()
+        old = ((words[moved] >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS) >= LEARN
+        still, young = moved[old], moved[~old]
+        return still, self.cells[: kernel.VARIANCE + 1, still].copy(), young, self.cells[:, young].copy()
 
     def _lift(self, told: Step) -> None:
         """Lets those that are off for LIFT learn anew, with all of their cohort: else those left would stand out."""

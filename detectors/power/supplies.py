@@ -30,6 +30,7 @@ _KNOWN, _GAIN = 20, 0.02  # readings until an output is usual; memory of about 5
 _OK, _CRITICAL, _UNAVAILABLE, _ABSENT = (
     CATALOGUE["psu.status"].states.index(s) for s in ("ok", "critical", "unavailable", "absent")
 )
+_STATES = len(CATALOGUE["psu.status"].states)
 _LOST_INPUT = CATALOGUE["psu.input_status"].states.index("loss_of_input")
 STATUS, INPUT, OUTPUT, PULLED = 1, 2, 3, 4  # why a supply counts as lost; 0: it does not
 
@@ -80,7 +81,8 @@ class Supplies:
         why[(status == _CRITICAL) | (status == _UNAVAILABLE)] = STATUS
         why[(status == _ABSENT) & usual] = PULLED
         why[feed == _LOST_INPUT] = INPUT
-        np.copyto(c["status"][:n], status + 1, where=~np.isnan(status), casting="unsafe")
+        named = (status >= 0) & (status < _STATES)  # what is no state is no whole number either, as a rule
+        c["status"][:n][named] = status[named].astype(np.int32) + 1
         np.copyto(c["output"][:n], output, where=measured)
         learn = measured & (why == 0)
         c["count"][:n] += learn

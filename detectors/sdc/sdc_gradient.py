@@ -16,7 +16,7 @@ from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.medians import grouped_median
 from detectors.method.streams import USUAL_STEP
-from detectors.sdc.leaps import SAMPLES, by_chance, heavy, normal, rate
+from detectors.sdc.leaps import FORGOTTEN, SAMPLES, by_chance, heavy, in_series, lasts, normal, rate, remember
 from pipeline.records import SECOND, Finding, Frame, Level
 
 _NORM, _COUNT = "rank.gradient_norm", "rank.nonfinite"
@@ -25,7 +25,7 @@ _GAIN = 0.01  # least learning rate of a rank's usual departure: a memory of abo
 _SURE = 6.0  # own mean deviations that a leap must exceed: ranks of which leaps are usual are left alone; chosen
 _MOST = 0.3  # share of a stage above which it is the batch and nobody's fault, as in the common kernel
 _KEPT = 1000  # ranks held at once; chosen
-_TICKETS = 0.2  # by chance in 1,000 node-days for each number of leaps, of which three count: all make less than 1
+_TICKETS = 0.2  # by chance in 1,000 node-days for each number of leaps, of which three count, and for all series
 _HEAVY = 0.14  # spread of norms with heavy tails, of which the budget tells
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -36,9 +36,11 @@ class SdcGradient(Detector):
     """A rank whose local gradient norm is `factor` times its stage's median, and times its usual, is a suspect.
 
     It is a ticket, to test the GPU, if it leaps again sooner and more often than ranks do by chance, as learnt from it,
-    its stage and all others; or if it alone counts a loss or gradient that is no number: data alone hardly does that.
-    One leap, however large, is none: tails are heavy. It never pages: norms show few corruptions, and data and numerics
-    leap too; a canary or a replica's digest must confirm. It stays for `hold` seconds after the last time.
+    its stage and all others; if its GPU, whichever rank is on it, leaps on and on, however seldom, and no other of its
+    stage does nearly so; or if it alone counts a loss or gradient that is no number: data alone hardly does that. One
+    leap, however large, is none: tails are heavy. It never pages: norms show few corruptions, and data and numerics
+    leap too; a canary or a replica's digest must confirm. It stays for `hold` seconds after the last time, or for three
+    usual pauses of a GPU that leaps on and on.
 
     What a large part of a stage shows together is the batch (a loss spike) or, where norms are told after the
     all-reduce, may be one GPU among many: the job is a silent suspect, its results in doubt, and no GPU is blamed.
@@ -55,7 +57,7 @@ class SdcGradient(Detector):
     wants: ClassVar[tuple[str, ...]] = (_COUNT,)
     blind: ClassVar[str] = (
         "Small errors, which are most; whose fault it is where norms are told after the all-reduce, or a third of a "
-        "stage leaps at once; stages of fewer than four ranks."
+        "stage leaps at once; GPUs of one stage that leap alike, however often; stages of fewer than four ranks."
     )
 
     factor: float = 5.0
@@ -69,6 +71,7 @@ class SdcGradient(Detector):
     leaps: Floats = memory(0.0)  # of the rank alone, ever
     last: Floats = memory(np.nan)
     count: Floats = memory(np.nan)
+    series: dict[str, dict[str, Any]] = notes()  # GPU -> its leaps, whichever rank was on it
     held: dict[str, dict[str, Any]] = notes()
     conditions: Open = notes()
     _peers: Peers = field(default_factory=lambda: Peers(("stage",), ("job",), least=4), init=False, repr=False)
@@ -87,7 +90,8 @@ class SdcGradient(Detector):
 
     def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """What the ranks on that GPU show from now on is their usual; of a job, what its stages show."""
-        self.held.pop(entity, None)
+        for known in (self.held, self.series):
+            known.pop(entity, None)
         frame = frames.get("rank")
         if frame is None:
             return
@@ -95,6 +99,7 @@ class SdcGradient(Detector):
             if entity == rank or entity in frame.topology.above(rank):
                 self.usual[i] = self.spread[i] = self.seen[i] = self.leaps[i] = 0.0
                 self.level[i] = np.nan
+                self.series.pop(_gpu(frame, rank), None)
 
     def budget(self) -> list[str]:
         sure = _SURE * math.sqrt(2 / math.pi)  # in standard deviations: of normal samples one is 1.25 mean deviations
@@ -108,7 +113,8 @@ class SdcGradient(Detector):
             f"tickets: leaps that cluster within {self.hold:g} s by a chance of {_TICKETS:g} per 1,000 node-days for"
             " each number of them, at the rate of leaps that ranks, stage and fleet show: below 1 per 1,000 node-days"
             " whatever the tails, once a stage of such ranks has leapt a few times, if its leaps come independently of"
-            " one another; never a page",
+            f" one another; {_TICKETS:g} of these for GPUs that leap on and on, at most {FORGOTTEN / 3600:g} h apart,"
+            " at the rate of all others; never a page",
             "losses that are no number: a rule on a counter, no statistical alarm rate",
         ]
 
@@ -158,6 +164,10 @@ class SdcGradient(Detector):
         usual = rate((record["own"][0], record["own"][1]), others[0], others[1])
         if record["leaps"] > 1 and by_chance(usual, record["leaps"], record["steps"]) <= _TICKETS:
             record["sure"] = True
+        gpu = _gpu(frame, rank)
+        known = remember(self.series, gpu, (i, at), frame.time)
+        if in_series(known, leaps, seen, beside, _TICKETS):
+            record |= {"sure": True, "hold": max(self.hold, lasts(known))}
 
     def _jobs(self, frame: Frame, y: Floats, median: Floats, judged: Bools, groups: NDArray[np.int32]) -> Bools:
         """(N,) ranks of stages that leap, as a whole or a large part of them, of which the job is in doubt."""
@@ -213,14 +223,14 @@ class SdcGradient(Detector):
     def _hold(self, frame: Frame, i: int, what: str, value: float, expected: float, ratio: float, peers: int) -> str:
         """Holds the GPU of a rank; which it is."""
         rank = frame.entities[i]
-        gpu = frame.topology.above_of_kind(rank, "gpu") or rank
+        gpu = _gpu(frame, rank)
         self._enter(frame, i, gpu, what, (value, expected, ratio, peers))
         return gpu
 
     def _enter(self, frame: Frame, i: int, entity: str, what: str, numbers: tuple[float, float, float, int]) -> None:
         """Holds a GPU or a job. numbers: value, what was expected, their ratio, and how many peers there are."""
         value, expected, ratio, peers = numbers
-        record = self.held.setdefault(entity, {"since": frame.time, "times": 0, "sure": False})
+        record = self.held.setdefault(entity, {"since": frame.time, "times": 0, "sure": False, "hold": self.hold})
         if record.get("last") != frame.time:
             record["times"] += 1
         record["sure"] |= what == "nonfinite"
@@ -231,7 +241,9 @@ class SdcGradient(Detector):
 
     def _findings(self, frame: Frame) -> list[Finding]:
         time = frame.time
-        for entity in [e for e, r in self.held.items() if time - r["last"] > self.hold * SECOND]:
+        for record in self.held.values():  # a time that stepped back is no future
+            record["last"], record["since"] = min(record["last"], time), min(record["since"], time)
+        for entity in [e for e, r in self.held.items() if time - r["last"] > r["hold"] * SECOND]:
             del self.held[entity]
         close(self.conditions, set(self.held))
         found = []
@@ -261,7 +273,7 @@ class SdcGradient(Detector):
             compared = Compared(record["value"], 0.0, None, cohort, peers, record["value"], "{value}")
         words = f"{record['rank']} on {entity} told {what} ({cohort}); a wrong result is possible, test the GPU"
         facts = evidence(
-            f"{self.hold / 60:g} min without another",
+            f"{record['hold'] / 60:.0f} min without another",
             compared,
             rank=record["rank"],
             times=record["times"],
@@ -270,6 +282,11 @@ class SdcGradient(Detector):
         signals = (_NORM, _COUNT) if leap else (_COUNT, _NORM)
         score = min(record["ratio"], 1e6)
         return Finding(time, due[0], entity, self.name, due[1], score, words, facts, signals)
+
+
+def _gpu(frame: Frame, rank: str) -> str:
+    """The GPU that a rank is on; the rank where none is known."""
+    return frame.topology.above_of_kind(rank, "gpu") or rank
 
 
 def _few(struck: Bools, groups: NDArray[np.int32], there: Bools) -> Bools:

@@ -16,9 +16,13 @@ from detectors.straggler.places import Places
 
 _PART = 0.5  # of a node's ranks that are slow together: then the node is slow, not its GPUs one by one; chosen
 _SOME = 0.25  # of them that keep it blamed, so that the blame does not flicker; chosen
+_FEW = 8  # ranks of a stage below which two slow ones are too many for its median: they are suspects; as PEERS has it
 _ALIKE = 0.4  # of the slowest one's slowdown that the others of its node must share to be slow with it; chosen
-_SURE, _NODE, _RANK, _ALL = range(4)
-_UNSURE = ("", "its stage has no other node", "its stage has no other rank", "all ranks of its stage are slow")
+_SURE, _NODE, _RANK, _ALL, _MANY = range(5)
+_UNSURE = (
+    *("", "its stage has no other node", "its stage has no other rank", "all ranks of its stage are slow"),
+    "too many of its stage's few ranks are slow",
+)
 _TOLD = 3  # causes in one sentence; chosen
 
 
@@ -90,7 +94,10 @@ def _stages(
         if there == 1:
             unsure[members] = _NODE
         elif struck > max(1.0, most * there) or (struck == 0 and there > 1):
-            innocent |= members
+            if size < _FEW and np.count_nonzero(late) < size:
+                unsure[members] = _MANY
+            else:
+                innocent |= members
     return innocent, unsure
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes, part
-from detectors.method import kernel
+from detectors.method import forgiven, kernel
 from detectors.method.conditions import Open, close, tell
 from detectors.method.gates import Gates
 from detectors.method.group_events import GroupEvents, Quantity
@@ -117,6 +117,7 @@ class StragglerInferred(Detector):
     worked: Bools = memory(False, np.bool_)
     tensor: Bools = memory(False, np.bool_)
     conditions: Open = notes()
+    forgiven: list[str] = notes(list)
 
     def __post_init__(self) -> None:
         self.clocks.channel = Channel(0.01, self.delta, threshold=self.threshold)
@@ -133,6 +134,8 @@ class StragglerInferred(Detector):
         if frame is None or not len(frame.entities):
             return []
         self.grow(len(frame.entities))
+        if (mask := forgiven.take(self.forgiven, frame)) is not None:
+            self._forget(mask)
         working = self._renew(frames, frame)
         self.seats.hear(frame, frames.get("rank"))
         clock, activity, busy = self._look(frame)
@@ -163,11 +166,9 @@ class StragglerInferred(Detector):
         return self.group.take(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
 
     def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        """What a person calls no fault is normal from now on."""
+        """What a person calls no fault is normal as soon as it is seen."""
         self.whole.forgive(entity)
-        if (frame := frames.get("gpu")) is not None:
-            above = frame.topology.above
-            self._forget(np.array([entity == e or entity in above(e) for e in frame.entities], bool))
+        self.forgiven.append(entity)
 
     def _forget(self, mask: Bools) -> None:
         """Learns these anew: other software, other hands on them, or a person said that it is no fault."""

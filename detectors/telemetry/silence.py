@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from detectors.telemetry import instrument_kernel
 from pipeline.records import SECOND, Frame
 from pipeline.signals import CATALOGUE
-from pipeline.topology import Topology
+from pipeline.topology import Topology, kind_of
 
 MISSED = 3
 """Instants in a row without a sample before anybody is silent, so that a pause of the pipeline is nobody's; chosen."""
@@ -21,6 +21,10 @@ LOOKS = 3
 """Where agents look more seldom, as at power supplies, so many looks must fail; chosen: one may fail, one be late."""
 GIVEN_UP = 72 * 3600 * SECOND
 """Who is silent for longer was taken away; chosen: a long weekend."""
+TOGETHER = 20 * SECOND
+"""Last samples so far apart at most are of one moment: a frame of 10 s, 5 s of jitter, a lost sample; chosen."""
+SITE = "site:all"
+"""What is blamed where all fall silent and nothing that the topology knows holds them all."""
 Bools = NDArray[np.bool_]
 _NOBODY = np.empty(0)
 
@@ -124,14 +128,19 @@ class Homes:
         self._members: dict[str, list[int]] = {}
         self._places: dict[str, NDArray[np.intp]] = {}
         self._above: list[tuple[str, ...]] = []
+        self._nodes: NDArray[np.intp] = np.empty(0, np.intp)
+        self._known_nodes = -1
 
     def renew(self, names: Sequence[str], topology: Topology) -> None:
         """Walks the topology, if it is another."""
         key = (id(topology), topology.version, len(names))
         if key == self._key:
             return
-        self._key, self._members, self._places = key, {}, {}
-        self._above = [topology.above(name) for name in names]
+        self._key = key
+        found = [topology.above(name) for name in names]
+        if found == self._above:  # jobs that come and go change the topology, but not what lies above devices
+            return
+        self._above, self._members, self._places, self._known_nodes = found, {}, {}, -1
         for i, above in enumerate(self._above):
             for entity in above:
                 self._members.setdefault(entity, []).append(i)
@@ -145,6 +154,14 @@ class Homes:
         if entity not in self._places:
             self._places[entity] = np.array(self._members.get(entity, []), np.intp)
         return self._places[entity]
+
+    def nodes(self, names: Sequence[str]) -> NDArray[np.intp]:
+        """Per device the position of its node among `names`; -1 where none of them is above it."""
+        if len(names) != self._known_nodes:
+            at = {name: i for i, name in enumerate(names)}
+            nearest = (next((e for e in above if kind_of(e) == "node"), "") for above in self._above)
+            self._known_nodes, self._nodes = len(names), np.array([at.get(node, -1) for node in nearest], np.intp)
+        return self._nodes
 
     def above(self, position: int) -> tuple[str, ...]:
         """What lies above a device, nearest first."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from detectors.telemetry.silence import Bools, Homes, shared
-from detectors.telemetry.silent_nodes import Known, Silence
+from detectors.telemetry.silent_nodes import Known, Silence, clock
+from detectors.telemetry.silent_readers import Gone, Readers
 from pipeline.records import SECOND, Level
 
 IN_NODES = ("gpu", "nic", "psu")
@@ -25,34 +26,43 @@ _MEANING = {
 
 
 class SilentDevices:
-    """Keeps only what it derived from the topology."""
+    """Keeps what it derived from the topology, and whose readers are gone."""
 
     def __init__(self) -> None:
         self._homes: dict[str, Homes] = {}
+        self._readers = Readers()
 
     def look(self, known: Known) -> Iterator[Silence]:
         """Who is silent now, and why."""
         for device_class in (*IN_NODES, *PLANT):
             silent = known.last.silent(device_class, known.seconds)
             if not silent.any():
+                self._readers.over(device_class)
                 continue
             names = known.last.names[device_class]
-            mine = {i: names[i] for i in np.flatnonzero(silent).tolist() if not known.in_work(names[i])}
             homes = self._homes.setdefault(device_class, Homes())
             homes.renew(names, known.topology)
             if device_class in PLANT:
+                mine = {i: names[i] for i in np.flatnonzero(silent).tolist() if not known.in_work(names[i])}
                 yield from self._plant(device_class, mine, homes, known)
-            else:
-                yield from self._in_nodes(device_class, mine, homes, known)
+            elif len(known.last.names.get("node", ())):
+                yield from self._in_nodes(device_class, silent[: len(names)], homes, known)
 
-    def _in_nodes(self, device_class: str, mine: Mapping[int, str], homes: Homes, known: Known) -> Iterator[Silence]:
+    def _in_nodes(self, device_class: str, silent: Bools, homes: Homes, known: Known) -> Iterator[Silence]:
+        """Those of a node that speaks: nearly all at once are their reader's silence, told once."""
+        nodes = known.last.names["node"]
+        owner = homes.nodes(nodes)
+        counted = np.append(self._spoke(device_class, known)[: len(nodes)], False)[owner]
+        if counted.any():
+            counted &= ~known.working(device_class)
+        silent = silent & counted
+        gone = self._readers.look(device_class, silent, counted, owner, homes, known.last)
+        if gone is not None:
+            yield self._unread(device_class, gone, known)
+            silent &= ~gone.silent
         by_node: dict[str, list[int]] = {}
-        nodes = {n: i for i, n in enumerate(known.last.names.get("node", ()))} if mine else {}
-        spoke = self._spoke(device_class, known) if nodes else np.zeros(0, bool)
-        for i, entity in mine.items():
-            node = known.topology.above_of_kind(entity, "node")
-            if node in nodes and spoke[nodes[node]]:
-                by_node.setdefault(str(node), []).append(i)
+        for i in np.flatnonzero(silent).tolist():
+            by_node.setdefault(nodes[owner[i]], []).append(i)
         names, since = known.last.names[device_class], known.last.seen[device_class]
         for node, found in sorted(by_node.items()):
             if len(found) > 1 and len(found) == len(homes.members(node)):
@@ -60,6 +70,22 @@ class SilentDevices:
                 continue
             for i in found:
                 yield self._one(names[i], node, device_class, int(since[i]), known)
+
+    def _unread(self, device_class: str, gone: Gone, known: Known) -> Silence:
+        """A ticket, unless the jobs of most of the nodes ended with it: then the devices are gone themselves."""
+        names = known.last.names["node"]
+        nodes = [names[i] for i in gone.nodes]
+        count, what = len(nodes), _many(device_class)
+        when = f"within {gone.seconds:.0f} s at {clock(gone.since)}"
+        said = f"{what[0].upper()}{what[1:]} of {count} of {gone.of} nodes fell silent {when}"
+        ended = device_class == "gpu" and _jobs_ended(nodes, gone.since, known)
+        why = "and their jobs ended with it" if ended else "what reads them is gone (exporter, collector)"
+        summary = f"{said} while the nodes speak: {why}"
+        clears, more = "over with the next samples of nearly all", {"nodes": nodes[:64]}
+        key = f"{device_class}|unread"
+        level: Level = "page" if ended else "ticket"
+        signal = (known.last.signals[device_class],)
+        return Silence(key, gone.entity, gone.since, level, float(count), summary, "reader", clears, signal, more)
 
     def _spoke(self, device_class: str, known: Known) -> Bools:
         """(N,) whether a node speaks, and has done so for long enough that its devices should, too."""
@@ -69,7 +95,7 @@ class SilentDevices:
     def _all(self, node: str, device_class: str, count: int, since: int, known: Known) -> Silence:
         level, why = self._why(node, node, since, known) if device_class == "gpu" else ("ticket", "")
         what = {"gpu": "driver or NVML hangs", "nic": "the driver is gone", "psu": "its BMC is not read"}[device_class]
-        said = f"All {count} {_MEANING[device_class]}s of {node} are silent for {(known.time - since) / SECOND:.0f} s"
+        said = f"All {count} {_many(device_class)} of {node} are silent for {(known.time - since) / SECOND:.0f} s"
         summary = f"{said} while the node speaks: {why or what}"
         signal = (known.last.signals[device_class],)
         clears = "over when the first of them speaks"
@@ -78,7 +104,7 @@ class SilentDevices:
 
     def _one(self, entity: str, node: str, device_class: str, since: int, known: Known) -> Silence:
         level, why = self._why(entity, node, since, known) if device_class == "gpu" else ("ticket", "")
-        others = f"while {node} and its other {_MEANING[device_class]}s speak"
+        others = f"while {node} and its other {_many(device_class)} speak"
         summary = (
             f"{entity} has been silent for {(known.time - since) / SECOND:.0f} s {others}{': ' if why else ''}{why}"
         )
@@ -108,7 +134,7 @@ class SilentDevices:
             around = shared(flags, flags, spoke, homes)
             entity = next((e for e, m in around.items() if len(m) == len(mine)), names[min(mine)])
             since = int(seen[list(mine)].min())
-            said = f"All {len(mine)} {_MEANING[device_class]}s are silent for {(known.time - since) / SECOND:.0f} s"
+            said = f"All {len(mine)} {_many(device_class)} are silent for {(known.time - since) / SECOND:.0f} s"
             yield self._blind(f"{device_class}|all", entity, device_class, since, said, known)
             left = {}
         for i, entity in left.items():
@@ -122,7 +148,23 @@ class SilentDevices:
         return Silence(key, entity, since, "ticket", 1.0, summary, "reader", "over with its next sample", signal)
 
     def snapshot(self) -> dict[str, Any]:
-        return {}
+        return {"readers": self._readers.snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._homes = {}
+        self._readers.restore(state.get("readers", {}))
+
+
+def _many(device_class: str) -> str:
+    return _MEANING[device_class].removesuffix("y") + ("ies" if device_class == "psu" else "s")
+
+
+def _jobs_ended(nodes: Sequence[str], since: int, known: Known) -> bool:
+    """Whether most of the nodes had jobs, and none of them lives on: an end or two within minutes are usual."""
+    ended = 0
+    for node in nodes:
+        state = known.jobs.of(node, since, known.time, known.topology).state
+        if state not in ("ended", "none"):
+            return False
+        ended += state == "ended"
+    return ended > len(nodes) / 2

@@ -11,19 +11,16 @@ import numpy as np
 from detectors.method.feeds import Feeds
 from detectors.method.gates import Gates
 from detectors.telemetry.host_facts import HostFacts
-from detectors.telemetry.silence import KNOWN, MISSED, Bools, Homes, LastSeen, shared
+from detectors.telemetry.silence import KNOWN, MISSED, SITE, TOGETHER, Bools, Homes, LastSeen, shared
 from detectors.telemetry.silent_jobs import SilentJobs, Verdict
-from pipeline.records import SECOND, Level, iso
+from detectors.telemetry.silent_readers import Gone, Readers
+from pipeline.records import SECOND, Frame, Level, iso
 from pipeline.topology import Topology
 
-TOGETHER = 20 * SECOND
-"""Last samples so far apart at most are of one moment: a frame of 10 s, 5 s of jitter, a lost sample; chosen."""
 BOOT = 900 * SECOND
 """A boot that was asked for takes no longer: a server of 8 GPUs needs 5 to 10 min; chosen."""
 ALL_BLIND = 300 * SECOND
 """Nobody at all heard for so long is worth waking somebody: nothing is watched then; chosen."""
-SITE = "site:all"
-"""What is blamed where all nodes fall silent and nothing that the topology knows holds them all."""
 _LEFT = 0.5  # share of a group still silent below which the rest are judged each for itself; chosen
 
 
@@ -61,6 +58,10 @@ class Known:
     def in_work(self, entity: str) -> bool:
         return self.gates.in_work(entity, self.topology, self.time)
 
+    def working(self, device_class: str) -> Bools:
+        """(N,) `in_work` of the devices of a class, of which each is looked up only when other work is announced."""
+        return self.gates.working(Frame(self.time, device_class, self.last.names[device_class], {}, self.topology))
+
     def dark(self, entity: str) -> str | None:
         """The feed of an entity, or itself, that has no power."""
         around = (entity, *self.topology.above(entity))
@@ -74,18 +75,20 @@ class SilentNodes:
         self._groups: dict[str, dict[str, Any]] = {}  # entity -> since, nodes
         self._alone: dict[str, dict[str, Any]] = {}  # node -> since, job that stepped on without it (or empty)
         self._mute: list[int] = []  # nodes whose GPUs speak, while nothing is heard of themselves
+        self._unread: Gone | None = None  # nearly all of those at once
+        self._readers = Readers()
         self._homes, self._gpus, self._supplies = Homes(), Homes(), Homes()
 
     def look(self, known: Known) -> Iterator[Silence]:
         """Who is silent now, and why."""
         silent = known.last.silent("node", known.seconds)
         if not (silent.any() or self._groups or self._alone):
+            self._readers.over("node")
             return
         names = known.last.names.get("node", ())
         if not len(names):
             return
         self._homes.renew(names, known.topology)
-        self._mute = []
         silent = self._without(silent, known)
         self._sort(silent, known)
         for each in (*self._groups.values(), *self._alone.values()):
@@ -95,6 +98,8 @@ class SilentNodes:
         supplied = self._supplied(known) if self._alone else set()
         for node, alone in sorted(self._alone.items()):
             yield self._lone(node, alone, "answers" if node in supplied else "not heard", known)
+        if self._unread is not None:
+            yield self._all(self._unread, known)
         for i in self._mute:
             yield self._own(names[i], int(known.last.seen["node"][i]), known)
 
@@ -103,18 +108,29 @@ class SilentNodes:
         clears, signals = "over with the node's next sample", ("node.load1",)
         return Silence(f"{node}|own", node, since, "ticket", 1.0, summary, "collector", clears, signals)
 
+    def _all(self, gone: Gone, known: Known) -> Silence:
+        count, names = len(gone.nodes), known.last.names["node"]
+        said = (
+            f"{count} of {gone.of} nodes tell nothing of themselves since {clock(gone.since)} while GPUs of them speak"
+        )
+        summary = f"{said}: what reads them is gone (exporter, collector)"
+        clears, more = "over with the next samples of nearly all", {"nodes": [names[i] for i in gone.nodes[:64]]}
+        key, score, signals = "own|all", float(count), ("node.load1",)
+        return Silence(key, gone.entity, gone.since, "ticket", score, summary, "collector", clears, signals, more)
+
     def _without(self, silent: Bools, known: Known) -> Bools:
         """Less those whom people work on, and those whose GPUs still speak: their agent is alive."""
-        out = silent.copy()
         names = known.last.names["node"]
+        silent = silent[: len(names)]
         self._gpus.renew(known.last.names.get("gpu", ()), known.topology)
-        speaks = known.last.speaks("gpu")
-        for i in np.flatnonzero(silent).tolist():
-            alive, worked = bool(speaks[self._gpus.places(names[i])].any()), known.in_work(names[i])
-            out[i] = not (worked or alive)
-            if alive and not worked:
-                self._mute.append(i)
-        return out
+        owner = self._gpus.nodes(names)
+        heard = owner[known.last.speaks("gpu")[: len(owner)] & (owner >= 0)]
+        alive, free = np.bincount(heard, minlength=len(names)) > 0, ~known.working("node")
+        mute, counted = silent & alive & free, alive & free
+        self._unread = self._readers.look("node", mute, counted, np.arange(len(names)), self._homes, known.last)
+        left = mute if self._unread is None else mute & ~self._unread.silent
+        self._mute = np.flatnonzero(left).tolist()
+        return silent & free & ~alive
 
     def _sort(self, silent: Bools, known: Known) -> None:
         """Renews groups and lone ones."""
@@ -134,7 +150,9 @@ class SilentNodes:
                 group["nodes"] = left
         told = {n for g in self._groups.values() for n in g["nodes"]} | set(self._alone)
         begun = [i for i in np.flatnonzero(silent).tolist() if names[i] not in told]
-        free = np.array([n not in told and not known.in_work(n) for n in names]) if begun else np.zeros(0, bool)
+        free = ~known.working("node") if begun else np.zeros(0, bool)
+        if begun and told:
+            free &= np.array([n not in told for n in names])
         for i in begun:
             if free[i]:
                 free[self._begins(i, free, known)] = False
@@ -170,7 +188,7 @@ class SilentNodes:
         verdicts = [known.jobs.of(n, since, known.time, known.topology) for n in nodes]
         level, cause, why = self._why_group(entity, group, verdicts, known)
         clears = f"over when fewer than half of the {group['of']} nodes are silent"
-        summary = f"{said} at {_clock(since)}: {why}"
+        summary = f"{said} at {clock(since)}: {why}"
         more = {"nodes": nodes[:64], "jobs": sorted({v.job for v in verdicts if v.job})}
         signals = ("node.load1", "power.voltage") if cause == "power" else ("node.load1",)
         return Silence(
@@ -240,11 +258,13 @@ class SilentNodes:
 
     def snapshot(self) -> dict[str, Any]:
         groups = {e: {**g, "nodes": list(g["nodes"])} for e, g in self._groups.items()}
-        return {"groups": groups, "alone": dict(self._alone)}
+        return {"groups": groups, "alone": dict(self._alone), "readers": self._readers.snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._groups, self._alone = dict(state["groups"]), dict(state["alone"])
+        self._readers.restore(state.get("readers", {}))
 
 
-def _clock(time: int) -> str:
+def clock(time: int) -> str:
+    """Time of day (UTC) for a summary."""
     return iso(time)[11:19]

@@ -85,7 +85,7 @@ class Programs:
     def _remember(self, gpu: str, case: Case, again: int) -> None:
         """Notes XIDs of a lone GPU, and whether it had them before under another job or in the same part."""
         now, job, place = case["fresh"], case["job"], case["place"]
-        kept = [b for b in self.bursts.get(gpu, []) if now - b[0] <= again]
+        kept = [b for b in self.bursts.pop(gpu, []) if now - b[0] <= again]
         apart = [b for b in kept if now - b[0] > _BURST]
         same = [b for b in apart if place and b[2] == place]
         jobs = {b[1] for b in apart if b[1]} | ({job} if job else set())
@@ -94,9 +94,9 @@ class Programs:
                 case["repeats"] = f"it erred {len(same) + 1} times in {place} within a day"
             elif len(jobs) > 1:
                 case["repeats"] = f"it erred under {len(jobs)} jobs within a day, alone each time"
-        self.bursts[gpu] = [*kept, [now, job, place]][-_MOST:]
-        for gone in [g for g, bursts in self.bursts.items() if now - bursts[-1][0] > again]:
-            del self.bursts[gone]
+        self.bursts[gpu] = [*kept, [now, job, place]][-_MOST:]  # the newest stands last
+        while now - self.bursts[oldest := next(iter(self.bursts))][-1][0] > again:
+            del self.bursts[oldest]
 
     def snapshot(self) -> dict[str, Any]:
         return {"blamed": self.blamed, "bursts": self.bursts}

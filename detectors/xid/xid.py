@@ -100,6 +100,8 @@ class Xid(Detector):
         for event in sorted(events, key=lambda e: (e.time, e.entity, e.kind)):
             found += self._take(event, topology, time)
         found += self._look(frames.get("gpu"), time)
+        for entity in self._looks.strangers(self.cases, frames, topology):
+            found += self._ended(entity, time, looks.STRANGE)
         if self.cases or self.programs.blamed:
             due = self._looks.due(self.cases, frames, time, lambda node: self._jobs.gpus(node, topology))
             found += self._renewed(due, frames, time, topology)
@@ -159,7 +161,7 @@ class Xid(Detector):
             self.conditions.pop(entity, None)
             before = {} if case is None else {k: case[k] for k in ("codes", "facts", "driver", "reset", "job")}
             case = self.cases[entity] = {**xid_cases.opened(time), **before}
-        self._looks.at(entity, 0)
+        self._looks.news(entity)
         return case
 
     def _fact(self, event: Event, entity: str, kind: str, said: tuple[Level, str], waits: bool = False) -> None:
@@ -210,12 +212,10 @@ class Xid(Detector):
         """What the driver's states say, so that a lost event costs two frames and no fault."""
         if frame is None or not ({"gpu.present", "gpu.recovery_action"} & set(frame.values)):
             return []
-        n = len(frame.entities)
-        self.grow(n)
+        self.grow(n := len(frame.entities))
         action, absent = frame["gpu.recovery_action"], frame["gpu.present"] == 0
-        known = np.isfinite(action)
-        well = np.flatnonzero(known & (action == 0) & (self.action[:n] > 0)).tolist()
-        self.action[:n] = np.where(known, action, self.action[:n])
+        well = np.flatnonzero((action == 0) & (self.action[:n] > 0)).tolist()
+        self.action[:n] = np.where(np.isfinite(action), action, self.action[:n])
         self.odd[:n] = np.where(absent | (action > 0), np.minimum(self.odd[:n] + 1, 3), 0)
         for i in np.flatnonzero(self.odd[:n] == _LOOKS).tolist():
             case = self._case(frame.entities[i], time)
@@ -231,9 +231,8 @@ class Xid(Detector):
         found = []
         for entity in due:
             case = self.cases[entity]
-            reborn = self._looks.life(entity, frames, topology) * SECOND > case["last"]
             known = self.conditions.get(entity)
-            if reborn:
+            if self._looks.life(entity, frames, topology) * SECOND > case["last"]:
                 found += self._ended(entity, time, _BACK)
             elif case.get("away", 0) > looks.GONE:
                 found += self._ended(entity, time, _TAKEN)
@@ -251,7 +250,8 @@ class Xid(Detector):
         if known is None:
             return []
         summary, told = f"{entity} {why}: what its driver and kernel told is over", evidence(why, cleared=True)
-        return [Finding(time, known["onset"], entity, self.name, known["level"], 0.0, summary, told, _SIGNALS)]
+        onset = min(known["onset"], time)  # that of a time that stepped back since would lie ahead
+        return [Finding(time, onset, entity, self.name, known["level"], 0.0, summary, told, _SIGNALS)]
 
     def _told(self, entity: str, time: int, topology: Topology) -> list[Finding]:
         case = self.cases[entity]

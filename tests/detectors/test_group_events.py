@@ -77,6 +77,19 @@ def test_three_of_ten_are_not_a_group_yet(shown):
     assert shown.looks(200, range(9)) == []
 
 
+def test_two_of_a_cohort_of_six_are_enough():
+    fleet = Shown(Topology({g: [f"rack:{'few' if i < 6 else 'r1'}"] for i, g in enumerate(GPUS)}), (("rack",),))
+    fleet.peers.least = 4
+    fleet.looks(LEARNT)
+    assert {f.entity for f in fleet.looks(120, (1, 4))} == {"rack:few"}
+
+
+def test_where_most_are_worse_the_others_are_told_as_better(shown):
+    found = shown.looks(150, range(20))
+    assert found
+    assert "12 of 32 GPUs of rack:r1, H100 are cooler than the others" in found[-1].summary
+
+
 def test_it_ends_with_the_trouble(shown):
     assert shown.looks(120, SOME)
     shown.looks(40)

@@ -202,6 +202,14 @@ def test_a_loss_that_nobody_measures_any_more_lapses(signal, bad, well, hours):
     assert shown(end + (hours * 3600 + 60) * SECOND, np.nan) == []
 
 
+@pytest.mark.parametrize("odd", [np.inf, -np.inf, 2.0**64, -1.0, 65535.0])
+def test_a_status_that_is_none_says_nothing(site, odd):
+    def absurd(told):
+        told["psu"]["psu.status"][3] = odd
+
+    assert site.run(absurd) == set()
+
+
 def test_two_conditions_of_one_entity_are_one_finding():
     finding = Finding(START, START - 5, "rack:r0", "power", "ticket", 1.0, "a brake", {"clears": "x"}, ("a",))
     other = Finding(START, START - 9, "rack:r0", "power", "page", 1.0, "a loss", {"clears": "y"}, ("b",))

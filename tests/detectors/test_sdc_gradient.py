@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -12,18 +11,7 @@ from detectors.sdc.leaps import SAMPLES, by_chance, heavy, normal, rate
 from detectors.sdc.sdc_gradient import SdcGradient
 from pipeline.records import SECOND, Frame
 from tests.detectors.cases.sdc import GPUS
-from tests.detectors.cases.sdc_gradient import CASE
-
-
-def shown(change, ticks=200, detector=None):
-    """Findings; change(tick, norm, count) breaks the columns in place."""
-
-    def instant(tick, broken, rng):
-        norm, count = 2.0 * np.exp(0.1 * rng.standard_normal(16)), np.zeros(16)
-        change(tick, norm, count)
-        return {"rank": {"rank.gradient_norm": norm, "rank.nonfinite": count}}, []
-
-    return dataclasses.replace(CASE, instant=instant).shown(detector or SdcGradient(), range(ticks))
+from tests.detectors.cases.sdc_gradient import CASE, shown
 
 
 def test_a_leap_of_one_rank_in_one_step_is_a_suspect_for_ten_minutes():
@@ -202,6 +190,22 @@ def test_storms_of_nan_zeros_infinities_and_constants_are_borne():
             count[:] = np.nan
 
     assert shown(storm) == []
+
+
+def test_a_time_that_steps_back_keeps_nobody_held_for_long():
+    def leap(tick, norm, count):
+        norm[3] *= 8.0 if tick == 100 else 1.0
+
+    detector = SdcGradient()
+    shown(leap, 110, detector)
+    (record,) = detector.held.values()
+    early = record["last"] - 5000 * SECOND
+    for after in (0, 590, 610):
+        held = dict(detector.held)
+        frame = Frame(early + after * SECOND, "rank", CASE.names["rank"], {}, CASE.topology())
+        assert all(f.onset <= f.time for f in detector.observe({"rank": frame}))
+        assert record["since"] <= early
+        assert bool(detector.held) == (after < 600), held
 
 
 def test_the_budget_tells_of_heavy_tails():

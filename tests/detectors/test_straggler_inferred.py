@@ -272,6 +272,23 @@ def test_what_a_person_calls_no_fault_is_learnt():
     assert [f for t in range(132, 260) for f in detector.observe(case.frames(t, True, topology))] == []
 
 
+def test_what_a_person_calls_no_fault_of_a_group_is_learnt_of_its_members():
+    """The ticket names a stage, which no GPU is part of: its ranks are."""
+    slow, detector = clocks(list(range(0, site.SIZE // 2, 2)), 0.85), StragglerInferred()
+    found = watched(slow, SINCE + 150, detector=detector)
+    group = next(f for f in found if "group" in f.evidence)
+    detector.forgive(group.entity, {})
+    case = Case(
+        StragglerInferred,
+        site.NAMES,
+        site.topology,
+        lambda tick, _, rng: (slow(tick, values := site.quiet(tick, rng)), (values, []))[1],
+        frozenset(),
+    )
+    topology, ticks = site.topology(), range(SINCE + 150, SINCE + 350)
+    assert [f for t in ticks for f in detector.observe(case.frames(t, True, topology))] == []
+
+
 def test_a_job_that_moves_takes_its_peers_along():
     topology = site.topology()
     other = {f"rank:8.{i}": ["stage:8.0", "job:8", site.GPUS[i]] for i in range(site.SIZE)}

@@ -174,6 +174,24 @@ def test_a_share_at_the_limit_does_not_flicker():
     assert all(moved[first : first + 88]), "known after 15 min, until then hidden without a break"
 
 
+def test_half_of_a_cohort_that_is_off_for_long_is_the_cohorts_own_event():
+    """With as many off as not the spread is as wide as the effect, so that no sum ever rises."""
+    rows, groups = quiet(300, 16, sd=0.005), np.zeros(16, np.int32)
+    rows[100:, :8] += 0.3
+    assert fed(Streams(Channel(0.01, 0.03, phi=0.6)), rows, groups).moved.all()
+
+
+def test_who_is_learnt_anew_while_the_cohort_is_off_learns_when_it_is_well():
+    rows, groups, streams = quiet(900, 32, sd=0.005), np.zeros(32, np.int32), Streams(TIMES)
+    rows[100:500, :20] += 0.25
+    fed(streams, rows[:300], groups)
+    streams.forget(np.arange(32) == 31)
+    fed(streams, rows[300:500], groups, 300)
+    step = fed(streams, rows[500:], groups, 500)
+    assert not step.on.any()
+    assert step.judged[31]
+
+
 def test_a_fault_does_not_become_normal():
     rows, groups = quiet(3000, 32), np.zeros(32, np.int32)
     rows[100:, 5] += 0.12

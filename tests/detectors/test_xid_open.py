@@ -1,4 +1,4 @@
-"""Open cases of XIDs: a person ends one, what is gone ends by itself, and many that hold cost an instant nothing."""
+"""Open cases of XIDs: a person ends one, what is gone ends by itself, many that hold cost nothing between repeats."""
 
 from __future__ import annotations
 
@@ -148,6 +148,48 @@ def test_a_page_that_holds_for_hours_ends_after_a_restart_of_the_service_and_a_t
     assert [f.evidence["cleared"] for f in shown(other, time + STEP, generation=1.9e9)] == [True]
     shown(detector, T0 + 5 * STEP)
     assert [f.evidence["cleared"] for f in shown(detector, T0 + 6 * STEP, generation=1.9e9)] == [True]
+
+
+def test_a_reset_after_a_clock_that_was_set_back_ends_a_case_at_no_later_time_than_its_own():
+    detector = Xid()
+    shown(detector, T0, xid(T0))
+    time = T0 - HOUR
+    (over,) = shown(detector, time, Event(time, GPU, "counter_reset", {}))
+    assert over.evidence["cleared"]
+    assert over.onset <= over.time
+
+
+def test_cases_of_gpus_that_only_a_log_names_are_bounded_and_real_ones_stay():
+    detector = Xid()
+    shown(detector, T0, xid(T0))
+    for k in range(12):
+        time = T0 + (k + 1) * STEP
+        found = shown(detector, time, *(xid(time, gpu=f"gpu:x{k}.{i}") for i in range(150)))
+    assert len(detector.cases) == len(detector.conditions) == 1001
+    assert GPU in detector.cases
+    assert "gpu:x11.149" in detector.cases
+    assert "gpu:x4.0" not in detector.cases
+    over = [f for f in found if f.evidence.get("cleared")]
+    assert len(over) == 150
+    assert "gave way to 1000 newer cases" in over[0].summary
+    other = Xid()
+    other.restore(detector.snapshot())
+    later = T0 + 13 * STEP
+    more = [xid(later, gpu=f"gpu:y{i}.0") for i in range(5)]
+    assert shown(other, later, *more) == shown(detector, later, *more)
+
+
+def test_errors_of_gpus_are_remembered_for_a_day():
+    detector = Xid()
+    for k, gpu in ((0, GPUS[1]), (20, GPUS[2]), (30, GPUS[1])):
+        for wait in (0, 10, 20):
+            time = T0 + k * HOUR + wait * SECOND
+            shown(detector, time, *([xid(time, 13, gpu=gpu)] if wait == 0 else []))
+    assert set(detector.programs.bursts) == {GPUS[1], GPUS[2]}
+    time = T0 + 50 * HOUR
+    for wait in (0, 10):
+        shown(detector, time + wait * SECOND, *([xid(time, 13, gpu=GPUS[3])] if wait == 0 else []))
+    assert set(detector.programs.bursts) == {GPUS[1], GPUS[3]}
 
 
 def test_xids_that_nobody_knows_are_counted_up_to_a_bound_and_a_known_one_still_pages():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from detectors.sdc.sdc_gradient import SdcGradient
@@ -18,3 +20,14 @@ def instant(tick: int, broken: bool, rng: np.random.Generator) -> Shown:
 
 
 CASE = Case(SdcGradient, {"rank": RANKS}, topology, instant, frozenset({GPUS[GUILTY]}), level="ticket")
+
+
+def shown(change, ticks=200, detector=None):
+    """Findings; change(tick, norm, count) breaks the columns in place."""
+
+    def instant(tick, broken, rng):
+        norm, count = 2.0 * np.exp(0.1 * rng.standard_normal(16)), np.zeros(16)
+        change(tick, norm, count)
+        return {"rank": {"rank.gradient_norm": norm, "rank.nonfinite": count}}, []
+
+    return dataclasses.replace(CASE, instant=instant).shown(detector or SdcGradient(), range(ticks))
