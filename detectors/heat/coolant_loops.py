@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.heat.coolant_kernel import PEERS
+from detectors.heat.thermal_bits import HEAT
 from detectors.method.evidence import Compared, evidence
 from detectors.method.streams import Step
+from detectors.method.throttle import bits_of, has
 from pipeline.records import SECOND, Finding, Frame, Level, finite
 
 Floats = NDArray[np.float64]
@@ -21,7 +23,6 @@ PG25 = 15.1  # K L/min per kW: 25 % propylene glycol, 1.02 kg/L, 3.9 kJ/kg K
 LEAST_DT = 5.0  # K; below it 0.3 K of two sensors and 2 % of the flow make the heat balance worthless
 DOUBTED = "doubted"
 """Key of the evidence: it is the instrument rather than the loop, or flow that follows the load; bears nothing out."""
-_THROTTLE = 0x20 | 0x40  # NVML clock event reasons: software and hardware thermal slowdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +154,8 @@ def throttled(gpus: Frame | None, loop: str, loops: Loops) -> bool:
     mine = loops.of(loop, gpus)
     if gpus is None or not len(mine):
         return False
-    reasons = gpus["gpu.throttle_reasons"][mine]
-    bits = np.where(np.isfinite(reasons), reasons, 0).astype(np.uint64)
-    return int(np.count_nonzero(bits & np.uint64(_THROTTLE))) >= 2
+    bits, _ = bits_of(gpus["gpu.throttle_reasons"][mine])
+    return int(np.count_nonzero(has(bits, int(HEAT)))) >= 2
 
 
 def finding(

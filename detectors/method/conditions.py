@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.records import LEVELS, SECOND, Level
 
 REPEAT = 60 * SECOND
-_SET_BACK = 600 * SECOND  # a clock that goes back by as much was set; frames come out of order by less. Chosen
+SET_BACK = 600 * SECOND  # a clock that goes back by as much was set; frames come out of order by less. Chosen
 Open = dict[str, dict[str, Any]]
 
 
@@ -21,7 +21,7 @@ def tell(conditions: Open, key: str, time: int, onset: int, level: Level) -> tup
         conditions[key] = {"onset": min(onset, time), "level": level, "told": time}
         return min(onset, time), level
     if time < known["onset"]:
-        if known["onset"] - time < _SET_BACK:  # out of order: that is no news of it
+        if known["onset"] - time < SET_BACK:  # out of order: that is no news of it
             return None
         known["onset"] = time
     rises = LEVELS.index(level) > LEVELS.index(known["level"])

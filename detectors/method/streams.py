@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.method import kernel
+from detectors.method.conditions import SET_BACK
 from detectors.method.moved import Moved
 from pipeline.records import SECOND
 
@@ -37,7 +38,6 @@ _ABSURD = 1e9  # no temperature, logarithm or share is as large: such a value is
 LIFT = 24 * 3600
 """Seconds after which a cohort that moved, or a stream that is better than normal, is as it is now: what a site has
 left as it is for a day, with a ticket in hand, is meant. Chosen; sooner, what waits for a spare would be normal."""
-SET_BACK = 600 * SECOND  # samples come out of order by less: the pipeline waits for none as long. Chosen
 _LOWEST, _HIGHEST = 15.0, 30.0  # thresholds below alarm within days, those above do so never
 
 

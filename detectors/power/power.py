@@ -14,6 +14,7 @@ from detectors.method.evidence import evidence
 from detectors.method.feeds import SIGNALS as FEED_SIGNALS
 from detectors.method.feeds import Feeds
 from detectors.method.gates import Gates
+from detectors.method.throttle import bits_of, has
 from detectors.power import sags
 from detectors.power.supplies import INPUT, OUTPUT, PULLED, STATUS, Lost, Supplies
 from detectors.power.supplies import SIGNALS as SUPPLY_SIGNALS
@@ -135,8 +136,8 @@ class Power(Detector):
             return {}
         reasons = frame["gpu.throttle_reasons"]
         self.grow(len(reasons))
-        count, known = self.braked[: len(reasons)], np.isfinite(reasons) & (reasons >= 0) & (reasons < 2.0**63)
-        on = known & ((np.where(known, reasons, 0).astype(np.uint64) & np.uint64(BRAKE)) != 0)
+        count, (bits, known) = self.braked[: len(reasons)], bits_of(reasons)
+        on = has(bits, BRAKE)
         if not on.any() and not count.any():
             return {}
         self.since[: len(reasons)][on & (count == 0)] = time

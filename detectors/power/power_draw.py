@@ -15,13 +15,13 @@ from detectors.method.evidence import Compared, evidence
 from detectors.method.gates import Gates
 from detectors.method.group_events import GroupEvents, Quantity
 from detectors.method.streams import Channel, Step, Streams
+from detectors.method.throttle import CAPPED, THROTTLE, bits_of, has
 from detectors.power.draw_fit import Bools, DrawFit, Floats
 from detectors.straggler.seats import Seats
 from pipeline.records import SECOND, Finding, Frame, Level
 
-_HELD_DOWN = np.uint64(0x4 | 0x8 | 0x20 | 0x40 | 0x80)
-"""NVML clock event reasons: power cap, hardware slowdown, heat by software and hardware, power brake. The voltage falls
-with the clock there, so that the line of those at full clock says nothing."""
+_HELD_DOWN = CAPPED | THROTTLE
+"""The voltage falls with the clock there, so that the line of those at full clock says nothing."""
 _BUSY = 0.2  # activity below which the board itself draws most of the power; chosen
 _RHYTHM = 30  # s between two looks: half of what is smoothed over; chosen
 _JITTER = 4  # s by which frames are dated apart; chosen
@@ -161,17 +161,18 @@ class PowerDraw(Detector):
         n = len(frame.entities)
         activity = np.where(self.inner[:n], frame["gpu.sm_active"], frame["gpu.utilization"])
         now_w, now_x = frame["gpu.power"], activity * frame["gpu.sm_clock"] / 1000.0
-        power, work, reasons = self.power[:n], self.work[:n], frame["gpu.throttle_reasons"]
-        bits = np.where((reasons >= 0) & (reasons < 2.0**63), reasons, 0.0).astype(np.uint64)
+        power, work = self.power[:n], self.work[:n]
+        bits, _ = bits_of(frame["gpu.throttle_reasons"])
+        held_down = has(bits, _HELD_DOWN)
         usable = (now_w > 1) & (activity >= _BUSY) & (now_x > 0) & np.isfinite(now_w + now_x)
-        usable &= ((bits & _HELD_DOWN) == 0) & ~self.worked[:n]
+        usable &= ~held_down & ~self.worked[:n]
         steady = np.abs(now_x - work) <= _STEPS * work
         share = 1 - np.exp(-seconds / _SMOOTH)
         for mean, now in ((power, now_w), (work, now_x)):
             mean += np.where(usable, share * (now - mean), 0.0)
             fresh = usable & np.isnan(mean)
             mean[fresh] = now[fresh]
-        idle = (activity < _BUSY) | ((bits & _HELD_DOWN) != 0)
+        idle = (activity < _BUSY) | held_down
         power[idle] = work[idle] = np.nan
         return np.asarray(usable & steady)
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from detectors.method import kernel
 from detectors.method.streams import LEARN, Bools, Channel, Streams
+from detectors.method.throttle import CAPPED, THROTTLE, bits_of, has, named
 from detectors.straggler.caps import SEVERAL
 from detectors.straggler.places import MOST, Places
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.struck import stepped
-from detectors.straggler.throttle import CAPPED, THROTTLE, bits_of, has, named
 from pipeline.records import SECOND, Frame
 
 Floats = NDArray[np.float64]

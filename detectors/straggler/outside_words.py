@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from detectors.method import kernel
 from detectors.method.evidence import Compared, evidence
 from detectors.method.streams import Step
+from detectors.method.throttle import CAPPED, THROTTLE, has, named
 from detectors.straggler.outside import Sight, units
 from detectors.straggler.seats import PEERS
-from detectors.straggler.throttle import CAPPED, THROTTLE, has, named
 from pipeline.records import SECOND, Finding, Level
 
 _SEVERAL = 4  # GPUs under a power cap that they had not: policy, no broken one; chosen: half a node

@@ -15,6 +15,7 @@ from detectors.method.conditions import Open, close, tell
 from detectors.method.gates import Gates
 from detectors.method.group_events import GroupEvents, Quantity
 from detectors.method.streams import LEARN, Bools, Channel, Floats, Step, Streams
+from detectors.method.throttle import CAPPED, IDLE, THROTTLE, bits_of, has
 from detectors.straggler.alarms import of_gpus
 from detectors.straggler.crowds import Crowds
 from detectors.straggler.outside import Sight, Signs
@@ -22,7 +23,6 @@ from detectors.straggler.outside_words import suspects
 from detectors.straggler.ports import ERRORS, MARKS, SENT, WAITS
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.seats import PEERS, Seats
-from detectors.straggler.throttle import CAPPED, IDLE, THROTTLE, bits_of, has
 from detectors.straggler.whole_jobs import WholeJobs
 from pipeline.records import SECOND, Finding, Frame
 

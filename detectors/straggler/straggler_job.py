@@ -13,13 +13,13 @@ from detectors.detector import Detector, memory, notes, part
 from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.streams import Bools, Floats
+from detectors.method.throttle import CAPPED, bits_of, has
 from detectors.method.told import whole
 from detectors.straggler.alarms import of_jobs
 from detectors.straggler.pace import LOOK, Paces
 from detectors.straggler.places import Places
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.samples import Samples
-from detectors.straggler.throttle import CAPPED, bits_of, has
 from pipeline.records import SECOND, Finding, Frame, Level
 
 _SILENT = 30 * SECOND  # a job without any sample for so long is not judged: it may have ended; chosen

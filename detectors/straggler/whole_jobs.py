@@ -9,9 +9,9 @@ import numpy as np
 
 from detectors.method.conditions import Open, close, tell
 from detectors.method.streams import Bools, Channel
+from detectors.method.throttle import CAPPED, has
 from detectors.straggler.job_causes import Slow, slow_jobs
 from detectors.straggler.outside_jobs import LOOK, JobsOutside
-from detectors.straggler.throttle import CAPPED, has
 from detectors.straggler.watched import Watched
 from pipeline.records import SECOND, Finding, Frame
 

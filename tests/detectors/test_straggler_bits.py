@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from detectors.method.throttle import bits_of
 from detectors.straggler.straggler import Straggler
 from detectors.straggler.straggler_inferred import StragglerInferred
 from detectors.straggler.straggler_job import StragglerJob
-from detectors.straggler.throttle import bits_of
 from tests.detectors.cases import straggler as site
 from tests.detectors.cases.case import Case
 
