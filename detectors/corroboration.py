@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.links import PEER
 from pipeline.records import SECOND, Finding
-from pipeline.topology import Topology
+from pipeline.topology import Topology, kind_of
 
 _HEAT = ("thermal", "thermal_edge", "coolant", "coolant_edge", "coolant_leak")
 _CABLE = ("link", "link_stall", "link_pcie", "link_nvlink")
@@ -31,6 +31,10 @@ that may lie."""
 LATE = 600 * SECOND
 """A finding of heat that began so much later than the suspect explains nothing: an effect follows its cause, and heat
 does so within minutes; onsets are estimates. Chosen."""
+STALE = 3600 * SECOND
+"""A finding of heat that had begun so long before the suspect explains nothing either: two conditions that last for
+hours meet by chance. Chosen."""
+_OWN = ("gpu", "node")  # whose heat is a suspect's own; what cools many more must be told by itself before it explains
 Key = tuple[str, str]
 
 
@@ -79,7 +83,7 @@ class Corroboration:
             for f in places.get(place, ())
             if f.detector in wanted and (f.detector, f.entity) != (finding.detector, finding.entity)
             if not own & set(f.signals) or _ends(finding.entity, f.entity, topology)
-            if f.detector not in _HEAT or f.onset - finding.onset <= LATE
+            if f.detector not in _HEAT or _heats(f, finding)
         }
         return found[min(found)] if found else None
 
@@ -97,6 +101,15 @@ def _borne_out(finding: Finding, reason: Finding, time: int) -> Finding:
     evidence = {**finding.evidence, "corroborated_by": by}
     onset = min(finding.onset, time)  # the clock may have gone back
     return replace(finding, time=time, onset=onset, level="page", evidence=evidence, summary=summary)
+
+
+def _heats(reason: Finding, suspect: Finding) -> bool:
+    """Whether heat there can be what is suspected here: it began about then, and of a plant it is more than a suspect.
+
+    A set-point that was moved is a suspect for hours, and hundreds of GPUs hang on it: one of them is slow by chance.
+    """
+    told = reason.level != "suspect" or kind_of(reason.entity) in _OWN
+    return told and -STALE <= reason.onset - suspect.onset <= LATE
 
 
 def _ends(one: str, other: str, topology: Topology) -> bool:

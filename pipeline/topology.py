@@ -5,7 +5,7 @@ A fault of a parent reaches its children; children of one parent are peers at th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ class Topology:
         self.version = 0
         # by parents: the many sensors, links and services of a node are alike in them
         self._above: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._nearest: dict[tuple[tuple[str, ...], str], str | None] = {}
+        self._named: set[str] = set()  # who is in any line of _above: a change of others leaves the lines as they are
         self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.merge(parents, attributes)
 
@@ -46,7 +48,8 @@ class Topology:
         combined = {**self.parents, **new}
         if circle := _circle(combined, new):
             raise UsageError(f"topology: parents form a circle: {' -> '.join(circle)}; wanted a graph without circles")
-        self.parents, self.version, self._above = combined, self.version + 1, {}
+        self.parents, self.version = combined, self.version + 1
+        self._changed(new.keys())
         self.attributes.update(facts)
         return True
 
@@ -56,9 +59,18 @@ class Topology:
         for entity in entities:
             parents.pop(entity, None)
             attributes.pop(entity, None)
-        self.parents, self.attributes, self.version, self._above = parents, attributes, self.version + 1, {}
+        gone = self.parents.keys() - parents.keys()
+        self.parents, self.attributes, self.version = parents, attributes, self.version + 1
+        self._changed(gone)
         if len(self._known) > len(parents):  # those of entities that are no more: jobs come and go
             self._known = {line: line for line in parents.values()}
+            self._above, self._nearest, self._named = {}, {}, set()
+
+    def _changed(self, entities: Set[str]) -> None:
+        """Forgets what was looked up through entities whose parents are others now."""
+        if not self._named.isdisjoint(entities):
+            self._above = {parents: line for parents, line in self._above.items() if entities.isdisjoint(line)}
+            self._nearest, self._named = {}, set().union(*self._above.values())
 
     def _shared(self, parents: tuple[str, ...]) -> tuple[str, ...]:
         return self._known.setdefault(parents, parents)
@@ -73,6 +85,7 @@ class Topology:
                 fresh = [e for e in dict.fromkeys(level) if e not in found]
                 found.update(dict.fromkeys(fresh))
                 level = [p for e in fresh for p in self.parents.get(e, ())]
+            self._named.update(found)
             self._above[parents] = tuple(found)
         return self._above[parents]
 
@@ -80,7 +93,10 @@ class Topology:
         """Nearest ancestor of that kind, or the entity itself if it is one; None if there is none."""
         if kind_of(entity) == kind:
             return entity
-        return next((e for e in self.above(entity) if kind_of(e) == kind), None)
+        key = self.parents.get(entity, ()), kind
+        if key not in self._nearest:
+            self._nearest[key] = next((e for e in self.above(entity) if kind_of(e) == kind), None)
+        return self._nearest[key]
 
     def below(self, entity: str) -> tuple[str, ...]:
         """All entities that have `entity` among their ancestors, in the order in which they were first named."""

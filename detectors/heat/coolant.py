@@ -42,10 +42,10 @@ class Coolant(Detector):
     loops a ticket instead. Flow that falls alone, while pressure and pump say otherwise, is the meter: a suspect; but
     where the coolant carries off as much heat as before it is a branch that is restricted (a connector, a rack's
     manifold) at a pressure that its unit holds: page after `hold` s, with fewer than 4 comparable ones a ticket.
-    Supply: suspect from `temperature_delta` K; page once it rose faster than any set-point does, or is `warm` K above
-    usual for `hold` s, or the GPUs throttle. A supply that jumps within one sample is the sensor. What four or more
-    comparable loops do together is taken out of each and judged by itself: one finding on what the loops share (hall,
-    facility, else site:all), by the same rules.
+    Supply: suspect from `temperature_delta` K; ticket once it is `warm` K above usual for `hold` s; page once it rose
+    faster than any set-point does, or is `hot` K above for `hold` s, or the GPUs throttle. A supply that jumps within
+    one sample is the sensor. What four or more comparable loops do together is taken out of each and judged by itself:
+    one finding on what the loops share (hall, facility, else site:all), by the same rules.
 
     Source: heat balance dT = 15.1 * kW / (L/min) for 25 % propylene glycol: a lost pump spends a GPU's margin in
     about 12 s, so flow under 70 % of the loop's own past pages without waiting for statistics; CUSUM of Page (1954);
@@ -73,6 +73,8 @@ class Coolant(Detector):
     """K; three less half a step of noise, so that 3 K are found; chosen."""
     warm: float = 4.0
     """K; beyond what set-points are moved by at once, 1 to 3 K; chosen."""
+    hot: float = 6.0
+    """K; two such moves of the same loop do not come as high, and GPUs have some 25 K to their limit; chosen."""
     collapse: float = 0.7
     hold: float = 600.0
 

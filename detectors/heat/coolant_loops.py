@@ -13,7 +13,7 @@ from detectors.heat.thermal_bits import HEAT
 from detectors.method.evidence import Compared, evidence
 from detectors.method.streams import Step
 from detectors.method.throttle import bits_of, has
-from pipeline.records import SECOND, Finding, Frame, Level, finite
+from pipeline.records import LEVELS, SECOND, Finding, Frame, Level, finite
 
 Floats = NDArray[np.float64]
 MOVED = 0.05  # ln by which pressure or speed must move to bear a flow out; above the noise of both; chosen
@@ -21,6 +21,7 @@ SHARE = 0.3  # of the flow's departure: a valve that closes raises the head of a
 _CALM = 0.1  # ln; a pressure that swings by more says nothing; chosen
 PG25 = 15.1  # K L/min per kW: 25 % propylene glycol, 1.02 kg/L, 3.9 kJ/kg K
 LEAST_DT = 5.0  # K; below it 0.3 K of two sensors and 2 % of the flow make the heat balance worthless
+_NONE = np.empty(0, np.int64)
 DOUBTED = "doubted"
 """Key of the evidence: it is the instrument rather than the loop, or flow that follows the load; bears nothing out."""
 
@@ -54,6 +55,7 @@ class Settings(Protocol):
     flow_delta: float
     temperature_delta: float
     warm: float
+    hot: float
     hold: float
     low: NDArray[np.int64]
     back: NDArray[np.bool_]
@@ -71,7 +73,7 @@ class Settings(Protocol):
 
 
 class Loops:
-    """The GPUs of each loop, looked up when one is bad; renewed with topology and fleet."""
+    """The GPUs of each loop; looked up at the first question after topology or fleet changed."""
 
     def __init__(self) -> None:
         self._key: tuple[int, ...] = ()
@@ -80,15 +82,15 @@ class Loops:
     def of(self, loop: str, gpus: Frame | None) -> NDArray[np.int64]:
         """Numbers of a loop's GPUs."""
         if gpus is None:
-            return np.empty(0, np.int64)
+            return _NONE
         key = (id(gpus.topology), gpus.topology.version, len(gpus.entities))
         if key != self._key:
-            self._key, self._found = key, {}
-        if loop not in self._found:
-            above = gpus.topology.above
-            mine = [i for i, e in enumerate(gpus.entities) if loop in above(e)]
-            self._found[loop] = np.array(mine, np.int64)
-        return self._found[loop]
+            below: dict[str, list[int]] = {}
+            for i, entity in enumerate(gpus.entities):
+                for above in gpus.topology.above(entity):
+                    below.setdefault(above, []).append(i)
+            self._key, self._found = key, {name: np.array(mine, np.int64) for name, mine in below.items()}
+        return self._found.get(loop, _NONE)
 
 
 def level_of(seen: Seen, i: int, settings: Settings, comparable: bool, loops: Loops) -> Verdict:
@@ -100,10 +102,13 @@ def level_of(seen: Seen, i: int, settings: Settings, comparable: bool, loops: Lo
     level: Level = "suspect"
     effect, held = float(seen.warmth.effect[i]), int(seen.warmth.held[i])
     rapid = settings.rapid(i, seen.frame.time) and effect >= settings.temperature_delta
-    warm = effect >= settings.warm and held >= settings.hold
-    if not sensor and (rapid or warm or throttled(seen.gpus, seen.frame.entities[i], loops)):
+    lasts = held >= settings.hold and not sensor
+    hot = (lasts and effect >= settings.hot) or throttled(seen.gpus, seen.frame.entities[i], loops)
+    if not sensor and (rapid or hot):
         level = "page"
-    level = "ticket" if level == "suspect" and flow.level == "ticket" else level
+    elif lasts and effect >= settings.warm:
+        level = "ticket"
+    level = max(level, flow.level, key=LEVELS.index)
     return Verdict(level, flow.others, flow.meter, sensor)
 
 

@@ -35,7 +35,10 @@ _TOGETHER = Quantity(
     ("gpu.temperature", "gpu.power"), "lose their heat worse than the others", "lose it better than the others"
 )
 _OVER = 0.15  # of a logarithm below what was found before a pause: five times the noise of a sample; chosen
-_ALONE = 0.6  # share of a core's change that the memory beside it does not follow; they share the plate; chosen
+_ALONE, _STAYS = 0.6, 0.4
+"""Share of a core's change that the memory beside it does not follow, from which the core's sensor is doubted, and
+until which it stays doubted: they share the plate. Chosen."""
+_APART = 0.03  # gain of the mean that tells so: rounding makes 0.4 K of noise of six samples, and 0.2 K of 33; chosen
 
 
 @compiled
@@ -58,10 +61,11 @@ class Thermal(Detector):
     by heat, or will within `near` minutes; or after `hold` s with R up by `page_delta` within hours and its memory
     warmer too. Most GPUs of a node, or nodes of a rack, are one finding on the node or rack: their coolant.
 
-    A GPU that says for two frames that heat slows it down is a ticket whatever its R, and a page after `hold` s at its
-    limit, unless its whole loop is. A trend of two days (z > 5) with R up by `worn` since the GPU was first seen is a
-    ticket. While the agent beside a loop tells that its flow or pressure collapsed, no resistance on it is judged: that
-    is the loop's. One temperature that moves while the memory beside it does not is a sensor: telemetry_sensor's.
+    A GPU that says for two frames that heat slows it down is a ticket whatever its R, unless its whole loop is; a page
+    after `hold` s at its limit unless R is known to be as ever: then it is one ticket until a day passed without. A
+    trend of two days (z > 5) with R up by `worn` since the GPU was first seen is a ticket. While the agent beside a
+    loop tells that its flow or pressure collapsed, no resistance on it is judged: that is the loop's. One temperature
+    that moves while the memory beside it does not is a sensor: telemetry_sensor's.
 
     Source: P/C of a plate, lag 10 to 20 s (resistance.py); delta: what 1 K of NVML's rounding lets through at 40 K over
     the coolant, threefold; 87 Cel is where current parts begin to slow down if they tell no margin (leptonai/gpud).
@@ -104,12 +108,15 @@ class Thermal(Detector):
     cohort: NDArray[np.int64] = memory(0, np.int64)
     bits: NDArray[np.int64] = memory(0, np.int64)
     bits_since: NDArray[np.int64] = memory(0, np.int64)
+    bits_last: NDArray[np.int64] = memory(0, np.int64)
     excused: Bools = memory(False, np.bool_)
     forgiven: list[str] = notes(list)
     worked: Bools = memory(False, np.bool_)
     wearing: Bools = memory(False, np.bool_)
     since: NDArray[np.int64] = memory(0, np.int64)
     mended: Bools = memory(False, np.bool_)
+    apart: Floats = memory(0.0)
+    doubted: Bools = memory(False, np.bool_)
     conditions: Open = notes()
     _peers: Peers = field(
         default_factory=lambda: Peers(
@@ -141,18 +148,23 @@ class Thermal(Detector):
         gate = self._gate(frame, seen, working)
         step = self.cores.step(seen.ln_r, groups, frame.time, gate)
         memory_step = self.memories.step(seen.above, groups, frame.time, gate)
+        self.apart[: len(groups)] += _APART * (memory_step.effect - self.apart[: len(groups)])
         self.shift.follow(seen, step, self.cores.cells[0], groups, frame.time, self.cores.step_s or 10.0)
         self._trend(seen, step, gate, frame.time)
         slowed = self._slowed(frame, working)
         alike = self._together(frame, seen, step)
-        if not (step.on.any() or slowed.any() or self.wearing[: len(groups)].any()):
+        chronic = self.conditions and self.bits_last[: len(groups)].any()
+        if not (step.on.any() or slowed.any() or self.wearing[: len(groups)].any() or chronic):
             self.since[: len(groups)], self.mended[: len(groups)] = 0, False
             close(self.conditions, set())
             return alike
         heat = self._heat(frame, seen, step, memory_step)
         found = blamed(frame, heat, self)
         known = set(found) | {g for one in found.values() for g in one.evidence.get("gpus", ())}
-        said = thermal_bits.blamed(frame, slowed, self.bits_since, heat, groups, self.hold)
+        last = np.minimum(self.bits_last[: len(groups)], frame.time)  # the clock may have gone back
+        self.bits_last[: len(groups)] = np.where(slowed & thermal_bits.usual(heat, self.delta), frame.time, last)
+        said = thermal_bits.chronic(frame, self.conditions, self.bits_last[: len(groups)], heat, self.delta)
+        said |= thermal_bits.blamed(frame, slowed, self.bits_since, heat, groups, self.hold, self.delta)
         found |= {e: one for e, one in said.items() if known.isdisjoint((e, *one.evidence["gpus"]))}
         return [*self._told(frame, found), *alike]
 
@@ -225,7 +237,8 @@ class Thermal(Detector):
             streams.forget(mask[: streams.cells.shape[1]])
         self.drifts.forget(mask)
         self.wearing[: len(mask)][mask] = False
-        self.since[: len(mask)][mask] = 0
+        for since in (self.since, self.bits_last):
+            since[: len(mask)][mask] = 0
         self.mended[: len(mask)][mask] = False
 
     def _trend(self, seen: Measured, step: Step, gate: Bools, time: int) -> None:
@@ -246,8 +259,10 @@ class Thermal(Detector):
         throttled = thermal_bits.told(reasons)
         memory_told = np.isfinite(seen.above) & memory_step.judged
         warmer = seen.rise * -np.expm1(-step.effect)  # K that the core is warmer for its resistance
-        witness = memory_told & (memory_step.effect < _ALONE * warmer)
-        alone = memory_told & ~witness & ~throttled
+        apart, doubted = np.maximum(memory_step.effect, self.apart[:n]), self.doubted[:n]
+        parted = apart >= np.where(doubted, _STAYS, _ALONE) * warmer
+        doubted[:] = np.where(memory_told, parted, doubted) & step.on
+        witness, alone = memory_told & ~doubted, doubted & ~throttled
         honest = step.effect - seen.misread >= self.delta / 2
         now = np.where(step.alone, step.effect, seen.ln_r - step.median - self.cores.cells[0, :n])
         mended, over = self.mended[:n], (now < step.effect / 3) & (step.effect - now > _OVER)

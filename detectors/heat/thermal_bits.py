@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,9 @@ _SLOWDOWN, _BRAKE = np.uint64(0x8), np.uint64(0x80)  # hardware slowdown: heat, 
 _HELD = 2  # frames; one may be a reading of a moment; chosen
 _FEWEST, _MOST = 3, 0.6  # GPUs of a node, and share of them, from which the node is named; as for resistance, chosen
 _LOOP_WIDE, _FEWEST_NODES = 0.5, 3  # share of a cohort's nodes, and nodes: then the loop is the event; chosen
+CHRONIC = 24 * 3600 * SECOND
+"""For so long after it was last slowed down, a GPU that sheds its heat as ever stays one ticket: who runs close to its
+limit since it was built is slowed down by each warm hour anew, and nobody wants a ticket for each. Chosen: a day."""
 
 
 @compiled
@@ -50,9 +53,13 @@ def _counted(count: NDArray[np.int64], since: NDArray[np.int64], known: Bools, s
 
 
 def blamed(
-    frame: Frame, on: Bools, since: NDArray[np.int64], heat: Heat, groups: NDArray[np.int32], hold: float
+    frame: Frame, on: Bools, since: NDArray[np.int64], heat: Heat, groups: NDArray[np.int32], hold: float, delta: float
 ) -> dict[str, Blamed]:
-    """Entity -> why: a GPU, or the node of which most are slowed down; nobody where a whole loop is."""
+    """Entity -> why: a GPU, or the node of which most are slowed down; nobody where a whole loop is.
+
+    Who loses its heat no worse than ever is a ticket at most: a job that it slows down is the stragglers' page.
+    """
+    urgent = ~usual(heat, delta)
     nodes, names = heat.units["node"]
     mine = on & ~_wide(on, groups, nodes)
     found: dict[str, Blamed] = {}
@@ -60,10 +67,35 @@ def blamed(
     for node in np.unique(nodes[mine & (nodes >= 0)]).tolist():
         members = mine & (nodes == node)
         if members.sum() >= max(_FEWEST, _MOST * np.count_nonzero(nodes == node)):
-            found[names[node]] = _one(frame, np.flatnonzero(members), names[node], since, heat, hold)
+            found[names[node]] = _one(frame, np.flatnonzero(members), names[node], since, heat, hold, urgent)
             taken |= members
     for i in np.flatnonzero(mine & ~taken).tolist():
-        found[frame.entities[i]] = _one(frame, np.array([i]), frame.entities[i], since, heat, hold)
+        found[frame.entities[i]] = _one(frame, np.array([i]), frame.entities[i], since, heat, hold, urgent)
+    return found
+
+
+def usual(heat: Heat, delta: float) -> Bools:
+    """(N,) who is known to lose its heat as ever: it was built close to its limit, or what cools it is warm."""
+    return np.asarray(heat.step.judged & ~heat.step.moved & (heat.step.effect < delta / 2))
+
+
+def chronic(
+    frame: Frame, conditions: Iterable[str], last: NDArray[np.int64], heat: Heat, delta: float
+) -> dict[str, Blamed]:
+    """Entity -> why: GPUs told before that are slowed down now and then.
+
+    last: (N,) when each was slowed down while it was as usual; 0 never.
+    """
+    told, found = frozenset(conditions), dict[str, Blamed]()
+    for i in np.flatnonzero((last > 0) & usual(heat, delta)).tolist():
+        ago = max(frame.time - int(last[i]), 0)
+        if frame.entities[i] in told and ago <= CHRONIC:
+            entity = frame.entities[i]
+            summary = f"{entity}: slowed down by heat now and then, last {ago / 60 / SECOND:.0f} min ago"
+            summary += "; it loses its heat as ever, so it has little room below its limit"
+            clears = f"ends {CHRONIC // SECOND // 3600} h after heat slowed it down last"
+            shown = evidence(clears, None, throttled=False, gpus=[entity], resistance_known=True)
+            found[entity] = Blamed("ticket", int(last[i]), summary, shown, 0.0)
     return found
 
 
@@ -78,13 +110,22 @@ def _wide(on: Bools, groups: NDArray[np.int32], nodes: NDArray[np.int32]) -> Boo
     return found
 
 
-def _one(frame: Frame, at: NDArray[np.int64], entity: str, since: NDArray[np.int64], heat: Heat, hold: float) -> Blamed:
-    """Ticket; page once it is at its limit, and was slowed down for long."""
+def _one(
+    frame: Frame,
+    at: NDArray[np.int64],
+    entity: str,
+    since: NDArray[np.int64],
+    heat: Heat,
+    hold: float,
+    urgent: Bools,
+) -> Blamed:
+    """Ticket; page once it is at its limit, and was slowed down for long, and not for how it was built."""
     onset = int(since[at].min())
     left = heat.left[at]
     nearest = float(np.min(left[np.isfinite(left)], initial=np.inf))
     held = (frame.time - onset) / SECOND
-    level: Level = "page" if held >= hold and nearest <= CLOSE_K else "ticket"
+    limited = nearest <= CLOSE_K and bool(urgent[at].any())
+    level: Level = "page" if held >= hold and limited else "ticket"
     hottest = float(np.max(frame["gpu.temperature"][at][np.isfinite(frame["gpu.temperature"][at])], initial=-np.inf))
     warm = f" at {hottest:.0f} Cel" if np.isfinite(hottest) else ""
     who = entity if len(at) == 1 else f"{len(at)} GPUs of {entity}"

@@ -59,12 +59,13 @@ def _said(entity: str, topology: Topology) -> str:
 class ThermalInlet(Detector):
     """PCC on the inlets against all others and their own past; a rack of which most are `delta` K warmer is told.
 
-    Ticket after `hold` s if its fans run `fans` faster than usual, or if the air is `alone` K warmer; a warm afternoon
-    moves a row by less, and its fans a little. One inlet that is warm alone is a sensor, and nothing here. A row whose
-    racks are warm is told as the row.
+    Ticket after `hold` s if its fans run `fans` faster than usual, or, where no fan is measured, if the air is `alone`
+    K warmer; a warm afternoon moves a row by less, and its fans a little. Where fans are measured and stay calm, two
+    such afternoons may have met: only `calm` K are told. One inlet that is warm alone is a sensor, and nothing here. A
+    row whose racks are warm is told as the row.
 
     Source: 3 K are what ASHRAE's classes leave between recommended (27 Cel) and usual supply air (24); delta leaves
-    half a step of a BMC's rounding. A fan that runs half as fast again takes 3.4 times the power (fan laws).
+    half a step of a BMC's rounding. A fan that runs 0.7 faster takes 4.9 times the power (fan laws): it is in need.
     """
 
     name: ClassVar[str] = "thermal_inlet"
@@ -79,7 +80,9 @@ class ThermalInlet(Detector):
 
     delta: float = 2.75
     alone: float = 3.5
-    fans: float = 0.5
+    calm: float = 6.0
+    """K; two warm afternoons of 3 K each; chosen."""
+    fans: float = 0.7
     hold: float = 600.0
 
     warmth: Streams = part(lambda: Streams(Channel(floor=0.5, delta=2.75, phi=0.9)))
@@ -144,7 +147,8 @@ class ThermalInlet(Detector):
             blowers = np.isin(self._places.racks, places) & ~self._places.inlets & fans.judged
             faster = float(np.expm1(np.median(fans.effect[blowers]))) if blowers.any() else float("nan")
             up, held = float(np.median(step.effect[mine])), int(np.median(step.held[mine]))
-            sure = up >= self.alone or (up >= self.delta and faster >= self.fans)
+            enough = self.alone if np.isnan(faster) else self.calm
+            sure = up >= enough or (up >= self.delta and faster >= self.fans)
             level: Level = "ticket" if sure and held >= self.hold else "suspect"
             onset = self.onsets.setdefault(entity, frame.time - held * SECOND)
             if due := tell(self.conditions, entity, frame.time, onset, level):

@@ -51,6 +51,7 @@ class Places:
         self.cohorts: list[str] = []
         self._order, self._first = np.empty(0, np.int32), np.zeros(1, np.int64)  # slots stage by stage
         self._gpu_at: tuple[int, NDArray[np.int64]] = (-1, self.at)
+        self._below: tuple[dict[str, list[int]], dict[str, list[str]]] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -120,7 +121,7 @@ class Places:
                 if (entity := place[rank].get(kind)) is not None:
                     self.of[kind][slot] = numbers[kind].setdefault(entity, len(numbers[kind]))
         self.named, self._numbers = {kind: list(found) for kind, found in numbers.items()}, numbers
-        self._gpu_at = (-1, self.at)
+        self._gpu_at, self._below = (-1, self.at), None
         self.groups, self.cohorts = self._compare()
         stage = self.of["stage"]
         self._order = np.argsort(stage, kind="stable").astype(np.int32)[np.count_nonzero(stage < 0) :]
@@ -209,12 +210,28 @@ class Places:
             mine = [self._numbers[kind][entity]] if entity in self._numbers[kind] else []
         else:
             kind = "node"
-            mine = [number for number, name in enumerate(self.named[kind]) if entity in topology.above(name)]
+            mine = self._parts(topology)[0].get(entity, [])
         slots = np.flatnonzero(np.isin(self.of[kind], mine)).tolist() if mine else []
         if kind in ("stage", "job"):
             return slots
-        gone = [r for r in self._left if (gpu := self._gpus.get(r)) and entity in (gpu, *topology.above(gpu))]
-        return [*slots, *self.slots_of(gone)]
+        return [*slots, *self.slots_of(self._parts(topology)[1].get(entity, ()))]
+
+    def _parts(self, topology: Topology) -> tuple[dict[str, list[int]], dict[str, list[str]]]:
+        """Whatever is above them -> numbers of the nodes below it, and ranks that are gone and were on a GPU below it.
+
+        Kept until the topology changes again: many events come at one instant, and each asks.
+        """
+        if self._below is None:
+            nodes, gone = dict[str, list[int]](), dict[str, list[str]]()
+            for number, name in enumerate(self.named["node"]):
+                for above in topology.above(name):
+                    nodes.setdefault(above, []).append(number)
+            for rank in self._left:
+                if gpu := self._gpus.get(rank):
+                    for above in (gpu, *topology.above(gpu)):
+                        gone.setdefault(above, []).append(rank)
+            self._below = nodes, gone
+        return self._below
 
     def slots_of(self, ranks: Iterable[str]) -> list[int]:
         """Slots of ranks that have one."""

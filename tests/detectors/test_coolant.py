@@ -7,7 +7,7 @@ import pytest
 
 from detectors.heat.coolant import Coolant
 from detectors.method.cohorts import likeness
-from pipeline.records import SECOND, Event
+from pipeline.records import LEVELS, SECOND, Event
 from tests.detectors.conftest import Site
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
@@ -235,6 +235,16 @@ def test_a_set_point_that_is_moved_pages_nobody(site, watch, kelvin):
         values["coolant"]["coolant.supply_temperature"][3] += min(max(tick - 60, 0) / 60, 1) * kelvin
 
     assert {f.level for f in watch(Coolant(), site, 600, change)} <= {"suspect"}
+
+
+@pytest.mark.parametrize(("kelvin", "level"), [(4.6, "ticket"), (7.5, "page")])
+def test_a_supply_that_warms_slowly_is_a_ticket_and_a_page_when_two_set_points_cannot_explain_it(
+    site, watch, kelvin, level
+):
+    def change(tick, values):
+        values["coolant"]["coolant.supply_temperature"][3] += min(max(tick - 240, 0) / 150, 1) * kelvin
+
+    assert max((f.level for f in watch(Coolant(), site, 700, change)), key=LEVELS.index) == level
 
 
 def test_water_that_warms_by_three_kelvin_within_minutes_pages(site, watch):

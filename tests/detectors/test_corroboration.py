@@ -24,6 +24,16 @@ def test_what_feeds_it_and_is_hot_bears_a_slow_rank_out():
     assert raised(SLOW, HOT).level == "page"
 
 
+def test_a_plant_that_is_a_suspect_itself_explains_no_slow_rank_while_its_own_gpu_does():
+    assert raised(SLOW, replace(HOT, level="suspect")).level == "suspect"
+    assert raised(SLOW, replace(HOT, level="suspect", entity="gpu:n0.0")).level == "page"
+
+
+@pytest.mark.parametrize(("minutes", "level"), [(-61, "suspect"), (-59, "page"), (9, "page"), (11, "suspect")])
+def test_heat_explains_what_began_with_it_and_not_what_it_has_outlasted_for_hours(minutes, level):
+    assert raised(SLOW, replace(HOT, onset=START + minutes * 60 * SECOND)).level == level
+
+
 @pytest.mark.parametrize("evidence", [{"group": "cdu:c0, H100"}, {"doubted": True}])
 def test_a_group_of_which_nobody_is_blamed_and_an_instrument_that_may_lie_explain_nothing(evidence):
     assert raised(SLOW, replace(HOT, evidence=evidence)).level == "suspect"

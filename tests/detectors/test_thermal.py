@@ -184,15 +184,49 @@ def test_a_gpu_that_says_that_heat_slows_it_down_is_a_ticket_whatever_its_resist
     assert (found[0].time, found[0].onset) == (CASE.time(61), CASE.time(60))
 
 
-def test_a_gpu_that_is_slowed_down_at_its_limit_for_ten_minutes_pages():
+def at_its_limit(tick, values, resistance, until=10**9):
+    if values is not None:
+        values["gpu"]["gpu.thermal_margin"] = np.where(np.arange(len(GPUS)) == AT, 1.0, 20.0)
+        if 60 <= tick < until:
+            values["gpu"]["gpu.throttle_reasons"][AT] = 0x40
+
+
+def test_a_gpu_of_unknown_resistance_that_is_slowed_down_at_its_limit_for_ten_minutes_pages():
     def change(tick, values, resistance):
-        reading("gpu.throttle_reasons", 0x40)(tick, values, resistance)
+        at_its_limit(tick, values, resistance)
         if values is not None:
-            values["gpu"]["gpu.thermal_margin"] = np.where(np.arange(len(GPUS)) == AT, 1.0, 20.0)
+            values["gpu"]["gpu.power"][AT] = np.nan
 
     found = shown(change, 150)
     page = next(f for f in found if f.level == "page")
     assert page.time - page.onset == 600 * SECOND
+
+
+def test_a_gpu_that_was_built_close_to_its_limit_is_one_ticket_for_a_day_and_no_page():
+    def change(tick, values, resistance):
+        at_its_limit(tick, values, resistance, until=200)
+
+    detector = Thermal()
+    found = shown(change, 500, detector)
+    assert {(f.entity, f.level) for f in found} == {(GUILTY, "ticket")}
+    assert len({f.onset for f in found}) == 1
+    assert found[-1].time - found[0].time > 430 * 10 * SECOND
+    assert "now and then" in found[-1].summary
+    again = Thermal()
+    again.restore(detector.snapshot())
+    assert {f.level for f in shown(change, 30, again, 500)} == {"ticket"}
+    assert shown(change, 30, detector, 500 + 8640 - 270) == []
+
+
+def test_work_on_a_gpu_that_is_slowed_down_now_and_then_ends_its_ticket():
+    def change(tick, values, resistance):
+        at_its_limit(tick, values, resistance, until=100)
+        if values is not None and tick in (150, 160):
+            kind = "maintenance_start" if tick == 150 else "maintenance_end"
+            return [Event(CASE.time(tick), "node:n1", kind, {"reason": "plates"})]
+        return None
+
+    assert max(f.time for f in shown(change, 300)) <= CASE.time(161)
 
 
 def test_a_power_brake_one_sample_a_whole_loop_and_announced_work_are_no_heat_of_a_gpu():

@@ -45,6 +45,16 @@ def test_a_warm_afternoon_is_nothing(kelvin):
     assert {f.level for f in found} <= {"suspect"}
 
 
+def test_two_warm_afternoons_at_once_are_nothing_while_the_fans_stay_calm():
+    found = shown(lambda t: grown(t, RACK == 1, 5.0, 200), lambda t: grown(t, RACK == 1, 0.3, 200), 600)
+    assert {f.level for f in found} <= {"suspect"}
+
+
+def test_air_that_is_far_too_warm_is_a_ticket_whatever_the_fans_say():
+    found = shown(lambda t: grown(t, RACK == 1, 8.0, 200), lambda t: grown(t, RACK == 1, 0.0), 600)
+    assert {f.level for f in found} == {"suspect", "ticket"}
+
+
 def test_one_inlet_that_jumps_is_its_sensor():
     alone = np.arange(NODES) == 9
     assert shown(lambda t: grown(t, alone, 12.0, 1), lambda t: grown(t, alone, 0.0)) == []
