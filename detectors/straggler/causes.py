@@ -19,7 +19,10 @@ from detectors.straggler.struck import stepped
 from pipeline.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
-SIGNALS = ("gpu.sm_clock", "gpu.throttle_reasons", "gpu.pcie_width", "gpu.pcie_generation", "node.cpu_pressure")
+SIGNALS = (
+    *("gpu.sm_clock", "gpu.throttle_reasons", "gpu.power", "gpu.pcie_width", "gpu.pcie_generation"),
+    "node.cpu_pressure",
+)
 CLOCK = Channel(floor=0.01, delta=0.03)
 """3 % of clock: two of the 15 MHz steps in which clocks are told. Chosen."""
 _FRESH = 60 * SECOND  # how long a throttle bit explains slowness; chosen
@@ -54,7 +57,7 @@ class Causes:
         self.throttled, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
         self.pcie: dict[str, Floats] = {"gpu.pcie_width": np.empty(0), "gpu.pcie_generation": np.empty(0)}
         self.capped, self.told = np.empty(0, bool), np.empty(0, bool)
-        self.usually, self.looks = np.empty(0), np.empty(0, np.int64)
+        self.usually, self.looks, self.watts = np.empty(0), np.empty(0, np.int64), np.empty(0)
         self.pressure = Pressure("node.cpu_pressure")
 
     def watch_bits(self, frames: Mapping[str, Frame], places: Places) -> Bools:
@@ -73,6 +76,8 @@ class Causes:
             if name in gpus.values:
                 now = places.of_gpus(gpus, name)
                 np.copyto(last, now, where=np.isfinite(now))
+        watts = places.of_gpus(gpus, "gpu.power") if "gpu.power" in gpus.values else np.full(len(bits), np.nan)
+        np.copyto(self.watts[: len(bits)], watts, where=watts > 0)
         self.capped[: len(bits)] = has(bits, CAPPED)
         self.told[: len(bits)] = told
         size, known = len(bits), self.told[: len(bits)]
@@ -83,11 +88,16 @@ class Causes:
         return np.asarray(self.capped[: len(bits)])
 
     def policy(self, slots: NDArray[np.intp], slower: float, places: Places) -> bool:
-        """Whether a power cap that is news to these GPUs holds back clocks of several of their nodes' GPUs."""
+        """Whether a power cap that is news to these GPUs holds back clocks of several of their nodes' GPUs.
+
+        News is one that they were rarely under; or a lower one than their peers have, where all are under one: at the
+        same limit a slow GPU draws as much as the others, at a lower one it draws less.
+        """
         nodes = places.of["node"]
         around = np.flatnonzero(np.isin(nodes, nodes[slots]) & (nodes >= 0))
         around = around[around < self.clocks.cells.shape[1]]
-        news = self.capped & (self.usually < _OFTEN)
+        less = self.watts <= np.exp(-slower) * self._usual(self.watts, int(slots[0]), places)
+        news = self.capped & ((self.usually < _OFTEN) | less)
         low = around[news[around] & (self.clocks.cells[kernel.EFFECT, around] >= slower / 2)]
         return bool(len(low) >= SEVERAL and np.count_nonzero(news[slots]) >= len(slots) / 2)
 
@@ -107,6 +117,7 @@ class Causes:
             self.bits = np.append(self.bits, np.zeros(more, np.uint64))
             self.capped, self.told = (np.append(cells, np.zeros(more, bool)) for cells in (self.capped, self.told))
             self.usually = np.append(self.usually, np.zeros(more))
+            self.watts = np.append(self.watts, np.full(more, np.nan))
             self.looks = np.append(self.looks, np.zeros(more, np.int64))
             self.pcie = {name: np.append(last, np.full(more, np.nan)) for name, last in self.pcie.items()}
 
@@ -118,7 +129,7 @@ class Causes:
             for last in self.pcie.values():
                 last[slots] = np.nan
             self.throttled[slots] = self.bits[slots] = self.looks[slots] = 0
-            self.usually[slots] = 0.0
+            self.usually[slots], self.watts[slots] = 0.0, np.nan
 
     def calm(self, slots: Sequence[int]) -> None:
         """What made these clocks low is over; what they learnt stays."""
@@ -177,7 +188,7 @@ class Causes:
         return [Cause("cpu_pressure", told, "node.cpu_pressure", False, round(share, 3))]
 
     def snapshot(self) -> dict[str, Any]:
-        names = ("throttled", "bits", "pcie", "capped", "told", "usually", "looks")
+        names = ("throttled", "bits", "pcie", "capped", "told", "usually", "looks", "watts")
         parts = {"clocks": self.clocks.snapshot(), "pressure": self.pressure.snapshot()}
         return {**parts, **{name: getattr(self, name) for name in names}}
 

@@ -172,6 +172,21 @@ def test_a_second_cap_on_a_node_among_others_that_have_one_wakes_nobody():
     assert all("policy" in f.summary for f in found[1:])
 
 
+@pytest.mark.parametrize(("drawn", "pages"), [(0.75, set()), (1.0, {"node:n1"})])
+def test_a_node_that_is_slow_while_all_are_always_under_a_cap_is_policy_only_if_it_draws_less(drawn, pages):
+    def change(tick, values, graph):
+        slower(NODE, 1.1)(tick, values, graph)
+        values["gpu"]["gpu.throttle_reasons"] = np.full(SIZE, 4.0)
+        values["gpu"]["gpu.power"] = np.full(SIZE, 600.0)
+        if tick >= SINCE:
+            values["gpu"]["gpu.sm_clock"][NODE] /= 1.1
+            values["gpu"]["gpu.power"][NODE] *= drawn
+
+    found = shown(change)
+    assert blamed(found) == pages
+    assert pages or all("policy" in f.summary for f in found[1:])
+
+
 def test_our_own_canary_on_a_gpu_is_no_straggler():
     def change(tick, values, graph):
         slower(GUILTY, 1.3, SINCE, SINCE + 7)(tick, values, graph)
