@@ -32,8 +32,8 @@ LATE = 600 * SECOND
 """A finding of heat that began so much later than the suspect explains nothing: an effect follows its cause, and heat
 does so within minutes; onsets are estimates. Chosen."""
 STALE = 3600 * SECOND
-"""A finding of heat that had begun so long before the suspect explains nothing either: two conditions that last for
-hours meet by chance. Chosen."""
+"""A plant's finding that had begun so long before the suspect explains nothing either: two conditions that last for
+hours meet by chance. What a GPU's own heat does comes and goes with its load. Chosen."""
 _OWN = ("gpu", "node")  # whose heat is a suspect's own; what cools many more must be told by itself before it explains
 Key = tuple[str, str]
 
@@ -108,8 +108,8 @@ def _heats(reason: Finding, suspect: Finding) -> bool:
 
     A set-point that was moved is a suspect for hours, and hundreds of GPUs hang on it: one of them is slow by chance.
     """
-    told = reason.level != "suspect" or kind_of(reason.entity) in _OWN
-    return told and -STALE <= reason.onset - suspect.onset <= LATE
+    late = reason.onset - suspect.onset
+    return late <= LATE and (kind_of(reason.entity) in _OWN or (reason.level != "suspect" and late >= -STALE))
 
 
 def _ends(one: str, other: str, topology: Topology) -> bool:

@@ -62,15 +62,15 @@ class Topology:
         gone = self.parents.keys() - parents.keys()
         self.parents, self.attributes, self.version = parents, attributes, self.version + 1
         self._changed(gone)
-        if len(self._known) > len(parents):  # those of entities that are no more: jobs come and go
-            self._known = {line: line for line in parents.values()}
-            self._above, self._nearest, self._named = {}, {}, set()
 
     def _changed(self, entities: Set[str]) -> None:
         """Forgets what was looked up through entities whose parents are others now."""
         if not self._named.isdisjoint(entities):
             self._above = {parents: line for parents, line in self._above.items() if entities.isdisjoint(line)}
             self._nearest, self._named = {}, set().union(*self._above.values())
+        if max(len(self._known), len(self._above)) > 2 * len(self.parents):  # jobs come and go, and others move
+            self._known = {line: line for line in self.parents.values()}
+            self._above, self._nearest, self._named = {}, {}, set()
 
     def _shared(self, parents: tuple[str, ...]) -> tuple[str, ...]:
         return self._known.setdefault(parents, parents)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from detectors.detector import Detector, memory, notes, part
 from detectors.heat import thermal_bits
 from detectors.heat.collapses import KINDS, Collapses
+from detectors.heat.doubts import Doubts
 from detectors.heat.drift import SURE, Drifts, trend_in_words
 from detectors.heat.loop_shift import LoopShift
 from detectors.heat.resistance import Measured, Resistance, Supplies
@@ -35,10 +36,6 @@ _TOGETHER = Quantity(
     ("gpu.temperature", "gpu.power"), "lose their heat worse than the others", "lose it better than the others"
 )
 _OVER = 0.15  # of a logarithm below what was found before a pause: five times the noise of a sample; chosen
-_ALONE, _STAYS = 0.6, 0.4
-"""Share of a core's change that the memory beside it does not follow, from which the core's sensor is doubted, and
-until which it stays doubted: they share the plate. Chosen."""
-_APART = 0.03  # gain of the mean that tells so: rounding makes 0.4 K of noise of six samples, and 0.2 K of 33; chosen
 
 
 @compiled
@@ -104,6 +101,7 @@ class Thermal(Detector):
     gates: Gates = part(Gates)
     shift: LoopShift = part(LoopShift)
     collapses: Collapses = part(Collapses)
+    doubts: Doubts = part(Doubts)
     group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
     cohort: NDArray[np.int64] = memory(0, np.int64)
     bits: NDArray[np.int64] = memory(0, np.int64)
@@ -115,8 +113,7 @@ class Thermal(Detector):
     wearing: Bools = memory(False, np.bool_)
     since: NDArray[np.int64] = memory(0, np.int64)
     mended: Bools = memory(False, np.bool_)
-    apart: Floats = memory(0.0)
-    doubted: Bools = memory(False, np.bool_)
+    sheds: NDArray[np.int64] = memory(0, np.int64)
     conditions: Open = notes()
     _peers: Peers = field(
         default_factory=lambda: Peers(
@@ -148,7 +145,7 @@ class Thermal(Detector):
         gate = self._gate(frame, seen, working)
         step = self.cores.step(seen.ln_r, groups, frame.time, gate)
         memory_step = self.memories.step(seen.above, groups, frame.time, gate)
-        self.apart[: len(groups)] += _APART * (memory_step.effect - self.apart[: len(groups)])
+        self.doubts.follow(memory_step, self.memories.step_s or 10.0)
         self.shift.follow(seen, step, self.cores.cells[0], groups, frame.time, self.cores.step_s or 10.0)
         self._trend(seen, step, gate, frame.time)
         slowed = self._slowed(frame, working)
@@ -162,9 +159,10 @@ class Thermal(Detector):
         found = blamed(frame, heat, self)
         known = set(found) | {g for one in found.values() for g in one.evidence.get("gpus", ())}
         last = np.minimum(self.bits_last[: len(groups)], frame.time)  # the clock may have gone back
-        self.bits_last[: len(groups)] = np.where(slowed & thermal_bits.usual(heat, self.delta), frame.time, last)
-        said = thermal_bits.chronic(frame, self.conditions, self.bits_last[: len(groups)], heat, self.delta)
-        said |= thermal_bits.blamed(frame, slowed, self.bits_since, heat, groups, self.hold, self.delta)
+        usual = self._usual(step, frame.time)
+        self.bits_last[: len(groups)] = np.where(slowed & usual, frame.time, last)
+        said = thermal_bits.chronic(frame, self.conditions, self.bits_last[: len(groups)], usual | ~step.judged)
+        said |= thermal_bits.blamed(frame, slowed, self.bits_since, heat, groups, self.hold, ~usual)
         found |= {e: one for e, one in said.items() if known.isdisjoint((e, *one.evidence["gpus"]))}
         return [*self._told(frame, found), *alike]
 
@@ -182,6 +180,12 @@ class Thermal(Detector):
             f"wear: {trend_in_words(8)}, and by {self.worn:.0%} at least",
             f"slowed down: {rule('clock event reasons, twice in a row')}",
         ]
+
+    def _usual(self, step: Step, time: int) -> Bools:
+        """(N,) who was judged within `hold` s and loses its heat as ever: close to its limit, or on warm water."""
+        sheds, well = self.sheds[: len(step.on)], ~step.moved & (step.effect < self.delta / 2)
+        sheds[:] = np.where(step.judged, np.where(well, time, 0), np.minimum(sheds, time))
+        return np.asarray((sheds > 0) & (time - sheds <= self.hold * SECOND))
 
     def _slowed(self, frame: Frame, working: Bools) -> Bools:
         """Who says that heat slows it down, but for those at work on, and what a person called no fault."""
@@ -237,9 +241,9 @@ class Thermal(Detector):
             streams.forget(mask[: streams.cells.shape[1]])
         self.drifts.forget(mask)
         self.wearing[: len(mask)][mask] = False
-        for since in (self.since, self.bits_last):
-            since[: len(mask)][mask] = 0
-        self.mended[: len(mask)][mask] = False
+        self.doubts.forget(mask)
+        for cells in (self.since, self.bits_last, self.sheds, self.mended):
+            cells[: len(mask)][mask] = 0
 
     def _trend(self, seen: Measured, step: Step, gate: Bools, time: int) -> None:
         """Hourly means of what each is above its peers; once an hour, who wears."""
@@ -259,9 +263,7 @@ class Thermal(Detector):
         throttled = thermal_bits.told(reasons)
         memory_told = np.isfinite(seen.above) & memory_step.judged
         warmer = seen.rise * -np.expm1(-step.effect)  # K that the core is warmer for its resistance
-        apart, doubted = np.maximum(memory_step.effect, self.apart[:n]), self.doubted[:n]
-        parted = apart >= np.where(doubted, _STAYS, _ALONE) * warmer
-        doubted[:] = np.where(memory_told, parted, doubted) & step.on
+        doubted = self.doubts.settle(memory_told, memory_step, warmer, step, self.hold, frame.time)
         witness, alone = memory_told & ~doubted, doubted & ~throttled
         honest = step.effect - seen.misread >= self.delta / 2
         now = np.where(step.alone, step.effect, seen.ln_r - step.median - self.cores.cells[0, :n])

@@ -53,13 +53,12 @@ def _counted(count: NDArray[np.int64], since: NDArray[np.int64], known: Bools, s
 
 
 def blamed(
-    frame: Frame, on: Bools, since: NDArray[np.int64], heat: Heat, groups: NDArray[np.int32], hold: float, delta: float
+    frame: Frame, on: Bools, since: NDArray[np.int64], heat: Heat, groups: NDArray[np.int32], hold: float, urgent: Bools
 ) -> dict[str, Blamed]:
     """Entity -> why: a GPU, or the node of which most are slowed down; nobody where a whole loop is.
 
-    Who loses its heat no worse than ever is a ticket at most: a job that it slows down is the stragglers' page.
+    Who is not `urgent`, since it loses its heat as ever, is a ticket: a job that it slows down is the stragglers' page.
     """
-    urgent = ~usual(heat, delta)
     nodes, names = heat.units["node"]
     mine = on & ~_wide(on, groups, nodes)
     found: dict[str, Blamed] = {}
@@ -74,20 +73,13 @@ def blamed(
     return found
 
 
-def usual(heat: Heat, delta: float) -> Bools:
-    """(N,) who is known to lose its heat as ever: it was built close to its limit, or what cools it is warm."""
-    return np.asarray(heat.step.judged & ~heat.step.moved & (heat.step.effect < delta / 2))
-
-
-def chronic(
-    frame: Frame, conditions: Iterable[str], last: NDArray[np.int64], heat: Heat, delta: float
-) -> dict[str, Blamed]:
+def chronic(frame: Frame, conditions: Iterable[str], last: NDArray[np.int64], well: Bools) -> dict[str, Blamed]:
     """Entity -> why: GPUs told before that are slowed down now and then.
 
-    last: (N,) when each was slowed down while it was as usual; 0 never.
+    last: (N,) when each was slowed down while it was as usual; 0 never.   well: not known to lose its heat worse.
     """
     told, found = frozenset(conditions), dict[str, Blamed]()
-    for i in np.flatnonzero((last > 0) & usual(heat, delta)).tolist():
+    for i in np.flatnonzero((last > 0) & well).tolist():
         ago = max(frame.time - int(last[i]), 0)
         if frame.entities[i] in told and ago <= CHRONIC:
             entity = frame.entities[i]

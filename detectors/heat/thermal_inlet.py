@@ -32,7 +32,7 @@ class Places:
     def __init__(self) -> None:
         self._key: tuple[int, ...] = ()
         self.inlets: Bools = np.zeros(0, bool)
-        self.groups = self.racks = np.empty(0, np.int32)
+        self.groups = self.racks = self.nodes = np.empty(0, np.int32)
         self.names: list[str] = []
 
     def look(self, frame: Frame) -> None:
@@ -42,7 +42,7 @@ class Places:
         self._key, numbers = key, dict[str, int]()
         racks = [frame.topology.above_of_kind(e, "rack") for e in frame.entities]
         self.racks = np.array([numbers.setdefault(r, len(numbers)) if r else -1 for r in racks], np.int32)
-        self.names = list(numbers)
+        self.names, self.nodes = list(numbers), frame.topology.groups(frame.entities, "node")
         inlets = [bool(_INLET.search(_said(e, frame.topology))) for e in frame.entities]
         self.inlets = np.array(inlets, bool) & (self.racks >= 0)
         enough = self.inlets.sum() >= _ELSEWHERE and len(self.names) >= _FEWEST
@@ -59,10 +59,10 @@ def _said(entity: str, topology: Topology) -> str:
 class ThermalInlet(Detector):
     """PCC on the inlets against all others and their own past; a rack of which most are `delta` K warmer is told.
 
-    Ticket after `hold` s if its fans run `fans` faster than usual, or, where no fan is measured, if the air is `alone`
-    K warmer; a warm afternoon moves a row by less, and its fans a little. Where fans are measured and stay calm, two
-    such afternoons may have met: only `calm` K are told. One inlet that is warm alone is a sensor, and nothing here. A
-    row whose racks are warm is told as the row.
+    Ticket after `hold` s if its fans run `fans` faster than usual, if the air is `calm` K warmer, or, where the fans of
+    less than half of its nodes are measured, `alone` K. Fans that run up by less tell that two warm afternoons have
+    met, or that they can no more: then `alone` K are a ticket after `lasts` s. One inlet that is warm alone is a
+    sensor, and nothing here. A row whose racks are warm is told as the row.
 
     Source: 3 K are what ASHRAE's classes leave between recommended (27 Cel) and usual supply air (24); delta leaves
     half a step of a BMC's rounding. A fan that runs 0.7 faster takes 4.9 times the power (fan laws): it is in need.
@@ -84,6 +84,8 @@ class ThermalInlet(Detector):
     """K; two warm afternoons of 3 K each; chosen."""
     fans: float = 0.7
     hold: float = 600.0
+    lasts: float = 4 * 3600.0
+    """s; an afternoon; chosen."""
 
     warmth: Streams = part(lambda: Streams(Channel(floor=0.5, delta=2.75, phi=0.9)))
     speeds: Streams = part(lambda: Streams(Channel(floor=0.05, delta=0.2, phi=0.9)))
@@ -144,15 +146,19 @@ class ThermalInlet(Detector):
         out = []
         for entity, mine in sorted(blamed.items()):
             places = np.unique(self._places.racks[mine])
-            blowers = np.isin(self._places.racks, places) & ~self._places.inlets & fans.judged
-            faster = float(np.expm1(np.median(fans.effect[blowers]))) if blowers.any() else float("nan")
+            here = np.isin(self._places.racks, places)
+            blowers = here & ~self._places.inlets & fans.judged
+            nodes = self._places.nodes
+            enough = 2 * len(np.unique(nodes[blowers])) >= len(np.unique(nodes[here & self._places.inlets]))
+            faster = float(np.expm1(np.median(fans.effect[blowers]))) if enough and blowers.any() else float("nan")
             up, held = float(np.median(step.effect[mine])), int(np.median(step.held[mine]))
-            enough = self.alone if np.isnan(faster) else self.calm
-            sure = up >= enough or (up >= self.delta and faster >= self.fans)
-            level: Level = "ticket" if sure and held >= self.hold else "suspect"
+            least = self.alone if np.isnan(faster) else self.calm
+            sure = up >= least or (up >= self.delta and faster >= self.fans)
+            due = held >= self.hold if sure else (up >= self.alone and held >= self.lasts)
+            level: Level = "ticket" if due else "suspect"
             onset = self.onsets.setdefault(entity, frame.time - held * SECOND)
-            if due := tell(self.conditions, entity, frame.time, onset, level):
-                out.append(self._finding(frame, entity, due, step, mine, up, faster))
+            if told := tell(self.conditions, entity, frame.time, onset, level):
+                out.append(self._finding(frame, entity, told, step, mine, up, faster))
         return out
 
     def _finding(

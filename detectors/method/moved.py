@@ -81,6 +81,9 @@ class Moved:
             known[:] = False
             return np.zeros(n, bool)
         over = _over(told, off, size)
+        if not (over.any() or cohort.any()):
+            known[:] = told.on & (known | (told.held >= KNOWN))
+            return np.zeros(n, bool)
         mine = told.groups >= 0
         before = np.bincount(told.groups[mine & cohort], minlength=len(size)) > 0
         last = np.zeros(len(size), np.int64)
@@ -104,16 +107,20 @@ class Moved:
 def _over(told: Told, off: NDArray[np.int8], size: NDArray[np.int32]) -> Bools:
     """(G,) cohorts of which more than MOST are off on one side."""
     over = np.zeros(len(size), bool)
-    judged = (told.groups >= 0) & told.measured
+    at = np.flatnonzero((off != 0) & (told.groups >= 0))
     for side in (1, -1):
-        mine = judged & (off == side)
-        if mine.any():
-            sure = mine & (told.held >= LONG)
-            many, on, long = (
-                np.bincount(told.groups[one], minlength=len(size)) for one in (mine, mine & told.on, sure)
-            )
+        mine = at[off[at] == side]
+        if len(mine) and (_counts(told.groups[mine], size) > MOST * size).any():
+            mine = mine[told.measured[mine]]
+            chosen = (mine, mine[told.on[mine]], mine[told.held[mine] >= LONG])
+            many, on, long = (_counts(told.groups[one], size) for one in chosen)
             over |= (many > MOST * size) & ((on > 0) | (long > MOST * size)) & (size >= LEAST_COHORT)
     return over
+
+
+def _counts(groups: NDArray[np.int32], size: NDArray[np.int32]) -> NDArray[np.int64]:
+    """(G,) how often each cohort is among `groups`."""
+    return np.bincount(groups, minlength=len(size))
 
 
 def _beyond(told: Told, off: NDArray[np.int8], moved: Bools, delta: float) -> Bools:

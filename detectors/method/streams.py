@@ -193,9 +193,11 @@ class Streams:
         cells, words = self.cells[:, :size], self.cells[kernel.WORD].view(np.uint32)[:size]
         if self._settings is None or self._settings[0] is not self.channel:
             self._settings = self.channel, self.channel.settings()
-        still, learnt, young, as_they_were = self._still(words)
+        kept = self._still(words) if self._moved.cohort[:size].any() else None
         kernel.advance(cells, words, residual, scale, wide, limit, self._settings[1], np.uint32(seconds or 0))
-        cells[: len(learnt), still], cells[:, young] = learnt, as_they_were
+        if kept is not None:
+            still, learnt, young, as_they_were = kept
+            cells[: len(learnt), still], cells[:, young] = learnt, as_they_were
         step = Step(cells, words, residual, cohort, self.channel)
         step.moved = self._moved.take(step, cohort.size, self.channel.delta, self.last)
         self._lift(step)

@@ -18,7 +18,7 @@ _PART = 0.5  # of a node's ranks that are slow together: then the node is slow, 
 _SOME = 0.25  # of them that keep it blamed, so that the blame does not flicker; chosen
 _FEW = 8  # ranks of a stage below which two slow ones are too many for its median: they are suspects; as PEERS has it
 _ALIKE = 0.4  # of the slowest one's slowdown that the others of its node must share to be slow with it; chosen
-_BEYOND = 0.5  # of its slowdown that must be its own, beyond what the other nodes of its stage show too; chosen
+_BEYOND = 0.5  # of its slowdown, less than which is its own beyond what the rest of its stage and node show; chosen
 _SURE, _NODE, _RANK, _ALL, _MANY = range(5)
 _UNSURE = (
     *("", "its stage has no other node", "its stage has no other rank", "all ranks of its stage are slow"),
@@ -54,7 +54,7 @@ def blamed(
     if sick.any() and (slow & ~sick).any():
         apart, doubts = _stages(slow & ~sick, effect, lagging, counted & ~sick, places, most)
         innocent, unsure = np.where(sick, innocent, apart), np.where(sick, unsure, doubts)
-    slow = slow & ~innocent & ~_with_stage(slow, effect, counted, places)
+    slow = slow & ~innocent & ~_with_stage(slow, effect, counted, places, delta)
     for node in np.unique(places.of["node"][slow]).tolist():
         mine = slow & (places.of["node"] == node)
         if node >= 0 and (entity := places.named["node"][node]):
@@ -68,8 +68,8 @@ def blamed(
     return found
 
 
-def _with_stage(slow: Bools, effect: Floats, counted: Bools, places: Places) -> Bools:
-    """Ranks that are compared with all of a job, and slow together with the rest of their stage on other nodes.
+def _with_stage(slow: Bools, effect: Floats, counted: Bools, places: Places, delta: float) -> Bools:
+    """Ranks that are compared with all of a job, and slow together with the rest of their stage and of their node.
 
     When a stage has more work for a while, the job's median moves, and each rank learns a little of that: as it ends,
     a few of them depart from what they have learnt by as much as matters, and all of their stage by a little less.
@@ -78,10 +78,11 @@ def _with_stage(slow: Bools, effect: Floats, counted: Bools, places: Places) -> 
     node, stage = places.of["node"], places.of["stage"]
     for mine, around in {(int(node[i]), int(stage[i])) for i in np.flatnonzero(slow & places.mixed)}:
         of_stage = counted & (stage == around)
-        mates = of_stage & (node != mine)
+        mates, ours = of_stage & (node != mine), of_stage & (node == mine)
         if mates.any() and np.count_nonzero(of_stage) >= LEAST_COHORT:
-            ours = slow & of_stage & (node == mine)
-            found |= ours & (np.median(effect[mates]) > (1 - _BEYOND) * effect)
+            others = min(float(np.median(effect[mates])), float(np.median(effect[ours])))
+            alike = (others > (1 - _BEYOND) * effect) & (effect - others < delta)
+            found |= slow & ours & alike
     return found
 
 

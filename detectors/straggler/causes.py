@@ -57,7 +57,8 @@ class Causes:
         self.throttled, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
         self.pcie: dict[str, Floats] = {"gpu.pcie_width": np.empty(0), "gpu.pcie_generation": np.empty(0)}
         self.capped, self.told = np.empty(0, bool), np.empty(0, bool)
-        self.usually, self.looks, self.watts = np.empty(0), np.empty(0, np.int64), np.empty(0)
+        self.usually, self.looks = np.empty(0), np.empty(0, np.int64)
+        self.draws = Streams(CLOCK)
         self.pressure = Pressure("node.cpu_pressure")
 
     def watch_bits(self, frames: Mapping[str, Frame], places: Places) -> Bools:
@@ -76,8 +77,6 @@ class Causes:
             if name in gpus.values:
                 now = places.of_gpus(gpus, name)
                 np.copyto(last, now, where=np.isfinite(now))
-        watts = places.of_gpus(gpus, "gpu.power") if "gpu.power" in gpus.values else np.full(len(bits), np.nan)
-        np.copyto(self.watts[: len(bits)], watts, where=watts > 0)
         self.capped[: len(bits)] = has(bits, CAPPED)
         self.told[: len(bits)] = told
         size, known = len(bits), self.told[: len(bits)]
@@ -90,13 +89,14 @@ class Causes:
     def policy(self, slots: NDArray[np.intp], slower: float, places: Places) -> bool:
         """Whether a power cap that is news to these GPUs holds back clocks of several of their nodes' GPUs.
 
-        News is one that they were rarely under; or a lower one than their peers have, where all are under one: at the
-        same limit a slow GPU draws as much as the others, at a lower one it draws less.
+        News is one that they were rarely under; or, where all are under one always, a lower one than before beside
+        their peers': at the same limit a slow GPU draws as much as ever, at a lower one it draws less.
         """
         nodes = places.of["node"]
         around = np.flatnonzero(np.isin(nodes, nodes[slots]) & (nodes >= 0))
         around = around[around < self.clocks.cells.shape[1]]
-        less = self.watts <= np.exp(-slower) * self._usual(self.watts, int(slots[0]), places)
+        less, known = np.zeros(len(self.capped), bool), min(self.draws.cells.shape[1], len(self.capped))
+        less[:known] = self.draws.cells[kernel.EFFECT, :known] >= slower
         news = self.capped & ((self.usually < _OFTEN) | less)
         low = around[news[around] & (self.clocks.cells[kernel.EFFECT, around] >= slower / 2)]
         return bool(len(low) >= SEVERAL and np.count_nonzero(news[slots]) >= len(slots) / 2)
@@ -107,6 +107,9 @@ class Causes:
         if gpus is not None and "gpu.sm_clock" in gpus.values:
             speed = places.of_gpus(gpus, "gpu.sm_clock")
             stepped(self.clocks, -np.log(np.where(speed > 0, speed, np.nan)), places.groups, time, gate, still)
+        if gpus is not None and "gpu.power" in gpus.values and (self.usually >= _OFTEN).any():
+            drawn = places.of_gpus(gpus, "gpu.power")
+            stepped(self.draws, -np.log(np.where(drawn > 0, drawn, np.nan)), places.groups, time, gate, still)
         if nodes is not None:
             self.pressure.take(nodes)
 
@@ -117,24 +120,25 @@ class Causes:
             self.bits = np.append(self.bits, np.zeros(more, np.uint64))
             self.capped, self.told = (np.append(cells, np.zeros(more, bool)) for cells in (self.capped, self.told))
             self.usually = np.append(self.usually, np.zeros(more))
-            self.watts = np.append(self.watts, np.full(more, np.nan))
             self.looks = np.append(self.looks, np.zeros(more, np.int64))
             self.pcie = {name: np.append(last, np.full(more, np.nan)) for name, last in self.pcie.items()}
 
     def forget(self, slots: Sequence[int], elsewhere: bool) -> None:
         """Another rank, another GPU or other software than before."""
-        self.clocks.forget(_mask(slots, self.clocks.cells.shape[1]))
+        for streams in (self.clocks, self.draws):
+            streams.forget(_mask(slots, streams.cells.shape[1]))
         if elsewhere:
             self._grow(max(slots) + 1)
             for last in self.pcie.values():
                 last[slots] = np.nan
             self.throttled[slots] = self.bits[slots] = self.looks[slots] = 0
-            self.usually[slots], self.watts[slots] = 0.0, np.nan
+            self.usually[slots] = 0.0
 
     def calm(self, slots: Sequence[int]) -> None:
         """What made these clocks low is over; what they learnt stays."""
         if len(slots):
             calm(self.clocks, slots)
+            calm(self.draws, slots)
 
     def of_gpu(self, slot: int, places: Places, time: int) -> list[Cause]:
         """What the GPU of one rank shows."""
@@ -188,14 +192,15 @@ class Causes:
         return [Cause("cpu_pressure", told, "node.cpu_pressure", False, round(share, 3))]
 
     def snapshot(self) -> dict[str, Any]:
-        names = ("throttled", "bits", "pcie", "capped", "told", "usually", "looks", "watts")
-        parts = {"clocks": self.clocks.snapshot(), "pressure": self.pressure.snapshot()}
+        names = ("throttled", "bits", "pcie", "capped", "told", "usually", "looks")
+        parts = {name: getattr(self, name).snapshot() for name in ("clocks", "draws", "pressure")}
         return {**parts, **{name: getattr(self, name) for name in names}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.clocks.restore(state["clocks"])
+        self.draws.restore(state["draws"])
         self.pressure.restore(state["pressure"])
-        for name in state.keys() - {"clocks", "pressure"}:
+        for name in state.keys() - {"clocks", "draws", "pressure"}:
             setattr(self, name, state[name])
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from detectors.heat.thermal import Thermal
+from detectors.method.gates import SETTLES
 from pipeline.records import SECOND, Event, Frame
 from tests.detectors.cases.thermal import CASE, GPUS, GUILTY, PLATE, SUPPLY, WIDTH, heat, topology
 
@@ -226,7 +227,43 @@ def test_work_on_a_gpu_that_is_slowed_down_now_and_then_ends_its_ticket():
             return [Event(CASE.time(tick), "node:n1", kind, {"reason": "plates"})]
         return None
 
-    assert max(f.time for f in shown(change, 300)) <= CASE.time(161)
+    assert max(f.time for f in shown(change, 300)) <= CASE.time(160) + SETTLES
+
+
+def test_a_gpu_built_close_to_its_limit_stays_one_ticket_while_it_idles_and_pages_in_no_dip_of_its_load():
+    def change(tick, values, resistance):
+        at_its_limit(tick, values, resistance, until=200)
+        if values is not None and 150 <= tick < 153:
+            values["gpu"]["gpu.temperature"][AT] = np.nan
+        if values is not None and tick >= 220:
+            values["gpu"]["gpu.power"][AT], values["gpu"]["gpu.temperature"][AT] = 90.0, SUPPLY + 4.0
+
+    found = shown(change, 500)
+    assert {(f.entity, f.level) for f in found} == {(GUILTY, "ticket")}
+    assert found[-1].time >= CASE.time(490)
+
+
+@pytest.mark.parametrize("follows", [0.4, 0.5, 0.7])
+def test_a_plate_whose_memory_follows_in_part_is_told_and_stays_told(follows):
+    def change(tick, values, resistance):
+        if values is not None and tick >= 60:
+            core, mine = values["gpu"]["gpu.temperature"], np.arange(len(GPUS)) == AT
+            warmer = np.where(mine, 0.3 * (core - SUPPLY), 0.0)
+            values["gpu"]["gpu.temperature"] = core + warmer
+            values["gpu"]["gpu.memory_temperature"] += follows * warmer
+
+    found = shown(change, 500)
+    assert {"ticket", "page"} & levels(found)
+    assert found[-1].time >= CASE.time(490)
+
+
+def test_a_memory_that_is_told_no_more_excuses_no_core():
+    def change(tick, values, resistance):
+        plate(1.3)(tick, values, resistance)
+        if values is not None and tick >= 60:
+            values["gpu"]["gpu.memory_temperature"][AT] -= 12.0 if tick < 180 else np.nan
+
+    assert {"ticket", "page"} & {f.level for f in shown(change, 400) if f.time >= CASE.time(250)}
 
 
 def test_a_power_brake_one_sample_a_whole_loop_and_announced_work_are_no_heat_of_a_gpu():
