@@ -96,7 +96,7 @@ class Causes:
         around = np.flatnonzero(np.isin(nodes, nodes[slots]) & (nodes >= 0))
         around = around[around < self.clocks.cells.shape[1]]
         less, known = np.zeros(len(self.capped), bool), min(self.draws.cells.shape[1], len(self.capped))
-        less[:known] = self.draws.cells[kernel.EFFECT, :known] >= slower
+        less[:known] = self.draws.cells[kernel.EFFECT, :known] >= slower / 2
         news = self.capped & ((self.usually < _OFTEN) | less)
         low = around[news[around] & (self.clocks.cells[kernel.EFFECT, around] >= slower / 2)]
         return bool(len(low) >= SEVERAL and np.count_nonzero(news[slots]) >= len(slots) / 2)

@@ -119,15 +119,16 @@ class Straggler(Detector):
         begins = [*self.samples.rested, *struck.back]
         self._calm(begins)
         self.causes.calm(begins)
-        gate = gate & ~self._held(capped, times, gate) & ~struck.out
+        out = self._held(capped, times, gate) | struck.out
+        gate = gate & ~out
         level, learnt = self._level_of(times, gate)
         step = stepped(self.streams, times - level, self.places.groups, frame.time, gate & learnt, struck.still)
         at_work = gate & ~self.samples.silent(frame.time, _LASTS)[: len(gate)]  # a GPU that rests has another clock
         self.causes.watch_clocks(frames, self.places, at_work, struck.still, frame.time)
-        slow = self._slow(step, times, level, gate, frame.time) & ~struck.out
+        slow = self._slow(step, times, level, gate, frame.time) & ~out
         alike = self._together(frame, step)
         if slow.any():
-            return [*self._told(frame, step, slow, struck.sick), *alike]
+            return [*self._told(frame, step, slow, struck.sick, out), *alike]
         if self.conditions:
             close(self.conditions, set())
         return alike
@@ -215,10 +216,10 @@ class Straggler(Detector):
         there = (self.places.at >= 0) & ~self.samples.silent(time, _LASTS)[:size]
         return np.asarray((step.on | (behind > 0)) & there)
 
-    def _told(self, frame: Frame, step: Step, slow: Bools, sick: Bools) -> list[Finding]:
-        """What is due to be said of the slow."""
+    def _told(self, frame: Frame, step: Step, slow: Bools, sick: Bools, out: Bools) -> list[Finding]:
+        """What is due to be said of the slow. out: who is not judged, and so no witness that others are well."""
         size, time = len(slow), frame.time
-        there = (self.places.at >= 0) & ~self.samples.silent(time, _LASTS)[:size] & ~self.struck.out[:size]
+        there = (self.places.at >= 0) & ~self.samples.silent(time, _LASTS)[:size] & ~out
         there &= self.count[:size] > LEARN
         far = np.where(self.behind[:size] > 0, np.log(self.ratio), 0.0)
         effect = np.where(there, np.maximum(step.effect, far), 0.0)
@@ -242,8 +243,12 @@ class Straggler(Detector):
     def _level(self, slots: NDArray[np.intp], seen: Sequence[Cause], step: Step, unsure: bool, time: int) -> Level:
         """Page with a physical cause at once, else after the hold and only among enough peers.
 
-        What a power cap that comes or goes may explain is no page: neither clocks nor sums say more by then.
+        What a power cap that comes or goes may explain is no page: neither clocks nor sums say more by then. Nor is who
+        was quicker than its stage and is no slower than the others now: nobody waits for it.
         """
+        lags = self.streams.cells[kernel.BASELINE, slots] + step.effect[slots] >= self.delta / 2
+        if not (lags | (self.behind[slots] > 0) | ~self.places.by_stage[slots]).any():
+            return "suspect"
         if self._doubt[slots].all():
             return "page" if any(cause.physical and cause.signal != "gpu.sm_clock" for cause in seen) else "suspect"
         if any(cause.physical for cause in seen):

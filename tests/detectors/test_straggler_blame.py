@@ -187,6 +187,33 @@ def test_a_node_that_is_slow_while_all_are_always_under_a_cap_is_policy_only_if_
     assert pages or all("policy" in f.summary for f in found[1:])
 
 
+def test_a_stage_that_is_slow_blames_nobody_when_a_cap_comes_over_all_its_nodes_but_one():
+    stage = slice(0, 3 * WIDTH)  # three nodes, too few to be compared with each other: they are with all of the job
+    graph = topology()
+    graph.merge({r: [f"stage:7.{i // (3 * WIDTH)}", "job:7", GPUS[i]] for i, r in enumerate(RANKS)})
+
+    def change(tick, values, graph):
+        slower(stage, 1.25)(tick, values, graph)
+        capped = np.arange(SIZE) < 3 * WIDTH
+        capped[NODE] = False
+        if tick >= SINCE + 60:
+            values["rank"]["rank.compute_time"][capped] *= 1.12
+            values["gpu"]["gpu.throttle_reasons"][capped] = 0x4
+            values["gpu"]["gpu.sm_clock"][capped] /= 1.12
+
+    assert blamed(shown(change, graph=graph)) == set()
+
+
+def test_who_was_quicker_than_its_stage_and_is_as_slow_as_all_now_wakes_nobody():
+    def change(tick, values, graph):
+        slower(NODE, 0.9, 0, SINCE)(tick, values, graph)
+        if tick < SINCE:
+            values["gpu"]["gpu.sm_clock"][NODE] *= 1.1
+
+    assert blamed(shown(change), "suspect") == {"node:n1"}
+    assert blamed(shown(change)) == set()
+
+
 def test_our_own_canary_on_a_gpu_is_no_straggler():
     def change(tick, values, graph):
         slower(GUILTY, 1.3, SINCE, SINCE + 7)(tick, values, graph)
