@@ -51,7 +51,8 @@ class Doubts:
         """
         n = len(known)
         doubted, told, apart = self.doubted[:n], self.told[:n], self.apart[:n]
-        told[:] = np.where(known, time, np.minimum(told, time))  # the clock may have gone back
+        # a core that idles is blamed by nobody meanwhile; and the clock may have gone back
+        told[:] = np.where(known | ~step.judged, time, np.minimum(told, time))
         fresh = known & (apart >= _DOUBTED * warmer) & (step.held <= hold)
         stays = doubted & (~known | (apart >= _STAYS * warmer)) & (time - told <= hold * SECOND)
         doubted[:] = (fresh | stays) & step.on

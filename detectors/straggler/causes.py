@@ -31,6 +31,7 @@ _PRESSED, _TIMES = 0.10, 3.0
 slowness. The kernel's own averages are of 10 s; oomd's default acts on several times that share of memory. Chosen."""
 _OFTEN, _SLOWLY = 0.5, 1e-4
 """A GPU that is under its power cap for at least half of the time is so by its load; learnt over a day. Chosen."""
+_DRAWS = 0.4  # share of a slowdown by which a lower cap lowers the draw, at least: power falls with the clock; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +97,16 @@ class Causes:
         around = np.flatnonzero(np.isin(nodes, nodes[slots]) & (nodes >= 0))
         around = around[around < self.clocks.cells.shape[1]]
         less, known = np.zeros(len(self.capped), bool), min(self.draws.cells.shape[1], len(self.capped))
-        less[:known] = self.draws.cells[kernel.EFFECT, :known] >= slower / 2
+        less[:known] = self.draws.cells[kernel.EFFECT, :known] >= _DRAWS * slower
         news = self.capped & ((self.usually < _OFTEN) | less)
         low = around[news[around] & (self.clocks.cells[kernel.EFFECT, around] >= slower / 2)]
         return bool(len(low) >= SEVERAL and np.count_nonzero(news[slots]) >= len(slots) / 2)
+
+    def proves(self, cause: Cause, slots: NDArray[np.intp]) -> bool:
+        """Whether it is a fact of the device, beside which no hold is needed. Under a cap it is the cap that makes the
+        clock: whether a lower one has come is seen when the draw has followed."""
+        capped = np.count_nonzero(self.capped[slots]) >= len(slots) / 2
+        return cause.physical and not (capped and cause.signal == "gpu.sm_clock")
 
     def watch_clocks(self, frames: Mapping[str, Frame], places: Places, gate: Bools, still: Bools, time: int) -> None:
         """Takes the SM clocks against those of the peers, and the processors' pressure. still: who learns nothing."""

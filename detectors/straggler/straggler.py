@@ -246,12 +246,11 @@ class Straggler(Detector):
         What a power cap that comes or goes may explain is no page: neither clocks nor sums say more by then. Nor is who
         was quicker than its stage and is no slower than the others now: nobody waits for it.
         """
-        lags = self.streams.cells[kernel.BASELINE, slots] + step.effect[slots] >= self.delta / 2
-        if not (lags | (self.behind[slots] > 0) | ~self.places.by_stage[slots]).any():
+        if not self._lags(slots, step, time).any():
             return "suspect"
         if self._doubt[slots].all():
             return "page" if any(cause.physical and cause.signal != "gpu.sm_clock" for cause in seen) else "suspect"
-        if any(cause.physical for cause in seen):
+        if any(self.causes.proves(cause, slots) for cause in seen):
             return "page"
         on = slots[step.on[slots]]
         held = [s for s in on.tolist() if self.above[s] and np.median(self.recent["own"][s]) >= self.delta / 2]
@@ -264,12 +263,21 @@ class Straggler(Detector):
         enough = bool(seen) or int(step.size[held].max()) >= self.peers
         return "page" if enough and since >= (self.quick_hold if quick else self.hold) * SECOND else "suspect"
 
+    def _lags(self, slots: NDArray[np.intp], step: Step, time: int) -> Bools:
+        """Who is slower than its stage now. Those that have not been for `hold` s learn anew: that is their usual."""
+        departs = self.streams.cells[kernel.BASELINE, slots] + step.effect[slots]
+        late = np.minimum(departs, np.median(self.recent["stage"][slots], axis=1)) >= self.delta / 2
+        late |= (self.behind[slots] > 0) | ~self.places.by_stage[slots]
+        since = self.above[slots]
+        self._learn_anew(slots[~late & (since > 0) & (time - since >= self.hold * SECOND)].tolist())
+        return np.asarray(late)
+
     def _finding(
         self, frame: Frame, suspicion: Suspicion, seen: Sequence[Cause], due: tuple[int, Level], step: Step
     ) -> Finding:
         slots, places = list(suspicion.slots), self.places
         worst, compared = beside(self, slots, step)
-        around = {kind: e for kind in ("gpu", "node", "stage", "job") if (e := places.entity(kind, worst)) is not None}
+        around = {kind: e for kind in ("gpu", "node", "stage", "job") if (e := places.entity(kind, worst))}
         return Finding(
             time=frame.time,
             onset=due[0],

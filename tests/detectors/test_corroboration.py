@@ -34,6 +34,10 @@ def test_heat_explains_what_began_with_it_and_not_what_it_has_outlasted_for_hour
     assert raised(SLOW, replace(HOT, onset=START + minutes * 60 * SECOND)).level == level
 
 
+def test_the_own_heat_of_a_gpu_explains_its_slow_rank_however_long_it_has_been_told():
+    assert raised(SLOW, replace(HOT, entity="gpu:n0.0", onset=START - 7200 * SECOND)).level == "page"
+
+
 @pytest.mark.parametrize("evidence", [{"group": "cdu:c0, H100"}, {"doubted": True}])
 def test_a_group_of_which_nobody_is_blamed_and_an_instrument_that_may_lie_explain_nothing(evidence):
     assert raised(SLOW, replace(HOT, evidence=evidence)).level == "suspect"
