@@ -35,18 +35,19 @@ class Straggler(Detector):
     """Peer-conditioned CUSUM on ln(compute time) within the pipeline stage; stages differ by design, never pooled.
 
     Suspect once the sum passes `threshold` and the smoothed slowdown `delta` (natural logarithm), or once the median
-    of ten steps is `ratio` times the stage's. Page at once if the GPU shows why (throttle bit, clock below its peers,
-    narrower PCIe link); else after `hold` s, or `quick_hold` s above `quick_effect` or where tasks of the node wait for
-    processors, and only among at least `peers` ranks. Several GPUs of one node slow together: the node is blamed.
-    A stage of which more than `most` of the nodes are slow blames nobody: straggler_job tells of it.
+    of ten steps is `ratio` times the stage's. Page at once if the GPU shows why (throttle bit, narrower PCIe link,
+    clock below its peers but under no cap); else after `hold` s, or `quick_hold` s above `quick_effect` or where tasks
+    of the node wait for processors or clocks are low, and only among at least `peers` ranks that are quicker than it.
+    Several GPUs of one node slow together: the node is blamed. A stage of which more than `most` of the nodes are slow
+    blames nobody: straggler_job tells of it.
 
     Not judged: ranks that throttle in a stage of which over 30 % of the GPUs do so, on three nodes, until they have
     for 4 h (coolant and power tell of that); meanwhile nobody of it learns, and those that are well are compared with
     each other, if they are 8; announced work, the first `warm_up` steps of a job or of a rank that moved,
-    checkpoints, our own canaries, and several GPUs whose power cap differs from their cohort's. With other software a
-    rank learns anew; after a rest it begins unsuspected.
-    Where a stage is too small, a change is told from all of the job, and below 8 ranks nothing pages uncorroborated;
-    neither does a small stage of which all ranks are slow, or a rank alone in its stage: the stage may have more work.
+    checkpoints, our own canaries, and several GPUs whose power cap differs from their cohort's by its bit or by what
+    they draw. With other software a rank learns anew; after a rest it begins unsuspected. Where a stage is too small,
+    a change is told from all of the job, and below 8 ranks nothing pages uncorroborated; neither does a small stage of
+    which all ranks are slow, or a rank alone in its stage: the stage may have more work.
 
     Source: the clipped form of Page's CUSUM (Biometrika 41, 1954); Greyhound (Wu et al., ATC 2025) for the check that
     the mean moved; Lin et al. (OSDI 2025) found workers the main cause in only 1.7 % of slow jobs, so a slow stage
@@ -129,8 +130,7 @@ class Straggler(Detector):
         alike = self._together(frame, step)
         if slow.any():
             return [*self._told(frame, step, slow, struck.sick, out), *alike]
-        if self.conditions:
-            close(self.conditions, set())
+        close(self.conditions, set())
         return alike
 
     def _together(self, frame: Frame, step: Step) -> list[Finding]:
