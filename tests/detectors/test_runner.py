@@ -102,9 +102,9 @@ def test_findings_are_the_same_with_each_detector_alone(site, watch):
     assert sorted(together, key=str) == sorted((f for found in apart for f in found), key=str)
 
 
-@pytest.mark.parametrize("explains", [("link", "port:n0.p0"), ("thermal", "gpu:n0.0")])
+@pytest.mark.parametrize("explains", [("link", "port:n0.p0"), ("power", "node:n0")])
 @pytest.mark.parametrize("first", [3, 8])
-def test_a_slow_rank_is_paged_when_its_link_or_the_heat_of_its_gpu_explains_it(explains, first):
+def test_a_slow_rank_is_paged_when_its_link_or_the_power_of_its_node_explains_it(explains, first):
     found = heard([(first, *explains), (6, "straggler", "rank:7.0")])
     page = next(f for f in found if f.level == "page")
     assert page.detector == "straggler"
