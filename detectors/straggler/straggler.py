@@ -219,12 +219,13 @@ class Straggler(Detector):
     def _told(self, frame: Frame, step: Step, slow: Bools, sick: Bools, out: Bools) -> list[Finding]:
         """What is due to be said of the slow. out: who is not judged, and so no witness that others are well."""
         size, time = len(slow), frame.time
-        there = (self.places.at >= 0) & ~self.samples.silent(time, _LASTS)[:size] & ~out
-        there &= self.count[:size] > LEARN
+        there = (self.places.at >= 0) & ~(self.samples.silent(time, _LASTS)[:size] | out) & (self.count[:size] > LEARN)
         far = np.where(self.behind[:size] > 0, np.log(self.ratio), 0.0)
         effect = np.where(there, np.maximum(step.effect, far), 0.0)
         suspicions = blamed(slow, effect, there, sick, self.places, self.most, self.delta, self.conditions)
         close(self.conditions, {s.entity for s in suspicions})
+        alone = [slot for s in suspicions for slot in s.slots]  # who is slow with its stage is not, for any time
+        self.above[np.setdiff1d(np.flatnonzero(slow), alone)] = time
         found = []
         for suspicion in suspicions:
             seen = causes_of(suspicion, self.causes, self.places, time)
@@ -233,9 +234,8 @@ class Straggler(Detector):
             throttled = any(cause.key == "throttled" for cause in seen)
             if not throttled and self.causes.policy(slots, float(np.median(step.effect[slots])), self.places):
                 level, seen = "suspect", [POLICY]
-            since = np.where(
-                step.on[slots], self.rose[slots], np.where(self.behind[slots] > 0, self.behind[slots], time)
-            )
+            late = np.where(self.behind[slots] > 0, self.behind[slots], time)
+            since = np.where(step.on[slots], self.rose[slots], late)
             if due := tell(self.conditions, suspicion.entity, time, int(since.min()), level):
                 found.append(self._finding(frame, suspicion, seen, due, step))
         return found
