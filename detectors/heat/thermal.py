@@ -182,9 +182,9 @@ class Thermal(Detector):
         ]
 
     def _usual(self, step: Step, time: int) -> Bools:
-        """(N,) who was judged within `hold` s and loses its heat as ever: close to its limit, or on warm water."""
+        """(N,) who was judged within `hold` s to lose its heat as ever: close to its limit, or on warm water."""
         sheds, well = self.sheds[: len(step.on)], ~step.moved & (step.effect < self.delta / 2)
-        sheds[:] = np.where(step.judged, np.where(well, time, 0), np.minimum(sheds, time))
+        sheds[:] = np.where(step.judged & well, time, np.minimum(sheds, time))
         return np.asarray((sheds > 0) & (time - sheds <= self.hold * SECOND))
 
     def _slowed(self, frame: Frame, working: Bools) -> Bools:
