@@ -18,7 +18,7 @@ LEAST = 1e-3  # of a unit: the logarithm of what stands still; chosen
 _LEAST_FLOW = 1.0  # L/min; a loop that runs with less is idle; chosen
 _BACK, _WELL = 0.02, 5  # share that a flow may lack, as meters err, and samples for which, until it is back; chosen
 _FAST_S, _SLOW_S = 30.0, 120.0  # of the two means of the supply whose difference is its slope; chosen
-_RAPID = 0.4  # K/min; ASHRAE TC 9.9 allows 20 K/h, which is 0.33: a controller moves its set-point slower than that
+_RAPID = 0.5  # K/min; ASHRAE TC 9.9 allows 20 K/h, which is 0.33: half as much again, as two moves may meet; chosen
 _JUMP_K, _JUMP_K_S = 1.5, 0.1  # K at once, and K/s: litres of coolant warm within minutes, a sensor at once; chosen
 
 

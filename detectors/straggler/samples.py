@@ -22,6 +22,7 @@ _REMEMBERED = 3600 * SECOND  # a start of a rank that nobody has seen since is f
 _RESTS = 300 * SECOND
 """After so long without a step a rank begins unsuspected: its job was stopped, and what was hot is cool. Chosen: beyond
 most evaluations, so that one in the middle of a slowdown does not begin the hold anew."""
+_PAUSES = 60 * SECOND  # without a step it is no time for which a rank was slow, as holds count it; chosen
 _LONGEST_S = (
     3600.0  # that a checkpoint or canary excuses anybody, whatever is told of it; chosen: such a write has failed
 )
@@ -49,6 +50,7 @@ class Samples:
         self._looked = 0
         self.calmed: list[int] = []  # slots that were slow beside our own canary, as it was told in this instant
         self.rested: list[int] = []  # slots that tell a step again in this instant after they told none for long
+        self.paused = np.empty(0, np.int64)  # (S,) for how long they told none before they do now, 0 who did not pause
 
     def hear(self, frames: Mapping[str, Frame]) -> list[Event]:
         """Takes the events of an instant; those that matter."""
@@ -117,7 +119,8 @@ class Samples:
         known = np.isfinite(step)
         mine["steps"][known] = step[known]
         told, sampled = np.isfinite(times), mine["sampled"]
-        self.rested = np.flatnonzero(told & (sampled > 0) & (frame.time - sampled > _RESTS)).tolist()
+        gap = np.where(told & (sampled > 0), frame.time - sampled, 0)
+        self.rested, self.paused = np.flatnonzero(gap > _RESTS).tolist(), np.where(gap > _PAUSES, gap, 0)
         sampled[told] = frame.time
         with np.errstate(invalid="ignore"):
             warm = (step - mine["begun"] < warm_up) | (~known & (frame.time - mine["began"] < _WARM))

@@ -202,6 +202,7 @@ class Straggler(Detector):
         stage = self.places.beside(times, median)
         np.copyto(self.rose[:size], time, where=step.judged & (cells[kernel.UP] <= 0))
         above, matters = self.above[:size], step.effect >= self.delta
+        above += np.where(above > 0, self.samples.paused, 0)
         above[~matters] = 0
         above[matters & (above == 0)] = time
         limit, behind, close_by = np.log(self.ratio), self.behind[:size], np.empty(size, bool)
@@ -210,11 +211,10 @@ class Straggler(Detector):
         if ring.take(times, gate, expected, stage, float(limit), LEARN, *kept, close_by):
             # half of the limit ends it, so that a ratio near the limit does not flicker
             near = np.flatnonzero(close_by)
-            typical = np.median(self.recent["stage"][near], axis=1)
-            since = np.where(behind[near] == 0, time, behind[near])
-            behind[near] = np.where(typical >= np.where(behind[near] > 0, limit / 2, limit), since, 0)
-        there = (self.places.at >= 0) & ~self.samples.silent(time, _LASTS)[:size]
-        return np.asarray((step.on | (behind > 0)) & there)
+            typical, since = np.median(self.recent["stage"][near], axis=1), behind[near]
+            far = typical >= np.where(since > 0, limit / 2, limit)
+            behind[near] = np.where(far, np.where(since == 0, time, since), 0)
+        return np.asarray((step.on | (behind > 0)) & (self.places.at >= 0) & ~self.samples.silent(time, _LASTS)[:size])
 
     def _told(self, frame: Frame, step: Step, slow: Bools, sick: Bools, out: Bools) -> list[Finding]:
         """What is due to be said of the slow. out: who is not judged, and so no witness that others are well."""

@@ -214,6 +214,16 @@ def test_who_was_quicker_than_its_stage_and_is_as_slow_as_all_now_wakes_nobody()
     assert blamed(shown(change)) == set()
 
 
+def test_a_pause_of_the_job_is_no_time_for_which_a_rank_was_slow():
+    def change(tick, values, graph):
+        slower(NODE, 1.3, SINCE, SINCE + 47)(tick, values, graph)
+        values["rank"]["rank.step"][:] = 1000.0 + 2 * (min(tick, SINCE + 18) if tick < SINCE + 45 else tick)
+
+    found = shown(change, 150)
+    assert blamed(found, "suspect") == {"node:n1"}
+    assert blamed(found) == set()
+
+
 def test_our_own_canary_on_a_gpu_is_no_straggler():
     def change(tick, values, graph):
         slower(GUILTY, 1.3, SINCE, SINCE + 7)(tick, values, graph)
