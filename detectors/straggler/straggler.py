@@ -66,8 +66,8 @@ class Straggler(Detector):
         "A rank that was slow from its first sample by less than 1.25; a node of a job of two nodes that is slow by "
         "less than 7 %, since half of that moves the median of both; all nodes of a stage that are slow at once; one "
         "rank without another of its stage that is as fast as before, unless its GPU or node shows why; ranks that "
-        "throttle with a third of their stage; and what the training job does not tell: without its compute times "
-        "straggler_inferred looks from the outside."
+        "throttle with a third of their stage, or under a lower power cap, which is policy; who was quicker than its "
+        "stage and no longer is; and what no job tells: without compute times straggler_inferred looks from outside."
     )
 
     threshold: float = 18.5
