@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from detectors.heat.coolant_kernel import PEERS
 from detectors.heat.thermal_bits import HEAT
 from detectors.method.evidence import Compared, evidence
+from detectors.method.homes import Homes
 from detectors.method.streams import Step
 from detectors.method.throttle import bits_of, has
 from pipeline.records import LEVELS, SECOND, Finding, Frame, Level, finite
@@ -21,7 +22,7 @@ SHARE = 0.3  # of the flow's departure: a valve that closes raises the head of a
 _CALM = 0.1  # ln; a pressure that swings by more says nothing; chosen
 PG25 = 15.1  # K L/min per kW: 25 % propylene glycol, 1.02 kg/L, 3.9 kJ/kg K
 LEAST_DT = 5.0  # K; below it 0.3 K of two sensors and 2 % of the flow make the heat balance worthless
-_NONE = np.empty(0, np.int64)
+_NONE = np.empty(0, np.intp)
 DOUBTED = "doubted"
 """Key of the evidence: it is the instrument rather than the loop, or flow that follows the load; bears nothing out."""
 
@@ -73,24 +74,17 @@ class Settings(Protocol):
 
 
 class Loops:
-    """The GPUs of each loop; looked up at the first question after topology or fleet changed."""
+    """The GPUs of each loop."""
 
     def __init__(self) -> None:
-        self._key: tuple[int, ...] = ()
-        self._found: dict[str, NDArray[np.int64]] = {}
+        self._homes = Homes()
 
-    def of(self, loop: str, gpus: Frame | None) -> NDArray[np.int64]:
+    def of(self, loop: str, gpus: Frame | None) -> NDArray[np.intp]:
         """Numbers of a loop's GPUs."""
         if gpus is None:
             return _NONE
-        key = (id(gpus.topology), gpus.topology.version, len(gpus.entities))
-        if key != self._key:
-            below: dict[str, list[int]] = {}
-            for i, entity in enumerate(gpus.entities):
-                for above in gpus.topology.above(entity):
-                    below.setdefault(above, []).append(i)
-            self._key, self._found = key, {name: np.array(mine, np.int64) for name, mine in below.items()}
-        return self._found.get(loop, _NONE)
+        self._homes.renew(gpus.entities, gpus.topology)
+        return self._homes.places(loop)
 
 
 def level_of(seen: Seen, i: int, settings: Settings, comparable: bool, loops: Loops) -> Verdict:
@@ -100,13 +94,12 @@ def level_of(seen: Seen, i: int, settings: Settings, comparable: bool, loops: Lo
         return flow
     sensor = settings.jumped(i, seen.frame.time)
     level: Level = "suspect"
-    effect, held = float(seen.warmth.effect[i]), int(seen.warmth.held[i])
+    effect, held = float(seen.warmth.effect[i]), int(seen.warmth.held[i]) >= settings.hold
     rapid = settings.rapid(i, seen.frame.time) and effect >= settings.temperature_delta
-    lasts = held >= settings.hold and not sensor
-    hot = (lasts and effect >= settings.hot) or throttled(seen.gpus, seen.frame.entities[i], loops)
-    if not sensor and (rapid or hot):
+    hot = effect >= settings.hot and held
+    if not sensor and (rapid or hot or throttled(seen.gpus, seen.frame.entities[i], loops)):
         level = "page"
-    elif lasts and effect >= settings.warm:
+    elif not sensor and effect >= settings.warm and held:
         level = "ticket"
     level = max(level, flow.level, key=LEVELS.index)
     return Verdict(level, flow.others, flow.meter, sensor)

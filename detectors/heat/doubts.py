@@ -34,13 +34,11 @@ class Doubts:
 
     def follow(self, parted: Step, seconds: float) -> None:
         """One instant. parted: stream of the core above its memory."""
-        if (more := len(parted.on) - len(self.apart)) > 0:
-            self.apart, self.told = (
-                np.append(self.apart, np.zeros(more)),
-                np.append(self.told, np.zeros(more, np.int64)),
-            )
-            self.doubted = np.append(self.doubted, np.zeros(more, bool))
         n = len(parted.on)
+        if (more := n - len(self.apart)) > 0:
+            for name in ("apart", "doubted", "told"):
+                cells = getattr(self, name)
+                setattr(self, name, np.append(cells, np.zeros(more, cells.dtype)))
         self.apart[:n] -= np.expm1(-seconds / _MEAN_S) * (parted.effect - self.apart[:n])
 
     def settle(self, known: Bools, parted: Step, warmer: Floats, step: Step, hold: float, time: int) -> Bools:

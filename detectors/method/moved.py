@@ -75,27 +75,28 @@ class Moved:
         cohort of which nobody is measured stays as it is.
         """
         n = len(told.groups)
-        cohort, seen, known = self.cohort[:n], self.seen[:n], self.known[:n]
+        cohort, known = self.cohort[:n], self.known[:n]
         off = told.off
         if not (off.any() or cohort.any()):
             known[:] = False
             return np.zeros(n, bool)
         over = _over(told, off, size)
-        if not (over.any() or cohort.any()):
-            known[:] = told.on & (known | (told.held >= KNOWN))
-            return np.zeros(n, bool)
-        mine = told.groups >= 0
-        before = np.bincount(told.groups[mine & cohort], minlength=len(size)) > 0
-        last = np.zeros(len(size), np.int64)
-        np.maximum.at(last, told.groups[mine], seen[mine])
-        unseen = before & (size == 0)
-        last[over | unseen] = time
-        goes_on = over | (before & (time - last >= 0) & (time - last <= LINGERS))
-        cohort[:] = np.append(goes_on, False)[told.groups]
-        seen[:] = np.where(cohort, np.append(last, 0)[told.groups], 0)
+        if over.any() or cohort.any():
+            self._follow(told.groups, over, size == 0, time)
         known[:] = told.on & (known | ((told.held >= KNOWN) & ~cohort))
         moved = cohort & ~known
         return moved & ~_beyond(told, off, moved, delta) if moved.any() else moved
+
+    def _follow(self, groups: NDArray[np.int32], over: Bools, unseen: Bools, time: int) -> None:
+        """Which cohorts move now, and since when each was last too large a share. over, unseen: (G,)"""
+        cohort, seen, mine = self.cohort[: len(groups)], self.seen[: len(groups)], groups >= 0
+        before = np.bincount(groups[mine & cohort], minlength=len(over)) > 0
+        last = np.zeros(len(over), np.int64)
+        np.maximum.at(last, groups[mine], seen[mine])
+        last[over | (before & unseen)] = time
+        goes_on = over | (before & (time - last >= 0) & (time - last <= LINGERS))
+        cohort[:] = np.append(goes_on, False)[groups]
+        seen[:] = np.where(cohort, np.append(last, 0)[groups], 0)
 
     def snapshot(self) -> dict[str, Any]:
         return {"cohort": self.cohort.copy(), "seen": self.seen.copy(), "known": self.known.copy()}

@@ -14,13 +14,14 @@ from detectors.method.evidence import evidence
 from detectors.method.feeds import SIGNALS as FEED_SIGNALS
 from detectors.method.feeds import Feeds
 from detectors.method.gates import Gates
+from detectors.method.homes import Homes
 from detectors.method.throttle import bits_of, has
 from detectors.power import sags
 from detectors.power.supplies import INPUT, OUTPUT, PULLED, STATUS, Lost, Supplies
 from detectors.power.supplies import SIGNALS as SUPPLY_SIGNALS
 from detectors.power.voltages import MAINS, RAIL, Voltages
 from detectors.power.voltages import SIGNALS as VOLTAGE_SIGNALS
-from detectors.telemetry.silence import Homes, LastSeen, shared
+from detectors.telemetry.silence import LastSeen, shared
 from pipeline.records import LEVELS, SECOND, Finding, Frame, Level
 from pipeline.topology import Topology, kind_of
 

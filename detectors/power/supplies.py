@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.telemetry.silence import Homes, shared
+from detectors.method.homes import Homes
+from detectors.telemetry.silence import shared
 from pipeline.records import SECOND, Frame
 from pipeline.signals import CATALOGUE
 from pipeline.topology import Topology

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.method.feeds import LIVE
+from detectors.method.homes import Homes
 from detectors.method.kernel import compiled
-from detectors.telemetry.silence import Homes, shared
+from detectors.telemetry.silence import shared
 from pipeline.records import SECOND, Frame
 from pipeline.signals import CATALOGUE
 from pipeline.topology import Topology

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.method import kernel
+from detectors.method.homes import Homes
 from pipeline.records import SECOND, Frame
 from pipeline.topology import Topology, kind_of
 
@@ -51,7 +52,7 @@ class Places:
         self.cohorts: list[str] = []
         self._order, self._first = np.empty(0, np.int32), np.zeros(1, np.int64)  # slots stage by stage
         self._gpu_at: tuple[int, NDArray[np.int64]] = (-1, self.at)
-        self._below: tuple[dict[str, list[int]], dict[str, list[str]]] | None = None
+        self._hosts, self._gone = Homes(), Homes()  # of the nodes, and of the GPUs of ranks that are gone
 
     def __len__(self) -> int:
         return len(self.names)
@@ -121,7 +122,7 @@ class Places:
                 if (entity := place[rank].get(kind)) is not None:
                     self.of[kind][slot] = numbers[kind].setdefault(entity, len(numbers[kind]))
         self.named, self._numbers = {kind: list(found) for kind, found in numbers.items()}, numbers
-        self._gpu_at, self._below = (-1, self.at), None
+        self._gpu_at = (-1, self.at)
         self.groups, self.cohorts = self._compare()
         stage = self.of["stage"]
         self._order = np.argsort(stage, kind="stable").astype(np.int32)[np.count_nonzero(stage < 0) :]
@@ -210,28 +211,15 @@ class Places:
             mine = [self._numbers[kind][entity]] if entity in self._numbers[kind] else []
         else:
             kind = "node"
-            mine = self._parts(topology)[0].get(entity, [])
+            self._hosts.renew(self.named["node"], topology)
+            mine = self._hosts.members(entity)
         slots = np.flatnonzero(np.isin(self.of[kind], mine)).tolist() if mine else []
         if kind in ("stage", "job"):
             return slots
-        return [*slots, *self.slots_of(self._parts(topology)[1].get(entity, ()))]
-
-    def _parts(self, topology: Topology) -> tuple[dict[str, list[int]], dict[str, list[str]]]:
-        """Whatever is above them -> numbers of the nodes below it, and ranks that are gone and were on a GPU below it.
-
-        Kept until the topology changes again: many events come at one instant, and each asks.
-        """
-        if self._below is None:
-            nodes, gone = dict[str, list[int]](), dict[str, list[str]]()
-            for number, name in enumerate(self.named["node"]):
-                for above in topology.above(name):
-                    nodes.setdefault(above, []).append(number)
-            for rank in self._left:
-                if gpu := self._gpus.get(rank):
-                    for above in (gpu, *topology.above(gpu)):
-                        gone.setdefault(above, []).append(rank)
-            self._below = nodes, gone
-        return self._below
+        left = [(rank, gpu) for rank in self._left if (gpu := self._gpus.get(rank))]
+        self._gone.renew([gpu for _, gpu in left], topology)
+        below = set(self._gone.members(entity))
+        return [*slots, *self.slots_of(rank for i, (rank, gpu) in enumerate(left) if i in below or gpu == entity)]
 
     def slots_of(self, ranks: Iterable[str]) -> list[int]:
         """Slots of ranks that have one."""

@@ -224,8 +224,8 @@ class Straggler(Detector):
         effect = np.where(there, np.maximum(step.effect, far), 0.0)
         suspicions = blamed(slow, effect, there, sick, self.places, self.most, self.delta, self.conditions)
         close(self.conditions, {s.entity for s in suspicions})
-        alone = [slot for s in suspicions for slot in s.slots]  # who is slow with its stage is not, for any time
-        self.above[np.setdiff1d(np.flatnonzero(slow), alone)] = time
+        suspected = [slot for s in suspicions for slot in s.slots]  # the others are slow with their stage, not alone
+        self.above[np.setdiff1d(np.flatnonzero(slow), suspected)] = time
         found = []
         for suspicion in suspicions:
             seen = causes_of(suspicion, self.causes, self.places, time)

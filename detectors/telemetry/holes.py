@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.telemetry.silence import KNOWN, MISSED, Homes
+from detectors.method.homes import Homes
+from detectors.telemetry.silence import KNOWN, MISSED
 from detectors.telemetry.silent_nodes import Known, Silence
 from pipeline.records import SECOND, Frame, Level
 from pipeline.topology import Topology

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from detectors.telemetry.silence import Bools, Homes, shared
+from detectors.method.homes import Homes
+from detectors.telemetry.silence import Bools, shared
 from detectors.telemetry.silent_nodes import Known, Silence, clock
 from detectors.telemetry.silent_readers import Gone, Readers
 from pipeline.records import SECOND, Level

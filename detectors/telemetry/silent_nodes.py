@@ -10,8 +10,9 @@ import numpy as np
 
 from detectors.method.feeds import Feeds
 from detectors.method.gates import Gates
+from detectors.method.homes import Homes
 from detectors.telemetry.host_facts import HostFacts
-from detectors.telemetry.silence import KNOWN, MISSED, SITE, TOGETHER, Bools, Homes, LastSeen, shared
+from detectors.telemetry.silence import KNOWN, MISSED, SITE, TOGETHER, Bools, LastSeen, shared
 from detectors.telemetry.silent_jobs import SilentJobs, Verdict
 from detectors.telemetry.silent_readers import Gone, Readers
 from pipeline.records import SECOND, Frame, Level, iso

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.telemetry.silence import GIVEN_UP, KNOWN, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, Homes, LastSeen
+from detectors.method.homes import Homes
+from detectors.telemetry.silence import GIVEN_UP, KNOWN, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSeen
 from pipeline.records import SECOND
 from pipeline.signals import CATALOGUE
 
