@@ -1,6 +1,8 @@
-"""Two witnesses: a suspect becomes a page when a finding of a family that explains it stands on something related.
+"""Second witnesses: a finding says which finding of a family that explains it stands on something related.
 
 Only what explains it physically counts, and only through another sensor: the same signal twice is no second witness.
+It is said and moves no level: each detector weighs its own witnesses (`wants`), and what others found added false pages
+and no fault to what was paged (docs/decisions.md, ablations).
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ CORROBORATES: Mapping[str, tuple[str, ...]] = {
     "straggler": (*_CABLE, *_HEAT, "power", "xid", "memory"),
     "straggler_inferred": (*_CABLE, *_HEAT, "power", "xid", "memory"),
     "link": ("link", "link_optic", "link_stall"),
-    "thermal": ("thermal_edge", "coolant", "coolant_edge", "coolant_leak", "straggler", "straggler_inferred"),
+    "thermal": ("thermal_edge", "coolant", "coolant_edge", "coolant_leak"),
     "thermal_edge": ("thermal", "coolant", "coolant_edge", "coolant_leak"),
 }
-"""Detector -> those whose findings make its suspect a page. Wrong results are in no line: only digests page there."""
+"""Detector -> those whose findings explain its own. Wrong results are in no line: only digests speak of them."""
 FRESH = 120 * SECOND
 """Two repeats of a condition: what was not said since then no longer holds. Chosen."""
 _BLAMES_NOBODY = ("group", "doubted", "meter_doubted")
@@ -41,25 +43,19 @@ Key = tuple[str, str]
 class Corroboration:
     """What was found lately, and what of it bears out what else. State is bounded by FRESH."""
 
-    def __init__(self, pairs: Mapping[str, tuple[str, ...]] = CORROBORATES) -> None:
-        self.pairs = pairs
-        self._explaining = frozenset(name for names in pairs.values() for name in names)
+    def __init__(self) -> None:
+        self._explaining = frozenset(name for names in CORROBORATES.values() for name in names)
         self._active: dict[Key, Finding] = {}
 
-    def raised(self, found: Sequence[Finding], time: int, topology: Topology) -> list[Finding]:
-        """The findings of an instant, suspects raised where something explains them, those that wait since then too."""
-        fresh = {(f.detector, f.entity): f for f in found}
-        active = {**self._active, **fresh}
+    def explained(self, found: Sequence[Finding], time: int, topology: Topology) -> list[Finding]:
+        """The findings of an instant, each with what explains it, if anything does."""
+        active = {**self._active, **{(f.detector, f.entity): f for f in found}}
         self._active = {k: f for k, f in active.items() if abs(time - f.time) <= FRESH}
-        waiting = {k for k, f in self._active.items() if f.level == "suspect" and f.detector in self.pairs}
-        places = self._places(topology) if waiting else {}
-        reasons = {k: self._reason(self._active[k], places, topology) for k in self._active if k in waiting}
-        for key, reason in reasons.items():
-            if reason is not None:
-                self._active[key] = _borne_out(self._active[key], reason, time)
-        raised = [key for key, reason in reasons.items() if reason is not None]
-        told = [f for f in found if f is not fresh[f.detector, f.entity] or (f.detector, f.entity) not in raised]
-        return [*told, *(self._active[key] for key in raised)]
+        if not any(f.detector in CORROBORATES for f in found):
+            return list(found)
+        places = self._places(topology)
+        reasons = ((f, self._reason(f, places, topology)) for f in found)
+        return [f if reason is None else _borne_out(f, reason) for f, reason in reasons]
 
     def forget(self, key: Key) -> None:
         """A person said that it is no fault."""
@@ -76,7 +72,7 @@ class Corroboration:
 
     def _reason(self, finding: Finding, places: Mapping[str, list[Finding]], topology: Topology) -> Finding | None:
         """The finding that explains this one and began first."""
-        wanted, own = self.pairs[finding.detector], set(finding.signals)
+        wanted, own = CORROBORATES.get(finding.detector, ()), set(finding.signals)
         found = {
             (f.onset, f.detector, f.entity): f
             for place in _sought(finding.entity, topology)
@@ -95,12 +91,10 @@ class Corroboration:
         self._active = {(f.detector, f.entity): f for f in findings}
 
 
-def _borne_out(finding: Finding, reason: Finding, time: int) -> Finding:
+def _borne_out(finding: Finding, reason: Finding) -> Finding:
     by = {"detector": reason.detector, "entity": reason.entity}
     summary = f"{finding.summary}; {reason.detector} on {reason.entity} explains it"
-    evidence = {**finding.evidence, "corroborated_by": by}
-    onset = min(finding.onset, time)  # the clock may have gone back
-    return replace(finding, time=time, onset=onset, level="page", evidence=evidence, summary=summary)
+    return replace(finding, evidence={**finding.evidence, "corroborated_by": by}, summary=summary)
 
 
 def _heats(reason: Finding, suspect: Finding) -> bool:

@@ -74,7 +74,7 @@ class Runner:
         return self.off.get(detector.name) or detector.lacks(self.available.has)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        """Findings of one instant, corroboration included."""
+        """Findings of one instant, each with what bears it out."""
         if not frames:
             return []
         found: list[Finding] = []
@@ -91,7 +91,7 @@ class Runner:
             except Exception as error:  # noqa: BLE001 - whatever a detector does, the others go on
                 self._failed(detector, error)
         time = max(frame.time for frame in frames.values())
-        return self.corroboration.raised(found, time, next(iter(frames.values())).topology)
+        return self.corroboration.explained(found, time, next(iter(frames.values())).topology)
 
     def _judged(self, detector: Detector, frames: Mapping[str, Frame], forgiven: Sequence[str]) -> list[Finding]:
         """What a detector finds, after it was told what persons said was no fault.

@@ -30,8 +30,7 @@ class ThermalEdge(Detector):
 
     A single sensor cannot tell a lost cold plate from its own fault, and the part slows down by itself at its limit;
     several parts are several sensors, and what they share is the manifold. Coolant that warms fast at its supply is one
-    sensor too: a suspect, and a page once a part that it cools rises. Flow, pressure or a leak that explain a suspect
-    raise it to a page (corroboration).
+    sensor too: a suspect, and a page once a part that it cools rises. Flow that is lost is paged by its own detectors.
 
     Source: dT/dt = P / C is 2.3 K/s at 1 kW and 440 J/K of plate and water without flow.
     """

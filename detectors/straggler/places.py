@@ -52,6 +52,7 @@ class Places:
         self.cohorts: list[str] = []
         self._order, self._first = np.empty(0, np.int32), np.zeros(1, np.int64)  # slots stage by stage
         self._gpu_at: tuple[int, NDArray[np.int64]] = (-1, self.at)
+        self._last: dict[str, str] = {}  # rank that is gone -> the GPU on which it was
         self._hosts, self._gone = Homes(), Homes()  # of the nodes, and of the GPUs of ranks that are gone
 
     def __len__(self) -> int:
@@ -72,6 +73,7 @@ class Places:
                 if self._gpus.get(rank, gpu) != gpu:
                     fresh.append(self._slots[rank])
                 self._gpus[rank] = gpu
+        self._last = {rank: gpu for rank in self._left if (gpu := self._gpus.get(rank))}
         self._index(living, place)
         return fresh + self._among_others(living)
 
@@ -216,10 +218,10 @@ class Places:
         slots = np.flatnonzero(np.isin(self.of[kind], mine)).tolist() if mine else []
         if kind in ("stage", "job"):
             return slots
-        left = [(rank, gpu) for rank in self._left if (gpu := self._gpus.get(rank))]
-        self._gone.renew([gpu for _, gpu in left], topology)
-        below = set(self._gone.members(entity))
-        return [*slots, *self.slots_of(rank for i, (rank, gpu) in enumerate(left) if i in below or gpu == entity)]
+        ranks, gpus = list(self._last), list(self._last.values())
+        self._gone.renew(gpus, topology)
+        there = {*self._gone.members(entity), *(i for i, gpu in enumerate(gpus) if gpu == entity)}
+        return [*slots, *self.slots_of(ranks[i] for i in sorted(there))]
 
     def slots_of(self, ranks: Iterable[str]) -> list[int]:
         """Slots of ranks that have one."""

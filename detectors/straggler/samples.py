@@ -144,9 +144,10 @@ class Samples:
 
     def _start(self, compute: Floats, step: Floats, places: Places, time: int) -> None:
         """Notes at which step ranks began of which a start was told."""
+        told = (np.isfinite(step) | np.isfinite(compute)).tolist()
         for rank, since in list(self._starting.items()):
             slot = places.slot_of(rank)
-            if slot is not None and np.isfinite([step[slot], compute[slot]]).any():
+            if slot is not None and told[slot]:
                 self.cells["begun"][slot], self.cells["began"][slot] = step[slot], since
             elif time - since < _REMEMBERED:
                 continue

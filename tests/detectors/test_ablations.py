@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from benchmarks.detection.ablations import VARIANTS, pieces, row
+from benchmarks.detection.ablations import VARIANTS, kept, pieces, row
 from benchmarks.detection.results import scored
 from detectors import configured
+from detectors.heat.coolant import Coolant
 from detectors.method.cohorts import Peers
 from detectors.method.streams import Streams
+from detectors.straggler.straggler import Straggler
 from pipeline.records import SECOND, Frame, iso
 from pipeline.topology import Topology
 
@@ -55,9 +58,42 @@ def test_no_hold_reaches_every_setting_by_which_a_page_waits():
     assert not waits & {("link", "drop"), ("straggler_job", "hang"), ("straggler_job", "stall")}
 
 
+def test_no_corroboration_leaves_a_dry_loop_without_its_pump_and_pressure():
+    (coolant,) = pieces(VARIANTS["no corroboration"](), Coolant)
+    for witness in (coolant.pressure, coolant.speed):
+        assert not witness.step(np.ones(4), np.zeros(4, np.int32), SECOND).measured.any()
+    assert coolant.flow.step(np.ones(4), np.zeros(4, np.int32), SECOND).measured.all()
+
+
+def test_no_corroboration_lets_a_slow_rank_wait_though_its_gpu_throttles(site, watch):
+    def throttled(tick, values):
+        if tick >= 60:
+            values["rank"]["rank.compute_time"][3] *= 1.15
+            values["gpu"]["gpu.throttle_reasons"][3] = 0x40
+
+    waits = {}
+    for variant in ("whole", "no corroboration"):
+        (straggler,) = pieces(VARIANTS[variant](), Straggler)
+        page = next(f for f in watch(straggler, type(site)(), 160, throttled) if f.level == "page")
+        waits[variant] = (page.time - page.onset) / SECOND
+    assert waits["whole"] <= 300
+    assert waits["no corroboration"] >= 600
+
+
 def test_what_was_not_measured_is_no_zero():
     nothing = scored({"findings": [], "incidents": [], "truth": [], "placed": [], "parents": {}, "meta": META})
-    assert row("whole", [nothing], [nothing]).count(" - |") == 4
+    unkept = {**nothing, "kept": (0, 0)}
+    assert row("whole", [unkept], [unkept]).count(" - |") == 5
+
+
+@pytest.mark.parametrize(
+    ("hours", "resolved", "counts"), [(5, 5, (1, 1)), (5, None, (1, 1)), (5, 2, (0, 1)), (3, 2, (0, 0))]
+)
+def test_a_long_fault_is_kept_if_its_incident_is_open_at_its_end(hours, resolved, counts):
+    end, until = iso(hours * 3600 * SECOND), None if resolved is None else iso(resolved * 3600 * SECOND)
+    result = {"truth": [{"id": "fault-1", "end": end}], "incidents": [{"id": "inc-1", "resolved": until}]}
+    events = [{"id": "fault-1", "incident": "inc-1", "length_s": hours * 3600.0}, {"incident": None, "length_s": 9e4}]
+    assert kept(result, {"records": {"events": events}}) == counts
 
 
 def test_holds_of_parts_are_those_of_their_detector():

@@ -84,8 +84,8 @@ def test_a_collapse_of_flow_at_a_pressure_that_stands_is_doubted_and_explains_no
     assert doubted(found)
     time = found[-1].time
     warm = Finding(time, time, "gpu:n0.0", "thermal", "suspect", 1.0, "warm", {}, ("gpu.temperature",))
-    raised = Corroboration().raised([warm, found[-1]], time, site.topology)
-    assert {f.level for f in raised} == {"suspect"}
+    told = Corroboration().explained([warm, found[-1]], time, site.topology)
+    assert not any("corroborated_by" in f.evidence for f in told)
 
 
 def test_loops_say_what_they_cost_at_the_threshold_of_what_is_judged_by_its_own_past():

@@ -1,4 +1,4 @@
-"""What bears a suspect out, and what does not: a group of which nobody is blamed, an instrument that may lie."""
+"""What explains a finding, and what does not: a group of which nobody is blamed, an instrument that may lie."""
 
 from __future__ import annotations
 
@@ -16,40 +16,46 @@ SLOW = Finding(START, START, "rank:7.0", "straggler", "suspect", 1.0, "slow", {}
 HOT = Finding(START, START, "cdu:c0", "thermal", "ticket", 1.0, "hot", {}, ("gpu.temperature",))
 
 
-def raised(*findings, time=START):
-    return {f.detector: f for f in Corroboration().raised(findings, time, TOPOLOGY)}["straggler"]
+def explained(*findings, time=START):
+    found = {f.detector: f for f in Corroboration().explained(findings, time, TOPOLOGY)}
+    return "corroborated_by" in found["straggler"].evidence
 
 
-def test_what_feeds_it_and_is_hot_bears_a_slow_rank_out():
-    assert raised(SLOW, HOT).level == "page"
+@pytest.mark.parametrize("level", ["suspect", "ticket", "page"])
+def test_a_slow_rank_says_that_what_feeds_it_is_hot_and_keeps_its_level(level):
+    (slow, _) = Corroboration().explained([replace(SLOW, level=level), HOT], START, TOPOLOGY)
+    assert slow.level == level
+    assert slow.evidence["corroborated_by"] == {"detector": "thermal", "entity": "cdu:c0"}
+    assert slow.summary == "slow; thermal on cdu:c0 explains it"
 
 
 def test_a_plant_that_is_a_suspect_itself_explains_no_slow_rank_while_its_own_gpu_does():
-    assert raised(SLOW, replace(HOT, level="suspect")).level == "suspect"
-    assert raised(SLOW, replace(HOT, level="suspect", entity="gpu:n0.0")).level == "page"
+    assert not explained(SLOW, replace(HOT, level="suspect"))
+    assert explained(SLOW, replace(HOT, level="suspect", entity="gpu:n0.0"))
 
 
-@pytest.mark.parametrize(("minutes", "level"), [(-61, "suspect"), (-59, "page"), (9, "page"), (11, "suspect")])
-def test_heat_explains_what_began_with_it_and_not_what_it_has_outlasted_for_hours(minutes, level):
-    assert raised(SLOW, replace(HOT, onset=START + minutes * 60 * SECOND)).level == level
+@pytest.mark.parametrize(("minutes", "explains"), [(-61, False), (-59, True), (9, True), (11, False)])
+def test_heat_explains_what_began_with_it_and_not_what_it_has_outlasted_for_hours(minutes, explains):
+    assert explained(SLOW, replace(HOT, onset=START + minutes * 60 * SECOND)) == explains
 
 
 def test_the_own_heat_of_a_gpu_explains_its_slow_rank_however_long_it_has_been_told():
-    assert raised(SLOW, replace(HOT, entity="gpu:n0.0", onset=START - 7200 * SECOND)).level == "page"
+    assert explained(SLOW, replace(HOT, entity="gpu:n0.0", onset=START - 7200 * SECOND))
+
+
+def test_a_slow_rank_explains_no_heat():
+    found = Corroboration().explained([SLOW, replace(HOT, entity="gpu:n0.0")], START, TOPOLOGY)
+    assert "corroborated_by" not in found[1].evidence
 
 
 @pytest.mark.parametrize("evidence", [{"group": "cdu:c0, H100"}, {"doubted": True}])
 def test_a_group_of_which_nobody_is_blamed_and_an_instrument_that_may_lie_explain_nothing(evidence):
-    assert raised(SLOW, replace(HOT, evidence=evidence)).level == "suspect"
+    assert not explained(SLOW, replace(HOT, evidence=evidence))
 
 
 def test_what_was_dated_ahead_of_the_clock_is_forgotten_when_the_clock_goes_back():
     corroboration = Corroboration()
-    corroboration.raised([replace(HOT, time=START + 86_400 * SECOND)], START + 86_400 * SECOND, TOPOLOGY)
-    corroboration.raised([], START, TOPOLOGY)
-    assert [f.level for f in corroboration.raised([SLOW], START, TOPOLOGY)] == ["suspect"]
-
-
-def test_a_page_never_begins_after_it_is_told():
-    told = raised(replace(SLOW, onset=START + 60 * SECOND), HOT)
-    assert told.onset <= told.time
+    corroboration.explained([replace(HOT, time=START + 86_400 * SECOND)], START + 86_400 * SECOND, TOPOLOGY)
+    corroboration.explained([], START, TOPOLOGY)
+    (found,) = corroboration.explained([SLOW], START, TOPOLOGY)
+    assert "corroborated_by" not in found.evidence

@@ -143,11 +143,12 @@ def test_one_gpu_that_heats_up_is_a_suspect_and_three_of_a_node_are_a_page_on_th
     assert {f.level for f in spread} == {"suspect"}
 
 
-def test_a_collapse_of_the_loop_makes_a_page_of_a_gpu_that_heats_up(site, watch):
+def test_a_gpu_that_heats_up_below_a_loop_that_collapsed_says_so(site, watch):
     change = low([flow(4), rise(5, "gpu:n1.0")], range(4, 60))
     found = watch(Runner([CoolantEdge(), ThermalEdge()]), site, 12, change)
-    (page,) = [f for f in found if f.detector == "thermal_edge" and f.level == "page"][:1]
-    assert page.evidence["corroborated_by"] == {"detector": "coolant_edge", "entity": LOOP}
+    (warm,) = [f for f in found if f.detector == "thermal_edge"][-1:]
+    assert warm.evidence["corroborated_by"] == {"detector": "coolant_edge", "entity": LOOP}
+    assert warm.summary.endswith(f"coolant_edge on {LOOP} explains it")
 
 
 def test_warm_supply_alone_is_a_suspect_and_with_a_gpu_behind_it_a_page(site, watch):
@@ -157,14 +158,16 @@ def test_warm_supply_alone_is_a_suspect_and_with_a_gpu_behind_it_a_page(site, wa
     assert {f.entity for f in found if f.level == "page"} == {LOOP}
 
 
-def test_the_same_sensor_twice_does_not_corroborate_itself(site, watch):
+def test_the_same_sensor_twice_is_no_second_witness(site, watch):
     def warm(tick, values):
         if tick > 200:
             values["coolant"]["coolant.supply_temperature"][0] += 4.0
         return at(rise(201, LOOP, "coolant.supply_temperature"))(tick, values)
 
     found = watch(Runner(configured()), site, 215, warm)
-    assert {f.level for f in found if f.detector == "thermal_edge"} == {"suspect"}
+    mine = [f for f in found if f.detector == "thermal_edge"]
+    assert {f.level for f in mine} == {"suspect"}
+    assert not any("corroborated_by" in f.evidence for f in mine)
 
 
 # --- incidents -------------------------------------------------------------------------------------------------------

@@ -78,14 +78,14 @@ def test_collapses_survive_a_restart_and_hostile_events():
     assert again.below(frames["gpu"]).all()
 
 
-@pytest.mark.parametrize(("later", "level"), [(LATE // SECOND + 10, "suspect"), (30, "page"), (-30, "page")])
-def test_a_collapse_explains_only_the_heat_that_began_about_when_it_did(later, level):
+@pytest.mark.parametrize(("later", "explains"), [(LATE // SECOND + 10, False), (30, True), (-30, True)])
+def test_a_collapse_explains_only_the_heat_that_began_about_when_it_did(later, explains):
     """`later`: s by which the collapse began after the GPU had become warm."""
     time, first = CASE.time(500), CASE.time(300)
     warm = Finding(time, first, GUILTY, "thermal", "suspect", 1.0, "warm", {}, ("gpu.temperature",))
     dry = Finding(time, first + later * SECOND, "cdu:c1", "coolant_edge", "page", 1.0, "dry", {}, ("coolant.flow",))
-    found = Corroboration().raised([warm, dry], time, topology())
-    assert {f.detector: f.level for f in found} == {"thermal": level, "coolant_edge": "page"}
+    found = Corroboration().explained([warm, dry], time, topology())
+    assert {f.detector: "corroborated_by" in f.evidence for f in found} == {"thermal": explains, "coolant_edge": False}
 
 
 @pytest.mark.parametrize(
