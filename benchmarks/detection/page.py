@@ -26,12 +26,18 @@ HEAD = """# Detection: the figures
 a real hall is less kind. [scoring.md](scoring.md) is the protocol. Written by `make score` from its results.
 
 {size}
-Reported are seeds {first} to {last}; detectors are tuned on seeds {tune} to {tune_last} alone.
+Reported are seeds {first} to {last}; detectors are tuned on seeds {tune} to {tune_last} alone. What judged has the
+fingerprint `{code}` (`benchmarks.detection.results.fingerprint`).
 """
+_REDUCED = {
+    "small": " This is a reduced version: `make score` runs the whole.",
+    "certified": " The clean runs are the whole; of the others there are half the seeds, and shorter ones.",
+}
 
 
-def page(scale: str, lines: Sequence[Line], planned: int, trials: Mapping[str, str] = {}) -> str:
-    """The whole text. lines: the finished runs of `planned`; trials: what else was measured, by name."""
+def page(scale: str, code: str, lines: Sequence[Line], planned: int, trials: Mapping[str, str] = {}) -> str:
+    """The whole text. code: fingerprint of what judged; lines: the finished runs of `planned`; trials: what else was
+    measured, by name."""
     scores = [(run, result, scored(result)) for run, _, result in lines]
     by_suite = {s: merge([score for run, _, score in scores if run.suite == s]) for s in _there(scores)}
     clean = [score for run, _, score in scores if run.suite == "clean"]
@@ -41,7 +47,7 @@ def page(scale: str, lines: Sequence[Line], planned: int, trials: Mapping[str, s
     events = [pair for run, result, score in scores if run.suite == "raised" for pair in _pairs(result, score)]
     seen = goals.Seen(by_suite.get("clean"), raised, events, trials)
     parts = [
-        _head(scale, lines, planned),
+        _head(scale, code, lines, planned),
         _stands_on(lines, by_suite),
         _goals(seen),
         _pages(by_suite),
@@ -65,14 +71,13 @@ def _pairs(result: Result, score: Score) -> Iterator[tuple[Mapping[str, Any], Ma
             yield truth[record["id"]], record
 
 
-def _head(scale: str, lines: Sequence[Line], planned: int) -> str:
+def _head(scale: str, code: str, lines: Sequence[Line], planned: int) -> str:
     days = sum(result["node_days"] for _, _, result in lines)
     what = f"{len(lines)} of {planned} runs of `make score SCALE={scale}`"
     size = f"It stands on {number(days)} node-days of 8-GPU nodes at 10 s: {what}."
     seeds = sorted({seed for _, seed, _ in lines})
-    if scale != "full":
-        size += " This is a reduced version: `make score` runs the whole."
-    return HEAD.format(size=size, first=seeds[0], last=seeds[-1], tune=TUNE[0], tune_last=TUNE[-1])
+    size += _REDUCED.get(scale, "")
+    return HEAD.format(size=size, code=code, first=seeds[0], last=seeds[-1], tune=TUNE[0], tune_last=TUNE[-1])
 
 
 def _stands_on(lines: Sequence[Line], by_suite: Mapping[str, Score]) -> str:

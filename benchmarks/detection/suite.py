@@ -147,7 +147,7 @@ def main() -> int:
 
     lines = [(s.run, s.seed, r) for s, r in found]
     told = trials.read(options.results, options.code or now)
-    options.page.write_text(page(options.scale, lines, len(every), told))
+    options.page.write_text(page(options.scale, options.code or now, lines, len(every), told))
     say(f"{options.page}: {len(found)} of {len(every)} runs")
     return 0
 

@@ -81,7 +81,7 @@ LINES = [(*run("clean"), CLEAN), (*run("raised"), RAISED), (*run("field"), FIELD
 
 def test_precision_in_the_field_is_raised_recall_with_the_pages_of_clean_runs_alone():
     """1 of 2 found; 1 page in 2,000 clean node-days: 6.5 x 0.5 / (6.5 x 0.5 + 0.5)."""
-    text = page("full", LINES, 3)
+    text = page("full", "0123456789abcdef", LINES, 3)
     ((_, _, _, _, mixed),) = cells(text, "Faulty node, mixed faults")
     p, q = 3.25 / 3.75, 1.17 / 1.67
     at_high, at_low = f"P {p:.3f}, F1 {p / (p + 0.5):.3f} at 6.5", f"P {q:.3f}, F1 {q / (q + 0.5):.3f} at 2.34"
@@ -91,7 +91,7 @@ def test_precision_in_the_field_is_raised_recall_with_the_pages_of_clean_runs_al
 
 
 def test_each_suite_has_its_own_false_pages_and_the_goal_those_of_the_clean_one():
-    text = page("full", LINES, 3)
+    text = page("full", "0123456789abcdef", LINES, 3)
     rows = {suite: [r for r in cells(text, suite) if len(r) == 7] for suite in ("clean", "raised", "field")}
     assert {suite: found[0][2] for suite, found in rows.items()} == {"clean": "1", "raised": "3", "field": "21"}
     ((*_, pages),) = cells(text, "False pages, all families")
@@ -99,7 +99,7 @@ def test_each_suite_has_its_own_false_pages_and_the_goal_those_of_the_clean_one(
 
 
 def test_without_a_clean_run_there_is_no_precision_in_the_field():
-    text = page("full", LINES[1:], 3)
+    text = page("full", "0123456789abcdef", LINES[1:], 3)
     assert cells(text, "Faulty node, mixed faults")[0][-1] == goals.UNMEASURED
     assert not cells(text, "6.5")
 
@@ -205,14 +205,14 @@ def test_bit_exact_mismatches_are_those_of_wrong_digests_and_pages_of_all_who_lo
     said = [alert("gpu:n1.0", 10_100, "sdc_gradient", "ticket"), alert("gpu:n2.0", 10_100, "sdc", "ticket")]
     raised = result([*soft, hard], said)
     clean = result((), [alert("gpu:n5.0", 30_000, "sdc_replica"), alert("gpu:n6.0", 30_000, "sdc")])
-    text = page("full", [(*run("clean"), clean), (*run("raised"), raised)], 2)
+    text = page("full", "0123456789abcdef", [(*run("clean"), clean), (*run("raised"), raised)], 2)
     (goal,) = cells(text, "SDC, bit-exact mismatch")
     assert goal[-1] == "0 of 1 GPUs with wrong digests, 2 false pages in the clean runs"
     by_kind = section_of(text, "By kind of fault")
     assert [row[1:3] for row in cells(by_kind, "sdc")] == [("page", "0 / 1")]
     assert [row[1:3] for row in cells(by_kind, "sdc (soft)")] == [("ticket", "2 / 2")]
     assert "the simulator's own choice" in by_kind
-    assert "the simulator's own choice" not in page("full", LINES, 3)
+    assert "the simulator's own choice" not in page("full", "0123456789abcdef", LINES, 3)
 
 
 def test_lines_of_trials_tell_their_size_and_whether_they_are_of_other_code(tmp_path):
@@ -256,8 +256,8 @@ HELD = result([GRAY, HARMLESS], [alert("gpu:n3.0", 10_100), alert("gpu:n4.0", 30
 
 
 def test_held_out_kinds_have_a_table_of_their_own_and_change_no_other_figure():
-    with_them = page("full", [*LINES, (*run("held_out"), HELD)], 4)
-    without = page("full", LINES, 4)
+    with_them = page("full", "0123456789abcdef", [*LINES, (*run("held_out"), HELD)], 4)
+    without = page("full", "0123456789abcdef", LINES, 4)
     begin, end = with_them.index("## Held-out kinds"), with_them.index("## By harmless event")
     assert cells(with_them[begin:end], "gray_leaf")[0][2] == "1 / 1"
     assert "gray_leaf" not in with_them[:begin] + with_them[end:]

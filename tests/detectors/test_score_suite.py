@@ -76,20 +76,23 @@ def test_the_fingerprint_follows_what_decides_what_is_said_and_nothing_else(tmp_
 
 def test_the_page_says_that_it_is_simulated_and_on_how_much_it_stands(done):
     lines = [(s.run, s.seed, s.result()) for s in done]
-    text = page("small", lines, 9)
+    text = page("small", "0123456789abcdef", lines, 9)
     assert "**All of this is simulated.**" in text
     days = sum(run.node_days for run in TINY)
     assert f"It stands on {days:.3g} node-days of 8-GPU nodes at 10 s: 2 of 9 runs" in text
     assert "reduced version" in text
+    assert "fingerprint `0123456789abcdef`" in text
     for quantity, *_ in goals.GOALS:
         assert f"| {quantity} |" in text
     assert goals.UNMEASURED in text
-    assert page("small", lines, 9) == text
+    assert page("small", "0123456789abcdef", lines, 9) == text
 
 
 def test_the_page_can_be_written_when_only_clean_runs_are_finished(done):
-    text = page("full", [(done[0].run, 10, done[0].result())], 9)
+    text = page("full", "0123456789abcdef", [(done[0].run, 10, done[0].result())], 9)
     assert "reduced version" not in text
+    certified = page("certified", "0123456789abcdef", [(done[0].run, 10, done[0].result())], 9)
+    assert "The clean runs are the whole" in certified
     assert text.count(goals.UNMEASURED) >= len(goals.GOALS) - 4
 
 
