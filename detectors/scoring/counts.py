@@ -46,6 +46,7 @@ COUNTS: Mapping[str, Counting] = {
     # slow devices; the acute straggler is one slowed by heat, so whoever finds the heat is right too
     "straggler": _of("page", f"{_SLOW} {_HEAT}", "rank gpu node"),
     "cold_plate": _of("ticket", f"{_SLOW} {_HEAT}", "rank gpu node"),
+    "clock_stuck": _of("page", _SLOW, "rank gpu node"),
     "pcie_downgrade": _of("page", f"link_pcie {_SLOW} xid", "port rank gpu node"),
     # links and what they hang on
     "nvlink_error": _of("page", f"link_nvlink xid {_SLOW}", "port nvlink nvswitch gpu node rack"),
@@ -54,6 +55,10 @@ COUNTS: Mapping[str, Counting] = {
     "link_down": _of("page", "link", "port node leaf rail"),
     "link_flap": _of("page", "link", "port node leaf rail"),
     "leaf_crash": _of("page", f"link {_BLIND}", "leaf pod fabric"),
+    # no port errs and none is at fault: the switch is, and whoever sees its ports wait or its jobs slow must name it
+    "gray_leaf": _of(
+        "page", f"{_LINK} link_congestion straggler_inferred straggler_job", "job stage leaf rail pod fabric"
+    ),
     "nic_stall": _of("page", f"{_LINK} straggler", "port node"),
     # not a link fault: the job or the switch is named, a port never
     "congestion": _of("ticket", "link_congestion straggler_inferred straggler_job", "job stage leaf rail pod fabric"),
@@ -66,6 +71,8 @@ COUNTS: Mapping[str, Counting] = {
     # cooling; slow ranks may be what first shows a warm loop, but then the cause must be the loop or its rack
     "coolant": _of("page", f"{_LOOP} {_HEAT} {_SLOW}", "cdu loop rack"),
     "facility_water": _of("page", f"{_LOOP} {_HEAT}", "cdu loop hall facility"),
+    # of one node: who names its rack's manifold is right too, who names the whole loop is not
+    "node_restriction": _of("page", f"{_LOOP} {_HEAT} {_SLOW}", "node rack"),
     "coolant_leak": _of("page", f"coolant_leak {_LOOP}", "leak_detector rack cdu loop"),
     "recirculation": _of("ticket", f"{_HEAT} thermal_inlet", "rack row hall"),
     # the instrument is at fault, not what it measures: only telemetry health answers, a thermal page is false
@@ -78,6 +85,8 @@ COUNTS: Mapping[str, Counting] = {
 SOFT: Mapping[str, Counting] = {
     # without a wrong digest only training shows it: no proof, so nobody is woken; the GPU is to be tested
     "sdc": _of("ticket", "sdc sdc_replica sdc_gradient", "gpu node"),
+    # warm GPUs that do not throttle slow nobody: that waits for office hours, as cold plates do
+    "node_restriction": _of("ticket", f"{_LOOP} {_HEAT} {_SLOW}", "node rack"),
 }
 """What counts instead of COUNTS where an event is `soft`: its kind is a logged fact in others."""
 ANY = Counting("page", None, None)

@@ -1,5 +1,6 @@
 """Kinds of faults, by the part that breaks."""
 
+from agents.sim.faults.clock import ClockStuck
 from agents.sim.faults.compute import Straggler
 from agents.sim.faults.cooling import CoolantLeak, CoolantLoss, FacilityWater, Recirculation
 from agents.sim.faults.corruption import SilentDataCorruption
@@ -7,12 +8,13 @@ from agents.sim.faults.gpu import GpuEngineFault, GpuOffBus, GspTimeout
 from agents.sim.faults.host import HostContention, HostFault
 from agents.sim.faults.job import DataStall, JobHang
 from agents.sim.faults.kind import Kind
-from agents.sim.faults.leaf import Congestion, LeafCrash
+from agents.sim.faults.leaf import Congestion, GrayLeaf, LeafCrash
 from agents.sim.faults.link import LinkDegradation, LinkDown, LinkFlap, NicStall
 from agents.sim.faults.memory import HbmContained, HbmCorrectedBurst, HbmUncontained, RemapFailure, SramEcc
 from agents.sim.faults.nvlink import NvlinkError
 from agents.sim.faults.optic import OpticDegradation
 from agents.sim.faults.power import PduTrip, PsuLoss
+from agents.sim.faults.restriction import NodeRestriction
 from agents.sim.faults.sensor import SensorFault
 from agents.sim.faults.slow import ColdPlate, PcieDowngrade
 from agents.sim.faults.telemetry import TelemetryGap
@@ -28,6 +30,7 @@ FAULTS: tuple[type[Kind], ...] = (
     GspTimeout,
     SilentDataCorruption,
     ColdPlate,
+    ClockStuck,
     PcieDowngrade,
     LinkDegradation,
     NvlinkError,
@@ -35,6 +38,7 @@ FAULTS: tuple[type[Kind], ...] = (
     LinkDown,
     LinkFlap,
     LeafCrash,
+    GrayLeaf,
     NicStall,
     Congestion,
     Straggler,
@@ -43,6 +47,7 @@ FAULTS: tuple[type[Kind], ...] = (
     PsuLoss,
     PduTrip,
     FacilityWater,
+    NodeRestriction,
     CoolantLeak,
     Recirculation,
     SensorFault,

@@ -1,4 +1,4 @@
-"""Leaf switches: one that crashes with all its ports, one that is congested."""
+"""Leaf switches: one that crashes with all its ports, one that silently loses packets, one that is congested."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from agents.sim.effects import Effects
-from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
+from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
 from agents.sim.faults.link import DARK, fall, stops_at, strand
 from agents.sim.layout import Index, Layout
 from agents.sim.schedule import Stop
@@ -19,6 +19,7 @@ _LOOK = 10.0  # s between two looks of the fabric's agent
 _LARGE_JOB, _LARGE_MEAN = 512, 72 * 60.0  # GPUs from which on congestion lasts longer, and its mean (s) [Greyhound]
 _TRAINS, _LARGEST = 7 / 8, 0.6  # share of the nodes that train; of them in the largest job: agents/sim/schedule.py
 _REACHED, _CNPS = 0.8, 2000.0  # share of a leaf's ports; notifications/s of each where steps double. Chosen
+_TIMEOUTS = 2e-4  # per second, port and share that is lost: one in some hours, for most is sent anew in time. Chosen
 _LEAST = 0.025  # share by which a step must be longer to count: 2 to 3 %, above the noise of unpadded batches
 
 
@@ -62,6 +63,52 @@ class LeafCrash(Kind):
         dies = stops_at(fault, self.dies_after)
         nodes = sorted(set(layout.nodes_below("leaf", fault.device).tolist()))
         return Stop(dies, tuple(nodes), fault.end - dies)
+
+
+@dataclass(frozen=True)
+class GrayLeaf(Kind):
+    """Leaf switch, or a line card of it, silently loses large packets: it counts nothing, but less gets through."""
+
+    name = "gray_leaf"
+    row = 18
+    strikes = "leaf"
+    detectability = "soft"
+    attribution = "network"
+    seen = (
+        "less traffic of all ports of one leaf, or of half of them, and waits, without marks or notifications; a few "
+        "timeouts in hours; time in collectives and everybody's step time in all jobs on these ports"
+    )
+    unseen = "the lost packets, which no counter of the switch has; which of its parts loses them; who sends none there"
+    rate = Rate(0.0001, "leaf-month", "assumed: 0.01 % of the leaf switches in a month")
+    lasts = Span(1800.0, 2 * HOUR, DAY)  # until somebody drains it; assumed
+    signals = (
+        *("nic.tx_bytes", "nic.rx_bytes", "nic.port_tx_wait", "nic.ack_timeouts"),
+        *("rank.communication_time", "rank.step_time"),
+    )
+    ranges: ClassVar = {"lost": (0.05, 0.60)}
+    limits: ClassVar = {"lost": (0.0, 0.99)}
+    choices: ClassVar = {"part": ("leaf", "leaf", "card")}  # assumed
+    severe = "lost"
+    effect_unit = "bandwidth"
+    loaded = True
+    lost: float | None = None  # share of the goodput of its ports
+    part: str | None = None  # "leaf": all its ports; "card": the first half of them, one line card of two
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.lost is not None
+        ports, port, lost = self._ports(fault, effects.layout), effects.port, np.float32(self.lost)
+        when = effects.within(fault.onset, fault.end)
+        weights = fault.rng().uniform(0.8, 1.0, len(ports)).astype(np.float32)  # not all packets are large; chosen
+        weights[0] = 1.0
+        gone = lost * when[:, None] * weights
+        port.goodput.scale(ports, 1 - gone)
+        port.wait.add(ports, 0.5 * gone)  # as where flows collide: agents/sim/confounders/network.py
+        port.timeouts.add(ports, _TIMEOUTS * gone * (effects.job_of_gpu[:, ports] >= 0))
+        effects.slow_job(ports, 1 / (1 - lost * when))  # a collective is over when its slowest port is done
+
+    def _ports(self, fault: Fault, layout: Layout) -> Index:
+        ports = ports_of(fault.device, layout)
+        return ports if self.part == "leaf" else ports[: -(-len(ports) // 2)]
 
 
 @dataclass(frozen=True)

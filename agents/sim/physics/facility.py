@@ -66,7 +66,7 @@ class Facility:
         rng, ticks = generator(self.seed, 42, block), len(supply)
         noise = {name: drift.draw(rng, ticks) for name, drift in self._drifts.items() if name != "supply"}
         rest = np.broadcast_to(effects.site.flow.values, supply.shape)
-        flow = self._flow * rest * (1 + np.float32(_FLOW_SD) * noise["flow"])
+        flow = self._flow * rest * self._through(effects) * (1 + np.float32(_FLOW_SD) * noise["flow"])
         draw = self._sum(power, self.layout.pdu_of_gpu, len(self._hosts)) + self._others(effects)
         heat = self._sum(power, self.layout.loop_of_gpu, len(self._flow)) / 1000 * np.float32(_CAPTURE + 0.1)
         back = supply + _PG25 * heat / np.maximum(flow, LEAST_FLOW * self._flow) + np.float32(0.1) * noise["return"]
@@ -90,6 +90,15 @@ class Facility:
             "power": {"power.draw": np.rint(draw), "power.voltage": volts},
             "leak": {"leak.state": np.where(wet, np.uint8(_STATES.index("critical")), np.uint8(_STATES.index("ok")))},
         }
+
+    def _through(self, effects: Effects) -> Any:
+        """(ticks or 1, loops) factor on the flow by what its nodes let through. The pump holds its pressure, as units
+        that feed many branches are set: the loop loses what a restricted node takes less, and no other node gets more.
+        """
+        if not effects.node.flow:
+            return np.float32(1)
+        loops = self.layout.loop_of_rack[self.layout.rack_of_node]
+        return (self._sum(effects.node.flow.whole(), loops, len(self._flow)) / np.bincount(loops)).astype(np.float32)
 
     def _others(self, effects: Effects) -> NDArray[Any]:
         """(ticks or 1, PDUs) W of what is not a GPU in the nodes that have power."""
