@@ -80,6 +80,7 @@ class Corroboration:
             if f.detector in wanted and (f.detector, f.entity) != (finding.detector, finding.entity)
             if not own & set(f.signals) or _ends(finding.entity, f.entity, topology)
             if f.detector not in _HEAT or _heats(f, finding)
+            if not (finding.detector in CORROBORATES.get(f.detector, ()) and _first(finding, f))
         }
         return found[min(found)] if found else None
 
@@ -106,29 +107,33 @@ def _heats(reason: Finding, suspect: Finding) -> bool:
     return late <= LATE and (kind_of(reason.entity) in _OWN or (reason.level != "suspect" and late >= -STALE))
 
 
+def _first(one: Finding, other: Finding) -> bool:
+    """Whether it began first: of two that could explain each other the earlier explains the later, and not both."""
+    return (one.onset, one.detector, one.entity) < (other.onset, other.detector, other.entity)
+
+
 def _ends(one: str, other: str, topology: Topology) -> bool:
     """Whether they are the two ends of a cable, which count the same signal by two devices."""
     return topology.attributes.get(one, {}).get(PEER) == other or topology.attributes.get(other, {}).get(PEER) == one
 
 
 def _at(entity: str, topology: Topology) -> Iterator[str]:
-    """Where an explaining finding is found: as itself, below whatever feeds it, in its node, at its cable's far end."""
+    """Where an explaining finding is found: as itself, below whatever feeds it, at its cable's far end."""
     yield f"={entity}"
     for above in topology.above(entity):
         yield f"<{above}"
-    if (node := topology.above_of_kind(entity, "node")) is not None:
-        yield f"@{node}"
     if isinstance(peer := topology.attributes.get(entity, {}).get(PEER), str):
         yield f"={peer}"
 
 
 def _sought(entity: str, topology: Topology) -> Iterator[str]:
-    """Where a suspect looks: itself, all that feeds it, all that it feeds, its node, its cable's far end."""
+    """Where an explanation is looked for: itself, all that feeds it, all that it feeds, its cable's far end.
+
+    Not what else is in its node: another GPU that is warm, or another port, explains nothing here.
+    """
     yield f"={entity}"
     for above in topology.above(entity):
         yield f"={above}"
     yield f"<{entity}"
-    if (node := topology.above_of_kind(entity, "node")) is not None:
-        yield f"@{node}"
     if isinstance(peer := topology.attributes.get(entity, {}).get(PEER), str):
         yield f"={peer}"

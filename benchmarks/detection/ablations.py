@@ -2,7 +2,7 @@
 
     python -m benchmarks.detection.ablations [--seeds 0] [--processes 2] [--scale 1.0] [--page FILE]
 
-About 700 node-days for each variant: harmless events alone, and faults of devices, of halls and of days among them. A
+About 500 node-days for each variant: harmless events alone, and faults of devices, of halls and of days among them. A
 part that does not hurt when it is taken out has no place in the method. Simulated; seeds to tune on alone.
 """
 
@@ -33,9 +33,9 @@ from detectors.score import merge
 from detectors.straggler.straggler import Straggler
 from pipeline.records import Frame
 
-CLEAN = Run("clean", "all", 256, 1.0)
-RAISED = (Run("raised", "device", 128, 1.0), Run("raised", "facility", 128, 1.0), Run("raised", "slow", 64, 3.0))
-"""704 node-days: what statistics judge, and faults of days. Logged facts (XIDs, links that are down) need no part of
+CLEAN = Run("clean", "all", 256, 0.5)
+RAISED = (Run("raised", "device", 256, 0.5), Run("raised", "facility", 256, 0.5), Run("raised", "slow", 64, 2.0))
+"""512 node-days: what statistics judge, and faults of days. Logged facts (XIDs, links that are down) need no part of
 the kernel."""
 LONG_S = 4 * 3600.0
 """Faults that an operator would call forgotten if their incident resolved before they did; chosen."""

@@ -34,7 +34,8 @@ MORE: Mapping[str, float] = {
     "sdc": 2.0,
     "cold_plate": 2.0,
     "clock_stuck": 1.5,
-    "node_restriction": 2.0,
+    "gray_leaf": 2.0,
+    "node_restriction": 2.2,
 }
 """Times as many of kinds of which a large part can be seen by nobody, or is nobody's fault: that is not counted."""
 FAMILIES: Mapping[str, frozenset[str]] = {

@@ -48,6 +48,7 @@ class Samples:
         self._starting: dict[str, int] = {}  # rank of which a start was told, but no step since -> when
         self._saving: dict[str, int] = {}  # job -> until when it writes a checkpoint
         self._looked = 0
+        self._forgiven: list[str] = []
         self.calmed: list[int] = []  # slots that were slow beside our own canary, as it was told in this instant
         self.rested: list[int] = []  # slots that tell a step again in this instant after they told none for long
         self.paused = np.empty(0, np.int64)  # (S,) for how long they told none before they do now, 0 who did not pause
@@ -62,17 +63,23 @@ class Samples:
                 self._starting.update({rank: event.time for rank in ranks if isinstance(rank, str)})
         return told
 
+    def forgive(self, entity: str) -> None:
+        """A person said that it is no fault: its ranks learn anew, as soon as it is known which they are."""
+        self._forgiven.append(entity)
+
     def settle(
         self, fresh: Sequence[int], told: Iterable[Event], frame: Frame, places: Places, rose: NDArray[np.int64]
     ) -> list[int]:
-        """Follows moves, work, versions, canaries and checkpoints; slots whose software or node is not as before.
+        """Follows moves, work, versions, canaries and checkpoints; slots whose software or node is not as before, or
+        of which a person said that it is no fault.
 
         fresh: slots that hold another rank or are elsewhere.   rose: (S,) since when each has been slow, if it is.
         """
         self._grow(len(places))
         for name, fill in _CELLS.items():
             self.cells[name][list(fresh)] = fill
-        anew: list[int] = []
+        anew = [slot for entity in self._forgiven for slot in places.on(entity, frame.topology)]
+        self._forgiven = []
         self.calmed = []
         worked = bool(fresh)
         for event in told:
@@ -168,7 +175,7 @@ class Samples:
             self.cells = {n: np.append(self.cells[n], np.full(more, fill)) for n, fill in _CELLS.items()}
 
     def snapshot(self) -> dict[str, Any]:
-        names = ("_starting", "_saving", "_looked", "cells")
+        names = ("_starting", "_saving", "_looked", "_forgiven", "cells")
         return {"gates": self.gates.snapshot(), **{name: getattr(self, name) for name in names}}
 
     def restore(self, state: Mapping[str, Any]) -> None:

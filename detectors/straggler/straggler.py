@@ -143,8 +143,7 @@ class Straggler(Detector):
 
     def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """What a person calls no fault is normal from now on."""
-        for frame in list(frames.values())[:1]:
-            self._forget(self.places.on(entity, frame.topology))
+        self.samples.forgive(entity)
 
     def _forget(self, slots: Sequence[int], elsewhere: bool = False) -> None:
         """Learns ranks anew: others than before or elsewhere, or with other software."""

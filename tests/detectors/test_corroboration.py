@@ -43,6 +43,15 @@ def test_the_own_heat_of_a_gpu_explains_its_slow_rank_however_long_it_has_been_t
     assert explained(SLOW, replace(HOT, entity="gpu:n0.0", onset=START - 7200 * SECOND))
 
 
+def test_of_the_two_ends_of_a_cable_the_later_is_explained_by_the_earlier_and_not_both_by_each_other():
+    cable = Topology({"port:a": ["node:n0"], "port:b": ["leaf:l0"]}, {"port:a": {"peer": "port:b"}})
+    here, there = (
+        replace(SLOW, entity=e, detector="link", signals=("nic.symbol_errors",)) for e in ("port:a", "port:b")
+    )
+    found = Corroboration().explained([replace(here, onset=START - SECOND), there], START, cable)
+    assert [f.evidence.get("corroborated_by") for f in found] == [None, {"detector": "link", "entity": "port:a"}]
+
+
 def test_a_slow_rank_explains_no_heat():
     found = Corroboration().explained([SLOW, replace(HOT, entity="gpu:n0.0")], START, TOPOLOGY)
     assert "corroborated_by" not in found[1].evidence

@@ -259,7 +259,9 @@ def test_held_out_kinds_have_a_table_of_their_own_and_change_no_other_figure():
     with_them = page("full", "0123456789abcdef", [*LINES, (*run("held_out"), HELD)], 4)
     without = page("full", "0123456789abcdef", LINES, 4)
     begin, end = with_them.index("## Held-out kinds"), with_them.index("## By harmless event")
-    assert cells(with_them[begin:end], "unheard_of")[0][2] == "1 / 1"
+    (row,) = cells(with_them[begin:end], "unheard_of")
+    assert row[2] == "1 / 1"
+    assert row[-1] == "NODE 1"
     assert "unheard_of" not in with_them[:begin] + with_them[end:]
     assert "## Held-out kinds" not in without
     for section in ("Goals", "By kind of fault", "By severity", "Attribution", "By harmless event"):

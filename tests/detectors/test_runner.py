@@ -102,8 +102,8 @@ def test_findings_are_the_same_with_each_detector_alone(site, watch):
     assert sorted(together, key=str) == sorted((f for found in apart for f in found), key=str)
 
 
-@pytest.mark.parametrize("explains", [("link", "port:n0.p0"), ("power", "node:n0")])
-def test_a_slow_rank_says_which_link_or_which_power_of_its_node_explains_it_at_its_own_level(explains):
+@pytest.mark.parametrize("explains", [("xid", "gpu:n0.0"), ("power", "node:n0")])
+def test_a_slow_rank_says_which_xid_of_its_gpu_or_power_of_its_node_explains_it_at_its_own_level(explains):
     found = heard([(3, *explains), (6, "straggler", "rank:7.0")])
     slow = next(f for f in found if f.detector == "straggler")
     assert slow.evidence["corroborated_by"] == {"detector": explains[0], "entity": explains[1]}
@@ -114,9 +114,11 @@ def test_a_slow_rank_says_which_link_or_which_power_of_its_node_explains_it_at_i
     "words",
     [
         [(5, "link", "port:n1.p0"), (6, "straggler", "rank:7.0")],  # another node
+        [(5, "link", "port:n0.p0"), (6, "straggler", "rank:7.0")],  # a port of its node, which may be another GPU's
+        [(5, "thermal", "gpu:n0.1"), (6, "straggler", "rank:7.0")],  # another GPU of its node
         [(5, "coolant", "cdu:c0"), (6, "straggler", "rank:7.0")],  # a plant that is a suspect itself, of many
-        [(0, "link", "port:n0.p0"), (19, "straggler", "rank:7.0")],  # too long ago
-        [(5, "link", "port:n0.p0"), (6, "sdc", "gpu:n0.0")],  # nothing but digests pages for wrong results
+        [(0, "power", "node:n0"), (19, "straggler", "rank:7.0")],  # too long ago
+        [(5, "power", "node:n0"), (6, "sdc", "gpu:n0.0")],  # nothing explains wrong results but digests
         [(5, "straggler", "rank:7.0"), (6, "straggler", "rank:7.0")],  # itself
     ],
 )

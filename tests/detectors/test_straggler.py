@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from detectors.runner import Runner
 from detectors.straggler.straggler import Straggler
-from pipeline.records import SECOND
+from pipeline.records import SECOND, Event
 
-START = 1_790_000_000 * SECOND
+START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 
 
 def slowed(rank, factor, since=60, until=10**9):
@@ -115,6 +116,25 @@ def test_the_condition_ends_with_the_slowness_and_comes_back_with_a_new_onset(si
     assert len({f.onset for f in found}) == 2
     told = [(f.time - START) // (10 * SECOND) for f in found]
     assert not [tick for tick in told if 145 <= tick < 200]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_slow_node_that_a_person_calls_no_fault_is_learnt_anew_also_right_after_a_restart(site, restart):
+    runner, said = Runner([Straggler()]), []
+    for tick in range(230):
+        values, told = site.values(), []
+        if tick >= 60:
+            values["rank"]["rank.compute_time"][4:8] *= 1.4
+        if tick == 200:
+            told = [
+                Event(START + tick * STEP, "node:n1", "feedback", {"detector": "straggler", "verdict": "not_a_fault"})
+            ]
+            if restart:
+                snapshot, runner = runner.snapshot(), Runner([Straggler()])
+                runner.restore(snapshot)
+        said += [(tick, f.entity, f.level) for f in runner.observe(site.frames(tick, values, told))]
+    assert ("node:n1", "page") in {(entity, level) for tick, entity, level in said if tick < 200}
+    assert not [tick for tick, *_ in said if tick >= 200]
 
 
 def test_a_step_that_is_told_again_and_again_is_one_witness(site, watch):
