@@ -78,8 +78,9 @@ class Thermal(Detector):
         *(f"event:{kind}" for kind in KINDS),
     )
     blind: ClassVar[str] = (
-        "Idle GPUs, what moves all GPUs of a loop at once (coolant tells that), wear of less than 6 %, and whether "
-        "paste, plate or a clogged channel is to blame."
+        "Idle GPUs, what moves all GPUs of a loop at once (coolant tells that, where the loop's unit is read: without "
+        "it there are tickets on some of them), wear of less than 6 %, and whether paste, plate or a clogged channel "
+        "is to blame."
     )
 
     delta: float = 0.08
