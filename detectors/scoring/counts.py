@@ -121,6 +121,8 @@ _FOLDED = {
 """`parameters.attribution` of the truth -> row of the confusion."""
 BY_FAMILY = {
     "link": "NETWORK",
+    "link_nvlink": "NODE",
+    "link_pcie": "NODE",
     "sdc": "SDC",
     "memory": "NODE",
     "xid": "NODE",
@@ -128,7 +130,8 @@ BY_FAMILY = {
     "coolant": "COOLING",
     "telemetry": "TELEMETRY",
 }
-"""What a detector's alert says whatever its cause; families by the name up to the first underscore."""
+"""What a detector's alert says whatever its cause: by its whole name, or by its family, the name up to the first
+underscore. Lanes of PCIe and NVLink are parts of a node: there somebody must go."""
 BY_CAUSE = {
     **dict.fromkeys(("rank", "gpu", "node"), "NODE"),
     **dict.fromkeys(("job", "stage"), "JOB"),
@@ -149,4 +152,4 @@ def folded(attribution: str | None) -> str:
 def says(detector: str, cause: str) -> str:
     """Column of the confusion for what an alert names."""
     family = detector.split("_", 1)[0]
-    return BY_FAMILY.get(family) or BY_CAUSE.get(kind_of(cause), "OTHER")
+    return BY_FAMILY.get(detector) or BY_FAMILY.get(family) or BY_CAUSE.get(kind_of(cause), "OTHER")
