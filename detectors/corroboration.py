@@ -54,7 +54,7 @@ class Corroboration:
         if not any(f.detector in CORROBORATES for f in found):
             return list(found)
         places = self._places(topology)
-        reasons = ((f, self._reason(f, places, topology)) for f in found)
+        reasons = ((f, self._reason(f, places, topology) if f.detector in CORROBORATES else None) for f in found)
         return [f if reason is None else _borne_out(f, reason) for f, reason in reasons]
 
     def forget(self, key: Key) -> None:
@@ -72,7 +72,7 @@ class Corroboration:
 
     def _reason(self, finding: Finding, places: Mapping[str, list[Finding]], topology: Topology) -> Finding | None:
         """The finding that explains this one and began first."""
-        wanted, own = CORROBORATES.get(finding.detector, ()), set(finding.signals)
+        wanted, own = CORROBORATES[finding.detector], set(finding.signals)
         found = {
             (f.onset, f.detector, f.entity): f
             for place in _sought(finding.entity, topology)

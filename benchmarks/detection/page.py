@@ -11,6 +11,7 @@ from benchmarks.detection.results import Result, scored
 from benchmarks.detection.scenarios import TUNE, Run
 from benchmarks.detection.tables import bounds, interval, number, share, table
 from detectors.score import merge, with_field_rates
+from detectors.scoring.matching import row_of
 
 Score = Mapping[str, Any]
 Line = tuple[Run, int, Result]
@@ -179,9 +180,10 @@ where a page is wanted is not found, but seen.
 
 
 def _said(name: str, score: Score) -> str:
-    """Parts of the site that alerts named for events of a kind."""
-    events = [e for e in score["records"]["events"] if name in (e["kind"], f"{e['kind']} ({e['detectability']})")]
-    return ", ".join(f"{said} {count}" for said, count in Counter(str(e["said"]) for e in events).most_common())
+    """Parts of the site that alerts named for the events of a row."""
+    sought = (e for e in score["records"]["events"] if e["detectability"] in ("hard", "soft"))
+    said = Counter(str(e["said"]) for e in sought if row_of(e["kind"], e["detectability"]) == name)
+    return ", ".join(f"{named} {count}" for named, count in said.most_common())
 
 
 def _of_faults(raised: Score) -> Iterator[str]:
