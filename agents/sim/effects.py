@@ -137,6 +137,7 @@ class GpuEffects:
 
     def __init__(self, ticks: int, n: int) -> None:
         self.clock = Channel(ticks, n, _ONE)  # factor on the SM clock
+        self.capped = Channel(ticks, n, _ONE)  # factor on it by power caps: the lowest holds; cap it
         self.reasons = Channel(ticks, n, _BITS)  # clock event reasons that are set
         self.watts = Channel(ticks, n, np.float32(np.inf))  # power cap
         self.resistance = Channel(ticks, n, _ONE)  # factor on the thermal resistance to the coolant
@@ -150,8 +151,7 @@ class GpuEffects:
         self.sram_uncorrected = Channel(ticks, n, _NONE)  # count
         self.rows_corrected = Channel(ticks, n, _NONE)  # rows remapped for corrected errors, count
         self.rows_uncorrected = Channel(ticks, n, _NONE)  # rows remapped for uncorrected errors, count
-        self.rows_pending = Channel(ticks, n, _NO)
-        self.rows_failed = Channel(ticks, n, _NO)
+        self.rows_pending, self.rows_failed = Channel(ticks, n, _NO), Channel(ticks, n, _NO)
         self.pcie_width = Channel(ticks, n, np.int64(16))  # cap it
         self.pcie_generation = Channel(ticks, n, np.int64(5))  # cap it
         self.pcie_replays = Channel(ticks, n, _NONE)  # count

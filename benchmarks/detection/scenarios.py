@@ -20,8 +20,9 @@ from agents.sim.kinds import KINDS
 from agents.sim.layout import Layout
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 
-TUNE, REPORT = range(10), range(10, 20)
-"""Seeds to tune detectors on, and those that are reported: what was tuned on is never quoted."""
+TUNE, REPORT = range(11), range(11, 21)
+"""Seeds to tune detectors on, and those that are reported: what was tuned on is never quoted. Seed 10 was reported
+once, and then looked at: docs/decisions.md."""
 HELD_OUT = (12, 18, 27)
 """Rows of kinds of fault (`Kind.row`) that are first simulated when the detectors are frozen: a clock stuck low, a leaf
 that silently loses large packets, a node's restricted coolant. What they show of is what was not tuned for."""
@@ -147,7 +148,7 @@ SCALES: Mapping[str, tuple[tuple[Run, ...], range]] = {
             Run("field", "all", 256, 1.0),
             *held_out(),
         ),
-        range(10, 12),
+        REPORT[:2],
     ),
 }
 """Runs and seeds of each scale: 10,240 clean node-days in full; in 20 minutes of two cores what `small` has."""

@@ -73,6 +73,10 @@ class Resistance:
             measure(self.rows, told, core, memory, counter, *cools, now, seconds, found, usable, fresh)
         return Measured(**{name: found[row, :n] for name, row in _FOUND.items()}, usable=usable, fresh=fresh)
 
+    def powers(self, n: int) -> tuple[Floats, Floats]:
+        """(N,) power of each GPU as its die follows it, and the highest of late; NaN where none was told."""
+        return self.rows[ROWS.index("power"), :n], self.rows[ROWS.index("peak"), :n]
+
     def snapshot(self) -> dict[str, Any]:
         return {"rows": self.rows.copy(), "last": self.last}
 

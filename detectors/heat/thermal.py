@@ -12,42 +12,29 @@ from numpy.typing import NDArray
 
 from detectors.detector import Detector, memory, notes, part
 from detectors.heat import thermal_bits
+from detectors.heat.attended import attended
 from detectors.heat.collapses import KINDS, Collapses
 from detectors.heat.doubts import Doubts
 from detectors.heat.drift import SURE, Drifts, trend_in_words
 from detectors.heat.loop_shift import LoopShift
 from detectors.heat.resistance import Measured, Resistance, Supplies
-from detectors.heat.thermal_patterns import Blamed, Heat, Units, blamed
+from detectors.heat.thermal_patterns import Blamed, Heat, Units, blamed, told
+from detectors.heat.unread import READINGS, Shared, Unread
 from detectors.method import forgiven
 from detectors.method.budget import rule
 from detectors.method.cohorts import Peers
-from detectors.method.conditions import Open, close, tell
+from detectors.method.conditions import Open, close
 from detectors.method.gates import Gates
 from detectors.method.group_events import GroupEvents, Quantity
-from detectors.method.kernel import compiled
 from detectors.method.streams import Channel, Step, Streams
 from pipeline.records import SECOND, Finding, Frame
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
-_FEWEST_PEERS, _PEERS_AT_WORK = 4, 0.2
-"""Members of a cohort, and share of it, that must be at work: the few that hang on when a job waits are odd; chosen."""
 _TOGETHER = Quantity(
     ("gpu.temperature", "gpu.power"), "lose their heat worse than the others", "lose it better than the others"
 )
 _OVER = 0.15  # of a logarithm below what was found before a pause: five times the noise of a sample; chosen
-
-
-@compiled
-def _attended(gate: Bools, groups: NDArray[np.int32], whole: NDArray[np.int64], fewest: int, share: float) -> None:
-    """Closes the gate for cohorts of which too few are at work; `whole`: members of each."""
-    count = np.zeros(len(whole))
-    for i in range(len(gate)):
-        if gate[i] and groups[i] >= 0:
-            count[groups[i]] += 1
-    for i in range(len(gate)):
-        if groups[i] >= 0 and count[groups[i]] < max(fewest, share * whole[groups[i]]):
-            gate[i] = False
 
 
 @dataclass
@@ -60,12 +47,15 @@ class Thermal(Detector):
 
     A GPU that says for two frames that heat slows it down is a ticket whatever its R, unless its whole loop is; a page
     after `hold` s at its limit unless R is known to be as ever: then it is one ticket until a day passed without. A
+    loop (else unit, else rack) whose coolant nobody read for 10 min and of which heat slows down GPUs of most nodes, or
+    30 % of its GPUs at work on three nodes, is one ticket; a page once 30 % of them were for `hold` s. A
     trend of two days (z > 5) with R up by `worn` since the GPU was first seen is a ticket. While the agent beside a
     loop tells that its flow or pressure collapsed, no resistance on it is judged: that is the loop's. One temperature
     that moves while the memory beside it does not is a sensor: telemetry_sensor's.
 
     Source: P/C of a plate, lag 10 to 20 s (resistance.py); delta: what 1 K of NVML's rounding lets through at 40 K over
-    the coolant, threefold; 87 Cel is where current parts begin to slow down if they tell no margin (leptonai/gpud).
+    the coolant, threefold; 87 Cel is where current parts begin to slow down if they tell no margin (leptonai/gpud);
+    hold: twice the longest benign slowdown of 300 s, chosen; 30 %: from there on there is no median (crowds.py).
     """
 
     name: ClassVar[str] = "thermal"
@@ -74,13 +64,12 @@ class Thermal(Detector):
     needs: ClassVar[tuple[str, ...]] = ("gpu.temperature", "gpu.power")
     wants: ClassVar[tuple[str, ...]] = (
         *("gpu.energy", "gpu.memory_temperature", "gpu.throttle_reasons", "gpu.thermal_margin", "gpu.slowdown_margin"),
-        *("coolant.supply_temperature", "event:maintenance_start", "event:maintenance_end"),
-        *(f"event:{kind}" for kind in KINDS),
+        *(*READINGS, "event:maintenance_start", "event:maintenance_end", *(f"event:{kind}" for kind in KINDS)),
     )
     blind: ClassVar[str] = (
-        "Idle GPUs, what moves all GPUs of a loop at once (coolant tells that, where the loop's unit is read: without "
-        "it there are tickets on some of them), wear of less than 6 %, and whether paste, plate or a clogged channel "
-        "is to blame."
+        "Idle GPUs, what moves all GPUs of a loop at once (coolant tells that; where no unit of the loop is read, it "
+        "is told once heat slows down many of them, and not what is to blame), wear of less than 6 %, and whether "
+        "paste, plate or a clogged channel is to blame."
     )
 
     delta: float = 0.08
@@ -102,6 +91,7 @@ class Thermal(Detector):
     gates: Gates = part(Gates)
     shift: LoopShift = part(LoopShift)
     collapses: Collapses = part(Collapses)
+    unread: Unread = part(Unread)
     doubts: Doubts = part(Doubts)
     group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
     cohort: NDArray[np.int64] = memory(0, np.int64)
@@ -134,6 +124,7 @@ class Thermal(Detector):
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         self.gates.hear(frames)
         self.collapses.hear(frames)
+        self.unread.hear(frames)
         frame = frames.get("gpu")
         if frame is None or not len(frame.entities):
             return []
@@ -150,22 +141,41 @@ class Thermal(Detector):
         self.shift.follow(seen, step, self.cores.cells[0], groups, frame.time, self.cores.step_s or 10.0)
         self._trend(seen, step, gate, frame.time)
         slowed = self._slowed(frame, working)
+        shared = self._shared(frame, slowed, working)
+        slowed &= ~self.excused[: len(groups)]
         alike = self._together(frame, seen, step)
         chronic = self.conditions and self.bits_last[: len(groups)].any()
-        if not (step.on.any() or slowed.any() or self.wearing[: len(groups)].any() or chronic):
+        if not (step.on.any() or slowed.any() or self.wearing[: len(groups)].any() or chronic or shared.holding):
             self.since[: len(groups)], self.mended[: len(groups)] = 0, False
             close(self.conditions, set())
             return alike
         heat = self._heat(frame, seen, step, memory_step)
         found = blamed(frame, heat, self)
+        found |= {e: one for e, one in shared.found.items() if e not in found}
+        found |= self._by_bits(frame, heat, slowed, shared, found)
+        return [*told(frame, found, shared.holding, self.conditions, self.name), *alike]
+
+    def _by_bits(
+        self, frame: Frame, heat: Heat, slowed: Bools, shared: Shared, found: Mapping[str, Blamed]
+    ) -> dict[str, Blamed]:
+        """Who says that heat slows it down, and is not part of what was found."""
+        n, step, groups = len(slowed), heat.step, self._peers.of(frame)
         known = set(found) | {g for one in found.values() for g in one.evidence.get("gpus", ())}
-        last = np.minimum(self.bits_last[: len(groups)], frame.time)  # the clock may have gone back
+        last = np.minimum(self.bits_last[:n], frame.time)  # the clock may have gone back
+        last[last >= shared.since] = 0  # that was how it began for the whole loop
         usual = self._usual(step, frame.time)
-        self.bits_last[: len(groups)] = np.where(slowed & usual, frame.time, last)
-        said = thermal_bits.chronic(frame, self.conditions, self.bits_last[: len(groups)], usual | ~step.judged)
-        said |= thermal_bits.blamed(frame, slowed, self.bits_since, heat, groups, self.hold, ~usual)
-        found |= {e: one for e, one in said.items() if known.isdisjoint((e, *one.evidence["gpus"]))}
-        return [*self._told(frame, found), *alike]
+        self.bits_last[:n] = np.where(slowed & usual & ~shared.members, frame.time, last)
+        said = thermal_bits.chronic(frame, self.conditions, self.bits_last[:n], usual | ~step.judged)
+        said |= thermal_bits.blamed(frame, slowed, self.bits_since, heat, groups, self.hold, ~usual, shared.members)
+        return {e: one for e, one in said.items() if known.isdisjoint((e, *one.evidence["gpus"]))}
+
+    def _shared(self, frame: Frame, slowed: Bools, working: Bools) -> Shared:
+        """Loops and racks that heat slows down as a whole, where nobody reads what cools them."""
+        if not (slowed.any() or self.unread.crowds):
+            return Shared()
+        dry = self.collapses.below(frame)  # the agent beside the loop told it: coolant_edge's
+        others = working if dry is None else working | dry
+        return self.unread.take(frame, slowed, self.bits_since, self.resistance.powers(len(slowed)), others, self.hold)
 
     def _together(self, frame: Frame, seen: Measured, step: Step) -> list[Finding]:
         """What many of a loop have in common; not what a meter of power or the sensor of the supply explains."""
@@ -180,6 +190,7 @@ class Thermal(Detector):
             *super().budget(),
             f"wear: {trend_in_words(8)}, and by {self.worn:.0%} at least",
             f"slowed down: {rule('clock event reasons, twice in a row')}",
+            f"loops that nobody reads: {rule('clock event reasons of GPUs on three nodes')}",
         ]
 
     def _usual(self, step: Step, time: int) -> Bools:
@@ -189,11 +200,11 @@ class Thermal(Detector):
         return np.asarray((sheds > 0) & (time - sheds <= self.hold * SECOND))
 
     def _slowed(self, frame: Frame, working: Bools) -> Bools:
-        """Who says that heat slows it down, but for those at work on, and what a person called no fault."""
+        """Who says that heat slows it down, but for those at work on."""
         n, reasons = len(frame.entities), frame["gpu.throttle_reasons"]
         on = thermal_bits.follow(self.bits[:n], self.bits_since[:n], reasons, frame.time)
         self.excused[:n] &= self.bits[:n] > 0
-        return np.asarray(on & ~self.excused[:n] & ~working)
+        return np.asarray(on & ~working)
 
     def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """A GPU, or all below a node or rack, is learnt anew from the next frame of GPUs on."""
@@ -227,6 +238,7 @@ class Thermal(Detector):
         if (no_fault := forgiven.take(self.forgiven, frame)) is not None:
             anew = anew | no_fault
             self.excused[:n] |= no_fault & (self.bits[:n] > 0)
+            self.unread.excuse(frame, no_fault)
         if seen.fresh.any():
             self.shift.forget(seen.fresh)
         if anew.any():
@@ -234,7 +246,7 @@ class Thermal(Detector):
         gate = seen.usable & ~working & ~self.shift.settling(n)
         if (dry := self.collapses.below(frame)) is not None:
             gate &= ~dry
-        _attended(gate, self._peers.of(frame), self._members, _FEWEST_PEERS, _PEERS_AT_WORK)
+        attended(gate, self._peers.of(frame), self._members)
         return np.asarray(gate)
 
     def _forget(self, mask: Bools) -> None:
@@ -286,12 +298,3 @@ class Thermal(Detector):
             since=self.since[:n],
             units=self._units.of(frame),
         )
-
-    def _told(self, frame: Frame, found: Mapping[str, Blamed]) -> list[Finding]:
-        close(self.conditions, set(found))
-        out = []
-        for entity, one in sorted(found.items()):
-            due = tell(self.conditions, entity, frame.time, one.onset, one.level)
-            if due is not None:
-                out.append(one.finding(frame.time, due, entity, self.name))
-        return out

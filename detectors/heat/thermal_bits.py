@@ -53,14 +53,23 @@ def _counted(count: NDArray[np.int64], since: NDArray[np.int64], known: Bools, s
 
 
 def blamed(
-    frame: Frame, on: Bools, since: NDArray[np.int64], heat: Heat, groups: NDArray[np.int32], hold: float, urgent: Bools
+    frame: Frame,
+    on: Bools,
+    since: NDArray[np.int64],
+    heat: Heat,
+    groups: NDArray[np.int32],
+    hold: float,
+    urgent: Bools,
+    shared: Bools,
 ) -> dict[str, Blamed]:
     """Entity -> why: a GPU, or the node of which most are slowed down; nobody where a whole loop is.
+
+    shared: (N,) of units that are told as a whole already.
 
     Who is not `urgent`, since it loses its heat as ever, is a ticket: a job that it slows down is the stragglers' page.
     """
     nodes, names = heat.units["node"]
-    mine = on & ~_wide(on, groups, nodes)
+    mine = on & ~shared & ~_wide(on, groups, nodes)
     found: dict[str, Blamed] = {}
     taken = np.zeros(len(on), bool)
     for node in np.unique(nodes[mine & (nodes >= 0)]).tolist():

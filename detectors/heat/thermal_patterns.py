@@ -7,7 +7,7 @@ the rack. Flow and pressure of a node or rack are not read, so what of it is to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.heat.resistance import Measured
+from detectors.method.conditions import Open, close, tell
 from detectors.method.evidence import Compared, evidence
 from detectors.method.streams import Step
 from pipeline.records import SECOND, Finding, Frame, Level
@@ -216,6 +217,19 @@ def _unit(frame: Frame, unit: str, members: list[int], heat: Heat, settings: Set
     )
     score = float(heat.step.score[worst])
     return Blamed(level, onset, summary, _shown(frame, worst, up, heat, settings, more), score)
+
+
+def told(
+    frame: Frame, found: Mapping[str, Blamed], holding: Collection[str], conditions: Open, detector: str
+) -> list[Finding]:
+    """What is due of it now. holding: what has not ended, although it is not found in this instant."""
+    close(conditions, {*found, *holding})
+    out = []
+    for entity, one in sorted(found.items()):
+        due = tell(conditions, entity, frame.time, one.onset, one.level)
+        if due is not None:
+            out.append(one.finding(frame.time, due, entity, detector))
+    return out
 
 
 _VERDICTS = {

@@ -204,6 +204,15 @@ def test_a_power_cap_takes_clock_and_power_together(reach: str, devices: int) ->
         assert not capped[devices:].any()
 
 
+def test_of_overlapping_power_caps_the_lowest_holds() -> None:
+    lowest = Line(PowerCap(share=0.14, reach="fleet"), ONSET, END, "pdu:sim-p1")
+    beneath = Line(PowerCap(share=0.07, reach="unit"), ONSET, END, "pdu:sim-p1")
+    alone, both = Run(lowest, nodes=24), Run(lowest, beneath, nodes=24)
+    for name in ("sm_clock", "power", "throttle_reasons"):
+        assert np.array_equal(both.column(f"gpu.{name}"), alone.column(f"gpu.{name}"))
+    assert np.array_equal(both.column("rank.compute_time"), alone.column("rank.compute_time"), equal_nan=True)
+
+
 def test_benign_warmth_and_offsets_stay_below_what_a_fault_is() -> None:
     run = struck(InletRise(rise=2.0, ramp=400.0), "rack:sim-r1")
     rise = np.median((run.column("sensor.temperature") - quiet().column("sensor.temperature"))[140:190, 0::2], axis=0)

@@ -70,7 +70,7 @@ class PowerCap(Kind):
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.share is not None
         on = effects.within(fault.onset, fault.end)[:, None] & self._capped(fault, effects)
-        effects.gpu.clock.scale(slice(None), np.where(on, 1 - self.share, 1.0))
+        effects.gpu.capped.cap(slice(None), np.where(on, 1 - self.share, 1.0))
         effects.gpu.watts.cap(slice(None), np.where(on, BOARD_W * (1 - self.share) ** EXPONENT, np.inf))
         effects.gpu.reasons.add(slice(None), np.where(on, CAP_BIT, np.uint64(0)))
 

@@ -95,7 +95,7 @@ class Gpus:
         level, memory = self._appetite.of(stays, effects)
         noise = 1 + np.float32(_POWER_SD) * self._drifts["power"].draw(rng, shape[0])
         clock = self._clock * (1 + np.float32(0.002) * self._drifts["clock"].draw(rng, shape[0]))
-        clock = np.asarray(clock * effects.gpu.clock.values, np.float32)
+        clock = np.asarray(clock * effects.gpu.clock.values * effects.gpu.capped.values, np.float32)
         last = self.state["gpu.heat"]
         power, heat, limit = self._heat_up(tempo.load * level, clock, noise, supply, effects)
         self._edge(np.vstack([last, heat]), power, effects)

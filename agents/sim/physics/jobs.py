@@ -231,7 +231,7 @@ class Jobs:
         """(1 or ticks, ranks) factor on the load of ranks that wait for slower ones."""
         took = self._work[stay.job.number].base * self._lottery[stay.gpus]
         took = took * effects.gpu.compute.of(stay.gpus) / (1 - effects.gpu.starved.of(stay.gpus))
-        took = took / effects.gpu.clock.of(stay.gpus)
+        took = took / (effects.gpu.clock.of(stay.gpus) * effects.gpu.capped.of(stay.gpus))
         took = np.atleast_2d(took)
         share = took / took.max(axis=1, keepdims=True)
         return np.asarray(np.float32(_WAITING) + np.float32(1 - _WAITING) * share, np.float32)

@@ -1,0 +1,210 @@
+"""Loops and racks that heat slows down as a whole while nobody reads what cools them.
+
+Where a unit is read, the detector `coolant` tells what failed, and GPUs and ranks of it are left to it. Where none is
+(no agent asks it, it fell silent, or air cools the rack) its GPUs are the only witnesses, so they are heard together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.heat.thermal_patterns import Blamed
+from detectors.method.cohorts import Cohorts
+from detectors.method.evidence import evidence
+from pipeline.records import SECOND, Frame, Level
+from pipeline.topology import kind_of
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Times = NDArray[np.int64]
+READINGS = ("coolant.flow", "coolant.supply_temperature")
+"""By which `coolant` judges; a leak rope or a pump's speed alone tells neither."""
+SILENT = 600 * SECOND
+"""A unit not heard for so long is not read: its incidents end at the Desk after as much quiet, so that nobody else says
+any more what is wrong with it."""
+NEVER = np.int64(2**63 - 1)
+_KINDS = ("loop", "cdu", "rack")  # what GPUs share, nearest to the coolant first; as Crowds of the stragglers has it
+_NODES = 3  # on which they are slowed down: two coincide, or share a fault of their own; chosen, as Crowds has it
+_MANY = 0.3  # share from which stragglers leave all of a cohort to others: it has no median any more; as Crowds
+_WIDE = 0.5  # share of its nodes from which no GPU is named by itself; as thermal_bits has it
+_GAP = 120 * SECOND  # two frames of a minute without it end it: GPUs at their limit blink from frame to frame; chosen
+_IDLE = 0.2  # share of the highest power, its own or that of a quarter of its unit: idle parts of 700 W draw 70 to 130
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """found: unit -> what is said of it now.   holding: units whose condition goes on, those that blink too.
+    since: (N,) since when each GPU is part of such a unit, and needs no line of its own; else NEVER."""
+
+    found: Mapping[str, Blamed] = field(default_factory=dict)
+    holding: frozenset[str] = frozenset()
+    since: Times = field(default_factory=lambda: np.full(1, NEVER))
+
+    @property
+    def members(self) -> Bools:
+        return np.asarray(self.since < NEVER)
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """One unit. mine: (N,) its GPUs at work.   slowed: (N,) those of them that heat slows down.   nodes: on which."""
+
+    unit: str
+    mine: Bools
+    slowed: Bools
+    nodes: int
+
+    @property
+    def many(self) -> bool:
+        return int(np.count_nonzero(self.slowed)) > _MANY * int(np.count_nonzero(self.mine))
+
+
+class Unread:
+    """Which units are heard, and which of the others heat slows down; a part() of a detector."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, int] = {}  # entity of class coolant -> when it was measured last
+        self._begun = self._last = 0
+        self.crowds: dict[str, dict[str, int]] = {}  # unit -> how it fares
+        self._cohorts, self._nodes = Cohorts(*_KINDS), Cohorts("node")
+        self._groups, self._names = np.empty(0, np.int32), dict[int, str]()
+        self._read: tuple[object, Bools] | None = None
+
+    def hear(self, frames: Mapping[str, Frame]) -> None:
+        """Takes what is read of coolant at an instant."""
+        if not frames:
+            return
+        time = max(frame.time for frame in frames.values())
+        # in a time of which there are no frames at all nobody could be heard; the same where the clock was set
+        if not self._begun or abs(time - self._last) >= SILENT:
+            self._begun = time
+        self._last = time
+        if (coolant := frames.get("coolant")) is not None and len(coolant.entities):
+            there = np.isfinite(coolant[READINGS[0]]) | np.isfinite(coolant[READINGS[1]])
+            self._heard |= {coolant.entities[i]: time for i in np.flatnonzero(there).tolist()}
+        if any(not 0 <= time - at < SILENT for at in self._heard.values()):
+            self._heard = {e: min(at, time) for e, at in self._heard.items() if time - at < SILENT}
+
+    def take(
+        self, frame: Frame, slowed: Bools, since: Times, powers: tuple[Floats, Floats], others: Bools, hold: float
+    ) -> Shared:
+        """What is said of units that nobody reads.
+
+        slowed, since: (N,) whom heat slows down, and since when.   powers: (N,) now, and the highest of late.
+        others: (N,) whose heat is somebody else's.   hold: s after which a ticket is a page.
+        """
+        time = frame.time
+        if self.crowds:
+            kept = {u: c for u, c in self.crowds.items() if time - c["last"] <= _GAP}
+            self.crowds = {u: {name: min(at, time) for name, at in c.items()} for u, c in kept.items()}
+        found, (power, peak) = dict[str, Blamed](), powers
+        if slowed.any() and time - self._begun >= SILENT:  # else it may only not have been heard yet
+            counts = np.isfinite(frame["gpu.throttle_reasons"]) & ~(power < _IDLE * peak) & ~others
+            for struck in self._struck(frame, counts, slowed, powers):
+                crowd = self._follow(struck, since, time)
+                if not crowd["excused"]:
+                    found[struck.unit] = _one(frame, struck, crowd, hold)
+        if not self.crowds:
+            return Shared()
+        self._numbered(frame)
+        onsets = np.full(len(slowed), NEVER)
+        for group, unit in self._names.items():
+            if unit in self.crowds:
+                onsets[self._groups == group] = self.crowds[unit]["onset"]
+        return Shared(found, frozenset(u for u, c in self.crowds.items() if not c["excused"]), onsets)
+
+    def excuse(self, frame: Frame, mask: Bools) -> None:
+        """A person said that it is no fault of all in `mask`: of a unit within, nothing is said until it is over."""
+        self._numbered(frame)
+        for group, unit in self._names.items():
+            if unit in self.crowds and mask[self._groups == group].all():
+                self.crowds[unit]["excused"] = 1
+
+    def _struck(self, frame: Frame, counts: Bools, slowed: Bools, powers: tuple[Floats, Floats]) -> Iterator[Struck]:
+        """Units that nobody reads and that heat slows down as a whole."""
+        self._numbered(frame)
+        nodes = self._nodes.of(frame)
+        counts = counts & (nodes >= 0) & (self._groups >= 0) & ~self._below(frame)
+        for group in np.unique(self._groups[counts & slowed]).tolist():
+            mine = counts & (self._groups == group)
+            mine &= ~(powers[0] < _IDLE * _usual(powers[1][mine]))  # spare ones were never at work
+            on, every = len(np.unique(nodes[mine & slowed])), len(np.unique(nodes[mine]))
+            struck = Struck(self._names[group], mine, mine & slowed, on)
+            if on >= _NODES and (on > _WIDE * every or struck.many):
+                yield struck
+
+    def _follow(self, struck: Struck, since: Times, time: int) -> dict[str, int]:
+        """How a unit fares. many: since when so many are slowed down that the whole of it is in trouble."""
+        onset = int(since[: len(struck.slowed)][struck.slowed].min())
+        onset = min(max(onset, time - SILENT), time)  # one may have been close to its limit for days
+        new = {"onset": onset, "last": time, "many": time, "many_last": time - _GAP - 1, "excused": 0}
+        crowd = self.crowds.setdefault(struck.unit, new)
+        crowd["last"] = time
+        if struck.many:
+            lasts = time - crowd["many_last"] <= _GAP
+            crowd["many"], crowd["many_last"] = crowd["many"] if lasts else time, time
+        return crowd
+
+    def _numbered(self, frame: Frame) -> None:
+        """Names the units anew where topology or fleet changed."""
+        groups = self._cohorts.of(frame)
+        if self._groups is groups:
+            return
+        numbers, firsts = np.unique(groups, return_index=True)
+        self._groups, self._names = groups, {}
+        for number, first in zip(numbers.tolist(), firsts.tolist(), strict=True):
+            units = (frame.topology.above_of_kind(frame.entities[first], kind) for kind in _KINDS)
+            if number >= 0:
+                self._names[number] = next(unit for unit in units if unit)
+
+    def _below(self, frame: Frame) -> Bools:
+        """(N,) whose coolant is read: by what feeds it, or by something within what holds both."""
+        key = (id(frame.topology), frame.topology.version, len(frame.entities), frozenset(self._heard))
+        if self._read is None or self._read[0] != key:
+            above = frame.topology.above
+            over = {a for e in frame.entities for a in above(e)}
+            feeds = {next((a for a in (e, *above(e)) if a in over), e) for e in self._heard}
+            mask = np.fromiter((not feeds.isdisjoint(above(e)) for e in frame.entities), bool, len(frame.entities))
+            self._read = key, mask
+        return self._read[1]
+
+    def snapshot(self) -> dict[str, Any]:
+        crowds = {unit: dict(crowd) for unit, crowd in self.crowds.items()}
+        return {"heard": dict(self._heard), "begun": self._begun, "last": self._last, "crowds": crowds}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._heard, self._begun, self._last = dict(state["heard"]), state["begun"], state["last"]
+        self.crowds = {unit: dict(crowd) for unit, crowd in state["crowds"].items()}
+
+
+def _usual(peaks: Floats) -> float:
+    """The highest power that a quarter of a unit has shown, so that one glitch is none; NaN where none is known."""
+    known = peaks[np.isfinite(peaks)]
+    return float(np.quantile(known, 0.75)) if len(known) else np.nan
+
+
+def _one(frame: Frame, struck: Struck, crowd: Mapping[str, int], hold: float) -> Blamed:
+    """Ticket; page once many of it were slowed down for `hold` s."""
+    lasts = struck.many and frame.time - crowd["many"] >= hold * SECOND
+    level: Level = "page" if lasts else "ticket"
+    gpus, every = np.flatnonzero(struck.slowed), int(np.count_nonzero(struck.mine))
+    kind, held = kind_of(struck.unit), (frame.time - crowd["onset"]) / SECOND
+    unread = "it is not read itself" if kind == "cdu" else f"no CDU of the {kind} is read"
+    summary = (
+        f"{struck.unit}: {len(gpus)} of its {every} GPUs at work slow down for heat at once ({struck.nodes} nodes), "
+        f"for {held:.0f} s; {unread}, so whether flow, supply or load is to blame cannot be told"
+    )
+    shown = evidence(
+        f"ends when for {_GAP // SECOND} s heat slows down fewer of them, or once what cools them is read",
+        throttled=True,
+        gpus=[frame.entities[i] for i in gpus[:16].tolist()],
+        slowed=len(gpus),
+        at_work=every,
+        nodes=struck.nodes,
+    )
+    return Blamed(level, crowd["onset"], summary, shown, held)

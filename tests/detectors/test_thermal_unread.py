@@ -1,0 +1,277 @@
+"""Loops and racks that heat slows down as a whole while nobody reads what cools them: one finding on each."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from agents.sim.faults.cooling import FacilityWater
+from agents.sim.scenario import Fleet, Line, Scenario
+from benchmarks.detection.judge import Trial
+from detectors.heat.thermal import Thermal
+from detectors.heat.unread import SILENT, Unread
+from pipeline.frames import class_of
+from pipeline.records import SECOND, Event
+from pipeline.topology import Topology
+from tests.detectors.cases.thermal import CASE, GPUS, PLATE, SUPPLY, WIDTH, heat, topology
+
+LOOP, SINCE, HEAT = "cdu:c1", 80, 0x40
+SOME = [node * WIDTH + i for node in range(3) for i in range(4)]  # half the GPUs of three nodes of four
+COOLANT = ("coolant", "leak")
+LOTTERY = np.random.default_rng(3).normal(0, 0.1, len(GPUS))
+
+
+def shown(change, ticks=180, detector=None, since=0, graph=None):
+    """What is said of a loop of which no coolant is read; `change(tick, values)` may break, read or tell something."""
+    detector, graph, found = detector or Thermal(), graph or topology(), []
+    for tick in range(since, since + ticks):
+        values = heat(np.random.default_rng([tick, 1]), PLATE * np.exp(LOTTERY), SUPPLY)
+        del values["coolant"]
+        events = change(tick, values)
+        found += detector.observe(CASE.framed(tick, values, events or [], graph))
+    return found
+
+
+def hot(gpus=SOME, since=SINCE, until=10**9, bits=HEAT):
+    def change(tick, values):
+        if since <= tick < until:
+            values["gpu"]["gpu.throttle_reasons"][list(gpus)] = bits
+
+    return change
+
+
+def first(found, level):
+    return next(f for f in found if f.level == level)
+
+
+def test_a_loop_that_nobody_reads_is_a_ticket_at_once_a_page_after_ten_minutes_and_ends():
+    found = shown(hot(until=SINCE + 90), 220)
+    assert {f.entity for f in found} == {LOOP}
+    assert (found[0].time, found[0].onset, found[0].level) == (CASE.time(SINCE + 1), CASE.time(SINCE), "ticket")
+    assert first(found, "page").time == CASE.time(SINCE + 61)
+    assert len({f.onset for f in found}) == 1
+    assert found[-1].time < CASE.time(SINCE + 90)
+    assert "12 of its 32 GPUs" in found[0].summary
+    assert "(3 nodes)" in found[0].summary
+    assert found[0].evidence["gpus"] == [GPUS[i] for i in SOME]
+
+
+def test_most_nodes_with_one_such_gpu_each_are_a_ticket_and_no_page():
+    found = shown(hot([0, WIDTH, 2 * WIDTH]))
+    assert {(f.entity, f.level) for f in found} == {(LOOP, "ticket")}
+
+
+def test_who_was_the_first_to_be_slowed_down_is_no_ticket_after_it():
+    """A GPU that sheds its heat as ever is one for a day, unless its whole loop was warm."""
+
+    def change(tick, values):
+        hot([0], SINCE - 5, SINCE + 60)(tick, values)
+        hot(SOME, SINCE, SINCE + 60)(tick, values)
+
+    alone, both = shown(hot([0], SINCE - 5, SINCE + 60)), shown(change)
+    assert alone[-1].time > CASE.time(SINCE + 80)
+    assert {f.entity for f in both if f.time < CASE.time(SINCE)} == {GPUS[0]}
+    assert {f.entity for f in both if f.time > CASE.time(SINCE)} == {LOOP}
+    assert both[-1].time < CASE.time(SINCE + 60)
+
+
+def test_two_nodes_are_told_as_nodes_and_a_power_cap_or_a_brake_is_no_heat():
+    assert {f.entity for f in shown(hot(range(2 * WIDTH)))} == {"node:n0", "node:n1"}
+    assert shown(hot(bits=0x4)) == []
+    assert shown(hot(bits=0x88)) == []
+
+
+def test_racks_of_one_node_and_gpus_of_no_node_are_no_loop():
+    nodes = {f"node:n{n}": (f"rack:r{n}",) for n in range(4)}
+    racks = Topology({**topology().parents, **nodes, "rack:r0": (), "rack:r1": ()})
+    assert shown(hot(range(len(GPUS))), graph=racks) == []  # all of the site, as ever
+    assert {f.entity for f in shown(hot(range(WIDTH)), graph=racks)} == {"node:n0"}
+    assert {f.entity for f in shown(hot(), graph=Topology(dict.fromkeys(GPUS, (LOOP,))))} <= set(GPUS)
+    assert {f.entity for f in shown(hot(), graph=Topology())} <= set(GPUS)
+
+
+@pytest.mark.parametrize("signal", ["coolant.supply_temperature", "coolant.flow"])
+def test_nothing_is_said_of_a_loop_that_is_read_until_its_unit_was_silent_for_ten_minutes(signal):
+    def until(end):
+        def change(tick, values):
+            hot()(tick, values)
+            if tick < end:
+                values["coolant"] = {signal: np.array([SUPPLY])}
+
+        return change
+
+    assert shown(until(10**9)) == []
+    found = shown(until(100))
+    assert {f.entity for f in found} == {LOOP}
+    assert found[0].time == CASE.time(99) + SILENT
+
+
+def test_a_unit_that_measures_nothing_is_not_read_and_one_within_what_holds_both_is():
+    def dumb(tick, values):
+        hot()(tick, values)
+        values["coolant"] = {"coolant.flow": np.array([np.nan])}
+
+    def reads(tick, values):
+        hot()(tick, values)
+        values["coolant"] = {"coolant.flow": np.array([300.0])}
+
+    assert {f.entity for f in shown(dumb)} == {LOOP}
+    graph = topology()
+    graph.merge({"rack:r0": ("loop:l1",), "rack:r1": ("loop:l1",), "cdu:c1": ("loop:l1",)})
+    assert shown(reads, graph=graph) == []
+    graph.merge({"cdu:c1": ("loop:l2",)})
+    found = shown(reads, graph=graph)
+    assert {f.entity for f in found} == {"loop:l1"}
+    assert "no CDU of the loop is read" in found[0].summary
+
+
+def test_a_rack_that_air_cools_is_told_as_the_rack():
+    graph = Topology({**topology().parents, **{f"node:n{n}": ("rack:r0",) for n in range(4)}, "rack:r0": ()})
+    found = shown(hot(range(len(GPUS))), graph=graph)
+    assert {f.entity for f in found} == {"rack:r0"}
+    assert found[-1].level == "page"
+
+
+def test_who_began_to_look_only_now_has_not_missed_a_unit_yet():
+    found = shown(hot(since=0), 100)
+    assert {f.entity for f in found} == {LOOP}
+    assert found[0].time == CASE.time(0) + SILENT
+    unread, there = Unread(), CASE.framed(0, {"gpu": {"gpu.power": np.ones(32)}}, [], topology())
+    unread.hear(there)
+    unread.hear(CASE.framed(3600, {"gpu": {"gpu.power": np.ones(32)}}, [], topology()))
+    assert unread.snapshot()["begun"] == CASE.time(3600)
+
+
+def test_a_loop_that_its_agent_tells_of_is_left_to_it():
+    def change(tick, values):
+        hot()(tick, values)
+        data = {"state": "active", "since": CASE.time(SINCE), "signal": "coolant.flow", "value": 30.0, "usual": 300.0}
+        return [Event(CASE.time(tick), LOOP, "flow_collapse", data)] if tick == SINCE else None
+
+    assert shown(change) == []
+
+
+def test_idle_and_spare_gpus_are_no_part_of_it():
+    def spare(tick, values):
+        """One of the three nodes was never at work."""
+        hot()(tick, values)
+        values["gpu"]["gpu.power"][:WIDTH] = 90.0
+
+    def rest(tick, values):
+        hot()(tick, values)
+        if tick >= SINCE - 10:
+            values["gpu"]["gpu.power"][:], values["gpu"]["gpu.temperature"][:] = 90.0, SUPPLY + 4
+
+    assert LOOP not in {f.entity for f in shown(spare)}
+    assert LOOP not in {f.entity for f in shown(rest)}
+
+
+def test_gpus_that_tell_no_power_count_as_at_work():
+    def change(tick, values):
+        hot()(tick, values)
+        values["gpu"]["gpu.power"][:] = np.nan
+
+    assert first(shown(change), "page").entity == LOOP
+
+
+def test_readings_that_are_lost_neither_begin_nor_end_it():
+    def nothing(tick, values):
+        hot()(tick, values)
+        values["gpu"]["gpu.throttle_reasons"][:] = np.nan
+
+    def holes(tick, values):
+        hot()(tick, values)
+        if tick % 3:
+            for column in values["gpu"].values():
+                column[:] = np.nan
+
+    assert shown(nothing) == []
+    found = shown(holes, 200)
+    assert {f.entity for f in found} == {LOOP}
+    assert len({f.onset for f in found}) == 1
+    assert found[-1].level == "page"
+
+
+def test_work_on_the_loop_is_no_fault_of_it():
+    def change(tick, values):
+        hot()(tick, values)
+        return [Event(CASE.time(tick), LOOP, "maintenance_start", {"reason": "filter"})] if tick == SINCE - 1 else None
+
+    assert shown(change) == []
+
+
+@pytest.mark.parametrize("named", [LOOP, "site:all"])
+def test_what_a_person_calls_no_fault_of_a_loop_is_quiet_until_it_is_over(named):
+    def blinks(tick, values):
+        if tick % 6:
+            hot(until=200)(tick, values)
+        hot(since=300)(tick, values)
+
+    detector = Thermal()
+    assert shown(blinks, 120, detector)[-1].entity == LOOP
+    detector.forgive(named, {})
+    assert shown(blinks, 180, detector, 120) == []
+    assert {f.entity for f in shown(blinks, 20, detector, 300)} == {LOOP}
+
+
+def test_no_fault_of_one_node_says_nothing_of_the_loop():
+    detector = Thermal()
+    shown(hot(), 120, detector)
+    detector.forgive("node:n0", {})
+    assert {f.entity for f in shown(hot(), 30, detector, 120)} == {LOOP}
+
+
+@pytest.mark.parametrize("stop", [40, SINCE + 1, SINCE + 30, SINCE + 100])
+def test_a_restart_changes_nothing(stop):
+    first, second = Thermal(), Thermal()
+    whole = shown(hot(until=SINCE + 90))
+    parts = shown(hot(until=SINCE + 90), stop, first)
+    state = first.unread.snapshot()
+    assert json.loads(json.dumps(state)) == state
+    second.restore(first.snapshot())
+    assert parts + shown(hot(until=SINCE + 90), 180 - stop, second, stop) == whole
+
+
+class Unheard(Trial):
+    """A simulated fleet whose coolant units and leak ropes nobody reads."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        add, tell = self.framer.add, self.framer.add_events
+        self.framer.add = lambda rows: None if rows.device_class in COOLANT else add(rows)
+        self.framer.add_events = lambda events: tell(e for e in events if class_of(e.entity) not in COOLANT)
+
+
+def warmed(trial):
+    """What is said of 34 K more at the supply of the first of two loops, from 1800 s on, for 40 min."""
+    kind = FacilityWater(rise=34.0, days=1.0, course="step")
+    line = Line(kind, 1800.0, 4200.0, "cdu:sim-c1")
+    mine = trial(Scenario(6000.0, 10.0, None, Fleet(40, 8), (line,)), 1)
+    for _ in mine.run():
+        pass
+    return mine, mine.judged()
+
+
+def test_simulated_water_of_a_unit_that_nobody_reads_is_one_page_on_its_loop_after_a_ticket():
+    trial, judged = warmed(Unheard)
+    seconds = lambda time: (time - trial.simulator.at(0.0)) / SECOND  # noqa: E731
+    mine = {f.level: seconds(f.time) for f in judged.findings if (f.detector, f.entity) == ("thermal", "cdu:sim-c1")}
+    assert mine["ticket"] - 1800 <= 300  # the water warms within 300 s
+    assert mine["page"] - mine["ticket"] <= 660
+    thermal = [f for f in judged.findings if f.detector == "thermal"]
+    assert {f.entity for f in thermal if f.level == "page"} == {"cdu:sim-c1"}
+    assert all(seconds(f.time) <= mine["ticket"] for f in thermal if f.entity != "cdu:sim-c1")
+    paged = [i for i in judged.incidents if i.severity == "page"]
+    assert [i.cause for i in paged] == ["cdu:sim-c1"]
+    assert paged[0].resolved is not None
+    detector = next(d for d in trial.runner.detectors if d.name == "thermal")
+    assert not detector.conditions
+
+
+def test_simulated_water_of_a_unit_that_is_read_is_left_to_coolant():
+    trial, judged = warmed(Trial)
+    assert not [f for f in judged.findings if (f.detector, f.entity) == ("thermal", "cdu:sim-c1")]
+    assert [i.detector for i in judged.incidents if i.severity == "page"] == ["coolant"]
+    assert not next(d for d in trial.runner.detectors if d.name == "thermal").unread.crowds
