@@ -153,7 +153,7 @@ class Thermal(Detector):
         found = blamed(frame, heat, self)
         found |= {e: one for e, one in shared.found.items() if e not in found}
         found |= self._by_bits(frame, heat, slowed, shared, found)
-        return [*told(frame, found, shared.holding, self.conditions, self.name), *alike]
+        return [*told(frame, found, {*shared.holding, *heat.unheard(frame)}, self.conditions, self.name), *alike]
 
     def _by_bits(
         self, frame: Frame, heat: Heat, slowed: Bools, shared: Shared, found: Mapping[str, Blamed]

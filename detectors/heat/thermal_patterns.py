@@ -50,6 +50,10 @@ class Heat:
     since: NDArray[np.int64]
     units: Mapping[str, tuple[NDArray[np.int32], list[str]]]
 
+    def unheard(self, frame: Frame) -> set[str]:
+        """GPUs that wear and were not measured now: a lost sample ends no wear."""
+        return {frame.entities[i] for i in np.flatnonzero(self.wearing & ~self.step.judged).tolist()}
+
 
 class Units:
     """Which node and which rack each GPU belongs to; renewed when topology or fleet change."""

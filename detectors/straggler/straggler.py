@@ -36,8 +36,8 @@ class Straggler(Detector):
 
     Suspect once the sum passes `threshold` and the smoothed slowdown `delta` (natural logarithm), or once the median
     of ten steps is `ratio` times the stage's. Page at once if the GPU shows why (throttle bit, narrower PCIe link,
-    clock below its peers but under no cap); else after `hold` s, or `quick_hold` s above `quick_effect` or where tasks
-    of the node wait for processors or clocks are low, and only among at least `peers` ranks that are quicker than it.
+    clock below its peers but under no cap); else after `hold` s, or `quick_hold` s where tasks of the node wait for
+    processors or clocks are low, and only among at least `peers` ranks that are quicker than it.
     Several GPUs of one node slow together: the node is blamed. A stage of which more than `most` of the nodes are slow
     blames nobody: straggler_job tells of it.
 
@@ -51,7 +51,8 @@ class Straggler(Detector):
 
     Source: the clipped form of Page's CUSUM (Biometrika 41, 1954); Greyhound (Wu et al., ATC 2025) for the check that
     the mean moved; Lin et al. (OSDI 2025) found workers the main cause in only 1.7 % of slow jobs, so a slow stage
-    blames nobody; holds: twice the longest benign slowdown of 300 s, chosen.
+    blames nobody; hold: twice the longest benign slowdown of 300 s, since two may meet; quick_hold: a little beyond it,
+    since two witnesses agree (chosen).
     """
 
     name: ClassVar[str] = "straggler"
@@ -74,7 +75,6 @@ class Straggler(Detector):
     delta: float = 0.03
     ratio: float = 1.25
     hold: float = 600.0
-    quick_effect: float = 0.2
     quick_hold: float = 360.0
     peers: int = PEERS
     most: float = MOST
@@ -257,10 +257,9 @@ class Straggler(Detector):
             return "suspect"
         if not seen and not (self.newest[held] - self.usual[held] >= self.delta / 2).any():
             return "suspect"  # its newest steps are as they should be: who comes now would find nothing
-        quick = bool(seen) or float(step.effect[held].max()) >= self.quick_effect
         since = time - float(np.median(self.above[held]))  # one of a node may have paused before
         enough = bool(seen) or int(step.size[held].max()) >= self.peers
-        return "page" if enough and since >= (self.quick_hold if quick else self.hold) * SECOND else "suspect"
+        return "page" if enough and since >= (self.quick_hold if seen else self.hold) * SECOND else "suspect"
 
     def _lags(self, slots: NDArray[np.intp], step: Step, time: int) -> Bools:
         """Who is slower than its stage now. Those that have not been for `hold` s learn anew: that is their usual."""

@@ -34,6 +34,14 @@ def test_a_slow_rank_is_suspected_within_minutes_and_paged_after_the_hold(site, 
     assert page.evidence["gpu"] == "gpu:n0.3"
 
 
+def test_two_short_slowdowns_that_meet_page_nobody_however_strong(site, watch):
+    def change(tick, values):
+        slowed(3, 1.4, 60, 88)(tick, values)
+        slowed(3, 1.3, 88, 115)(tick, values)
+
+    assert {f.level for f in watch(Straggler(), site, 200, change)} == {"suspect"}
+
+
 def test_a_clock_below_that_of_the_peers_pages_at_once(site, watch):
     def change(tick, values):
         slowed(3, 1.15)(tick, values)
