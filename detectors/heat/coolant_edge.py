@@ -154,7 +154,8 @@ class CoolantEdge(Detector):
     ) -> Finding:
         signals = tuple(s for s in _SIGNALS if s in sensors)
         words = " and ".join(
-            f"{_word(s)} {_said(sensors[s]['value'])} of at least {_said(sensors[s]['limit'])}" for s in signals
+            f"{_word(s)} {_said(sensors[s]['value'])} of at least {_said(sensors[s]['limit'])} {CATALOGUE[s].unit}"
+            for s in signals
         )
         shown: dict[str, Any] = {s: {"value": sensors[s]["value"], "limit": sensors[s]["limit"]} for s in signals}
         clears = "ends when the sensor shows well in two frames, or its agent says so"

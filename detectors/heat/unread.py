@@ -1,7 +1,8 @@
-"""Loops and racks that heat slows down as a whole while nobody reads what cools them.
+"""Loops, racks and fleets that heat slows down as a whole while nobody reads what cools them.
 
 Where a unit is read, the detector `coolant` tells what failed, and GPUs and ranks of it are left to it. Where none is
-(no agent asks it, it fell silent, or air cools the rack) its GPUs are the only witnesses, so they are heard together.
+(no agent asks it, it tells half, it fell silent, or air cools the rack) its GPUs are the only witnesses, so they are
+heard together; those of no loop, CDU or rack of three nodes as one unit, the rest of the fleet.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.heat.thermal_patterns import Blamed
-from detectors.method.cohorts import Cohorts
+from detectors.method.cohorts import Cohorts, Spans
 from detectors.method.evidence import evidence
 from pipeline.records import SECOND, Frame, Level
 from pipeline.topology import kind_of
@@ -23,7 +24,7 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Times = NDArray[np.int64]
 READINGS = ("coolant.flow", "coolant.supply_temperature")
-"""By which `coolant` judges; a leak rope or a pump's speed alone tells neither."""
+"""By both of which `coolant` judges: of one alone it does not see the other fail; a leak rope tells neither."""
 SILENT = 600 * SECOND
 """A unit not heard for so long is not read: its incidents end at the Desk after as much quiet, so that nobody else says
 any more what is wrong with it."""
@@ -68,10 +69,10 @@ class Unread:
     """Which units are heard, and which of the others heat slows down; a part() of a detector."""
 
     def __init__(self) -> None:
-        self._heard: dict[str, int] = {}  # entity of class coolant -> when it was measured last
+        self._heard: dict[str, dict[str, int]] = {r: {} for r in READINGS}  # entity of class coolant -> when last
         self._begun = self._last = 0
         self.crowds: dict[str, dict[str, int]] = {}  # unit -> how it fares
-        self._cohorts, self._nodes = Cohorts(*_KINDS), Cohorts("node")
+        self._cohorts, self._nodes = Spans(*_KINDS, least=_NODES), Cohorts("node")
         self._groups, self._names = np.empty(0, np.int32), dict[int, str]()
         self._read: tuple[object, Bools] | None = None
 
@@ -83,12 +84,14 @@ class Unread:
         # in a time of which there are no frames at all nobody could be heard; the same where the clock was set
         if not self._begun or abs(time - self._last) >= SILENT:
             self._begun = time
-        self._last = time
+        self._begun, self._last = min(self._begun, time), time  # what was restored may be of a clock that was ahead
         if (coolant := frames.get("coolant")) is not None and len(coolant.entities):
-            there = np.isfinite(coolant[READINGS[0]]) | np.isfinite(coolant[READINGS[1]])
-            self._heard |= {coolant.entities[i]: time for i in np.flatnonzero(there).tolist()}
-        if any(not 0 <= time - at < SILENT for at in self._heard.values()):
-            self._heard = {e: min(at, time) for e, at in self._heard.items() if time - at < SILENT}
+            for reading, heard in self._heard.items():
+                told = np.flatnonzero(np.isfinite(coolant[reading])).tolist()
+                heard.update(dict.fromkeys((coolant.entities[i] for i in told), time))
+        for reading, heard in self._heard.items():
+            if any(not 0 <= time - at < SILENT for at in heard.values()):
+                self._heard[reading] = {e: min(at, time) for e, at in heard.items() if time - at < SILENT}
 
     def take(
         self, frame: Frame, slowed: Bools, since: Times, powers: tuple[Floats, Floats], others: Bools, hold: float
@@ -155,30 +158,28 @@ class Unread:
         groups = self._cohorts.of(frame)
         if self._groups is groups:
             return
-        numbers, firsts = np.unique(groups, return_index=True)
-        self._groups, self._names = groups, {}
-        for number, first in zip(numbers.tolist(), firsts.tolist(), strict=True):
-            units = (frame.topology.above_of_kind(frame.entities[first], kind) for kind in _KINDS)
-            if number >= 0:
-                self._names[number] = next(unit for unit in units if unit)
+        self._groups, self._names = groups, dict(enumerate(self._cohorts.names))
 
     def _below(self, frame: Frame) -> Bools:
         """(N,) whose coolant is read: by what feeds it, or by something within what holds both."""
-        key = (id(frame.topology), frame.topology.version, len(frame.entities), frozenset(self._heard))
+        read = frozenset.intersection(*map(frozenset, self._heard.values()))
+        key = (id(frame.topology), frame.topology.version, len(frame.entities), read)
         if self._read is None or self._read[0] != key:
             above = frame.topology.above
             over = {a for e in frame.entities for a in above(e)}
-            feeds = {next((a for a in (e, *above(e)) if a in over), e) for e in self._heard}
+            feeds = {next((a for a in (e, *above(e)) if a in over), e) for e in read}
             mask = np.fromiter((not feeds.isdisjoint(above(e)) for e in frame.entities), bool, len(frame.entities))
             self._read = key, mask
         return self._read[1]
 
     def snapshot(self) -> dict[str, Any]:
         crowds = {unit: dict(crowd) for unit, crowd in self.crowds.items()}
-        return {"heard": dict(self._heard), "begun": self._begun, "last": self._last, "crowds": crowds}
+        heard = {reading: dict(times) for reading, times in self._heard.items()}
+        return {"heard": heard, "begun": self._begun, "last": self._last, "crowds": crowds}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._heard, self._begun, self._last = dict(state["heard"]), state["begun"], state["last"]
+        self._heard = {reading: dict(state["heard"].get(reading, {})) for reading in READINGS}
+        self._begun, self._last = state["begun"], state["last"]
         self.crowds = {unit: dict(crowd) for unit, crowd in state["crowds"].items()}
 
 
@@ -195,6 +196,7 @@ def _one(frame: Frame, struck: Struck, crowd: Mapping[str, int], hold: float) ->
     gpus, every = np.flatnonzero(struck.slowed), int(np.count_nonzero(struck.mine))
     kind, held = kind_of(struck.unit), (frame.time - crowd["onset"]) / SECOND
     unread = "it is not read itself" if kind == "cdu" else f"no CDU of the {kind} is read"
+    unread += " for both flow and supply"
     summary = (
         f"{struck.unit}: {len(gpus)} of its {every} GPUs at work slow down for heat at once ({struck.nodes} nodes), "
         f"for {held:.0f} s; {unread}, so whether flow, supply or load is to blame cannot be told"

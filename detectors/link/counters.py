@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.link.loops import unmoved
+from detectors.method.counters import TOPS, rise
+from detectors.method.counters import says_nothing as says_nothing  # whoever sums readings asks the same
 from detectors.method.lengths import one_length
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
-_TOPS = (2.0**8 - 1, 2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1, 2.0**63, 2.0**64)
-"""Readings that say nothing: 8 to 32 bits full (classic IBTA counters stop there), or all bits set, as a device that
-does not answer reads; 2**64 is 2**64 - 1 as a float. On its way through one of them a counter is read a tick later."""
 _WIDE = 2.0**32
 _NOBODY, _NOTHING = np.empty(0, np.int64), np.empty(0)
 _Arrays = dict[str, NDArray[Any]]
@@ -92,22 +91,13 @@ class Readings:
             self.anew[anew], self.born = True, True
         at, last, seconds = self.moved(now, time)
         wrapped = (last >= 0.9 * _WIDE) & (last < _WIDE) & (now[at] < 0.1 * _WIDE)
-        grew = now[at] - last + np.where(wrapped, _WIDE, 0.0)
-        self._peak(at, last, now[at], wrapped | self.anew[at])
-        back = now[at] >= self.peak[at]
-        grew[back] = now[at][back] - self.peak[at][back]
-        self.peak[at[back]] = np.nan
+        grew, self.peak[at] = rise(last, now[at], self.peak[at], wrapped | self.anew[at])
+        grew += np.where(wrapped, _WIDE, 0.0)
         told = (grew > 0) & (seconds > 0) & ~self.anew[at]  # NaN compares as false: a first reading tells nothing
         if self.born:
             self.anew[: len(now)] &= ~np.isfinite(now)
             self.born = bool(self.anew.any())
         return at[told], grew[told], seconds[told]
-
-    def _peak(self, at: Places, last: Floats, now: Floats, fresh: NDArray[np.bool_]) -> None:
-        """Remembers from where counters fell; one that wrapped or lives anew has never been higher."""
-        fell = now < last
-        self.peak[at[fell]] = np.fmax(self.peak[at[fell]], last[fell])
-        self.peak[at[fresh]] = np.nan
 
     def told(self, n: int) -> NDArray[np.bool_]:
         """(N,) who told a number in the newest frame."""
@@ -115,7 +105,7 @@ class Readings:
 
     def full(self, port: int, now: Floats) -> bool:
         """Whether the counter of a port stands at the top of its register, so that it counts no more."""
-        return port < len(now) and now[port] in _TOPS
+        return port < len(now) and now[port] in TOPS
 
     def _lengthen(self, size: int) -> None:
         if len(self.last) >= size:
@@ -133,11 +123,6 @@ class Readings:
         self.last, self.gone, self.anew = state["last"], state["gone"], state["anew"]
         self.peak, self.born = state["peak"], bool(self.anew.any())
         self.before = int(state["before"])
-
-
-def says_nothing(values: Floats) -> NDArray[np.bool_]:
-    """(N,) readings that no counter stands at."""
-    return np.isin(values, _TOPS) | (values < 0) | (values > _TOPS[-1])
 
 
 def grown(array: NDArray[Any], size: int, fill: float) -> NDArray[Any]:

@@ -18,6 +18,7 @@ from detectors.memory.cells import MEM
 from detectors.memory.growth import Growth
 from detectors.memory.host import Host
 from detectors.memory.rates import HOUR, Rates
+from detectors.memory.standing import Standing
 from detectors.memory.words import CLEARS, Trouble, budget, counted, of_host, within, worst
 from detectors.method.cohorts import Peers
 from detectors.method.conditions import Open, close, tell
@@ -67,8 +68,7 @@ class Memory(Detector):
         *("gpu.ecc_uncorrected", "gpu.dram_corrected", "gpu.dram_uncorrected", "gpu.sram_corrected"),
         *("gpu.sram_uncorrected", "gpu.sram_threshold", "gpu.rows_corrected", "gpu.rows_uncorrected"),
         *("gpu.rows_pending", "gpu.rows_failed", "gpu.banks_low", "gpu.banks_none", "gpu.generation"),
-        *("node.memory_uncorrected", "node.generation"),
-        *("dimm.uncorrected", "dimm.generation", "event:xid"),
+        *("node.memory_uncorrected", "node.generation", "dimm.uncorrected", "dimm.generation", "event:xid"),
     )
     blind: ClassVar[str] = (
         "Errors that ECC does not see, a weak cell before its first error, which bank a replaced row was of, and a "
@@ -89,6 +89,7 @@ class Memory(Detector):
     conditions: Open = notes()
     gates: Gates = part(Gates)
     growth: Growth = part(Growth)
+    standing: Standing = part(Standing)
     rates: Rates = part(Rates)
     servers: Host = part(lambda: Host("node", "node.memory_corrected", "node.memory_uncorrected", 100.0))
     modules: Host = part(lambda: Host("dimm", "dimm.corrected", "dimm.uncorrected", 10.0))
@@ -105,7 +106,7 @@ class Memory(Detector):
         found, holding = list[Finding](), set[str]()
         if (gpus := frames.get("gpu")) is not None and len(gpus.entities):
             self._hear(gpus)
-            found += self._of_gpus(gpus, holding)
+            found += self._of_gpus(self.standing.read(gpus), holding)
         else:
             holding |= {e for e in self.conditions if e.startswith("gpu:")}
         for kind, host in (("node", self.servers), ("dimm", self.modules)):
@@ -142,8 +143,7 @@ class Memory(Detector):
     # --- GPUs --------------------------------------------------------------------------------------------------------
 
     def _of_gpus(self, frame: Frame, holding: set[str]) -> list[Finding]:
-        n = len(frame.entities)
-        self.grow(n)
+        self.grow(len(frame.entities))
         gate = ~self.gates.working(frame, _STEADY)
         bad = self._counted(frame, gate) | self._flagged(frame) | rows.some(frame["gpu.banks_none"])
         found = []

@@ -48,6 +48,37 @@ class Cohorts:
         return groups
 
 
+class Spans(Cohorts):
+    """Numbers a frame's entities by their nearest ancestor of the first of `kinds` that spans `least` nodes.
+
+    Who has none is of one unit with all others that have none, `fleet:CLASS`: of a fleet without a topology file, or
+    of racks of two nodes, nobody could be heard together otherwise.
+    """
+
+    def __init__(self, *kinds: str, least: int) -> None:
+        super().__init__(*kinds)
+        self.least = least
+        self.names: list[str] = []
+        self.rest = -1  # number of those that have none; -1 where all have one
+
+    def _number(self, frame: Frame) -> NDArray[np.int32]:
+        entities, topology = frame.entities, frame.topology
+        groups, nodes = np.full(len(entities), -1, np.int32), topology.groups(entities, "node")
+        self.names, self.rest = [], -1
+        for kind in self.kinds:
+            found = np.where(groups < 0, topology.groups(entities, kind), -1)
+            for number in np.unique(found[found >= 0]).tolist():
+                mine = found == number
+                if len(np.unique(nodes[mine & (nodes >= 0)])) >= self.least:
+                    groups[mine] = len(self.names)
+                    self.names.append(topology.above_of_kind(entities[int(mine.argmax())], kind) or "")
+        if (groups < 0).any():
+            self.rest = len(self.names)
+            groups[groups < 0] = self.rest
+            self.names.append(f"fleet:{frame.device_class}")
+        return groups
+
+
 class Peers:
     """Who is compared with whom, by a ladder: the first rung on which an entity has enough like it.
 

@@ -22,7 +22,8 @@ class Compared:
     spread:   robust standard deviation of the peers; None: too few to tell.
     cohort:   who the peers are, in words such as `stage:81.2` or `rack:r1, H100, driver 570`; `own past` without peers.
     peers:    how many they are, itself not counted; 0 against its own past.
-    effect:   how far it is off, in `unit`: shares as 0.15, else the unit of the signal; positive is harm.
+    effect:   how far it is off, as the detector weighs it: a share of `expected` (0.15: 15 %), or in `unit` where that
+              is 0, a rate, a level or an offset; positive is harm where only one side is.
     """
 
     value: float

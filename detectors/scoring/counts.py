@@ -55,7 +55,7 @@ COUNTS: Mapping[str, Counting] = {
     "link_down": _of("page", "link", "port node leaf rail"),
     "link_flap": _of("page", "link", "port node leaf rail"),
     "leaf_crash": _of("page", f"link {_BLIND}", "leaf pod fabric"),
-    # no port errs and none is at fault: the switch is, and whoever sees its ports wait or its jobs slow must name it
+    # no port errs and none is at fault: the switch is; whoever sees its ports wait or its jobs slow names it or them
     "gray_leaf": _of(
         "page", f"{_LINK} link_congestion straggler_inferred straggler_job", "job stage leaf rail pod fabric"
     ),

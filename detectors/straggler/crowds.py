@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.cohorts import Cohorts
+from detectors.method.cohorts import Spans
 from detectors.method.streams import Bools
 from detectors.straggler.allowance import Allowance
 from pipeline.records import SECOND, Frame
@@ -23,13 +23,16 @@ _GAIN = 3e-3  # of the usual temperature: about an hour at 10 s
 
 
 class Crowds:
-    """Watches temperatures and throttle bits loop by loop, without loops rack by rack. A part() of a detector."""
+    """Watches temperatures and throttle bits loop by loop, without loops rack by rack, else of all of the fleet.
+
+    A part() of a detector. The rest of a fleet may be several halls: a few that throttle say nothing of each other
+    there, and where it is warm only those that throttle are left to others."""
 
     def __init__(self) -> None:
         self.usual, self.looks = np.empty(0), np.empty(0, np.int64)
         self.until, self.some = np.empty(0, np.int64), np.empty(0, np.int64)  # of all of a loop; of who throttles
         self.allowance = Allowance()
-        self._units = Cohorts("loop", "cdu", "rack")
+        self._units = Spans("loop", "cdu", "rack", least=_NODES)
 
     def among(self, frame: Frame, node: NDArray[np.int32], busy: Bools, throttled: Bools) -> Bools:
         """(N,) GPUs that are in a crowd, or were lately. throttled: has a throttle bit that is no policy."""
@@ -56,11 +59,12 @@ class Crowds:
             struck = mine & throttled
             wide = len(np.unique(node[struck])) >= _NODES
             share = int(np.count_nonzero(struck)) / max(int(np.count_nonzero(mine)), 1)
+            apart = unit != self._units.rest
             several = len(np.unique(node[mine])) >= _NODES
             warm = several and known.any() and float(np.median(warmer[known])) >= _WARMER
-            if warm or (wide and share > _MOST):
+            if (warm and apart) or (wide and share > _MOST):
                 self.until[units == unit] = frame.time + _SETTLES
-            elif wide and share >= _SHARE:
+            elif warm or (wide and apart and share >= _SHARE):
                 self.some[struck] = frame.time + _SETTLES
 
     def snapshot(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from detectors.method.streams import LEARN, Bools, Channel, Floats, Step, Stream
 from detectors.straggler import ring
 from detectors.straggler.alarms import of_ranks
 from detectors.straggler.beside import beside
-from detectors.straggler.blame import Suspicion, blamed, causes_of, sentence, words
+from detectors.straggler.blame import Suspicion, blamed, causes_of, sentence, since_borne, words
 from detectors.straggler.caps import Caps
 from detectors.straggler.causes import CLOCK, POLICY, SIGNALS, Cause, Causes, calm
 from detectors.straggler.places import MOST, PEERS, Places
@@ -34,25 +34,23 @@ _LASTS = 120 * SECOND  # without a sample for so long, a rank is not slow but si
 class Straggler(Detector):
     """Peer-conditioned CUSUM on ln(compute time) within the pipeline stage; stages differ by design, never pooled.
 
-    Suspect once the sum passes `threshold` and the smoothed slowdown `delta` (natural logarithm), or once the median
-    of ten steps is `ratio` times the stage's. Page at once if the GPU shows why (throttle bit, narrower PCIe link,
-    clock below its peers but under no cap); else after `hold` s, or `quick_hold` s where tasks of the node wait for
-    processors or clocks are low, and only among at least `peers` ranks that are quicker than it.
-    Several GPUs of one node slow together: the node is blamed. A stage of which more than `most` of the nodes are slow
-    blames nobody: straggler_job tells of it.
+    Suspect once the sum passes `threshold` and the smoothed slowdown `delta` (natural logarithm), or once the median of
+    ten steps is `ratio` times the stage's. Page at once if the GPU shows why (throttle bit, narrower PCIe link, clock
+    below its peers but under no cap); else after `hold` s, or `quick_hold` s of seeing tasks of the node wait for
+    processors or clocks low, and only among at least `peers` ranks that are quicker than it. Several GPUs of one node
+    slow together: the node is blamed. A stage of which over `most` of the nodes are slow blames nobody (straggler_job).
 
-    Not judged: ranks that throttle in a stage of which over 30 % of the GPUs do so, on three nodes, until they have
-    for 4 h (coolant and power tell of that); meanwhile nobody of it learns, and those that are well are compared with
-    each other, if they are 8; announced work, the first `warm_up` steps of a job or of a rank that moved,
-    checkpoints, our own canaries, and several GPUs whose power cap differs from their cohort's by its bit or by what
-    they draw. With other software a rank learns anew; after a rest it begins unsuspected. Where a stage is too small,
-    a change is told from all of the job, and below 8 ranks nothing pages uncorroborated; neither does a small stage of
-    which all ranks are slow, or a rank alone in its stage: the stage may have more work.
+    Not judged: ranks that throttle in a stage of which over 30 % of the GPUs do so, on three nodes, until they have for
+    4 h (coolant and power tell of that); meanwhile nobody of it learns, and those that are well are compared with each
+    other, if they are 8; announced work, the first `warm_up` steps of a job or of a rank that moved, checkpoints, our
+    own canaries, and several GPUs whose power cap differs from their cohort's by its bit or by what they draw. With
+    other software a rank learns anew; after a rest it begins unsuspected. Where a stage is too small, a change is told
+    from all of the job, and below 8 ranks nothing pages uncorroborated; neither does a small stage of which all ranks
+    are slow, or a rank alone in its stage: the stage may have more work.
 
     Source: the clipped form of Page's CUSUM (Biometrika 41, 1954); Greyhound (Wu et al., ATC 2025) for the check that
     the mean moved; Lin et al. (OSDI 2025) found workers the main cause in only 1.7 % of slow jobs, so a slow stage
-    blames nobody; hold: twice the longest benign slowdown of 300 s, since two may meet; quick_hold: a little beyond it,
-    since two witnesses agree (chosen).
+    blames nobody; hold: twice the longest benign slowdown of 300 s, as two may meet; quick_hold: beyond it; chosen.
     """
 
     name: ClassVar[str] = "straggler"
@@ -96,6 +94,7 @@ class Straggler(Detector):
     usual: Floats = memory(np.nan)
     level: Floats = memory(0.0)
     conditions: Open = notes()
+    borne: Open = notes()
     _doubt: Bools = field(default_factory=lambda: np.zeros(0, bool), init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -223,13 +222,14 @@ class Straggler(Detector):
         effect = np.where(there, np.maximum(step.effect, far), 0.0)
         suspicions = blamed(slow, effect, there, sick, self.places, self.most, self.delta, self.conditions)
         close(self.conditions, {s.entity for s in suspicions})
+        close(self.borne, set(self.conditions))
         suspected = [slot for s in suspicions for slot in s.slots]  # the others are slow with their stage, not alone
         self.above[np.setdiff1d(np.flatnonzero(slow), suspected)] = time
         found = []
         for suspicion in suspicions:
             seen = causes_of(suspicion, self.causes, self.places, time)
             slots = np.array(suspicion.slots)
-            level: Level = self._level(slots, seen, step, bool(suspicion.unsure), time)
+            level: Level = self._level(suspicion, seen, step, time)
             throttled = any(cause.key == "throttled" for cause in seen)
             if not throttled and self.causes.policy(slots, float(np.median(step.effect[slots])), self.places):
                 level, seen = "suspect", [POLICY]
@@ -239,12 +239,13 @@ class Straggler(Detector):
                 found.append(self._finding(frame, suspicion, seen, due, step))
         return found
 
-    def _level(self, slots: NDArray[np.intp], seen: Sequence[Cause], step: Step, unsure: bool, time: int) -> Level:
+    def _level(self, suspicion: Suspicion, seen: Sequence[Cause], step: Step, time: int) -> Level:
         """Page with a physical cause at once, else after the hold and only among enough peers.
 
         What a power cap that comes or goes may explain is no page: neither clocks nor sums say more by then. Nor is who
         was quicker than its stage and is no slower than the others now: nobody waits for it.
         """
+        slots, borne = np.array(suspicion.slots), since_borne(self.borne, suspicion.entity, seen, time)
         if not self._lags(slots, step, time).any():
             return "suspect"
         if self._doubt[slots].all():
@@ -253,13 +254,14 @@ class Straggler(Detector):
             return "page"
         on = slots[step.on[slots]]
         held = [s for s in on.tolist() if self.above[s] and np.median(self.recent["own"][s]) >= self.delta / 2]
-        if not held or (unsure and not seen):
+        if not held or (suspicion.unsure and not seen):
             return "suspect"
         if not seen and not (self.newest[held] - self.usual[held] >= self.delta / 2).any():
             return "suspect"  # its newest steps are as they should be: who comes now would find nothing
-        since = time - float(np.median(self.above[held]))  # one of a node may have paused before
+        since = float(np.median(self.above[held]))  # one of a node may have paused before
         enough = bool(seen) or int(step.size[held].max()) >= self.peers
-        return "page" if enough and since >= (self.quick_hold if seen else self.hold) * SECOND else "suspect"
+        quick = bool(seen) and time - max(since, borne) >= self.quick_hold * SECOND
+        return "page" if enough and (quick or time - since >= self.hold * SECOND) else "suspect"
 
     def _lags(self, slots: NDArray[np.intp], step: Step, time: int) -> Bools:
         """Who is slower than its stage now. Those that have not been for `hold` s learn anew: that is their usual."""

@@ -104,6 +104,7 @@ def low(events, ticks):
 
 def test_a_collapse_pages_at_once_and_ends_with_its_event(site, watch):
     found = watch(CoolantEdge(), site, 60, low([flow(5), flow(30, "cleared", 299.0)], range(5, 30)))
+    assert found[0].summary == f"{LOOP} collapsed: flow 120 of at least 210 L/min"
     assert {(f.entity, f.level) for f in found} == {(LOOP, "page")}
     assert found[0].time == START + 5 * STEP
     assert START + 23 * STEP <= found[-1].time < START + 30 * STEP

@@ -65,6 +65,17 @@ def test_pressure_on_the_processors_is_named_and_shortens_the_hold_but_not_below
     assert 360 <= waited(page) <= 600
 
 
+def test_pressure_that_comes_when_the_node_was_slow_already_shortens_no_hold():
+    def change(tick, values, graph):
+        slower(NODE, 1.4, SINCE, SINCE + 27)(tick, values, graph)
+        slower(NODE, 1.3, SINCE + 27, SINCE + 52)(tick, values, graph)
+        values["node"]["node.cpu_pressure"][1] += 4e6 * max(0, tick - SINCE - 27)
+
+    found = shown(change)
+    assert "wait for a processor" in found[-1].summary
+    assert blamed(found) == set()
+
+
 @pytest.mark.parametrize("pressed", [False, True])
 def test_a_node_that_is_slow_for_five_minutes_wakes_nobody(pressed):
     def change(tick, values, graph):

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from detectors.straggler import allowance
 from detectors.straggler.straggler_inferred import StragglerInferred
 from pipeline.records import SECOND
+from pipeline.topology import Topology, kind_of
 from tests.detectors.cases import straggler_inferred as site
 from tests.detectors.cases.case import START, Case
 
+ABOVE = ("rack", "cdu", "loop", "pdu")
 SINCE, STUCK = 60, 14
 FEW, MANY = [0, 4, 8], [0, 1, 4, 5, 8, 9]  # of the 16 GPUs of a rack
 
 
-def told(gpus, ticks=200, stuck=True, every=1, detector=None):
+def told(gpus, ticks=200, stuck=True, every=1, detector=None, topology=site.topology, warmer=0.0):
     """`gpus` run hot for good, with throttle bits for 40 s of `every` ticks; one other's clock is stuck."""
 
     def instant(tick, broken, rng):
         values = site.quiet(tick, rng)
+        if warmer:
+            values["gpu"]["gpu.temperature"] = np.full(len(site.GPUS), 60.0 + warmer * broken)
         if broken:
             values["gpu"]["gpu.sm_clock"][gpus] *= 0.9
             values["gpu"]["gpu.throttle_reasons"][gpus] = 0x20 * (tick % every < 4)
@@ -26,7 +31,7 @@ def told(gpus, ticks=200, stuck=True, every=1, detector=None):
                 values["gpu"]["gpu.sm_clock"][STUCK] *= 0.7
         return values, []
 
-    case = Case(StragglerInferred, site.NAMES, site.topology, instant, frozenset(), fault=SINCE)
+    case = Case(StragglerInferred, site.NAMES, topology, instant, frozenset(), fault=SINCE)
     return case.shown(detector or StragglerInferred(), range(ticks))
 
 
@@ -41,6 +46,24 @@ def test_few_that_throttle_hide_no_other_gpu_of_their_loop(every):
 
 def test_where_a_third_throttles_the_whole_loop_is_left_to_others():
     assert told(MANY) == []
+
+
+def bare():
+    """The site without racks and what is above them."""
+    whole = site.topology()
+    parents = {e: tuple(p for p in ps if kind_of(p) not in ABOVE) for e, ps in whole.parents.items()}
+    return Topology({e: ps for e, ps in parents.items() if kind_of(e) not in ABOVE}, whole.attributes)
+
+
+def test_of_a_fleet_without_racks_all_are_left_to_others_where_a_third_throttles():
+    many = [i for i in range(len(site.GPUS)) if i % 4 < 2]
+    assert told(many, stuck=False, topology=bare) == []
+
+
+def test_of_a_fleet_without_racks_a_few_are_found_one_by_one_unless_all_of_it_is_warmer():
+    few = {site.GPUS[i] for i in FEW}
+    assert pages(told(FEW, topology=bare)) == {*few, site.GPUS[STUCK]}
+    assert pages(told(FEW, topology=bare, warmer=20.0)) == {site.GPUS[STUCK]}
 
 
 def test_who_throttles_with_others_is_excused_for_four_hours_at_most(monkeypatch):

@@ -83,22 +83,32 @@ def test_two_nodes_are_told_as_nodes_and_a_power_cap_or_a_brake_is_no_heat():
     assert shown(hot(bits=0x88)) == []
 
 
-def test_racks_of_one_node_and_gpus_of_no_node_are_no_loop():
-    nodes = {f"node:n{n}": (f"rack:r{n}",) for n in range(4)}
-    racks = Topology({**topology().parents, **nodes, "rack:r0": (), "rack:r1": ()})
-    assert shown(hot(range(len(GPUS))), graph=racks) == []  # all of the site, as ever
-    assert {f.entity for f in shown(hot(range(WIDTH)), graph=racks)} == {"node:n0"}
+def test_gpus_of_no_node_are_no_loop():
     assert {f.entity for f in shown(hot(), graph=Topology(dict.fromkeys(GPUS, (LOOP,))))} <= set(GPUS)
     assert {f.entity for f in shown(hot(), graph=Topology())} <= set(GPUS)
 
 
-@pytest.mark.parametrize("signal", ["coolant.supply_temperature", "coolant.flow"])
-def test_nothing_is_said_of_a_loop_that_is_read_until_its_unit_was_silent_for_ten_minutes(signal):
+BOTH = {"coolant.supply_temperature": np.array([SUPPLY]), "coolant.flow": np.array([300.0])}
+
+
+@pytest.mark.parametrize("lost", list(BOTH))
+def test_a_unit_that_tells_flow_or_supply_alone_is_not_read(lost):
+    def half(tick, values):
+        hot()(tick, values)
+        values["coolant"] = {**BOTH, lost: np.array([np.nan])}
+
+    found = shown(half)
+    assert {f.entity for f in found} == {LOOP}
+    assert first(found, "page").time == CASE.time(SINCE + 61)
+    assert "for both flow and supply" in found[0].summary
+
+
+@pytest.mark.parametrize("lost", [list(BOTH), list(BOTH)[:1], list(BOTH)[1:]])
+def test_nothing_is_said_of_a_loop_that_is_read_until_its_unit_was_silent_for_ten_minutes(lost):
     def until(end):
         def change(tick, values):
             hot()(tick, values)
-            if tick < end:
-                values["coolant"] = {signal: np.array([SUPPLY])}
+            values["coolant"] = {s: np.array([np.nan]) if tick >= end and s in lost else BOTH[s] for s in BOTH}
 
         return change
 
@@ -115,7 +125,7 @@ def test_a_unit_that_measures_nothing_is_not_read_and_one_within_what_holds_both
 
     def reads(tick, values):
         hot()(tick, values)
-        values["coolant"] = {"coolant.flow": np.array([300.0])}
+        values["coolant"] = dict(BOTH)
 
     assert {f.entity for f in shown(dumb)} == {LOOP}
     graph = topology()
@@ -232,6 +242,16 @@ def test_a_restart_changes_nothing(stop):
     assert json.loads(json.dumps(state)) == state
     second.restore(first.snapshot())
     assert parts + shown(hot(until=SINCE + 90), 180 - stop, second, stop) == whole
+
+
+def test_a_snapshot_of_a_clock_that_was_ahead_is_no_excuse_for_days():
+    before, after = Thermal(), Thermal()
+    shown(hot(), 40, before)
+    state = before.snapshot()
+    state["unread"]["begun"] = CASE.time(10**6)
+    after.restore(state)
+    found = shown(hot(), 120, after, 40)
+    assert found[0].time == CASE.time(40) + SILENT
 
 
 class Unheard(Trial):
