@@ -73,7 +73,6 @@ class Unread:
         self._begun = self._last = 0
         self.crowds: dict[str, dict[str, int]] = {}  # unit -> how it fares
         self._cohorts, self._nodes = Spans(*_KINDS, least=_NODES), Cohorts("node")
-        self._groups, self._names = np.empty(0, np.int32), dict[int, str]()
         self._read: tuple[object, Bools] | None = None
 
     def hear(self, frames: Mapping[str, Frame]) -> None:
@@ -114,30 +113,28 @@ class Unread:
                     found[struck.unit] = _one(frame, struck, crowd, hold)
         if not self.crowds:
             return Shared()
-        self._numbered(frame)
-        onsets = np.full(len(slowed), NEVER)
-        for group, unit in self._names.items():
+        groups, onsets = self._cohorts.of(frame), np.full(len(slowed), NEVER)
+        for group, unit in enumerate(self._cohorts.names):
             if unit in self.crowds:
-                onsets[self._groups == group] = self.crowds[unit]["onset"]
+                onsets[groups == group] = self.crowds[unit]["onset"]
         return Shared(found, frozenset(u for u, c in self.crowds.items() if not c["excused"]), onsets)
 
     def excuse(self, frame: Frame, mask: Bools) -> None:
         """A person said that it is no fault of all in `mask`: of a unit within, nothing is said until it is over."""
-        self._numbered(frame)
-        for group, unit in self._names.items():
-            if unit in self.crowds and mask[self._groups == group].all():
+        groups = self._cohorts.of(frame)
+        for group, unit in enumerate(self._cohorts.names):
+            if unit in self.crowds and mask[groups == group].all():
                 self.crowds[unit]["excused"] = 1
 
     def _struck(self, frame: Frame, counts: Bools, slowed: Bools, powers: tuple[Floats, Floats]) -> Iterator[Struck]:
         """Units that nobody reads and that heat slows down as a whole."""
-        self._numbered(frame)
-        nodes = self._nodes.of(frame)
-        counts = counts & (nodes >= 0) & (self._groups >= 0) & ~self._below(frame)
-        for group in np.unique(self._groups[counts & slowed]).tolist():
-            mine = counts & (self._groups == group)
+        groups, nodes = self._cohorts.of(frame), self._nodes.of(frame)
+        counts = counts & (nodes >= 0) & (groups >= 0) & ~self._below(frame)
+        for group in np.unique(groups[counts & slowed]).tolist():
+            mine = counts & (groups == group)
             mine &= ~(powers[0] < _IDLE * _usual(powers[1][mine]))  # spare ones were never at work
             on, every = len(np.unique(nodes[mine & slowed])), len(np.unique(nodes[mine]))
-            struck = Struck(self._names[group], mine, mine & slowed, on)
+            struck = Struck(self._cohorts.names[group], mine, mine & slowed, on)
             if on >= _NODES and (on > _WIDE * every or struck.many):
                 yield struck
 
@@ -152,13 +149,6 @@ class Unread:
             lasts = time - crowd["many_last"] <= _GAP
             crowd["many"], crowd["many_last"] = crowd["many"] if lasts else time, time
         return crowd
-
-    def _numbered(self, frame: Frame) -> None:
-        """Names the units anew where topology or fleet changed."""
-        groups = self._cohorts.of(frame)
-        if self._groups is groups:
-            return
-        self._groups, self._names = groups, dict(enumerate(self._cohorts.names))
 
     def _below(self, frame: Frame) -> Bools:
         """(N,) whose coolant is read: by what feeds it, or by something within what holds both."""

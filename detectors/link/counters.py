@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.link.loops import unmoved
-from detectors.method.counters import TOPS, rise
-from detectors.method.counters import says_nothing as says_nothing  # whoever sums readings asks the same
+from detectors.method.counters import TOPS, rise, says_nothing
 from detectors.method.lengths import one_length
 from pipeline.records import SECOND
 

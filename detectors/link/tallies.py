@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.link.counters import Lives, Places, Readings, grown, says_nothing
+from detectors.link.counters import Lives, Places, Readings, grown
+from detectors.method.counters import says_nothing
 from pipeline.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
