@@ -24,7 +24,7 @@ _ON, _OFF = 0.8, 0.2  # smoothed, above and below which a cap has come or gone; 
 _SMOOTH = 0.25  # 3 samples show a change, 6 that it is over: under full load the bit flickers; chosen
 _GAIN = 5e-4  # as the kernel learns baselines
 _NIL = 1e-3  # less of a smoothed state is none; chosen
-_CELLS = ("beside", "usual", "under", "learnt", "held", "steady")
+_CELLS = ("beside", "usual", "under", "learnt", "learnt_under", "held", "steady")
 _NONE: list[int] = []
 
 
@@ -44,12 +44,14 @@ class Ruling:
 class Caps:
     """Arrays by slot. beside: -1 to 1, under a cap against most of the cohort, smoothed; usual: the same when learnt.
 
-    under: under a cap at all, smoothed; steady: whether one has come, and not gone.
+    under: under a cap at all, smoothed; steady: whether one has come, and not gone; learnt_under: how much of what was
+    learnt was learnt under one. Of two caps one may be lower, which no bit tells.
     """
 
     def __init__(self) -> None:
         self.beside, self.usual, self.under = np.empty(0), np.empty(0), np.empty(0)
-        self.learnt, self.held, self.steady = np.empty(0, np.int64), np.empty(0, bool), np.empty(0, bool)
+        self.learnt, self.learnt_under = np.empty(0, np.int64), np.empty(0)
+        self.held, self.steady = np.empty(0, bool), np.empty(0, bool)
         self._busy = True  # something is or was under a cap
 
     def take(self, capped: Bools, groups: NDArray[np.int32], there: Bools, gate: Bools) -> Ruling:
@@ -57,21 +59,22 @@ class Caps:
         size = len(groups)
         self._grow(size)
         if not self._busy and not capped.any():
-            self.learnt[:size][gate] += 1
+            self._learn(np.zeros(size), capped, gate)
             nobody = np.zeros(size, bool)
             return Ruling(nobody, nobody, _NONE, _NONE)
         beside, usual, held = self.beside[:size], self.usual[:size], self.held[:size]
         now = np.where(there, _beside(capped, groups, there), beside)
         beside += _SMOOTH * (now - beside)
-        self._learn(now, gate & ~held)
+        self._learn(now, capped, gate & ~held)
         flips, unsettled = self._follow(capped, there, groups)
         begins = ~held & _several(np.abs(beside - usual) >= _CHANGED, groups)
         held |= begins
         settled = held & there & (np.abs(now - beside) < _SETTLED)
         # caps overlap and one bit tells of all: who was apart from its cohort is until its own cap is gone
         back = settled & np.where(np.abs(now) < _CHANGED, ~self.steady[:size], np.abs(now - usual) < _SETTLED)
-        anew = back & (np.abs(now - usual) >= _SETTLED)
-        usual[anew], self.learnt[:size][anew] = now[anew], 0
+        under, learnt_under = self.steady[:size], self.learnt_under[:size]
+        anew = back & ((np.abs(now - usual) >= _SETTLED) | (np.abs(under - learnt_under) >= _SETTLED))
+        usual[anew], learnt_under[anew], self.learnt[:size][anew] = now[anew], under[anew], 0
         held &= ~back
         hold = held | _several(np.abs(now - usual) >= _CHANGED, groups)
         states = (beside, usual, self.under)
@@ -87,18 +90,19 @@ class Caps:
         steady[:] = np.where(steady, under >= _OFF, under > _ON)
         return flips, _several(there & (capped != steady), groups)
 
-    def _learn(self, now: Floats, gate: Bools) -> None:
+    def _learn(self, now: Floats, capped: Bools, gate: Bools) -> None:
         """Follows as the kernel's baselines do."""
         mine = np.flatnonzero(gate)
         self.learnt[mine] += 1
-        count = self.learnt[mine]
-        self.usual[mine] += np.where(count <= LEARN, 1 / np.maximum(count, 1), _GAIN) * (now[mine] - self.usual[mine])
+        gain = np.where(self.learnt[mine] <= LEARN, 1 / np.maximum(self.learnt[mine], 1), _GAIN)
+        self.usual[mine] += gain * (now[mine] - self.usual[mine])
+        self.learnt_under[mine] += gain * (capped[mine] - self.learnt_under[mine])
 
     def forget(self, slots: Sequence[int]) -> None:
         """Another rank, another GPU or other software than before."""
         mine = [slot for slot in slots if slot < len(self.learnt)]
         self.learnt[mine] = 0
-        self.usual[mine] = 0.0
+        self.usual[mine] = self.learnt_under[mine] = 0.0
         self.held[mine] = False
 
     def _grow(self, size: int) -> None:

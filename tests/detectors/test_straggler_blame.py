@@ -183,6 +183,20 @@ def test_a_second_cap_on_a_node_among_others_that_have_one_wakes_nobody():
     assert all("policy" in f.summary for f in found[1:])
 
 
+def test_who_learnt_under_a_cap_that_was_higher_than_that_of_its_stage_wakes_nobody_when_both_are_gone():
+    others = np.setdiff1d(np.arange(SIZE), np.arange(SIZE)[NODE])
+
+    def change(tick, values, graph):
+        of_others, own = tick < SINCE, tick < 2 * SINCE
+        values["gpu"]["gpu.throttle_reasons"][others] = 0x4 * of_others
+        values["gpu"]["gpu.throttle_reasons"][NODE] = 0x4 * own
+        for who, slowdown in ((others, 1.1 if of_others else 1.0), (NODE, 1.02 * (1.04 if own else 1.0))):
+            slower(who, slowdown, 0)(tick, values, graph)
+            values["gpu"]["gpu.sm_clock"][who] /= slowdown
+
+    assert shown(change) == []
+
+
 @pytest.mark.parametrize(("drawn", "pages"), [(0.75, set()), (1.0, {"node:n1"})])
 def test_a_node_that_is_slow_while_all_are_always_under_a_cap_is_policy_only_if_it_draws_less(drawn, pages):
     def change(tick, values, graph):

@@ -48,6 +48,23 @@ def test_who_learnt_apart_from_its_cohort_learns_anew_when_that_ends():
     assert not told[-1].hold.any()
 
 
+def test_who_learnt_under_a_cap_with_all_its_cohort_learns_anew_when_its_own_is_the_last_to_go():
+    caps = Caps()
+    after(caps, ALL)
+    assert after(caps, NODE).hold.tolist() == NODE.tolist()
+    told = [caps.take(~ALL, GROUPS, ALL, ALL) for _ in range(30)]
+    assert sorted({slot for ruling in told for slot in ruling.anew}) == list(range(8))
+    assert not told[-1].hold.any()
+
+
+def test_what_was_learnt_under_a_cap_is_learnt_over_time_to_be_without_one():
+    caps = Caps()
+    after(caps, ALL)
+    after(caps, ~ALL, 10_000)
+    after(caps, NODE)
+    assert not any(caps.take(~ALL, GROUPS, ALL, ALL).anew for _ in range(30))
+
+
 def test_a_snapshot_goes_on_as_if_nothing_had_happened():
     caps, other = Caps(), Caps()
     after(caps, ~ALL)
