@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.conditions import Open
 from detectors.method.evidence import Compared
 from detectors.method.moved import LEAST_COHORT
 from detectors.method.streams import Bools, Floats
 from detectors.straggler.causes import Cause, Causes
 from detectors.straggler.places import Places
-from pipeline.records import SECOND
 
 _PART = 0.5  # of a node's ranks that are slow together: then the node is slow, not its GPUs one by one; chosen
 _SOME = 0.25  # of them that keep it blamed, so that the blame does not flicker; chosen
@@ -23,11 +21,10 @@ _ALIKE = 0.4  # of the slowest one's slowdown that the others of its node must s
 _BEYOND = 0.5  # of its slowdown, less than which is its own beyond what the rest of its stage and node show; chosen
 _SURE, _NODE, _RANK, _ALL, _MANY = range(5)
 _UNSURE = (
-    *("", "its stage has no other node", "its stage has no other rank", "all ranks of its stage are slow"),
-    "too many of its stage's few ranks are slow",
+    *("", "no other node of its stage can tell", "no other rank of its stage can tell"),
+    *("all ranks of its stage are slow", "too many of its stage's few ranks are slow"),
 )
 _TOLD = 3  # causes in one sentence; chosen
-_GAP = 60 * SECOND  # without a cause that ends none; as long as a throttle bit explains slowness
 
 
 @dataclass(frozen=True)
@@ -132,19 +129,6 @@ def causes_of(suspicion: Suspicion, causes: Causes, places: Places, time: int) -
     found = [same[0] for same in by_key.values() if len(same) >= _PART * len(suspicion.slots)]
     slot = suspicion.slots[0]
     return [*found, *causes.of_node(places.entity("node", slot), places, slot)][:_TOLD]
-
-
-def since_borne(known: Open, entity: str, seen: Sequence[Cause], time: int) -> int:
-    """Since when something bears out who is blamed, 0 from the beginning on; kept in `known`.
-
-    Two short slowdowns that meet, of which the second shows why, are not one that shows it throughout.
-    """
-    kept = known.setdefault(entity, {"since": 0, "last": time if seen else 0})
-    if seen:
-        if time - kept["last"] > _GAP:
-            kept["since"] = time
-        kept["last"] = time
-    return int(kept["since"])
 
 
 def words(found: Sequence[Cause]) -> str:

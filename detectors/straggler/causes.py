@@ -15,7 +15,7 @@ from detectors.method.throttle import CAPPED, THROTTLE, bits_of, has, named
 from detectors.straggler.caps import SEVERAL
 from detectors.straggler.places import MOST, Places
 from detectors.straggler.pressure import Pressure
-from detectors.straggler.struck import stepped
+from detectors.straggler.struck import counted, stepped
 from pipeline.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
@@ -60,6 +60,7 @@ class Causes:
         self.capped, self.told = np.empty(0, bool), np.empty(0, bool)
         self.usually, self.looks = np.empty(0), np.empty(0, np.int64)
         self.draws = Streams(CLOCK)
+        self.undrawn = np.empty(0, np.int64)
         self.pressure = Pressure("node.cpu_pressure")
 
     def watch_bits(self, frames: Mapping[str, Frame], places: Places) -> Bools:
@@ -87,17 +88,19 @@ class Causes:
         usually += np.where(known, gain * (self.capped[:size] - usually), 0.0)
         return np.asarray(self.capped[: len(bits)])
 
-    def policy(self, slots: NDArray[np.intp], slower: float, places: Places) -> bool:
+    def policy(self, slots: NDArray[np.intp], slower: float, since: int, places: Places) -> bool:
         """Whether a power cap that is news to these GPUs holds back clocks of several of their nodes' GPUs.
 
         News is one that they were rarely under; or, where all are under one always, a lower one than before beside
-        their peers': at the same limit a slow GPU draws as much as ever, at a lower one it draws less.
+        their peers': at the same limit a slow GPU draws as much as ever, at a lower one it draws less. What it drew
+        before `since` (us), when it became slow, must have been learnt by then; else nobody can tell.
         """
         nodes = places.of["node"]
         around = np.flatnonzero(np.isin(nodes, nodes[slots]) & (nodes >= 0))
         around = around[around < self.clocks.cells.shape[1]]
         less, known = np.zeros(len(self.capped), bool), min(self.draws.cells.shape[1], len(self.capped))
         less[:known] = self.draws.cells[kernel.EFFECT, :known] >= _DRAWS * slower
+        less[: len(self.undrawn)] |= self.undrawn[: len(less)] > since
         news = self.capped & ((self.usually < _OFTEN) | less)
         low = around[news[around] & (self.clocks.cells[kernel.EFFECT, around] >= slower / 2)]
         return bool(len(low) >= SEVERAL and np.count_nonzero(news[slots]) >= len(slots) / 2)
@@ -117,8 +120,15 @@ class Causes:
         if gpus is not None and "gpu.power" in gpus.values and (self.usually >= _OFTEN).any():
             drawn = places.of_gpus(gpus, "gpu.power")
             stepped(self.draws, -np.log(np.where(drawn > 0, drawn, np.nan)), places.groups, time, gate, still)
+            self._note_undrawn(time)
         if nodes is not None:
             self.pressure.take(nodes)
+
+    def _note_undrawn(self, time: int) -> None:
+        """Notes when of each it was last not known how much it usually draws."""
+        counts = counted(self.draws)
+        self.undrawn = np.append(self.undrawn, np.zeros(len(counts) - len(self.undrawn), np.int64))
+        self.undrawn[counts < LEARN] = time
 
     def _grow(self, size: int) -> None:
         more = size - len(self.throttled)
@@ -199,7 +209,7 @@ class Causes:
         return [Cause("cpu_pressure", told, "node.cpu_pressure", False, round(share, 3))]
 
     def snapshot(self) -> dict[str, Any]:
-        names = ("throttled", "bits", "pcie", "capped", "told", "usually", "looks")
+        names = ("throttled", "bits", "pcie", "capped", "told", "usually", "looks", "undrawn")
         parts = {name: getattr(self, name).snapshot() for name in ("clocks", "draws", "pressure")}
         return {**parts, **{name: getattr(self, name) for name in names}}
 

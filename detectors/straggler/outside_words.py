@@ -151,7 +151,7 @@ def _of_duty(sight: Sight, entity: str, slots: Slots, low: bool) -> Duty:
     since = since[since > 0]
     held = (time - float(np.median(since))) / SECOND if len(since) else 0.0
     why = (sight.pressed(entity, worst) if whole else sight.narrow(worst, mates)) if low else None
-    long = held >= of.host_hold
+    long = held >= of.hold
     sure = why is not None and (long or not whole) and len(mates) + 1 >= PEERS
     suspect = Suspect(
         entity,

@@ -18,9 +18,10 @@ from detectors.method.streams import LEARN, Bools, Channel, Floats, Step, Stream
 from detectors.straggler import ring
 from detectors.straggler.alarms import of_ranks
 from detectors.straggler.beside import beside
-from detectors.straggler.blame import Suspicion, blamed, causes_of, sentence, since_borne, words
+from detectors.straggler.blame import Suspicion, blamed, causes_of, sentence, words
 from detectors.straggler.caps import Caps
 from detectors.straggler.causes import CLOCK, POLICY, SIGNALS, Cause, Causes, calm
+from detectors.straggler.latecomers import Latecomers
 from detectors.straggler.places import MOST, PEERS, Places
 from detectors.straggler.samples import Samples
 from detectors.straggler.struck import Struck, stepped
@@ -36,9 +37,9 @@ class Straggler(Detector):
 
     Suspect once the sum passes `threshold` and the smoothed slowdown `delta` (natural logarithm), or once the median of
     ten steps is `ratio` times the stage's. Page at once if the GPU shows why (throttle bit, narrower PCIe link, clock
-    below its peers but under no cap); else after `hold` s, or `quick_hold` s of seeing tasks of the node wait for
-    processors or clocks low, and only among at least `peers` ranks that are quicker than it. Several GPUs of one node
-    slow together: the node is blamed. A stage of which over `most` of the nodes are slow blames nobody (straggler_job).
+    below its peers but under no cap); else after `hold` s, and only among at least `peers` ranks that are quicker than
+    it, unless tasks of its node wait for processors or clocks are low. Several GPUs of one node slow together: the node
+    is blamed. A stage of which over `most` of the nodes are slow blames nobody (straggler_job).
 
     Not judged: ranks that throttle in a stage of which over 30 % of the GPUs do so, on three nodes, until they have for
     4 h (coolant and power tell of that); meanwhile nobody of it learns, and those that are well are compared with each
@@ -46,11 +47,11 @@ class Straggler(Detector):
     own canaries, and several GPUs whose power cap differs from their cohort's by its bit or by what they draw. With
     other software a rank learns anew; after a rest it begins unsuspected. Where a stage is too small, a change is told
     from all of the job, and below 8 ranks nothing pages uncorroborated; neither does a small stage of which all ranks
-    are slow, or a rank alone in its stage: the stage may have more work.
+    are slow that had learnt before, or a rank alone in its stage: the stage may have more work.
 
     Source: the clipped form of Page's CUSUM (Biometrika 41, 1954); Greyhound (Wu et al., ATC 2025) for the check that
     the mean moved; Lin et al. (OSDI 2025) found workers the main cause in only 1.7 % of slow jobs, so a slow stage
-    blames nobody; hold: twice the longest benign slowdown of 300 s, as two may meet; quick_hold: beyond it; chosen.
+    blames nobody; hold: twice the longest benign slowdown of 300 s, as two may meet; chosen.
     """
 
     name: ClassVar[str] = "straggler"
@@ -73,7 +74,6 @@ class Straggler(Detector):
     delta: float = 0.03
     ratio: float = 1.25
     hold: float = 600.0
-    quick_hold: float = 360.0
     peers: int = PEERS
     most: float = MOST
     warm_up: float = 200.0
@@ -83,6 +83,7 @@ class Straggler(Detector):
     causes: Causes = part(Causes)
     caps: Caps = part(Caps)
     struck: Struck = part(Struck)
+    latecomers: Latecomers = part(Latecomers)
     streams: Streams = part(lambda: Streams(Channel(0.01, 0.03)))
     group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
     recent: NDArray[Any] = memory(0, ring.RECENT)
@@ -94,7 +95,6 @@ class Straggler(Detector):
     usual: Floats = memory(np.nan)
     level: Floats = memory(0.0)
     conditions: Open = notes()
-    borne: Open = notes()
     _doubt: Bools = field(default_factory=lambda: np.zeros(0, bool), init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -111,24 +111,25 @@ class Straggler(Detector):
         self.grow(len(self.places))
         self._forget(fresh, elsewhere=True)
         self._forget(self.samples.settle(fresh, told, frame, self.places, self.rose))
-        self._calm(self.samples.calmed)
+        self._calm(self.samples.calmed, frame.time)
         capped = self.causes.watch_bits(frames, self.places)
         times, gate = self.samples.take(frame, self.places, self.warm_up)
         struck = self.struck.take(self.causes.throttled, self.places, frame.time)
         times[struck.out] = np.nan
-        begins = [*self.samples.rested, *struck.back]
-        self._calm(begins)
+        self._calm(begins := [*self.samples.rested, *struck.back], frame.time)
         self.causes.calm(begins)
-        out = self._held(capped, times, gate) | struck.out
+        out = self._held(capped, times, gate, frame.time) | struck.out
         gate = gate & ~out
-        level, learnt = self._level_of(times, gate)
-        step = stepped(self.streams, times - level, self.places.groups, frame.time, gate & learnt, struck.still)
+        level, known = self._level_of(times, gate)
+        step = stepped(self.streams, times - level, self.places.groups, frame.time, gate & known, struck.still)
         at_work = gate & ~self.samples.silent(frame.time, _LASTS)[: len(gate)]  # a GPU that rests has another clock
         self.causes.watch_clocks(frames, self.places, at_work, struck.still, frame.time)
         slow = self._slow(step, times, level, gate, frame.time) & ~out
         alike = self._together(frame, step)
+        late = self.latecomers.take(slow, self.rose, self.count, self.places, frame.time)
+        self._learn_anew(late.anew)
         if slow.any():
-            return [*self._told(frame, step, slow, struck.sick, out), *alike]
+            return [*self._told(frame, step, slow, struck.sick, late.witness & ~out), *alike]
         close(self.conditions, set())
         return alike
 
@@ -162,17 +163,17 @@ class Straggler(Detector):
         for cells in (self.count, self.rose, self.above, self.behind, self.level):
             cells[mask] = 0
 
-    def _calm(self, slots: Sequence[int]) -> None:
+    def _calm(self, slots: Sequence[int], time: int) -> None:
         """What made these slow is over; what they learnt stays."""
         if len(slots):
             calm(self.streams, slots)
-            self.behind[slots] = self.above[slots] = 0
+            self.behind[slots], self.above[slots], self.rose[slots] = 0, 0, time
 
-    def _held(self, capped: Bools, times: Floats, gate: Bools) -> Bools:
+    def _held(self, capped: Bools, times: Floats, gate: Bools, time: int) -> Bools:
         """Who may not be judged: a power cap holds them back, or lets go of them, and not their peers."""
         known = (self.places.at >= 0) & self.causes.told[: len(capped)]
         ruling = self.caps.take(capped, self.places.groups, known, gate & np.isfinite(times))
-        self._calm(ruling.over)
+        self._calm(ruling.over, time)
         self.causes.calm(ruling.over)
         self._learn_anew(ruling.anew)
         self._doubt = ruling.doubt
@@ -198,7 +199,8 @@ class Straggler(Detector):
         median = step.median.astype(np.float64)
         expected = level + np.where(step.alone, 0.0, median) + cells[kernel.BASELINE]
         stage = self.places.beside(times, median)
-        np.copyto(self.rose[:size], time, where=step.judged & (cells[kernel.UP] <= 0))
+        rose = self.rose[:size]
+        np.copyto(rose, time, where=step.judged & ((cells[kernel.UP] <= 0) | (rose == 0)))
         above, matters = self.above[:size], step.effect >= self.delta
         above += np.where(above > 0, self.samples.paused, 0)
         above[~matters] = 0
@@ -214,15 +216,14 @@ class Straggler(Detector):
             behind[near] = np.where(far, np.where(since == 0, time, since), 0)
         return np.asarray((step.on | (behind > 0)) & (self.places.at >= 0) & ~self.samples.silent(time, _LASTS)[:size])
 
-    def _told(self, frame: Frame, step: Step, slow: Bools, sick: Bools, out: Bools) -> list[Finding]:
-        """What is due to be said of the slow. out: who is not judged, and so no witness that others are well."""
+    def _told(self, frame: Frame, step: Step, slow: Bools, sick: Bools, witness: Bools) -> list[Finding]:
+        """What is due to be said of the slow. witness: who can tell that others are slow and their stage is not."""
         size, time = len(slow), frame.time
-        there = (self.places.at >= 0) & ~(self.samples.silent(time, _LASTS)[:size] | out) & (self.count[:size] > LEARN)
-        far = np.where(self.behind[:size] > 0, np.log(self.ratio), 0.0)
-        effect = np.where(there, np.maximum(step.effect, far), 0.0)
+        there = (self.places.at >= 0) & (witness | slow) & (self.count[:size] > LEARN)
+        there &= ~self.samples.silent(time, _LASTS)[:size]
+        effect = np.where(there, np.maximum(step.effect, np.log(self.ratio) * (self.behind[:size] > 0)), 0.0)
         suspicions = blamed(slow, effect, there, sick, self.places, self.most, self.delta, self.conditions)
         close(self.conditions, {s.entity for s in suspicions})
-        close(self.borne, set(self.conditions))
         suspected = [slot for s in suspicions for slot in s.slots]  # the others are slow with their stage, not alone
         self.above[np.setdiff1d(np.flatnonzero(slow), suspected)] = time
         found = []
@@ -231,11 +232,11 @@ class Straggler(Detector):
             slots = np.array(suspicion.slots)
             level: Level = self._level(suspicion, seen, step, time)
             throttled = any(cause.key == "throttled" for cause in seen)
-            if not throttled and self.causes.policy(slots, float(np.median(step.effect[slots])), self.places):
-                level, seen = "suspect", [POLICY]
             late = np.where(self.behind[slots] > 0, self.behind[slots], time)
-            since = np.where(step.on[slots], self.rose[slots], late)
-            if due := tell(self.conditions, suspicion.entity, time, int(since.min()), level):
+            since = int(np.where(step.on[slots], self.rose[slots], late).min())
+            if not throttled and self.causes.policy(slots, float(np.median(step.effect[slots])), since, self.places):
+                level, seen = "suspect", [POLICY]
+            if due := tell(self.conditions, suspicion.entity, time, since, level):
                 found.append(self._finding(frame, suspicion, seen, due, step))
         return found
 
@@ -245,7 +246,7 @@ class Straggler(Detector):
         What a power cap that comes or goes may explain is no page: neither clocks nor sums say more by then. Nor is who
         was quicker than its stage and is no slower than the others now: nobody waits for it.
         """
-        slots, borne = np.array(suspicion.slots), since_borne(self.borne, suspicion.entity, seen, time)
+        slots = np.array(suspicion.slots)
         if not self._lags(slots, step, time).any():
             return "suspect"
         if self._doubt[slots].all():
@@ -256,12 +257,11 @@ class Straggler(Detector):
         held = [s for s in on.tolist() if self.above[s] and np.median(self.recent["own"][s]) >= self.delta / 2]
         if not held or (suspicion.unsure and not seen):
             return "suspect"
-        if not seen and not (self.newest[held] - self.usual[held] >= self.delta / 2).any():
+        if np.median(self.newest[held] - self.usual[held]) < self.delta / 2:
             return "suspect"  # its newest steps are as they should be: who comes now would find nothing
         since = float(np.median(self.above[held]))  # one of a node may have paused before
         enough = bool(seen) or int(step.size[held].max()) >= self.peers
-        quick = bool(seen) and time - max(since, borne) >= self.quick_hold * SECOND
-        return "page" if enough and (quick or time - since >= self.hold * SECOND) else "suspect"
+        return "page" if enough and time - since >= self.hold * SECOND else "suspect"
 
     def _lags(self, slots: NDArray[np.intp], step: Step, time: int) -> Bools:
         """Who is slower than its stage now. Those that have not been for `hold` s learn anew: that is their usual."""

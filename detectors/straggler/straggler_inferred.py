@@ -47,7 +47,7 @@ class StragglerInferred(Detector):
 
     Page: SM clock `delta` below normal, at once while a throttle bit that is no policy is set (0x8, 0x20, 0x40, 0x80),
     else after `hold` s among at least 8 peers; a clock below `ratio` of its peers' after `hold` s, whatever it was
-    before; SMs of most GPUs of a node less active than their peers', after `host_hold` s, while tasks there wait for
+    before; SMs of most GPUs of a node less active than their peers', after `hold` s, while tasks there wait for
     processors; SMs of one GPU less active whose PCIe link is below its peers'. All else is a suspect: a GPU or node
     that is busier than its peers, or less busy without a reason that is seen. A GPU whose job tells compute times is
     left to the detector `straggler`; GPUs of a loop that throttle together, to those of coolant and power.
@@ -59,7 +59,7 @@ class StragglerInferred(Detector):
 
     Source: delta 3 % of clock, two of NVML's steps of 15 MHz (chosen); duty_delta: four standard errors of smoothed
     activity (chosen); ratio: identical GPUs differ by at most 22 % (Sinha et al., SC 2022); hold: twice the longest
-    benign slowdown of 300 s, host_hold: a little beyond it, since two witnesses agree; job_hold: evaluations and phases
+    benign slowdown of 300 s, as two may meet; job_hold: evaluations and phases
     end before (chosen); 10 %: Lin et al. (OSDI 2025); warm_up: published mutes are of 50 to 200 steps (chosen as time).
     """
 
@@ -86,7 +86,6 @@ class StragglerInferred(Detector):
     duty_delta: float = 0.02
     ratio: float = 0.8
     hold: float = 600.0
-    host_hold: float = 360.0
     job_hold: float = 1800.0
     warm_up: float = 600.0
 

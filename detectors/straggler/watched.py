@@ -20,7 +20,6 @@ class Watched(Protocol):
     delta: float
     duty_delta: float
     hold: float
-    host_hold: float
     job_hold: float
     clocks: Streams
     duty: Streams

@@ -51,7 +51,7 @@ def test_no_hold_reaches_every_setting_by_which_a_page_waits():
         for name, value in d.row()["settings"].items()
         if value != other.row()["settings"][name]
     }
-    assert {("straggler", "hold"), ("straggler", "quick_hold"), ("thermal", "hold"), ("thermal", "patience")} <= waits
+    assert {("straggler", "hold"), ("thermal", "hold"), ("thermal", "patience")} <= waits
     assert {("straggler_inferred", "job_hold"), ("link_congestion", "hold"), ("coolant", "hold")} <= waits
     assert {("power", "brake_seconds"), ("memory", "wait")} <= waits
     assert not {name for name, _ in waits} & {"sdc_gradient", "sdc", "sdc_replica", "telemetry"}
@@ -99,6 +99,6 @@ def test_a_long_fault_is_kept_if_its_incident_is_open_at_its_end(hours, resolved
 def test_holds_of_parts_are_those_of_their_detector():
     for detector in VARIANTS["no hold"]():
         for piece in pieces(detector, object):
-            for name in ("hold", "host_hold", "job_hold"):
+            for name in ("hold", "job_hold"):
                 if detector.name != "sdc_gradient" and isinstance(getattr(piece, name, None), float):
                     assert getattr(piece, name) == 0.0, f"{detector.name}: {type(piece).__name__}.{name}"

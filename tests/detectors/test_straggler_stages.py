@@ -46,7 +46,7 @@ def told(found):
 def test_a_stage_of_one_rank_that_is_slow_wakes_nobody(factor):
     found = shown(8, 1, 8, [2], factor)
     assert told(found) == {("rank:7.2", "suspect")}
-    assert "its stage has no other rank, so the stage itself may be slow" in found[-1].summary
+    assert "no other rank of its stage can tell, so the stage itself may be slow" in found[-1].summary
 
 
 @pytest.mark.parametrize("factor", [1.06, 1.15, 1.5])
@@ -72,7 +72,7 @@ def test_one_rank_of_a_stage_of_two_that_is_slow_beside_the_other_is_blamed():
 def test_a_stage_that_is_one_node_wakes_nobody(stages):
     found = shown(4, 8, stages, range(8, 8 + 32 // stages))
     assert told(found) == {("node:n1", "suspect")}
-    assert "its stage has no other node" in found[-1].summary
+    assert "no other node of its stage can tell" in found[-1].summary
 
 
 def test_a_stage_of_four_ranks_on_four_nodes_that_is_slow_blames_nobody():
@@ -90,3 +90,40 @@ def test_the_numbers_of_a_sentence_agree_and_the_spread_is_in_seconds():
         assert seen["value"] / seen["expected"] - 1 == pytest.approx(seen["effect"], abs=1e-6)
         assert seen["slowdown"] - 1 == pytest.approx(seen["effect"], abs=1e-3)
         assert 0.005 <= seen["spread"] / seen["expected"] <= 0.04
+
+
+def latecomers(slow, ticks, detector=None):
+    """Findings of a job of three stages of three nodes each; in the first, two learn only from tick 120 on."""
+    rng, detector, found = np.random.default_rng(3), detector or Straggler(), []
+    ranks, gpus = tuple(f"rank:7.{i}" for i in range(36)), tuple(f"gpu:n{i // 4}.{i % 4}" for i in range(36))
+    stage = np.arange(36) // 12
+    parents = {rank: [f"stage:7.{stage[i]}", "job:7", gpus[i]] for i, rank in enumerate(ranks)}
+    topology = Topology({**parents, **{gpu: [f"node:n{i // 4}"] for i, gpu in enumerate(gpus)}})
+    for tick in ticks:
+        compute = 20.0 * (1 + 0.05 * stage) * np.exp(0.005 * rng.standard_normal(36))
+        compute[stage == 0] *= 1.15 if slow(tick) else 1.0
+        compute[4:12] = np.nan if tick < 120 else compute[4:12]
+        values = {"rank.compute_time": compute, "rank.step": np.where(np.isfinite(compute), 8.0 * tick, np.nan)}
+        found += detector.observe({"rank": Frame(START + tick * 10 * SECOND, "rank", ranks, values, topology)})
+    return found
+
+
+def test_ranks_that_learnt_while_their_stage_was_slow_are_no_witnesses_that_it_is_not():
+    found = latecomers(lambda tick: tick >= SINCE, range(400))
+    assert told(found) == {("node:n0", "suspect")}
+    assert "no other node of its stage can tell" in found[-1].summary
+
+
+def test_ranks_that_learnt_while_their_stage_was_slow_learn_anew_when_it_is_no_longer():
+    found = latecomers(lambda tick: SINCE <= tick < 300 or tick >= 400, range(600))
+    assert told(found) == {("node:n0", "suspect")}
+    assert max(f.time for f in found) < START + 400 * 10 * SECOND
+
+
+def test_when_each_rank_had_learnt_is_kept_over_a_restart():
+    found = latecomers(lambda tick: False, range(200), detector := Straggler())
+    assert found == []
+    restored = Straggler()
+    restored.restore(detector.snapshot())
+    assert restored.latecomers.snapshot()["learnt"].tolist() == detector.latecomers.snapshot()["learnt"].tolist()
+    assert (detector.latecomers.learnt[4:12] > detector.latecomers.learnt[12:20].max()).all()
