@@ -117,8 +117,9 @@ class Causes:
         if gpus is not None and "gpu.sm_clock" in gpus.values:
             speed = places.of_gpus(gpus, "gpu.sm_clock")
             stepped(self.clocks, -np.log(np.where(speed > 0, speed, np.nan)), places.groups, time, gate, still)
-        if gpus is not None and "gpu.power" in gpus.values and (self.usually >= _OFTEN).any():
-            drawn = places.of_gpus(gpus, "gpu.power")
+        if gpus is not None and (self.usually >= _OFTEN).any():
+            there = "gpu.power" in gpus.values
+            drawn = places.of_gpus(gpus, "gpu.power") if there else np.full(len(places), np.nan)
             stepped(self.draws, -np.log(np.where(drawn > 0, drawn, np.nan)), places.groups, time, gate, still)
             self._note_undrawn(time)
         if nodes is not None:

@@ -14,49 +14,80 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.method.streams import LEARN, Bools
+from detectors.straggler.allowance import MOST
 from detectors.straggler.places import Places
+from pipeline.records import SECOND
 
+_HALF = 100 * SECOND  # who learnt as little later had half of its LEARN samples before, at the usual 10 s
+_OVER = 600 * SECOND  # for so long nobody of a stage must be slow; as `hold`: a pause of a job begins its sums anew
 _NEVER = np.iinfo(np.int64).max
+_CELLS = ("learnt", "slow")
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """witness: (S,) had learnt before anybody of its stage was slow.   anew: slots that learn anew."""
+    """witness: (S,) had learnt before anybody of its stage was slow, or long ago.   anew: slots that learn anew."""
 
     witness: Bools
     anew: list[int]
 
 
 class Latecomers:
-    """learnt: (S,) when each had last not learnt enough.   since: stage -> since when ranks of it are slow."""
+    """Arrays by slot and, by stage, since when ranks of it are slow and when one last was.
+
+    learnt: when each had last not learnt enough.   slow: whether it was when it last told a step.
+    """
 
     def __init__(self) -> None:
-        self.learnt = np.empty(0, np.int64)
+        self.learnt, self.slow = np.empty(0, np.int64), np.empty(0, bool)
         self.since: dict[str, int] = {}
+        self.last: dict[str, int] = {}
 
-    def take(self, slow: Bools, rose: NDArray[np.int64], count: NDArray[np.int64], places: Places, time: int) -> Ruling:
-        """slow: (S,) now.   rose: since when, if they are.   count: samples that each has learnt from."""
+    def take(
+        self, slow: Bools, silent: Bools, rose: NDArray[np.int64], count: NDArray[np.uint32], places: Places, time: int
+    ) -> Ruling:
+        """slow, silent: (S,) now.   rose: since when, if they are.   count: samples that each has learnt from."""
         size = len(slow)
-        if (more := size - len(self.learnt)) > 0:
-            self.learnt = np.append(self.learnt, np.zeros(more, np.int64))
-        learnt = self.learnt[:size]
-        np.copyto(learnt, time, where=count[:size] <= LEARN)
+        self._grow(size)
+        learnt, known = self.learnt[:size], self.slow[:size]
+        young = count[:size] < LEARN
+        np.copyto(learnt, time, where=young)
         if not self.since and not slow.any():
+            known[:] = False
             return Ruling(np.ones(size, bool), [])
+        np.copyto(known, slow, where=~silent[:size] | young)
         stages, of = places.named["stage"], places.of["stage"]
-        number = {name: i for i, name in enumerate(stages)}
-        mine = slow & (of >= 0)
-        first = np.full(len(stages) + 1, _NEVER)  # the last cell serves stage -1
-        np.minimum.at(first, of[mine], np.maximum(rose[:size], learnt)[mine])
-        over = [name for name in self.since if first[number.get(name, -1)] == _NEVER]
-        ended = [(number[name], since) for name in over if (since := self.since.pop(name)) and name in number]
-        anew = [slot for i, since in ended for slot in np.flatnonzero((of == i) & (learnt > since)).tolist()]
-        for i in np.unique(of[mine]).tolist():
-            first[i] = self.since[stages[i]] = min(self.since.get(stages[i], _NEVER), int(first[i]))
-        return Ruling(np.asarray(learnt <= first[of]), anew)
+        began = np.maximum(rose[:size], learnt)
+        for i in np.unique(of[known & (of >= 0)]).tolist():
+            name, mine = stages[i], slow & (of == i)
+            self.last[name] = time
+            if mine.any():
+                self.since[name] = min(self.since.get(name, _NEVER), int(began[mine].min()))
+        anew = self._end(stages, of, time)
+        first = np.array([*(self.since.get(name, _NEVER - _HALF) for name in stages), _NEVER - _HALF])
+        return Ruling(np.asarray((learnt <= first[of] + _HALF) | (time - learnt >= MOST)), anew)
+
+    def _end(self, stages: list[str], of: NDArray[np.int32], time: int) -> list[int]:
+        """Forgets stages that are well again or gone; slots of those that learnt meanwhile."""
+        number, anew = {name: i for i, name in enumerate(stages)}, list[int]()
+        for name in [n for n in self.since if n not in number or time - self.last.get(n, 0) >= _OVER]:
+            since = self.since.pop(name)
+            self.last.pop(name, None)
+            if name in number:
+                anew += np.flatnonzero((of == number[name]) & (self.learnt[: len(of)] > since + _HALF)).tolist()
+        return anew
+
+    def _grow(self, size: int) -> None:
+        more = size - len(self.learnt)
+        if more > 0:
+            for name in _CELLS:
+                cells = getattr(self, name)
+                setattr(self, name, np.append(cells, np.zeros(more, cells.dtype)))
 
     def snapshot(self) -> dict[str, Any]:
-        return {"learnt": self.learnt.copy(), "since": dict(self.since)}
+        arrays = {name: getattr(self, name).copy() for name in _CELLS}
+        return {**arrays, "since": dict(self.since), "last": dict(self.last)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.learnt, self.since = np.array(state["learnt"]), dict(state["since"])
+        self.learnt, self.slow = np.array(state["learnt"]), np.array(state["slow"])
+        self.since, self.last = dict(state["since"]), dict(state["last"])

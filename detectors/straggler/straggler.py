@@ -24,7 +24,8 @@ from detectors.straggler.causes import CLOCK, POLICY, SIGNALS, Cause, Causes, ca
 from detectors.straggler.latecomers import Latecomers
 from detectors.straggler.places import MOST, PEERS, Places
 from detectors.straggler.samples import Samples
-from detectors.straggler.struck import Struck, stepped
+from detectors.straggler.struck import Struck, counted, stepped
+from detectors.straggler.urgency import lags, level_of
 from pipeline.records import SECOND, Finding, Frame, Level
 
 _TOGETHER = Quantity(("rank.compute_time",), "compute longer than the others", "compute quicker than the others")
@@ -63,11 +64,13 @@ class Straggler(Detector):
         *("event:job_start", "event:checkpoint", "event:digest", "event:version", "event:maintenance_start"),
     )
     blind: ClassVar[str] = (
-        "A rank that was slow from its first sample by less than 1.25; a node of a job of two nodes that is slow by "
-        "less than 7 %, since half of that moves the median of both; all nodes of a stage that are slow at once; one "
-        "rank without another of its stage that is as fast as before, unless its GPU or node shows why; ranks that "
-        "throttle with a third of their stage, or under a lower power cap, which is policy; who was quicker than its "
-        "stage and no longer is; and what no job tells: without compute times straggler_inferred looks from outside."
+        "A rank that was slow from its first sample by less than 1.25; by more it is a suspect only, unless its GPU "
+        "or node shows why, as that may be its work; a node of a job of two nodes that is slow by less than 7 %, "
+        "since half of that moves the median of both; all nodes of a stage that are slow at once; for 4 h, a node "
+        "that became slow just before all others of its stage learnt anew; one rank without another of its stage that "
+        "is as fast as before, unless its GPU or node shows why; ranks that throttle with a third of their stage, or "
+        "under a lower power cap, which is policy; who was quicker than its stage and no longer is; and what no job "
+        "tells: without compute times straggler_inferred looks from outside."
     )
 
     threshold: float = 18.5
@@ -91,6 +94,7 @@ class Straggler(Detector):
     rose: NDArray[np.int64] = memory(0, np.int64)
     above: NDArray[np.int64] = memory(0, np.int64)
     behind: NDArray[np.int64] = memory(0, np.int64)
+    lagged: NDArray[np.int64] = memory(0, np.int64)
     newest: Floats = memory(np.nan)
     usual: Floats = memory(np.nan)
     level: Floats = memory(0.0)
@@ -126,7 +130,8 @@ class Straggler(Detector):
         self.causes.watch_clocks(frames, self.places, at_work, struck.still, frame.time)
         slow = self._slow(step, times, level, gate, frame.time) & ~out
         alike = self._together(frame, step)
-        late = self.latecomers.take(slow, self.rose, self.count, self.places, frame.time)
+        silent = self.samples.silent(frame.time, _LASTS)
+        late = self.latecomers.take(slow, silent, self.rose, counted(self.streams), self.places, frame.time)
         self._learn_anew(late.anew)
         if slow.any():
             return [*self._told(frame, step, slow, struck.sick, late.witness & ~out), *alike]
@@ -160,7 +165,7 @@ class Straggler(Detector):
         mask[list(slots)] = True
         self.streams.forget(mask[: self.streams.cells.shape[1]])
         self.causes.forget(slots, elsewhere)
-        for cells in (self.count, self.rose, self.above, self.behind, self.level):
+        for cells in (self.count, self.rose, self.above, self.behind, self.lagged, self.level):
             cells[mask] = 0
 
     def _calm(self, slots: Sequence[int], time: int) -> None:
@@ -230,7 +235,7 @@ class Straggler(Detector):
         for suspicion in suspicions:
             seen = causes_of(suspicion, self.causes, self.places, time)
             slots = np.array(suspicion.slots)
-            level: Level = self._level(suspicion, seen, step, time)
+            level = self._level(suspicion, seen, step, time)
             throttled = any(cause.key == "throttled" for cause in seen)
             late = np.where(self.behind[slots] > 0, self.behind[slots], time)
             since = int(np.where(step.on[slots], self.rose[slots], late).min())
@@ -241,36 +246,10 @@ class Straggler(Detector):
         return found
 
     def _level(self, suspicion: Suspicion, seen: Sequence[Cause], step: Step, time: int) -> Level:
-        """Page with a physical cause at once, else after the hold and only among enough peers.
-
-        What a power cap that comes or goes may explain is no page: neither clocks nor sums say more by then. Nor is who
-        was quicker than its stage and is no slower than the others now: nobody waits for it.
-        """
-        slots = np.array(suspicion.slots)
-        if not self._lags(slots, step, time).any():
-            return "suspect"
-        if self._doubt[slots].all():
-            return "page" if any(cause.physical and cause.signal != "gpu.sm_clock" for cause in seen) else "suspect"
-        if any(self.causes.proves(cause, slots) for cause in seen):
-            return "page"
-        on = slots[step.on[slots]]
-        held = [s for s in on.tolist() if self.above[s] and np.median(self.recent["own"][s]) >= self.delta / 2]
-        if not held or (suspicion.unsure and not seen):
-            return "suspect"
-        if np.median(self.newest[held] - self.usual[held]) < self.delta / 2:
-            return "suspect"  # its newest steps are as they should be: who comes now would find nothing
-        since = float(np.median(self.above[held]))  # one of a node may have paused before
-        enough = bool(seen) or int(step.size[held].max()) >= self.peers
-        return "page" if enough and time - since >= self.hold * SECOND else "suspect"
-
-    def _lags(self, slots: NDArray[np.intp], step: Step, time: int) -> Bools:
-        """Who is slower than its stage now. Those that have not been for `hold` s learn anew: that is their usual."""
-        departs = self.streams.cells[kernel.BASELINE, slots] + step.effect[slots]
-        late = np.minimum(departs, np.median(self.recent["stage"][slots], axis=1)) >= self.delta / 2
-        late |= (self.behind[slots] > 0) | ~self.places.by_stage[slots]
-        since = self.above[slots]
-        self._learn_anew(slots[~late & (since > 0) & (time - since >= self.hold * SECOND)].tolist())
-        return np.asarray(late)
+        """How urgent it is; who only lost a lead learns that as its usual."""
+        late, usual = lags(self, np.array(suspicion.slots), step, time)
+        self._learn_anew(usual)
+        return level_of(self, suspicion, seen, late, self._doubt, time, step)
 
     def _finding(
         self, frame: Frame, suspicion: Suspicion, seen: Sequence[Cause], due: tuple[int, Level], step: Step

@@ -92,8 +92,9 @@ def test_the_numbers_of_a_sentence_agree_and_the_spread_is_in_seconds():
         assert 0.005 <= seen["spread"] / seen["expected"] <= 0.04
 
 
-def latecomers(slow, ticks, detector=None):
-    """Findings of a job of three stages of three nodes each; in the first, two learn only from tick 120 on."""
+def latecomers(slow, ticks, detector=None, nodes=(0, 1, 2)):
+    """Findings of a job of three stages of three nodes each; in the first, two learn only from tick 120 on. Those of
+    its `nodes` are slow."""
     rng, detector, found = np.random.default_rng(3), detector or Straggler(), []
     ranks, gpus = tuple(f"rank:7.{i}" for i in range(36)), tuple(f"gpu:n{i // 4}.{i % 4}" for i in range(36))
     stage = np.arange(36) // 12
@@ -101,7 +102,7 @@ def latecomers(slow, ticks, detector=None):
     topology = Topology({**parents, **{gpu: [f"node:n{i // 4}"] for i, gpu in enumerate(gpus)}})
     for tick in ticks:
         compute = 20.0 * (1 + 0.05 * stage) * np.exp(0.005 * rng.standard_normal(36))
-        compute[stage == 0] *= 1.15 if slow(tick) else 1.0
+        compute[np.isin(np.arange(36) // 4, nodes)] *= 1.15 if slow(tick) else 1.0
         compute[4:12] = np.nan if tick < 120 else compute[4:12]
         values = {"rank.compute_time": compute, "rank.step": np.where(np.isfinite(compute), 8.0 * tick, np.nan)}
         found += detector.observe({"rank": Frame(START + tick * 10 * SECOND, "rank", ranks, values, topology)})
@@ -115,9 +116,9 @@ def test_ranks_that_learnt_while_their_stage_was_slow_are_no_witnesses_that_it_i
 
 
 def test_ranks_that_learnt_while_their_stage_was_slow_learn_anew_when_it_is_no_longer():
-    found = latecomers(lambda tick: SINCE <= tick < 300 or tick >= 400, range(600))
+    found = latecomers(lambda tick: SINCE <= tick < 300 or tick >= 440, range(600))
     assert told(found) == {("node:n0", "suspect")}
-    assert max(f.time for f in found) < START + 400 * 10 * SECOND
+    assert max(f.time for f in found) < START + 440 * 10 * SECOND
 
 
 def test_when_each_rank_had_learnt_is_kept_over_a_restart():
@@ -127,3 +128,29 @@ def test_when_each_rank_had_learnt_is_kept_over_a_restart():
     restored.restore(detector.snapshot())
     assert restored.latecomers.snapshot()["learnt"].tolist() == detector.latecomers.snapshot()["learnt"].tolist()
     assert (detector.latecomers.learnt[4:12] > detector.latecomers.learnt[12:20].max()).all()
+
+
+def test_a_slow_rank_that_learnt_late_is_not_forgotten_when_its_job_pauses():
+    rng, detector, found = np.random.default_rng(3), Straggler(), []
+    ranks, gpus = tuple(f"rank:7.{i}" for i in range(16)), tuple(f"gpu:n{i // 4}.{i % 4}" for i in range(16))
+    parents = {rank: ["stage:7.0", "job:7", gpus[i]] for i, rank in enumerate(ranks)}
+    topology = Topology({**parents, **{gpu: [f"node:n{i // 4}"] for i, gpu in enumerate(gpus)}})
+    for tick in range(270):
+        compute = 4.0 * np.exp(0.01 * rng.standard_normal(16))
+        compute[5] *= 1.15 if tick >= 45 else 1.0
+        compute[9] *= 1.15 if tick >= 95 else 1.0
+        compute[8:12] = np.nan if tick < 60 else compute[8:12]  # these four learn while rank 5 is slow
+        compute[:] = np.nan if 165 <= tick < 179 else compute  # an evaluation
+        steps = np.where(np.isfinite(compute), 2000.0 + 2.0 * tick, np.nan)
+        values = {"rank.compute_time": compute, "rank.step": steps}
+        found += detector.observe({"rank": Frame(START + tick * 10 * SECOND, "rank", ranks, values, topology)})
+    late = [f for f in found if f.time > START + 250 * 10 * SECOND]
+    assert told(late) == {("rank:7.5", "page"), ("rank:7.9", "page")}
+
+
+def test_a_node_that_was_slow_before_all_others_of_its_stage_learnt_anew_pages_after_four_hours():
+    found = latecomers(lambda tick: tick >= SINCE, range(120 + 4 * 360 + 100), detector := Straggler(), nodes=[0])
+    page = next(f for f in found if f.level == "page")
+    assert page.entity == "node:n0"
+    assert 4 * 3600 <= (page.time - START) / SECOND - 1200 <= 4 * 3600 + 900
+    assert detector.latecomers.since
