@@ -65,12 +65,12 @@ class Straggler(Detector):
     )
     blind: ClassVar[str] = (
         "A rank that was slow from its first sample by less than 1.25; by more it is a suspect only, unless its GPU "
-        "or node shows why, as that may be its work; a node of a job of two nodes that is slow by less than 7 %, "
-        "since half of that moves the median of both; all nodes of a stage that are slow at once; for 4 h, a node "
-        "that became slow just before all others of its stage learnt anew; one rank without another of its stage that "
-        "is as fast as before, unless its GPU or node shows why; ranks that throttle with a third of their stage, or "
-        "under a lower power cap, which is policy; who was quicker than its stage and no longer is; and what no job "
-        "tells: without compute times straggler_inferred looks from outside."
+        "shows why, as that may be its work; a node of a job of two nodes that is slow by less than 7 %, since half "
+        "of that moves the median of both; all nodes of a stage that are slow at once; for 4 h, a node that became "
+        "slow just before all others of its stage learnt anew; one rank without another of its stage that is as fast "
+        "as before, unless its GPU or node shows why; ranks that throttle with a third of their stage, or under a "
+        "lower power cap, which is policy; who was quicker than its stage and no longer is; and what no job tells: "
+        "without compute times straggler_inferred looks from outside."
     )
 
     threshold: float = 18.5
