@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from detectors.link.loops import unmoved
 from detectors.method.counters import TOPS, rise, says_nothing
-from detectors.method.lengths import one_length
+from detectors.method.lengths import grown, one_length
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]
@@ -122,12 +122,3 @@ class Readings:
         self.last, self.gone, self.anew = state["last"], state["gone"], state["anew"]
         self.peak, self.born = state["peak"], bool(self.anew.any())
         self.before = int(state["before"])
-
-
-def grown(array: NDArray[Any], size: int, fill: float) -> NDArray[Any]:
-    """The array, lengthened to at least `size`."""
-    if len(array) >= size:
-        return array
-    new = np.full(size, fill, array.dtype)
-    new[: len(array)] = array
-    return new

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.link.counters import Floats, Places, Readings, grown
-from detectors.method.lengths import one_length
+from detectors.link.counters import Floats, Places, Readings
+from detectors.method.lengths import grown, one_length
 from detectors.method.streams import LEARN
 from pipeline.records import SECOND, Event
 

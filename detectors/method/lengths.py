@@ -1,4 +1,5 @@
-"""Whether the arrays of a snapshot belong together: compiled loops take it on trust, and write where none is."""
+"""How long arrays of one cell per entity are: they grow together, and whether those of a snapshot belong together, as
+compiled loops take that on trust and write where none is."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def one_length(arrays: Mapping[str, Any]) -> None:
@@ -24,3 +26,12 @@ def fitting(state: Any, blank: Any, name: str) -> None:
     elif isinstance(blank, dict) and isinstance(state, Mapping):
         for key in blank.keys() & state.keys():
             fitting(state[key], blank[key], f"{name}.{key}")
+
+
+def grown(array: NDArray[Any], size: int, fill: float) -> NDArray[Any]:
+    """The array, lengthened to at least `size`."""
+    if len(array) >= size:
+        return array
+    new = np.full(size, fill, array.dtype)
+    new[: len(array)] = array
+    return new

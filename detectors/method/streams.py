@@ -116,8 +116,7 @@ class Step:
 
     @property
     def judged(self) -> Bools:
-        learnt = ((self._words >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS) >= LEARN
-        return np.asarray(learnt & self.measured)
+        return np.asarray((_counts(self._words) >= LEARN) & self.measured)
 
     @property
     def measured(self) -> Bools:
@@ -167,6 +166,11 @@ class Streams:
     _order: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
     _first: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64), repr=False)
 
+    @property
+    def counts(self) -> NDArray[np.uint32]:
+        """(N,) samples that each stream has learnt from, 2,047 at most."""
+        return _counts(self.cells[kernel.WORD].view(np.uint32))
+
     def step(self, values: Floats, groups: NDArray[np.int32], time: int, gate: Bools | None = None) -> Step:
         """Takes one sample per entity: positive is harm, NaN is none; an instant not after the last one is ignored.
 
@@ -209,7 +213,7 @@ class Streams:
         Then those that had not learnt enough before, all of which stays as it is: they begin when the cohort is well.
         """
         moved = np.flatnonzero(self._moved.cohort[: len(words)])
-        old = ((words[moved] >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS) >= LEARN
+        old = _counts(words[moved]) >= LEARN
         still, young = moved[old], moved[~old]
         return still, self.cells[: kernel.VARIANCE + 1, still].copy(), young, self.cells[:, young].copy()
 
@@ -280,3 +284,7 @@ class Streams:
         self._order = order[np.count_nonzero(alone) :]
         self._first = np.append(0, np.cumsum(np.bincount(groups[~alone], minlength=count))).astype(np.int64)
         self._groups, self._alone = groups.copy(), alone
+
+
+def _counts(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    return np.asarray((words >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS)

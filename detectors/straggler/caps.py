@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.method.lengths import grown
 from detectors.method.streams import LEARN, Bools, Floats
 
 SEVERAL = 4
@@ -106,11 +107,9 @@ class Caps:
         self.held[mine] = False
 
     def _grow(self, size: int) -> None:
-        more = size - len(self.learnt)
-        if more > 0:
+        if size > len(self.learnt):
             for name in _CELLS:
-                cells = getattr(self, name)
-                setattr(self, name, np.append(cells, np.zeros(more, cells.dtype)))
+                setattr(self, name, grown(getattr(self, name), size, 0))
 
     def snapshot(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _CELLS}

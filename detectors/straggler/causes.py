@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.method import kernel
+from detectors.method.lengths import grown
 from detectors.method.streams import LEARN, Bools, Channel, Streams
 from detectors.method.throttle import CAPPED, THROTTLE, bits_of, has, named
 from detectors.straggler.caps import SEVERAL
 from detectors.straggler.places import MOST, Places
 from detectors.straggler.pressure import Pressure
-from detectors.straggler.struck import counted, stepped
+from detectors.straggler.struck import stepped
 from pipeline.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
@@ -127,8 +128,8 @@ class Causes:
 
     def _note_undrawn(self, time: int) -> None:
         """Notes when of each it was last not known how much it usually draws."""
-        counts = counted(self.draws)
-        self.undrawn = np.append(self.undrawn, np.zeros(len(counts) - len(self.undrawn), np.int64))
+        counts = self.draws.counts
+        self.undrawn = grown(self.undrawn, len(counts), 0)
         self.undrawn[counts < LEARN] = time
 
     def _grow(self, size: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.method.lengths import grown
 from detectors.method.streams import LEARN, Bools
 from detectors.straggler.allowance import MOST
 from detectors.straggler.places import Places
@@ -60,29 +61,28 @@ class Latecomers:
         began = np.maximum(rose[:size], learnt)
         for i in np.unique(of[known & (of >= 0)]).tolist():
             name, mine = stages[i], slow & (of == i)
-            self.last[name] = time
             if mine.any():
                 self.since[name] = min(self.since.get(name, _NEVER), int(began[mine].min()))
+            if name in self.since:
+                self.last[name] = time
         anew = self._end(stages, of, time)
-        first = np.array([*(self.since.get(name, _NEVER - _HALF) for name in stages), _NEVER - _HALF])
-        return Ruling(np.asarray((learnt <= first[of] + _HALF) | (time - learnt >= MOST)), anew)
+        until = [self.since[name] + _HALF if name in self.since else _NEVER for name in stages]
+        early = learnt <= np.array([*until, _NEVER])[of]  # the last cell serves stage -1
+        return Ruling(np.asarray(early | (time - learnt >= MOST)), anew)
 
     def _end(self, stages: list[str], of: NDArray[np.int32], time: int) -> list[int]:
         """Forgets stages that are well again or gone; slots of those that learnt meanwhile."""
         number, anew = {name: i for i, name in enumerate(stages)}, list[int]()
-        for name in [n for n in self.since if n not in number or time - self.last.get(n, 0) >= _OVER]:
-            since = self.since.pop(name)
-            self.last.pop(name, None)
+        for name in [n for n in self.since if n not in number or time - self.last[n] >= _OVER]:
+            since, _ = self.since.pop(name), self.last.pop(name)
             if name in number:
                 anew += np.flatnonzero((of == number[name]) & (self.learnt[: len(of)] > since + _HALF)).tolist()
         return anew
 
     def _grow(self, size: int) -> None:
-        more = size - len(self.learnt)
-        if more > 0:
+        if size > len(self.learnt):
             for name in _CELLS:
-                cells = getattr(self, name)
-                setattr(self, name, np.append(cells, np.zeros(more, cells.dtype)))
+                setattr(self, name, grown(getattr(self, name), size, 0))
 
     def snapshot(self) -> dict[str, Any]:
         arrays = {name: getattr(self, name).copy() for name in _CELLS}

@@ -24,7 +24,7 @@ from detectors.straggler.causes import CLOCK, POLICY, SIGNALS, Cause, Causes, ca
 from detectors.straggler.latecomers import Latecomers
 from detectors.straggler.places import MOST, PEERS, Places
 from detectors.straggler.samples import Samples
-from detectors.straggler.struck import Struck, counted, stepped
+from detectors.straggler.struck import Struck, stepped
 from detectors.straggler.urgency import lags, level_of
 from pipeline.records import SECOND, Finding, Frame, Level
 
@@ -126,15 +126,15 @@ class Straggler(Detector):
         gate = gate & ~out
         level, known = self._level_of(times, gate)
         step = stepped(self.streams, times - level, self.places.groups, frame.time, gate & known, struck.still)
-        at_work = gate & ~self.samples.silent(frame.time, _LASTS)[: len(gate)]  # a GPU that rests has another clock
+        silent = self.samples.silent(frame.time, _LASTS)[: len(gate)]
+        at_work = gate & ~silent  # a GPU that rests has another clock
         self.causes.watch_clocks(frames, self.places, at_work, struck.still, frame.time)
-        slow = self._slow(step, times, level, gate, frame.time) & ~out
+        slow = self._slow(step, times, level, gate, frame.time) & ~(out | silent)
         alike = self._together(frame, step)
-        silent = self.samples.silent(frame.time, _LASTS)
-        late = self.latecomers.take(slow, silent, self.rose, counted(self.streams), self.places, frame.time)
+        late = self.latecomers.take(slow, silent, self.rose, self.streams.counts, self.places, frame.time)
         self._learn_anew(late.anew)
         if slow.any():
-            return [*self._told(frame, step, slow, struck.sick, late.witness & ~out), *alike]
+            return [*self._told(frame, step, slow, struck.sick, late.witness & ~(out | silent)), *alike]
         close(self.conditions, set())
         return alike
 
@@ -219,13 +219,12 @@ class Straggler(Detector):
             typical, since = np.median(self.recent["stage"][near], axis=1), behind[near]
             far = typical >= np.where(since > 0, limit / 2, limit)
             behind[near] = np.where(far, np.where(since == 0, time, since), 0)
-        return np.asarray((step.on | (behind > 0)) & (self.places.at >= 0) & ~self.samples.silent(time, _LASTS)[:size])
+        return np.asarray((step.on | (behind > 0)) & (self.places.at >= 0))
 
     def _told(self, frame: Frame, step: Step, slow: Bools, sick: Bools, witness: Bools) -> list[Finding]:
         """What is due to be said of the slow. witness: who can tell that others are slow and their stage is not."""
         size, time = len(slow), frame.time
         there = (self.places.at >= 0) & (witness | slow) & (self.count[:size] > LEARN)
-        there &= ~self.samples.silent(time, _LASTS)[:size]
         effect = np.where(there, np.maximum(step.effect, np.log(self.ratio) * (self.behind[:size] > 0)), 0.0)
         suspicions = blamed(slow, effect, there, sick, self.places, self.most, self.delta, self.conditions)
         close(self.conditions, {s.entity for s in suspicions})

@@ -96,14 +96,11 @@ def _enough(well: Bools, places: Places) -> Bools:
 def stepped(streams: Streams, values: Floats, groups: NDArray[np.int32], time: int, gate: Bools, still: Bools) -> Step:
     """One sample of streams of which some learn nothing."""
     slots = np.flatnonzero(still[: streams.cells.shape[1]])
-    slots = slots[counted(streams)[slots] >= LEARN]
+    if not len(slots):
+        return streams.step(values, groups, time, gate)
+    slots = slots[streams.counts[slots] >= LEARN]
     learnt = streams.cells[: kernel.VARIANCE + 1, slots].copy()
     step = streams.step(values, groups, time, gate)
-    kept = counted(streams)[slots] >= LEARN  # else it was forgotten just now
+    kept = streams.counts[slots] >= LEARN  # else it was forgotten just now
     streams.cells[: kernel.VARIANCE + 1, slots[kept]] = learnt[:, kept]
     return step
-
-
-def counted(streams: Streams) -> NDArray[np.uint32]:
-    """(N,) samples that each stream has learnt from."""
-    return np.asarray((streams.cells[kernel.WORD].view(np.uint32) >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS)
