@@ -54,6 +54,21 @@ def collector(path: Path) -> Iterator[Training]:
     made.close()
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of microseconds would outrun the kernel's queue of ten datagrams, as no training does: they wait for it."""
+    went = Sending.send
+
+    def goes(self: Sending, data: bytes) -> bool:
+        end = time.monotonic() + PATIENCE_S
+        while not went(self, data):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        return True
+
+    monkeypatch.setattr(Sending, "send", goes)
+
+
 def row(reading: Reading, entity: str) -> dict[str, float]:
     at = reading.entities.index(entity)
     return {name: values[at].item() for name, values in reading.columns.items()}
@@ -152,6 +167,7 @@ class Spiteful:
         raise RuntimeError
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_values_that_are_none_are_counted_and_never_raise(collector: Training) -> None:
     steps = Steps("j", 0)
     bad: tuple[Any, ...] = ("x", Spiteful(), [1], -1.0, math.inf, 1e9)
@@ -519,20 +535,10 @@ def test_a_callback_of_the_trainers_shape_reports_steps_logs_and_checkpoints(col
         _ = callback.no_such_thing
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_the_example_of_the_documents_runs_and_arrives(collector: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     example = re.search(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.S)
     assert example
-    went = Sending.send
-
-    def goes(self: Sending, data: bytes) -> bool:
-        """Its steps take microseconds and would outrun the kernel's queue of ten, as no training does."""
-        end = time.monotonic() + PATIENCE_S
-        while not went(self, data):
-            assert time.monotonic() < end
-            time.sleep(0.001)
-        return True
-
-    monkeypatch.setattr(Sending, "send", goes)
     monkeypatch.setenv("FLEETPULSE_JOB", "documents")
     exec(compile(example[1], "docs/training.md", "exec"), {})
     events: list[Any] = []
