@@ -54,9 +54,14 @@ class Growth:
 
         Growth is 0 where it cannot be told.
         """
-        seconds = max(frame.time - self.time, 0) / SECOND if self.time else 0.0  # a time that steps back adds none
-        self.time = frame.time
+        seconds = self.passed(frame.time)
         return *self._step(np.stack([frame[signal] for signal in signals]), lives)[1:], seconds
+
+    def passed(self, time: int) -> float:
+        """Seconds since the last instant; a time that steps back adds none."""
+        seconds = max(time - self.time, 0) / SECOND if self.time else 0.0
+        self.time = time
+        return seconds
 
     def levels(self, frame: Frame, signals: Sequence[str], lives: Floats) -> Floats:
         """(K, N) where the counters stand; NaN where that was not read, or is not believed yet."""

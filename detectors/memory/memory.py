@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from detectors.detector import Detector, memory, notes, part
 from detectors.memory import rows
 from detectors.memory.cells import MEM
-from detectors.memory.growth import Growth
+from detectors.memory.errors import Errors
 from detectors.memory.host import Host
 from detectors.memory.rates import HOUR, Rates
 from detectors.memory.standing import Standing
@@ -71,8 +71,8 @@ class Memory(Detector):
         *("node.memory_uncorrected", "node.generation", "dimm.uncorrected", "dimm.generation", "event:xid"),
     )
     blind: ClassVar[str] = (
-        "Errors that ECC does not see, a weak cell before its first error, which bank a replaced row was of, and a "
-        "rate that rises from a few errors a week."
+        "Errors that ECC does not see, a weak cell before its first error, which bank a replaced row was of, a rate "
+        "that rises from a few errors a week, and of a GPU that tells only totals which errors were of its caches."
     )
 
     ratio: float = 10.0
@@ -88,7 +88,7 @@ class Memory(Detector):
     said: dict[str, list[Any]] = notes()
     conditions: Open = notes()
     gates: Gates = part(Gates)
-    growth: Growth = part(Growth)
+    growth: Errors = part(Errors)
     standing: Standing = part(Standing)
     rates: Rates = part(Rates)
     servers: Host = part(lambda: Host("node", "node.memory_corrected", "node.memory_uncorrected", 100.0))
@@ -155,12 +155,10 @@ class Memory(Detector):
 
     def _counted(self, frame: Frame, gate: Bools) -> Bools:
         """(N,) whose counters tell of trouble."""
-        which = "dram" if "gpu.dram_corrected" in frame.values else "ecc"
-        signals = (f"gpu.{which}_corrected", f"gpu.{which}_uncorrected", "gpu.sram_uncorrected")
-        grown, anew, seconds = self.growth.step(frame, signals, frame["gpu.generation"])
+        grown, anew, watched = self.growth.look(frame)
         n, cells, replaced = len(frame.entities), self.cells[: len(frame.entities)], rows.replaced(frame)
         rows.note(cells, replaced, frame.time)
-        watched = np.where(np.isfinite(frame[signals[0]]) & gate, seconds, 0.0)
+        watched = np.where(gate, watched, 0.0)
         bursts = self.rates.step(None if grown is None else grown[0], watched, self._peers.of(frame), frame.time)
         if anew is not None:
             self.rates.end(n, anew)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from detectors.method.lengths import grown
 from detectors.method.streams import LEARN, Bools, Floats
+from detectors.straggler.flicker import Flicker
 
 SEVERAL = 4
 """GPUs of a cohort whose state changed: policy, no broken one. Chosen: half a server."""
@@ -22,7 +23,7 @@ _CHANGED, _SETTLED = 0.4, 0.2
 """Of the difference between under a cap and not: change of a GPU against its cohort, below the half that is seen where
 the cohort is halved; and what is left of it when the change is over. Chosen."""
 _ON, _OFF = 0.8, 0.2  # smoothed, above and below which a cap has come or gone; chosen
-_SMOOTH = 0.25  # 3 samples show a change, 6 that it is over: under full load the bit flickers; chosen
+_SMOOTH = 0.25  # 3 samples show a change, 6 that it is over; chosen
 _GAIN = 5e-4  # as the kernel learns baselines
 _NIL = 1e-3  # less of a smoothed state is none; chosen
 _CELLS = ("beside", "usual", "under", "learnt", "learnt_under", "held", "steady")
@@ -53,21 +54,31 @@ class Caps:
         self.beside, self.usual, self.under = np.empty(0), np.empty(0), np.empty(0)
         self.learnt, self.learnt_under = np.empty(0, np.int64), np.empty(0)
         self.held, self.steady = np.empty(0, bool), np.empty(0, bool)
+        self.flicker = Flicker()
         self._busy = True  # something is or was under a cap
 
     def take(self, capped: Bools, groups: NDArray[np.int32], there: Bools, gate: Bools) -> Ruling:
         """capped: (S,) now.   there: whose GPU is known to be under a cap or not.   gate: who learns now."""
         size = len(groups)
         self._grow(size)
-        if not self._busy and not capped.any():
+        told = capped
+        young = self.flicker.young(size)
+        capped, turned = self.flicker.take(told, there, gate & (young | ~self.held[:size]))
+        if turned.any():
+            self._reconsider(turned, groups)
+        if not self._busy and not told.any():
             self._learn(np.zeros(size), capped, gate)
             nobody = np.zeros(size, bool)
             return Ruling(nobody, nobody, _NONE, _NONE)
         beside, usual, held = self.beside[:size], self.usual[:size], self.held[:size]
-        now = np.where(there, _beside(capped, groups, there), beside)
+        alike = np.where(groups >= 0, 2 * groups + self.flicker.flickers[:size], -1)
+        now = np.where(there, _beside(capped, alike, there), beside)
         beside += _SMOOTH * (now - beside)
         self._learn(now, capped, gate & ~held)
-        flips, unsettled = self._follow(capped, there, groups)
+        flips = self._follow(capped, there, groups)
+        more = capped & self.flicker.flickers[:size]
+        changes = (capped != self.steady[:size]) | (told != self.steady[:size])
+        unsettled = _several(there & (changes | more), groups)
         begins = ~held & _several(np.abs(beside - usual) >= _CHANGED, groups)
         held |= begins
         settled = held & there & (np.abs(now - beside) < _SETTLED)
@@ -79,17 +90,23 @@ class Caps:
         held &= ~back
         hold = held | _several(np.abs(now - usual) >= _CHANGED, groups)
         states = (beside, usual, self.under)
-        self._busy = bool(capped.any() or held.any() or any((np.abs(state) > _NIL).any() for state in states))
+        now_any = told.any() or capped.any() or held.any()
+        self._busy = bool(now_any or any((np.abs(state) > _NIL).any() for state in states))
         over = np.flatnonzero(begins | back | flips).tolist()
         return Ruling(hold, hold | unsettled, np.flatnonzero(anew).tolist(), over)
 
-    def _follow(self, capped: Bools, there: Bools, groups: NDArray[np.int32]) -> tuple[Bools, Bools]:
-        """(S,) for whom a cap came or went, and for whom one seems to."""
+    def _follow(self, capped: Bools, there: Bools, groups: NDArray[np.int32]) -> Bools:
+        """(S,) for whom, with others, a cap came or went."""
         under, steady = self.under[: len(groups)], self.steady[: len(groups)]
         under[there] += _SMOOTH * (capped[there] - under[there])
         flips = _several((under > _ON) & ~steady | (under < _OFF) & steady, groups)
         steady[:] = np.where(steady, under >= _OFF, under > _ON)
-        return flips, _several(there & (capped != steady), groups)
+        return flips
+
+    def _reconsider(self, turned: Bools, groups: NDArray[np.int32]) -> None:
+        """Learns the usual anew of those whose bit means something else now, and of a cohort that several changed."""
+        mine = np.flatnonzero(turned | np.isin(groups, np.unique(groups[_several(turned, groups)])))
+        self.usual[mine], self.learnt[mine], self.held[mine] = self.beside[mine], int(1 / _SMOOTH), False
 
     def _learn(self, now: Floats, capped: Bools, gate: Bools) -> None:
         """Follows as the kernel's baselines do."""
@@ -101,6 +118,7 @@ class Caps:
 
     def forget(self, slots: Sequence[int]) -> None:
         """Another rank, another GPU or other software than before."""
+        self.flicker.forget(slots)
         mine = [slot for slot in slots if slot < len(self.learnt)]
         self.learnt[mine] = 0
         self.usual[mine] = self.learnt_under[mine] = 0.0
@@ -112,11 +130,12 @@ class Caps:
                 setattr(self, name, grown(getattr(self, name), size, 0))
 
     def snapshot(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _CELLS}
+        return {**{name: getattr(self, name) for name in _CELLS}, "flicker": self.flicker.snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+        for name in _CELLS:
+            setattr(self, name, state[name])
+        self.flicker.restore(state["flicker"])
         self._busy = True
 
 

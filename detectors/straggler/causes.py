@@ -30,6 +30,8 @@ _FRESH = 60 * SECOND  # how long a throttle bit explains slowness; chosen
 _PRESSED, _TIMES = 0.10, 3.0
 """Least share of the time in which tasks wait for a processor, and times that of the job's other nodes, that explain
 slowness. The kernel's own averages are of 10 s; oomd's default acts on several times that share of memory. Chosen."""
+_LATELY = 60 * SECOND  # a cap of which the bit flickers is told once in so long: of 0.3 of the time, in 9 of 10; chosen
+_NEVER = -(1 << 62)  # us; no cap was told yet
 _OFTEN, _SLOWLY = 0.5, 1e-4
 """A GPU that is under its power cap for at least half of the time is so by its load; learnt over a day. Chosen."""
 _DRAWS = 0.4  # share of a slowdown by which a lower cap lowers the draw, at least: power falls with the clock; chosen
@@ -59,6 +61,7 @@ class Causes:
         self.throttled, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
         self.pcie: dict[str, Floats] = {"gpu.pcie_width": np.empty(0), "gpu.pcie_generation": np.empty(0)}
         self.capped, self.told = np.empty(0, bool), np.empty(0, bool)
+        self.capped_at = np.empty(0, np.int64)
         self.usually, self.looks = np.empty(0), np.empty(0, np.int64)
         self.draws = Streams(CLOCK)
         self.undrawn = np.empty(0, np.int64)
@@ -80,14 +83,16 @@ class Causes:
             if name in gpus.values:
                 now = places.of_gpus(gpus, name)
                 np.copyto(last, now, where=np.isfinite(now))
-        self.capped[: len(bits)] = has(bits, CAPPED)
+        capped = has(bits, CAPPED)
+        self.capped_at[: len(bits)][capped] = gpus.time
+        self.capped[: len(bits)] = np.abs(gpus.time - self.capped_at[: len(bits)]) <= _LATELY
         self.told[: len(bits)] = told
         size, known = len(bits), self.told[: len(bits)]
         looks, usually = self.looks[:size], self.usually[:size]
         looks += known
         gain = np.where(looks <= LEARN, 1 / np.maximum(looks, 1), _SLOWLY)
-        usually += np.where(known, gain * (self.capped[:size] - usually), 0.0)
-        return np.asarray(self.capped[: len(bits)])
+        usually += np.where(known, gain * (capped - usually), 0.0)
+        return np.asarray(capped)
 
     def policy(self, slots: NDArray[np.intp], slower: float, since: int, places: Places) -> bool:
         """Whether a power cap that is news to these GPUs holds back clocks of several of their nodes' GPUs.
@@ -140,6 +145,7 @@ class Causes:
             self.capped, self.told = (np.append(cells, np.zeros(more, bool)) for cells in (self.capped, self.told))
             self.usually = np.append(self.usually, np.zeros(more))
             self.looks = np.append(self.looks, np.zeros(more, np.int64))
+            self.capped_at = np.append(self.capped_at, np.full(more, _NEVER))
             self.pcie = {name: np.append(last, np.full(more, np.nan)) for name, last in self.pcie.items()}
 
     def forget(self, slots: Sequence[int], elsewhere: bool) -> None:
@@ -211,7 +217,7 @@ class Causes:
         return [Cause("cpu_pressure", told, "node.cpu_pressure", False, round(share, 3))]
 
     def snapshot(self) -> dict[str, Any]:
-        names = ("throttled", "bits", "pcie", "capped", "told", "usually", "looks", "undrawn")
+        names = ("throttled", "bits", "pcie", "capped", "capped_at", "told", "usually", "looks", "undrawn")
         parts = {name: getattr(self, name).snapshot() for name in ("clocks", "draws", "pressure")}
         return {**parts, **{name: getattr(self, name) for name in names}}
 

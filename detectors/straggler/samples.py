@@ -23,6 +23,8 @@ _RESTS = 300 * SECOND
 """After so long without a step a rank begins unsuspected: its job was stopped, and what was hot is cool. Chosen: beyond
 most evaluations, so that one in the middle of a slowdown does not begin the hold anew."""
 _PAUSES = 60 * SECOND  # without a step it is no time for which a rank was slow, as holds count it; chosen
+_TIMES = 3  # usual gaps between steps, which of long steps is a rest or pause in place of those; chosen
+_GAIN = 0.2  # of the usual gap: five steps show another; chosen
 _LONGEST_S = (
     3600.0  # that a checkpoint or canary excuses anybody, whatever is told of it; chosen: such a write has failed
 )
@@ -35,6 +37,7 @@ _CELLS: Mapping[str, float | int | bool] = {
     "began": 0,  # when that was
     "excused": 0,  # until when a canary of ours explains slowness
     "sampled": 0,  # when the newest sample came
+    "gap": 0,  # usual time between two, us
     "working": False,  # people work on what it is on
 }
 
@@ -126,8 +129,7 @@ class Samples:
         known = np.isfinite(step)
         mine["steps"][known] = step[known]
         told, sampled = np.isfinite(times), mine["sampled"]
-        gap = np.where(told & (sampled > 0), frame.time - sampled, 0)
-        self.rested, self.paused = np.flatnonzero(gap > _RESTS).tolist(), np.where(gap > _PAUSES, gap, 0)
+        self._space(np.where(told & (sampled > 0), frame.time - sampled, 0))
         sampled[told] = frame.time
         with np.errstate(invalid="ignore"):
             warm = (step - mine["begun"] < warm_up) | (~known & (frame.time - mine["began"] < _WARM))
@@ -135,6 +137,16 @@ class Samples:
         for job in self._saving:
             gate[places.on(job, frame.topology)] = False
         return times, gate
+
+    def _space(self, gap: NDArray[np.int64]) -> None:
+        """Tells rests and pauses from the usual time between samples. gap: (S,) since the former, 0 without one now."""
+        usual = self.cells["gap"][: len(gap)]
+        longest = _TIMES * usual
+        self.rested = np.flatnonzero(gap > np.maximum(longest, _RESTS)).tolist()
+        self.paused = np.where(gap > np.maximum(longest, _PAUSES), gap, 0)
+        told = gap > 0
+        known = np.where(usual > 0, usual + _GAIN * (np.minimum(gap, longest) - usual), gap)
+        usual[told] = known[told]
 
     def _longer(self, tokens: Floats, steps: Floats, places: Places) -> Floats:
         """ln of the share by which a rank had more tokens in its last steps than its stage; 0 where nobody tells.
@@ -167,6 +179,7 @@ class Samples:
     def silent(self, time: int, lasts: int) -> Bools:
         """(S,) ranks without a sample for long, or that may not be judged by their past samples either."""
         cells = self.cells
+        lasts = np.maximum(_TIMES * cells["gap"], lasts)
         return np.asarray((time - cells["sampled"] > lasts) | (cells["excused"] > time) | cells["working"])
 
     def _grow(self, size: int) -> None:

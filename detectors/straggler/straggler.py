@@ -45,8 +45,9 @@ class Straggler(Detector):
     Not judged: ranks that throttle in a stage of which over 30 % of the GPUs do so, on three nodes, until they have for
     4 h (coolant and power tell of that); meanwhile nobody of it learns, and those that are well are compared with each
     other, if they are 8; announced work, the first `warm_up` steps of a job or of a rank that moved, checkpoints, our
-    own canaries, and several GPUs whose power cap differs from their cohort's by its bit or by what they draw. With
-    other software a rank learns anew; after a rest it begins unsuspected. Where a stage is too small, a change is told
+    own canaries, and several GPUs whose power cap differs from their cohort's by its bit or by what they draw; where
+    the bit flickers under full load, by more of the time than usual. With other software a rank learns anew; after a
+    rest it begins unsuspected. Where a stage is too small, a change is told
     from all of the job, and below 8 ranks nothing pages uncorroborated; neither does a small stage of which all ranks
     are slow that had learnt before, or a rank alone in its stage: the stage may have more work.
 
@@ -69,8 +70,8 @@ class Straggler(Detector):
         "of that moves the median of both; all nodes of a stage that are slow at once; for 4 h, a node that became "
         "slow just before all others of its stage learnt anew; one rank without another of its stage that is as fast "
         "as before, unless its GPU or node shows why; ranks that throttle with a third of their stage, or under a "
-        "lower power cap, which is policy; who was quicker than its stage and no longer is; and what no job tells: "
-        "without compute times straggler_inferred looks from outside."
+        "lower power cap, which is policy, or in and out of one for minutes each; who was quicker than its stage and "
+        "no longer is; and what no job tells: without compute times straggler_inferred looks from outside."
     )
 
     threshold: float = 18.5

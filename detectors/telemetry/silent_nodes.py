@@ -73,7 +73,7 @@ class SilentNodes:
     """Groups that fell silent together, and who is silent alone."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, dict[str, Any]] = {}  # entity -> since, nodes
+        self._groups: dict[str, dict[str, Any]] = {}  # entity -> since, nodes, lives: node -> job that stepped on
         self._alone: dict[str, dict[str, Any]] = {}  # node -> since, job that stepped on without it (or empty)
         self._mute: list[int] = []  # nodes whose GPUs speak, while nothing is heard of themselves
         self._unread: Gone | None = None  # nearly all of those at once
@@ -146,7 +146,8 @@ class SilentNodes:
                 known.facts.booted(node, known.topology)
             if len(left) < _LEFT * group["of"]:
                 del self._groups[entity]
-                self._alone.update({n: {"since": group["since"], "lives": ""} for n in left})
+                lives = group.get("lives", {})
+                self._alone.update({n: {"since": group["since"], "lives": lives.get(n, "")} for n in left})
             else:
                 group["nodes"] = left
         told = {n for g in self._groups.values() for n in g["nodes"]} | set(self._alone)
@@ -178,15 +179,19 @@ class SilentNodes:
         order = list(found)
         best = max(order, key=lambda e: (known.dark(e) == e, len(found[e]), -order.index(e)))
         members = [names[m] for m in found[best]]
-        self._groups[best] = {"since": int(seen[found[best]].min()), "nodes": members, "of": len(members)}
+        since = int(seen[found[best]].min())
+        self._groups[best] = {"since": since, "nodes": members, "of": len(members), "lives": {}}
         return found[best]
 
-    def _group(self, entity: str, group: Mapping[str, Any], known: Known) -> Silence:
+    def _group(self, entity: str, group: dict[str, Any], known: Known) -> Silence:
         nodes, since = group["nodes"], group["since"]
         said = f"{len(nodes)} nodes of {entity} fell silent within {TOGETHER // SECOND} s"
         if entity == SITE:
             said = f"All {len(nodes)} nodes that were heard fell silent within {TOGETHER // SECOND} s"
         verdicts = [known.jobs.of(n, since, known.time, known.topology) for n in nodes]
+        before = group.get("lives", {})
+        lives = {n: v.job if v.state == "goes on" else before.get(n) for n, v in zip(nodes, verdicts, strict=True)}
+        group["lives"] = {n: job for n, job in lives.items() if job}
         level, cause, why = self._why_group(entity, group, verdicts, known)
         clears = f"over when fewer than half of the {group['of']} nodes are silent"
         summary = f"{said} at {clock(since)}: {why}"
@@ -202,14 +207,14 @@ class SilentNodes:
         dark = known.dark(entity)
         if dark is not None:
             return "page", "power", f"{dark} has {known.feeds.dark[dark]['why']}"
-        stopped = next((v for v in verdicts if v.state in ("ended", "hangs")), None)
+        lives = group["lives"].values()
+        stopped = next((v for v in verdicts if v.state in ("ended", "hangs") and v.job not in lives), None)
         if stopped is not None:
             how = "ended" if stopped.state == "ended" else "makes no step"
             return "page", "outage", f"{stopped.job} {how} since; cannot tell power from network, no feed shows a loss"
-        on = next((v for v in verdicts if v.state == "goes on"), None)
-        if on is not None:
-            return "ticket", "network", f"{on.job} steps on, so they live: their agents or their way to Kafka are gone"
-        late = entity == SITE and known.time - group["since"] > ALL_BLIND
+        if on := next(iter(lives), None):
+            return "ticket", "network", f"{on} stepped on, so they live: their agents or their way to Kafka are gone"
+        late = known.time - group["since"] > (ALL_BLIND if entity == SITE else known.dead_seconds * SECOND)
         return ("page" if late else "ticket"), "unknown", "no feed shows a loss and no job tells whether they live"
 
     def _lone(self, node: str, alone: dict[str, Any], bmc: str, known: Known) -> Silence:

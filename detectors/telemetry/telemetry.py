@@ -48,8 +48,8 @@ class Telemetry(Detector):
     outlives a lost rank.
 
     seconds:       as pipeline.presence has it: six frames, and more than the start of an agent takes; chosen.
-    dead_seconds:  a node of which nothing shows that it lives is taken for dead after so long, and pages; chosen: no
-                   reboot or new image that nobody announced takes longer.
+    dead_seconds:  a node, or a group that fell silent together, of which nothing shows that it lives is taken for dead
+                   after so long, and pages; chosen: no reboot or new image that nobody announced takes longer.
     """
 
     name: ClassVar[str] = "telemetry"

@@ -200,6 +200,7 @@ def test_a_bank_without_spare_rows_is_a_ticket(site):
 def test_gpus_that_split_no_counters_are_judged_by_their_sums(site):
     for what in ("corrected", "uncorrected"):
         site.values[f"gpu.ecc_{what}"] = site.values.pop(f"gpu.dram_{what}")
+    site.detector = Memory()
     site.show(ticks=3)
     site.add("gpu.ecc_uncorrected")
     assert levels(site.show(ticks=10)) == {GPU: "page"}

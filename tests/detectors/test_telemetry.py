@@ -133,6 +133,55 @@ def test_all_nodes_of_a_rack_whose_jobs_go_on_are_one_ticket(site):
     assert site.said() == {("rack:r0", "ticket")}
 
 
+@pytest.fixture
+def impatient(site):
+    """Takes nodes of which nothing shows that they live for dead after ten minutes."""
+    site.detector = Telemetry(dead_seconds=600.0)
+    return site
+
+
+def test_a_rack_of_which_nothing_shows_that_it_lives_is_a_ticket_and_pages_when_a_node_would(impatient):
+    impatient.topology.forget(NAMES["rank"])
+    impatient.run(80, silent=["rack:r0"])
+    assert impatient.said() == {("rack:r0", "ticket"), ("rack:r0", "page")}
+    assert impatient.findings[0].evidence["silent_s"] < 100
+    assert min(f.evidence["silent_s"] for f in impatient.findings if f.level == "page") == pytest.approx(610, abs=1)
+
+
+def test_a_rack_whose_job_goes_on_stays_a_ticket(impatient):
+    assert impatient.run(300, silent=["rack:r0"], first=[JOB]) == {("rack:r0", "ticket")}
+
+
+def silent_after_its_job(site, silent, restart=False, forget=()):
+    """The rack falls silent, its job steps on and is over five minutes later; then only `silent` stays so."""
+    site.run(30, silent=["rack:r0"], first=[JOB])
+    if restart:
+        kept, site.detector = site.detector.snapshot(), Telemetry(dead_seconds=600.0)
+        kept["nodes"]["groups"] = {
+            e: {k: v for k, v in g.items() if k not in forget} for e, g in kept["nodes"]["groups"].items()
+        }
+        site.detector.restore(kept)
+    over = event("job:j", "job_end", FAULT + 30, ranks=list(NAMES["rank"]))
+    site.topology.forget(NAMES["rank"])
+    for tick in range(FAULT + 30, FAULT + 500):
+        site.tick(tick, silent, stepping=False, events=[over] if tick == FAULT + 30 else ())
+    return site.said()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_rack_whose_job_stepped_on_and_ended_later_stays_a_ticket(impatient, restart):
+    assert silent_after_its_job(impatient, ["rack:r0"], restart) == {("rack:r0", "ticket")}
+
+
+def test_what_is_left_of_a_rack_whose_job_stepped_on_stays_a_ticket(impatient):
+    assert silent_after_its_job(impatient, ["node:r0n1"]) == {("rack:r0", "ticket"), ("node:r0n1", "ticket")}
+
+
+def test_a_snapshot_that_does_not_say_who_lives_is_read_as_one_of_whom_nobody_knows(impatient):
+    said = silent_after_its_job(impatient, ["rack:r0"], restart=True, forget=("lives",))
+    assert said == {("rack:r0", "ticket"), ("rack:r0", "page")}
+
+
 def test_a_fleet_of_which_nobody_is_heard_pages_after_five_minutes_once(site):
     assert site.run(60, silent=["rack:r0", "rack:r1"]) == {("site:all", "ticket"), ("site:all", "page")}
 
