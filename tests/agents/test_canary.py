@@ -44,7 +44,7 @@ from pipeline.transport import Message
 Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]
 PROGRAM = Path(__file__).with_name("canary_program.py")
 START = 1_790_000_000 * SECOND
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0  # what runs behind all else gets hardly a core beside other tests
 BAD = min(os.sched_getaffinity(0))
 
 
