@@ -1,6 +1,6 @@
 """What each part of the method is worth: the same fleets judged with one part taken out at a time.
 
-    python -m benchmarks.detection.ablations [--seeds 0] [--processes 2] [--scale 1.0] [--page FILE]
+    python -m benchmarks.detection.ablations [--seeds 0] [--processes 2] [--scale 1.0] [--results DIR]
 
 About 500 node-days for each variant: harmless events alone, and faults of devices, of halls and of days among them. A
 part that does not hurt when it is taken out has no place in the method. Simulated; seeds to tune on alone.
@@ -9,6 +9,7 @@ part that does not hurt when it is taken out has no place in the method. Simulat
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.detection.judge import Trial
-from benchmarks.detection.results import result_of, scored
+from benchmarks.detection.results import fingerprint, result_of, scored
 from benchmarks.detection.scenarios import TUNE, Run
 from benchmarks.detection.tables import number, share
 from detectors import configured
@@ -33,6 +34,7 @@ from detectors.score import merge
 from detectors.straggler.straggler import Straggler
 from pipeline.records import Frame
 
+FILE = "ablations.json"
 CLEAN = Run("clean", "all", 256, 0.5)
 RAISED = (Run("raised", "device", 256, 0.5), Run("raised", "facility", 256, 0.5), Run("raised", "slow", 64, 2.0))
 """512 node-days: what statistics judge, and faults of days. Logged facts (XIDs, links that are down) need no part of
@@ -207,13 +209,23 @@ def table(results: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def read(folder: Path, code: str) -> str:
+    """For the page: the table kept in a folder and what it stands on; nothing if there is none, or a small one."""
+    path = folder / FILE
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    if kept.get("scale") != 1.0:
+        return ""
+    old = "" if kept["code"] == code else f", judged by `{kept['code']}`"
+    return f"Seeds {', '.join(map(str, kept['seeds']))}{old}.\n\n{kept['table']}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="what each part of the method is worth")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], choices=list(TUNE))
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the days, to try it out")
-    parser.add_argument("--page", type=Path, help="file for the table; else it is printed alone")
+    parser.add_argument("--results", type=Path, help="folder to keep the table in for the page; else only printed")
     options = parser.parse_args()
     runs = [replace(run, days=run.days * options.scale) for run in (CLEAN, *RAISED)]
     todo = [(variant, run, seed) for seed in options.seeds for variant in options.variants for run in runs]
@@ -226,8 +238,9 @@ def main() -> int:
             print(f"{variant}: {run.suite}/{run.name} seed {seed}", file=sys.stderr, flush=True)
     found = table(results)
     print(found)
-    if options.page is not None:
-        options.page.write_text(found)
+    if options.results is not None:
+        kept = {"table": found, "code": fingerprint(), "seeds": options.seeds, "scale": options.scale}
+        (options.results / FILE).write_text(json.dumps(kept, indent=1))
     return 0
 
 

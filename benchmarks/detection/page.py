@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.detection import goals
 from benchmarks.detection.results import Result, scored
-from benchmarks.detection.scenarios import TUNE, Run
+from benchmarks.detection.scenarios import SUITES, TUNE, Run
 from benchmarks.detection.tables import bounds, interval, number, share, table
 from detectors.score import merge, with_field_rates
 from detectors.scoring.matching import row_of
 
 Score = Mapping[str, Any]
 Line = tuple[Run, int, Result]
-SUITES = ("clean", "raised", "field", "held_out")
 _MEANING = {
     "clean": "no faults, all harmless events; every page is false",
     "raised": "faults of every kind, many more than in the field, harmless events too",
@@ -29,7 +29,13 @@ a real hall is less kind. [scoring.md](scoring.md) is the protocol. Written by `
 
 {size}
 Reported are seeds {first} to {last}; detectors are tuned on seeds {tune} to {tune_last} alone. What judged has the
-fingerprint `{code}` (`benchmarks.detection.results.fingerprint`).
+{by}.
+"""
+_ABLATIONS = """## What each part of the method is worth
+
+The same fleets judged with one part taken out at a time; a part whose loss does not hurt has no place. Kept to the end
+are incidents of found faults of four hours and more that were still open when the fault ended.
+
 """
 _REDUCED = {
     "small": " This is a reduced version: `make score` runs the whole.",
@@ -37,9 +43,21 @@ _REDUCED = {
 }
 
 
-def page(scale: str, code: str, lines: Sequence[Line], planned: int, trials: Mapping[str, str] = {}) -> str:
-    """The whole text. code: fingerprint of what judged, but for kinds held out; lines: the finished runs of `planned`;
-    trials: what else was measured, by name."""
+@dataclass(frozen=True)
+class Beside:
+    """What the page tells beside the runs.
+
+    trials: what else was measured, by name; others: fingerprints of what judged a suite, where it is other code;
+    ablations: their table, with a line on what it stands on.
+    """
+
+    trials: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
+    ablations: str = ""
+
+
+def page(scale: str, code: str, lines: Sequence[Line], planned: int, beside: Beside = Beside()) -> str:
+    """The whole text. code: fingerprint of what judged; lines: the finished runs of `planned`."""
     scores = [(run, result, scored(result)) for run, _, result in lines]
     by_suite = {s: merge([score for run, _, score in scores if run.suite == s]) for s in _there(scores)}
     clean = [score for run, _, score in scores if run.suite == "clean"]
@@ -47,15 +65,16 @@ def page(scale: str, code: str, lines: Sequence[Line], planned: int, trials: Map
     if raised is not None and clean:
         by_suite["raised"] = raised = with_field_rates(raised, clean)
     events = [pair for run, result, score in scores if run.suite == "raised" for pair in _pairs(result, score)]
-    seen = goals.Seen(by_suite.get("clean"), raised, events, trials)
+    seen = goals.Seen(by_suite.get("clean"), raised, events, beside.trials)
     parts = [
-        _head(scale, code, lines, planned),
+        _head(scale, _by(code, beside.others), lines, planned),
         _stands_on(lines, by_suite),
         _goals(seen),
         _pages(by_suite),
         *(_of_faults(raised) if raised else ()),
         *(_held_out(by_suite["held_out"]) if "held_out" in by_suite else ()),
         _confounders({suite: score for suite, score in by_suite.items() if suite != "held_out"}),
+        *((_ABLATIONS + beside.ablations,) if beside.ablations else ()),
     ]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
@@ -73,13 +92,20 @@ def _pairs(result: Result, score: Score) -> Iterator[tuple[Mapping[str, Any], Ma
             yield truth[record["id"]], record
 
 
-def _head(scale: str, code: str, lines: Sequence[Line], planned: int) -> str:
+def _by(code: str, others: Mapping[str, str]) -> str:
+    """Fingerprints of what judged."""
+    apart = "".join(f", of the {suite} suite `{other}`" for suite, other in others.items())
+    changed = "; [decisions.md](decisions.md) tells what changed between them" if others else ""
+    return f"fingerprint `{code}` (`benchmarks.detection.results.fingerprint`){apart}{changed}"
+
+
+def _head(scale: str, by: str, lines: Sequence[Line], planned: int) -> str:
     days = sum(result["node_days"] for _, _, result in lines)
     what = f"{len(lines)} of {planned} runs of `make score SCALE={scale}`"
     size = f"It stands on {number(days)} node-days of 8-GPU nodes at 10 s: {what}."
     seeds = sorted({seed for _, seed, _ in lines})
     size += _REDUCED.get(scale, "")
-    return HEAD.format(size=size, code=code, first=seeds[0], last=seeds[-1], tune=TUNE[0], tune_last=TUNE[-1])
+    return HEAD.format(size=size, by=by, first=seeds[0], last=seeds[-1], tune=TUNE[0], tune_last=TUNE[-1])
 
 
 def _stands_on(lines: Sequence[Line], by_suite: Mapping[str, Score]) -> str:

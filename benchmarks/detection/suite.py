@@ -1,7 +1,7 @@
 """Runs the suites run by run on several processes, and goes on where it was stopped: `make score`.
 
     python -m benchmarks.detection.suite [--scale full|certified|small] [--hours H] [--processes N]
-        [--results DIR] [--code FINGERPRINT] [--page FILE]
+        [--results DIR] [--code [SUITE=]FINGERPRINT ...] [--page FILE]
 
 One result file per run and seed; a run that is under way leaves a checkpoint every CHECKPOINT_H of simulated time.
 What is finished is not done again, unless code or scenario have changed. Then the page is written from the results.
@@ -13,14 +13,14 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.detection import results, trials
 from benchmarks.detection.judge import PARTS, judge
-from benchmarks.detection.scenarios import NAMES_OF_SCALES, Run, planned
+from benchmarks.detection.scenarios import NAMES_OF_SCALES, SUITES, Run, planned
 
 CHECKPOINT_H = 6.0  # simulated hours that a kill costs at most: seconds to a minute of computing; chosen
 
@@ -52,14 +52,14 @@ class Segment:
         return found if found is not None and found["key"] == self.key else None
 
 
-def segments(scale: str, folder: Path, code: str, held_out: str | None = None) -> list[Segment]:
+def segments(scale: str, folder: Path, code: str, others: Mapping[str, str] = {}) -> list[Segment]:
     """All runs, seed by seed, so that whatever is there when time is up holds something of everything.
 
-    code: fingerprint of what judges; `held_out`: another one for the kinds held out, which need a newer simulator.
+    code: fingerprint of what judges; others: of what judges a suite, where it is other code.
     """
 
     def key(run: Run, seed: int) -> str:
-        return results.key_of(run.scenario(), seed, (held_out or code) if run.suite == "held_out" else code)
+        return results.key_of(run.scenario(), seed, others.get(run.suite, code))
 
     return [Segment(run, seed, folder, key(run, seed)) for run, seed in planned(scale)]
 
@@ -122,32 +122,57 @@ def rates(found: Sequence[results.Result]) -> str:
     return f"node-days per core-second: {days / sum(spent.values()):.2f} in all; {parts}"
 
 
+def codes(given: Sequence[str], now: str) -> tuple[str, dict[str, str]]:
+    """The fingerprint of what judges, and those of suites that are told apart: `--code` read.
+
+    Raises ValueError: of no such suite, or two for the same.
+    """
+    told: dict[str, str] = {}
+    for part in given:
+        suite, equals, code = part.rpartition("=")
+        if suite in told or bool(equals) != (suite in SUITES):
+            wanted = f"FINGERPRINT once, and SUITE=FINGERPRINT once for each of {', '.join(SUITES)}"
+            raise ValueError(f"--code: found {part!r}; wanted {wanted}")
+        told[suite] = code
+    return told.pop("", now), told
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="judge the simulated suites and write docs/detection.md")
     parser.add_argument("--scale", choices=NAMES_OF_SCALES, default="full")
     parser.add_argument("--hours", type=float, default=float("inf"), help="stop after so long; goes on next time")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--results", type=Path, default=Path(".score"))
-    parser.add_argument("--code", help="fingerprint of the frozen code whose results count, but for kinds held out")
+    parser.add_argument(
+        "--code",
+        nargs="+",
+        default=[],
+        metavar="[SUITE=]FINGERPRINT",
+        help="of the frozen code whose results count, of all suites and of those that other code judged",
+    )
     parser.add_argument("--page", type=Path, default=results.ROOT / "docs" / "detection.md")
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
     now = results.fingerprint()
-    every = segments(options.scale, options.results, options.code or now, now)
-    todo = [s for s in every if s.result() is None and (options.code in (None, now) or s.run.suite == "held_out")]
-    say(f"code {now}" + (f"; results of {options.code} count" if options.code else ""))
-    say(f"{len(every) - len(todo)} of {len(every)} runs are there already")
+    try:
+        code, others = codes(options.code, now)
+    except ValueError as error:
+        parser.error(str(error))
+    every = segments(options.scale, options.results, code, others)
+    todo = [s for s in every if s.result() is None and others.get(s.run.suite, code) == now]
+    say(f"code {now}" + (f"; results of {' '.join(options.code)} count" if options.code else ""))
+    say(f"{len(every) - len(todo)} of {len(every)} runs are there already, or other code would have to judge them")
     run(todo, options.processes, time.time() + options.hours * 3600)
-    found = [(s, result) for s in every if (result := s.result()) is not None]
+    found = [(s.run, s.seed, result) for s in every if (result := s.result()) is not None]
     if not found:
         say(f"no run is finished; wanted more than --hours {options.hours:g}: what was begun goes on next time")
         return 1
-    say(rates([result for _, result in found]))
-    from benchmarks.detection.page import page  # here: those who only judge need no page
+    say(rates([result for _, _, result in found]))
+    from benchmarks.detection import ablations  # here, as the page: those who only judge need neither
+    from benchmarks.detection.page import Beside, page
 
-    lines = [(s.run, s.seed, r) for s, r in found]
-    told = trials.read(options.results, options.code or now)
-    options.page.write_text(page(options.scale, options.code or now, lines, len(every), told))
+    beside = Beside(trials.read(options.results, code), others, ablations.read(options.results, code))
+    options.page.write_text(page(options.scale, code, found, len(every), beside))
     say(f"{options.page}: {len(found)} of {len(every)} runs")
     return 0
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
-from benchmarks.detection.ablations import VARIANTS, kept, pieces, row
+from benchmarks.detection.ablations import FILE, VARIANTS, kept, pieces, read, row
 from benchmarks.detection.results import scored
 from detectors import configured
 from detectors.heat.coolant import Coolant
@@ -102,3 +104,13 @@ def test_holds_of_parts_are_those_of_their_detector():
             for name in ("hold", "job_hold"):
                 if detector.name != "sdc_gradient" and isinstance(getattr(piece, name, None), float):
                     assert getattr(piece, name) == 0.0, f"{detector.name}: {type(piece).__name__}.{name}"
+
+
+def test_the_table_comes_onto_the_page_with_the_code_that_it_is_of_and_never_a_small_one(tmp_path):
+    assert read(tmp_path, "now") == ""
+    told = {"table": "| a |\n", "code": "now", "seeds": [0, 1], "scale": 1.0}
+    (tmp_path / FILE).write_text(json.dumps(told))
+    assert read(tmp_path, "now") == "Seeds 0, 1.\n\n| a |\n"
+    assert read(tmp_path, "then") == "Seeds 0, 1, judged by `now`.\n\n| a |\n"
+    (tmp_path / FILE).write_text(json.dumps({**told, "scale": 0.1}))
+    assert read(tmp_path, "now") == ""

@@ -9,7 +9,7 @@ import pytest
 
 from agents.sim.kinds import KINDS
 from benchmarks.detection import goals, results, suite
-from benchmarks.detection.page import page
+from benchmarks.detection.page import Beside, page
 from benchmarks.detection.scenarios import HELD_OUT, PER_RUN, SCALES, TUNE, Run, is_fault, kinds_of, planned
 from benchmarks.detection.suite import Segment, segments, work
 
@@ -128,13 +128,31 @@ def test_a_certified_scale_has_all_clean_runs_and_a_part_of_the_others():
     assert len(planned_runs) == len(set(planned_runs))
 
 
-def test_results_of_frozen_code_count_beside_kinds_held_out_that_need_newer_code(tmp_path, monkeypatch):
+def test_results_of_frozen_code_count_beside_a_suite_that_other_code_judged(tmp_path, monkeypatch):
     held = (Run("held_out", "held_out", 8, 1.0),)
     monkeypatch.setattr(
         "benchmarks.detection.scenarios.SCALES", {"full": ((Run("clean", "all", 8, 1.0), *held), range(1))}
     )
-    frozen, newer = segments("full", tmp_path, "frozen"), segments("full", tmp_path, "frozen", "newer")
+    frozen, newer = segments("full", tmp_path, "frozen"), segments("full", tmp_path, "frozen", {"held_out": "newer"})
     assert [a.key == b.key for a, b in zip(frozen, newer, strict=True)] == [True, False]
+
+
+def test_the_code_that_judged_is_told_for_all_suites_and_for_some_apart():
+    assert suite.codes([], "now") == ("now", {})
+    assert suite.codes(["clean=a", "b"], "now") == ("b", {"clean": "a"})
+
+
+@pytest.mark.parametrize("given", [["a", "b"], ["clean=a", "clean=b"], ["cleen=a"], ["=a"]])
+def test_code_of_no_such_suite_or_told_twice_is_refused_with_what_is_wanted(given):
+    with pytest.raises(ValueError, match=r"found '.*'; wanted FINGERPRINT once, .* clean, raised, field, held_out"):
+        suite.codes(given, "now")
+
+
+def test_the_page_names_the_code_that_judged_each_suite_where_it_is_not_the_same(done):
+    lines = [(s.run, s.seed, s.result()) for s in done]
+    assert "tells what changed" not in page("small", "0123", lines, 9)
+    text = page("small", "0123", lines, 9, Beside(others={"clean": "4567"}))
+    assert "fingerprint `0123` (`benchmarks.detection.results.fingerprint`), of the clean suite `4567`" in text
 
 
 def test_kinds_that_a_newer_simulator_holds_out_change_no_result_of_the_others(monkeypatch):
@@ -148,3 +166,11 @@ def test_kinds_that_a_newer_simulator_holds_out_change_no_result_of_the_others(m
     assert results.key_of(run.scenario(), 10, "code") == before
     monkeypatch.setattr("benchmarks.detection.scenarios.HELD_OUT", (*HELD_OUT, row))
     assert results.key_of(run.scenario(), 10, "code") != before, "it came, and comes no more"
+
+
+def test_the_page_tells_what_each_part_is_worth_where_that_was_measured(done):
+    lines = [(s.run, s.seed, s.result()) for s in done]
+    assert "## What each part" not in page("small", "0123", lines, 9)
+    text = page("small", "0123", lines, 9, Beside(ablations="Seeds 0.\n\n| whole | 512 |\n"))
+    assert text.rstrip().endswith("| whole | 512 |")
+    assert "## What each part of the method is worth" in text
