@@ -74,9 +74,10 @@ def resistance(scale: float = 1.0) -> str:
 
 def engine_cost(scale: float = 1.0) -> str:
     """The common kernel over a fleet."""
-    spent, state = kernel.fleet_tick(_of(100_000, scale), 20, 256, 15)
+    spent, state, held = kernel.fleet_tick(_of(100_000, scale), 20, 256, 15)
     mine, copy = kernel.kernel_speed(_of(2_000_000, scale), 15)
-    return f"{spent:.2f} s of a core per tick, {state / 1e6:.0f} MB of state; kernel at {mine / copy:.2f} of memcpy"
+    bytes_ = f"{state / 1e6:.0f} MB of state, {held / 1e6:.0f} MB with room to work in"
+    return f"{spent:.2f} s of a core per tick, {bytes_}; kernel at {mine / copy:.2f} of memcpy"
 
 
 TRIALS: Mapping[str, Callable[[float], str]] = {
