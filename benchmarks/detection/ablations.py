@@ -216,7 +216,7 @@ def read(folder: Path, code: str) -> str:
     if kept.get("scale") != 1.0:
         return ""
     old = "" if kept["code"] == code else f", judged by `{kept['code']}`"
-    return f"Seeds {', '.join(map(str, kept['seeds']))}{old}.\n\n{kept['table']}"
+    return f"Tuning seeds: {', '.join(map(str, kept['seeds']))}{old}.\n\n{kept['table']}"
 
 
 def main() -> int:

@@ -110,7 +110,7 @@ def test_the_table_comes_onto_the_page_with_the_code_that_it_is_of_and_never_a_s
     assert read(tmp_path, "now") == ""
     told = {"table": "| a |\n", "code": "now", "seeds": [0, 1], "scale": 1.0}
     (tmp_path / FILE).write_text(json.dumps(told))
-    assert read(tmp_path, "now") == "Seeds 0, 1.\n\n| a |\n"
-    assert read(tmp_path, "then") == "Seeds 0, 1, judged by `now`.\n\n| a |\n"
+    assert read(tmp_path, "now") == "Tuning seeds: 0, 1.\n\n| a |\n"
+    assert read(tmp_path, "then") == "Tuning seeds: 0, 1, judged by `now`.\n\n| a |\n"
     (tmp_path / FILE).write_text(json.dumps({**told, "scale": 0.1}))
     assert read(tmp_path, "now") == ""
