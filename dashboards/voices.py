@@ -22,6 +22,7 @@ class Mute:
     ended: int | None
     reason: str
     user: str
+    ended_by: str
 
     def stands(self, now: int) -> bool:
         """Whether it silences anything now."""
@@ -74,6 +75,7 @@ def mute_of(table: Mapping[str, Any]) -> Mute:
         ended=moment(table.get("ended")),
         reason=str(table["reason"]),
         user=str(table["user"]),
+        ended_by=str(table.get("ended_by") or "hand"),
     )
 
 

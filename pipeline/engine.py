@@ -178,7 +178,7 @@ class Engine:
     def _show(self, instant: Instant, found: list[Finding]) -> None:
         """Takes what the Desk makes of an instant; all of it or, if the Desk fails, nothing of it."""
         new = self._unwritten
-        found, heard = self.voice.judged(found, self.desk.standing)
+        found, heard = self.voice.judged(found, self.desk.standing, instant.time)
         try:
             changes = self.desk.observe(instant.time, heard, self._seen.present)
         except Exception:
@@ -205,6 +205,7 @@ class Engine:
                 ledger.record(connection, done.findings, done.changes, payloads, done.end)
                 state = self.desk.snapshot()
                 ledger.save_snapshot(connection, "desk", done.end, state)
+                ledger.save_snapshot(connection, "unheard", done.end, self.voice.unheard.snapshot())
                 if snapshot:
                     ledger.save_snapshot(connection, "judge", done.end, self.judge.snapshot())
             self.standing = Standing(done.end, done.end if snapshot else self.standing.snapshot)
@@ -248,15 +249,15 @@ class Engine:
         """What to tell somebody who mutes a scope that is not known; empty if it is."""
         return doubt(scope, self.topology, self.devices.knows)
 
-    def unmute(self, id_: str) -> Mute:
-        """Ends a mute now. Raises KeyError if none of that id stands."""
+    def unmute(self, id_: str, user: str) -> Mute:
+        """Somebody ends a mute now. Raises KeyError if none of that id stands."""
         with self.lock:
             found = next((m for m in self.voice.mutes if m.id == id_ and m.ended is None), None)
             if found is None:
                 raise KeyError(id_)
-            over = replace(found, ended=min(self.clock(), found.until))
+            over = replace(found, ended=min(self.clock(), found.until), ended_by=user)
             with self.database.transaction() as connection:
-                mutes.end(connection, id_, self.clock())
+                mutes.end(connection, id_, user, self.clock())
             self.voice.mutes[self.voice.mutes.index(found)] = over
         return over
 
@@ -276,7 +277,10 @@ class Engine:
         with self.database.lock:
             self.voice.mutes = mutes.standing(self.database.connection, max(self.standing.judged, 0))
             desk = ledger.load_snapshot(self.database.connection, "desk")
+            unheard = ledger.load_snapshot(self.database.connection, "unheard")
             judge = ledger.load_snapshot(self.database.connection, "judge")
+        if unheard is not None:
+            self.voice.unheard.restore(unheard[1])
         if desk is not None:
             self.standing.judged, state = desk
             self.desk.restore(state)

@@ -13,7 +13,7 @@ from pipeline.config import Config
 from pipeline.errors import UsageError
 from pipeline.records import from_iso
 
-COLUMNS = ("id", "detector", "scope", "since", "until", "ended", "user", "reason")
+COLUMNS = ("id", "detector", "scope", "since", "until", "ended", "ended_by", "user", "reason")
 _PATH = "/api/v1/mutes"
 
 

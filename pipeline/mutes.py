@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,14 +24,17 @@ class Mutes:
         _, before = self.last.get((suspect, detector), (0, level))
         self.last[suspect, detector] = time, max(before, level, key=LEVELS.index)
 
-    def hold(self, chain: Iterable[str], detector: str, level: Level, time: int) -> bool:
-        """Whether a finding below these suspects is mute; it keeps the mute alive."""
+    def hold(self, chain: Sequence[str], detector: str, level: Level, time: int) -> bool:
+        """Whether a finding is mute: its suspect, first in the chain, or what is above that.
+
+        It keeps the mute of its own suspect alive, none above: else one bad port would mute its whole leaf for ever.
+        """
         held = [
             (entity, detector)
             for entity in chain
             if (entity, detector) in self.last and LEVELS.index(level) <= LEVELS.index(self.last[entity, detector][1])
         ]
-        self.last.update({key: (time, self.last[key][1]) for key in held})
+        self.last.update({key: (time, self.last[key][1]) for key in held if key[0] == chain[0]})
         return bool(held)
 
     def end(self, seen: Callable[[str], bool], time: int) -> None:

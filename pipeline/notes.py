@@ -31,7 +31,7 @@ class Notes:
         return self._note(lambda desk: desk.resolve(incident, user, comment, self.clock()))
 
     def not_a_fault(self, incident: str, user: str, comment: str) -> Mapping[str, Any]:
-        """Resolves it, and its detectors take what they see there for normal."""
+        """Resolves it, and those of its detectors that learn take what they see there for normal."""
         return self._ready_engine().not_a_fault(incident, user, comment).incident.as_json()
 
     def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
@@ -39,8 +39,8 @@ class Notes:
         made = engine.mute(detector, scope, seconds, reason, user)
         return {**made.as_json(), "warning": engine.doubt(scope)}
 
-    def unmute(self, mute: str) -> Mapping[str, Any]:
-        return self._ready_engine().unmute(mute).as_json()
+    def unmute(self, mute: str, user: str) -> Mapping[str, Any]:
+        return self._ready_engine().unmute(mute, user).as_json()
 
     def detectors(self) -> Sequence[Mapping[str, Any]]:
         """The judge's rows, each with the rules of [[modes]] that it is under."""

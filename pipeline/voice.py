@@ -17,6 +17,7 @@ from pipeline.errors import ConfigError, UsageError
 from pipeline.modes import ANY, Mode, ModeRule
 from pipeline.records import LEVELS, SECOND, Finding, Level, iso
 from pipeline.topology import Topology, kind_of
+from pipeline.unheard import Unheard
 
 LONGEST_MUTE = 30 * 86_400 * SECOND
 """Nothing is muted for longer at once: a mute that everybody forgot hides the next fault. Chosen."""
@@ -42,6 +43,7 @@ class Mute:
     reason: str
     user: str
     ended: int | None = None
+    ended_by: str | None = None
 
     def holds(self, detector: str, around: Collection[str], time: int) -> bool:
         """Whether it silences a detector about something that is, or lies below, one of `around`."""
@@ -58,6 +60,7 @@ class Mute:
             **times,
             "reason": self.reason,
             "user": self.user,
+            "ended_by": self.ended_by,
         }
 
 
@@ -68,6 +71,7 @@ class Voice:
     topology: Topology
     rules: Sequence[ModeRule] = ()
     mutes: list[Mute] = field(default_factory=list)
+    unheard: Unheard = field(default_factory=Unheard)
 
     def mode(self, finding: Finding) -> Mode:
         """The rule of the nearest scope; on one scope that of the detector itself before that of all; else notify."""
@@ -88,14 +92,16 @@ class Voice:
         around = (finding.entity, *self.topology.above(finding.entity))
         return next((m for m in self.mutes if m.holds(finding.detector, around, finding.time)), None)
 
-    def judged(self, findings: Sequence[Finding], standing: Standing) -> tuple[list[Finding], list[Finding]]:
+    def judged(self, findings: Sequence[Finding], standing: Standing, time: int) -> tuple[list[Finding], list[Finding]]:
         """All findings, told apart in their evidence where something holds them back, and those that the Desk hears.
 
         What stands in an open incident already goes on to, though no louder: a mute opens and raises nothing, and it
-        does not end what still is. That something was cleared is always heard.
+        does not end what still is. That something was cleared is always heard. What holds although it was told only
+        once comes up when nothing holds it back any more.
         """
+        findings = [*self.unheard.freed(time, findings, self._held_back), *findings]
         if not self.rules and not self.mutes:
-            return list(findings), list(findings)
+            return findings, list(findings)
         every: list[Finding] = []
         heard: list[Finding] = []
         for finding in findings:
@@ -106,11 +112,15 @@ class Voice:
                 level = finding.level if finding.evidence.get("cleared") is True else standing(finding)
                 if level is not None:
                     heard.append(replace(every[-1], level=min(level, finding.level, key=LEVELS.index)))
+                self.unheard.note(finding, level is not None and heard[-1].level == finding.level)
             else:
                 told = _with(finding, mode=mode) if mode == "act" else finding
                 every.append(told)
                 heard.append(told)
         return every, heard
+
+    def _held_back(self, finding: Finding) -> bool:
+        return self.mode(finding) == "record" or self.muted(finding) is not None
 
     def forget(self, time: int) -> None:
         """Lets go of mutes that were over before `time`; the store keeps them."""

@@ -17,6 +17,7 @@ from agents.collector import Collector
 from agents.collectors import COLLECTORS
 from detectors import DETECTORS
 from detectors.detector import Detector
+from detectors.method.streams import Streams
 from pipeline import config
 from pipeline.api import routes_incidents, routes_mutes, routes_process, routes_read
 from pipeline.arguments import COMMANDS
@@ -199,3 +200,14 @@ def test_every_exact_version_that_is_installed_is_pinned_once() -> None:
     lines = [line for line in text("constraints.txt").splitlines() if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.+!-]+", line) for line in lines)
     assert len({line.partition("==")[0].lower() for line in lines}) == len(lines)
+
+
+def test_the_alerts_page_names_the_detectors_that_a_person_can_teach() -> None:
+    (paragraph,) = re.findall(r'"Not a fault" teaches .*?\n\n', text("docs/alerts.md"), re.DOTALL)
+    taught = {one.name for one in DETECTORS if one.forgive is not Detector.forgive or learns(one())}
+    assert set(re.findall(r"`(\w+)`", paragraph)) == taught
+
+
+def learns(detector: Detector) -> bool:
+    """Whether it has streams that the verdict of a person reaches by itself."""
+    return any(isinstance(getattr(detector, field.name), Streams) for field in fields(detector))

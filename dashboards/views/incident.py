@@ -18,7 +18,7 @@ _DONE: dict[Act, str] = {
     "acknowledge": "Acknowledged. Everybody who looks sees it.",
     "comment": "Comment written.",
     "resolve": "Resolved. It stays quiet until its cause was gone once and came back.",
-    "not_a_fault": "Resolved as no fault. What was seen counts as normal from now on.",
+    "not_a_fault": "Resolved as no fault. Detectors that learn take it for normal; others rest until it was gone.",
 }
 _WANTS_TEXT: dict[Act, str] = {"comment": "Write the comment first.", "not_a_fault": "Write why it is normal first."}
 TAUGHT = 3
@@ -171,8 +171,9 @@ def verdict(detail: Detail) -> str:
     more = [f"{len(pairs) - TAUGHT:,} more"] if len(pairs) > TAUGHT else []
     who = joined([*shown, *more]) or detail.incident.detector
     return (
-        f"Resolves this incident, and what was seen ({who}) counts as normal from now on. Choose it when nothing is "
-        "wrong: a fault that is taught as normal is not found again until it grows. To hush a fault, mute it."
+        f"Resolves this incident. Detectors that learn what is usual take what was seen ({who}) for normal and find it "
+        "again only when it grows; those that go by rules, such as errors of links and memory, XIDs and wrong digests, "
+        "stay quiet until it was gone once. Choose it when nothing is wrong. To hush a fault, mute it."
     )
 
 

@@ -101,7 +101,7 @@ def over(mutes: tuple[Mute, ...], now: int) -> list[tuple[str, str, str, str, st
             detector_name(m.detector),
             scope_name(m.scope),
             m.user,
-            f"{m.reason} ({'ended by hand' if m.ended else 'ran out'})",
+            f"{m.reason} ({f'ended by {m.ended_by}' if m.ended else 'ran out'})",
         )
         for m in mutes
     ]

@@ -22,7 +22,7 @@ def of_sum(limit: float, seconds: float, links: int) -> str:
     most = links * _NODES * DAY_S / seconds / readings
     return (
         f"sum at {limit:g}, read every {seconds:g} s: a sound link passes it at most once in {readings:.2g} readings;"
-        f" with {links} a node that is at most {most:.2g} alarms per 1,000 node-days"
+        f" with {links} a node that is at most {most:.2g} alarms per 1,000 node-days for each counter of errors"
     )
 
 

@@ -122,6 +122,10 @@ class StragglerJob(Detector):
             close(self.conditions, {key for key, _ in holds})
         return [finding for _, finding in holds if finding is not None]
 
+    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+        """The pace that the job has now is its usual one."""
+        self.paces.forget(np.array([slot for job, slot in self.jobs.items() if job == entity], np.intp))
+
     def _hear_faults(self, frames: Mapping[str, Frame]) -> None:
         """Keeps what was logged that stops jobs, by node or switch."""
         for frame in frames.values():
@@ -159,9 +163,8 @@ class StragglerJob(Detector):
         top = np.full(jobs, -np.inf)
         np.fmax.at(top, of[mine], steps[mine])
         seen = np.isfinite(top)
-        gone = time - self.seen > _SILENT
+        moved = seen & ((top != self.step) | (time - self.seen > _SILENT))  # less than before: the job began anew
         self.seen[seen] = time
-        moved = seen & ((top != self.step) | gone)  # less than before: the job began anew
         self.step[moved], self.stepped[moved] = top[moved], time
         power = self._gpus(frames, "gpu.power", of)
         learns = moved & np.isfinite(power)
@@ -232,9 +235,8 @@ class StragglerJob(Detector):
         if nics is None or "nic.tx_bytes" not in nics.values:
             return float("nan")
         above, there = nics.topology.above_of_kind, set(nodes)
-        sent = np.array(
-            [v for e, v in zip(nics.entities, nics["nic.tx_bytes"], strict=False) if above(e, "node") in there]
-        )
+        values = zip(nics.entities, nics["nic.tx_bytes"], strict=False)
+        sent = np.array([v for e, v in values if above(e, "node") in there])
         state = self.still.setdefault(name, {})
         before = state.get("sent")
         if before is None or len(before) != len(sent):
@@ -246,13 +248,12 @@ class StragglerJob(Detector):
 
     def _explained(self, frame: Frame, name: str, nodes: Sequence[str], onset: int) -> str:
         """Announced work, or what was logged on its nodes about when it stopped; empty if nothing."""
-        there = set(nodes)
         for entity in (name, *nodes):
             if self.samples.gates.in_work(entity, frame.topology, frame.time):
                 return f"announced work on {entity}"
         for entity, fault in self.faults.items():
             around = (entity, *frame.topology.above(entity))
-            reaches = not there.isdisjoint(around) or (entity.startswith("leaf:") and bool(there))
+            reaches = not set(around).isdisjoint(nodes) or (entity.startswith("leaf:") and bool(nodes))
             if reaches and fault["time"] >= onset - _BEFORE:
                 return f"{fault['said']} of {entity}"
         return ""
@@ -276,9 +277,9 @@ class StragglerJob(Detector):
             pace, since = self.paces.of(job), int(self.paces.since[job])
             if job not in names or pace.made not in ("network", "job"):
                 continue
-            held = frame.time - since >= self.hold * SECOND
+            late = self.tickets and frame.time - since >= self.hold * SECOND
             key = f"slow {names[job]}"
-            due = tell(self.conditions, key, frame.time, since, "ticket" if self.tickets and held else "suspect")
+            due = tell(self.conditions, key, frame.time, since, "ticket" if late else "suspect")
             found.append((key, self._slower(frame, names[job], job, due) if due else None))
         return found
 

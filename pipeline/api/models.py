@@ -22,7 +22,7 @@ class Note(_Strict):
 
 
 class Verdict(Note):
-    """What a person says when they resolve. not_a_fault: its detectors take what they see there for normal."""
+    """What a person says when they resolve. not_a_fault: its detectors that learn take it for normal."""
 
     not_a_fault: bool = False
 
@@ -47,6 +47,7 @@ class Mute(_Strict):
     ended: Time | None
     reason: str
     user: str
+    ended_by: str | None
     warning: str = ""
 
 

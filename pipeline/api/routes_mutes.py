@@ -43,6 +43,6 @@ def mute(request: Request, wanted: models.NewMute) -> Response:
 def end(request: Request, mute: str) -> Response:
     """Lets the detector speak again from now on."""
     try:
-        return answer(service_of(request).backend.unmute(mute))
+        return answer(service_of(request).backend.unmute(mute, cast(str, request.scope[USER])))
     except KeyError as error:
         raise HTTPException(404, f"mute {mute!r} is not known, or is over") from error

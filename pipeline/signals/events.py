@@ -58,7 +58,7 @@ _KINDS = (
     EventKind("flow_collapse", "any", "Coolant flow fell below a share of its usual value in two looks running, or recovered (state cleared)", ("state", "since", "value", "usual", "share", "signal", "why"), "edge rules over coolant.flow"),
     EventKind("pressure_collapse", "any", "Coolant pressure fell below a share of its usual value in two looks running, or recovered (state cleared)", ("state", "since", "value", "usual", "share", "signal", "why"), "edge rules over coolant.pressure, coolant.supply_pressure"),
     EventKind("temperature_rise", "any", "A temperature rises faster than its power explains, or no longer does (state cleared)", ("state", "since", "value", "rise", "seconds", "slope", "power_moved", "limit", "signal"), "edge rules over gpu.temperature and gpu.power, coolant.supply_temperature"),
-    EventKind("feedback", "any", "A person said of a finding that nothing is wrong: its detector takes that for normal", ("verdict", "detector", "incident", "user", "comment"), "a person, over the API"),
+    EventKind("feedback", "any", "A person said of a finding that nothing is wrong: a detector that learns takes that for normal", ("verdict", "detector", "incident", "user", "comment"), "a person, over the API"),
     EventKind("redfish", "any", "A BMC told of an event on its stream: of what it is about, else of the BMC; at most 120 a minute for each BMC", ("message", "message_id", "severity", "type", "event", "timestamp", "arguments", "origin", "log_entry"), "Redfish server-sent events"),
     EventKind("bmc_lost", "bmc", "A BMC does not answer any more", ("reason",), "redfish"),
     EventKind("bmc_back", "bmc", "A BMC that was lost answers again", ("latency",), "redfish"),

@@ -39,11 +39,12 @@ ON CONFLICT (detector, entity, onset) DO UPDATE SET
     level = CASE WHEN {rises} THEN excluded.level ELSE findings.level END,
     score = CASE WHEN {rises} THEN excluded.score ELSE findings.score END,
     summary = CASE WHEN {rises} THEN excluded.summary ELSE findings.summary END,
-    evidence = CASE WHEN {rises} THEN excluded.evidence ELSE findings.evidence END,
+    evidence = CASE WHEN {rises} THEN excluded.evidence ELSE json_merge_patch(findings.evidence, {held}) END,
     signals = CASE WHEN {rises} THEN excluded.signals ELSE findings.signals END
 """.format(
     rises=f"(list_position({list(LEVELS)}, excluded.level), coalesce(excluded.score, 0)) >= "
-    f"(list_position({list(LEVELS)}, findings.level), coalesce(findings.score, 0))"
+    f"(list_position({list(LEVELS)}, findings.level), coalesce(findings.score, 0))",
+    held="json_object('muted', excluded.evidence -> '$.muted', 'mode', excluded.evidence -> '$.mode')",
 )
 _INCIDENT = """
 INSERT INTO incidents

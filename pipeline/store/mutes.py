@@ -6,23 +6,23 @@ import duckdb
 
 from pipeline.voice import Mute
 
-_COLUMNS = 'id, detector, scope, epoch_us(since), epoch_us("until"), reason, "user", epoch_us(ended)'
+_COLUMNS = 'id, detector, scope, epoch_us(since), epoch_us("until"), reason, "user", epoch_us(ended), ended_by'
 
 
 def add(connection: duckdb.DuckDBPyConnection, mute: Mute) -> None:
     connection.execute(
         """INSERT INTO mutes VALUES ($1, $2, $3, make_timestamptz($4::BIGINT), make_timestamptz($5::BIGINT), $6, $7,
-           make_timestamptz($8::BIGINT))""",
-        [mute.id, mute.detector, mute.scope, mute.since, mute.until, mute.reason, mute.user, mute.ended],
+           NULL, NULL)""",
+        [mute.id, mute.detector, mute.scope, mute.since, mute.until, mute.reason, mute.user],
     )
 
 
-def end(connection: duckdb.DuckDBPyConnection, id_: str, time: int) -> None:
-    """Ends one now; one that was over stays as it was."""
+def end(connection: duckdb.DuckDBPyConnection, id_: str, user: str, time: int) -> None:
+    """Somebody ends one now; one that was over stays as it was."""
     connection.execute(
-        """UPDATE mutes SET ended = make_timestamptz($2::BIGINT)
+        """UPDATE mutes SET ended = make_timestamptz($2::BIGINT), ended_by = $3
            WHERE id = $1 AND ended IS NULL AND "until" > make_timestamptz($2::BIGINT)""",
-        [id_, time],
+        [id_, time, user],
     )
 
 

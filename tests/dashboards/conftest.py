@@ -95,6 +95,7 @@ def mute_table(identity: str, **changes: Any) -> dict[str, Any]:
         "ended": None,
         "reason": "new paste",
         "user": "ann",
+        "ended_by": None,
         **changes,
     }
 

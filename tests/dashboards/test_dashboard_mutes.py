@@ -17,7 +17,7 @@ def detectors_script() -> None:
 
 def test_not_a_fault_says_what_it_does_and_reaches_the_api(api: Any) -> None:
     test = page(incident_script, id="A1")
-    assert "what was seen (straggler on rank 17 of job 81) counts as normal from now on" in shown(test)
+    assert "take what was seen (straggler on rank 17 of job 81) for normal" in shown(test)
     test.text_input(key="why").set_value("always so")
     test.button(key="not_a_fault").click().run()
     assert api.posted == [("incidents/A1/resolve", {"comment": "always so", "not_a_fault": True})]
@@ -67,7 +67,7 @@ def test_a_mute_elsewhere_or_over_is_not_told_on_an_incident(api: Any) -> None:
 
 
 def test_the_page_lists_mutes_modes_and_detectors_and_ends_a_mute(api: Any) -> None:
-    api.mutes = [mute_table("m1"), mute_table("m2", scope="*", reason="old", ended=iso(NOW))]
+    api.mutes = [mute_table("m1"), mute_table("m2", scope="*", reason="old", ended=iso(NOW), ended_by="bob")]
     rule = {"detector": "straggler", "scope": "rack:r2", "mode": "record"}
     api.panel = {
         "detectors": [detector_table(modes=[rule]), detector_table(name="coolant", off=["coolant.flow"], errors=2)],
@@ -84,7 +84,7 @@ def test_the_page_lists_mutes_modes_and_detectors_and_ends_a_mute(api: Any) -> N
         "failed on 2 frames",
         "suspects per 1,000 node-days",
         "A stage that is slow as a whole.",
-        "old (ended by hand)",
+        "old (ended by bob)",
     ):
         assert part in text
     test.button(key="end-m1").click().run()

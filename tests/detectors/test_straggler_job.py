@@ -131,6 +131,22 @@ def test_collectives_that_take_longer_name_the_network(tickets):
     assert found[-1].evidence["attribution"] == "NETWORK"
 
 
+def test_a_job_whose_pace_is_called_no_fault_takes_it_for_usual():
+    detector, said = StragglerJob(), 330
+
+    def change(tick, values):
+        longer(tick, values, 0.0, 1.5 if tick < 700 else 4.0)
+        if tick == said:
+            detector.forgive("job:8", {})
+            detector.forgive("job:7", {})
+
+    ticks = [round((f.time - CASE.time(0)) / (CASE.time(1) - CASE.time(0))) for f in shown(change, 900, detector)]
+    before, after = [t for t in ticks if t < said], [t for t in ticks if t >= said]
+    assert before, "it was found"
+    assert after, "it is found again"
+    assert min(after) >= 700, "but only once it is slower still"
+
+
 def test_a_stage_that_computes_longer_is_the_jobs_own_and_stays_a_suspect():
     found = shown(lambda tick, values: longer(tick, values, 1.5, 0.0, slice(16, SIZE)), 420)
     assert levels(found) == {("job:7", "suspect")}

@@ -7,6 +7,7 @@ import pytest
 from pipeline.engine import Engine
 from pipeline.errors import ConfigError, UsageError
 from pipeline.modes import ModeRule
+from pipeline.records import Finding
 from pipeline.store import mutes
 from pipeline.topology import Topology
 from pipeline.voice import doubt
@@ -26,14 +27,14 @@ class Forgiving(HotForThree):
 
 
 class Voiced(Running):
-    def __init__(self, site, modes=()):
+    def __init__(self, site, modes=(), judge=Forgiving):
         super().__init__(site)
-        self.now, self.modes = T0, modes
+        self.now, self.modes, self.kind = T0, modes, judge
 
     def start(self):
         self.ingest = self.site.open()
         self.devices = self.ingest.devices
-        self.judge = Forgiving()
+        self.judge = self.kind()
         self.engine = Engine(
             self.site.database,
             self.devices,
@@ -53,8 +54,8 @@ class Voiced(Running):
         self.run(T0 + (first + len(temperatures)) * STEP)
 
 
-def started(site, modes=()):
-    running = Voiced(site, modes)
+def started(site, modes=(), judge=Forgiving):
+    running = Voiced(site, modes, judge)
     running.start()
     return running
 
@@ -72,6 +73,21 @@ def test_a_muted_detector_opens_nothing_but_what_it_found_is_stored(site):
     assert evidence == "new paste"
 
 
+def test_a_mute_on_what_fades_is_told_with_it_and_so_is_its_end(site):
+    """Else the page of an incident would show the evidence of its height: without the mute, or with one long over."""
+    running = started(site)
+    reason = "SELECT DISTINCT evidence ->> '$.muted.reason' FROM findings WHERE entity = 'gpu:n1.0'"
+    running.play(1, [99] * 5)
+    assert site.rows(reason) == [(None,)]
+    made = running.engine.mute("hot", "*", 6000, "new paste", "ann")
+    running.play(6, [95] * 3)
+    assert site.rows(reason) == [("new paste",)]
+    running.engine.unmute(made.id, "bob")
+    running.play(9, [94] * 3)
+    assert site.rows(reason) == [(None,)]
+    assert site.rows("SELECT max(score) FROM findings WHERE entity = 'gpu:n1.0'") == [(99.0,)], "the height stays"
+
+
 def test_a_mute_outlives_a_restart_and_ends_by_itself(site):
     running = started(site)
     running.engine.mute("hot", "gpu:n1.0", 60, "new paste", "ann")
@@ -82,16 +98,39 @@ def test_a_mute_outlives_a_restart_and_ends_by_itself(site):
     assert [cause for cause, _ in incidents(site)] == ["gpu:n1.0", "gpu:n1.1"]
 
 
+class OnceLogged(Forgiving):
+    """Tells the first page of each GPU alone, and that it holds."""
+
+    def observe(self, frames):
+        before = set(self.since)
+        super().observe(frames)
+        frame = frames["gpu"]
+        new = sorted(set(self.since) - before)
+        return [Finding(frame.time, frame.time, e, "hot", "page", 1.0, f"{e} is gone", {"holds": True}) for e in new]
+
+
+def test_what_was_told_once_under_a_mute_is_told_when_it_ends_also_after_a_restart(site):
+    running = started(site, judge=OnceLogged)
+    running.engine.mute("hot", "*", 60, "new paste", "ann")
+    running.play(1, [95] * 3)
+    assert incidents(site) == []
+    running.start()
+    running.play(4, [40] * 6)
+    assert incidents(site) == [("gpu:n1.0", "open"), ("gpu:n1.1", "open")]
+    (muted,) = {row[0] for row in site.rows("SELECT evidence ->> '$.muted' FROM findings")}
+    assert muted is None, "and its evidence says so no longer"
+
+
 def test_a_mute_can_be_ended(site):
     running = started(site)
     made = running.engine.mute("hot", "*", 6000, "new paste", "ann")
     running.now = T0 + STEP
-    assert running.engine.unmute(made.id).ended == T0 + STEP
+    assert running.engine.unmute(made.id, "bob").ended == T0 + STEP
     running.play(2, [95] * 5)
     assert incidents(site)
     assert mutes.standing(site.database.connection, T0 + 3 * STEP) == []
     with pytest.raises(KeyError):
-        running.engine.unmute("nothing")
+        running.engine.unmute("nothing", "bob")
 
 
 def test_a_mute_of_a_detector_that_is_not_there_is_refused(site):
@@ -156,9 +195,9 @@ def test_muting_what_is_open_keeps_it_open_and_tells_nothing_more(site):
 def test_a_mute_is_ended_once(site):
     running = started(site)
     made = running.engine.mute("hot", "*", 6000, "new paste", "ann")
-    running.engine.unmute(made.id)
+    running.engine.unmute(made.id, "bob")
     with pytest.raises(KeyError):
-        running.engine.unmute(made.id)
+        running.engine.unmute(made.id, "bob")
 
 
 def test_a_mute_on_what_nobody_knows_is_taken_and_told(site):

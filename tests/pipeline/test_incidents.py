@@ -368,6 +368,28 @@ def test_a_persons_resolve_mutes_until_it_was_quiet_once(case: Case) -> None:
     assert kinds(case.see(found("gpu:n1.2", "sdc", onset=case.time))) == ["opened"]
 
 
+def test_what_begins_below_a_resolved_cause_speaks_once_the_cause_was_quiet(case: Case) -> None:
+    """One bad member may not keep its node or leaf mute for ever, for itself or for those beside it."""
+    case.see(found("node:n1"))
+    case.desk.resolve(case.only().id, "ada", "ended the daemon", case.time)
+    began = case.time
+    told = [c for _ in range(0, QUIET + STEP, STEP) for c in case.see(found("rank:81.7", onset=began))]
+    assert [(c.kind, c.incident.cause, c.incident.onset) for c in told] == [("opened", "gpu:n1.3", began)]
+    also = case.see(found("rank:81.7", onset=began), found("gpu:n1.0", onset=case.time))
+    assert [(c.kind, c.incident.cause) for c in also] == [("opened", "gpu:n1.0")]
+
+
+def test_a_member_that_was_resolved_with_its_cause_stays_mute_while_it_lasts(case: Case) -> None:
+    ports = [f"port:n{n}.mlx5_2" for n in range(4)]
+    case.see(*(found(port, "link") for port in ports))
+    assert case.only().cause == "leaf:l2"
+    case.desk.resolve(case.only().id, "ada", "the leaf is being swapped", case.time)
+    for _ in range(20):
+        assert case.see(found(ports[0], "link"), seconds=60) == []
+    (told,) = case.see(found(ports[0], "link"), found("port:n6.mlx5_2", "link", onset=case.time))
+    assert (told.kind, told.incident.cause) == ("opened", "port:n6.mlx5_2")
+
+
 def test_a_persons_resolve_lets_what_is_louder_through(case: Case) -> None:
     """Who closed a suspect has not seen the page that comes of it; a page that was closed is known."""
     case.see(found("gpu:n1.2", "xid", "suspect"))

@@ -10,12 +10,13 @@ import pytest
 from pipeline.errors import Unreachable, UsageError
 from pipeline.records import SECOND, Event, Rows
 from pipeline.signals import CATALOGUE, CLASSES, Signal, of_class
-from pipeline.store import schema
+from pipeline.store import mutes, schema
 from pipeline.store.append import append_rows
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.store.reread import CHUNK, reread
 from pipeline.store.retention import expire
+from pipeline.voice import Mute
 
 T0 = 1_780_000_000 * SECOND
 
@@ -123,6 +124,21 @@ def put(database, *samples):
         devices.save(connection)
         rows = Rows("gpu", stamps, np.zeros(len(time), np.int32), {"gpu.temperature": np.array(value, "f4")})
         append_rows(connection, rows)
+
+
+def test_mutes_of_before_it_was_kept_who_ended_them_stay(tmp_path):
+    path = tmp_path / "old.duckdb"
+    old = Database(path)
+    mutes.add(old.connection, Mute("m1", "straggler", "rack:r1", T0, T0 + SECOND, "new paste", "ann"))
+    old.connection.execute("ALTER TABLE mutes DROP COLUMN ended_by")
+    old.close()
+    new = Database(path)
+    (found,) = mutes.every(new.connection)
+    assert (found.id, found.ended_by) == ("m1", None)
+    mutes.end(new.connection, "m1", "bob", T0)
+    (found,) = mutes.every(new.connection)
+    assert (found.ended, found.ended_by) == (T0, "bob")
+    new.close()
 
 
 def test_retention_removes_what_is_older_and_keeps_the_newest_offset(database):

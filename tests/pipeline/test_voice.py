@@ -24,7 +24,7 @@ def mute(detector="straggler", scope="node:n0", since=T0, until=T0 + 100 * SECON
 
 
 def heard(voice, *findings):
-    return [f.entity for f in voice.judged(findings, nothing_stands)[1]]
+    return [f.entity for f in voice.judged(findings, nothing_stands, T0)[1]]
 
 
 def nothing_stands(finding):
@@ -32,20 +32,20 @@ def nothing_stands(finding):
 
 
 def test_without_rules_everything_is_heard_as_it_is():
-    every, told = Voice(TOPOLOGY).judged([found()], nothing_stands)
+    every, told = Voice(TOPOLOGY).judged([found()], nothing_stands, T0)
     assert every == told == [found()]
 
 
 def test_recording_stores_and_tells_nobody():
     every, told = Voice(TOPOLOGY, [ModeRule("record", "straggler")]).judged(
-        [found(), found(detector="link")], nothing_stands
+        [found(), found(detector="link")], nothing_stands, T0
     )
     assert [f.evidence.get("mode") for f in every] == ["record", None]
     assert [f.detector for f in told] == ["link"]
 
 
 def test_acting_is_told_to_the_desk():
-    _, told = Voice(TOPOLOGY, [ModeRule("act", "straggler", "rack:r1")]).judged([found()], nothing_stands)
+    _, told = Voice(TOPOLOGY, [ModeRule("act", "straggler", "rack:r1")]).judged([found()], nothing_stands, T0)
     assert told[0].evidence["mode"] == "act"
 
 
@@ -72,7 +72,7 @@ def test_a_mute_silences_its_detector_on_its_scope_and_below():
 
 
 def test_what_is_muted_is_stored_with_the_reason():
-    every, told = Voice(TOPOLOGY, mutes=[mute()]).judged([found()], nothing_stands)
+    every, told = Voice(TOPOLOGY, mutes=[mute()]).judged([found()], nothing_stands, T0)
     assert told == []
     assert every[0].evidence["muted"]["reason"] == "being repaired"
 
@@ -140,10 +140,59 @@ def test_a_wrong_mode_is_refused_with_its_place(tmp_path, text, message):
 
 def test_a_mute_ends_nothing_that_still_is_and_makes_it_no_louder():
     """Its incident stays open: that is not the quiet that ends one."""
-    _, told = Voice(TOPOLOGY, mutes=[mute()]).judged([found()], lambda finding: "suspect")
+    _, told = Voice(TOPOLOGY, mutes=[mute()]).judged([found()], lambda finding: "suspect", T0)
     assert [f.level for f in told] == ["suspect"]
 
 
 def test_that_something_was_cleared_is_heard_through_a_mute():
     cleared = Finding(T0, T0, "gpu:n0.0", "straggler", "page", 1.0, "gpu:n0.0 is well", {"cleared": True}, ("s",))
     assert heard(Voice(TOPOLOGY, mutes=[mute()]), cleared) == ["gpu:n0.0"]
+
+
+LATER = T0 + 3 * 3600 * SECOND
+
+
+def logged_once(level="page", **more):
+    return Finding(T0, T0, "gpu:n0.0", "xid", level, 1.0, "gpu:n0.0 fell off the bus", {"holds": True, **more}, ("s",))
+
+
+def test_what_was_logged_once_under_a_mute_comes_up_when_the_mute_ends():
+    voice = Voice(TOPOLOGY, mutes=[mute("xid", until=LATER)])
+    assert heard(voice, logged_once()) == []
+    assert voice.judged([], nothing_stands, LATER - SECOND) == ([], [])
+    every, told = voice.judged([], nothing_stands, LATER)
+    assert every == told
+    assert [(f.entity, f.level, f.onset, f.time) for f in told] == [("gpu:n0.0", "page", T0, LATER)]
+    assert "muted" not in told[0].evidence
+    assert voice.judged([], nothing_stands, LATER + SECOND) == ([], []), "once is enough"
+
+
+def test_what_was_logged_once_comes_up_when_it_is_recorded_no_longer():
+    voice = Voice(TOPOLOGY, [ModeRule("record", "xid")])
+    assert heard(voice, logged_once()) == []
+    after = Voice(TOPOLOGY, [ModeRule("act", "xid")])
+    after.unheard.restore(voice.unheard.snapshot())
+    (told,) = after.judged([], nothing_stands, LATER)[1]
+    assert (told.level, told.evidence) == ("page", {"holds": True, "mode": "act"})
+
+
+def test_what_was_cleared_under_a_mute_does_not_come_up():
+    voice = Voice(TOPOLOGY, mutes=[mute("xid", until=LATER)])
+    voice.judged([logged_once()], nothing_stands, T0)
+    voice.judged([logged_once(cleared=True)], nothing_stands, T0 + SECOND)
+    assert voice.judged([], nothing_stands, LATER) == ([], [])
+
+
+def test_what_its_incident_tells_already_does_not_come_up_but_what_became_worse_does():
+    for standing, comes in (("page", 0), ("suspect", 1)):
+        voice = Voice(TOPOLOGY, mutes=[mute("xid", until=LATER)])
+        voice.judged([logged_once()], lambda finding, level=standing: level, T0)
+        assert len(voice.judged([], nothing_stands, LATER)[1]) == comes
+
+
+def test_what_is_told_anew_when_the_mute_ends_is_told_once():
+    voice = Voice(TOPOLOGY, mutes=[mute("xid", until=LATER)])
+    voice.judged([logged_once()], nothing_stands, T0)
+    anew = Finding(LATER, LATER, "gpu:n0.0", "xid", "page", 2.0, "again", {"holds": True}, ("s",))
+    assert voice.judged([anew], nothing_stands, LATER)[1] == [anew]
+    assert voice.judged([], nothing_stands, LATER + SECOND) == ([], [])

@@ -85,11 +85,11 @@ class StoreBackend:
             mutes.add(connection, mute)
         return {**mute.as_json(), "warning": doubt(scope, self.topology, CLOCKS.__contains__)}
 
-    def unmute(self, mute: str) -> Mapping[str, Any]:
+    def unmute(self, mute: str, user: str) -> Mapping[str, Any]:
         found = {m.id: m for m in mutes.every(self.database.connection)}[mute]
         with self.database.transaction() as connection:
-            mutes.end(connection, mute, NOW + SECOND)
-        return replace(found, ended=NOW + SECOND).as_json()
+            mutes.end(connection, mute, user, NOW + SECOND)
+        return replace(found, ended=NOW + SECOND, ended_by=user).as_json()
 
     def detectors(self) -> Sequence[Mapping[str, Any]]:
         return [{**row, "modes": self.modes()} for row in Runner(configured()).listing()]

@@ -49,7 +49,8 @@ def test_a_mute_is_made_listed_and_ended(mutes: Call) -> None:
     )
     code, out, err = mutes()
     assert (code, err) == (0, "")
-    assert out.splitlines()[0].split() == ["id", "detector", "scope", "since", "until", "ended", "user", "reason"]
+    head = ["id", "detector", "scope", "since", "until", "ended", "ended_by", "user", "reason"]
+    assert out.splitlines()[0].split() == head
     assert "rack:r1" in out
     assert mutes("list") == (0, out, "")
     assert mutes("end", made["id"])[0] == 0

@@ -24,6 +24,8 @@ def test_a_mute_is_made_listed_and_ended(client: httpx.Client) -> None:
     over = client.post(f"{MUTES}/{made.id}/end", json={})
     assert over.status_code == 200
     assert models.Mute.model_validate(over.json()).ended is not None
+    (listed,) = models.Mutes.model_validate(client.get(MUTES).json()).mutes
+    assert (listed.ended_by, made.ended_by) == ("local", None), "who lets it speak again is kept too"
 
 
 @pytest.mark.parametrize(
