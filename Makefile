@@ -4,9 +4,11 @@ BIN := .venv/bin
 SCORE_DIR ?= .score
 SCALE ?= full
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+HASHED := --require-hashes --constraint constraints.txt
+UPGRADE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint types parts docs bench score compose-test clean
+.PHONY: help install run test lint types parts docs bench score compose-test constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,11 +37,18 @@ score: .venv/.installed ## judge the simulated suites and write docs/detection.m
 	@test -f $(SCORE_DIR)/trials.json || $(BIN)/python -m benchmarks.detection.trials --results $(SCORE_DIR)
 	@$(BIN)/python -m benchmarks.detection.suite --scale $(SCALE) $(if $(HOURS),--hours $(HOURS)) --results $(SCORE_DIR)
 
-parts: ## install what tests need beyond Python: Chromium, Java, Maven, Kafka's jars (Debian or Ubuntu, as root)
+parts: ## install what tests need beyond Python: Chromium, Java, Maven, Kafka's jars, PyTorch (Debian or Ubuntu, as root)
 	@PYTHON="$(PYTHON)" deploy/parts.sh
 
 compose-test: .venv/.tests-installed ## bring docker-compose.yml up for real, kill its broker, take it down (RESULTS=folder)
 	@PYTHON=$(BIN)/python deploy/compose_test/run $(RESULTS)
+
+constraints: .venv/.made ## write constraints.txt anew for pyproject.toml, with the hashes of all files (UPGRADE=--upgrade: newest versions)
+	@$(PYTHON) -m venv .venv/uv && .venv/uv/bin/python -m pip --disable-pip-version-check --quiet install uv
+	@head -2 constraints.txt > .venv/head && .venv/uv/bin/uv pip compile --quiet --universal --python-version 3.11 $(UPGRADE) \
+	    --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+	    --extra all --group pyproject.toml:dev pyproject.toml deploy/build.txt --output-file constraints.txt
+	@cat .venv/head constraints.txt > .venv/both && cp .venv/both constraints.txt
 
 clean: ## remove .venv and caches
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
@@ -48,15 +57,18 @@ clean: ## remove .venv and caches
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Fleetpulse needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Say which: make install PYTHON=python3.11")'
 	@$(PYTHON) -m venv .venv
-	@$(PIP) install --upgrade 'pip>=25.1'
+	@sed -n '/^pip==/,/[^\\]$$/p' constraints.txt > .venv/pip.txt # an older pip knows hashes in requirements alone
+	@$(PIP) install --require-hashes --requirement .venv/pip.txt
 	@touch $@
 
 .venv/.installed: .venv/.made pyproject.toml constraints.txt
 	@echo "installing into .venv ..." >&2
-	@$(PIP) install --constraint constraints.txt --editable '.[all]'
+	@$(BIN)/python deploy/requirements.py all > .venv/requirements.txt
+	@$(PIP) install $(HASHED) --requirement .venv/requirements.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 .venv/.tests-installed: .venv/.installed
 	@echo "installing what tests need into .venv ..." >&2
-	@$(PIP) install --constraint constraints.txt --group dev
+	@$(PIP) install $(HASHED) --group dev
 	@touch $@

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ON_NODES = ("agent", "once", "record", "doctor")
 SERVICES = ("agent", "pipeline", "dashboard", "up", "demo", "simulate")
+KEEP_STATE = ("agent", "pipeline", "dashboard", "up", "demo", "init")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +45,8 @@ def _run(given: argparse.Namespace) -> int:
     try:
         if given.command in ON_NODES:
             _stay_small()
+        if given.command in KEEP_STATE:
+            _keep_private()
         if given.command in SERVICES:
             _mind_signals()
         code: int = RUN[given.command](given)
@@ -66,6 +69,15 @@ def _stay_small() -> None:
     import os
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _keep_private() -> None:
+    """Whatever this process and its children create is closed to other users."""
+    import os
+
+    from pipeline.private import UMASK
+
+    os.umask(UMASK)
 
 
 def _mind_signals() -> None:
@@ -97,6 +109,16 @@ def _config(given: argparse.Namespace) -> Config:
     return load(given.config)
 
 
+def _config_of_service(given: argparse.Namespace) -> Config:
+    """The configuration; says on stderr which files with state or secrets are open to other users."""
+    from pipeline import private
+
+    config = _config(given)
+    for warning in private.warnings(config):
+        _say(f"fleetpulse: warning: {warning}")
+    return config
+
+
 def _command() -> list[str]:
     """How a child calls this very file."""
     import os
@@ -111,7 +133,7 @@ def _print(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: str)
 
 
 def _agent(given: argparse.Namespace) -> int:
-    config = _config(given)
+    config = _config_of_service(given)
     if given.replay_recording is None and given.speed is None:
         from agents import agent
 
@@ -122,7 +144,7 @@ def _agent(given: argparse.Namespace) -> int:
 
 
 def _pipeline(given: argparse.Namespace) -> int:
-    config = _config(given)
+    config = _config_of_service(given)
     import detectors
     from detectors.runner import Runner
     from pipeline import service, talk
@@ -132,7 +154,7 @@ def _pipeline(given: argparse.Namespace) -> int:
 
 
 def _dashboard(given: argparse.Namespace) -> int:
-    config = _config(given)
+    config = _config_of_service(given)
     from dashboards import serve
 
     return serve.run(config)
@@ -156,7 +178,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
     config = _config(given)
     collectors = doctor.examine(config, [examination.asking(config)])  # first: it forks, before others bring threads
-    checks = doctor.examine(config) + collectors
+    checks = [*doctor.examine(config), *doctor.examine(config, [examination.agent]), *collectors]
     if given.output == "table":
         sys.stdout.write(doctor.as_text(checks))
     else:
@@ -200,7 +222,7 @@ def _record(given: argparse.Namespace) -> int:
 def _init(given: argparse.Namespace) -> int:
     from pipeline import setup
 
-    return setup.init(_config(given), _say)
+    return setup.init(_config(given), _say, given.acls)
 
 
 def _sql(given: argparse.Namespace) -> int:

@@ -11,10 +11,10 @@ import sys
 import threading
 import time as clock_time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from agents import disk, journal
-from agents.batches import batch, inventory_event, merged
+from agents.batches import batch, inventory_event, merged, sendable
 from agents.collector import Collector, Device, Rhythm
 from agents.collectors import configured
 from agents.edge import Edge
@@ -32,9 +32,13 @@ from agents.xids import folding_for
 from pipeline import wire
 from pipeline.config import Config
 from pipeline.errors import ConfigError
+from pipeline.names import cleaned
 from pipeline.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Origin, iso
 from pipeline.stopping import Stop
 from pipeline.transport.segments import folder_name
+
+if TYPE_CHECKING:
+    from agents.sender import Sender
 
 __all__ = ["Agent", "Clock", "Look", "SystemClock", "once", "render_once", "run"]
 
@@ -44,8 +48,8 @@ PATIENCE = 0.5
 """Share of the interval that a tick waits for its collectors; chosen, what comes later goes with the next tick."""
 STOP_S = 1.0
 """How long stopping waits for the collectors to close; with the last sync the agent ends within 2 s."""
-MIND_S = 10.0
-"""How often the collectors are minded while ticks are further apart; chosen: a hang is told within 30 s."""
+MIND_S = 4.0
+"""How often the collectors are minded while ticks are further apart; with the longest deadline below 30 s."""
 UPLINK_S = 0.8
 """How much longer it waits for the sender to Kafka, which has then had all that time: what is left of the 2 s."""
 
@@ -101,15 +105,16 @@ class Agent:
         self._last = self._late = self._gaps = 0
         self._stop: threading.Event | None = None
         self.looking = Looking(collectors, node, interval, self.clock.monotonic, self._stopping)  # first: it forks
-        self.spools = Spools(config.spool, self._origin, self._say, self.clock)
+        self.uplink: Sender | None = None
+        self.spools = Spools(config.spool, self._origin, self._say, self.clock, self._wake)
         home = config.spool.directory / folder_name(node)
-        self._generations = Generations(home / "generations.json", self._origin.boot_id)
+        self._generations = Generations(home / "generations.json", self._origin.boot_id, self.spools)
         self._vitals = Vitals(node, self.looking, Rhythm(node, self.clock.now))
         self._folding, self._edge = folding_for(collectors), Edge(config.edge)
-        self._fitness = open_fitness(config, self._origin, self._say)
+        self._fitness = open_fitness(config, self._origin, self._say, files=self.spools)
         self._telemetry = open_telemetry(config, self._origin, self._say)
         self._notify = notify or Notify({})
-        self.uplink = open_uplink(config, config.pipeline.transport, [node], self._say_uplink, "agent")
+        self.uplink = open_uplink(config, config.pipeline.transport, [node], self._say_uplink, "agent", self.spools)
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -135,8 +140,10 @@ class Agent:
                 return True
             self.looking.mind()
             now = self.clock.now()
-            self._put_events([event for worker in self.looking.workers for event in self._follow(worker, now)])
-            self._fitness.take((), (), self.looking.workers, now)
+            changes = [event for worker in self.looking.workers for event in self._follow(worker, now)]
+            disk = self.spools.mind()
+            self._put_events([*changes, *disk])
+            self._fitness.take((), disk, self.looking.workers, now)
             self._notify.alive(self._status())
         return self.clock.wait(left, stop)
 
@@ -160,13 +167,11 @@ class Agent:
             self._say(*said)
         lost = self.uplink.take_events() if self.uplink else []
         self._gaps += len(lost)
-        edges = self._edge.take(time, readings)
-        self._put_events([*edges, *seen, *changes, *resets, *self._inventory(time, delivered), *lost])
-        self._fitness.take(readings, [*edges, *seen, *resets], self.looking.workers, time)
+        edges, disk = self._edge.take(time, readings), self.spools.mind()
+        self._put_events([*edges, *seen, *changes, *resets, *self._inventory(time, delivered), *lost, *disk])
+        self._fitness.take(readings, [*edges, *seen, *resets, *disk], self.looking.workers, time)
         if found := batch(self._origin, time, [*readings, *generations]):
             self.spools.put(TELEMETRY, lambda: wire.encode(found), wire.TELEMETRY_KIND)
-        if self.uplink:
-            self.uplink.wake()
         if self._telemetry:
             if found:
                 self._telemetry.take(found)
@@ -189,8 +194,13 @@ class Agent:
 
     def _put_events(self, events: list[Event]) -> None:
         if events:
-            whole = EventBatch(self._origin, tuple(sorted(events, key=lambda e: e.time)))
+            whole = EventBatch(self._origin, tuple(map(sendable, sorted(events, key=lambda e: e.time))))
             self.spools.put(EVENTS, lambda: wire.encode_events(whole), wire.EVENTS_KIND)
+
+    def _wake(self) -> None:
+        """Called by the thread that writes: there is something to send."""
+        if self.uplink:
+            self.uplink.wake()
 
     # --- collectors --------------------------------------------------------------------------------------------------
 
@@ -233,6 +243,7 @@ class Agent:
     def _known(self) -> dict[str, float]:
         """What the agent knows of its spools."""
         known: dict[str, float] = {"agent.spool_bytes": self.spools.size, "agent.dropped": self.spools.lost}
+        known["agent.spool_wait"] = self.spools.wait
         return known | ({"agent.unsent": self.uplink.unsent} if self.uplink else {})
 
     def _snapshot(self, time: int, delivered: dict[Worker, Delivery]) -> Snapshot:
@@ -242,6 +253,7 @@ class Agent:
             tuple(TelemetryLook(worker.collector.name, d.state, d.took) for worker, d in delivered.items()),
             restarts={worker.collector.name: worker.restarts for worker in self.looking.workers},
             spool_bytes=self.spools.size,
+            spool_wait=self.spools.wait,
             dropped=self.spools.lost,
             gaps=self._gaps + self.spools.gaps,
             unsent=self.uplink.unsent if self.uplink else None,
@@ -263,7 +275,7 @@ class Agent:
         """One line per change of what is to be said of a subject."""
         if self._said.get(subject) != text:
             self._said[subject] = text
-            self._log.write(f"{iso(self.clock.now())} {subject}: {text}\n")
+            self._log.write(f"{iso(self.clock.now())} {cleaned(f'{subject}: {text}')}\n")
             self._log.flush()
 
 

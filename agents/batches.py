@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.collector import Device, Reading
+from pipeline.names import MAX_NAME, cleaned, entity_fault
 from pipeline.records import Batch, Block, Event, Origin
 from pipeline.signals import CATALOGUE, Signal
 
@@ -107,9 +109,26 @@ def batch(origin: Origin, time: int, readings: Iterable[Reading]) -> Batch | Non
     return Batch(origin, np.array([time], np.int64), found) if found else None
 
 
+def sendable(event: Event) -> Event:
+    """The event with text that the pipeline accepts: bad characters are spaces, what is too long is cut off."""
+    return replace(event, data=_clean(dict(event.data)))
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return cleaned(value)
+    if isinstance(value, dict):
+        return {cleaned(key, MAX_NAME) if isinstance(key, str) else key: _clean(v) for key, v in value.items()}
+    return [_clean(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
 def inventory_event(time: int, node: str, devices: Mapping[str, Device]) -> Event:
-    """Which entities there are, with parents and attributes; the node itself is always among them."""
-    whole = {f"node:{node}": Device(), **devices}
+    """Which entities there are, with parents and attributes; the node itself is always among them.
+
+    Left out are entities with names that the pipeline does not accept: one of them would take the whole inventory.
+    """
+    named = {e: d for e, d in devices.items() if entity_fault((e, *d.parents)) is None}
+    whole = {f"node:{node}": Device(), **named}
     entities = {e: {"parents": list(d.parents), "attributes": dict(d.attributes)} for e, d in whole.items()}
     return Event(time, f"node:{node}", "inventory", {"entities": entities})
 

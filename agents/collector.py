@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 
 from pipeline.records import SECOND, Event
 
+HANG_S = 20.0
+"""A source that a collector's own thread has waited for so long is reported as not answering, however long the thread
+may go on waiting. Chosen: with a look, a tick and a frame within the 30 s that are promised."""
+
 
 def wall_clock() -> int:
     """UTC microseconds now."""

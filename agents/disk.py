@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
+from pipeline import private
 from pipeline.errors import SpoolError
 from pipeline.transport import segments
 
 _LEAST_CAP = 1 << 16
 """Chosen: a handful of messages; on a disk so small that 5 % are less, the disk is full first, and is met as such."""
+
+
+class SmallFiles(Protocol):
+    """Who writes small files beside the spools. answers: whether the disk answered at the start, so can be read."""
+
+    answers: bool
+
+    def later(self, path: Path, write: Callable[[], object]) -> None: ...
+
+
+class AtOnce:
+    """Writes them in the calling thread, which then waits for the disk."""
+
+    answers = True
+
+    def later(self, path: Path, write: Callable[[], object]) -> None:
+        write()
 
 
 def boot_id() -> bytes:
@@ -22,7 +42,7 @@ def boot_id() -> bytes:
 
 
 def locked(path: Path) -> int:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, private.FILE)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -58,7 +78,7 @@ def cut(path: Path, size: int) -> None:
 
 
 def write_mark(path: Path, mark: segments.Mark) -> None:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, private.FILE)
     try:
         os.pwrite(handle, segments.pack_mark(mark), 0)
         os.fsync(handle)

@@ -7,14 +7,18 @@ makes it: what the agent may, its own log says.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 from agents import rights
+from agents.check import status
 from agents.collector import Collector
 from agents.collectors import configured
 from agents.gpu_failures import failures
@@ -49,12 +53,50 @@ _MEND_FAR = {
     "redfish": "look at its url, password_file and ca_file in [[collector.redfish.bmcs]]; then docs/redfish.md",
     "prometheus": "look at its url, token_file and ca_file in [[collector.prometheus.endpoints]]; then curl the url",
 }
+_MEANING_AGENT = "nothing of this node is sent"
 _MEANING_CLOCK = "events and samples of this node lie wrong beside those of others"
 
 
 def asking(config: Config) -> Callable[[Config], list[Check]]:
     """`collectors`, made ready. Raises ConfigError: a wrong setting is no finding, it ends doctor as any command."""
     return partial(collectors, asked=configured(config.collector, config.source, config.agent.collectors))
+
+
+def agent(config: Config) -> Check:
+    """The agent of this node says every 10 s how fit the node is; one that holds its spool and says nothing hangs."""
+    written = next((age for path in status.places(config) if (age := _age(path)) is not None), None)
+    held = _held_since(config)
+    if held is None:
+        if written is None:
+            return Check("agent", "info", "no agent has run here")
+        mend = "systemctl start fleetpulse-agent  # or: fleetpulse agent"
+        return Check("agent", "warn", f"does not run, last status {written:.0f} s ago", _MEANING_AGENT, mend)
+    age = held if written is None else written
+    if age <= status.STALE_S:
+        return Check("agent", "ok", "starts" if written is None else f"wrote its status {age:.0f} s ago")
+    mend = "ps -o pid,stat,cmd -C fleetpulse  # T: kill -CONT PID; else systemctl restart fleetpulse-agent"
+    return Check("agent", "fail", f"runs and has hung or been stopped for {age:.0f} s", _MEANING_AGENT, mend)
+
+
+def _age(path: Path) -> float | None:
+    """Seconds since a file was written; None if it is not there."""
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return None
+
+
+def _held_since(config: Config) -> float | None:
+    """Age (s) of the lock of this node's spool that a process holds; None if none does."""
+    for lock in (config.spool.directory / quote(config.agent.node, safe="")).glob("*/lock"):
+        try:
+            with lock.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _age(lock)
+        except OSError:
+            continue  # not ours to read: the check of the spool says so
+    return None
 
 
 def collectors(config: Config, asked: Sequence[Collector] | None = None) -> list[Check]:

@@ -18,6 +18,7 @@ import numpy as np
 from agents.check import status
 from agents.check.status import Condition
 from agents.collector import Reading
+from agents.disk import AtOnce, SmallFiles
 from agents.fitness_rules import RULES, Rule
 from agents.workers.worker import Worker
 from pipeline.config import Config
@@ -45,13 +46,22 @@ Key = tuple[str, str]
 
 
 class Fitness:
-    """Of one node. `paths`: where it is written, the first is read back at the start."""
+    """Of one node. `paths`: where it is written; the first, by `files`, is read back at the start."""
 
-    def __init__(self, origin: Origin, paths: Iterable[Path], say: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        paths: Iterable[Path],
+        say: Callable[[str, str], None],
+        files: SmallFiles | None = None,
+    ) -> None:
+        self._files = files or AtOnce()
         self._node, self._simulated, self._paths, self._say = origin.node, origin.simulated, tuple(paths), say
         self._boot, self._written = status.boot(), -EVERY_S
         self._refused: set[Path] = set()
-        self._conditions: dict[Key, Condition] = _kept(self._paths[0], origin.node, self._boot)
+        self._conditions: dict[Key, Condition] = {}
+        if self._files.answers:
+            self._conditions = _kept(self._paths[0], origin.node, self._boot)
         self._collectors: dict[str, tuple[str, str]] = {}
         self._expected = 0
 
@@ -128,19 +138,27 @@ class Fitness:
         whole |= {"time": now, "simulated": self._simulated, "collectors": self._collectors}
         whole["conditions"] = [_plain(one) for one in self._conditions.values()]
         text = json.dumps(whole)
-        for path in self._paths:
-            try:
-                _put(path, text)
-                if path in self._refused:
-                    self._say(f"status {path}", "is written again")
-                self._refused.discard(path)
-            except OSError as error:  # the check then finds it stale and says that it does not know: that is right
-                self._say(f"status {path}", f"cannot be written: {error.strerror}; fleetpulse check will not know")
-                self._refused.add(path)
+        self._files.later(self._paths[0], lambda: self._replace(self._paths[0], text))
+        for path in self._paths[1:]:
+            self._replace(path, text)
+
+    def _replace(self, path: Path, text: str) -> None:
+        try:
+            _put(path, text)
+            if path in self._refused:
+                self._say(f"status {path}", "is written again")
+            self._refused.discard(path)
+        except OSError as error:  # the check then finds it stale and says that it does not know: that is right
+            self._say(f"status {path}", f"cannot be written: {error.strerror}; fleetpulse check will not know")
+            self._refused.add(path)
 
 
 def open_fitness(
-    config: Config, origin: Origin, say: Callable[[str, str], None], environment: Mapping[str, str] = os.environ
+    config: Config,
+    origin: Origin,
+    say: Callable[[str, str], None],
+    environment: Mapping[str, str] = os.environ,
+    files: SmallFiles | None = None,
 ) -> Fitness:
     """In the spool, where it outlives the agent, and where everybody may read: the service's RuntimeDirectory=."""
     node = origin.node
@@ -150,7 +168,7 @@ def open_fitness(
         shared = Path(environment["RUNTIME_DIRECTORY"].split(":")[0]) / status.file_name(node)
         with contextlib.suppress(OSError):  # where it cannot be made, the first writing says so
             shared.parent.mkdir(exist_ok=True)
-    return Fitness(origin, (kept,) if shared is None else (kept, shared), say)
+    return Fitness(origin, (kept,) if shared is None else (kept, shared), say, files)
 
 
 def _put(path: Path, text: str) -> None:

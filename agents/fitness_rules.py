@@ -210,6 +210,15 @@ RULES: tuple[Rule, ...] = (
         outlives=False,
     ),
     Rule(
+        "disk_slow",
+        "disk_slow",
+        "warning",
+        "telemetry waits in memory; what does not fit there is lost, and a job's own checkpoints may wait, too",
+        _active,
+        lambda data: f"the disk of the spool is slow: a message has waited {data.get('seconds')} s for it",
+        outlives=False,
+    ),
+    Rule(
         "canary",
         "digest",
         "warning",

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.collector import Reading
+from agents.disk import AtOnce, SmallFiles
 from pipeline.records import SECOND, Event
 from pipeline.signals import CATALOGUE
 
@@ -38,11 +39,11 @@ _LATEST = 0xFFFF_FFFE
 
 
 class Generations:
-    """Follows the counters of one node. `path` keeps what was found; `boot` is the boot in which it holds."""
+    """Follows the counters of one node. `path`, written by `files`, keeps what was found within the boot `boot`."""
 
-    def __init__(self, path: Path, boot: bytes) -> None:
-        self._path, self._boot = path, boot.hex()
-        self._since, self._last = _kept(path, self._boot)
+    def __init__(self, path: Path, boot: bytes, files: SmallFiles | None = None) -> None:
+        self._path, self._boot, self._files = path, boot.hex(), files or AtOnce()
+        self._since, self._last = _kept(path, self._boot) if self._files.answers else ({}, {})
         self._saved, self._saved_at = dict(self._since), 0
 
     def follow(self, time: int, readings: Iterable[Reading]) -> tuple[list[Reading], list[Event]]:
@@ -83,10 +84,7 @@ class Generations:
         self._saved = dict(self._since)
         last = {device_class: found.as_json() for device_class, found in self._last.items()}
         text = json.dumps({"boot": self._boot, "since": self._since, "last": last})
-        with contextlib.suppress(OSError):
-            new = self._path.with_suffix(".new")
-            new.write_text(text)
-            os.replace(new, self._path)
+        self._files.later(self._path, lambda: _write(self._path, text))
 
 
 class _Last:
@@ -156,6 +154,13 @@ def _whole(values: NDArray[Any]) -> NDArray[np.uint64]:
         return values
     known = (values >= 0) & (values < _MISSING)
     return np.where(known, np.where(known, values, 0).astype(np.uint64), _MISSING).astype(np.uint64)
+
+
+def _write(path: Path, text: str) -> None:
+    with contextlib.suppress(OSError):
+        new = path.with_suffix(".new")
+        new.write_text(text)
+        os.replace(new, path)
 
 
 def _kept(path: Path, boot: str) -> tuple[dict[str, int], dict[str, _Last]]:

@@ -8,7 +8,7 @@ LOUD = frozenset(
     (
         *("gpu_lost", "gpu_back", "gpu_count", "recovery_action", "xid", "sxid", "nvml_refused", "slow_call"),
         *("link_state", "leak", "flow_collapse", "pressure_collapse", "temperature_rise"),
-        *("bmc_lost", "bmc_back", "exporter", "job_start", "job_end"),
+        *("bmc_lost", "bmc_back", "disk_slow", "exporter", "job_start", "job_end"),
     )
 )
 _MOST = 240

@@ -15,6 +15,7 @@ from pipeline.transport import brokers
 
 if TYPE_CHECKING:
     from agents.streams import Stream
+    from pipeline.signatures import NodeKeys
 
 BATCH_BYTES = 256 << 10
 """Of one batch: about 40 messages of a node with 8 GPUs. The client's 16 KiB would send larger ones one by one."""
@@ -61,13 +62,25 @@ class Client:
 
         self._inbox, self._kafka = inbox, kafka
         self._files = brokers.files(kafka)  # before they are read: what is replaced meanwhile is seen as a change
+        self._keys = keys_of(kafka)
         self._producer = clients.producer(kafka, role, **_settings(times))
 
     def send(self, stream: Stream, offset: int, value: bytes) -> None:
-        """Hands one message over. Raises KafkaError if it is not taken; its outcome comes later if it is."""
-        future = self._producer.send(stream.partition.topic, value, stream.partition.name.encode())
+        """Hands one message over, signed where there are keys; its outcome comes later.
+
+        Raises KafkaError if it is not taken, ConfigError if the node's key cannot be read.
+        """
+        topic, node = stream.partition.topic, stream.partition.name
+        future = self._producer.send(topic, value, node.encode(), headers=self._headers(topic, node, value))
         future.add_callback(self._acknowledged, stream, offset)
         future.add_errback(self._failed, stream, offset)
+
+    def _headers(self, topic: str, node: str, value: bytes) -> list[tuple[str, bytes]]:
+        if self._keys is None:
+            return []
+        from pipeline.signatures import HEADER, sign  # here: without keys an agent need not load OpenSSL
+
+        return [(HEADER, sign(self._keys.signing(node), topic, value))]
 
     def _acknowledged(self, stream: Stream, offset: int, _: object) -> None:
         self._inbox.put(Outcome(self, stream, offset, None))
@@ -92,6 +105,15 @@ class Client:
     def close(self, force: bool) -> None:
         """Ends the client within about FORCED_S; by `force` what it holds is given up, and must be sent again."""
         self._producer.end(FORCED_S, force)
+
+
+def keys_of(kafka: Kafka) -> NodeKeys | None:
+    """The keys that messages are signed with; None where none are configured."""
+    if kafka.node_keys is None:
+        return None
+    from pipeline.signatures import NodeKeys
+
+    return NodeKeys(kafka.node_keys)
 
 
 def for_good(error: Exception) -> bool:

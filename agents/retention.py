@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.transport import segments
+from pipeline.transport.salvage import Strays
 
 
 @dataclass(slots=True)
@@ -117,9 +118,15 @@ def _least(cursors: list[int]) -> int:
 
 
 def _segments(folder: Path) -> list[Segment]:
-    firsts, mark = segments.segments(folder), segments.read_mark(folder)
+    """The segments of a folder. Files that are none of its run are left alone: they are not ours to unlink."""
+    firsts, mark = Strays().segments(folder, segments.epoch_of(folder)), segments.read_mark(folder)
     if not firsts:
         return []
-    ends = [*firsts[1:], max(mark.sequence if mark else 0, firsts[-1])]
-    paths = [segments.segment_path(folder, first) for first in firsts]
-    return [Segment(folder, f, e, p.stat().st_size) for f, e, p in zip(firsts, ends, paths, strict=True)]
+    found: list[Segment] = []
+    for first, following in zip(firsts, [*firsts[1:], None], strict=True):
+        path = segments.segment_path(folder, first)
+        held = segments.held_until(path, first)
+        behind = max(held, mark.sequence if mark else 0) if following is None else max(held, following)
+        if not found or behind > found[-1].next:  # else a file with a part of the one before
+            found.append(Segment(folder, first, behind, path.stat().st_size))
+    return found

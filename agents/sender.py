@@ -16,7 +16,7 @@ from agents.flow import PAUSE_MAX_S, Flow
 from agents.losses import Losses
 from agents.outlook import Outlook
 from agents.pace import Pace
-from agents.producer import Client, Outcome, Times
+from agents.producer import Client, Outcome, Times, keys_of
 from agents.streams import Streams
 from pipeline.config import Kafka
 from pipeline.errors import ConfigError
@@ -51,7 +51,8 @@ class Sender:
         times: Times | None = None,
         pace: Pace | None = None,
     ) -> None:
-        """Raises ConfigError on bad credentials; needs no broker."""
+        """Raises ConfigError on bad credentials, and where a node has no key though [kafka] node_keys is set."""
+        nodes = tuple(nodes)
         self.lost = self.clients = 0
         self._kafka, self._role, self._times = kafka, role, times or Times()
         self._inbox: SimpleQueue[Outcome | None] = SimpleQueue()
@@ -60,6 +61,9 @@ class Sender:
         self._looked, self._well = float("-inf"), time.monotonic()
         self._stop = threading.Event()
         brokers.settings(kafka, role)
+        if keys := keys_of(kafka):
+            for node in nodes:
+                keys.signing(node)
         self._transport = SpoolTransport(directory, READER, nodes=nodes)
         self._streams = Streams(self._transport, self._gap)
         self._outlook = Outlook(kafka, say)

@@ -27,6 +27,7 @@ class Snapshot:
     looks: tuple[Look, ...] = ()
     restarts: Mapping[str, int] = field(default_factory=dict)
     spool_bytes: float | None = None
+    spool_wait: float | None = None
     dropped: float | None = None
     gaps: int | None = None
     unsent: int | None = None

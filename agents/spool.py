@@ -14,9 +14,10 @@ from pathlib import Path
 
 from agents import disk
 from agents.retention import Retention, Segment
-from pipeline import wire
+from pipeline import private, wire
 from pipeline.errors import SpoolError
 from pipeline.transport import segments
+from pipeline.transport.salvage import Strays
 
 BUFFER = 1 << 20
 """Bytes that wait for `sync` at most before append syncs by itself; chosen: 80 ticks of a node with 8 GPUs."""
@@ -51,6 +52,7 @@ class Spool:
         self._pending: list[bytes] = []
         self._waiting = self._dropped_before = 0
         self._closed = self._vanished = self._rolled = False
+        self.next = 0
         self._mark = self._lock = -1
         self._open()
 
@@ -62,7 +64,7 @@ class Spool:
 
     @property
     def size(self) -> int:
-        """Size of all segments on segments."""
+        """Bytes of all segments."""
         return self._retention.size
 
     def append(self, body: bytes, kind: int, sent: int, simulated: bool = False) -> int:
@@ -86,6 +88,15 @@ class Spool:
         for body in bodies:
             self.append(body, kind, sent, simulated)
         return range(first, self.next)
+
+    def skip(self, count: int, cause: str) -> None:
+        """Gives up the next `count` sequences as a gap: messages that were accepted and never came here."""
+        self.sync()
+        if count > 0:
+            first, self.next = self.next, self.next + count
+            self._lose(first, self.next, cause)
+            if self._mark >= 0:
+                self._move_mark()
 
     def sync(self) -> None:
         """Makes everything appended durable and visible, or counts it as dropped."""
@@ -125,7 +136,7 @@ class Spool:
     # --- opening -----------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self.home.mkdir(parents=True, exist_ok=True)
+        private.make_folder(self.home)
         self._lock = disk.locked(self.home / "lock")
         try:
             self._begin()
@@ -162,13 +173,13 @@ class Spool:
         if sequence is None:
             ordinal = int(folders[-1].name.partition("-")[0]) + 1 if folders else 1
             folder, sequence = self.home / f"{ordinal:06d}-{os.urandom(16).hex()}", 0
-            folder.mkdir()
+            folder.mkdir(private.FOLDER)
             segments.sync_folder(self.home)
         else:
             folder = folders[-1]
         self._folder, self.next, self._durable = folder, sequence, sequence
         self.epoch = bytes.fromhex(folder.name.partition("-")[2])
-        self._mark = os.open(folder / "mark", os.O_RDWR | os.O_CREAT, 0o644)
+        self._mark = os.open(folder / "mark", os.O_RDWR | os.O_CREAT, private.FILE)
         self._move_mark(durable=True)
         segments.sync_folder(folder)
         self._retention = Retention(self.home, folder)
@@ -180,18 +191,20 @@ class Spool:
 
         A torn tail behind a mark of this boot was never seen: it is cut. Any other damage may have been seen.
         """
-        mark, firsts = segments.read_mark(folder), segments.segments(folder)
-        known = mark.sequence if mark else 0
-        sequence = known
+        epoch = segments.epoch_of(folder)
+        mark, strays = segments.read_mark(folder), Strays()
+        firsts = strays.segments(folder, epoch)
+        ruined = bool(strays.ruined(folder))
+        sequence = known = mark.sequence if mark else 0
         if firsts:
             path = segments.segment_path(folder, firsts[-1])
             data = path.read_bytes()
-            sequence, good = segments.scan(data, firsts[-1])
+            sequence, good = segments.scan(data, firsts[-1], epoch)
             torn = good < len(data)
-            if mark and sequence >= known and (not torn or self._same_boot(mark)):
+            if mark and not ruined and sequence >= known and (not torn or self._same_boot(mark)):
                 disk.cut(path, good)
                 return sequence
-        elif mark:
+        elif mark and not ruined:
             return sequence
         disk.write_mark(folder / "mark", segments.Mark(max(known, sequence), self._boot_id))
         return None
@@ -260,7 +273,7 @@ class Spool:
         segment = self._retention.writable(first)
         new = segment is None
         segment = segment or Segment(self._folder, first, first, 0)
-        handle = os.open(segment.path, os.O_WRONLY | (os.O_CREAT if new else 0), 0o644)
+        handle = os.open(segment.path, os.O_WRONLY | (os.O_CREAT if new else 0), private.FILE)
         try:
             disk.write_all(handle, data, segment.size)
             disk.sync_data(handle)

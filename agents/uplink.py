@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agents.disk import AtOnce, SmallFiles
 from pipeline.config import Config
 from pipeline.transport import segments
 
@@ -18,14 +19,22 @@ READERS = {"spool": "pipeline", "kafka": "kafka"}
 
 
 def open_uplink(
-    config: Config, transport: str, nodes: Iterable[str], say: Callable[[str], object], role: str
+    config: Config,
+    transport: str,
+    nodes: Iterable[str],
+    say: Callable[[str], object],
+    role: str,
+    files: SmallFiles | None = None,
 ) -> Sender | None:
     """A Sender for the spools of `nodes`, not yet started; None where the pipeline comes for them itself.
+
+    files: who touches the spools' disk, where the caller must not wait for it.
 
     Raises ConfigError on bad credentials.
     """
     nodes = tuple(nodes)
-    only_reader(config.spool.directory, nodes, transport)
+    directory = config.spool.directory
+    (files or AtOnce()).later(directory, lambda: only_reader(directory, nodes, transport))
     if transport != "kafka":
         return None
     from agents.pace import Pace  # here, so that an agent that only spools need not load them

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 
 from pipeline import wire
 from pipeline.ingest import COMMIT_ROWS
@@ -96,6 +97,30 @@ def raw(store: Path, fleet: Fleet) -> float:
     commits = list(fleet.commits())
     _append(store.with_suffix(".warm"), fleet, commits[:1])  # a process that never did it takes a fifth longer
     return _append(store, fleet, commits)
+
+
+def bare(store: Path, fleet: Fleet) -> float:
+    """CPU seconds of a pure append: the same rows from Arrow into a table with just their columns, by one thread.
+
+    The ceiling of anything that stores these rows: no other columns, no latest rows, no offsets.
+    """
+    tables = [_plain(rows) for rows in fleet.commits()]
+    connection = duckdb.connect(str(store), config={"threads": 1})
+    connection.register("rows", tables[0])
+    connection.execute("CREATE TABLE plain AS SELECT * FROM rows LIMIT 0")
+    start = cpu()
+    for table in tables:
+        connection.register("rows", table)
+        connection.execute("INSERT INTO plain SELECT * FROM rows")
+    connection.execute("CHECKPOINT")
+    used = cpu() - start
+    connection.close()
+    return used
+
+
+def _plain(rows: Rows) -> pa.Table:
+    columns = {"time": pa.array(rows.time), "device": pa.array(rows.device)}
+    return pa.table({**columns, **{name: pa.array(values) for name, values in rows.columns.items()}})
 
 
 def _append(store: Path, fleet: Fleet, commits: Sequence[Rows]) -> float:

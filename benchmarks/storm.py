@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import subprocess
@@ -42,8 +43,8 @@ DISK = 8 << 20
 class Wound:
     """The agent's clock: waiting takes no time, and is when things happen. Ends after `hours`."""
 
-    def __init__(self, hours: float) -> None:
-        self.elapsed, self._end = 0.0, hours * 3600
+    def __init__(self, hours: float, interval: float) -> None:
+        self.elapsed, self._end, self._interval = 0.0, hours * 3600, interval
         self.mischief: Mischief | None = None
         self.watch: Watch | None = None
 
@@ -56,8 +57,9 @@ class Wound:
     def wait(self, seconds: float, stop: threading.Event) -> bool:
         assert self.watch is not None
         assert self.mischief is not None
-        self.watch.turn(self.elapsed)
-        self.mischief.turn(self.elapsed, calm=self.elapsed > self._end - min(CALM_S, self._end / 2))
+        if math.isclose(self.elapsed % self._interval, 0, abs_tol=1e-6):  # after a tick, not on the way to the next
+            self.watch.turn(self.elapsed)
+            self.mischief.turn(self.elapsed, calm=self.elapsed > self._end - min(CALM_S, self._end / 2))
         self.elapsed += seconds
         return self.elapsed > self._end
 
@@ -69,7 +71,7 @@ def storm(folder: Path, options: argparse.Namespace) -> int:
     troubles = [kind(mood=folder / "moods" / kind.name) for kind in KINDS]
     for one in troubles:
         one.mood.write_text("well\n")
-    clock = Wound(options.hours)
+    clock = Wound(options.hours, options.interval)
     config = Config(agent=Section("n1", options.interval), spool=Spool(folder / "spool", 1 << 21, 1 << 18, 1 << 18))
     watch = Watch(folder / "spool", clock.now)
     collectors = [*configured(tables), *troubles]

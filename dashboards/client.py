@@ -16,6 +16,7 @@ from dashboards import answers, voices
 from dashboards.answers import Detail, Fleet, Happening, Series
 from dashboards.voices import Mute, Panel
 from pipeline.errors import FleetpulseError, UsageError
+from pipeline.outgoing import opener
 from pipeline.records import Incident, State, iso
 
 T = TypeVar("T")
@@ -38,15 +39,7 @@ class ApiError(FleetpulseError):
         self.status = status
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect is an error: a token must not travel to where nobody configured it."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-# Proxies of the environment are for the way out of the site; the API is within.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+_OPENER = opener()
 
 
 @dataclass(frozen=True)

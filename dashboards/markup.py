@@ -82,12 +82,23 @@ def unready(fleet: Fleet) -> str:
     return notice(f"{why}. {newest}", "degraded", "The pipeline does not take in telemetry:")
 
 
-def title(text: str, badges: Iterable[str] = (), below: str = "") -> str:
-    """A page's headline with badges over it and a quiet line under it. `badges` is markup, the others are text."""
+def present(text: str) -> str:
+    """A sentence about the present. When the server falls silent the browser shows the other half, with the time of
+    the last answer in it (freshness.js)."""
+    said = escape(text)
+    then = f'Unknown since <span class="fp-since"></span>. Last known: {said}'
+    return f'<span class="fp-now">{said}</span><span class="fp-then" hidden>{then}</span>'
+
+
+def title(text: str, badges: Iterable[str] = (), below: str = "", of_now: bool = False) -> str:
+    """A page's headline with badges over it and a quiet line under it. `badges` is markup, the others are text.
+
+    of_now: whether the headline is about the present.
+    """
     small = f'<p class="fp-below">{escape(below)}</p>' if below else ""
     marks = "".join(badges)
     row = f'<div class="fp-badges">{marks}</div>' if marks else ""
-    return f'{row}<h1 class="fp-title">{escape(text)}</h1>{small}'
+    return f'{row}<h1 class="fp-title">{present(text) if of_now else escape(text)}</h1>{small}'
 
 
 def section(name: str, note: str = "") -> str:
@@ -95,11 +106,15 @@ def section(name: str, note: str = "") -> str:
     return f'<h2 class="fp-section">{escape(name)}{f"<span>{escape(note)}</span>" if note else ""}</h2>'
 
 
-def notice(text: str, tone: str = "quiet", heading: str = "") -> str:
-    """A box with a message: `critical` for what failed, `degraded` for a warning, `quiet` for empty states."""
+def notice(text: str, tone: str = "quiet", heading: str = "", of_now: bool = False) -> str:
+    """A box with a message: `critical` for what failed, `degraded` for a warning, `quiet` for empty states.
+
+    of_now: whether the message is about the present.
+    """
     strong = f"<b>{escape(heading)}</b> " if heading else ""
     role = "alert" if tone == "critical" else "status"
-    return f'<div class="fp-notice fp-notice-{escape(tone)}" role="{role}">{strong}{escape(text)}</div>'
+    said = present(text) if of_now else escape(text)
+    return f'<div class="fp-notice fp-notice-{escape(tone)}" role="{role}">{strong}{said}</div>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> str:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
+import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dashboards.client import API_TOKEN_FILE, API_URL, token_of
+from pipeline import talk
 from pipeline.config import Config
 from pipeline.errors import Refused, UsageError
+from pipeline.hosts import is_loopback
 
+MESSAGE_BYTES = 200 << 20
+"""Longest message over a WebSocket: Streamlit's own default, server.maxMessageSize."""
+PING_SECONDS = 30.0
+"""Between pings of a viewer, and how long an answer may take: Streamlit's own default."""
 APP = Path(__file__).parent / "app.py"
 LAST_SECONDS = 2.0
 """How long threads that still wait for the API may hold up the end; the whole has to end within 3 s. Chosen."""
@@ -23,20 +30,58 @@ LAST_SECONDS = 2.0
 
 def run(config: Config) -> int:
     """Serves the pages until told to end. Raises UsageError if the port is taken, Refused off loopback."""
-    from streamlit.web import bootstrap  # half a second: not for those who only ask for --help
-
     host, port = config.dashboard.host, config.dashboard.port
     _check(config)
     os.environ.update(environment(config))
-    flags = options(host, port)
     sys.stderr.write(f"dashboard: http://{_in_url(host)}:{port} (reads {api_url(config)})\n")
     sys.stderr.flush()
+    talk.limit_all()
     # Streamlit talks on stdout, which is for data.
     with contextlib.redirect_stdout(sys.stderr):
-        bootstrap.load_config_options(flags)
-        bootstrap.run(str(APP), False, [], flags)
+        _serve(config)
     threading.Thread(target=_end_for_sure, daemon=True).start()
     return 0
+
+
+def _serve(config: Config) -> None:
+    """Runs Streamlit as an ASGI application behind our guard, with bounded connections."""
+    import streamlit  # half a second: not for those who only ask for --help
+    import uvicorn
+    from streamlit.web import bootstrap
+
+    from dashboards.guard import Guard, names
+    from pipeline.connections import affordable, protocol, raise_file_limit
+
+    class Server(uvicorn.Server):
+        """uvicorn whose process ends with status 0 when it was told to end, instead of sending itself the signal."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    host, port = config.dashboard.host, config.dashboard.port
+    bootstrap.load_config_options(options(host, port))
+    settings = uvicorn.Config(
+        Guard(streamlit.App(APP), names(config)),
+        host=host,
+        port=port,
+        http=protocol(affordable(config.dashboard.connections, raise_file_limit())),
+        ws="websockets-sansio",
+        ws_max_size=MESSAGE_BYTES,
+        ws_ping_interval=PING_SECONDS,
+        ws_ping_timeout=PING_SECONDS,
+        lifespan="on",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    Server(settings).run()
 
 
 def environment(config: Config) -> dict[str, str]:
@@ -77,7 +122,7 @@ def options(host: str, port: int) -> dict[str, Any]:
 def _check(config: Config) -> None:
     """Fails early, with words, where Streamlit would fail late without."""
     host, port = config.dashboard.host, config.dashboard.port
-    if not config.dashboard.behind_proxy and not _loopback(host):
+    if not config.dashboard.behind_proxy and not is_loopback(host):
         raise Refused(
             f"{config.source}: [dashboard] host = {host!r}: the pages ask nobody who they are, so that they listen on "
             "loopback only; wanted 127.0.0.1, or behind_proxy = true where a proxy before them signs people in and "
@@ -95,13 +140,6 @@ def _check(config: Config) -> None:
                 f"{config.source}: [dashboard] port = {port}: cannot listen on {host}:{port} ({error.strerror}); "
                 "wanted a free port: is another dashboard running? FLEETPULSE__DASHBOARD__PORT sets another one"
             ) from error
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _in_url(host: str) -> str:

@@ -6,13 +6,18 @@ COPY pyproject.toml .wheels* /wheels/
 ARG PIP_NO_INDEX=
 ENV PIP_FIND_LINKS=/wheels PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY pyproject.toml constraints.txt README.md LICENSE fleetpulse.py ./
+COPY deploy/requirements.py deploy/build.txt deploy/
 COPY agents agents
 COPY pipeline pipeline
 COPY detectors detectors
 COPY dashboards dashboards
 RUN python -m venv /opt/fleetpulse \
- && /opt/fleetpulse/bin/pip install --constraint constraints.txt '.[agent]' \
- && /opt/fleetpulse/bin/pip uninstall --yes pip setuptools
+ && python deploy/requirements.py agent > requirements.txt \
+ && sed -n '/^pip==/,/[^\\]$/p' constraints.txt > pip.txt \
+ && /opt/fleetpulse/bin/pip install --require-hashes --requirement pip.txt \
+ && /opt/fleetpulse/bin/pip install --require-hashes --constraint constraints.txt --requirement requirements.txt \
+ && /opt/fleetpulse/bin/pip install --no-deps --no-build-isolation . \
+ && /opt/fleetpulse/bin/pip uninstall --yes hatchling editables pathspec trove-classifiers pip setuptools
 
 FROM python:3.11-slim
 COPY --from=build /opt/fleetpulse /opt/fleetpulse

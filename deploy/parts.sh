@@ -9,6 +9,7 @@
 #   kubernetes a real control plane and kwok, built from Go modules
 #   redfish    DMTF's own clients and protocol validator, in a virtual environment of their own
 #   helm       Helm, built from its Go module
+#   torch      a PyTorch for processors, for the training callback and the canary's GPU code: 150 MB, 650 MB installed
 # Debian or Ubuntu, as root; without root it says what is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -138,6 +139,19 @@ part_redfish() { # kept in a cache folder: its twenty packages are no business o
     echo "parts: DMTF's Redfish clients are there"
 }
 
+have_torch() {
+    local python
+    for python in .venv/bin/python /usr/bin/python3; do
+        [ ! -x "$python" ] || ! "$python" -c 'import numpy, torch' 2>/dev/null || return 0
+    done
+    return 1
+}
+
+part_torch() { # the wheels of the package index are for CUDA and take 3 GB; Debian's runs in Debian's own Python
+    have_torch || get PyTorch python3-torch python3-numpy
+    echo "parts: PyTorch is there"
+}
+
 part_chromium
 part_redfish
 part_infiniband
@@ -147,3 +161,4 @@ part_kafka
 part_slurm
 part_kubernetes
 part_helm
+part_torch

@@ -33,6 +33,7 @@ from detectors.telemetry.telemetry import Telemetry
 from detectors.telemetry.telemetry_blind import TelemetryBlind
 from detectors.telemetry.telemetry_clock import TelemetryClock
 from detectors.telemetry.telemetry_sensor import TelemetrySensor
+from detectors.telemetry.telemetry_site import TelemetrySite
 from detectors.xid.xid import Xid
 from pipeline.errors import ConfigError, UsageError
 from pipeline.settings import build
@@ -43,7 +44,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     *(SdcVote, SdcReplica, SdcGradient),
     *(Xid, Memory, Power, PowerDraw),
     *(Coolant, CoolantEdge, CoolantLeak, Thermal, ThermalInlet, ThermalEdge),
-    *(Telemetry, TelemetrySensor, TelemetryClock, TelemetryBlind),
+    *(Telemetry, TelemetrySensor, TelemetryClock, TelemetryBlind, TelemetrySite),
     Anomaly,
 )
 

@@ -21,8 +21,9 @@ from detectors.method.budget import in_words
 from detectors.method.lengths import one_length
 from detectors.method.members import members
 from detectors.method.streams import Streams
-from pipeline.records import Finding, Frame
+from pipeline.records import Event, Finding, Frame
 from pipeline.signals import Signal
+from pipeline.topology import Topology
 
 _STATE = "fleetpulse.state"
 _PART = "fleetpulse.part"
@@ -67,6 +68,7 @@ class Detector(ABC):
     wants:        signals that only corroborate.
     blind:        one sentence: what it cannot see.
     rest:         whether it judges what the others do not use, and so chooses its signals after them.
+    on_arrival:   kinds of events that are a finding by themselves: judge_event gets them as they arrive.
     """
 
     name: ClassVar[str]
@@ -77,11 +79,15 @@ class Detector(ABC):
     wants: ClassVar[tuple[str, ...]] = ()
     blind: ClassVar[str]
     rest: ClassVar[bool] = False
+    on_arrival: ClassVar[tuple[str, ...]] = ()
 
     def choose(
         self, used: Collection[str], available: Collection[str] | None, catalogue: Mapping[str, Signal]
     ) -> list[str]:
-        """What it lacks of the input; a detector of the rest takes what is not `used` by the others. None: all."""
+        """What it lacks of the input; a detector of the rest takes what is not `used` by the others. None: all.
+
+        What it then judges must not depend on `available` in a way that a running pipeline, which passes None, lacks.
+        """
         return [] if available is None else self.lacks(lambda name: name in available)
 
     def judges_by(self) -> tuple[str, ...]:
@@ -104,6 +110,15 @@ class Detector(ABC):
         A condition is reported when it begins, when its level rises and while it holds as often as the detector likes,
         always with the onset of its first report. Frames are read-only.
         """
+
+    def judge_event(self, event: Event, topology: Topology) -> Finding | None:
+        """The finding that one event of `on_arrival` is by itself, before its frame is closed; None if it is none.
+
+        What it says depends on the event alone, and no state changes. It may be left out for work that was announced,
+        or where the condition is reported already. `observe` gets the event with its frame and reports the same
+        condition with the same onset; Runner drops what was reported before.
+        """
+        return None
 
     def row(self) -> dict[str, Any]:
         """What it is and how it is set, as plain data."""

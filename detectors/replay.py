@@ -1,8 +1,9 @@
 """Runs recorded telemetry through the detectors, and through the Desk if asked: `fleetpulse replay`.
 
-The same framer and detectors as in the pipeline, so that a recording gives what was said live on the same grid: that of
-`[pipeline] frame`, or finer where the rows lie closer. Nothing is used that lies later than the instant that is judged;
-nothing needs a network or a store.
+The same framer, grid, detectors and Desk as in the pipeline, and the same configuration, so that a recording of a fleet
+gives what was found live. Only a recording whose signals a file declares (`signals`), which no pipeline can receive, is
+judged on a finer grid than `[pipeline] frame` where its rows lie closer. Nothing is used that lies later than the
+instant that is judged; nothing needs a network or a store.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from pipeline.frames import Framer, Instant
 from pipeline.membership import Membership
 from pipeline.presence import LastSeen
 from pipeline.recordings import FOREVER, Recording, read_events, read_signals, read_topology
-from pipeline.records import SECOND, Event, Finding, Incident, Rows
+from pipeline.records import SECOND, Event, Finding, Incident, Level, Rows
 from pipeline.signals import CATALOGUE, Signal
 from pipeline.topology import Topology
+from pipeline.voice import Voice, check_rules
 
 OK, FINDINGS = 0, 1
 _FINEST = SECOND  # the thresholds of the detectors hold for samples of 1 s and longer
@@ -37,6 +39,8 @@ class Desk(Protocol):
     """What turns findings into incidents; the door passes pipeline.incidents.Desk, which detectors may not know."""
 
     def observe(self, time: int, findings: Sequence[Finding], present: Callable[[str], bool]) -> Sequence[Any]: ...
+
+    def standing(self, finding: Finding) -> Level | None: ...
 
 
 def replay(
@@ -58,16 +62,19 @@ def replay(
     for name, missing in runner.off.items():
         print(f"replay: {name} is off: the input has no {', '.join(missing)}", file=sys.stderr)  # noqa: T201 - talk
     cases = Cases(desk(graph, lambda e: bool(graph.attributes.get(e, {}).get("simulated")))) if desk else None
+    check_rules(config.modes, runner.names)
+    voice = Voice(graph, config.modes)
     found = 0
     with ExitStack() as files:
         lines = files.enter_context(_written(output))
         step = int(config.pipeline.frame * SECOND)
-        for instant in instants(recording, happened, graph, catalogue, step, runner.signals):
-            findings = runner.observe(instant.frames)
+        for instant in instants(recording, happened, graph, catalogue, step, runner.signals, finer=bool(signals)):
+            standing = cases.standing if cases is not None else _nothing_stands
+            findings, heard = voice.judged(runner.observe(instant.frames), standing, instant.time)
             found += len(findings)
             lines.writelines(json.dumps(f.as_json()) + "\n" for f in findings)
             if cases is not None:
-                cases.observe(instant, findings)
+                cases.observe(instant, heard)
         if incidents and cases is not None:
             files.enter_context(_written(incidents)).writelines(json.dumps(i.as_json()) + "\n" for i in cases.all())
     print(f"replay: {found} findings in {output}", file=sys.stderr)  # noqa: T201 - talk
@@ -81,8 +88,11 @@ def instants(
     catalogue: Mapping[str, Signal],
     step: int,
     signals: Collection[str],
+    finer: bool = False,
 ) -> Iterator[Instant]:
-    """Every instant of the recording in order of time, on a grid of at most `step` us, with frames of `signals`.
+    """Every instant of the recording in order of time, on a grid of `step` us, with frames of `signals`.
+
+    finer: where the rows of a class lie closer, the grid is as fine as they are.
 
     At each the topology says who belonged to what then: inventories and jobs are followed, from the file's state on.
     """
@@ -90,12 +100,17 @@ def instants(
     membership = Membership(topology)
     for rows, watermark in recording.read():
         if framer is None:
-            grid = min([step, *map(_spacing, rows)])
+            grid = min([step, *map(_spacing, rows)]) if finer else step
             framer = Framer(grid, topology, recording.names, catalogue, signals=signals)
             framer.add_events(events)
         for block in rows:
             framer.add(block)
         yield from map(membership.applied, framer.advance(watermark))
+
+
+def _nothing_stands(_: Finding) -> Level | None:
+    """Without a Desk no incident is open."""
+    return None
 
 
 def _spacing(rows: Rows) -> int:
@@ -136,6 +151,10 @@ class Cases:
         self._seen.note(instant)
         for change in self._desk.observe(instant.time, findings, self._seen.present):
             self._incidents[change.incident.id] = change.incident
+
+    def standing(self, finding: Finding) -> Level | None:
+        """The level at which its condition stands in an open incident; None: in none."""
+        return self._desk.standing(finding)
 
     def all(self) -> list[Incident]:
         """In order of their opening."""

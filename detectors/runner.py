@@ -6,7 +6,7 @@ import base64
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,18 @@ from detectors.available import Available
 from detectors.corroboration import Corroboration
 from detectors.detector import Detector
 from detectors.method.lengths import fitting
-from pipeline.records import Finding, Frame
+from pipeline.records import LEVELS, SECOND, Event, Finding, Frame, Level
 from pipeline.signals import CATALOGUE, Signal
+from pipeline.topology import Topology
 
 _log = logging.getLogger("fleetpulse.detectors")
 
 _OTHER_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 _TRIES = 60  # instants after a restart within which a failure is laid to the snapshot; not all have all classes; chosen
 _MOST_ERRORS_TOLD = 1  # per detector; further ones only count
+_SAME = 60 * SECOND  # events of one trouble of one entity follow each other so closely, as agents repeat them; chosen
+_KEPT = 600 * SECOND  # how long what was reported on arrival is kept to be known again; chosen: a backlog of frames
+_MOST_EARLY = 10_000  # of those; of more, the oldest are forgotten and then reported again with their frame; chosen
 
 
 class Runner:
@@ -31,6 +35,7 @@ class Runner:
 
     signals_available: what the input has (`event:KIND` for events); a detector whose needs it lacks is off. None: all.
     errors:            detector -> how many of its frames failed.
+    beat:              called with what is done next, so that a detector that does not return is known by its name.
     """
 
     def __init__(
@@ -51,14 +56,20 @@ class Runner:
         self.errors: Counter[str] = Counter()
         self.corroboration = Corroboration()
         self.available = Available([name for d in self.detectors for name in d.judges_by()], catalogue)
+        self.beat: Callable[[str], None] = _no_beat
         self._fresh = {d.name: d.snapshot() for d in self.detectors}
         self._tried: set[str] = set()  # who was restored lately, and has not failed since
         self._tries = 0
+        self._early: dict[tuple[str, str], Finding] = {}  # reported on arrival, by detector and entity
+        self._unframed: dict[tuple[str, str, int], Level] = {}  # of these, those that no frame has brought yet
 
     @property
     def signals(self) -> frozenset[str]:
-        """All that the detectors need or want; of other signals frames need not be made."""
-        return frozenset(name for d in self.detectors for name in d.looks_at() if not name.startswith("event:"))
+        """All that the detectors need or want, also those that are off, so that frames are the same as in a pipeline.
+
+        Of other signals frames need not be made.
+        """
+        return frozenset(name for d in self._all for name in d.looks_at() if not name.startswith("event:"))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,6 +84,13 @@ class Runner:
         """What it needs and the input never had, or has not had lately; such a detector goes on, and finds nothing."""
         return self.off.get(detector.name) or detector.lacks(self.available.has)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the heartbeat, which belongs to a process."""
+        return {name: value for name, value in vars(self).items() if name != "beat"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, beat=_no_beat)
+
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """Findings of one instant, each with what bears it out."""
         if not frames:
@@ -85,13 +103,67 @@ class Runner:
         self._tries -= 1
         if self._tries < 0:
             self._tried.clear()
+        time, topology = max(frame.time for frame in frames.values()), next(iter(frames.values())).topology
+        early = self.judge_events([e for frame in frames.values() for e in frame.events], topology)
         for detector in self.detectors:
+            self.beat(f"detector {detector.name}")
             try:
                 found += self._judged(detector, frames, [entity for name, entity in said if name == detector.name])
             except Exception as error:  # noqa: BLE001 - whatever a detector does, the others go on
                 self._failed(detector, error)
-        time = max(frame.time for frame in frames.values())
-        return self.corroboration.explained(found, time, next(iter(frames.values())).topology)
+        found = self.corroboration.explained(found, time, topology)
+        self._forget_early(time)
+        return [*early, *(f for f in found if not self._reported(f))]
+
+    def judge_events(self, events: Sequence[Event], topology: Topology, anew: bool = False) -> list[Finding]:
+        """What events are by themselves, as they arrive (Detector.judge_event). Events that were judged give nothing,
+        unless `anew`: what was made of them before may not have been written.
+
+        Call it as events arrive, or leave it to `observe`, which does it for the events of its frames: the findings
+        are the same. Further events of the same trouble are left to the frame.
+        """
+        found = (
+            self._judged_event(detector, event, topology, anew)
+            for event in sorted(events, key=lambda e: (e.time, e.entity, e.kind))
+            for detector in self.detectors
+            if event.kind in detector.on_arrival
+        )
+        return [finding for finding in found if finding is not None]
+
+    def _judged_event(self, detector: Detector, event: Event, topology: Topology, anew: bool) -> Finding | None:
+        try:
+            finding = detector.judge_event(event, topology)
+        except Exception as error:  # noqa: BLE001 - whatever a detector does, the others go on
+            self._failed(detector, error)
+            return None
+        if finding is None:
+            return None
+        place = (finding.detector, finding.entity)
+        before = self._early.get(place)
+        if before is not None and not anew and _goes_on(before, finding):
+            return None
+        self._early.pop(place, None)  # the newest stand last
+        self._early[place] = finding
+        if not _is_cleared(finding):
+            self._unframed[finding.key] = finding.level
+        return finding
+
+    def _reported(self, finding: Finding) -> bool:
+        """Whether the finding of a frame is the one that was reported when its event arrived; once each."""
+        level = self._unframed.get(finding.key)
+        if level is None or _is_cleared(finding):
+            return False
+        if LEVELS.index(finding.level) > LEVELS.index(level):
+            return False
+        del self._unframed[finding.key]
+        return True
+
+    def _forget_early(self, time: int) -> None:
+        old = [place for place, finding in self._early.items() if time - finding.time > _KEPT]
+        for place in (*old, *list(self._early)[: max(0, len(self._early) - len(old) - _MOST_EARLY)]):
+            finding = self._early.pop(place, None)
+            if finding is not None:
+                self._unframed.pop(finding.key, None)
 
     def _judged(self, detector: Detector, frames: Mapping[str, Frame], forgiven: Sequence[str]) -> list[Finding]:
         """What a detector finds, after it was told what persons said was no fault.
@@ -150,6 +222,7 @@ class Runner:
                     "detector %s starts afresh: the snapshot's state has another shape: %r", detector.name, error
                 )
         self._tries = _TRIES
+        self._early, self._unframed = {}, {}
         self._restore_own(state)
 
     def _restore_own(self, state: Mapping[str, Any]) -> None:
@@ -164,6 +237,20 @@ class Runner:
         except _OTHER_SHAPE as error:
             self.available.restore({})
             _log.warning("what was measured lately starts afresh: the snapshot has another shape: %r", error)
+
+
+def _goes_on(before: Finding, finding: Finding) -> bool:
+    """Whether a finding of an event is the one that was reported, or belongs to the same trouble and is no louder."""
+    if finding == before:
+        return True
+    if _is_cleared(before) or _is_cleared(finding):
+        return False
+    same = before.key == finding.key or abs(finding.time - before.time) <= _SAME
+    return same and LEVELS.index(finding.level) <= LEVELS.index(before.level)
+
+
+def _is_cleared(finding: Finding) -> bool:
+    return finding.evidence.get("cleared") is True
 
 
 def _not_faults(frames: Mapping[str, Frame]) -> list[tuple[str, str]]:
@@ -200,3 +287,7 @@ def _rich(value: Any) -> Any:
 def _array(described: Any, text: str) -> NDArray[Any]:
     lines = described if isinstance(described, str) else [(n, t, *map(tuple, shape)) for n, t, *shape in described]
     return np.frombuffer(base64.b64decode(text), np.dtype(lines)).copy()
+
+
+def _no_beat(doing: str) -> None:
+    """Heartbeat of a runner that nobody watches; a function of the module, so that checkpoints can hold it."""

@@ -113,10 +113,11 @@ def as_heard(findings: Iterable[Finding], incidents: Iterable[Incident] | None) 
         {"time": f.time, "onset": f.onset, "entity": f.entity, "detector": f.detector, "level": f.level}
         for f in findings
     ]
-    cases = (
-        None if incidents is None else [{**i.as_json(), "opened": i.opened, "resolved": i.resolved} for i in incidents]
+    if incidents is None:
+        return heard(told, None)
+    return heard(
+        told, [{**i.as_json(), "opened": i.opened, "onset": i.onset, "resolved": i.resolved} for i in incidents]
     )
-    return heard(told, cases)
 
 
 def merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

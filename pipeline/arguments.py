@@ -35,7 +35,10 @@ COMMANDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "agent": ("collect, spool and send this node's telemetry", (RECORDING, SPEED)),
     "pipeline": ("ingest, store, detect, keep incidents, notify and serve the API", ()),
     "dashboard": ("serve the dashboard", ()),
-    "init": ("make the store and the folders for state; say what was there already", ()),
+    "init": (
+        "make the store and the folders for state; say what was there already",
+        ((("--acls",), {"action": "store_true", "help": "give agents and pipeline their rights on Kafka, too"}),),
+    ),
     "doctor": ("check the set-up and say what mends it", (OUTPUT,)),
     "check": (
         "say whether this node is fit for a job, for prologs and monitoring",

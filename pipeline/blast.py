@@ -24,9 +24,8 @@ class Blast:
 
 
 def blast_radius(cause: str, members: Iterable[str], topology: Topology) -> Blast:
-    """Costs one pass over the topology."""
+    """Costs one visit of each entity below the cause and the members."""
     roots = {cause, *members}
-    below = (e for e in topology.parents if kind_of(e) not in _PARTS)
-    reached = roots | {e for e in below if not roots.isdisjoint(topology.above(e))}
+    reached = roots | {e for e in topology.below(*roots) if kind_of(e) not in _PARTS}
     jobs = {job for e in reached if (job := topology.above_of_kind(e, "job")) is not None}
     return Blast(dict(sorted(Counter(map(kind_of, reached)).items())), tuple(sorted(jobs)))

@@ -25,6 +25,8 @@ Kind = Literal[
 _DOWN_OR_UP = frozenset({"nic.state", "nic.carrier_changes"})
 PAIR_WINDOW = 120 * SECOND
 """Suspects further apart than this are a coincidence; as long as a cause is refined. Chosen."""
+UNEXPLAINED = frozenset({"anomaly"})
+"""Detectors that report a change without its meaning: their findings corroborate and explain nobody else's."""
 _OF_LEVEL: dict[Level, Severity] = {"suspect": "watch", "ticket": "ticket", "page": "page"}
 
 
@@ -83,8 +85,11 @@ class Condition:
 class Case:
     """An incident and its conditions by (detector, entity): a flapping one costs no more memory than a steady one.
 
+    incident:   its `opened` and `resolved` are event time here; `shown` has those that people see.
+    visible:    when people could see it first: the clock at that moment, in replay event time.
     holding:    conditions that only a cleared finding or a person ends.
     quiet_from: since when nothing was found with telemetry present.
+    raised:     when it became more than a watch; 0 while it is one.
     """
 
     incident: Incident
@@ -93,6 +98,14 @@ class Case:
     quiet_from: int = 0
     by_person: bool = False
     folded_into: str | None = None
+    raised: int = 0
+    visible: int = 0
+
+    def shown(self) -> Incident:
+        """A copy as people see it: opened when it became visible, and never resolved before."""
+        resolved = self.incident.resolved
+        opened = self.visible or self.incident.opened
+        return replace(self.incident, opened=opened, resolved=None if resolved is None else max(resolved, opened))
 
     @property
     def open(self) -> bool:
@@ -137,6 +150,8 @@ class Case:
         base:   what to suspect for an entity.   before: the incident as it was before this instant.
         """
         incident, severity = self.incident, self.severity()
+        if severity != "watch" and not self.raised:
+            self.raised = time
         blamed = min(self.conditions.values(), key=lambda c: self._standing(c, base(c.entity)))
         if before is None or severity != incident.severity or incident.cause != before.cause:
             incident.entity, incident.detector = blamed.entity, blamed.detector
@@ -157,10 +172,18 @@ class Case:
             return ""
         return f"; {min(held, key=lambda c: (-LEVELS.index(c.level), c.onset, c.detector, c.entity)).summary}"
 
+    def telling(self) -> list[Condition]:
+        """The conditions by which it is judged what explains the incident: suspects, and changes of which nobody knows
+        the meaning, only where there is nothing else."""
+        every = list(self.conditions.values())
+        known = [c for c in every if c.detector not in UNEXPLAINED] or every
+        return [c for c in known if c.level != "suspect"] or known
+
     def corroborated(self, within: int = PAIR_WINDOW) -> bool:
         """Whether two detectors that look at different signals said so at about the same time."""
         newest = max((c.last for c in self.conditions.values()), default=0)
-        fresh = [c for c in self.conditions.values() if newest - c.last <= within]
+        known = [c for c in self.conditions.values() if c.detector not in UNEXPLAINED]
+        fresh = [c for c in known if newest - c.last <= within]
         return any(
             a.detector != b.detector and not set(a.signals) & set(b.signals)
             for i, a in enumerate(fresh)
@@ -191,7 +214,7 @@ class Case:
 
     def told(self, kind: Kind, before: Incident, user: str, comment: str, time: int) -> Change:
         """What a person did to it."""
-        return Change(kind, replace(self.incident), time, user, comment, (), before)
+        return Change(kind, self.shown(), time, user, comment, (), before)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -201,6 +224,8 @@ class Case:
             "quiet_from": self.quiet_from,
             "by_person": self.by_person,
             "folded_into": self.folded_into,
+            "raised": self.raised,
+            "visible": self.visible,
         }
 
     @classmethod
@@ -213,12 +238,17 @@ class Case:
             data["quiet_from"],
             data["by_person"],
             data["folded_into"],
+            data.get("raised", data["incident"]["opened"]),
+            data.get("visible", 0),
         )
 
 
-def incident_id(finding: Finding) -> str:
-    """Always the same for the same entity, detector and onset: of a million, two are alike once in 560 times."""
-    text = "\x1f".join((finding.entity, finding.detector, str(finding.onset)))
+def incident_id(finding: Finding, apart: str = "") -> str:
+    """Always the same for the same entity, detector and onset: of a million, two are alike once in 560 times.
+
+    apart: the cause of the open incident that has this id and that the finding has left.
+    """
+    text = "\x1f".join((finding.entity, finding.detector, str(finding.onset), *filter(None, (apart,))))
     return f"inc-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 

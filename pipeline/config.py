@@ -25,8 +25,12 @@ PREFIX = "FLEETPULSE__"
 
 _SECONDS = wants("seconds, above 0 and at most 3600", lambda value: 0 < value <= 3600)
 _POSITIVE = wants("a number above 0", lambda value: 0 < value < math.inf)
+_NOT_NEGATIVE = wants("a number of at least 0", lambda value: 0 <= value < math.inf)
 _BYTES = wants("bytes, at least 65536, or 0 for 1 GiB, at most 5 % of the disk", lambda v: v == 0 or v >= 1 << 16)
+_QUERY_BYTES = wants("bytes, at least 67108864 (64 MiB)", lambda value: value >= 64 << 20)
 _SYNC = wants("seconds, 0 to 60", lambda value: 0 <= value <= 60)
+_QUEUE = wants("bytes, 65536 to 1 GiB", lambda value: 1 << 16 <= value <= 1 << 30)
+_QUEUE_S = wants("seconds, 1 to 86400", lambda value: 1 <= value <= 86_400)
 _CATCH_UP = wants("times real time, at least 2: less would never catch up", lambda value: value >= 2)
 _JITTER = wants("seconds, 0 to 600", lambda value: 0 <= value <= 600)
 _SHARE = wants("a share between 0 and 1", lambda value: 0 < value < 1)
@@ -42,6 +46,16 @@ _SERVERS = wants(
 _HTTP = wants(
     "nothing, or http://host:port or https://host", lambda v: not v or re.match(r"https?://[^/\s]", v) is not None
 )
+_BOUNDS = wants("numbers of entities, each above 0", lambda value: all(number > 0 for number in value.values()))
+_ENTITIES = wants(
+    'patterns of entities, each kind:name, such as "cdu:row3-*"',
+    lambda value: bool(value) and all(re.fullmatch(r"[^\s:]+:\S+", pattern) for pattern in value),
+)
+_USERS = wants(
+    "users as Kafka names them, such as ['User:fleetpulse-agent']",
+    lambda value: all(re.fullmatch(r"User:\S+", user) for user in value),
+)
+_TAKEOVER = wants("seconds, 60 to 86400", lambda value: 60 <= value <= 86400)
 _RECEIVER = wants(
     "1 to 64 of A-Z a-z 0-9 _ . - (it goes into an HTTP header)",
     lambda value: re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", value) is not None,
@@ -89,13 +103,19 @@ class Edge:
 
 @dataclass(frozen=True)
 class Spool:
-    """[spool]: where agents keep what is not yet stored, and how much of it at most."""
+    """[spool]: where agents keep what is not yet stored, and how much of it at most.
+
+    queue_bytes, queue_seconds: of each topic, what waits in memory for a slow disk. Chosen: 20 minutes of a node with 8
+    GPUs (13 kB/s), and no longer than 10 minutes, after which no detector uses a sample.
+    """
 
     directory: Path = field(default_factory=lambda: state_directory() / "spool")
     max_bytes: int = field(default=0, metadata=_BYTES)
     segment_bytes: int = field(default=4 << 20, metadata=_POSITIVE)
     free_bytes: int = 64 << 20
     sync_seconds: float = field(default=0.0, metadata=_SYNC)
+    queue_bytes: int = field(default=16 << 20, metadata=_QUEUE)
+    queue_seconds: float = field(default=600.0, metadata=_QUEUE_S)
 
 
 @dataclass(frozen=True)
@@ -103,6 +123,8 @@ class Kafka:
     """[kafka]: the brokers, who we are to them, and how `fleetpulse init` makes topics (-1: the broker's default).
 
     Certificates and keys are PEM files. A password is read from its file alone, never from here.
+    node_keys: a folder with a file NODE.key for each node, whose key signs the node's messages.
+    agent_users, pipeline_users: to whom `fleetpulse init --acls` gives rights.
     """
 
     bootstrap_servers: str = field(default="127.0.0.1:9092", metadata=_SERVERS)
@@ -116,28 +138,50 @@ class Kafka:
     ca_file: Path | None = None
     certificate_file: Path | None = None
     key_file: Path | None = None
+    node_keys: Path | None = None
+    agent_users: tuple[str, ...] = field(default=(), metadata=_USERS)
+    pipeline_users: tuple[str, ...] = field(default=(), metadata=_USERS)
     catch_up: float = field(default=20.0, metadata=_CATCH_UP)
     jitter: float = field(default=10.0, metadata=_JITTER)
 
 
 @dataclass(frozen=True)
 class Store:
-    """[store]: the DuckDB file, and how many hours stay in it."""
+    """[store]: the DuckDB file, and the bounds of what stays in it (docs/store.md); forget_days: how long
+    a silent device is known beyond hot_hours.
+
+    free_bytes: kept free on its disk, 5 % of the disk where that is less: room for the largest commit and for what
+    DuckDB writes anew at a checkpoint. dead_letter_hours: a week, as the topics of dead letters; history_days: a
+    quarter, so that what is compared by quarter is there; chosen.
+    """
 
     path: Path = field(default_factory=lambda: state_directory() / "store.duckdb")
     hot_hours: float = field(default=24.0, metadata=_POSITIVE)
+    forget_days: float = field(default=7.0, metadata=_POSITIVE)
     memory_limit: str = "2GB"
+    free_bytes: int = field(default=256 << 20, metadata=_NOT_NEGATIVE)
+    dead_letter_hours: float = field(default=168.0, metadata=_POSITIVE)
+    dead_letter_bytes: int = field(default=256 << 20, metadata=_NOT_NEGATIVE)
+    gap_days: float = field(default=30.0, metadata=_POSITIVE)
+    history_days: float = field(default=90.0, metadata=_POSITIVE)
 
 
 @dataclass(frozen=True)
 class Api:
-    """[api]: where the pipeline serves. `token_file` holds one `name:token` per line; needed to leave loopback."""
+    """[api]: where the pipeline serves. `token_file` holds one `name:token` per line; needed to leave loopback.
+
+    connections: callers at once; beyond them, who has sent nothing for longest is dropped.
+    sql_queries run at once, each with sql_seconds of time and sql_memory_bytes of memory.
+    """
 
     host: str = "127.0.0.1"
     port: int = field(default=8600, metadata=_PORT)
     token_file: Path | None = None
+    connections: int = field(default=256, metadata=_POSITIVE)
     sql_seconds: float = field(default=10.0, metadata=_POSITIVE)
     sql_rows: int = field(default=100_000, metadata=_POSITIVE)
+    sql_memory_bytes: int = field(default=512 << 20, metadata=_QUERY_BYTES)
+    sql_queries: int = field(default=4, metadata=_POSITIVE)
 
 
 @dataclass(frozen=True)
@@ -145,22 +189,61 @@ class Dashboard:
     """[dashboard]: where pages are served, and which API they read (default: that of [api]).
 
     `behind_proxy`: something before the pages sees to who reaches them, so that they may leave loopback.
+    `names`: those under which browsers reach it, beside loopback, `host` and that of [notify] external_url.
+    `connections`: callers at once, two for each viewer.
     """
 
     host: str = "127.0.0.1"
     port: int = field(default=8501, metadata=_PORT)
     behind_proxy: bool = False
+    names: tuple[str, ...] = ()
+    connections: int = field(default=512, metadata=_POSITIVE)
     api_url: str = ""
     token_file: Path | None = None
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """[pipeline]: transport, grid of the frames (s) and how long a frame waits for late rows (s)."""
+    """[pipeline]: transport, grid of the frames (s) and how long a frame waits for late rows (s).
+
+    clock_bound: a clock that is off by more (s) is corrected and reported.
+    """
 
     transport: typing.Literal["spool", "kafka"] = "spool"
     frame: float = field(default=10.0, metadata=_POSITIVE)
     lateness: float = 30.0
+    clock_bound: float = field(default=5.0, metadata=_SECONDS)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """[limits]: how many entities telemetry and inventory may name; what is over a limit is rejected.
+
+    gpus: for how many GPUs this shard is made; the bounds of all kinds follow from it (pipeline/population.py).
+    entities_per_sender: 10 times a node of 16 GPUs, or a row of 300 BMCs with 60 sensors each. senders, kinds: other
+    bounds for single senders, such as the agent of a fabric, and kinds.
+    """
+
+    gpus: int = field(default=131_072, metadata=_POSITIVE)
+    entities_per_sender: int = field(default=20_000, metadata=_POSITIVE)
+    senders: Mapping[str, int] = field(default_factory=dict, metadata=_BOUNDS)
+    kinds: Mapping[str, int] = field(default_factory=dict, metadata=_BOUNDS)
+
+
+@dataclass(frozen=True)
+class SpeaksFor:
+    """[[admission.speaks_for]]: entities (shell patterns) that belong to one sender, whatever their names say."""
+
+    node: str = field(metadata=_NAME)
+    entities: tuple[str, ...] = field(metadata=_ENTITIES)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """[admission]: whose telemetry is taken. `takeover`: s of silence after which an entity may have another owner."""
+
+    takeover: float = field(default=600.0, metadata=_TAKEOVER)
+    speaks_for: tuple[SpeaksFor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -231,6 +314,8 @@ class Config:
     dashboard: Dashboard = field(default_factory=Dashboard)
     check: Check = field(default_factory=Check)
     pipeline: Pipeline = field(default_factory=Pipeline)
+    limits: Limits = field(default_factory=Limits)
+    admission: Admission = field(default_factory=Admission)
     notify: Notify = field(default_factory=Notify)
     topology: TopologyFile = field(default_factory=TopologyFile)
     opentelemetry: Opentelemetry = field(default_factory=Opentelemetry)

@@ -20,11 +20,14 @@ from typing import Any
 
 from pipeline import client
 from pipeline.config import Config
-from pipeline.errors import Unreachable
+from pipeline.errors import NoAnswer, Unreachable
+from pipeline.heartbeat import STANDS_STILL
 from pipeline.supervise import Child, Stopped, Supervisor, report_death, say
 
 POLL_S = 1.0
 """How often the pipeline is asked whether it is ready. Chosen."""
+LOOK_S = 10.0
+"""How often the children are looked at while all is well. Chosen: a third of what makes the pipeline unready."""
 PROGRESS_S = 5.0
 """How often the waiting is talked about. Chosen."""
 LOG_BYTES = 64 << 20
@@ -43,7 +46,7 @@ def up(config: Config, command: Sequence[str], source: str | None) -> int:
     more = ["--config", source] if source else []
     services = {name: [*command, name, *more] for name in ("agent", "pipeline", "dashboard")}
     say(f"fleetpulse: dashboard {_address(config)}, API {client.base_url(config)}; Ctrl-C ends all of it")
-    return run(supervisor, lambda: watch_all(supervisor, services))
+    return run(supervisor, lambda: watch_all(supervisor, services, config))
 
 
 def demo(config: Config, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -99,11 +102,11 @@ def run(supervisor: Supervisor, body: Callable[[], Child]) -> int:
     return 1
 
 
-def watch_all(supervisor: Supervisor, services: Mapping[str, Sequence[str]]) -> Child:
+def watch_all(supervisor: Supervisor, services: Mapping[str, Sequence[str]], config: Config) -> Child:
     """Starts all; returns the one that died."""
     for name, argv in services.items():
         supervisor.start(name, argv)
-    return _watch(supervisor)
+    return _watch(supervisor, config)
 
 
 def _demo(supervisor: Supervisor, command: Sequence[str], path: Path, config: Config, log: Log) -> Child:
@@ -125,7 +128,7 @@ def _demo(supervisor: Supervisor, command: Sequence[str], path: Path, config: Co
         return dead
     supervisor.start("dashboard", [*command, "dashboard", *more])
     say(f"fleetpulse demo: dashboard {_address(config)}, API {client.base_url(config)}; Ctrl-C ends all of it")
-    return _watch(supervisor)
+    return _watch(supervisor, config)
 
 
 def _until(supervisor: Supervisor, missing: Callable[[], str | None]) -> Child | None:
@@ -155,11 +158,29 @@ def _missing(config: Config) -> str | None:
     return "6 h of simulated history are being stored and judged" if fleet["backlog"] else None
 
 
-def _watch(supervisor: Supervisor) -> Child:
+def _watch(supervisor: Supervisor, config: Config) -> Child:
+    """The child that died. One that hangs or was stopped is named as long as it does."""
+    told = ""
     while True:
-        dead = supervisor.wait(3600.0)
+        dead = supervisor.wait(LOOK_S)
         if dead is not None:
             return dead
+        found = "; ".join([*supervisor.stopped(), *hangs(config)])
+        if found and found != told:
+            say(f"fleetpulse: {found}")
+        told = found
+
+
+def hangs(config: Config) -> list[str]:
+    """Why the pipeline does not go on although its process lives, in words."""
+    try:
+        _, answer = client.get(config, "/readyz")
+    except NoAnswer as error:
+        return [str(error)]
+    except Unreachable:
+        return []
+    reasons = answer.get("reasons", []) if isinstance(answer, dict) else []
+    return [reason for reason in map(str, reasons) if reason.startswith(STANDS_STILL)]
 
 
 def _address(config: Config) -> str:

@@ -12,14 +12,16 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline import client
+from pipeline import client, private
 from pipeline.checks import Check
 from pipeline.config import Config
-from pipeline.errors import FleetpulseError, Unreachable
+from pipeline.doctor_spool import disk_speed, spool_files
+from pipeline.errors import FleetpulseError, NoAnswer, Unreachable
 from pipeline.respond import delivery
 
 LEAST_PYTHON = (3, 11)
@@ -30,6 +32,8 @@ VOLATILE = ("tmpfs", "ramfs")
 REMOTE = ("nfs", "lustre", "beegfs", "ceph", "gpfs", "cifs", "fuse.", "9p", "wekafs")
 """Beginnings of names of file systems that another host serves, or a process."""
 SPOOL_ELSEWHERE = "[spool] directory = a folder on a local disk, such as '/var/lib/fleetpulse/spool'"
+LIMIT_S = 60.0
+"""Longest time of one check; chosen: that of the brokers asks each of them for some seconds."""
 Examiner = Callable[[Config], "Check | list[Check]"]
 COLUMNS = ("number", "check", "state", "found", "meaning", "mend")
 
@@ -68,7 +72,11 @@ def store(config: Config) -> Check:
         return Check("store", "fail", place, meaning, f"mkdir -p {path.parent} && chown $USER {path.parent}")
     if not path.exists():
         return Check("store", "warn", f"{path} is not there yet", "nothing was ever stored here", "fleetpulse init")
-    holder = _holder(path)
+    try:
+        holder = _holder(path)
+    except FleetpulseError as error:
+        meaning = "the pipeline does not start with this file"
+        return Check("store", "fail", str(error), meaning, f"read docs/store.md, section Recovery; ls -l {path}*")
     return Check("store", "ok", f"{path}, {path.stat().st_size >> 20} MiB{f', held by {holder}' if holder else ''}")
 
 
@@ -94,6 +102,26 @@ def disk(config: Config, floor: int = DISK_FLOOR) -> Check:
         return Check("disk", "ok", found)
     meaning = f"below {floor / (1 << 30):.1f} GiB: the spool will drop its oldest and the pipeline is not ready"
     return Check("disk", "fail", found, meaning, f"df -h {place}; or lower [store] hot_hours, [spool] max_bytes")
+
+
+def permissions(config: Config) -> Check:
+    """State is closed to other users of this host."""
+    found = private.open_state(private.state_paths(config))
+    if not found:
+        return Check("permissions", "ok", "state is closed to other users")
+    meaning = "other users of this host may read telemetry, or change what is stored"
+    return Check("permissions", "fail", f"open to other users: {private.told(found)}", meaning, private.mend(found))
+
+
+def secrets(config: Config) -> Check:
+    """Files with tokens, passwords and keys are closed to other users."""
+    files = private.secret_files(config)
+    found = private.open_secrets(config)
+    if found:
+        meaning = "who reads one of them is taken for us"
+        paths = " ".join(str(path) for key, path in files.items() if any(key in text for text in found))
+        return Check("secrets", "warn", "; ".join(found), meaning, f"chmod 600 {paths}")
+    return Check("secrets", "ok", f"{len(files)} files, closed to other users" if files else "none configured")
 
 
 def spool_disk(config: Config, mounts: Path = Path("/proc/self/mounts")) -> Check:
@@ -126,6 +154,10 @@ def api(config: Config) -> Check:
     """A pipeline answers on [api], and is ready."""
     try:
         status, answer = client.get(config, "/readyz")
+    except NoAnswer as error:
+        meaning = "a pipeline listens and does not answer: telemetry is not judged and nobody is alerted"
+        mend = "ps -o pid,stat,cmd -C fleetpulse  # T: kill -CONT PID; else restart the pipeline"
+        return Check("api", "fail", str(error), meaning, mend, unreachable=True)
     except Unreachable as error:
         return Check("api", "warn", str(error).partition(";")[0], "no pipeline runs here", "fleetpulse pipeline")
     if status == 200:
@@ -154,24 +186,39 @@ CHECKS: tuple[Examiner, ...] = (
     package_names,
     store,
     spool,
+    permissions,
+    secrets,
+    spool_files,
     disk,
     spool_disk,
+    disk_speed,
     transport,
     api,
     webhooks,
 )
 
 
-def examine(config: Config, checks: Sequence[Examiner] = CHECKS) -> list[Check]:
-    """All checks in order. One that breaks is itself a fail."""
+def examine(config: Config, checks: Sequence[Examiner] = CHECKS, limit_s: float = LIMIT_S) -> list[Check]:
+    """All checks in order. One that breaks, or does not end within `limit_s`, is itself a fail."""
     found: list[Check] = []
     for check in checks:
-        try:
-            made = check(config)
-            found += [made] if isinstance(made, Check) else made
-        except (OSError, FleetpulseError) as error:
-            found.append(Check(check.__name__, "fail", str(error), "the check itself could not be made"))
+        made: list[Check] = []
+        thread = threading.Thread(target=_examined, args=(check, config, made), daemon=True)
+        thread.start()
+        thread.join(limit_s)
+        hangs = f"no end within {limit_s:g} s: a disk or server does not answer"
+        found += made or [Check(check.__name__, "fail", hangs, "the check itself could not be made")]
     return found
+
+
+def _examined(check: Examiner, config: Config, made: list[Check]) -> None:
+    try:
+        result = check(config)
+    except (OSError, FleetpulseError) as error:
+        result = Check(check.__name__, "fail", str(error), "the check itself could not be made")
+    except Exception as error:  # noqa: BLE001 - in a thread it would be lost: it is told, as a fault of ours
+        result = Check(check.__name__, "fail", f"{type(error).__name__}: {error}", "the check itself is at fault")
+    made.extend([result] if isinstance(result, Check) else result)
 
 
 def exit_code(checks: Sequence[Check]) -> int:
@@ -215,14 +262,22 @@ def _writable(folder: Path) -> str | None:
 
 
 def _holder(path: Path) -> str | None:
-    """The process that has the store open for writing, as DuckDB tells it; None if it is free."""
+    """The process that has the store open for writing; None if it is free, sound and of a version that we read.
+
+    Opens it for reading alone, which changes neither the file nor its log. Raises FleetpulseError if it is not sound.
+    """
     import duckdb
 
+    from pipeline.store import faults, opening, schema
+
     try:
-        duckdb.connect(str(path), read_only=True).close()
+        with opening.open_file(path, {"enable_external_access": "false"}, read_only=True) as connection:
+            schema.check_version(connection)
     except duckdb.Error as error:
+        raise faults.explained(path, error) from error
+    except Unreachable as error:
+        if "lock on file" not in str(error):
+            raise
         owner = re.search(r"PID (\d+)", str(error))
-        if owner is None and "lock" not in str(error):
-            raise FleetpulseError(f"{path}: cannot be opened: {error}") from error
         return f"process {owner[1]}" if owner else "another process"
     return None

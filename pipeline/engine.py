@@ -11,11 +11,9 @@ import logging
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
-
-import numpy as np
 
 from pipeline.cases import Change
 from pipeline.errors import UsageError
@@ -38,8 +36,8 @@ from pipeline.voice import MOST_MUTES, Mute, Voice, check_rules, checked, doubt
 log = logging.getLogger("fleetpulse.engine")
 
 SNAPSHOT_EVERY = 60 * SECOND  # chosen: a restart judges at most this much again
+FUTURE = 3600 * SECOND  # later rows are of versions that believed every clock: the most that clock_bound may be
 INSTANTS_PER_RESULT = 60  # bound of judged instants whose results wait for one transaction
-AHEAD = 300 * SECOND  # rows further in the future than this are stored and counted, not judged: a clock is wrong
 
 
 Enqueue = Callable[[Sequence[Change], int], Sequence[ledger.Payload]]
@@ -49,6 +47,8 @@ class Judge(Protocol):
     """The detectors, as the pipeline sees them; the door passes them in. signals: all that they look at; None: any.
 
     names: of the detectors, for modes and mutes.   listing: a row for each, as GET /api/v1/detectors has it.
+    beat: called with what it does next; the pipeline sets it.
+    judge_events: findings of events by themselves, as they arrive.
     """
 
     @property
@@ -59,7 +59,11 @@ class Judge(Protocol):
 
     def listing(self) -> list[dict[str, Any]]: ...
 
+    beat: Callable[[str], None]
+
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]: ...
+
+    def judge_events(self, events: Sequence[Event], topology: Topology, anew: bool = False) -> list[Finding]: ...
 
     def snapshot(self) -> str: ...
 
@@ -76,12 +80,15 @@ class Standing:
 
 @dataclass(slots=True)
 class Unwritten:
-    """Results of the instants before `end` that no transaction holds yet."""
+    """Results of the instants before `end`, and of events on arrival, that no transaction holds yet.
+
+    shown: what the Desk was shown, with the time of the instant; None: on arrival.
+    """
 
     end: int
     findings: list[Finding] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
-    shown: list[tuple[int, list[Finding]]] = field(default_factory=list)
+    shown: list[tuple[int | None, list[Finding]]] = field(default_factory=list)
 
 
 class Engine:
@@ -97,16 +104,21 @@ class Engine:
         clock: Callable[[], int],
         step: int,
         modes: Sequence[ModeRule] = (),
+        beat: Callable[[str], None] = lambda doing: None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
+        """wake: called when payloads of `enqueue` are durable."""
+        self._beat = judge.beat = beat
+        self._wake = wake
         self.database, self.devices, self.topology = database, devices, topology
         self.voice = Voice(topology, modes)
         check_rules(modes, judge.names)
         self.membership = Membership(topology)
         self.judge, self.clock = judge, clock
         self.lock = threading.RLock()
-        self.desk = Desk(topology, self._is_simulated)
+        self.desk = Desk(topology, self._is_simulated, self._site_of)
         self.standing = Standing()
-        self.ahead = self.faults = 0
+        self.faults = 0
         self._enqueue = enqueue
         self._seen = LastSeen()
         self._ready: deque[Instant] = deque()
@@ -116,7 +128,10 @@ class Engine:
             self._seen.know(device_class, devices.names(device_class))
         start = self.standing.snapshot if self.standing.snapshot > 0 else None
         self.framer = Framer(step, topology, devices.names, start=start, signals=judge.signals)
-        reread(database, start or 0, self._refill)
+        self._unjudged: list[Event] = []  # only while what the store holds is read again
+        reread(database, start or 0, clock() + FUTURE, self._refill)
+        self._judge_arrived(self._unjudged, again=True)
+        self._unjudged = []
 
     def _is_simulated(self, entity: str) -> bool:
         """Of what sends no telemetry itself, such as a job or a leaf: whether all that is below it is simulated."""
@@ -127,28 +142,50 @@ class Engine:
             return self.devices.all_simulated() or entity.split(":", 1)[1].startswith("sim-")
         return all(map(self.devices.is_simulated, below))
 
+    def _site_of(self, entity: str) -> str | None:
+        """The site of a node or of what is in it; of a group that of the first of its nodes that is known."""
+        inside = (entity, self.topology.above_of_kind(entity, "node"), *self.topology.below(entity))
+        nodes = (e.partition(":")[2] for e in inside if e is not None and e.startswith("node:"))
+        site = next((site for node in nodes if (site := self.devices.site_of(node))), None)
+        return site and f"site:{site}"
+
     # --- what comes in ------------------------------------------------------------------------------
 
     def observe(self, committed: Committed) -> None:
-        """Takes rows and events that are durable now."""
-        self._take(committed.rows, committed.events)
-
-    def _take(self, rows: Iterable[Rows], events: Iterable[Event]) -> None:
-        limit = self.clock() + AHEAD
-        for block in rows:
-            sane = block.time <= limit
-            self.ahead += len(sane) - int(np.count_nonzero(sane))
-            self.framer.add(block if sane.all() else select(block, sane))
-        events = list(events)
-        inventories = [event for event in events if event.kind == "inventory"]
+        """Takes rows and events that are durable now; judges on arrival what an event is by itself."""
+        for block in committed.rows:
+            self.framer.add(self._placed(block))
+        inventories = [event for event in committed.events if event.kind == "inventory"]
         if inventories:
             self._seen.end(self.membership.learn(inventories), max(event.time for event in inventories))
-        self.framer.add_events(event for event in events if event.kind != "inventory" and event.time <= limit)
+        events = [event for event in committed.events if event.kind != "inventory"]
+        self.framer.add_events(events)
+        self._judge_arrived(events)
 
-    def _refill(self, rows: Sequence[Rows], events: Sequence[Event], until: int) -> None:
+    def _placed(self, block: Rows) -> Rows:
+        """Rows with the slots of their devices instead of the ids; without those of devices that were dropped."""
+        slots = self.devices.slots(block.device_class, block.device)
+        return block if slots is block.device else select(replace(block, device=slots), slots >= 0)
+
+    def _refill(self, rows: Sequence[Rows], events: Sequence[tuple[int, Event]], until: int) -> None:
         """A restart: what the store holds after the snapshot, in chunks; all before `until` is complete."""
-        self._take(rows, events)
+        for block in rows:
+            self.framer.add(self._placed(block))
+        self.framer.place_events(events)
+        self._unjudged += [event for judged, event in events if judged >= self.standing.judged]
         self.advance(min(until, self.standing.judged))
+
+    def _judge_arrived(self, events: Sequence[Event], again: bool = False) -> None:
+        """Findings that need only an event do not wait for its frame. again: some may have been written before."""
+        found = self.judge.judge_events(events, self.topology)
+        if found and again:
+            with self.database.lock:
+                written = ledger.known_findings(self.database.connection, [f.key for f in found])
+            found = [finding for finding in found if finding.key not in written]
+        if found:
+            with self.lock:
+                self._show_arrived(found)
+            self._write()
 
     # --- what goes out ------------------------------------------------------------------------------
 
@@ -158,7 +195,8 @@ class Engine:
         A transaction that fails leaves its results in memory: they are written first when this is called again.
         """
         self._write()
-        self._ready.extend(self.framer.advance(watermark))
+        with self.lock:  # persons add events of their own
+            self._ready.extend(self.framer.advance(watermark))
         count = len(self._ready)
         while self._ready:
             for _ in range(min(INSTANTS_PER_RESULT, len(self._ready))):
@@ -168,6 +206,7 @@ class Engine:
 
     def _judge(self, instant: Instant) -> None:
         """Shows an instant to the judge, and its findings to the Desk unless the Desk saw them before a restart."""
+        self._beat("judging")
         instant = self.membership.applied(instant)
         found = self.judge.observe(instant.frames)
         with self.lock:
@@ -176,28 +215,43 @@ class Engine:
                 self._show(instant, found)
 
     def _show(self, instant: Instant, found: list[Finding]) -> None:
-        """Takes what the Desk makes of an instant; all of it or, if the Desk fails, nothing of it."""
-        new = self._unwritten
+        """Takes what the Desk makes of an instant."""
         found, heard = self.voice.judged(found, self.desk.standing, instant.time)
+        if self._shown(instant.time, heard, found):
+            self._unwritten.end = instant.end
+
+    def _show_arrived(self, found: list[Finding]) -> None:
+        """Takes what the Desk makes of findings before their instant."""
+        found, heard = self.voice.judged(found, self.desk.standing, max(f.time for f in found))
+        self._shown(None, heard, found)
+
+    def _shown(self, time: int | None, heard: list[Finding], found: list[Finding]) -> bool:
+        """All of what the Desk makes of it or, if the Desk fails, nothing of it; whether it did not fail."""
+        new = self._unwritten
         try:
-            changes = self.desk.observe(instant.time, heard, self._seen.present)
+            changes = self._observe(time, heard)
         except Exception:
             self.faults += 1
-            log.exception("the Desk failed on %d findings of %s; they are left out", len(found), iso(instant.time))
+            log.exception("the Desk failed on %d findings; they are left out: %s", len(found), found[:1])
             self.desk.restore(self._desk_state)
-            for time, findings in new.shown:
-                self.desk.observe(time, findings, self._seen.present)
-            return
-        new.end = instant.end
+            for before, findings in new.shown:
+                self._observe(before, findings)
+            return False
         new.findings += found
         new.changes += changes
-        new.shown.append((instant.time, heard))
+        new.shown.append((time, heard))
+        return True
+
+    def _observe(self, time: int | None, heard: Sequence[Finding]) -> list[Change]:
+        if time is None:
+            return self.desk.observe_early(heard, self.clock())
+        return self.desk.observe(time, heard, self._seen.present, self.clock())
 
     def _write(self) -> None:
         """Writes findings, incidents, alerts and state in one transaction."""
         with self.lock:
             done = self._unwritten
-            if done.end == self.standing.judged:
+            if done.end == self.standing.judged and not done.shown:
                 return
             snapshot = done.end - self.standing.snapshot >= SNAPSHOT_EVERY
             with self.database.transaction() as connection:
@@ -210,25 +264,46 @@ class Engine:
                     ledger.save_snapshot(connection, "judge", done.end, self.judge.snapshot())
             self.standing = Standing(done.end, done.end if snapshot else self.standing.snapshot)
             self._unwritten, self._desk_state = Unwritten(done.end), state
+        if payloads:
+            self._wake()
 
     def note(self, change: Callable[[Desk], Change], events: Sequence[Event] = ()) -> Change:
         """Applies a person's note to the Desk and writes it with its alerts and events, or nothing of it."""
+        return self._apply(lambda desk: [change(desk)], events)[0]
+
+    def report(self, events: Sequence[Event]) -> list[Change]:
+        """Judges events of the pipeline itself at once: they have no telemetry that would close their frames."""
+        with self.lock:
+            now = self.clock()
+            self._write()
+            judged = self.judge.judge_events(events, self.topology, anew=True)  # a report that failed is repeated
+            found, heard = self.voice.judged(judged, self.desk.standing, now)
+            return self._apply(lambda desk: desk.report(now, heard), events, found)
+
+    def _apply(
+        self, change: Callable[[Desk], list[Change]], events: Sequence[Event], findings: Sequence[Finding] = ()
+    ) -> list[Change]:
+        """Changes the Desk and writes that with its alerts, events and findings, or nothing of it."""
         with self.lock:
             self._write()
             before = self.desk.snapshot()
             made = change(self.desk)
             try:
                 with self.database.transaction() as connection:
-                    ledger.record(connection, [], [made], self._enqueue([made], self.clock()), self.clock())
+                    payloads = self._enqueue(made, self.clock())
+                    ledger.record(connection, findings, made, payloads, self.clock())
                     if events:
-                        write_events(connection, [EventBatch(Origin("", "", b""), tuple(events))])
+                        write_events(connection, [EventBatch(Origin("", "", b""), tuple(events))], self.framer.closed)
                     after = self.desk.snapshot()
                     ledger.save_snapshot(connection, "desk", self.standing.judged, after)
+                    ledger.save_snapshot(connection, "unheard", self.standing.judged, self.voice.unheard.snapshot())
             except BaseException:
                 self.desk.restore(before)
                 raise
             self._desk_state = after
             self.framer.add_events(events)
+        if payloads:
+            self._wake()
         return made
 
     def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mute:
@@ -286,6 +361,9 @@ class Engine:
             self.desk.restore(state)
         if judge is not None:
             self.standing.snapshot, state = judge
+            if not state:
+                log.warning("the detectors learn anew: devices that were silent for long were dropped")
+                return
             try:
                 self.judge.restore(state)
             except Exception:

@@ -3,10 +3,15 @@
 FleetpulseError
   UsageError          bad arguments or bad input files            exit 2
     ConfigError       the configuration file or an override       exit 2
+    WrongQuery        SQL that the database cannot run            exit 2
   Unreachable         a dependency does not answer                exit 3
+    DamagedStore      the store's file or its log is damaged      exit 3
   Refused             a guard or the sandbox said no              exit 4
+    OverLimit         more than a stated limit allows             exit 4
   Permanent           trying again cannot help
     WireError         bytes that are no message of ours
+      NewerWireError  a message of a later version of the wire format
+    Rejected          sound input that a rule of pipeline/admission.py does not accept; carries `rule`
     SpoolError        a spool folder that cannot be used
   Retryable           trying again may help; carries `after_s`
   GapError            input that is gone for ever; carries its extent
@@ -31,10 +36,22 @@ class ConfigError(UsageError):
     """The configuration file or an override is wrong; the message names file, section and key."""
 
 
+class WrongQuery(UsageError):  # noqa: N818 - reads as the state it names
+    """SQL with a mistake: its syntax, a name that does not exist, a value that does not convert."""
+
+
 class Unreachable(FleetpulseError):  # noqa: N818 - reads as the state it names
     """A broker, API or other dependency does not answer."""
 
     exit_code = 3
+
+
+class DamagedStore(Unreachable):
+    """The file of the store, or its write-ahead log, holds bytes that cannot be right."""
+
+
+class NoAnswer(Unreachable):
+    """Something listens there and gives no answer in time: it hangs, or it was stopped."""
 
 
 class Refused(FleetpulseError):  # noqa: N818 - reads as the state it names
@@ -43,12 +60,28 @@ class Refused(FleetpulseError):  # noqa: N818 - reads as the state it names
     exit_code = 4
 
 
+class OverLimit(Refused):
+    """A query needs more time, memory or tables than it may have."""
+
+
 class Permanent(FleetpulseError):  # noqa: N818 - reads as the state it names
     """Trying again cannot help."""
 
 
 class WireError(Permanent):
     """Bytes that are no message of ours, or a damaged one."""
+
+
+class NewerWireError(WireError):
+    """A message of a later version of the wire format: an upgrade can read it."""
+
+
+class Rejected(Permanent):
+    """A rule of admission does not accept sound input; the text begins with `rule`, the name of that rule."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(f"{rule}: {message}")
+        self.rule = rule
 
 
 class SpoolError(Permanent):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.cases import SEVERITIES, Case, Condition
+from pipeline.cases import SEVERITIES, UNEXPLAINED, Case, Condition
 from pipeline.links import PEER
 from pipeline.topology import Topology, kind_of
 
@@ -94,14 +94,24 @@ class Folding:
         return reached and (allowed is None or family in allowed)
 
     def absorbs(self, case: Case, detector: str, entity: str, severity: str) -> bool:
-        """Whether an open case takes a finding blamed below its cause; a stronger one than itself only as a symptom."""
+        """Whether an open case takes a finding blamed below its cause; a stronger one than itself only as a symptom of
+        what is more than suspected."""
         if case.incident.cause == self.base(entity):
             return True
         family = family_of(detector)
         if family in _NEVER_A_SYMPTOM and not self._is_inferred(case):
             return False
-        stronger = SEVERITIES.index(severity) > SEVERITIES.index(case.incident.severity)
-        return (family == SYMPTOM or not stronger) and self.explains(case.incident.cause, detector, entity)
+        if _stronger(severity, case) and not (family == SYMPTOM and (_is_firm(case) or self.agrees(case, detector))):
+            return False
+        return self.explains(case.incident.cause, detector, entity)
+
+    def agrees(self, case: Case, detector: str) -> bool:
+        """Whether enough children of the cause are in the detector's kind of trouble, be it only suspected."""
+        cause, family = case.incident.cause, family_of(detector)
+        self._renew()
+        alike = (c.entity for c in case.conditions.values() if family_of(c.detector) == family)
+        units = {unit for unit in (self._unit(cause, e) for e in alike) if unit is not None}
+        return kind_of(cause) in EXPLAINS and len(units) >= max(LEAST_UNITS, LEAST_SHARE * self._size.get(cause, 0))
 
     def best(self, fresh: Sequence[Case], absorbing: Sequence[Case]) -> Fold | None:
         """The fold that explains most; None if every case stands for itself.
@@ -132,14 +142,14 @@ class Folding:
         return Fold(first.incident.cause, (first, *taken[first.incident.id]))
 
     def _takes(self, case: Case, other: Case) -> bool:
-        if all(self.absorbs(case, c.detector, c.entity, other.incident.severity) for c in other.conditions.values()):
+        if all(self.absorbs(case, c.detector, c.entity, other.incident.severity) for c in other.telling()):
             return True
-        symptoms = all(family_of(c.detector) == SYMPTOM for c in other.conditions.values())
-        families = {family_of(c.detector) for c in case.conditions.values()}
+        symptoms = all(family_of(c.detector) == SYMPTOM for c in other.telling())
         node = self._node(case)
         return (
             symptoms
-            and bool(families - {SYMPTOM} - _NEVER_A_SYMPTOM)
+            and bool(_families(case) - {SYMPTOM} - _NEVER_A_SYMPTOM - UNEXPLAINED)
+            and (_is_firm(case) or not _stronger(other.incident.severity, case))
             and node is not None
             and node == self._node(other)
         )
@@ -153,20 +163,28 @@ class Folding:
         for case in fresh:
             for factor in self._factors(case):
                 groups.setdefault(factor, []).append(case)
-        found = [Fold(factor, tuple(cases)) for factor, cases in groups.items() if self._enough(factor, cases)]
+        found = [Fold(factor, mine) for factor, cases in groups.items() if (mine := self._together(factor, cases))]
         key = lambda f: (-len(self._units(f.cause, f.cases)), self._size.get(f.cause, 0), f.cause)  # noqa: E731
         return min(found, key=key, default=None)
 
     def _factors(self, case: Case) -> set[str]:
-        """What could be behind every condition of a case."""
+        """What could be behind all that a case tells."""
         over = [
-            {f for f in (*self.chain(c.entity), *self._beside(c.entity)) if self._fits(f, c)}
-            for c in case.conditions.values()
+            {f for f in (*self.chain(c.entity), *self._beside(c.entity)) if self._fits(f, c)} for c in case.telling()
         ]
         return set.intersection(*over)
 
     def _fits(self, factor: str, condition: Condition) -> bool:
         return kind_of(factor) in EXPLAINS and self.explains(factor, condition.detector, condition.entity)
+
+    def _together(self, cause: str, group: Sequence[Case]) -> tuple[Case, ...]:
+        """Those of a group that are enough for the cause; suspects of another kind name nothing that is more."""
+        firm = [c for c in group if c.incident.severity != "watch"]
+        kinds = {family for case in firm for family in _families(case)}
+        suspects = [c for c in group if c.incident.severity == "watch"]
+        if self._enough(cause, [*firm, *(c for c in suspects if not firm or _families(c) & kinds)]):
+            return tuple(group)
+        return tuple(suspects) if self._enough(cause, suspects) else ()
 
     def _enough(self, cause: str, group: Sequence[Case]) -> bool:
         """Enough children that no other shared cause explains yet, and enough of all children."""
@@ -235,6 +253,19 @@ class Folding:
                     around.setdefault(node, set()).add(factor)
         self._size = {factor: len(found) for factor, found in units.items() if kind_of(factor) != "node"}
         self._around = {node: frozenset(found) for node, found in around.items()}
+
+
+def _families(case: Case) -> set[str]:
+    return {family_of(c.detector) for c in case.conditions.values()}
+
+
+def _is_firm(case: Case) -> bool:
+    """Whether something is known of it, and not only suspected."""
+    return any(c.level != "suspect" and c.detector not in UNEXPLAINED for c in case.conditions.values())
+
+
+def _stronger(severity: str, case: Case) -> bool:
+    return SEVERITIES.index(severity) > SEVERITIES.index(case.incident.severity)
 
 
 def _age(case: Case) -> tuple[int, str]:

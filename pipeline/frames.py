@@ -1,8 +1,8 @@
 """Framer: rows of any order and any commit boundary -> aligned frames on an event-time grid, closed by a watermark.
 
 A cell of the grid is [k * step, (k + 1) * step). It is closed when the watermark reaches its end; rows that come
-later are counted, not judged. Of several samples of one device in a cell the newest holds. The time of an instant is
-that of its newest sample or event.
+later are counted, not judged. An event that comes later is judged in the first open cell. Of several samples of one
+device in a cell the newest holds. The time of an instant is that of its newest sample or event.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Framer:
             catalogue[name].device_class if name in catalogue else name.split(".", 1)[0] for name in signals or ()
         }
         self._rows: dict[str, list[Rows]] = defaultdict(list)
-        self._events: list[Event] = []
+        self._events: list[tuple[int, Event]] = []  # with the time at which each is judged
         self.closed = -(1 << 62) if start is None else start // step * step
         self.late: Counter[str] = Counter()
 
@@ -88,12 +88,15 @@ class Framer:
             self._rows[rows.device_class].append(rows)
 
     def add_events(self, events: Iterable[Event]) -> None:
-        """Takes events in any order."""
+        """Takes events in any order; one that is late is judged in the first open cell, and counted."""
         for event in events:
             if event.time < self.closed:
                 self.late["events"] += 1
-            else:
-                self._events.append(event)
+            self._events.append((max(event.time, self.closed), event))
+
+    def place_events(self, events: Iterable[tuple[int, Event]]) -> None:
+        """Takes events of the store with the time at which each was judged: a restart judges them in the same cell."""
+        self._events += events
 
     def advance(self, watermark: int) -> Iterator[Instant]:
         """Closes every cell that ends at or before `watermark`, oldest first; empty cells give no instant."""
@@ -106,13 +109,12 @@ class Framer:
         for cell in sorted({*events, *(c for planes in ready.values() for c in planes.index)}):
             yield self._instant(cell, ready, events.get(cell, []))
 
-    def _instant(self, cell: int, ready: Mapping[str, _Planes], events: list[Event]) -> Instant:
-        events.sort(key=lambda e: (e.time, e.entity, e.kind))
+    def _instant(self, cell: int, ready: Mapping[str, _Planes], events: list[tuple[int, Event]]) -> Instant:
+        events.sort(key=lambda placed: (placed[1].time, placed[1].entity, placed[1].kind))
         here = {c: planes for c, planes in ready.items() if cell in planes.index}
-        times = [int(p.newest[p.index[cell]]) for p in here.values()] + [e.time for e in events]
-        time = max(times)
+        time = max([int(p.newest[p.index[cell]]) for p in here.values()] + [at for at, _ in events])
         by_class: dict[str, list[Event]] = defaultdict(list)
-        for event in events:
+        for _, event in events:
             by_class[class_of(event.entity)].append(event)
         frames = {}
         framed = here if self._signals is None else {c for c in here if c in self._classes}
@@ -172,14 +174,14 @@ class Framer:
         index = {int(c): i for i, c in enumerate(cells)}
         return _Planes(index, newest, values, seen.reshape(len(cells), devices), devices)
 
-    def _take_events(self, end: int) -> dict[int, list[Event]]:
-        ready: dict[int, list[Event]] = defaultdict(list)
-        later: list[Event] = []
-        for event in self._events:
-            if event.time < end:
-                ready[event.time // self.step].append(event)
+    def _take_events(self, end: int) -> dict[int, list[tuple[int, Event]]]:
+        ready: dict[int, list[tuple[int, Event]]] = defaultdict(list)
+        later: list[tuple[int, Event]] = []
+        for at, event in self._events:
+            if at < end:
+                ready[at // self.step].append((at, event))
             else:
-                later.append(event)
+                later.append((at, event))
         self._events = later
         return ready
 

@@ -1,5 +1,9 @@
 """The Desk: findings become incidents, one per suspected cause. It reads no clock and no store: the same findings in
-the same instants give the same incidents, live and in replay, in whatever order they stand within an instant."""
+the same instants give the same incidents, live and in replay, in whatever order they stand within an instant.
+
+All it decides by is event time. `opened` alone is when people could see an incident: live the clock, which the caller
+passes as `now`; in replay the event time of the instant.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,17 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 
-from pipeline.cases import SEVERITIES, Case, Change, NoSuchIncident, difference, incident_id, order_within_instant
+from pipeline.cases import (
+    SEVERITIES,
+    UNEXPLAINED,
+    Case,
+    Change,
+    Condition,
+    NoSuchIncident,
+    difference,
+    incident_id,
+    order_within_instant,
+)
 from pipeline.errors import Refused
 from pipeline.folding import EXPLAINS, PLANT, Folding
 from pipeline.mutes import Mutes
@@ -17,23 +31,37 @@ from pipeline.topology import Topology, kind_of
 QUIET = 600 * SECOND
 """Quiet with telemetry present that ends a condition: ten repeats of a detector that repeats each minute. Chosen."""
 REFINE = 120 * SECOND
-"""How long after opening the suspected cause may change: slow detectors join, and a page is not moved later. Chosen."""
+"""How long after it became more than a watch its suspected cause may change: slow detectors join, and a page is not
+moved later. Chosen."""
 ABSORB = 1800 * SECOND
 """How long a shared cause takes in what begins below it; later troubles have causes of their own. Chosen."""
 REOPEN = 1800 * SECOND
 """A condition that returns this soon after its incident resolved reopens it: flapping is one incident. Chosen."""
 KEPT = 1000
 """Most resolved incidents in memory, and none longer than REOPEN; all of them are in the store. Chosen."""
+SILENCE = "telemetry"
+"""The detector of silent nodes: where their whole site is silent, that is their cause."""
 ACTOR = "fleetpulse"
 Present = Callable[[str], bool]
 __all__ = ["Change", "Desk", "NoSuchIncident"]
 
 
-class Desk:
-    """All that is open, and what was resolved lately."""
+def _no_site(entity: str) -> str | None:
+    """The site of nothing is known; a function of the module, so that checkpoints can hold a Desk."""
+    return None
 
-    def __init__(self, topology: Topology, is_simulated: Callable[[str], bool] = lambda _: False) -> None:
-        self.topology, self.time = topology, 0
+
+class Desk:
+    """All that is open, and what was resolved lately. site_of: `site:NAME` of an entity, where it is known."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        is_simulated: Callable[[str], bool] = lambda _: False,
+        site_of: Callable[[str], str | None] = _no_site,
+    ) -> None:
+        self.topology, self.time, self._now = topology, 0, 0
+        self._site_of = site_of
         self._folding, self._is_simulated = Folding(topology), is_simulated
         self._cases: dict[str, Case] = {}
         self._home: dict[tuple[str, str], str] = {}
@@ -43,16 +71,19 @@ class Desk:
 
     @property
     def incidents(self) -> dict[str, Incident]:
-        return {id_: case.incident for id_, case in self._cases.items()}
+        return {id_: case.shown() for id_, case in self._cases.items()}
 
-    def observe(self, time: int, findings: Sequence[Finding], present: Present | None = None) -> list[Change]:
+    def observe(
+        self, time: int, findings: Sequence[Finding], present: Present | None = None, now: int | None = None
+    ) -> list[Change]:
         """Takes all findings of one instant, also none; an instant before the newest one was taken already.
 
         present: whether telemetry of an entity arrives now; without it silence counts as quiet.
+        now: what the clock shows; None: the time of the instant.
         """
         if time < self.time:
             return []
-        self.time = time
+        self.time, self._now = time, time if now is None else now
         self._before, self._keys = {}, {}
         for finding in sorted(findings, key=order_within_instant):
             self._take(finding)
@@ -60,6 +91,26 @@ class Desk:
         self._let_go(present)
         self._forget()
         return self._changes()
+
+    def report(self, time: int, findings: Sequence[Finding]) -> list[Change]:
+        """Takes findings of events at `time`, the wall clock, before their frames are closed: the time of the frames
+        stands, so that none of them counts as taken."""
+        return self._take_early(max(self.time, time), findings, time)
+
+    def observe_early(self, findings: Sequence[Finding], now: int) -> list[Change]:
+        """Takes findings of events as they arrive, before their frames are closed: the time of the frames stands."""
+        return self._take_early(self.time or min((f.time for f in findings), default=0), findings, now)
+
+    def _take_early(self, time: int, findings: Sequence[Finding], now: int) -> list[Change]:
+        of_frames, self.time, self._now = self.time, time, now
+        try:
+            self._before, self._keys = {}, {}
+            for finding in sorted(findings, key=order_within_instant):
+                self._take(finding)
+            self._refine()
+            return self._changes()
+        finally:
+            self.time = of_frames
 
     def acknowledge(self, incident_id: str, user: str, comment: str, time: int) -> Change:
         """Somebody looks after it. Raises Refused if it is resolved."""
@@ -126,7 +177,13 @@ class Desk:
         chain = self._folding.chain(finding.entity)
         if known is None and self._mutes.hold(chain, finding.detector, finding.level, self.time):
             return
-        case = known or self._absorber(finding) or self._reopened(finding) or self._created(finding)
+        case = (
+            known
+            or self._silent_site(finding)
+            or self._absorber(finding)
+            or self._reopened(finding)
+            or self._created(finding)
+        )
         self._fold(case, finding)
 
     def _clear(self, finding: Finding) -> None:
@@ -147,8 +204,21 @@ class Desk:
         blamed = case.incident.cause == self._folding.base(finding.entity)
         return case if case.has(finding) or blamed or self._absorbs_now(case) else None
 
+    def _silent_site(self, finding: Finding) -> Case | None:
+        """The open incident of a silent site that silent nodes are a part of."""
+        if finding.detector != SILENCE:
+            return None
+        sites = [c for c in self._cases.values() if c.open and kind_of(c.incident.cause) == "site"]
+        if not sites:
+            return None
+        own = finding.entity if kind_of(finding.entity) == "site" else self._site_of(finding.entity)
+        return next((c for c in sites if own in (c.incident.cause, "site:all")), None)
+
     def _absorber(self, finding: Finding) -> Case | None:
-        """The open case whose cause explains the finding: the nearest, then the one that began first."""
+        """The open case whose cause explains the finding: the nearest, then the one that began first.
+
+        What is more than a suspicion goes to one that is only watched if nothing else takes it.
+        """
         chain = self._folding.chain(finding.entity)
         severity = SEVERITIES[LEVELS.index(finding.level)]
         found = [
@@ -158,8 +228,13 @@ class Desk:
             and (case.incident.cause == chain[0] or self._absorbs_now(case))
             and self._folding.absorbs(case, finding.detector, finding.entity, severity)
         ]
-        near = dict(zip(chain, range(len(chain)), strict=True)).get
-        return min(found, key=lambda c: (near(c.incident.cause, 99), c.incident.onset, c.incident.id), default=None)
+        distance = dict(zip(chain, range(len(chain)), strict=True))
+
+        def order(case: Case) -> tuple[bool, int, int, str]:
+            weaker = severity != "watch" and case.incident.severity == "watch"
+            return weaker, distance.get(case.incident.cause, len(chain)), case.incident.onset, case.incident.id
+
+        return min(found, key=order, default=None)
 
     def _absorbs_now(self, case: Case) -> bool:
         """Whether what begins now may follow from it: from what many hang on while it is found, else for a time."""
@@ -174,7 +249,7 @@ class Desk:
         home = self._home.get((finding.detector, finding.entity), "")
         case = self._cases.get(home) or self._cases.get(incident_id(finding))
         if case is None or case.incident.resolved is None:
-            return case
+            return case if home else None  # an open one of that id alone let the condition go: see _claim
         blamed = case.incident.cause == self._folding.base(finding.entity)
         flaps = blamed and not case.by_person and self.time - case.incident.resolved <= REOPEN
         if not (flaps or case.has(finding) or case.incident.id == incident_id(finding)):
@@ -190,9 +265,11 @@ class Desk:
         return next((c for c in self._cases.values() if c.open and c.incident.cause == cause), None)
 
     def _created(self, finding: Finding) -> Case:
-        base = self._folding.base(finding.entity)
+        base, id_ = self._folding.base(finding.entity), incident_id(finding)
+        if id_ in self._cases:
+            id_ = incident_id(finding, self._cases[id_].incident.cause)
         incident = Incident(
-            id=incident_id(finding),
+            id=id_,
             cause=base,
             opened=self.time,
             onset=finding.onset,
@@ -204,7 +281,7 @@ class Desk:
             simulated=self._is_simulated(base) or self._is_simulated(finding.entity),
             updated=self.time,
         )
-        case = Case(incident)
+        case = Case(incident, visible=self._now)
         self._before[incident.id] = None
         self._cases[incident.id] = case
         return case
@@ -215,7 +292,26 @@ class Desk:
         if case.take(finding, self.time):
             self._before.setdefault(case.incident.id, before)
             self._keys.setdefault(case.incident.id, []).append(finding.key)
+            if before.severity == "watch" and finding.level != "suspect":
+                self._claim(case, finding)
             case.describe(self._folding.base, self._before[case.incident.id], self.time)
+
+    def _claim(self, case: Case, finding: Finding) -> None:
+        """A suspicion names nothing that is more: what rises takes the incident over, and what it does not explain
+        leaves, to be an incident of its own with its next finding. Not where enough of the same kind agree."""
+        base = self._folding.base(finding.entity)
+        if case.incident.cause == base or self._folding.agrees(case, finding.detector):
+            return
+        case.incident.cause = base
+        self._drop(case, lambda c: not self._explains(case, c))
+
+    def _explains(self, case: Case, condition: Condition) -> bool:
+        return self._folding.explains(case.incident.cause, condition.detector, condition.entity)
+
+    def _drop(self, case: Case, leaves: Callable[[Condition], bool]) -> None:
+        """Lets conditions go that nothing but new findings ends: their next ones make incidents of their own."""
+        for key in [k for k, c in case.conditions.items() if k not in case.holding and leaves(c)]:
+            del case.conditions[key], self._home[key]
 
     def _touch(self, case: Case) -> None:
         self._before.setdefault(case.incident.id, dataclasses.replace(case.incident))
@@ -227,22 +323,23 @@ class Desk:
             return
         while True:
             open_ = [c for c in self._cases.values() if c.open]
-            fresh = [c for c in open_ if c.incident.severity == "watch" or self.time - c.incident.opened <= REFINE]
+            fresh = [c for c in open_ if c.incident.severity == "watch" or self.time - c.raised <= REFINE]
             fold = self._folding.best(fresh, [c for c in open_ if self._absorbs_now(c)])
             if fold is None:
                 return
             self._merge(fold.cause, fold.cases)
 
     def _merge(self, cause: str, cases: Sequence[Case]) -> None:
-        """Makes one case of several: the one that is known for the cause already, else the first that was opened."""
+        """Makes one case of several: the one that is known for the cause already, else the first that people saw."""
         kept = holder = self._open_with(cause)
         if kept is None or self._before.get(kept.incident.id, kept.incident) is None:
-            kept = min(cases, key=lambda c: (c.incident.opened, c.incident.onset, c.incident.id))
+            kept = min(cases, key=_first_seen)
         self._touch(kept)
         kept.incident.cause = cause
         for case in cases if holder is None or holder in cases else (*cases, holder):
             if case is not kept:
                 self._absorb(kept, case)
+        self._drop(kept, lambda c: c.detector in UNEXPLAINED and not self._explains(kept, c))
         kept.incident.simulated = kept.incident.simulated or self._is_simulated(cause)
         kept.describe(self._folding.base, self._before[kept.incident.id], self.time)
 
@@ -294,7 +391,12 @@ class Desk:
             case = self._cases[id_]
             kind, comment = difference(before, case)
             if kind is not None:
-                keys, incident = tuple(self._keys.get(id_, ())), dataclasses.replace(case.incident)
-                into = case.folded_into if kind == "resolved" else None
-                changes.append(Change(kind, incident, self.time, ACTOR, comment, keys, before, into))
+                keys, into = tuple(self._keys.get(id_, ())), case.folded_into if kind == "resolved" else None
+                changes.append(Change(kind, case.shown(), self._now, ACTOR, comment, keys, before, into))
         return changes
+
+
+def _first_seen(case: Case) -> tuple[bool, int, int, int, str]:
+    """What was more than watched first; a watch only among watches."""
+    incident = case.incident
+    return (incident.severity == "watch", case.raised, incident.opened, incident.onset, incident.id)

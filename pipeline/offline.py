@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from typing import Any
 
-import duckdb
-
 from pipeline import client
-from pipeline.api import answer
 from pipeline.api.query import Queries
 from pipeline.config import Config
-from pipeline.errors import Unreachable
+from pipeline.errors import FleetpulseError, Unreachable
+from pipeline.store.opening import open_file
 
 
 def query(config: Config, text: str) -> tuple[list[str], list[dict[str, Any]], bool]:
@@ -27,11 +27,16 @@ def _from_file(config: Config, text: str, away: Unreachable) -> tuple[list[str],
     if not path.exists():
         raise Unreachable(f"{away}; and there is no store {path}") from away
     try:
-        connection = duckdb.connect(str(path), read_only=True, config={"enable_external_access": "false"})
-    except duckdb.Error as error:
-        raise Unreachable(f"{away}; and the store {path} cannot be opened: {error}") from error
+        connection = open_file(path, {"enable_external_access": "false"}, read_only=True)
+    except FleetpulseError as error:
+        raise Unreachable(f"{away}; and {error}") from error
     with connection:
         connection.execute("SET GLOBAL TimeZone = 'UTC'")
         connection.execute("SET GLOBAL lock_configuration = true")
-        table, truncated = Queries(connection.cursor, config.api.sql_seconds, config.api.sql_rows).run(text)
-    return table.column_names, answer.rows(table), truncated
+        with contextlib.closing(Queries(connection.cursor, config.api)) as queries:
+            found = json.loads(queries.run(text).body)
+    return (
+        found["columns"],
+        [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]],
+        found["truncated"],
+    )

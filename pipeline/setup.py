@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from pipeline import private
 from pipeline.config import Config
 from pipeline.errors import Unreachable, UsageError
 
 
-def init(config: Config, say: Callable[[str], None]) -> int:
-    """Makes what is missing; harmless to repeat, also beside a running pipeline, whose store needs nothing."""
+def init(config: Config, say: Callable[[str], None], acls: bool = False) -> int:
+    """Makes what is missing; harmless to repeat, also beside a running pipeline, whose store needs nothing.
+
+    acls: gives the users of agents and pipeline their rights on the brokers, too.
+    """
+    if acls and config.pipeline.transport != "kafka":
+        raise UsageError(f'{config.source}: --acls: there are brokers only with [pipeline] transport = "kafka"')
     _folder(config.spool.directory, "spool", say)
     _folder(config.store.path.parent, "folder of the store", say)
     if config.api.token_file is not None:
@@ -20,6 +26,12 @@ def init(config: Config, say: Callable[[str], None]) -> int:
         from pipeline import topic_setup
 
         topic_setup.make(config.kafka, say)
+    if acls:
+        from pipeline import acl_setup
+
+        acl_setup.make(config.kafka, say)
+    for warning in private.warnings(config):
+        say(f"warning: {warning}")
     return 0
 
 
@@ -29,7 +41,7 @@ def _folder(path: Path, what: str, say: Callable[[str], None]) -> None:
         say(f"{what}: {path} was there already")
         return
     try:
-        path.mkdir(parents=True, mode=0o700)
+        private.make_folder(path)
     except OSError as error:
         raise UsageError(
             f"{what}: {path} cannot be made: {error.strerror}; wanted a folder that we may write"
@@ -59,7 +71,7 @@ def _store(config: Config, say: Callable[[str], None]) -> None:
     try:
         Database(path, config.store.memory_limit).close()
     except Unreachable as error:
-        if "lock" not in str(error):
+        if "lock on file" not in str(error):
             raise
         say(f"store: {path} was there already, and is in use: {error}")
         return

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 from pipeline.stopping import Stop
@@ -104,6 +105,12 @@ class Supervisor:
                 return None
         raise Stopped
 
+    def stopped(self) -> list[str]:
+        """Children that a signal stopped (SIGSTOP, Ctrl-Z) and that do nothing since, in words. Linux."""
+        return [
+            f"{name} was stopped: kill -CONT {c.process.pid}" for name, c in self.children.items() if _is_stopped(c)
+        ]
+
     def end(self, patience: float = PATIENCE) -> None:
         """SIGTERM to all, SIGKILL to those still there after `patience` seconds."""
         for child in self.children.values():
@@ -165,3 +172,11 @@ def die_with_parent(environ: Mapping[str, str] = os.environ) -> None:
 def _send(child: Child, number: signal.Signals) -> None:
     if child.process.poll() is None:
         child.process.send_signal(number)
+
+
+def _is_stopped(child: Child) -> bool:
+    """Whether the kernel has the process as stopped: the state after the name in proc(5)'s stat."""
+    try:
+        return Path(f"/proc/{child.process.pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import UsageError
+from pipeline.lineage import Lineage
 
 
 def kind_of(entity: str) -> str:
@@ -21,7 +21,7 @@ def kind_of(entity: str) -> str:
 class Topology:
     """A typed directed acyclic graph of entities.
 
-    parents:    entity -> its parents, nearest first; a parent needs no line of its own.
+    parents:    entity -> its parents, nearest first; a parent needs no line of its own. At most MAX_DEPTH levels.
     attributes: entity -> facts that make entities comparable (SKU, speed, role).
     `version` counts changes, so that others know when to renew what they derived.
     """
@@ -29,7 +29,7 @@ class Topology:
     def __init__(
         self, parents: Mapping[str, Sequence[str]] = {}, attributes: Mapping[str, Mapping[str, object]] = {}
     ) -> None:
-        self.parents: dict[str, tuple[str, ...]] = {}
+        self._lineage = Lineage()
         self.attributes: dict[str, dict[str, object]] = {}
         self.version = 0
         # by parents: the many sensors, links and services of a node are alike in them
@@ -39,28 +39,47 @@ class Topology:
         self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.merge(parents, attributes)
 
+    @classmethod
+    def of_sound(
+        cls, parents: Mapping[str, tuple[str, ...]], attributes: Mapping[str, Mapping[str, object]] = {}
+    ) -> Topology:
+        """A topology of parents that are known to be sound, such as those of another one: it spares the check."""
+        made = cls({}, attributes)
+        made._lineage = Lineage(parents)
+        made.version += 1
+        return made
+
+    @property
+    def parents(self) -> Mapping[str, tuple[str, ...]]:
+        """Entity -> its parents; replaced on every change and never written to, so that any thread may read it."""
+        return self._lineage.parents
+
     def merge(self, parents: Mapping[str, Sequence[str]], attributes: Mapping[str, Mapping[str, object]] = {}) -> bool:
-        """Adds or replaces lines; True if anything changed. Raises UsageError, and changes nothing, on a circle."""
+        """Adds or replaces lines; True if anything changed.
+
+        Raises UsageError, and changes nothing, on a circle or on more than MAX_DEPTH levels of parents.
+        """
         new = {e: self._shared(tuple(p)) for e, p in parents.items() if self.parents.get(e) != tuple(p)}
         facts = {e: dict(a) for e, a in attributes.items() if self.attributes.get(e) != dict(a)}
         if not new and not facts:
             return False
-        combined = {**self.parents, **new}
-        if circle := _circle(combined, new):
-            raise UsageError(f"topology: parents form a circle: {' -> '.join(circle)}; wanted a graph without circles")
-        self.parents, self.version = combined, self.version + 1
+        self._lineage.check(new)
+        self._lineage.parents = dict(self.parents)  # others may be reading it
+        self._lineage.put(new)
+        self.version += 1
         self._changed(new.keys())
         self.attributes.update(facts)
         return True
 
     def forget(self, entities: Iterable[str]) -> None:
         """Takes out lines of entities that are no more; whoever has them as a parent keeps the name."""
-        parents, attributes = self.parents.copy(), self.attributes.copy()  # others may be reading those
+        entities = list(entities)
+        gone = self.parents.keys() & entities
+        self._lineage.parents, attributes = dict(self.parents), self.attributes.copy()  # others may be reading those
+        self._lineage.drop(gone)
         for entity in entities:
-            parents.pop(entity, None)
             attributes.pop(entity, None)
-        gone = self.parents.keys() - parents.keys()
-        self.parents, self.attributes, self.version = parents, attributes, self.version + 1
+        self.attributes, self.version = attributes, self.version + 1
         self._changed(gone)
 
     def _changed(self, entities: Set[str]) -> None:
@@ -98,9 +117,9 @@ class Topology:
             self._nearest[key] = next((e for e in self.above(entity) if kind_of(e) == kind), None)
         return self._nearest[key]
 
-    def below(self, entity: str) -> tuple[str, ...]:
-        """All entities that have `entity` among their ancestors, in the order in which they were first named."""
-        return tuple(e for e in self.parents if entity in self.above(e))
+    def below(self, *entities: str) -> tuple[str, ...]:
+        """All entities that have one of `entities` among their ancestors, nearest first, each once."""
+        return self._lineage.below(*entities)
 
     def groups(self, entities: Sequence[str], kind: str) -> NDArray[np.int32]:
         """(N,) number of each entity's ancestor of `kind`; -1 where it has none. Numbers follow first appearance."""
@@ -111,25 +130,3 @@ class Topology:
             if parent is not None:
                 out[i] = numbers.setdefault(parent, len(numbers))
         return out
-
-
-def _circle(parents: Mapping[str, Sequence[str]], start: Iterable[str]) -> list[str] | None:
-    """A path that returns to itself, reached from one of `start`; None if there is none."""
-    done: set[str] = set()
-    for root in start:
-        path: list[str] = []
-        stack: list[tuple[str, int]] = [(root, 0)]
-        while stack:
-            entity, depth = stack.pop()
-            del path[depth:]
-            if entity in path:
-                return [*path[path.index(entity) :], entity]
-            if entity in done:
-                continue
-            path.append(entity)
-            above = parents.get(entity, ())
-            if not above:
-                done.add(entity)
-            stack.extend((p, depth + 1) for p in above)
-        done.update(path)
-    return None

@@ -31,7 +31,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from pipeline.errors import WireError
+from pipeline.errors import NewerWireError, WireError
 from pipeline.records import Batch, Block, Event, EventBatch, Origin
 from pipeline.signals import TYPES
 
@@ -45,6 +45,8 @@ MAX_LAYOUT = 256 << 10
 """Bound of one layout: 256 KiB is 100 times that of a node with 16 GPUs and 16 ports."""
 MAX_TIME = 253_402_300_800_000_000
 """First microsecond of the year 10000, from which on datetime cannot say a time."""
+MAX_SEQUENCE = 1 << 62
+"""Bound of sequences, so that counting on from one fits the store's 64 bits."""
 _TICK_COUNTS = 256  # row layouts kept per shape
 LAYOUTS_BYTES = 512 << 20
 """Bound of the texts of all layouts that are kept parsed, which take about twice as much. A node of 8 GPUs has 18 kB of
@@ -52,6 +54,8 @@ them, 12,500 such nodes 226 MB: the signals of each rhythm are a layout of their
 is parsed anew, in 0.2 ms instead of 0.02 ms for a layout of 10 kB."""
 _SHAPES = 4096  # kept; nodes that are built alike and run the same agent share theirs
 
+MAGIC, EPOCH_AT = b"FPW", 8
+"""How a message begins, and where in it the 16 bytes of the epoch lie."""
 _ENVELOPE = struct.Struct("<3sBBBH16sQqI")
 _CRC = struct.Struct("<I")
 _HEAD = struct.Struct("<16sII")
@@ -101,7 +105,7 @@ class Shape:
         return self._dtypes[ticks]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Layout:
     """Everything about a telemetry body but its values; parsed once, so compared by identity."""
 
@@ -124,6 +128,10 @@ class Body:
     @property
     def first_time(self) -> int:
         return int(np.frombuffer(self.data, _TIME, 1)[0])
+
+    @property
+    def newest_time(self) -> int:
+        return int(_I64.unpack_from(self.data, 8 * (self.ticks - 1))[0])
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -190,6 +198,7 @@ def open_envelope(message: bytes | memoryview) -> Envelope:
     magic, version, kind, flags, _, epoch, sequence, sent, length = _ENVELOPE.unpack_from(message)
     if magic != b"FPW":
         raise WireError(f"message begins with {magic!r}, wanted b'FPW': not written by Fleetpulse")
+    refuse_newer(message)
     if version != VERSION:
         raise WireError(f"wire version {version}, wanted {VERSION}: upgrade the older side")
     if length != len(message) - ENVELOPE_BYTES:
@@ -200,7 +209,17 @@ def open_envelope(message: bytes | memoryview) -> Envelope:
         raise WireError("checksum does not match: the message was damaged on its way")
     if kind not in (TELEMETRY_KIND, EVENTS_KIND) or flags > 1:
         raise WireError(f"kind {kind} with flags {flags}, wanted kind 1 or 2 with flags 0 or 1")
+    if not 0 <= sent < MAX_TIME or sequence > MAX_SEQUENCE:
+        raise WireError(f"sent {sent} us, sequence {sequence}: expected years 1970 to 9999 and at most {MAX_SEQUENCE}")
     return Envelope(kind, bool(flags & 1), epoch, sequence, sent)
+
+
+def refuse_newer(message: bytes | memoryview) -> None:
+    """Raises NewerWireError for a message of a later version. Of such a one only magic and version are known."""
+    if message[:3] == b"FPW" and len(message) > 3 and message[3] > VERSION:
+        raise NewerWireError(
+            f"wire version {message[3]}, expected at most {VERSION}: the agent is newer; upgrade the pipeline"
+        )
 
 
 def peek(message: bytes | memoryview) -> Envelope:
@@ -209,6 +228,11 @@ def peek(message: bytes | memoryview) -> Envelope:
         raise WireError(f"message of {len(message)} bytes, wanted at least {ENVELOPE_BYTES}: truncated")
     _, _, kind, flags, _, epoch, sequence, sent, _ = _ENVELOPE.unpack_from(message)
     return Envelope(kind, bool(flags & 1), epoch, sequence, sent)
+
+
+def checksum(message: bytes | memoryview) -> int:
+    """The checksum that a sound message bears of all its bytes."""
+    return int(_CRC.unpack_from(message, _ENVELOPE.size)[0])
 
 
 def open_telemetry(message: bytes | memoryview) -> Body:

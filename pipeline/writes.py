@@ -6,25 +6,31 @@ import itertools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import duckdb
 import pyarrow as pa
 
 from pipeline import wire
+from pipeline.admission import Admission
 from pipeline.errors import GapError, Retryable, WireError
 from pipeline.intake import DeadLetter, Item
+from pipeline.letters import LetterLimits, remove_letters
+from pipeline.names import cleaned
 from pipeline.offsets import Offsets, stored_offsets
-from pipeline.records import Event, EventBatch, Rows
+from pipeline.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Rows
+from pipeline.sequences import Sequences
 from pipeline.signals import Signal, column_of
 from pipeline.store import schema
-from pipeline.store.append import append_rows, insert, times
+from pipeline.store.append import append_rows, insert, registered, times
 from pipeline.store.events import write_events
 from pipeline.store.gaps import UNEXPLAINED, Gap, Sender, explain_gaps, insert_gaps, replace_gaps
-from pipeline.transport import Partition
+from pipeline.transport import Message, Partition
 
 _LAST = 1 << 62  # sequences that a store can hold
-_LETTER_BYTES = 64 << 10  # of a dead letter's payload are kept
+_REASON = 1000  # characters of a dead letter's reason; chosen: it may quote what was sent
+_TOPICS = (TELEMETRY, EVENTS)
+_AHEAD = 30 * SECOND  # of a sender's clock, beyond which it says nothing of the order of messages; chosen: the lateness
 _TYPE_OF_SQL = {sql: code for code, sql in schema.SQL_TYPES.items()}
 
 
@@ -34,14 +40,19 @@ class Writes:
 
     offsets: Offsets
     now: int
+    limits: LetterLimits
     first_offsets: dict[Partition, int] = field(default_factory=dict)
     next_offsets: dict[Partition, int] = field(default_factory=dict)
     marks: dict[Sender, int] = field(default_factory=dict)
     last: dict[tuple[str, str], int] = field(default_factory=dict)
+    sent: dict[Sender, int] = field(default_factory=dict)  # newest time at which a message was made, UTC us
     gaps: dict[Sender, list[Gap]] = field(default_factory=dict)
     notes: list[tuple[Sender, Gap]] = field(default_factory=list)
-    letters: list[DeadLetter] = field(default_factory=list)
+    letters: list[tuple[DeadLetter, bytes]] = field(default_factory=list)  # those kept, with the payload that is kept
+    reread: list[Message] = field(default_factory=list)  # letters that leave the table, as they can be read now
     counters: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)  # letters by rule of admission
+    gone: list[Sender] = field(default_factory=list)  # spools that are forgotten, as their node has so many
     told: bool = False  # whether an agent says that it gave messages up
 
     def lost(self, partition: Partition, gap: GapError) -> None:
@@ -54,27 +65,73 @@ class Writes:
             self.counters["gap_messages"] += gap.next_offset - gap.first
             self._mark_passed(partition, gap.next_offset - 1)
 
-    def accept(self, item: Item) -> bool:
-        """True if the message is new and sound; duplicates are counted, letters and gaps kept."""
+    def accept(self, item: Item, admission: Admission) -> Item | None:
+        """What is stored of a message, None if nothing; duplicates are counted, letters and gaps kept."""
         message, body = item.message, item.body
-        self._passed(message.partition, message.offset, message.offset + 1)
+        if item.is_letter:
+            self.reread.append(message)
+        else:
+            self._passed(message.partition, message.offset, message.offset + 1)
         if isinstance(body, DeadLetter):
-            self.letters.append(body)
+            if not self._reject(body):
+                self._not_kept(body)
             if message.partition.spooled:
                 self._mark_passed(message.partition, message.offset)
-            self.counters["dead_letters"] += 1
-            return False
-        envelope = wire.peek(message.value)
+            return None
         node = body.layout.node if isinstance(body, wire.Body) else body.origin.node
-        if not self._is_new((message.partition.topic, node, envelope.epoch.hex()), envelope.sequence):
-            self.counters["duplicates"] += 1
-            return False
+        if not self._is_first(message, node, admission.sequences):
+            return None
+        admitted = admission.admit(message, body, self.now)
+        for rejected in admitted.rejected:
+            self._reject(DeadLetter(message, str(rejected), rejected.rule))
+        if admitted.body is None:
+            return None
         self.counters["messages"] += 1
-        self.counters["samples"] += item.samples
-        for event in body.events if isinstance(body, EventBatch) else ():
+        for event in admitted.body.events if isinstance(admitted.body, EventBatch) else ():
             if event.kind == "gap":
                 self.told = True
                 self._tell(node, event)
+        return replace(item, body=admitted.body, barred=admitted.barred) if admitted.rejected else item
+
+    def _reject(self, letter: DeadLetter) -> bool:
+        """Whether the letter is kept; counted it is in any case."""
+        self.rejected[letter.rule] += 1
+        self.counters["dead_letters"] += 1
+        payload = self.limits.payload(letter)
+        if payload is not None:
+            self.letters.append((replace(letter, reason=cleaned(letter.reason, _REASON)), payload))
+        else:
+            self.counters["dead_letters_not_kept"] += 1
+        return payload is not None
+
+    def _not_kept(self, letter: DeadLetter) -> None:
+        """A message of which not even a letter is kept is a gap; such messages in a row are one."""
+        partition, offset = letter.message.partition, letter.message.offset
+        source, cause = (partition.topic, partition.name, partition.incarnation), f"dead letter not kept: {letter.rule}"
+        if self.notes and self.notes[-1][0] == source:
+            last = self.notes[-1][1]
+            if (last.after, last.cause) == (offset, cause):
+                self.notes[-1] = (source, Gap(last.first, offset + 1, cause, self.now))
+                return
+        self.notes.append((source, Gap(offset, offset + 1, cause, self.now)))
+        self.counters["gaps"] += 1
+
+    def _is_first(self, message: Message, node: str, sequences: Sequences) -> bool:
+        """Whether a message never came. One that never came under a sequence that did is stored, and is a letter."""
+        envelope = wire.peek(message.value)
+        sender, sequence = (message.partition.topic, node, envelope.epoch.hex()), envelope.sequence
+        newest = self.sent.get(sender, self.offsets.sent.get(sender))
+        latest = (message.appended or self.now) + _AHEAD
+        made = envelope.sent if envelope.sent <= latest else None
+        if self._is_new(sender, sequence):
+            sequences.add(sender, sequence, message.value)
+        elif sequences.repeats(sender, sequence, message.value, made, newest):
+            self.counters["duplicates"] += 1
+            return False
+        else:
+            reason = f"sequence: another message of {node} had sequence {sequence} of {message.partition.topic} before"
+            self._reject(DeadLetter(message, f"{reason}; both are stored", "sequence"))
+        self.sent[sender] = max(min(envelope.sent, latest), newest or 0)
         return True
 
     def _is_new(self, sender: Sender, sequence: int) -> bool:
@@ -130,7 +187,7 @@ class Writes:
         """A sender says that it gave messages up: they are a gap with its cause, whether or not anything follows."""
         topic, epoch, cause = (event.data.get(name) for name in ("topic", "epoch", "cause"))
         first, after = event.data.get("first"), event.data.get("next")
-        if not (isinstance(topic, str) and isinstance(epoch, str) and isinstance(cause, str)):
+        if topic not in _TOPICS or not (isinstance(epoch, str) and isinstance(cause, str)):
             return
         if not (isinstance(first, int) and isinstance(after, int) and 0 <= first < after <= _LAST):
             return
@@ -167,22 +224,21 @@ class Writes:
                 "pipeline wrote to it"
             )
 
-    def write(self, connection: duckdb.DuckDBPyConnection, rows: Iterable[Rows], events: list[EventBatch]) -> None:
-        """Rows, events, inventory, letters, gaps, marks and offsets."""
+    def write(
+        self, connection: duckdb.DuckDBPyConnection, rows: Iterable[Rows], events: list[EventBatch], closed: int
+    ) -> None:
+        """Rows, events, inventory, letters, gaps, marks and offsets. closed: frames before it are closed."""
         total = 0
         for block in rows:
             Writes.ensure_columns(connection, block)
-            append_rows(connection, block)
+            append_rows(connection, block, closed)
             total += len(block.time)
         if events:
-            write_events(connection, events)
+            write_events(connection, events, closed)
         self._write_losses(connection)
         if self.gaps or self.told:
             explain_gaps(connection)
-        if self.marks:
-            topics, nodes, epochs = zip(*self.marks, strict=True)
-            columns = {"topic": topics, "node": nodes, "epoch": epochs, "sequence": list(self.marks.values())}
-            insert(connection, "producer_mark", columns, "ON CONFLICT DO UPDATE SET sequence = excluded.sequence")
+        self._write_marks(connection)
         partitions = list(self.next_offsets)
         insert(
             connection,
@@ -198,20 +254,50 @@ class Writes:
             },
         )
 
+    def _write_marks(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self.gone = self.offsets.over(self.marks)
+        if known := [sender for sender in self.gone if sender in self.offsets.marks]:
+            spools = dict(zip(("topic", "node", "epoch"), zip(*known, strict=True), strict=True))
+            with registered(connection, "forgotten_spools", spools):
+                connection.execute(
+                    "DELETE FROM producer_mark WHERE (topic, node, epoch) IN (SELECT (topic, node, epoch) "
+                    "FROM forgotten_spools)"
+                )
+        forgotten = set(self.gone)
+        senders = [sender for sender in self.marks | self.sent if sender not in forgotten]
+        if not senders:
+            return
+        topics, nodes, epochs = zip(*senders, strict=True)
+        columns = {
+            "topic": topics,
+            "node": nodes,
+            "epoch": epochs,
+            "sequence": [self._mark(s) for s in senders],
+            "sent": pa.array([self.sent.get(s, self.offsets.sent.get(s)) for s in senders], pa.int64()),
+            "updated": times([self.now] * len(senders)),
+        }
+        renew = "sequence = excluded.sequence, sent = excluded.sent, updated = excluded.updated"
+        insert(connection, "producer_mark", columns, f"ON CONFLICT (topic, node, epoch) DO UPDATE SET {renew}")
+
     def _write_losses(self, connection: duckdb.DuckDBPyConnection) -> None:
+        remove_letters(connection, self.reread)
         insert_gaps(connection, self.notes)
         replace_gaps(connection, self.offsets.gaps, self.gaps)
         if self.letters:
+            letters, payloads = zip(*self.letters, strict=True)
             insert(
                 connection,
                 "dead_letter",
                 {
-                    "time": times([self.now] * len(self.letters)),
-                    "topic": [letter.message.partition.topic for letter in self.letters],
-                    "partition": [letter.message.partition.name for letter in self.letters],
-                    "offset": [letter.message.offset for letter in self.letters],
-                    "reason": [letter.reason for letter in self.letters],
-                    "payload": pa.array([bytes(x.message.value[:_LETTER_BYTES]) for x in self.letters], pa.binary()),
+                    "time": times([self.now] * len(letters)),
+                    "topic": [letter.message.partition.topic for letter in letters],
+                    "partition": [letter.message.partition.name for letter in letters],
+                    "offset": [letter.message.offset for letter in letters],
+                    "reason": [letter.reason for letter in letters],
+                    "rule": [letter.rule for letter in letters],
+                    "payload": pa.array(payloads, pa.binary()),
+                    "key": pa.array([letter.message.key for letter in letters], pa.binary()),
+                    "signature": pa.array([letter.message.signature for letter in letters], pa.binary()),
                 },
             )
 
@@ -221,7 +307,7 @@ class Writes:
         rows = connection.execute(
             "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = ?", [f"hot_{device_class}"]
         ).fetchall()
-        return {name: _TYPE_OF_SQL[kind] for name, kind in rows if name not in ("time", "device")}
+        return {name: _TYPE_OF_SQL[kind] for name, kind in rows if name not in schema.RESERVED}
 
     @staticmethod
     def ensure_columns(connection: duckdb.DuckDBPyConnection, rows: Rows) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
@@ -67,7 +69,8 @@ def keys(cls: Any, section: str = "") -> Iterator[tuple[str, Field[Any]]]:
 
 @pytest.mark.parametrize(("section", "key"), [(s, f) for s, f in keys(config.Config) if s])
 def test_every_key_is_documented_with_its_default(section: str, key: Field[Any]) -> None:
-    heading = {"notify.webhooks": "### [[notify.webhooks]]", "modes": "## [[modes]]"}.get(section, f"## [{section}]")
+    lists = {"notify.webhooks": "###", "admission.speaks_for": "###", "modes": "##"}
+    heading = f"{lists[section]} [[{section}]]" if section in lists else f"## [{section}]"
     page = text("docs/configuration.md")
     assert f"\n{heading}\n" in page, f"docs/configuration.md has no section {heading}"
     part = page.split(f"\n{heading}\n")[1].split("\n## ")[0]
@@ -197,9 +200,34 @@ def test_the_version_has_its_entry_in_the_changelog() -> None:
 
 
 def test_every_exact_version_that_is_installed_is_pinned_once() -> None:
-    lines = [line for line in text("constraints.txt").splitlines() if line and not line.startswith("#")]
-    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.+!-]+", line) for line in lines)
-    assert len({line.partition("==")[0].lower() for line in lines}) == len(lines)
+    whole = "\n".join(line for line in text("constraints.txt").splitlines() if not line.startswith("#"))
+    pins = [pin.split() for pin in whole.replace("\\\n", " ").splitlines()]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.+!-]+", pin[0]) for pin in pins)
+    assert len({pin[0].partition("==")[0].lower() for pin in pins}) == len(pins) > 80
+    hashes = [[word for word in pin if word.startswith("--hash=")] for pin in pins]
+    assert all(found and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in found) for found in hashes)
+
+
+def test_what_every_extra_requires_and_what_builds_the_project_is_pinned_with_hashes() -> None:
+    words = [sys.executable, str(ROOT / "deploy" / "requirements.py"), "all"]
+    wanted = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+    pinned = set(re.findall(r"^([A-Za-z0-9_.-]+)==", text("constraints.txt").lower().replace("_", "-"), re.MULTILINE))
+    names = {re.split(r"[\[<>=]", one)[0].lower().replace("_", "-") for one in wanted}
+    assert {"hatchling", "numpy", "duckdb", "streamlit", "kafka-python", "pip"} <= names <= pinned
+
+
+def test_every_way_to_install_checks_the_hashes() -> None:
+    pages = "docs/install.md", "docs/agent.md", "docs/compose.md", "deploy/fleetpulse-agent.service"
+    for page in ("Makefile", "deploy/Dockerfile", "deploy/agent.Dockerfile", *pages):
+        for command in re.findall(r"(?:pip|\(PIP\)) (?:install|download) ([^\n\\]*)", text(page)):
+            known = ("--require-hashes", "$(HASHED)", "--no-deps --no-build-isolation", "--no-index")
+            assert command.startswith(known) or " --require-hashes " in command, f"{page}: pip {command}"
+
+
+def test_no_package_index_is_named() -> None:
+    assert re.findall(r"https?://|--index|--find-links /", text("constraints.txt") + text("Makefile")) == [
+        "http" + "://"  # the address of the dashboard, in the help of `make run`
+    ]
 
 
 def test_the_alerts_page_names_the_detectors_that_a_person_can_teach() -> None:
@@ -211,3 +239,10 @@ def test_the_alerts_page_names_the_detectors_that_a_person_can_teach() -> None:
 def learns(detector: Detector) -> bool:
     """Whether it has streams that the verdict of a person reaches by itself."""
     return any(isinstance(getattr(detector, field.name), Streams) for field in fields(detector))
+
+
+def test_every_rule_of_admission_is_documented_as_the_code_has_it() -> None:
+    from pipeline.admission import RULES
+
+    page = text("docs/admission.md")
+    assert [f"| `{rule.name}` | {rule.help} |" in page for rule in RULES.values()] == [True] * len(RULES)

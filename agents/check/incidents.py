@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import Check
+from pipeline.outgoing import opener
 
 MOST_BYTES = 8 << 20
 """Longest answer that is read; chosen: 4,000 open incidents. With more of them the fleet has other troubles."""
@@ -21,9 +22,11 @@ class NoAnswer(Exception):  # noqa: N818 - it is an answer: nobody knows
     """The pipeline did not say which incidents are open. The message says what was found."""
 
 
-def of_node(check: Check, node: str, timeout: float) -> list[dict[str, Any]]:
-    """Open incidents of severity page whose cause or one of whose members is on `node`. Raises NoAnswer."""
-    return [one for one in _open(check, timeout) if one.get("severity") == "page" and concerns(one, node)]
+def of_node(check: Check, node: str, timeout: float) -> tuple[list[dict[str, Any]], str]:
+    """Open incidents of severity page whose cause or one of whose members is on `node`, and why that is not all that
+    there is: since when the pipeline finds nothing new; empty while it does. Raises NoAnswer."""
+    found, unknown = _open(check, timeout)
+    return [one for one in found if one.get("severity") == "page" and concerns(one, node)], unknown
 
 
 def concerns(incident: Mapping[str, Any], node: str) -> bool:
@@ -38,16 +41,26 @@ def _on(entity: str, node: str) -> bool:
     return name == node or name.startswith(f"{node}.")
 
 
-def _open(check: Check, timeout: float) -> list[dict[str, Any]]:
+def _unknown(answer: Mapping[str, Any]) -> str:
+    """Since when the pipeline finds nothing new, and why; empty while it does, and of a version that does not say."""
+    if answer.get("stalled") is not True:
+        return ""
+    reasons = answer.get("unready")
+    why = "; ".join(map(str, reasons)) if isinstance(reasons, list) else ""
+    return f"unknown since {str(answer.get('judged') or 'the start')[:19]}: {why or 'the pipeline judges nothing'}"
+
+
+def _open(check: Check, timeout: float) -> tuple[list[dict[str, Any]], str]:
     request = urllib.request.Request(check.api_url.rstrip("/") + PATH, headers={"Accept": "application/json"})
     if check.token_file is not None:
         request.add_header("Authorization", f"Bearer {_token(check.token_file)}")
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
+        with opener().open(request, timeout=timeout) as answer:
             raw = answer.read(MOST_BYTES + 1)
         if len(raw) > MOST_BYTES:
             raise NoAnswer(f"API {check.api_url}: its answer is longer than {MOST_BYTES} bytes")
-        return [one for one in json.loads(raw)["incidents"] if isinstance(one, dict)]
+        answer = json.loads(raw)
+        return [one for one in answer["incidents"] if isinstance(one, dict)], _unknown(answer)
     except urllib.error.HTTPError as error:
         with error:
             raise NoAnswer(f"API {check.api_url}: HTTP {error.code}") from error

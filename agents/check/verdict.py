@@ -104,14 +104,18 @@ def _asked(config: Config, until: float) -> Iterator[Row]:
     from agents.check import incidents  # it loads what speaks HTTP and TLS, which takes as long as all else
 
     try:
-        found = incidents.of_node(config.check, config.agent.node, max(LEAST_S, until - time.monotonic()))
+        found, not_known = incidents.of_node(config.check, config.agent.node, max(LEAST_S, until - time.monotonic()))
     except incidents.NoAnswer as nobody:
-        yield Row(INCIDENTS, UNKNOWN, "", "", str(nobody))
+        since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        yield Row(INCIDENTS, UNKNOWN, "", since, f"incidents unknown at {since}: {nobody}")
         return
     for one in found:
         summary = f"incident {one.get('id')}: {one.get('summary')}"
         yield Row(INCIDENTS, config.check.incidents.upper(), str(one.get("cause")), str(one.get("onset", "")), summary)
-    if not found:
+    if not_known:
+        last = f"{len(found)} page" if found else "no page"
+        yield Row(INCIDENTS, UNKNOWN, "", "", f"incidents {not_known} (last known: {last} of this node)")
+    elif not found:
         yield Row(INCIDENTS, OK, "", "", "no open page incident concerns this node")
 
 

@@ -75,8 +75,8 @@ COLLECTORS: tuple[type[Collector], ...] = (
 )
 
 Rule = tuple[str, Callable[[Any], bool]]
-MOST_DEADLINE_S = 30
-"""Longest deadline: a collector that hangs is told of within 30 s."""
+MOST_DEADLINE_S = 25
+"""Longest deadline: a collector that hangs is reported within 30 s of its look, a look at the workers included."""
 PARTS = ("patience", "timeout", "budget")
 """Settings that say how long a part of a look may take: together less than `deadline`, else each look is given up."""
 _PART: Rule = "seconds, above 0 and below `deadline`", lambda value: 0 < value < MOST_DEADLINE_S

@@ -14,19 +14,13 @@ from agents.sources.jobs.facts import Folder
 from agents.sources.jobs.gpus import Gpus, find
 from agents.sources.jobs.kubelet import Kubelet, in_cluster
 from agents.sources.jobs.members import Sources, ranks
-from agents.sources.jobs.membership import Membership
+from agents.sources.jobs.membership import Membership, memory_of_jobs
 from agents.sources.jobs.processes import Processes
 from agents.sources.nvml.places import memory_of_the_service
 
 GPUS_S = 60.0
 """How often the GPUs' numbers are looked up, and whether a kubelet came; chosen: both change by hand."""
 _RIGHT = "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (jobs.conf, docs/agent.md)"
-
-
-def _memory() -> Path | None:
-    """Where the service keeps what jobs there are; None for an agent that a person started."""
-    gpus = memory_of_the_service()
-    return None if gpus is None else gpus.with_name("jobs.json")
 
 
 @dataclass
@@ -53,7 +47,7 @@ class Jobs(Collector):
     api: str = ""
     kube_node: str = ""
     gpus: Path | None = field(default_factory=memory_of_the_service)
-    memory: Path | None = field(default_factory=_memory)
+    memory: Path | None = field(default_factory=memory_of_jobs)
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
     _node: str = field(default="", init=False, repr=False)
     _rhythm: Rhythm = field(default_factory=lambda: Rhythm(""), init=False, repr=False)

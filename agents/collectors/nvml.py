@@ -195,11 +195,16 @@ class Nvml(Collector):
         return Event(self._now(), entity, kind, data)
 
     def _presence(self) -> Iterator[Event]:
-        """GPUs that were lost or came back since the look before, and how many there are if that changed."""
+        """GPUs that were lost or came back since the look before, and how many there are if that changed.
+
+        `present` of a lost one: how many others answer. None do while the driver is loaded anew.
+        """
+        answer = sum(not place.lost for place in self._places.all)
         for place in self._places.all:
             if place.lost != (place.index in self._lost):
                 self._lost ^= {place.index}
-                yield self._event(self._gpu(place), "gpu_lost" if place.lost else "gpu_back", **self._named(place))
+                kind, more = ("gpu_lost", {"present": answer}) if place.lost else ("gpu_back", {})
+                yield self._event(self._gpu(place), kind, **self._named(place), **more)
         missing = [place.pci or self._gpu(place) for place in self._places.all if place.lost]
         expected = max(self.expected, len(self._places.all))
         present = len(self._places.all) - len(missing)

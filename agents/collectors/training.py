@@ -17,7 +17,9 @@ from typing import ClassVar
 import numpy as np
 
 from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
+from agents.sources.jobs.membership import memory_of_jobs
 from agents.sources.training.doorway import Doorway
+from agents.sources.training.owners import JobOwners, uids_of
 from agents.sources.training.place import SYSTEM, places
 from agents.sources.training.ranks import COUNTERS, GAUGES, Ranks
 from pipeline.settings import wants
@@ -38,6 +40,8 @@ class Training(Collector):
 
     socket: its path; "" = FLEETPULSE_TRAINING_SOCKET, else /run/fleetpulse/agent/training.sock where that folder is
     ours to write, else in XDG_RUNTIME_DIR. mode: who may send; 0666: every user, since training runs as any.
+    trusted: users who may report for any job. facts, jobs: what says whose a job is: the files of Slurm's prolog, and
+    what the collector `jobs` keeps (in the service's state folder).
     """
 
     name: ClassVar[str] = "training"
@@ -46,6 +50,9 @@ class Training(Collector):
     remote: ClassVar[bool] = True
     socket: str = ""
     mode: str = field(default="0666", metadata=wants('a file mode in octal, such as "0666"', _is_mode))
+    trusted: tuple[str, ...] = ("root", "slurm")
+    facts: Path = Path("/run/fleetpulse/jobs")
+    jobs: Path | None = field(default_factory=memory_of_jobs)
     _wall: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
     _clock: Callable[[], float] = field(default_factory=lambda: time.monotonic, init=False, repr=False)
     _node: str = field(default="", init=False, repr=False)
@@ -56,7 +63,8 @@ class Training(Collector):
     def open(self, node: str) -> None:
         self.close()
         self._node, self._rhythm, self._said = node, Rhythm(node, self._wall), 0
-        self._ranks = Ranks(node, self._wall, self._clock)
+        owners = JobOwners(node, self.facts, self.jobs, self._clock)
+        self._ranks = Ranks(node, self._wall, self._clock, owners.of, uids_of(self.trusted))
         self._door = Doorway(self._path(), int(self.mode, 8), self._ranks.receive)
 
     def read(self) -> tuple[Reading, ...]:

@@ -93,6 +93,9 @@ class CollapseRule:
 
     Below it the usual value stands still, so that a slow look at a collapse does not make it the new normal. A sensor
     that usually shows less than `least` is idle. No news is no look: it neither begins nor ends anything.
+
+    The event that begins it bears in `others` what the sensors of the other rule show beside it, as shares of what they
+    usually show (`usual` by entity and signal, which both rules share): a flow that falls alone may be its meter.
     """
 
     kind: str
@@ -100,13 +103,15 @@ class CollapseRule:
     share: float
     least: float
     lows: dict[str, set[str]] = field(default_factory=dict)
+    usual: dict[tuple[str, str], float] = field(default_factory=dict)
     _known: dict[tuple[str, str], _Sensor] = field(default_factory=dict)
 
     def look(self, time: int, entity: str, values: dict[str, float]) -> list[Event]:
-        found = (self._one(time, entity, name, values[name]) for name in self.signals if name in values)
+        found = (self._one(time, entity, name, values) for name in self.signals if name in values)
         return [e for e in found if e is not None]
 
-    def _one(self, time: int, entity: str, signal: str, value: float) -> Event | None:
+    def _one(self, time: int, entity: str, signal: str, values: dict[str, float]) -> Event | None:
+        value = values[signal]
         sensor = self._known.setdefault((entity, signal), _Sensor())
         limit = self.share * sensor.usual
         low = sensor.known and sensor.usual >= self.least and value < limit
@@ -122,11 +127,19 @@ class CollapseRule:
             said, why = ("cleared", "new level") if sensor.condition.on else ("", "")
             sensor.condition.on = False
         sensor.last = time
+        if sensor.known:
+            self.usual[entity, signal] = sensor.usual
         if not said:
             return None
         numbers = {"value": value, "usual": limit / self.share, "share": self.share, "signal": signal}
         since = sensor.condition.onset
-        return event(time, entity, self.kind, said, since, **numbers, **({"why": why} if said == "cleared" else {}))
+        more = {"why": why} if said == "cleared" else {"others": self._others(entity, values)}
+        return event(time, entity, self.kind, said, since, **numbers, **more)
+
+    def _others(self, entity: str, values: dict[str, float]) -> dict[str, float]:
+        """What the sensors of the other rule show, as shares of what they usually show."""
+        usual = {name: self.usual.get((entity, name), 0.0) for name in values if name not in self.signals}
+        return {name: round(values[name] / known, 3) for name, known in usual.items() if known > 0}
 
     def _seconded(self, entity: str, signal: str, low: bool) -> bool:
         """Notes whether this one is low; whether a sensor of the same part is low that measures something else."""

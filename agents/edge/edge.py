@@ -82,10 +82,10 @@ def _measured(reading: Reading, name: str) -> np.ndarray[tuple[int], np.dtype[np
 
 def _rules(settings: Settings) -> dict[str, list[Rule]]:
     """Device class -> its rules."""
-    lows: dict[str, set[str]] = {}
-    flow = CollapseRule("flow_collapse", ("coolant.flow",), settings.flow_share, settings.least_flow, lows)
+    shared: tuple[dict[str, set[str]], dict[tuple[str, str], float]] = {}, {}
+    flow = CollapseRule("flow_collapse", ("coolant.flow",), settings.flow_share, settings.least_flow, *shared)
     pressures = ("coolant.pressure", "coolant.supply_pressure")
-    pressure = CollapseRule("pressure_collapse", pressures, settings.pressure_share, settings.least_pressure, lows)
+    pressure = CollapseRule("pressure_collapse", pressures, settings.pressure_share, settings.least_pressure, *shared)
     supply = RiseRule("coolant.supply_temperature", "", settings.temperature_slope)
     part = RiseRule("gpu.temperature", "gpu.power", settings.temperature_slope)
     return {"leak": [LeakRule()], "coolant": [flow, pressure, supply], "gpu": [part]}

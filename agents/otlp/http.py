@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import ssl
 import urllib.error
-import urllib.parse
 import urllib.request
 import zlib
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from collections.abc import Mapping
 from agents.otlp import protobuf
 from pipeline.config import Opentelemetry
 from pipeline.errors import ConfigError, Permanent, Retryable
+from pipeline.outgoing import is_loopback_url, opener
 
 TIMEOUT_S = 10.0
 """The OTLP exporters' default (opentelemetry.io, OTLP exporter configuration)."""
@@ -37,7 +37,7 @@ class Post:
         more = []
         if settings.endpoint.startswith("https:"):  # reading the system's certificates costs memory
             more.append(urllib.request.HTTPSHandler(context=_trust(settings, source)))
-        self._opener = urllib.request.build_opener(_Stay, *more)
+        self._opener = opener(*more, environment_proxies_to=self.url)
 
     def __call__(self, request: bytes) -> None:
         """Raises Retryable or Permanent, which says why."""
@@ -55,13 +55,6 @@ class Post:
             raise Retryable(f"{self.url}: {getattr(error, 'reason', None) or error}") from error
         if refused:
             raise Permanent(f"{self.url}: {refused} points refused: {why}")
-
-
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: it would carry the headers elsewhere."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
 
 
 def gzip(data: bytes) -> bytes:
@@ -94,8 +87,7 @@ def _headers(settings: Opentelemetry, source: str) -> Mapping[str, str]:
         raise ConfigError(f"{where}: {path}: cannot be read: {error}; wanted lines 'Name: value'") from error
     if any(":" not in line for line in lines):
         raise ConfigError(f"{where}: {path}: wanted lines 'Name: value'")
-    url = urllib.parse.urlsplit(settings.endpoint)
-    if url.scheme != "https" and url.hostname not in ("127.0.0.1", "::1", "localhost"):
+    if not settings.endpoint.startswith("https:") and not is_loopback_url(settings.endpoint):
         raise ConfigError(f"{where}: its headers would go to {settings.endpoint} in clear; wanted https://")
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 

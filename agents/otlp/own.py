@@ -91,6 +91,7 @@ class Metrics:
             lambda: _by("collector", self._now.restarts),
         )
         gauge("spool.size", "By", "Bytes of the spools on disk", lambda: [({}, self._now.spool_bytes)])
+        gauge("spool.wait", "s", "Longest wait for the spool's disk in 10 s", lambda: [({}, self._now.spool_wait)])
         counter("spool.dropped", "{message}", "Messages that the spools lost", lambda: [({}, self._now.dropped)])
         counter("gaps", "{message}", "Messages lost before they were sent", lambda: [({}, self._now.gaps)])
         gauge("sender.unsent", "{message}", "Messages not yet acknowledged", lambda: [({}, self._now.unsent)])

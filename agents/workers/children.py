@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -36,10 +37,14 @@ _M_ARENA_MAX = -8
 """mallopt(3), glibc: one heap for all threads of a lane, where each would have begun its own."""
 
 
+HARMLESS: set[int] = set()
+"""Kernel ids of threads beside which may be forked: they hold no lock that a worker needs, and no hook into fork."""
+
+
 def single_threaded() -> bool:
     """Whether there is no other thread, those of libraries included: they may hold locks, and hook into fork."""
     try:
-        return len(os.listdir("/proc/self/task")) == 1
+        return len(set(map(int, os.listdir("/proc/self/task"))) - HARMLESS) == 1
     except OSError:  # not Linux
         return threading.active_count() == 1
 
@@ -55,7 +60,9 @@ class Children:
     def spawn(self, collectors: Sequence[Collector], node: str, channels: Sequence[socket.socket]) -> int:
         """Forks a worker that serves each collector over its channel; its pid. Raises OSError."""
         self._settle_memory()
-        pid = os.fork()
+        with warnings.catch_warnings():  # Python 3.12 warns of any other thread, also of those in HARMLESS
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if pid == 0:
             _work(collectors, node, channels)
         self._running.add(pid)

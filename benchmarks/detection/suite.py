@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.detection import results, trials
 from benchmarks.detection.judge import PARTS, judge
-from benchmarks.detection.scenarios import NAMES_OF_SCALES, SUITES, Run, planned
+from benchmarks.detection.scenarios import NAMES_OF_SCALES, REPORT, SUITES, Run, planned
 
 CHECKPOINT_H = 6.0  # simulated hours that a kill costs at most: seconds to a minute of computing; chosen
 
@@ -52,16 +52,18 @@ class Segment:
         return found if found is not None and found["key"] == self.key else None
 
 
-def segments(scale: str, folder: Path, code: str, others: Mapping[str, str] = {}) -> list[Segment]:
+def segments(
+    scale: str, folder: Path, code: str, others: Mapping[str, str] = {}, first: int = REPORT[0]
+) -> list[Segment]:
     """All runs, seed by seed, so that whatever is there when time is up holds something of everything.
 
-    code: fingerprint of what judges; others: of what judges a suite, where it is other code.
+    code: fingerprint of what judges; others: of what judges a suite, where it is other code; first: the first seed.
     """
 
     def key(run: Run, seed: int) -> str:
         return results.key_of(run.scenario(), seed, others.get(run.suite, code))
 
-    return [Segment(run, seed, folder, key(run, seed)) for run, seed in planned(scale)]
+    return [Segment(run, seed, folder, key(run, seed)) for run, seed in planned(scale, first)]
 
 
 def work(segment: Segment, until: float) -> bool:
@@ -150,6 +152,9 @@ def main() -> int:
         metavar="[SUITE=]FINGERPRINT",
         help="of the frozen code whose results count, of all suites and of those that other code judged",
     )
+    parser.add_argument(
+        "--first-seed", type=int, default=REPORT[0], help="of a former certification, to write its page"
+    )
     parser.add_argument("--page", type=Path, default=results.ROOT / "docs" / "detection.md")
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
@@ -158,7 +163,7 @@ def main() -> int:
         code, others = codes(options.code, now)
     except ValueError as error:
         parser.error(str(error))
-    every = segments(options.scale, options.results, code, others)
+    every = segments(options.scale, options.results, code, others, options.first_seed)
     todo = [s for s in every if s.result() is None and others.get(s.run.suite, code) == now]
     say(f"code {now}" + (f"; results of {' '.join(options.code)} count" if options.code else ""))
     say(f"{len(every) - len(todo)} of {len(every)} runs are there already, or other code would have to judge them")

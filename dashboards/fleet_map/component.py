@@ -40,7 +40,7 @@ def map_data(nodes: Sequence[Node], now: int, stale: bool) -> dict[str, Any]:
     ages = [NEVER if n.last_seen is None else _seconds(now - n.last_seen) for n in placed]
     return {
         "racks": [[rack.partition(":")[2] or rack, len(list(group))] for rack, group in groupby(placed, _rack)],
-        "names": "\n".join(n.entity for n in placed),
+        "names": [n.entity for n in placed],
         "states": _bytes(np.array([NODE_STATES.index(n.state) for n in placed], np.uint8)),
         "simulated": _bytes(np.array([n.simulated for n in placed], np.uint8)),
         "ages": _bytes(np.array(ages, "<u2")),

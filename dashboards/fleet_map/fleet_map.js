@@ -14,7 +14,7 @@ function bytes(text, Kind) {
 
 function decode(data) {
   return {
-    names: data.names ? data.names.split("\n") : [],
+    names: data.names,
     states: bytes(data.states, Uint8Array),
     simulated: bytes(data.simulated, Uint8Array),
     ages: bytes(data.ages, Uint16Array),

@@ -37,6 +37,7 @@ def stamp_data(answer: Answer[Any], fleet: Answer[Fleet], now: int, live: bool) 
         "clock": "" if newest is None else iso(newest)[11:19] + "Z",
         "age": 0.0 if newest is None else max(0.0, (now - newest) / SECOND),
         "answered": max(0.0, (now - min(answer.fetched, fleet.fetched)) / SECOND),
+        "answered_at": iso(min(answer.fetched, fleet.fetched))[11:19] + "Z",
         "interval": INTERVAL,
         "unready": known is not None and bool(known.unready),
         "unreachable": bool(answer.error or fleet.error),

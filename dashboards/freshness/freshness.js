@@ -1,4 +1,5 @@
-// The age counts on in the browser: a server that stopped must not leave a young stamp behind.
+// The age counts on in the browser: a server that stopped must not leave a young stamp behind, nor a sentence that says
+// that all is well: those (`present` of markup.py) turn into "Unknown since".
 const AMBER_ROUNDS = 3;
 const BEHIND_SECONDS = 120; // chosen: frames wait 30 s for late rows, so 45 s behind is usual
 const OLD_SECONDS = 60; // after which a node counts as silent (SILENT of pipeline/api/fleet.py): here all of them
@@ -27,6 +28,9 @@ export default function (component) {
     if (data.behind !== null) parts.push(`judged up to ${words(data.behind)} before that`);
     if (data.unreachable) parts.unshift("API unreachable");
     else if (!data.live) parts.unshift("Paused");
+    const silent = data.live && data.answered + since > AMBER_ROUNDS * data.interval;
+    document.documentElement.toggleAttribute("data-fleetpulse-unknown", silent);
+    if (silent) for (const place of document.querySelectorAll(".fp-since")) place.textContent = data.answered_at;
     stamp.className = `stamp ${tone}`;
     what.textContent = parts.join(" · ");
   }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import streamlit as st
 
 from dashboards import markup, routes, snapshot
 from dashboards.answers import Fleet, Node
 from dashboards.fleet_map.component import fleet_map
 from dashboards.incident_list.component import in_order, incident_list
+from dashboards.snapshot import Answer
+from dashboards.unknown import statement, unknown_since
 from dashboards.views import parts
 from dashboards.words import NODE_STATE, age, ago, amount, entity_name, plain
 from pipeline.records import SECOND, Incident
@@ -28,14 +32,15 @@ def _body() -> None:
         parts.head("The fleet is out of sight", [], "", answer)
         parts.trouble(answer)
         return
-    parts.head(markup.headline(fleet), [], sources(fleet), answer)
+    known = fleet if unknown_since(answer, answer, snapshot.now()) is None else replace(fleet, stalled=True)
+    parts.head(markup.headline(known), [], sources(known), answer, of_now=True)
     parts.trouble(answer)
     st.html(markup.tiles(fleet))
     picked = fleet_map(fleet.nodes, fleet.as_of, stale=bool(answer.error))
     if picked:
         _open(fleet, picked)
     _panel(fleet)
-    _incidents(fleet)
+    _incidents(answer, fleet)
 
 
 def _open(fleet: Fleet, entity: str) -> None:
@@ -80,16 +85,21 @@ def node_facts(node: Node, now: int) -> list[tuple[str, str]]:
     ]
 
 
-def _incidents(fleet: Fleet) -> None:
+def _incidents(of_fleet: Answer[Fleet], fleet: Fleet) -> None:
     answer = snapshot.incidents()
+    since = unknown_since(answer, of_fleet, snapshot.now())
     unresolved = [i for i in answer.value or () if i.state != "resolved"]
     more = f"{SHOWN} of {len(unresolved):,}" if len(unresolved) > SHOWN else ""
     st.html(markup.section("Open incidents", more))
     if answer.value is None:
         st.html(markup.notice(answer.error, "critical", "The incidents could not be read."))
+        return
+    if since is not None:
+        last = "no open incidents." if not unresolved else f"{amount(len(unresolved), 'incident', 'incidents')}, below."
+        st.html(markup.notice(statement(last, since, snapshot.now()), "degraded"))
     elif not unresolved:
-        st.html(markup.notice(quiet(fleet)))
-    else:
+        st.html(markup.notice(quiet(fleet), of_now=True))
+    if unresolved:
         _show(in_order(unresolved)[:SHOWN], fleet.as_of)
 
 
@@ -108,9 +118,7 @@ def reporting(fleet: Fleet) -> str:
 
 
 def quiet(fleet: Fleet) -> str:
-    """The sentence for an empty list: that nothing is wrong, and why one may believe it or not."""
-    if fleet.stalled:
-        return "No open incidents so far. Nothing comes in, so that nothing new would be found."
+    """The sentence for an empty list: that nothing is wrong, and why one may believe it."""
     worst = max((fleet.as_of - n.last_seen for n in fleet.nodes if n.last_seen is not None), default=0)
     return f"No open incidents. {reporting(fleet)}, the quietest node spoke {age(worst / SECOND)} ago."
 

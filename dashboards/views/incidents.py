@@ -8,6 +8,7 @@ import streamlit as st
 
 from dashboards import markup, routes, snapshot
 from dashboards.incident_list.component import MOST, incident_list
+from dashboards.unknown import statement, unknown_since
 from dashboards.views import fleet, parts
 from dashboards.words import STATE, amount
 from pipeline.records import Incident
@@ -27,7 +28,7 @@ def _body() -> None:
     found = answer.value or ()
     needing = sum(i.state == "open" for i in found)
     text = "Incidents" if answer.value is None else headline(needing, len(found))
-    parts.head(text, [], "", answer)
+    parts.head(text, [], "", answer, of_now=answer.value is not None)
     parts.trouble(answer)
     if answer.value is None:
         return
@@ -36,7 +37,9 @@ def _body() -> None:
     if len(shown) > MOST:
         st.html(markup.notice(f"{MOST} of {len(shown):,} are listed; choose a state to see fewer."))
     if not shown:
-        st.html(markup.notice(empty()))
+        since = unknown_since(answer, snapshot.fleet(), snapshot.now())
+        last = empty() if since is None else statement("no incidents in this state.", since, snapshot.now())
+        st.html(markup.notice(last, "quiet" if since is None else "degraded", of_now=since is None))
         return
     picked = incident_list(shown, answer.fetched, key="incidents")
     if picked:

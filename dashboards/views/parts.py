@@ -11,6 +11,7 @@ from dashboards import markup, snapshot
 from dashboards.freshness.component import freshness
 from dashboards.routes import live
 from dashboards.snapshot import INTERVAL, Answer
+from dashboards.unknown import statement, unknown_since
 
 
 def refreshing(body: Callable[[], None]) -> None:
@@ -18,13 +19,18 @@ def refreshing(body: Callable[[], None]) -> None:
     st.fragment(body, run_every=INTERVAL if live() else None)()
 
 
-def head(text: str, badges: list[str], below: str, answer: Answer[Any]) -> None:
-    """Headline on the left, stamp on the right; above both why the pipeline does not do its work, if it does not."""
+def head(text: str, badges: list[str], below: str, answer: Answer[Any], of_now: bool = False) -> None:
+    """Headline on the left, stamp on the right; above both why the pipeline does not do its work, if it does not.
+
+    of_now: whether the headline is about the present, which it may not be known to be.
+    """
     fleet = snapshot.fleet()
     if answer.value is not None and fleet.value is not None and not fleet.error and fleet.value.unready:
         st.html(markup.unready(fleet.value))
     left, right = st.columns([2.1, 1], vertical_alignment="top")
-    left.html(markup.title(text, badges, below))
+    since = unknown_since(answer, fleet, snapshot.now()) if of_now else None
+    said = text if since is None else statement(text, since, snapshot.now())
+    left.html(markup.title(said, badges, below, of_now and since is None))
     with right:
         freshness(answer, fleet, snapshot.now(), live())
 

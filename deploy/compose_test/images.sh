@@ -45,10 +45,11 @@ wheels() {
     platform=$(uname -m)
     if [ ! -d "$kept" ]; then
         say "downloading wheels"
+        "$PYTHON" deploy/requirements.py all >"$WORK/requirements.txt"
         "$PYTHON" -m pip download --quiet --disable-pip-version-check --dest "$WORK/wheels" --only-binary :all: \
             --python-version 3.11 --implementation cp --platform "manylinux_2_28_$platform" \
             --platform "manylinux_2_17_$platform" --platform "manylinux2014_$platform" \
-            --constraint constraints.txt '.[all]' hatchling >&2
+            --require-hashes --constraint constraints.txt --requirement "$WORK/requirements.txt" >&2
         rm -rf "$CACHE"/wheels-*
         mv "$WORK/wheels" "$kept"
     fi

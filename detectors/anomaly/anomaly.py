@@ -1,4 +1,4 @@
-"""The generic detector: judges every signal that no other detector uses, without knowing what it means."""
+"""The generic detector: finds changes in signals whose meaning nobody knows, and in those that it is given."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from pipeline.records import Finding, Frame, Level
 from pipeline.signals import CATALOGUE, Signal
 from pipeline.topology import kind_of
 
-_LIVE = ("custom.value",)
+_SIGNALS = ("custom.value",)
 _NEVER = "rank"  # ranks wait for each other: who is blamed for that must know what it looks at
-_UNUSED = "signal that no other detector uses"
+_UNUSED = "declared signal that no other detector uses"
 _TOLD, _SHOWN = 5, 3  # signals of a finding, and those of its sentence; chosen
 _STRONG = 2.0  # times the limit at which several signals together are worth a ticket; chosen
 _STRONG_HOLD = 5  # samples for which they must go on; chosen
@@ -61,8 +61,8 @@ class Anomaly(Detector):
 
     Suspect: `limit` for 2 samples. Ticket: twice that by three signals or more, still unusual after 5 samples. It never
     pages, since it does not know what it looks at. A condition is over when it is half as unusual, or after 30
-    samples: then the new level is the normal one. Replay judges all that no other detector uses; live, where frames
-    of all that would cost more than all else, the signals of `live`.
+    samples: then the new level is the normal one. Judged are the signals of `signals`, live and in replay; in a
+    replay with `--signals` also those that the file declares and no other detector uses: no pipeline receives them.
 
     Source: peaks over a threshold of Siffer et al. (SPOT, KDD 2017) with an exponential tail; the least change of
     10 % of Greyhound (2025), which took the false alarms of change-point detection from 18 % to none.
@@ -71,7 +71,7 @@ class Anomaly(Detector):
     name: ClassVar[str] = "anomaly"
     family: ClassVar[str] = "anomaly"
     device_class: ClassVar[str] = "custom"
-    needs: ClassVar[tuple[str, ...]] = _LIVE
+    needs: ClassVar[tuple[str, ...]] = _SIGNALS
     rest: ClassVar[bool] = True
     blind: ClassVar[str] = (
         "Drifts slower than some 30 samples, a level that has been wrong since the first samples, one of many signals "
@@ -81,7 +81,7 @@ class Anomaly(Detector):
     limit: float = 6.0
     least: float = 0.1
     memory: float = 5000.0
-    live: tuple[str, ...] = _LIVE
+    signals: tuple[str, ...] = _SIGNALS
 
     known: Known = part(Known)
     gates: Gates = part(Gates)
@@ -95,9 +95,11 @@ class Anomaly(Detector):
     def choose(
         self, used: Collection[str], available: Collection[str] | None, catalogue: Mapping[str, Signal]
     ) -> list[str]:
-        wanted = self.live if available is None else sorted(available)
+        declared = sorted(name for name, signal in catalogue.items() if CATALOGUE.get(name) is not signal)
+        wanted = dict.fromkeys([*self.signals, *(name for name in declared if name not in used)])
         by_class: dict[str, list[Signal]] = {}
-        for signal in (catalogue[name] for name in wanted if name in catalogue and name not in used):
+        for name in (n for n in wanted if n in catalogue and (available is None or n in available)):
+            signal = catalogue[name]
             if signal.device_class != _NEVER and not signal.name.endswith(".generation"):
                 by_class.setdefault(signal.device_class, []).append(signal)
         self.known.judge(by_class)

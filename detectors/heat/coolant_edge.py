@@ -13,11 +13,12 @@ from detectors.detector import Detector, memory, notes
 from detectors.heat.coolant_loops import DOUBTED
 from detectors.method.budget import rule
 from detectors.method.conditions import Open, close, tell
-from detectors.method.edge_events import Told, told, values
+from detectors.method.edge_events import Told, read_event, told, values
 from detectors.method.evidence import evidence
 from detectors.method.told import number
-from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.records import SECOND, Event, Finding, Frame, Level
 from pipeline.signals import CATALOGUE
+from pipeline.topology import Topology
 
 _KINDS = ("flow_collapse", "pressure_collapse")
 _SIGNALS = ("coolant.flow", "coolant.pressure", "coolant.supply_pressure")
@@ -30,19 +31,17 @@ _RECOVERED = 1.15  # above its threshold by so much a sensor is well: as the age
 
 @dataclass
 class CoolantEdge(Detector):
-    """A collapse pages with the frame in which it is told; one that was over within the same frame is a suspect.
+    """A collapse pages as its event arrives. One that was over within its frame before it arrived is a suspect.
 
-    A flow that collapses while the loop's pressure stands where it was in the frames before is a suspect too: pressure
-    goes with the square of the flow (affinity laws of pumps), so that the meter is to blame, or a valve that closed.
-
-    The event is stored within seconds; the page waits for its frame: some 37 s with the defaults.
+    A flow that collapses while the loop's pressure stands, as the event says or the frames before, is a suspect too:
+    pressure goes with the square of the flow (affinity laws of pumps), so that the meter is to blame, or a valve that
+    closed. It is reported with its frame.
 
     It ends by the agent's event, or, if that was lost, once the sensor shows well in two frames. It is told while the
     sensor is seen and not well.
 
-    Source: without flow a GPU's margin of 27 K is gone in about 12 s, so no further frame is waited for; two
-    measurements in a row have decided already. A pump that another one relieves swings for seconds: what is over within
-    a frame pages nobody.
+    Source: without flow a GPU's margin of 27 K is gone in about 12 s, so no frame is waited for; two measurements in a
+    row have decided already.
     """
 
     name: ClassVar[str] = "coolant_edge"
@@ -50,6 +49,7 @@ class CoolantEdge(Detector):
     device_class: ClassVar[str] = "coolant"
     needs: ClassVar[tuple[str, ...]] = _SIGNALS[:1]
     wants: ClassVar[tuple[str, ...]] = (*_SIGNALS[1:], *(f"event:{kind}" for kind in _KINDS))
+    on_arrival: ClassVar[tuple[str, ...]] = _KINDS
     blind: ClassVar[str] = (
         "Slow declines, a collapse within 30 looks after the agent began, and whether a sensor failed to 0 or the loop."
     )
@@ -78,6 +78,17 @@ class CoolantEdge(Detector):
             if due := tell(self.conditions, entity, time, onset, "suspect" if doubted else "page"):
                 found.append(self._finding(entity, time, due, sensors, doubted))
         return found
+
+    def judge_event(self, event: Event, topology: Topology) -> Finding | None:
+        """A page, unless the event says that the loop's pressure stands."""
+        said, signal = read_event(event), str(event.data.get("signal"))
+        if said is None or not said.active or signal not in _SIGNALS or event.entity in self.conditions:
+            return None
+        others = event.data.get("others")
+        pressure = number(others.get(_SIGNALS[1]), 0.0, _MOST) if isinstance(others, Mapping) else None
+        if signal == _SIGNALS[0] and pressure is not None and pressure >= 1 - _NEAR:
+            return None
+        return self._finding(event.entity, event.time, (said.since, "page"), {signal: _sensor(said)}, False)
 
     def budget(self) -> list[str]:
         return [rule("collapses of flow and pressure that agents tell")]
@@ -110,9 +121,7 @@ class CoolantEdge(Detector):
             mine = self.collapsed.setdefault(said.entity, {})
             if said.active:
                 fresh[said.entity, signal] = said
-                usual, share, value = (number(said.event.data.get(name), 0.0, _MOST) for name in _NUMBERS)
-                limit = usual * share if usual is not None and share is not None else None
-                mine[signal] = {"onset": said.since, "limit": limit, "value": value, "well": 0}
+                mine[signal] = _sensor(said)
             else:
                 mine.pop(signal, None)
                 if (began := fresh.pop((said.entity, signal), None)) is not None:
@@ -162,6 +171,13 @@ class CoolantEdge(Detector):
         summary = f"{entity} collapsed: {words}" + (", but its pressure stands: the meter?" if doubted else "")
         score, more = float(len(signals)), evidence(clears, None, **{DOUBTED: doubted}, **shown)
         return Finding(time, due[0], entity, self.name, due[1], score, summary, more, signals)
+
+
+def _sensor(said: Told) -> dict[str, Any]:
+    """What is kept of a sensor that collapsed."""
+    usual, share, value = (number(said.event.data.get(name), 0.0, _MOST) for name in _NUMBERS)
+    limit = usual * share if usual is not None and share is not None else None
+    return {"onset": said.since, "limit": limit, "value": value, "well": 0}
 
 
 def _said(value: float | None) -> str:

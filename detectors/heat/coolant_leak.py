@@ -12,11 +12,12 @@ from detectors.detector import Detector, notes, part
 from detectors.heat.reservoir import Reservoirs, in_words
 from detectors.method.budget import rule
 from detectors.method.conditions import Open, close, tell
-from detectors.method.edge_events import told, values
+from detectors.method.edge_events import read_event, told, values
 from detectors.method.evidence import Compared, evidence
 from detectors.method.gates import Gates
-from pipeline.records import SECOND, Finding, Frame, Level, finite
+from pipeline.records import LEVELS, SECOND, Event, Finding, Frame, Level, finite
 from pipeline.signals import CATALOGUE
+from pipeline.topology import Topology
 
 _SIGNAL = "leak.state"
 _STATES = CATALOGUE[_SIGNAL].states
@@ -30,9 +31,8 @@ class CoolantLeak(Detector):
     A reservoir that sinks along a line, by at least 3 %, is a leak that no rope has felt yet: page if it is empty
     within `empty` h at that pace, else ticket. Work on the loop ends what was learnt of its level.
 
-    From the agents' event `leak`, which is stored within seconds, and from leak.state, so that a lost event costs a
-    frame and no leak. The page waits for its frame: some 37 s with the defaults (frame 10 s, lateness 30 s). No
-    statistics: a controller has debounced the rope, and water beside 100 kW leaves no time to be sure.
+    From the agents' event `leak`, as it arrives, and from leak.state, so that a lost event costs a frame and no leak.
+    No statistics: a controller has debounced the rope, and water beside 100 kW leaves no time to be sure.
 
     Source: Redfish LeakDetector DetectorState (DSP2046): Warning and Critical are the detector's own verdict.
     """
@@ -43,6 +43,7 @@ class CoolantLeak(Detector):
     needs: ClassVar[tuple[str, ...]] = ()
     any_of: ClassVar[tuple[str, ...]] = (_SIGNAL, "reservoir.level")
     wants: ClassVar[tuple[str, ...]] = ("event:leak", "coolant.pressure")
+    on_arrival: ClassVar[tuple[str, ...]] = ("leak",)
     blind: ClassVar[str] = (
         "Leaks of less than 3 % of a reservoir where no rope lies, which rack leaks before its rope is wet, and "
         "condensation taken for a leak."
@@ -79,6 +80,16 @@ class CoolantLeak(Detector):
             if entity not in self.leaks and (due := tell(self.conditions, entity, time, loss["onset"], level)):
                 found.append(self._sinks(entity, time, due, loss))
         return found
+
+    def judge_event(self, event: Event, topology: Topology) -> Finding | None:
+        said, leak = read_event(event), str(event.data.get("leak"))
+        if said is None or not said.active or leak not in _LEVELS:
+            return None
+        known = self.conditions.get(event.entity)
+        if known is not None and LEVELS.index(known["level"]) >= LEVELS.index(_LEVELS[leak]):
+            return None
+        onset = said.since if known is None else known["onset"]
+        return self._finding(event.entity, event.time, (onset, _LEVELS[leak]), {"leak": leak})
 
     def budget(self) -> list[str]:
         return [f"rope: {rule('what leak detectors say')}", f"reservoir: {in_words()}"]

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from detectors.detector import Detector, notes
 from detectors.method.budget import rule
 from detectors.method.conditions import Open, close, tell
-from detectors.method.edge_events import Told, told
+from detectors.method.edge_events import Told, read_event, told
 from detectors.method.evidence import evidence
 from detectors.method.told import number, text
-from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.records import SECOND, Event, Finding, Frame, Level
 from pipeline.topology import Topology, kind_of
 
 _KIND = "temperature_rise"
@@ -39,6 +39,7 @@ class ThermalEdge(Detector):
     family: ClassVar[str] = "thermal"
     device_class: ClassVar[str] = "gpu"
     needs: ClassVar[tuple[str, ...]] = (f"event:{_KIND}",)
+    on_arrival: ClassVar[tuple[str, ...]] = (_KIND,)
     blind: ClassVar[str] = (
         "Rises while the load swings, below 0.5 K/s, in the first 30 s of an agent, and parts that do not tell power."
     )
@@ -61,17 +62,22 @@ class ThermalEdge(Detector):
         for entity, (level, parts) in sorted(blamed.items()):
             onset = min(self.rising[part]["onset"] for part in parts)
             if due := tell(self.conditions, entity, time, onset, level):
-                found.append(self._finding(entity, time, due, parts))
+                found.append(self._finding(entity, time, due, parts, self.rising))
         return found
 
     def budget(self) -> list[str]:
         return [rule(f"rises of temperature that agents tell, of {self.least} parts of a node for a page")]
 
+    def judge_event(self, event: Event, topology: Topology) -> Finding | None:
+        """A suspect: what one part tells needs a second one."""
+        said, part = read_event(event), event.entity
+        if said is None or not said.active or part in self.conditions:
+            return None
+        return self._finding(part, event.time, (said.since, "suspect"), [part], {part: _rise(said)})
+
     def _hear(self, said: Told) -> None:
         if said.active:
-            numbers = {name: number(said.event.data.get(name), -_MOST, _MOST) for name in _NUMBERS}
-            signal = text(said.event.data.get("signal")) or "gpu.temperature"
-            self.rising[said.entity] = {"onset": said.since, "signal": signal, **numbers}
+            self.rising[said.entity] = _rise(said)
         else:
             self.rising.pop(said.entity, None)
 
@@ -105,9 +111,11 @@ class ThermalEdge(Detector):
         size = sum(topology.above_of_kind(e, kind_of(unit)) == unit for e in known)
         return len(parts) >= self.least and close_by and 2 * len(parts) >= size
 
-    def _finding(self, entity: str, time: int, due: tuple[int, Level], parts: list[str]) -> Finding:
-        worst = max(parts, key=lambda part: (self.rising[part]["slope"] or 0.0, part))
-        rise = self.rising[worst]
+    def _finding(
+        self, entity: str, time: int, due: tuple[int, Level], parts: list[str], rising: Mapping[str, dict[str, Any]]
+    ) -> Finding:
+        worst = max(parts, key=lambda part: (rising[part]["slope"] or 0.0, part))
+        rise = rising[worst]
         who = entity if parts == [entity] else f"{len(parts)} parts of {entity}"
         told_all = rise["rise"] is not None and rise["seconds"] is not None
         by = f" by {rise['rise']:.3g} K in {rise['seconds']:.3g} s" if told_all else ""
@@ -119,5 +127,12 @@ class ThermalEdge(Detector):
             temperature=rise["value"],
             holds=False,
         )
-        signals = tuple(dict.fromkeys(self.rising[part]["signal"] for part in parts))
+        signals = tuple(dict.fromkeys(rising[part]["signal"] for part in parts))
         return Finding(time, due[0], entity, self.name, due[1], float(len(parts)), summary, shown, signals)
+
+
+def _rise(said: Told) -> dict[str, Any]:
+    """What is kept of a part that heats up."""
+    numbers = {name: number(said.event.data.get(name), -_MOST, _MOST) for name in _NUMBERS}
+    signal = text(said.event.data.get("signal")) or "gpu.temperature"
+    return {"onset": said.since, "signal": signal, **numbers}

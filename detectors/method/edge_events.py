@@ -27,14 +27,19 @@ class Told:
         return math.nan if value is None else value
 
 
+def read_event(event: Event) -> Told | None:
+    """An event as an edge event; None if it has no known state, or an odd time."""
+    state, since = event.data.get("state"), event.data.get("since", event.time)
+    if state not in ("active", "cleared") or not isinstance(since, int):
+        return None
+    since = event.time if isinstance(since, bool) or not 0 < since <= event.time else since
+    return Told(event.time, event.entity, event.kind, state == "active", since, event)
+
+
 def told(frames: Mapping[str, Frame], kinds: Sequence[str]) -> list[Told]:
     """Edge events of these kinds in order of time; what has no known state, or an odd time, is no such event."""
-    found = []
-    for event in (e for c in sorted(frames) for e in frames[c].events if e.kind in kinds):
-        state, since = event.data.get("state"), event.data.get("since", event.time)
-        if state in ("active", "cleared") and isinstance(since, int):
-            since = event.time if isinstance(since, bool) or not 0 < since <= event.time else since
-            found.append(Told(event.time, event.entity, event.kind, state == "active", since, event))
+    events = (e for c in sorted(frames) for e in frames[c].events if e.kind in kinds)
+    found = [said for said in map(read_event, events) if said is not None]
     return sorted(found, key=lambda t: (t.time, t.entity, t.kind))
 
 

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.records import LEVELS, Level
+from pipeline.records import LEVELS, SECOND, Level
 
 Row = Mapping[str, Any]
+SEEN_AFTER = 60 * SECOND
+"""Longest time from the newest sample of a finding to its incident: twice the lateness of 30 s. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +114,15 @@ def _alone(c: _Condition) -> Alert:
 
 
 def _members(incident: Row, by_entity: Mapping[str, Sequence[_Condition]]) -> list[_Condition]:
-    """Conditions of an incident's members while it was open."""
+    """Conditions of an incident's members while it was open.
+
+    A finding bears the time of its newest sample, and an incident is opened when people can see it, which is later.
+    """
     until = sys.maxsize if incident["resolved"] is None else incident["resolved"]
+    opened = incident["opened"]
+    since = min(opened, max(incident.get("onset", opened), opened - SEEN_AFTER))
     members = dict.fromkeys(incident["members"])
-    mine = [c for m in members for c in by_entity.get(m, ()) if c.within(incident["opened"], until)]
+    mine = [c for m in members for c in by_entity.get(m, ()) if c.within(since, until)]
     return sorted(mine, key=lambda c: (c.first, c.entity, c.detector, c.onset))
 
 

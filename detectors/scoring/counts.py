@@ -77,7 +77,7 @@ COUNTS: Mapping[str, Counting] = {
     "recirculation": _of("ticket", f"{_HEAT} thermal_inlet", "rack row hall"),
     # the instrument is at fault, not what it measures: only telemetry health answers, a thermal page is false
     "sensor_fault": _of("ticket", _SENSOR, "sensor gpu rank node port psu pdu cdu loop rack"),
-    "telemetry_gap": _of("ticket", _BLIND, "gpu node rack site"),
+    "telemetry_gap": _of("ticket", f"{_BLIND} telemetry_site", "gpu node rack site"),
     # made by the job
     "job_hang": _of("page", "straggler_job", "job"),
     "data_stall": _of("ticket", "straggler_job", "job"),

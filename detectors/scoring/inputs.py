@@ -74,7 +74,7 @@ def read_findings(path: str | Path) -> list[Row]:
 
 
 def read_incidents(path: str | Path) -> list[Row]:
-    """Lines of incidents.jsonl with `opened` and `resolved` in us, None while open."""
+    """Lines of incidents.jsonl with `opened`, `onset` (else `opened`) and `resolved` in us, None while open."""
     found = []
     for where, row in _lines(path, _INCIDENT, unique=True):
         _one_of(where, row, "severity", SEVERITIES)
@@ -84,8 +84,9 @@ def read_incidents(path: str | Path) -> list[Row]:
         resolved = None if row.get("resolved") is None else _time(where, row, "resolved")
         if resolved is not None and resolved < opened:
             raise UsageError(f"{where}: resolved {row['resolved']} is before opened {row['opened']}: swapped?")
+        onset = opened if row.get("onset") is None else _time(where, row, "onset")
         named = {key: _name(where, row, key) for key in ("detector", "entity")}
-        found.append(row | named | {"opened": opened, "resolved": resolved})
+        found.append(row | named | {"opened": opened, "onset": onset, "resolved": resolved})
     return found
 
 

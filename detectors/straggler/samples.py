@@ -52,6 +52,9 @@ class Samples:
         self._saving: dict[str, int] = {}  # job -> until when it writes a checkpoint
         self._looked = 0
         self._forgiven: list[str] = []
+        self.pardoned: list[
+            int
+        ] = []  # slots of which a person said that it is no fault, as it was told in this instant
         self.calmed: list[int] = []  # slots that were slow beside our own canary, as it was told in this instant
         self.rested: list[int] = []  # slots that tell a step again in this instant after they told none for long
         self.paused = np.empty(0, np.int64)  # (S,) for how long they told none before they do now, 0 who did not pause
@@ -81,7 +84,8 @@ class Samples:
         self._grow(len(places))
         for name, fill in _CELLS.items():
             self.cells[name][list(fresh)] = fill
-        anew = [slot for entity in self._forgiven for slot in places.on(entity, frame.topology)]
+        self.pardoned = [slot for entity in self._forgiven for slot in places.on(entity, frame.topology)]
+        anew = list(self.pardoned)
         self._forgiven = []
         self.calmed = []
         worked = bool(fresh)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,8 +24,9 @@ from detectors.straggler.causes import CLOCK, POLICY, SIGNALS, Cause, Causes, ca
 from detectors.straggler.latecomers import Latecomers
 from detectors.straggler.places import MOST, PEERS, Places
 from detectors.straggler.samples import Samples
+from detectors.straggler.started import Started
 from detectors.straggler.struck import Struck, stepped
-from detectors.straggler.urgency import lags, level_of
+from detectors.straggler.urgency import lags, level_of, since_start
 from pipeline.records import SECOND, Finding, Frame, Level
 
 _TOGETHER = Quantity(("rank.compute_time",), "compute longer than the others", "compute quicker than the others")
@@ -39,7 +40,10 @@ class Straggler(Detector):
     Suspect once the sum passes `threshold` and the smoothed slowdown `delta` (natural logarithm), or once the median of
     ten steps is `ratio` times the stage's. Page at once if the GPU shows why (throttle bit, narrower PCIe link, clock
     below its peers but under no cap); else after `hold` s, and only among at least `peers` ranks that are quicker than
-    it, unless tasks of its node wait for processors or clocks are low. Several GPUs of one node slow together: the node
+    it, unless tasks of its node wait for processors or clocks are low. Slow since its first sample: a ticket after
+    `start_hold` s ("more work or a slow device"), unless ranks of its stage on other nodes are so too, which is design;
+    after `hold` a page if its GPU's clock is below 0.8 of its stage's, but under no cap, or if a rank of other work was
+    slow on the same GPU before. Several GPUs of one node slow together: the node
     is blamed. A stage of which over `most` of the nodes are slow blames nobody (straggler_job).
 
     Not judged: ranks that throttle in a stage of which over 30 % of the GPUs do so, on three nodes, until they have for
@@ -65,19 +69,21 @@ class Straggler(Detector):
         *("event:job_start", "event:checkpoint", "event:digest", "event:version", "event:maintenance_start"),
     )
     blind: ClassVar[str] = (
-        "A rank that was slow from its first sample by less than 1.25; by more it is a suspect only, unless its GPU "
-        "shows why, as that may be its work; a node of a job of two nodes that is slow by less than 7 %, since half "
-        "of that moves the median of both; all nodes of a stage that are slow at once; for 4 h, a node that became "
-        "slow just before all others of its stage learnt anew; one rank without another of its stage that is as fast "
-        "as before, unless its GPU or node shows why; ranks that throttle with a third of their stage, or under a "
-        "lower power cap, which is policy, or in and out of one for minutes each; who was quicker than its stage and "
-        "no longer is; and what no job tells: without compute times straggler_inferred looks from outside."
+        "A rank that was slow from its first sample by less than 1.25 of its stage's median, which a node that is half "
+        "of its stage moves with it; by more it is a suspect only if ranks on other nodes of its stage are so too; a "
+        "node of a job of two nodes that is slow by less than 7 %, since half of that moves the median of both; all "
+        "nodes of a stage that are slow at once; for 4 h, a node that became slow just before all others of its stage "
+        "learnt anew; one rank without another of its stage that is as fast as before, unless its GPU or node shows "
+        "why; ranks that throttle with a third of their stage, or under a lower power cap, which is policy, or in and "
+        "out of one for minutes each; who was quicker than its stage and no longer is; and what no job tells: without "
+        "compute times straggler_inferred looks from outside."
     )
 
     threshold: float = 18.5
     delta: float = 0.03
     ratio: float = 1.25
     hold: float = 600.0
+    start_hold: float = 1800.0
     peers: int = PEERS
     most: float = MOST
     warm_up: float = 200.0
@@ -88,6 +94,7 @@ class Straggler(Detector):
     caps: Caps = part(Caps)
     struck: Struck = part(Struck)
     latecomers: Latecomers = part(Latecomers)
+    started: Started = part(Started)
     streams: Streams = part(lambda: Streams(Channel(0.01, 0.03)))
     group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
     recent: NDArray[Any] = memory(0, ring.RECENT)
@@ -115,7 +122,9 @@ class Straggler(Detector):
         fresh = self.places.update(frame)
         self.grow(len(self.places))
         self._forget(fresh, elsewhere=True)
-        self._forget(self.samples.settle(fresh, told, frame, self.places, self.rose))
+        anew = self.samples.settle(fresh, told, frame, self.places, self.rose)
+        self.started.grant(self.samples.pardoned, self.behind, self.recent["stage"])
+        self._forget(anew)
         self._calm(self.samples.calmed, frame.time)
         capped = self.causes.watch_bits(frames, self.places)
         times, gate = self.samples.take(frame, self.places, self.warm_up)
@@ -130,6 +139,7 @@ class Straggler(Detector):
         silent = self.samples.silent(frame.time, _LASTS)[: len(gate)]
         at_work = gate & ~silent  # a GPU that rests has another clock
         self.causes.watch_clocks(frames, self.places, at_work, struck.still, frame.time)
+        self._watch_since_start(frames, at_work)
         slow = self._slow(step, times, level, gate, frame.time) & ~(out | silent)
         alike = self._together(frame, step)
         late = self.latecomers.take(slow, silent, self.rose, self.streams.counts, self.places, frame.time)
@@ -168,12 +178,19 @@ class Straggler(Detector):
         self.causes.forget(slots, elsewhere)
         for cells in (self.count, self.rose, self.above, self.behind, self.lagged, self.level):
             cells[mask] = 0
+        self.started.begin(slots, self.count, elsewhere)
 
     def _calm(self, slots: Sequence[int], time: int) -> None:
         """What made these slow is over; what they learnt stays."""
         if len(slots):
             calm(self.streams, slots)
             self.behind[slots], self.above[slots], self.rose[slots] = 0, 0, time
+            self.started.begin(slots, self.count)
+
+    def _watch_since_start(self, frames: Mapping[str, Frame], at_work: Bools) -> None:
+        gpus = frames.get("gpu")
+        if gpus is not None and "gpu.sm_clock" in gpus.values:
+            self.started.watch_clocks(self.places.of_gpus(gpus, "gpu.sm_clock"), self.places, at_work)
 
     def _held(self, capped: Bools, times: Floats, gate: Bools, time: int) -> Bools:
         """Who may not be judged: a power cap holds them back, or lets go of them, and not their peers."""
@@ -204,7 +221,7 @@ class Straggler(Detector):
         size, cells = len(times), self.streams.cells[:, : len(times)]
         median = step.median.astype(np.float64)
         expected = level + np.where(step.alone, 0.0, median) + cells[kernel.BASELINE]
-        stage = self.places.beside(times, median)
+        stage = self.places.beside(times, median) + self.started.granted(size)
         rose = self.rose[:size]
         np.copyto(rose, time, where=step.judged & ((cells[kernel.UP] <= 0) | (rose == 0)))
         above, matters = self.above[:size], step.effect >= self.delta
@@ -220,6 +237,7 @@ class Straggler(Detector):
             typical, since = np.median(self.recent["stage"][near], axis=1), behind[near]
             far = typical >= np.where(since > 0, limit / 2, limit)
             behind[near] = np.where(far, np.where(since == 0, time, since), 0)
+        self.started.mark(gate & np.isfinite(times), self.count[:size], behind, time)
         return np.asarray((step.on | (behind > 0)) & (self.places.at >= 0))
 
     def _told(self, frame: Frame, step: Step, slow: Bools, sick: Bools, witness: Bools) -> list[Finding]:
@@ -236,6 +254,9 @@ class Straggler(Detector):
             seen = causes_of(suspicion, self.causes, self.places, time)
             slots = np.array(suspicion.slots)
             level = self._level(suspicion, seen, step, time)
+            if level == "suspect":
+                level, seen = since_start(self, suspicion, seen, time)
+                suspicion = suspicion if level == "suspect" else replace(suspicion, unsure="")
             throttled = any(cause.key == "throttled" for cause in seen)
             late = np.where(self.behind[slots] > 0, self.behind[slots], time)
             since = int(np.where(step.on[slots], self.rose[slots], late).min())
@@ -275,5 +296,5 @@ class Straggler(Detector):
                 attribution="HOST" if any(cause.key == "cpu_pressure" for cause in seen) else "NODE",
                 **{cause.key: cause.value for cause in seen},
             ),
-            signals=("rank.compute_time", *dict.fromkeys(cause.signal for cause in seen)),
+            signals=tuple(dict.fromkeys(("rank.compute_time", *(cause.signal for cause in seen)))),
         )

@@ -13,6 +13,7 @@ from detectors.method.streams import Bools, Floats, Step, Streams
 from detectors.straggler.blame import Suspicion
 from detectors.straggler.causes import Cause, Causes
 from detectors.straggler.places import Places
+from detectors.straggler.started import Started
 from pipeline.records import SECOND, Level
 
 
@@ -21,9 +22,11 @@ class Kept(Protocol):
 
     delta: float
     hold: float
+    start_hold: float
     peers: int
     places: Places
     causes: Causes
+    started: Started
     streams: Streams
     recent: NDArray[Any]
     above: NDArray[np.int64]
@@ -69,3 +72,22 @@ def lags(of: Kept, slots: NDArray[np.intp], step: Step, time: int) -> tuple[Bool
     since = np.maximum(of.above[slots], of.lagged[slots])
     over = ~late & (of.above[slots] > 0) & (time - since >= of.hold * SECOND)
     return np.asarray(late), slots[over].tolist()
+
+
+def since_start(of: Kept, suspicion: Suspicion, seen: Sequence[Cause], time: int) -> tuple[Level, list[Cause]]:
+    """Of those that are a suspect otherwise: how urgent it is that they have been slow since their first sample.
+
+    That their stage had not learnt before does not matter here: its present times are what they are compared with.
+    """
+    slots, told = list(suspicion.slots), list(seen)
+    since = of.started.since(slots, of.behind)
+    if since is None or time - since < of.hold * SECOND:
+        return "suspect", told
+    found = of.started.causes(slots, of.causes.capped, of.places)
+    if not found[0].physical and of.started.by_design(slots, of.behind, of.places):
+        return "suspect", told
+    if time - since >= of.start_hold * SECOND:
+        of.started.note(slots, of.places, time)
+    elif not found[0].physical:
+        return "suspect", told
+    return "page" if found[0].physical else "ticket", [*told, *found]

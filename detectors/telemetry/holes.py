@@ -97,7 +97,9 @@ class Holes:
         """Whether it was a hole of all that the node tells, of which no silence was told, and nobody worked on it."""
         last = known.last
         node, seconds = last.names["node"][i], float(last.gaps["node"][i]) / SECOND
-        if seconds - known.frame_s > known.seconds or last.count["node"][i] <= KNOWN or known.in_work(node):
+        if seconds <= 1.5 * last.usual[i] / SECOND:  # that is how often it speaks
+            return False
+        if seconds - known.frame_s > known.node_seconds or last.count["node"][i] <= KNOWN or known.in_work(node):
             return False
         self._gpus.renew(last.names.get("gpu", ()), known.topology)
         mine = [g for g in self._gpus.members(node) if last.count["gpu"][g] > KNOWN]

@@ -16,7 +16,11 @@ from pipeline.signals import CATALOGUE
 MISSED = 3
 """Instants in a row without a sample before anybody is silent, so that a pause of the pipeline is nobody's; chosen."""
 KNOWN = 20
-"""Samples after which a stream is known to exist: what never spoke is not silent."""
+"""Samples after which a device of a node is known to exist: some answer once and never again. What never spoke is not
+silent."""
+KNOWN_OF: Mapping[str, int] = {"node": 1, "coolant": 2, "power": 2}
+"""The same of what has an agent or BMC of its own: it was installed by somebody, so that its first samples prove that
+it exists. Chosen: one for an agent; two for a unit, as a BMC that starts may list it before it can read it."""
 LOOKS = 3
 """Where agents look more seldom, as at power supplies, so many looks must fail; chosen: one may fail, one be late."""
 GIVEN_UP = 72 * 3600 * SECOND
@@ -34,6 +38,7 @@ class LastSeen:
 
     seen: us of the last sample.  since: us since when it has spoken without a silence.  missed: instants since the last
     sample.  count: samples so far.  names: entities, empty until a class has a frame.
+    rhythm: of nodes, us between their last two samples, 0: not known.  usual: the same before this instant.
     holes, gaps: of who speaks at this instant, how many instants he missed before, and us since the sample before.
     """
 
@@ -48,6 +53,7 @@ class LastSeen:
         self.names: dict[str, Sequence[str]] = {}
         self.holes: dict[str, NDArray[np.int32]] = {}
         self.gaps: dict[str, NDArray[np.int64]] = {}
+        self.rhythm = self.usual = np.zeros(0, np.int64)
 
     def look(self, frames: Mapping[str, Frame], time: int) -> None:
         """Takes an instant. Where time steps back, nobody was seen later than now."""
@@ -70,6 +76,21 @@ class LastSeen:
             holes = np.zeros(len(seen), np.int32), np.zeros(len(seen), np.int64)
             self.holes[device_class], self.gaps[device_class] = holes
             instrument_kernel.heard(told, time, MISSED, seen, *lives, *holes)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Takes how far apart the samples of nodes lie."""
+        if "node" not in self.gaps:
+            return
+        gaps = self.gaps["node"]
+        self.usual = np.append(self.rhythm, np.zeros(len(gaps) - len(self.rhythm), np.int64))
+        spoke = gaps > 0
+        spoke[spoke] = self.count["node"][spoke] > 1
+        self.rhythm = np.where(spoke, gaps, self.usual)
+
+    def known(self, device_class: str) -> Bools:
+        """(N,) what had enough samples to be known to exist."""
+        return self.count[device_class] >= KNOWN_OF.get(device_class, KNOWN)
 
     def patience(self, device_class: str, seconds: float) -> int:
         """Silence (us) that is one, for a class."""
@@ -85,8 +106,15 @@ class LastSeen:
         if not out.any():
             return out
         age = self.time - self.seen[device_class]
-        known = self.count[device_class] >= KNOWN
-        return out & known & (age > self.patience(device_class, seconds)) & (age < GIVEN_UP)
+        return out & self.known(device_class) & (age > self.patience(device_class, seconds)) & (age < GIVEN_UP)
+
+    def silent_nodes(self, seconds: float, slow_seconds: float) -> Bools:
+        """(N,) which nodes have been silent for at least `seconds`, or `slow_seconds` where they speak so seldom that
+        LOOKS of their looks take longer, and while nobody knows how often they speak."""
+        out = self.silent("node", seconds)
+        rhythm = self.rhythm[: len(out)]
+        slow = (rhythm == 0) | (rhythm * LOOKS > seconds * SECOND)
+        return out & (~slow | self.silent("node", slow_seconds)) if out.any() else out
 
     def speaks(self, device_class: str) -> Bools:
         """(N,) who had a sample within the last MISSED instants."""
@@ -108,12 +136,13 @@ class LastSeen:
         cells: dict[str, Mapping[str, NDArray[Any]]]
         cells = {"seen": self.seen, "since": self.since, "missed": self.missed, "count": self.count}
         copied = {name: {c: a.copy() for c, a in by_class.items()} for name, by_class in cells.items()}
-        return {**copied, "names": lost, "time": self.time}
+        return {**copied, "names": lost, "rhythm": self.rhythm.copy(), "time": self.time}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.seen, self.since = dict(state["seen"]), dict(state["since"])
         self.missed, self.count = dict(state["missed"]), dict(state["count"])
         self.names, self.time = dict(state["names"]), state["time"]
+        self.rhythm = state.get("rhythm", np.zeros(0, np.int64))[: len(self.seen.get("node", ()))]
 
 
 def _longer(cells: NDArray[Any], more: int) -> NDArray[Any]:

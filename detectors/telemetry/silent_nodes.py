@@ -12,7 +12,7 @@ from detectors.method.feeds import Feeds
 from detectors.method.gates import Gates
 from detectors.method.homes import Homes
 from detectors.telemetry.host_facts import HostFacts
-from detectors.telemetry.silence import KNOWN, MISSED, SITE, TOGETHER, Bools, LastSeen, shared
+from detectors.telemetry.silence import MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSeen, shared
 from detectors.telemetry.silent_jobs import SilentJobs, Verdict
 from detectors.telemetry.silent_readers import Gone, Readers
 from pipeline.records import SECOND, Frame, Level, iso
@@ -22,6 +22,9 @@ BOOT = 900 * SECOND
 """A boot that was asked for takes no longer: a server of 8 GPUs needs 5 to 10 min; chosen."""
 ALL_BLIND = 300 * SECOND
 """Nobody at all heard for so long is worth waking somebody: nothing is watched then; chosen."""
+MANY, MANY_SHARE = 8, 0.1
+"""Nodes, and share of all that are looked at, that one moment does not take by chance though nothing known holds them
+all. Chosen: a chassis holds 2 to 4, a rack up to 18, which the topology knows."""
 _LEFT = 0.5  # share of a group still silent below which the rest are judged each for itself; chosen
 
 
@@ -43,7 +46,8 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """All that is known at an instant. seconds, dead_seconds: the detector's own; frame_s: since the one before."""
+    """All that is known at an instant. seconds, node_seconds, dead_seconds: the detector's own; frame_s: since the one
+    before."""
 
     last: LastSeen
     gates: Gates
@@ -53,6 +57,7 @@ class Known:
     topology: Topology
     time: int
     seconds: float
+    node_seconds: float
     dead_seconds: float
     frame_s: float = 10.0
 
@@ -82,7 +87,7 @@ class SilentNodes:
 
     def look(self, known: Known) -> Iterator[Silence]:
         """Who is silent now, and why."""
-        silent = known.last.silent("node", known.seconds)
+        silent = known.last.silent_nodes(known.node_seconds, known.seconds)
         if not (silent.any() or self._groups or self._alone):
             self._readers.over("node")
             return
@@ -163,7 +168,7 @@ class SilentNodes:
         """A node that has just become silent: with others, or alone. free: who is neither told of nor worked on."""
         last, names = known.last, known.last.names["node"]
         seen, since = last.seen["node"], int(last.seen["node"][i])
-        counted = last.count["node"] >= KNOWN
+        counted = last.known("node")
         together = counted & free & (last.missed["node"] >= MISSED) & (np.abs(seen - since) <= TOGETHER)
         looked_at = counted & (together | (last.missed["node"] < MISSED) | ~free)
         mine = np.zeros(len(names), bool)
@@ -173,6 +178,10 @@ class SilentNodes:
         if together.sum() >= 4 and together.sum() >= 0.9 * looked_at.sum() and SITE not in self._groups:
             whole = np.flatnonzero(together).tolist()
             found |= {} if any(len(m) == len(whole) for m in found.values()) else {SITE: whole}
+        most = max(map(len, found.values()), default=0)
+        crowd = together & free
+        if crowd.sum() >= max(MANY, MANY_SHARE * looked_at.sum()) and most < NEARLY_ALL * crowd.sum():
+            found = {SITE: np.flatnonzero(crowd).tolist()} if SITE not in self._groups else found
         if not found:
             self._alone[names[i]] = {"since": since, "lives": ""}
             return [i]
@@ -180,14 +189,19 @@ class SilentNodes:
         best = max(order, key=lambda e: (known.dark(e) == e, len(found[e]), -order.index(e)))
         members = [names[m] for m in found[best]]
         since = int(seen[found[best]].min())
-        self._groups[best] = {"since": since, "nodes": members, "of": len(members), "lives": {}}
+        all_of = int(looked_at.sum())
+        self._groups[best] = {"since": since, "nodes": members, "of": len(members), "lives": {}, "looked_at": all_of}
         return found[best]
 
     def _group(self, entity: str, group: dict[str, Any], known: Known) -> Silence:
         nodes, since = group["nodes"], group["since"]
         said = f"{len(nodes)} nodes of {entity} fell silent within {TOGETHER // SECOND} s"
         if entity == SITE:
-            said = f"All {len(nodes)} nodes that were heard fell silent within {TOGETHER // SECOND} s"
+            whole = group["of"] >= NEARLY_ALL * group.get("looked_at", group["of"])
+            which = (
+                f"All {len(nodes)} nodes that were heard" if whole else f"{len(nodes)} of {group['looked_at']} nodes"
+            )
+            said = f"{which} fell silent within {TOGETHER // SECOND} s"
         verdicts = [known.jobs.of(n, since, known.time, known.topology) for n in nodes]
         before = group.get("lives", {})
         lives = {n: v.job if v.state == "goes on" else before.get(n) for n, v in zip(nodes, verdicts, strict=True)}
@@ -195,7 +209,7 @@ class SilentNodes:
         level, cause, why = self._why_group(entity, group, verdicts, known)
         clears = f"over when fewer than half of the {group['of']} nodes are silent"
         summary = f"{said} at {clock(since)}: {why}"
-        more = {"nodes": nodes[:64], "jobs": sorted({v.job for v in verdicts if v.job})}
+        more = {"nodes": nodes[:64], "silent": len(nodes), "jobs": sorted({v.job for v in verdicts if v.job})}
         signals = ("node.load1", "power.voltage") if cause == "power" else ("node.load1",)
         return Silence(
             f"{entity}|nodes", entity, since, level, float(len(nodes)), summary, cause, clears, signals, more

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.method.homes import Homes
-from detectors.telemetry.silence import GIVEN_UP, KNOWN, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSeen
+from detectors.telemetry.silence import GIVEN_UP, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSeen
 from pipeline.records import SECOND
 from pipeline.signals import CATALOGUE
 
@@ -56,7 +56,7 @@ class Readers:
         """
         size = len(silent)
         seen = last.seen[device_class][:size]
-        known = last.count[device_class][:size] >= KNOWN
+        known = last.known(device_class)[:size]
         quiet = counted & known & (last.missed[device_class][:size] >= MISSED) & (last.time - seen < GIVEN_UP)
         if device_class not in self._gone and not self._begins(
             device_class, silent, counted & known, quiet, owner, homes, last

@@ -35,7 +35,8 @@ WATCHED: Mapping[str, str] = {
 
 @dataclass
 class Telemetry(Detector):
-    """Silence of `seconds` is a ticket, and a page where what else is known says that the host or its feed is dead.
+    """Silence of `seconds`, of a node `node_seconds`, is a ticket, and a page where what else is known says that the
+    host or its feed is dead.
 
     The cause is asked for where it can be told: a shared feed, rack or loop of which all nodes fell silent together is
     blamed once; a node whose job ended with it, hangs since, or whose kernel told a fatal error is dead (page); one
@@ -47,7 +48,10 @@ class Telemetry(Detector):
     Source: NVIDIA's catalogue of XIDs for what asks for a reboot; PyTorch's NCCL watchdog (10 min) for how long a job
     outlives a lost rank.
 
-    seconds:       as pipeline.presence has it: six frames, and more than the start of an agent takes; chosen.
+    seconds:       as pipeline.presence has it: six frames; chosen.
+    node_seconds:  the same of nodes that speak in each frame: more than the start of an agent takes, and so short that
+                   the alert for a lost node is there within 60 s, with a frame of 10 s before it and what agents keep
+                   back (5 s) after it; chosen.
     dead_seconds:  a node, or a group that fell silent together, of which nothing shows that it lives is taken for dead
                    after so long, and pages; chosen: no reboot or new image that nobody announced takes longer.
     """
@@ -78,6 +82,7 @@ class Telemetry(Detector):
     )
 
     seconds: float = 60.0
+    node_seconds: float = 35.0
     dead_seconds: float = 1800.0
 
     last: LastSeen = part(lambda: LastSeen(WATCHED))
@@ -92,7 +97,8 @@ class Telemetry(Detector):
     conditions: Open = notes()
 
     def budget(self) -> list[str]:
-        return [rule(f"silences of {self.seconds:g} s, holes and losses, and on what was told before them")]
+        silences = f"silences of {self.node_seconds:g} or {self.seconds:g} s"
+        return [rule(f"{silences}, holes and losses, and on what was told before them")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if (time := self.gates.hear(frames)) is None:
@@ -113,7 +119,7 @@ class Telemetry(Detector):
         """Nodes first: what belongs to a silent node needs no word of its own."""
         topology = next(iter(frames.values())).topology
         told = self.last, self.gates, self.jobs, self.facts, self.feeds
-        known = Known(*told, topology, time, self.seconds, self.dead_seconds, frame_s)
+        known = Known(*told, topology, time, self.seconds, self.node_seconds, self.dead_seconds, frame_s)
         yield from self.nodes.look(known)
         yield from self.devices.look(known)
         yield from self.holes.look(known, frames.get("agent"))

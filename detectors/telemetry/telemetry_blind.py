@@ -11,7 +11,7 @@ from detectors.method.budget import rule
 from detectors.method.conditions import Open, close, tell
 from detectors.method.edge_events import values
 from detectors.method.evidence import evidence
-from pipeline.records import SECOND, Event, Finding, Frame
+from pipeline.records import SECOND, Event, Finding, Frame, Level
 
 _SIGNALS = {"bmc": "bmc.reachable", "exporter": "exporter.up"}
 _MEANING = {
@@ -27,7 +27,8 @@ _UNSAID = "no reason was told"
 
 @dataclass
 class TelemetryBlind(Detector):
-    """A BMC or an exporter that does not answer for `seconds` is a ticket, with the reason that its agent gave.
+    """A BMC or an exporter that does not answer twice is a suspect, and after `seconds` a ticket, with the reason that
+    its agent gave.
 
     Silence is none: an agent that tells nothing shows in its node's state. It is over with the first answer.
 
@@ -63,12 +64,12 @@ class TelemetryBlind(Detector):
             self._hear(event)
         self.known = {e: k for e, k in self.known.items() if time - k["seen"] <= _FORGET[e.partition(":")[0]]}
         dark = {e: k["since"] for e, k in self.known.items() if k["times"] >= _AGAIN}
-        dark = {entity: since for entity, since in dark.items() if time - since > self.seconds * SECOND}
         close(self.conditions, set(dark))
         found = []
         for entity, since in sorted(dark.items()):
-            if due := tell(self.conditions, entity, time, since, "ticket"):
-                found.append(self._finding(entity, time, due[0]))
+            level: Level = "ticket" if time - since > self.seconds * SECOND else "suspect"
+            if due := tell(self.conditions, entity, time, since, level):
+                found.append(self._finding(entity, time, *due))
         return found
 
     def _see(self, entity: str, answers: bool, time: int) -> None:
@@ -81,15 +82,21 @@ class TelemetryBlind(Detector):
         """Keeps the newest reason; it may come a moment before the state that it explains."""
         if event.kind in ("bmc_lost", "bmc_back", "exporter") and event.entity.startswith(("bmc:", "exporter:")):
             well = event.kind == "bmc_back" or event.data.get("state") == "up"
-            self._known(event.entity, event.time)["reason"] = "" if well else str(event.data.get("reason") or "")
+            known = self._known(event.entity, event.time)
+            known["reason"] = "" if well else str(event.data.get("reason") or "")
+            if event.kind == "bmc_lost":  # its agent waited long enough: the next state need not confirm it
+                known["since"] = known["since"] if known["times"] else event.time
+                known["times"] = max(known["times"], _AGAIN)
+            elif event.kind == "bmc_back":
+                known["times"] = 0
 
     def _known(self, entity: str, time: int) -> dict[str, Any]:
         known = self.known.setdefault(entity, {"seen": time, "since": 0, "times": 0, "reason": ""})
         known["seen"] = max(known["seen"], time)
         return known
 
-    def _finding(self, entity: str, time: int, onset: int) -> Finding:
+    def _finding(self, entity: str, time: int, onset: int, level: Level) -> Finding:
         reason, kind = self.known[entity]["reason"] or _UNSAID, entity.partition(":")[0]
         summary = f"{entity} is not read: {_MEANING[kind]}: {reason}"
         told = evidence("its first answer", seconds=(time - onset) / SECOND, reason=reason)
-        return Finding(time, onset, entity, self.name, "ticket", 1.0, summary, told, (_SIGNALS[kind],))
+        return Finding(time, onset, entity, self.name, level, 1.0, summary, told, (_SIGNALS[kind],))

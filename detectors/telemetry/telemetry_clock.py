@@ -30,7 +30,10 @@ class TelemetryClock(Detector):
     cannot be told: XIDs, link states and ends of jobs follow each other within a second. `jumps` in a day by a frame or
     more are a ticket whatever the offset is in between: something sets the clock to and fro.
 
-    Source: chronyd's tracking, whose word the offset is.
+    An error that the pipeline measured from the arrival of messages is judged alike (event `clock_error`): the node's
+    times are corrected by it, so that its telemetry is judged in the right frame.
+
+    Source: chronyd's tracking, whose word the offset is, and arrival times by the clock of pipeline or brokers.
 
     ticket_seconds:  [pipeline] frame, 10 s.
     suspect_seconds, jumps:  chosen; chronyd steps a clock at boot, once or twice.
@@ -39,11 +42,12 @@ class TelemetryClock(Detector):
     name: ClassVar[str] = "telemetry_clock"
     family: ClassVar[str] = "telemetry"
     device_class: ClassVar[str] = "node"
-    needs: ClassVar[tuple[str, ...]] = ("node.clock_offset",)
+    needs: ClassVar[tuple[str, ...]] = ()
+    any_of: ClassVar[tuple[str, ...]] = ("node.clock_offset", "event:clock_error")
     wants: ClassVar[tuple[str, ...]] = ("event:clock_jump",)
     blind: ClassVar[str] = (
-        "A clock whose keeper believes a wrong server, as the offset is the keeper's own word, and one that nobody "
-        "keeps."
+        "An error of less than [pipeline] clock_bound of a clock that nobody keeps, or whose keeper believes a wrong "
+        "server; in a recording also larger ones, as it has no times of arrival."
     )
 
     suspect_seconds: float = 1.0
@@ -55,6 +59,7 @@ class TelemetryClock(Detector):
     since: Any = memory(0, np.int64)
     seen: Any = memory(0, np.int64)
     jumped: dict[str, list[list[float]]] = notes()
+    measured: dict[str, list[float]] = notes()  # since when, and by how many seconds it is ahead
     gates: Gates = part(Gates)
     conditions: Open = notes()
 
@@ -73,7 +78,7 @@ class TelemetryClock(Detector):
         known = ~np.isnan(offset)
         off = known & (np.abs(np.nan_to_num(offset)) >= self.suspect_seconds)
         looks = self.looks[:n]
-        if not (off.any() or looks.any() or self.jumped or self.conditions):
+        if not (off.any() or looks.any() or self.jumped or self.measured or self.conditions):
             return []
         self.since[:n][off & (looks == 0)] = frame.time
         looks[off] += 1
@@ -82,8 +87,13 @@ class TelemetryClock(Detector):
         return self._tell(frame)
 
     def _hear(self, frame: Frame) -> None:
-        """Takes the jumps of a frame or more, and forgets those of yesterday."""
+        """Takes the jumps of a frame or more, and forgets those of yesterday; takes what the pipeline measured."""
         for event in frame.events:
+            error = number(event.data.get("seconds"), -_FAR, _FAR) if event.kind == "clock_error" else None
+            if error:
+                self.measured[event.entity] = [self.measured.get(event.entity, [event.time])[0], error]
+            elif error is not None:
+                self.measured.pop(event.entity, None)
             jump = number(event.data.get("seconds"), -_FAR, _FAR) if event.kind == "clock_jump" else None
             if jump is not None and abs(jump) >= self.ticket_seconds:
                 self.jumped.setdefault(event.entity, []).append([event.time, jump])
@@ -94,17 +104,28 @@ class TelemetryClock(Detector):
     def _tell(self, frame: Frame) -> list[Finding]:
         wrong = {frame.entities[i]: i for i in np.flatnonzero(self.looks[: len(frame.entities)] >= _LOOKS).tolist()}
         often = {e for e, known in self.jumped.items() if len(known) >= self.jumps}
-        holding = {e for e in {*wrong, *often} if not self.gates.in_work(e, frame.topology, frame.time)}
+        holding = {e for e in {*wrong, *often, *self.measured} if not self.gates.in_work(e, frame.topology, frame.time)}
         close(self.conditions, holding)
         found = []
         for entity in sorted(holding):
             i = wrong.get(entity)
-            far = i is not None and abs(self.offset[i]) >= self.ticket_seconds
-            level: Level = "ticket" if far or entity in often else "suspect"
-            onset = int(self.since[i]) if i is not None else int(self.jumped[entity][0][0])
-            if due := tell(self.conditions, entity, frame.time, onset, level):
-                found.append(self._finding(entity, i, frame, *due))
+            since, error = self.measured.get(entity, [frame.time, 0.0])
+            error = error or (-float(self.offset[i]) if i is not None else 0.0)
+            level: Level = "ticket" if abs(error) >= self.ticket_seconds or entity in often else "suspect"
+            since = since if entity in self.measured else self.since[i] if i is not None else self.jumped[entity][0][0]
+            if due := tell(self.conditions, entity, frame.time, int(since), level):
+                finding = self._by_arrival(entity, frame, *due) if entity in self.measured else None
+                found.append(finding or self._finding(entity, i, frame, *due))
         return found
+
+    def _by_arrival(self, entity: str, frame: Frame, onset: int, level: Level) -> Finding:
+        error = self.measured[entity][1]
+        way = "ahead" if error > 0 else "behind"
+        summary = f"Clock of {entity}: {abs(error):.0f} s {way}, its times are corrected"
+        compared = Compared(error, 0.0, None, "own past", 0, abs(error), "s")
+        told = evidence("over when messages arrive with the right time", compared, way=way)
+        signals = ("event:clock_error",)
+        return Finding(frame.time, onset, entity, self.name, level, abs(error), summary, told, signals)
 
     def _finding(self, entity: str, i: int | None, frame: Frame, onset: int, level: Level) -> Finding:
         jumps = self.jumped.get(entity, [])

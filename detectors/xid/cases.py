@@ -21,8 +21,11 @@ from detectors.xid.levels import (
     UNCORRECTED,
     level_of,
     level_of_action,
+    number,
+    resets,
+    wanted,
 )
-from pipeline.records import LEVELS, Level
+from pipeline.records import LEVELS, Event, Level
 
 Case = dict[str, Any]
 _MOST_TIMES = 10**6  # that one event says it stands for at most
@@ -30,6 +33,7 @@ _MOST_CODES = 32  # XIDs of one case, but for those that the catalogue or the si
 _MOST_OTHERS = 64  # GPUs that suffered with it that are named; chosen
 _MOST_LINES = 4  # of the log, kept for whoever reads the finding; chosen
 PASSES = "ten minutes without another one"
+LOST: tuple[Level, str] = ("page", "does not answer its driver any more")
 
 
 def opened(time: int) -> Case:
@@ -44,6 +48,24 @@ def opened(time: int) -> Case:
     """
     empty: Case = {"codes": {}, "facts": {}, "driver": None, "reset": False, "lines": [], "others": [], "away": 0}
     return {**empty, "onset": time, "last": time, "fresh": 0, "job": None, "place": "", "program": 0, "repeats": ""}
+
+
+def of_event(event: Event, own: Mapping[int, Level]) -> Case | None:
+    """A case of one event alone: an XID of the GPU's own, or its loss while others of its server answer."""
+    case, line = opened(event.time), text(event.data.get("text"))
+    if event.kind == "gpu_lost":
+        if not whole(event.data.get("present"), 0, _MOST_TIMES):
+            return None  # all of them at once: as a rule the driver is loaded anew
+        case["facts"]["gpu_lost"] = [*LOST, False]
+    else:
+        root, code = event.data.get("root"), number(event.data, "xid")
+        origin = root.get("entity") if isinstance(root, Mapping) else event.entity
+        if code is None or origin != event.entity or wanted(event) == "none":
+            return None
+        case["driver"], case["reset"] = wanted(event), resets(event)
+        add(case, code, event.data, own)
+    note(case, event.time, line)
+    return case
 
 
 def numbers(case: Case) -> list[int]:

@@ -52,7 +52,8 @@ class Xid(Detector):
     XIDs that programs cause (13, 31, 43, 45, copy engines) on two or more GPUs of one job within `together` s are the
     job's, a suspect; on one GPU again within `again` s, under another job or in the same part of it, they are that
     GPU's, a ticket. `pages`, `tickets` and `suspects` set the level of XIDs otherwise. During announced work nothing
-    is louder than a suspect.
+    is louder than a suspect. An XID, or a GPU lost while others of its server answer, that pages whatever comes next is
+    reported as it arrives.
 
     Source: NVIDIA's catalogue of XIDs; repeats as NVSentinel counts them (XID 31 on a GPU, 13 on a GPC and TPC, twice
     in 24 h). `settle` and `together` are chosen: the lines of one error come within milliseconds to a second.
@@ -66,6 +67,7 @@ class Xid(Detector):
         *(f"event:{kind}" for kind in (*_XIDS[1:], *_GPU, *_HOST)),
         *("gpu.present", "gpu.recovery_action", "gpu.generation", "node.generation"),
     )
+    on_arrival: ClassVar[tuple[str, ...]] = ("xid", "gpu_lost")
     blind: ClassVar[str] = (
         "Faults that nothing logs, such as a server that dies in silence, and whether a lone XID 13 or 31 is the "
         "program's or the GPU's."
@@ -116,6 +118,20 @@ class Xid(Detector):
                 self._looks.again(e, self.cases[e], self.conditions.get(e), worked, time)
         return found
 
+    def judge_event(self, event: Event, topology: Topology) -> Finding | None:
+        """A page if the event is certain by itself; all else is weighed with what is logged beside it."""
+        known, case = self.conditions.get(event.entity), xid_cases.of_event(event, self._own)
+        if kind_of(event.entity) != "gpu" or case is None or (known is not None and known["level"] == "page"):
+            return None
+        if not xid_cases.certain(case) or xid_cases.level(case, self._own) != "page":
+            return None
+        if self.gates.in_work(event.entity, topology, event.time, _STEADY):
+            return None
+        before = self.cases.get(event.entity)
+        goes_on = before is not None and event.time - before["last"] <= REPEATED
+        onset = before["onset"] if before is not None and goes_on else event.time
+        return self._finding(event.entity, case, event.time, (min(onset, event.time), "page"))
+
     def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """Drops its case: what is logged from now on is a new one."""
         super().forgive(entity, frames)
@@ -137,7 +153,7 @@ class Xid(Detector):
             return self._count(event, time)
         gpu = kind_of(event.entity) == "gpu"
         if event.kind == "gpu_lost":
-            self._fact(event, event.entity, "gpu_lost", ("page", "does not answer its driver any more"))
+            self._fact(event, event.entity, "gpu_lost", xid_cases.LOST)
         elif event.kind == "slow_call":
             took = seconds(event.data.get("seconds"))
             slow = took is not None and took >= _LONG_CALL
@@ -221,7 +237,7 @@ class Xid(Detector):
             case = self._case(frame.entities[i], time)
             xid_cases.note(case, time)
             if absent[i]:
-                case["facts"].setdefault("gpu_lost", ["page", "does not answer its driver any more", False])
+                case["facts"].setdefault("gpu_lost", [*xid_cases.LOST, False])
             elif case["driver"] is None:
                 case["driver"] = xid_levels.action_named(float(action[i])) or "something that is not known"
         return [f for i in well for f in self._ended(frame.entities[i], time, _WELL)]
@@ -236,7 +252,7 @@ class Xid(Detector):
                 found += self._ended(entity, time, _BACK)
             elif case.get("away", 0) > looks.GONE:
                 found += self._ended(entity, time, _TAKEN)
-            elif time - case["last"] > QUIET and not (known and xid_cases.holds(case, known["level"])):
+            elif time - case["last"] > QUIET and not case["fresh"] and not _held(case, known):
                 del self.cases[entity]
                 self.conditions.pop(entity, None)
         for job in self.programs.over(time - QUIET):
@@ -294,6 +310,11 @@ class Xid(Detector):
         summary = self.programs.summary(job)
         told = evidence(xid_cases.PASSES, xids=program["codes"], gpus=program["gpus"][:16])
         return [Finding(time, due[0], job, self.name, due[1], 1.0, summary, told, _SIGNALS)]
+
+
+def _held(case: Case, known: dict[str, Any] | None) -> bool:
+    """Whether somebody was told of a case that only a reset, a reboot or a person ends."""
+    return known is not None and xid_cases.holds(case, known["level"])
 
 
 def _program(job: str) -> str:

@@ -14,17 +14,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import Refused
+from pipeline.errors import WrongQuery
 
 ARROW = "application/vnd.apache.arrow.stream"
 TRUNCATED_HEADER = "X-Truncated"
 
 
-def as_json(table: pa.Table, truncated: bool) -> bytes:
-    """`{"columns", "rows", "truncated"}`."""
-    columns = [_values(column) for column in table.columns]
-    rows = [list(row) for row in zip(*columns, strict=True)]
-    return encode({"columns": table.column_names, "rows": rows, "truncated": truncated})
+def as_json(batches: pa.RecordBatchReader, rows: int, size: int) -> tuple[list[bytes], bool]:
+    """`{"columns", "rows", "truncated"}` in parts, and whether it was cut after so many rows or bytes."""
+    parts, count, length, truncated = [b'{"columns":%b,"rows":[' % encode(batches.schema.names)], 0, 0, False
+    for batch in filter(len, batches):
+        columns = [_values(column) for column in pa.Table.from_batches([batch]).slice(0, rows - count).columns]
+        text = encode(list(zip(*columns, strict=True)))[1:-1]
+        truncated = count + len(batch) > rows or length + len(text) > size
+        if text and length + len(text) <= size:
+            parts += [b"," if count else b"", text]
+        count, length = count + len(batch), length + len(text)
+        if truncated:
+            break
+    return [*parts, b'],"truncated":%b}' % encode(truncated)], truncated
 
 
 def encode(body: Any) -> bytes:
@@ -32,12 +40,18 @@ def encode(body: Any) -> bytes:
     return json.dumps(body, allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def as_arrow(table: pa.Table) -> bytes:
-    """The table as an Arrow IPC stream."""
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
+def as_arrow(batches: pa.RecordBatchReader, rows: int, size: int) -> tuple[list[bytes], bool]:
+    """An Arrow IPC stream in parts, and whether it was cut after so many rows or bytes."""
+    sink, count, truncated = io.BytesIO(), 0, False
+    with pa.ipc.new_stream(sink, batches.schema) as writer:
+        for batch in filter(len, batches):
+            truncated = count + len(batch) > rows or sink.tell() + batch.nbytes > size
+            if sink.tell() + batch.nbytes <= size:
+                writer.write_batch(batch.slice(0, rows - count))
+            count += len(batch)
+            if truncated:
+                break
+    return [sink.getvalue()], truncated
 
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:
@@ -56,7 +70,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
             return column.to_pylist()  # type: ignore[no-any-return]
         return [_plain(value) for value in column.cast(_zoneless(kind)).to_pylist()]
     except (pa.ArrowException, ValueError, OverflowError) as error:
-        raise Refused(f"a value of type {kind} has no JSON form ({error}); ask for {ARROW}") from error
+        raise WrongQuery(f"a value of type {kind} has no JSON form ({error}); ask for {ARROW}") from error
 
 
 def _times(column: pa.ChunkedArray) -> list[str | None]:
@@ -103,4 +117,4 @@ def _plain(value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, (datetime.date, datetime.time, uuid.UUID)):
         return str(value)
-    raise Refused(f"a {type(value).__name__} has no JSON form; ask for {ARROW}")
+    raise WrongQuery(f"a {type(value).__name__} has no JSON form; ask for {ARROW}")

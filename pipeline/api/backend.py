@@ -22,7 +22,7 @@ class Sources(TypedDict):
 class Health(TypedDict):
     """Where the pipeline stands. `watermark` is in microseconds; `lag_s` is the age of the oldest unread input.
 
-    stalled: one of the reasons in `unready` keeps out telemetry, and none comes in.
+    stalled: nothing new would be found, for one of the reasons in `unready`: no telemetry comes in, or none is judged.
     """
 
     watermark: int | None

@@ -6,13 +6,13 @@ It is written against ASGI itself, because a body must be counted before anythin
 from __future__ import annotations
 
 import logging
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.api.problem import ProblemResponse, problem
-from pipeline.api.tokens import Tokens, is_loopback
+from pipeline.api.tokens import Tokens
+from pipeline.hosts import is_loopback, named, same_origin
 
 BODY_BYTES = 256 * 1024
 """Longest request body (chosen: four times the longest query; nothing else comes near)."""
@@ -56,12 +56,12 @@ class Guard:
     def _refusal(self, scope: Scope) -> ProblemResponse | None:
         """The answer to a caller who may not; None lets it pass."""
         headers = Headers(scope=scope)
-        if self.loopback and not _names_loopback(headers.get("host", "")):
+        if self.loopback and not is_loopback(named(headers.get("host", ""))):
             # a page from elsewhere whose name was made to point at 127.0.0.1 still sends its own name
             return problem(421, f"Host {headers.get('host', '')!r}: this server answers to loopback names only")
         if scope["method"] not in ("GET", "HEAD"):
             origin = headers.get("origin")
-            if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+            if origin is not None and not same_origin(origin, headers.get("host", "")):
                 return problem(403, f"Origin {origin!r}: pages of other sites may not call this server")
             if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 return problem(415, "wanted Content-Type: application/json")
@@ -73,14 +73,6 @@ class Guard:
                     401, "wanted Authorization: Bearer with a token of [api] token_file", {"WWW-Authenticate": "Bearer"}
                 )
         return None
-
-
-def _names_loopback(host: str) -> bool:
-    """Whether a Host header names this machine; the port may be a tunnel's."""
-    try:
-        return is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        return False
 
 
 async def _body(receive: Receive) -> bytes | None:

@@ -148,9 +148,12 @@ class Incident(BaseModel):
 
 
 class Incidents(_Strict):
-    """Several of them, the newest first."""
+    """Several of them, the newest first. While `stalled` nothing newer than `judged` is known; `unready` says why."""
 
     incidents: list[Incident]
+    judged: Time | None
+    stalled: bool
+    unready: list[str]
 
 
 class IncidentDetail(Incident):

@@ -25,7 +25,7 @@ class Places:
         with self._lock:
             parents = self._source.parents
             if parents is not self._parents:
-                self._copy, self._parents = Topology(parents), parents
+                self._copy, self._parents = Topology.of_sound(parents), parents
             return self._copy
 
 

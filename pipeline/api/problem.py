@@ -12,7 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from pipeline.errors import Refused, Retryable, UsageError
+from pipeline.client import OVER_LIMIT, REFUSED, WRONG_QUERY
+from pipeline.errors import OverLimit, Refused, Retryable, UsageError, WrongQuery
+
+KINDS: Mapping[type[Exception], str] = {WrongQuery: WRONG_QUERY, OverLimit: OVER_LIMIT, Refused: REFUSED}
+"""The `type` of a problem by its error, the special before the general."""
 
 
 class ProblemResponse(JSONResponse):
@@ -21,9 +25,11 @@ class ProblemResponse(JSONResponse):
     media_type = "application/problem+json"
 
 
-def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> ProblemResponse:
+def problem(
+    status: int, detail: str, headers: Mapping[str, str] | None = None, kind: str = "about:blank"
+) -> ProblemResponse:
     """The answer for one refused or failed request. `detail` is for people and holds nothing internal."""
-    body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+    body = {"type": kind, "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
     return ProblemResponse(body, status, headers)
 
 
@@ -48,7 +54,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(UsageError)
     @app.exception_handler(Refused)
     def _refused(request: Request, error: Exception) -> ProblemResponse:
-        return problem(400, str(error))
+        kind = next((name for of, name in KINDS.items() if isinstance(error, of)), "about:blank")
+        return problem(400, str(error), kind=kind)
 
     @app.exception_handler(Retryable)
     def _later(request: Request, error: Exception) -> ProblemResponse:

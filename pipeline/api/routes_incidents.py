@@ -14,7 +14,7 @@ from pipeline.api import models
 from pipeline.api.guard import USER
 from pipeline.api.service import answer, service_of
 from pipeline.blast import blast_radius
-from pipeline.records import State
+from pipeline.records import State, iso
 from pipeline.store import ledger
 
 router = APIRouter(prefix="/api/v1/incidents")
@@ -23,9 +23,14 @@ Write = Callable[[str, str, str], Mapping[str, Any]]
 
 @router.get("", response_model=models.Incidents)
 def incidents(request: Request, state: State | None = None) -> Response:
-    """All incidents, resolved ones too, or those in one state; newest first."""
-    with service_of(request).cursor() as cursor:
-        return answer({"incidents": ledger.incidents(cursor, state)})
+    """All incidents, resolved ones too, or those in one state; newest first. While `stalled`, nothing newer than
+    `judged` is known."""
+    service = service_of(request)
+    health = service.backend.health()
+    judged = None if health["watermark"] is None else iso(health["watermark"])
+    known = {"judged": judged, "stalled": health["stalled"], "unready": service.backend.unready()}
+    with service.cursor() as cursor:
+        return answer({"incidents": ledger.incidents(cursor, state), **known})
 
 
 @router.get("/{incident}", response_model=models.IncidentDetail)

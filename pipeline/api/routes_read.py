@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pipeline.api import models
-from pipeline.api.answer import ARROW, TRUNCATED_HEADER, as_arrow, as_json, rows
+from pipeline.api.answer import ARROW, TRUNCATED_HEADER, rows
 from pipeline.api.fleet import fleet
+from pipeline.api.sending import QueryResponse
 from pipeline.api.series import Peers, series
 from pipeline.api.service import answer, service_of
 from pipeline.api.timeline import timeline
@@ -102,7 +103,8 @@ def signals() -> Response:
 )
 def sql(request: Request, body: models.Query) -> Response:
     """Runs one SELECT; JSON, or an Arrow IPC stream where the caller accepts that."""
-    table, truncated = service_of(request).queries.run(body.query)
-    if ARROW in request.headers.get("accept", ""):
-        return Response(as_arrow(table), media_type=ARROW, headers={TRUNCATED_HEADER: str(truncated).lower()})
-    return Response(as_json(table, truncated), media_type="application/json")
+    arrow = ARROW in request.headers.get("accept", "")
+    found = service_of(request).queries.run(body.query, arrow)
+    if arrow:
+        return QueryResponse(found, ARROW, {TRUNCATED_HEADER: str(found.truncated).lower()})
+    return QueryResponse(found, "application/json")

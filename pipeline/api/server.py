@@ -19,6 +19,7 @@ from pipeline.api.backend import Backend
 from pipeline.api.guard import Guard
 from pipeline.api.service import Service
 from pipeline.config import Api, Config
+from pipeline.connections import affordable, protocol, raise_file_limit
 from pipeline.errors import ConfigError, Unreachable
 
 _LOG = logging.getLogger(__name__)
@@ -76,9 +77,11 @@ class Serving:
 def serve(app: FastAPI, config: Config, stop: threading.Event) -> Serving:
     """Serves until `stop` is set; returns when requests are answered. Raises ConfigError if the port is taken."""
     tokens.read(config.api)
+    most = affordable(config.api.connections, raise_file_limit())
     server = _Server(
         uvicorn.Config(
             app,
+            http=protocol(most),
             log_config=None,
             access_log=False,
             log_level="warning",
@@ -95,6 +98,7 @@ def serve(app: FastAPI, config: Config, stop: threading.Event) -> Serving:
     )
     serving = Serving(server, _listen(config.api))
     serving.wait_until_started()
+    app.state.service.queries.prepare()
     _LOG.info("API listens on http://%s:%d", serving.host, serving.port)
     return serving
 

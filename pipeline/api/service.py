@@ -30,7 +30,7 @@ class Service:
     def __init__(self, backend: Backend, config: Config, now: Callable[[], int]) -> None:
         self.backend, self.config, self.now = backend, config, now
         self.places = Places(backend.topology)
-        self.queries = Queries(backend.cursor, config.api.sql_seconds, config.api.sql_rows)
+        self.queries = Queries(backend.cursor, config.api)
 
     @contextlib.contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:

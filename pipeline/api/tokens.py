@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import os
 import re
 import secrets
@@ -12,19 +11,12 @@ from pathlib import Path
 
 from pipeline.config import Api
 from pipeline.errors import ConfigError
+from pipeline.hosts import is_loopback
 
 SHORTEST = 16
 """Characters of a token at least (chosen: 16 random letters cannot be guessed over a network)."""
 MADE = ("dashboard", "operator")
 """Who gets a token from `fleetpulse init`; the first line is the one that a client shows."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a listener on `host` is reached from this machine alone. A name other than localhost is not trusted."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Tokens:

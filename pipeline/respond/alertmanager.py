@@ -7,6 +7,7 @@ everything else is in the annotations.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.folding import family_of
@@ -27,6 +28,18 @@ ALERT_NAMES = {
     "thermal": "ThermalFault",
 }
 WATCHDOG = "Watchdog"
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """What every body says of where it comes from."""
+
+    site: str
+    external_url: str = ""
+
+
+RECEIVER = "receiver-"
+"""Beginning of the label `incident` where a receiver of alerts is what fails."""
 Alert = dict[str, Any]
 
 
@@ -99,6 +112,26 @@ def watchdog(site: str, started: int, receiver: str, external_url: str) -> dict[
         "fingerprint": fingerprint(own),
     }
     return payload([one], "watchdog", receiver, external_url, "repeat interval elapsed")
+
+
+def receiver_down(
+    sender: Sender, failing: str, told: str, receiver: str, since: int, ended: int | None
+) -> dict[str, Any]:
+    """The body that tells `receiver` that another one, `failing`, accepts no alerts, or does so again since `ended`."""
+    entity, incident = f"site:{sender.site}", f"{RECEIVER}{failing}"
+    own = {"alertname": "ReceiverDown", "severity": "critical", "entity": entity, "cause": entity}
+    own |= {"detector": "notifier", "incident": incident, "receiver": failing, "site": sender.site}
+    one = {
+        "status": "firing" if ended is None else "resolved",
+        "labels": own,
+        "annotations": {"summary": f"Receiver {failing} accepts no alerts", "description": f"Last answer: {told}"},
+        "startsAt": iso(since),
+        "endsAt": STILL_FIRING if ended is None else iso(ended),
+        "generatorURL": sender.external_url,
+        "fingerprint": fingerprint(own),
+    }
+    reason = "first notification" if ended is None else "all alerts resolved"
+    return payload([one], incident, receiver, sender.external_url, reason)
 
 
 def fingerprint(own: Mapping[str, str]) -> str:

@@ -29,12 +29,10 @@ READ_BYTES = 4096
 """Of the answer's body, which nobody looks at: enough that an honest receiver finishes writing. Chosen."""
 LATER_S, LATER_CHARACTERS = 86400.0, 64
 """Longest wait that a Retry-After may ask for, and its longest text; a date of RFC 9110 has 29 characters. Chosen."""
-RETRYABLE = frozenset({408, 425, 429})
-"""4xx that mean `later`: RFC 9110 15.5.9, RFC 8470 5.2, RFC 6585 4. All 5xx do too."""
 _TUNNELS = tuple(
     map(ipaddress.ip_network, ("::ffff:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"))
 )  # IPv4-mapped and -compatible, NAT64, 6to4, Teredo: an IPv6 address that hides an IPv4 one
-Outcome = Literal["delivered", "retry", "dead", "gone"]
+Outcome = Literal["delivered", "retry"]
 Resolve = Callable[[str, int], Sequence[tuple[Any, ...]]]
 
 
@@ -197,17 +195,20 @@ def _exchange(connection: _Checked, url: urllib.parse.SplitResult, body: bytes, 
 
 
 def judge(status: int, retry_after: str | None = None) -> Answer:
-    """What a status means for the message."""
+    """What a status means for the message: 2xx is delivered, all else is tried again.
+
+    No refusal is final: whoever mends a receiver (a login page in front, a wrong path) expects the pages it missed.
+    """
     told = f"HTTP {status}"
     if 200 <= status < 300:
         return Answer("delivered", told)
-    if status == 410:
-        return Answer("gone", f"{told}: the receiver wants no more")
-    if status >= 500 or status in RETRYABLE:
-        return Answer("retry", told, _seconds(retry_after))
     if 300 <= status < 400:
-        return Answer("dead", f"{told}: redirects are not followed; put the final URL into the configuration")
-    return Answer("dead", told)
+        told += ": a redirect, which is never followed; put the final URL into the configuration"
+    elif status == 410:
+        told += ": the receiver says that this URL is gone"
+    elif status in (401, 403):
+        told += ": the receiver wants other credentials"
+    return Answer("retry", told, _seconds(retry_after))
 
 
 def _seconds(retry_after: str | None) -> float:

@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.cases import Change
 from pipeline.config import Webhook
 from pipeline.records import Incident
 from pipeline.respond import alertmanager
+from pipeline.respond.alertmanager import Sender
 from pipeline.store.ledger import Payload
-
-
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """What every body says of where it comes from."""
-
-    site: str
-    external_url: str = ""
 
 
 def _alertmanager(change: Change, told_before: bool, receiver: Webhook, sender: Sender) -> dict[str, Any] | None:

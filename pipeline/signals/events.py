@@ -1,4 +1,7 @@
-"""The kinds of event that agents send: what happened, to what, and what the event's data hold. One line per kind."""
+"""The kinds of event: what happened, to what, and what the event's data hold. One line per kind.
+
+A transport may carry only these, and of these only what is not `internal` (pipeline/admission.py).
+"""
 
 from __future__ import annotations
 
@@ -8,30 +11,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EventKind:
-    """One kind of event. `entity` is the kind of entity it happens to; `data` names the keys of its data."""
+    """One kind of event. `entity` is the kind of entity it happens to; `data` names the keys of its data.
+
+    internal: only the pipeline writes it; admission rejects it from a transport.
+    """
 
     name: str
     entity: str
     help: str
     data: tuple[str, ...]
     source: str
+    internal: bool = False
 
 
 _KINDS = (
     EventKind("inventory", "node", "Which entities there are, with parents and attributes: at start, on change and hourly", ("entities",), "every collector"),
     EventKind("collector", "node", "A collector's state changed", ("collector", "state", "reason"), "agent"),
     EventKind("gap", "node", "Messages were lost before they could be sent", ("topic", "epoch", "first", "next", "cause"), "agent"),
+    EventKind("disk_slow", "node", "Messages wait long for the disk of the agent's spool, or no longer do (state cleared)", ("state", "since", "seconds", "waiting", "lost"), "agent"),
     EventKind("counter_reset", "any", "Counters of a device went back: they begin a new generation", ("signals",), "agent"),
     EventKind("sel", "node", "The BMC wrote an entry into its system event log", ("record", "timestamp", "sensor", "type", "event", "asserted", "reading", "threshold", "raw"), "IPMI Get SEL Entry"),
     EventKind("aer", "node", "A PCIe device counted new errors; told once in 5 minutes for each device and kind", ("device", "kind", "growth", "total", "errors", "id"), "pci"),
     EventKind("gpu_count", "node", "The number of GPUs changed, or is not what is expected", ("expected", "present", "missing", "source"), "pci, nvml"),
-    EventKind("gpu_lost", "gpu", "A GPU does not answer its driver any more, or the driver does not count it", ("gpu", "pci", "serial", "uuid"), "nvml"),
+    EventKind("gpu_lost", "gpu", "A GPU does not answer its driver any more, or the driver does not count it", ("gpu", "pci", "serial", "uuid", "present"), "nvml"),
     EventKind("gpu_back", "gpu", "A GPU that was lost answers again", ("gpu", "pci", "serial", "uuid"), "nvml"),
     EventKind("execution_errors", "node", "Executions of a program on Trainium or Inferentia failed in the last period", ("pid", "tag", "period", "devices", "errors"), "neuron"),
     EventKind("gpu_processes", "gpu", "The processes with a compute context on a GPU are others than before; looked at every 30 s", ("pids",), "nvml"),
     EventKind("slow_call", "gpu", "A call to NVIDIA's driver took long; told at most once a minute for each GPU", ("gpu", "call", "seconds"), "nvml"),
     EventKind("nvml_refused", "gpu", "A GPU refuses calls or fields that it had answered; told at most once a minute, asked again after 10 s, then more seldom", ("gpu", "calls", "count"), "nvml"),
     EventKind("task_blocked", "node", "A process has been in uninterruptible sleep for long", ("pid", "comm", "seconds", "wchan"), "tasks"),
+    EventKind("clock_error", "node", "The pipeline measured that a node's clock is ahead (above 0) or behind, by when messages arrive; 0: it is right again", ("seconds",), "the pipeline, by when messages arrive", internal=True),
     EventKind("clock_jump", "node", "The wall clock was set", ("seconds",), "clock"),
     EventKind("service", "service", "A service's state changed", ("unit", "from", "to", "since"), "services"),
     EventKind("version", "node", "Versions of software or firmware changed", ("versions", "before"), "versions"),
@@ -55,10 +64,12 @@ _KINDS = (
     EventKind("checkpoint", "job", "A training job wrote a checkpoint", ("seconds", "step", "rank"), "training"),
     EventKind("digest", "any", "A core or GPU computed known problems: told for right answers at times, for wrong ones at once", ("canary", "version", "digest", "expected", "golden", "format", "range", "wrong", "again", "runs", "rounds", "lacking", "took", "began", "uuid"), "canary"),
     EventKind("leak", "leak_detector", "A leak detector went to warning or critical, or is well again (state cleared)", ("state", "since", "leak", "value"), "edge rules over leak.state"),
-    EventKind("flow_collapse", "any", "Coolant flow fell below a share of its usual value in two looks running, or recovered (state cleared)", ("state", "since", "value", "usual", "share", "signal", "why"), "edge rules over coolant.flow"),
-    EventKind("pressure_collapse", "any", "Coolant pressure fell below a share of its usual value in two looks running, or recovered (state cleared)", ("state", "since", "value", "usual", "share", "signal", "why"), "edge rules over coolant.pressure, coolant.supply_pressure"),
+    EventKind("flow_collapse", "any", "Coolant flow fell below a share of its usual value in two looks running, or recovered (state cleared)", ("state", "since", "value", "usual", "share", "signal", "why", "others"), "edge rules over coolant.flow"),
+    EventKind("pressure_collapse", "any", "Coolant pressure fell below a share of its usual value in two looks running, or recovered (state cleared)", ("state", "since", "value", "usual", "share", "signal", "why", "others"), "edge rules over coolant.pressure, coolant.supply_pressure"),
     EventKind("temperature_rise", "any", "A temperature rises faster than its power explains, or no longer does (state cleared)", ("state", "since", "value", "rise", "seconds", "slope", "power_moved", "limit", "signal"), "edge rules over gpu.temperature and gpu.power, coolant.supply_temperature"),
-    EventKind("feedback", "any", "A person said of a finding that nothing is wrong: a detector that learns takes that for normal", ("verdict", "detector", "incident", "user", "comment"), "a person, over the API"),
+    EventKind("feedback", "any", "A person said of a finding that nothing is wrong: a detector that learns takes that for normal", ("verdict", "detector", "incident", "user", "comment"), "a person, over the API", internal=True),
+    EventKind("site_silent", "site", "No agent of a site was heard for 35 s", ("agents", "since", "nodes", "reading", "shares"), "the pipeline, by wall clock", internal=True),
+    EventKind("site_heard", "site", "An agent of a site that was silent is heard again", ("agents", "since", "nodes", "reading", "shares"), "the pipeline, by wall clock", internal=True),
     EventKind("redfish", "any", "A BMC told of an event on its stream: of what it is about, else of the BMC; at most 120 a minute for each BMC", ("message", "message_id", "severity", "type", "event", "timestamp", "arguments", "origin", "log_entry"), "Redfish server-sent events"),
     EventKind("bmc_lost", "bmc", "A BMC does not answer any more", ("reason",), "redfish"),
     EventKind("bmc_back", "bmc", "A BMC that was lost answers again", ("latency",), "redfish"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 
 import duckdb
 import numpy as np
@@ -11,33 +11,69 @@ from numpy.typing import NDArray
 
 from pipeline.store.append import insert
 
+BARRED = -1
+"""Instead of an id: the rows of this device are not stored."""
+_ARRAYS = 16_000_000
+"""Ids that are kept looked up, 64 MB; chosen: 12,500 nodes of 300 devices in three rhythms are 11 million."""
+
 
 class Devices:
     """(class, site, entity) -> id within the class. Ids are given in order of appearance and never change.
 
-    New devices wait in memory until `save` writes them in the transaction that stores their first rows; after a
-    rollback they are written by the next one.
+    In frames a device stands at its slot: its place among the ids that are known. Both are the same until devices were
+    dropped (pipeline/store/retention.py). New devices wait in memory until `save` writes them in the transaction that
+    stores their first rows; after a rollback they are written by the next one.
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._simulated: dict[str, bool] = {}
+        self._unsaved: list[tuple[str, int, str, str, str, bool]] = []
+        self.load(connection)
+
+    def load(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Takes what the store holds, and forgets everything else."""
         self._ids: dict[tuple[str, str, str], int] = {}
         self._names: dict[str, list[str]] = defaultdict(list)
         self._arrays: dict[tuple[str, str, tuple[str, ...]], NDArray[np.int32]] = {}
-        self._unsaved: list[tuple[str, int, str, str, str, bool]] = []
-        self._simulated: dict[str, bool] = {}
-        rows = connection.execute("SELECT class, id, site, entity, simulated FROM device ORDER BY class, id").fetchall()
-        for device_class, number, site, entity, simulated in rows:
+        self._kept = 0  # ids in _arrays
+        self._next: Counter[str] = Counter()
+        self._slots: dict[str, NDArray[np.int32]] = {}  # by id; absent where ids and slots are the same
+        self._unsaved.clear()
+        self._simulated.clear()
+        self._sites: dict[str, str] = {}
+        query = "SELECT class, id, site, entity, node, simulated FROM device ORDER BY class, id"
+        rows = connection.execute(query).fetchall()
+        for device_class, number, site, entity, node, simulated in rows:
+            self._sites[node] = site
             self._ids[device_class, site, entity] = number
             self._names[device_class].append(entity)
             self._simulated[entity] = simulated
+            self._next[device_class] = number + 1
+        for device_class, after in self._next.items():
+            if after != len(self._names[device_class]):
+                ids = [number for c, number, *_ in rows if c == device_class]
+                self._slots[device_class] = np.full(after, -1, np.int32)
+                self._slots[device_class][ids] = np.arange(len(ids))
+
+    def slots(self, device_class: str, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Places in `names` of devices by id; -1 for those that were dropped."""
+        known = self._slots.get(device_class)
+        if known is None:
+            return ids
+        late = np.int32(len(known) - np.count_nonzero(known >= 0))
+        return np.where(ids < len(known), known[np.minimum(ids, len(known) - 1)], ids - late)
 
     def names(self, device_class: str) -> Sequence[str]:
-        """Entities of a class by id."""
+        """Entities of a class by slot."""
         return self._names[device_class]
 
     def is_simulated(self, entity: str) -> bool:
         """Whether the sender of that entity's telemetry said so; False for entities without telemetry."""
         return self._simulated.get(entity, False)
+
+    def site_of(self, node: str) -> str | None:
+        """The site of a node, as its newest device had it; None if no telemetry of it ever came."""
+        return self._sites.get(node)
 
     def knows(self, entity: str) -> bool:
         """Whether telemetry of it ever came."""
@@ -48,21 +84,34 @@ class Devices:
         return bool(self._simulated) and all(self._simulated.values())
 
     def ids(
-        self, device_class: str, site: str, node: str, simulated: bool, entities: tuple[str, ...]
+        self,
+        device_class: str,
+        site: str,
+        node: str,
+        simulated: bool,
+        entities: tuple[str, ...],
+        barred: Collection[str] = (),
     ) -> NDArray[np.int32]:
-        """(devices,) ids of `entities`, new ones given to strangers."""
+        """(devices,) ids of `entities`, new ones given to strangers; BARRED for those that get none."""
         key = (device_class, site, entities)
-        if key not in self._arrays:
-            found = [self._id(device_class, site, node, simulated, entity) for entity in entities]
+        if barred or key not in self._arrays:
+            found = [BARRED if e in barred else self._id(device_class, site, node, simulated, e) for e in entities]
+            if barred:
+                return np.array(found, np.int32)
+            if self._kept > _ARRAYS:
+                self._arrays.clear()
+                self._kept = 0
             self._arrays[key] = np.array(found, np.int32)
+            self._kept += len(found)
         return self._arrays[key]
 
     def _id(self, device_class: str, site: str, node: str, simulated: bool, entity: str) -> int:
         key = (device_class, site, entity)
         if key not in self._ids:
-            self._ids[key] = len(self._names[device_class])
+            self._ids[key] = self._next[device_class]
+            self._next[device_class] += 1
             self._names[device_class].append(entity)
-            self._simulated[entity] = simulated
+            self._simulated[entity], self._sites[node] = simulated, site
             self._unsaved.append((device_class, self._ids[key], site, entity, node, simulated))
         return self._ids[key]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Sequence
 
@@ -10,13 +11,30 @@ import pyarrow as pa
 
 from pipeline.ended import ATTRIBUTE
 from pipeline.membership import inventory
-from pipeline.records import EventBatch
-from pipeline.store.append import insert, times
+from pipeline.records import SECOND, EventBatch
+from pipeline.store.append import NEVER, TIME, insert, times
+from pipeline.store.database import Database
 from pipeline.topology import kind_of
 
+UPGRADED = 1800 * SECOND
+"""How long an upgrade of agents may be the reason of their silence. Chosen."""
+_UPGRADED = """
+WITH told AS (
+    SELECT entity, data::JSON -> 'entities' -> entity -> 'attributes' ->> 'agent' AS version, time
+    FROM events WHERE kind = 'inventory' AND list_contains($1::VARCHAR[], entity)),
+changed AS (
+    SELECT entity, version, time, lag(version) OVER (PARTITION BY entity ORDER BY time) AS before
+    FROM told WHERE version IS NOT NULL)
+SELECT version FROM changed WHERE version <> before AND epoch_us(time) >= $2
+GROUP BY version HAVING count(DISTINCT entity) >= $3 ORDER BY count(DISTINCT entity) DESC LIMIT 1
+"""
 
-def write_events(connection: duckdb.DuckDBPyConnection, batches: Sequence[EventBatch]) -> None:
-    """Events as rows; inventory also becomes what is known of the entities."""
+
+def write_events(connection: duckdb.DuckDBPyConnection, batches: Sequence[EventBatch], closed: int = NEVER) -> None:
+    """Events as rows; inventory also becomes what is known of the entities.
+
+    closed: frames before it are closed, so that events before it are judged in the first that is open.
+    """
     flat = [(event, batch.origin) for batch in batches for event in batch.events]
     insert(
         connection,
@@ -29,18 +47,21 @@ def write_events(connection: duckdb.DuckDBPyConnection, batches: Sequence[EventB
             "site": [origin.site for _, origin in flat],
             "node": [origin.node for _, origin in flat],
             "simulated": [origin.simulated for _, origin in flat],
+            "judged": pa.array([closed if event.time < closed else None for event, _ in flat], TIME),
         },
     )
-    known: dict[str, tuple[str, str, str, bool, list[str], str]] = {}
+    known: dict[str, tuple[str, str, str, bool, list[str], str, str, int]] = {}
     for event, origin in flat:
         if event.kind == "inventory":
             for entity, parents, attributes in inventory(event.data):
                 facts = json.dumps(attributes, sort_keys=True)
-                known[entity] = (entity, kind_of(entity), origin.site, origin.simulated, parents, facts)
+                row = (origin.site, origin.simulated, parents, facts, origin.node, event.time)
+                known[entity] = (entity, kind_of(entity), *row)
     if known:
-        names = ("entity", "kind", "site", "simulated", "parents", "attributes")
+        names = ("entity", "kind", "site", "simulated", "parents", "attributes", "node", "named")
         columns = dict(zip(names, map(list, zip(*known.values(), strict=True)), strict=True))
         columns["parents"] = pa.array(columns["parents"], pa.list_(pa.string()))
+        columns["named"] = times(columns["named"])
         left = _over(connection, known)
         renew = ", ".join(f"{n} = excluded.{n}" for n in names[1:])
         insert(connection, "entity", columns, f"ON CONFLICT (entity) DO UPDATE SET {renew}")
@@ -79,3 +100,20 @@ def _end(
                (SELECT unnest(parents) FROM entity WHERE kind = 'rank')""",
             [sorted(left)],
         )
+
+
+def silent_sites(database: Database) -> dict[str, dict[str, object]]:
+    """Site -> data of the event that said that it is silent, of those of which none said that it is heard again."""
+    with database.lock:
+        rows = database.connection.execute(
+            "SELECT entity, arg_max(data, time) FROM events WHERE kind IN ('site_silent', 'site_heard') "
+            "GROUP BY entity HAVING arg_max(kind, time) = 'site_silent'"
+        ).fetchall()
+    return {entity.partition(":")[2]: json.loads(data) for entity, data in rows}
+
+
+def upgraded(database: Database, nodes: Sequence[str], now: int) -> str:
+    """The version that the agents of at least half of `nodes` changed to within UPGRADED; empty if there is none."""
+    with contextlib.closing(database.cursor()) as cursor:
+        rows = cursor.execute(_UPGRADED, [[f"node:{node}" for node in nodes], now - UPGRADED, max(1, len(nodes) / 2)])
+        return "".join(str(version) for (version,) in rows.fetchall())

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import duckdb
-import pyarrow as pa
 
-from pipeline.store.append import insert, times
+from pipeline.store.append import insert, registered, times
 
 UNEXPLAINED = "lost before it was stored"
 """Cause of a gap until its sender's `gap` event says why."""
@@ -87,11 +86,8 @@ def _delete(connection: duckdb.DuckDBPyConnection, gaps: Sequence[tuple[Sender, 
         "next_sequence": [gap.after for _, gap in gaps],
     }
     names = ", ".join(keys)
-    connection.register("healed_gaps", pa.table(keys))
-    try:
+    with registered(connection, "healed_gaps", keys):
         connection.execute(f"DELETE FROM gaps WHERE ({names}) IN (SELECT ({names}) FROM healed_gaps)")
-    finally:
-        connection.unregister("healed_gaps")
 
 
 def explain_gaps(connection: duckdb.DuckDBPyConnection) -> None:

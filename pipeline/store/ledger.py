@@ -106,6 +106,20 @@ def load_snapshot(connection: duckdb.DuckDBPyConnection, key: str) -> tuple[int,
     return found[0] if found else None
 
 
+def known_findings(
+    connection: duckdb.DuckDBPyConnection, keys: Sequence[tuple[str, str, int]]
+) -> set[tuple[str, str, int]]:
+    """Those of the keys (detector, entity, onset) that are stored."""
+    detectors, entities, onsets = map(list, zip(*keys, strict=True))
+    rows = connection.execute(
+        """SELECT f.detector, f.entity, epoch_us(f.onset) FROM findings f JOIN (
+               SELECT unnest($1::VARCHAR[]) AS detector, unnest($2::VARCHAR[]) AS entity,
+                      make_timestamptz(unnest($3::BIGINT[])) AS onset) k USING (detector, entity, onset)""",
+        [detectors, entities, onsets],
+    ).fetchall()
+    return set(rows)
+
+
 def load_open(connection: duckdb.DuckDBPyConnection) -> list[Incident]:
     """Incidents that are not resolved, the first opened first."""
     return _load(connection, "WHERE resolved IS NULL ORDER BY opened, id", [])

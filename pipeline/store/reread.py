@@ -1,4 +1,4 @@
-"""Rows and events of the store again, in order of time: what a restart frames anew."""
+"""Rows and events of the store again, in order of time, as they were judged: what a restart puts into frames again."""
 
 from __future__ import annotations
 
@@ -15,21 +15,27 @@ from pipeline.store.database import Database
 
 CHUNK = 60 * SECOND
 """Event time read at once: 0.6 MB of a node of 8 GPUs and 10 ports. Chosen: a restart seldom has more to read."""
-Refill = Callable[[Sequence[Rows], Sequence[Event], int], None]
+_JUDGED = "coalesce(judged, time)"
+Refill = Callable[[Sequence[Rows], Sequence[tuple[int, Event]], int], None]
+"""Takes rows, and events with the time at which each is judged."""
 
 
-def reread(database: Database, start: int, refill: Refill) -> None:
-    """Calls `refill(rows, events, until)` for every chunk of event time that has something, from `start` on."""
+def reread(database: Database, start: int, end: int, refill: Refill) -> None:
+    """Calls `refill(rows, events, until)` for every chunk of event time that has something, from `start` to `end`.
+
+    end: later rows are of a clock that was wrong; versions that believed every clock stored them.
+    """
     cursor = database.cursor()
     try:
         classes = [c for (c,) in cursor.execute("SELECT DISTINCT class FROM device ORDER BY ALL").fetchall()]
-        tables = [f"hot_{c}" for c in classes] + ["events"]
+        tables = [(f"hot_{c}", "time") for c in classes] + [("events", _JUDGED)]
         query = " UNION ALL ".join(
-            f'SELECT DISTINCT epoch_us(time) // {CHUNK} AS chunk FROM "{t}" WHERE time >= make_timestamptz({start})'
-            for t in tables
+            f'SELECT DISTINCT epoch_us({time}) // {CHUNK} AS chunk FROM "{table}" '
+            f"WHERE {time} >= make_timestamptz({start}) AND {time} < make_timestamptz({end})"
+            for table, time in tables
         )
         for (chunk,) in cursor.execute(f"SELECT DISTINCT chunk FROM ({query}) ORDER BY 1").fetchall():
-            first, until = max(start, chunk * CHUNK), (chunk + 1) * CHUNK
+            first, until = max(start, chunk * CHUNK), min(end, (chunk + 1) * CHUNK)
             rows = [block for c in classes if (block := _rows(cursor, c, first, until)) is not None]
             refill(rows, _events(cursor, first, until), until)
     finally:
@@ -38,8 +44,8 @@ def reread(database: Database, start: int, refill: Refill) -> None:
 
 def _rows(cursor: duckdb.DuckDBPyConnection, device_class: str, first: int, until: int) -> Rows | None:
     table = cursor.sql(
-        f'SELECT epoch_us(time) AS "time", * EXCLUDE (time) FROM "hot_{device_class}" '
-        f"WHERE time >= make_timestamptz({first}) AND time < make_timestamptz({until})"
+        f'SELECT epoch_us(time) AS "time", * EXCLUDE (time, late) FROM "hot_{device_class}" '
+        f"WHERE time >= make_timestamptz({first}) AND time < make_timestamptz({until}) AND late IS NOT TRUE"
     ).to_arrow_table()
     if not table.num_rows:
         return None
@@ -53,10 +59,10 @@ def _rows(cursor: duckdb.DuckDBPyConnection, device_class: str, first: int, unti
     return Rows(device_class, table["time"].to_numpy(), device, columns)
 
 
-def _events(cursor: duckdb.DuckDBPyConnection, first: int, until: int) -> list[Event]:
+def _events(cursor: duckdb.DuckDBPyConnection, first: int, until: int) -> list[tuple[int, Event]]:
     rows = cursor.execute(
-        "SELECT epoch_us(time), entity, kind, data FROM events WHERE kind <> 'inventory' "
-        "AND time >= make_timestamptz(?) AND time < make_timestamptz(?) ORDER BY ALL",
+        f"SELECT epoch_us({_JUDGED}), epoch_us(time), entity, kind, data FROM events WHERE kind <> 'inventory' "
+        f"AND {_JUDGED} >= make_timestamptz(?) AND {_JUDGED} < make_timestamptz(?) ORDER BY ALL",
         [first, until],
     ).fetchall()
-    return [Event(time, entity, kind, json.loads(data)) for time, entity, kind, data in rows]
+    return [(judged, Event(time, entity, kind, json.loads(data))) for judged, time, entity, kind, data in rows]

@@ -2,6 +2,10 @@
 
 Telemetry is wide: per device class `hot_CLASS` holds one row per device and tick, `latest_CLASS` the newest row of each
 device, and the view named like the class shows `time, entity, signals...` over all of it.
+
+Each frame that was judged can be made again from here: `late` in `hot_CLASS` marks a row that arrived after its frame
+had closed and so was not judged (the view `late_rows` lists them); `judged` in `events` is the event time of the frame
+in which a late event was judged, and null for an event that was judged in its own.
 """
 
 from __future__ import annotations
@@ -10,10 +14,11 @@ from collections.abc import Iterable, Mapping
 
 import duckdb
 
-from pipeline.errors import UsageError
+from pipeline.errors import DamagedStore, UsageError
 from pipeline.signals import CATALOGUE, CLASSES, Signal, of_class
 
 SCHEMA_VERSION = 1
+RESERVED = ("time", "entity", "device", "late")  # columns of tables and views of a class that are no signals
 SQL_TYPES: Mapping[str, str] = {
     "u1": "UTINYINT",
     "u2": "USMALLINT",
@@ -31,9 +36,12 @@ CREATE TABLE IF NOT EXISTS device (
 CREATE TABLE IF NOT EXISTS entity (
     entity VARCHAR PRIMARY KEY, kind VARCHAR NOT NULL, site VARCHAR NOT NULL, simulated BOOLEAN NOT NULL,
     parents VARCHAR[] NOT NULL, attributes VARCHAR NOT NULL);
+ALTER TABLE entity ADD COLUMN IF NOT EXISTS node VARCHAR;
+ALTER TABLE entity ADD COLUMN IF NOT EXISTS named TIMESTAMPTZ;
 CREATE TABLE IF NOT EXISTS events (
     time TIMESTAMPTZ NOT NULL, entity VARCHAR NOT NULL, kind VARCHAR NOT NULL, data VARCHAR NOT NULL,
     site VARCHAR NOT NULL, node VARCHAR NOT NULL, simulated BOOLEAN NOT NULL);
+ALTER TABLE events ADD COLUMN IF NOT EXISTS judged TIMESTAMPTZ;
 CREATE TABLE IF NOT EXISTS ingest_commit (
     topic VARCHAR NOT NULL, partition VARCHAR NOT NULL, incarnation VARCHAR NOT NULL, first_offset BIGINT NOT NULL,
     next_offset BIGINT NOT NULL, rows BIGINT NOT NULL, committed TIMESTAMPTZ NOT NULL,
@@ -41,12 +49,26 @@ CREATE TABLE IF NOT EXISTS ingest_commit (
 CREATE TABLE IF NOT EXISTS producer_mark (
     topic VARCHAR NOT NULL, node VARCHAR NOT NULL, epoch VARCHAR NOT NULL, sequence BIGINT NOT NULL,
     PRIMARY KEY (topic, node, epoch));
+CREATE TABLE IF NOT EXISTS sender (
+    node VARCHAR PRIMARY KEY, arrived TIMESTAMPTZ NOT NULL, newest TIMESTAMPTZ NOT NULL, clock_error BIGINT NOT NULL);
+ALTER TABLE producer_mark ADD COLUMN IF NOT EXISTS sent BIGINT;
+CREATE TABLE IF NOT EXISTS owner (
+    entity VARCHAR PRIMARY KEY, node VARCHAR NOT NULL, former VARCHAR NOT NULL, since TIMESTAMPTZ NOT NULL,
+    released BOOLEAN NOT NULL);
 CREATE TABLE IF NOT EXISTS gaps (
     time TIMESTAMPTZ NOT NULL, topic VARCHAR NOT NULL, source VARCHAR NOT NULL, epoch VARCHAR NOT NULL,
     first_sequence BIGINT NOT NULL, next_sequence BIGINT NOT NULL, cause VARCHAR NOT NULL);
 CREATE TABLE IF NOT EXISTS dead_letter (
     time TIMESTAMPTZ NOT NULL, topic VARCHAR NOT NULL, partition VARCHAR NOT NULL, "offset" BIGINT NOT NULL,
     reason VARCHAR NOT NULL, payload BLOB NOT NULL);
+ALTER TABLE dead_letter ADD COLUMN IF NOT EXISTS rule VARCHAR DEFAULT 'wire';
+ALTER TABLE dead_letter ADD COLUMN IF NOT EXISTS "key" BLOB;
+ALTER TABLE dead_letter ADD COLUMN IF NOT EXISTS signature BLOB;
+ALTER TABLE producer_mark ADD COLUMN IF NOT EXISTS updated TIMESTAMPTZ;
+CREATE TABLE IF NOT EXISTS losses (
+    kind VARCHAR NOT NULL, topic VARCHAR NOT NULL, cause VARCHAR NOT NULL, number BIGINT NOT NULL,
+    messages BIGINT NOT NULL, first TIMESTAMPTZ NOT NULL, last TIMESTAMPTZ NOT NULL,
+    PRIMARY KEY (kind, topic, cause));
 CREATE TABLE IF NOT EXISTS findings (
     time TIMESTAMPTZ NOT NULL, onset TIMESTAMPTZ NOT NULL, entity VARCHAR NOT NULL, detector VARCHAR NOT NULL,
     level VARCHAR NOT NULL, score DOUBLE, summary VARCHAR NOT NULL, evidence VARCHAR NOT NULL,
@@ -86,18 +108,36 @@ UNION SELECT a.entity, b.entity FROM port a JOIN port b ON a.far = b.switch AND 
 
 def create(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal] = CATALOGUE) -> None:
     """Makes what is missing. Raises UsageError if the file was written by a newer schema."""
+    check_version(connection)
     connection.execute(_TABLES)
-    found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchall()
-    if found and int(found[0][0]) > SCHEMA_VERSION:
-        raise UsageError(
-            f"store: schema version {found[0][0]}, wanted at most {SCHEMA_VERSION}: a newer fleetpulse wrote it"
-        )
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
     have = _columns(connection)
+    for table in (name for name in have if name.startswith("hot_")):
+        connection.execute(f'ALTER TABLE "{table}" ADD COLUMN IF NOT EXISTS late BOOLEAN')
     for device_class in CLASSES:
         _ensure_class(connection, device_class, of_class(device_class, catalogue), have)
     _entities_view(connection)
+    _late_rows_view(connection)
     connection.execute(_LINKS)
+
+
+def check_version(connection: duckdb.DuckDBPyConnection) -> None:
+    """Raises UsageError if a newer schema, or another program, wrote the file."""
+    tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+    if tables and "meta" not in tables:
+        raise UsageError(
+            f"store: is a DuckDB file of another program (tables {', '.join(sorted(tables)[:3])}); set another "
+            "[store] path"
+        )
+    query = "SELECT value FROM meta WHERE key = 'schema_version'"
+    found = connection.execute(query).fetchall() if tables else []
+    version = str(found[0][0]) if found else "0"
+    if not version.isdecimal():
+        raise DamagedStore(f"store: its table meta is damaged: schema_version is {version[:40]!r}, expected a number")
+    if int(version) > SCHEMA_VERSION:
+        raise UsageError(
+            f"store: schema version {version}, wanted at most {SCHEMA_VERSION}: a newer fleetpulse wrote it"
+        )
 
 
 def ensure_class(connection: duckdb.DuckDBPyConnection, device_class: str, signals: Iterable[Signal]) -> None:
@@ -111,13 +151,14 @@ def _ensure_class(
     hot, latest = f"hot_{device_class}", f"latest_{device_class}"
     types = {signal.column: SQL_TYPES[signal.type] for signal in signals}
     for table, key in ((hot, ""), (latest, "PRIMARY KEY")):
+        mark = ", late BOOLEAN" if table == hot else ""
         if table in have:
             new = [f'ALTER TABLE "{table}" ADD COLUMN "{c}" {types[c]};' for c in types if c not in have[table]]
             connection.execute("".join(new) or "SELECT 1")
         else:
             more = "".join(f', "{column}" {kind}' for column, kind in types.items())
             connection.execute(
-                f'CREATE TABLE "{table}" (time TIMESTAMPTZ NOT NULL, device INTEGER NOT NULL {key}{more})'
+                f'CREATE TABLE "{table}" (time TIMESTAMPTZ NOT NULL, device INTEGER NOT NULL {key}{mark}{more})'
             )
     names = "".join(f', h."{column}"' for column in dict.fromkeys([*have.get(hot, ()), *types]))
     connection.execute(
@@ -135,8 +176,18 @@ def _columns(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
            ORDER BY table_name, column_index"""
     ).fetchall()
     for table, column in rows:
-        found.setdefault(table, []).extend([column] if column not in ("time", "device") else [])
+        found.setdefault(table, []).extend([column] if column not in RESERVED else [])
     return found
+
+
+def _late_rows_view(connection: duckdb.DuckDBPyConnection) -> None:
+    """`late_rows`: class, time and entity of each row that was stored and not judged."""
+    each = " UNION ALL ".join(
+        f"SELECT '{c}' AS class, h.time, d.entity FROM \"hot_{c}\" h JOIN device d ON d.id = h.device "
+        f"AND d.class = '{c}' WHERE h.late"
+        for c in CLASSES
+    )
+    connection.execute(f"CREATE OR REPLACE VIEW late_rows AS {each}")
 
 
 def _entities_view(connection: duckdb.DuckDBPyConnection) -> None:

@@ -29,12 +29,15 @@ class Message:
     """`value` is a sealed message of wire.py, or whatever a stranger put there; offset, its place in the partition.
 
     appended: when the brokers took it in (UTC us, their clock); 0 where that is not known.
+    key, signature: those of its record on Kafka; None where it has none.
     """
 
     partition: Partition
     offset: int
     value: bytes
     appended: int = 0
+    key: bytes | None = None
+    signature: bytes | None = None
 
 
 class Transport(Protocol):

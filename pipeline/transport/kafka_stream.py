@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.signatures import HEADER
 from pipeline.transport import Message, Partition
 
 APPEND_TIME = 1
@@ -58,6 +59,12 @@ class Stream:
             self.waiting.popleft()
             size += len(value)
             appended = record.timestamp * 1000 if record.timestamp_type == APPEND_TIME else 0
-            out.append(Message(self.partition, record.offset, value, appended))
+            signature = _signature(record.headers)
+            out.append(Message(self.partition, record.offset, value, appended, record.key, signature))
         self.size -= size
         return out
+
+
+def _signature(headers: Sequence[tuple[str, bytes | None]]) -> bytes | None:
+    """The signature among a record's headers; None without one."""
+    return next((value for name, value in headers if name == HEADER), None) if headers else None

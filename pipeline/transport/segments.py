@@ -25,14 +25,13 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, unquote
 
+from pipeline import private, wire
 from pipeline.errors import SpoolError
 from pipeline.transport.checksum import crc32c
 
 HEAD = struct.Struct("<IIQ")
 MAX_RECORD = 8 << 20
 """Bound of one record: twice wire.MAX_MESSAGE; a greater length is damage."""
-RESYNC = 64
-"""How many sequences behind a damaged record are searched for before its whole segment is given up; chosen."""
 _SEGMENT = re.compile(r"0[0-9]{19}\.seg")  # 10^19 messages are never reached, so what a mark holds is never exceeded
 _MARK = struct.Struct("<4s16sQ")
 _MARK_CRC = struct.Struct("<I")
@@ -103,12 +102,12 @@ def record(sequence: int, body: bytes) -> bytes:
 
 
 def take(
-    data: bytes, at: int, sequence: int, count: int, size: int
+    data: bytes, at: int, sequence: int, count: int, size: int, epoch: bytes = b""
 ) -> tuple[list[bytes], int, Literal["enough", "short", "bad"]]:
     """Bodies of the records `sequence`, `sequence` + 1, ... from position `at`, and the position behind them.
 
-    Ends at `count` records or `size` bytes, but not before one record: "enough"; where `data` ends: "short"; at damage:
-    "bad".
+    Ends at `count` records or `size` bytes, but not before one record: "enough"; where `data` ends: "short"; at damage,
+    or at a message that names another epoch than `epoch`, if that is given: "bad".
     """
     bodies: list[bytes] = []
     view, end, until = memoryview(data), len(data), at + size
@@ -121,29 +120,42 @@ def take(
         behind = at + 16 + length
         if behind > end:
             return bodies, at, "short"
-        if crc32c(view[at + 8 : behind]) != crc:
+        if crc32c(view[at + 8 : behind]) != crc or (epoch and _foreign(data, at + HEAD.size, epoch)):
             return bodies, at, "bad"
         bodies.append(data[at + 16 : behind])
         at, sequence = behind, sequence + 1
     return bodies, at, "enough"
 
 
-def scan(data: bytes, first: int) -> tuple[int, int]:
+def _foreign(data: bytes, at: int, epoch: bytes) -> bool:
+    """Whether a message at `at` was sealed for another epoch: it lies in a file that was copied here."""
+    return data[at : at + 3] == wire.MAGIC and data[at + wire.EPOCH_AT : at + wire.EPOCH_AT + 16] != epoch
+
+
+def scan(data: bytes, first: int, epoch: bytes = b"") -> tuple[int, int]:
     """(sequence behind the sound records that `data` begins with, their bytes)."""
-    bodies, end, _ = take(data, 0, first, len(data), len(data) + 1)
+    bodies, end, _ = take(data, 0, first, len(data), len(data) + 1, epoch)
     return first + len(bodies), end
 
 
-def resync(data: bytes, sequence: int, end: int) -> tuple[int, int] | None:
-    """(position, sequence) of the first sound record in `data` from `sequence` to before `end`, or None."""
-    for wanted in range(sequence, min(end, sequence + RESYNC)):
-        pattern = _SEQUENCE.pack(wanted)
-        found = data.find(pattern, 8)
-        while found >= 0:
-            if take(data, found - 8, wanted, 1, 1)[0]:
-                return found - 8, wanted
-            found = data.find(pattern, found + 1)
-    return None
+def held_until(path: Path, first: int) -> int:
+    """The sequence behind the records of a segment as their heads say it, without a look at their checksums."""
+    with open(path, "rb", buffering=0) as file:
+        size, at, sequence = os.fstat(file.fileno()).st_size, 0, first
+        while at + HEAD.size <= size:
+            length, _, found = HEAD.unpack(os.pread(file.fileno(), HEAD.size, at))
+            if found != sequence or at + HEAD.size + length > size:
+                break
+            at, sequence = at + HEAD.size + length, sequence + 1
+    return sequence
+
+
+def epoch_of(folder: Path) -> bytes:
+    """The epoch that a folder's name says; empty where it is none."""
+    try:
+        return bytes.fromhex(folder.name.partition("-")[2])
+    except ValueError:
+        return b""
 
 
 class OpenSegments:
@@ -237,7 +249,7 @@ def cursors(folder: Path) -> list[int]:
 def write_small(path: Path, content: object, *, durable: bool) -> None:
     """Replaces a JSON file in one step; `durable` also waits for the disk."""
     other = path.with_name(path.name + ".tmp")
-    with open(other, "w", encoding="utf-8") as file:
+    with open(other, "w", encoding="utf-8", opener=private.opener) as file:
         json.dump(content, file)
         file.flush()
         if durable:

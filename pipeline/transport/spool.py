@@ -1,7 +1,9 @@
 """SpoolTransport: reads agents' spools straight from disk. Partition = node, incarnation = epoch, offset = sequence.
 
-Never reads beyond the writer's mark, so whatever it returns is durable. Holds at most one read of one segment in memory
-(max_bytes, and a whole segment only to find the way round damage) and OPEN open files, none of a segment it has passed.
+Never reads beyond the writer's mark, so whatever it returns is durable; where the mark is absent or damaged, the
+segments decide. A file with a segment's name that belongs elsewhere is not read (`strays`). Holds at most one read of
+one segment in memory (max_bytes, and a whole segment only to find the way round damage) and OPEN open files, none of a
+segment it has passed.
 
 What cannot be read or written here (rights, disk) costs only its own node: `reachable` tells it, the others go on.
 """
@@ -19,20 +21,32 @@ from pathlib import Path
 from pipeline.errors import GapError
 from pipeline.transport import Message, Partition, segments
 from pipeline.transport.cursors import Cursors
+from pipeline.transport.salvage import Strays, end_of, find_sound
 
 OPEN = 256
 """Segments held open at once; chosen: a quarter of the usual limit of 1,024 files."""
 _OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # this process wants for something: no fault of one node
+UNMARKED_S = 2.0
+"""How long a mark is absent or damaged before the segments decide; chosen: a living agent rewrites it each second."""
+_NEAR = 4  # segments before that are searched for a record that is not where it should be; chosen
 _LEAST = 4096  # bytes of the smallest read, one page
 _SETTLED_NS = 2_000_000_000  # a folder changed longer ago than this before it was listed has no unseen change
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where reading stands: record `sequence` lies at `position` of the segment that begins at `first`."""
+    """Where reading stands: record `sequence` lies at `position` of the segment that begins at `first`.
+
+    unmarked: since when (monotonic s) there has been no sound mark.  held: what the newest segment, as `scanned` (its
+    first sequence, size and time), then says is there.
+    """
 
     folder: Path
+    epoch: bytes = b""
     end: int = 0
+    unmarked: float | None = None
+    held: int = 0
+    scanned: tuple[int, int, int] = (-1, 0, 0)
     first: int = -1
     position: int = 0
     sequence: int = -1
@@ -54,7 +68,8 @@ class SpoolTransport:
     ) -> None:
         self._directory = Path(directory)
         self._only = None if nodes is None else {segments.folder_name(node) for node in nodes}
-        self._cursors = Cursors(reader, self._folder_of, monotonic)
+        self._cursors, self._monotonic = Cursors(reader, self._folder_of, monotonic), monotonic
+        self._strays = Strays()
         self._listed: dict[Path, tuple[int, list[str]]] = {}
         self._places: dict[Partition, _Place] = {}
         self._files = segments.OpenSegments(OPEN)
@@ -76,7 +91,7 @@ class SpoolTransport:
             self._forget(partition)
         for partition, folder in found.items():
             if partition not in self._places:
-                self._places[partition] = _Place(folder)
+                self._places[partition] = _Place(folder, segments.epoch_of(folder))
         self._cursors.retry()
         return tuple(found)
 
@@ -86,7 +101,7 @@ class SpoolTransport:
             return 0, 0
         try:
             end = self._renewed_end(place)
-            return min([*segments.segments(place.folder)[:1], end]), end
+            return min([*self._firsts(place)[:1], *self._strays.ruined(place.folder), end]), end
         except OSError as error:
             self._cannot_read(partition, place, error)
             return 0, place.end
@@ -112,10 +127,9 @@ class SpoolTransport:
             self._seek(partition, place, offset)
         count = min(max_messages, place.end - offset)
         while True:
-            bodies, state = self._take(place, count, max_bytes)
-            if bodies:
+            if bodies := self._take(place, count, max_bytes):
                 return [Message(partition, at, body) for at, body in enumerate(bodies, offset)]
-            self._pass_on(partition, place, state)
+            self._pass_on(partition, place)
 
     def committed(self, partition: Partition, next_offset: int) -> None:
         self._cursors.move(partition, next_offset)
@@ -130,6 +144,11 @@ class SpoolTransport:
 
     def dead_letter(self, message: Message, reason: str) -> None:
         """Nobody else reads a spool: the table dead_letter is enough."""
+
+    @property
+    def strays(self) -> dict[Path, str]:
+        """Files with a segment's name that are not of their spool, and why. They are not read."""
+        return dict(self._strays.found)
 
     def readable(self) -> bool:
         """Whether everything that is there could be read."""
@@ -205,7 +224,9 @@ class SpoolTransport:
 
     def _forget(self, partition: Partition) -> None:
         """Lets go of a partition that vanished; its open file would keep the space of an unlinked segment."""
-        self._files.close(self._places.pop(partition).folder)
+        folder = self._places.pop(partition).folder
+        self._files.close(folder)
+        self._strays.forget(folder)
         self._unread.pop(partition, None)
         self._cursors.forget(partition)
 
@@ -219,76 +240,100 @@ class SpoolTransport:
         return self._places.get(partition)
 
     def _renewed_end(self, place: _Place) -> int:
+        """The offset behind what may be read: what the mark says, or the segments where there is no sound mark."""
         mark = segments.read_mark(place.folder)
+        now = self._monotonic()
         if mark is not None:
-            place.end = mark.sequence
+            place.unmarked, place.end = None, max(place.end, mark.sequence)
+        elif place.unmarked is None:
+            place.unmarked = now
+        elif now - place.unmarked >= UNMARKED_S:
+            place.end = max(place.end, self._held(place))
         return place.end
+
+    def _held(self, place: _Place) -> int:
+        """The sequence behind the last sound record. It is made durable here, since no mark says that it is."""
+        firsts = self._firsts(place)
+        if not firsts:
+            return 0
+        with open(segments.segment_path(place.folder, firsts[-1]), "rb", buffering=0) as file:
+            found = os.fstat(file.fileno())
+            if place.scanned != (firsts[-1], found.st_size, found.st_mtime_ns):
+                os.fsync(file.fileno())
+                place.held = end_of(file.read(), firsts[-1], place.epoch)
+                place.scanned = firsts[-1], found.st_size, found.st_mtime_ns
+        return place.held
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def _take(self, place: _Place, count: int, size: int) -> tuple[list[bytes], str]:
-        """Bodies from `place` on, which moves behind them, or none and why: "short" (the segment ends) or "bad"."""
+    def _take(self, place: _Place, count: int, size: int) -> list[bytes]:
+        """Bodies from `place` on, which moves behind them; none where its segment ends or is damaged."""
         handle = self._files.handle(place.folder, place.first)
         if handle is None:
-            return [], "short"
+            return []
         wanted = max(_LEAST, min(size, count * place.typical) + segments.HEAD.size)
         data = os.pread(handle, wanted, place.position)
-        bodies, end, state = segments.take(data, 0, place.sequence, count, size)
+        bodies, end, state = segments.take(data, 0, place.sequence, count, size, place.epoch)
         if not bodies and state == "short" and len(data) >= segments.HEAD.size:
             length = segments.HEAD.unpack_from(data)[0]
             data = os.pread(handle, segments.HEAD.size + length, place.position)
-            bodies, end, state = segments.take(data, 0, place.sequence, 1, 1)
+            bodies, end, _ = segments.take(data, 0, place.sequence, 1, 1, place.epoch)
         place.position += end
         place.sequence += len(bodies)
         if bodies:
             place.typical = end // len(bodies) * 9 // 8 + segments.HEAD.size  # an eighth more, as sizes vary
-        return bodies, state
+        return bodies
 
     def _seek(self, partition: Partition, place: _Place, offset: int) -> None:
         """Puts `place` at the record `offset`; raises GapError if all segments begin behind it."""
-        firsts = segments.segments(place.folder)
+        firsts = self._firsts(place)
         at = bisect_right(firsts, offset) - 1
         if at < 0:
-            self._gap(partition, place, offset, firsts[0] if firsts else place.end, firsts, "unlinked")
-        place.first, place.sequence = firsts[at], offset
-        data = self._rest(place, 0)
-        position, sequence = 0, place.first
-        while sequence < offset and position + segments.HEAD.size <= len(data):
-            length, _, found = segments.HEAD.unpack_from(data, position)
-            if found != sequence:
-                place.position = (segments.resync(data, offset, offset + 1) or (position, offset))[0]
-                return
-            position, sequence = position + segments.HEAD.size + length, sequence + 1
-        place.position = position
+            behind = min([self._renewed_end(place), *firsts[:1]])
+            self._gap(partition, place, offset, behind, "damaged" if self._strays.ruined(place.folder) else "unlinked")
+        place.first, place.position, place.sequence = firsts[at], 0, offset
+        found = find_sound(self._rest(place, 0), 0, offset, offset + 1, place.epoch)
+        if found is not None:
+            place.position = found[0]
 
-    def _pass_on(self, partition: Partition, place: _Place, state: str) -> None:
-        """Moves `place` over the end of a segment; raises GapError where records are missing."""
-        sequence, firsts = place.sequence, segments.segments(place.folder)
-        following = next((first for first in firsts if first > place.first), None)
-        if state == "short" and following == sequence:
+    def _pass_on(self, partition: Partition, place: _Place) -> None:
+        """Moves `place` to its record elsewhere, in this segment or another one; raises GapError if it is nowhere."""
+        sequence, firsts = place.sequence, self._firsts(place)
+        following = next((first for first in firsts if first >= sequence and first != place.first), place.end)
+        if following == sequence:
             place.first, place.position = sequence, 0
             return
-        end = min(following, place.end) if following is not None else place.end
-        if found := segments.resync(self._rest(place, place.position), sequence + 1, end):
+        end = min(following, place.end)
+        found = find_sound(self._rest(place, place.position), 0, sequence, end, place.epoch)
+        if found is not None:
             place.position += found[0]
-            place.sequence = found[1]
-            self._raise(partition, place, sequence, found[1], "damaged")
-        self._gap(partition, place, sequence, end, firsts, "damaged")
+            if found[1] == sequence:
+                return
+        elif self._elsewhere(place, firsts):
+            return
+        self._gap(partition, place, sequence, found[1] if found is not None else end, "damaged")
 
-    def _gap(
-        self, partition: Partition, place: _Place, offset: int, end: int, firsts: list[int], otherwise: str
-    ) -> None:
-        """Raises GapError from `offset` to the next record that can be; the writer's own note tells the cause."""
+    def _elsewhere(self, place: _Place, firsts: list[int]) -> bool:
+        """Whether an earlier segment holds the record: a file with a part of its records may lie beside it."""
+        before = [first for first in firsts if first < place.sequence and first != place.first]
+        here = place.first, place.position
+        for first in before[: -_NEAR - 1 : -1]:
+            place.first = first
+            if found := find_sound(self._rest(place, 0), 0, place.sequence, place.sequence + 1, place.epoch):
+                place.position = found[0]
+                return True
+        place.first, place.position = here
+        return False
+
+    def _gap(self, partition: Partition, place: _Place, first: int, behind: int, otherwise: str) -> None:
+        """Raises GapError for [first, behind); the writer's own note tells the cause. Reading goes on at `behind`."""
         gaps = segments.read_gaps(place.folder)
-        cause = next((why for first, behind, why in gaps if first < end and behind > offset), otherwise)
+        cause = next((why for start, end, why in gaps if start < behind and end > first), otherwise)
         place.sequence = -1
-        self._files.close(place.folder)
-        if end in firsts:
-            place.first, place.position, place.sequence = end, 0, end
-        self._raise(partition, place, offset, end, cause)
+        raise GapError(partition.topic, partition.name, first, behind, cause)
 
-    def _raise(self, partition: Partition, place: _Place, first: int, end: int, cause: str) -> None:
-        raise GapError(partition.topic, partition.name, first, end, cause)
+    def _firsts(self, place: _Place) -> list[int]:
+        return self._strays.segments(place.folder, place.epoch)
 
     def _rest(self, place: _Place, position: int) -> bytes:
         handle = self._files.handle(place.folder, place.first)

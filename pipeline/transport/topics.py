@@ -15,6 +15,8 @@ READ = (TELEMETRY, EVENTS)
 OTLP = "otlp_metrics"
 PROBE = "fleetpulse.probe"
 """Where doctor writes one small record to see whether the brokers store what we send, and what time they have."""
+DEAD_LETTER_BYTES = 1 << 30
+"""Bound of a topic of dead letters, which has one partition. Chosen: four times the default of the table's bound."""
 BATCH_OVERHEAD = 4096
 """Bytes that Kafka's record batch, key and headers may add to a message; chosen: 61 + about 100 are in use."""
 SAFE_REPLICAS = 3
@@ -49,7 +51,11 @@ def wanted(kafka: Kafka) -> tuple[Topic, ...]:
         common["min.insync.replicas"] = "2"  # an acknowledged message survives the loss of a broker
     zstd_inside = common | {"compression.type": "uncompressed"}
     text_inside = common | {"compression.type": "zstd"}
-    week = common | {"compression.type": "producer", "retention.ms": str(7 * 24 * hour)}
+    week = common | {
+        "compression.type": "producer",
+        "retention.ms": str(7 * 24 * hour),
+        "retention.bytes": str(DEAD_LETTER_BYTES),
+    }
     found = [Topic(name, kafka.partitions, zstd_inside) for name in READ]
     found.append(Topic(OTLP, kafka.partitions, text_inside))
     found += [Topic(dead_letters_of(topic.name), 1, week) for topic in list(found)]

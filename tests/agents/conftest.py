@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from pipeline.transport import Message
 from pipeline.transport.spool import SpoolTransport
 from tests.agents import nvml_stub
 from tests.agents.nvml_machine import Machine
+from tests.parts import do_without
 
 Drained = tuple[list[Message], list[tuple[int, int, str]]]
 
@@ -78,3 +80,16 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(words, check=True, capture_output=True)
     both.write_text(made.read_text() + key.read_text())
     return both
+
+
+HAS_TORCH = "import sys; from importlib.util import find_spec as f; sys.exit(not (f('torch') and f('numpy')))"
+
+
+@pytest.fixture(scope="session")
+def torch_python() -> str:
+    """A Python that has PyTorch, on a CPU at least: ours, or that of the distribution."""
+    pythons = (python for python in (sys.executable, "/usr/bin/python3") if Path(python).exists())
+    found = next((p for p in pythons if subprocess.run([p, "-c", HAS_TORCH]).returncode == 0), None)
+    if found is None:
+        do_without("torch", "no PyTorch here: run 'make parts', or pip install 'fleetpulse[torch]'")
+    return found

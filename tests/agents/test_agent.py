@@ -259,7 +259,7 @@ def test_a_slow_interval_of_a_collector_is_kept(loop: Callable[..., Ran]) -> Non
 
 
 def test_inventory_is_told_at_the_start_hourly_and_on_change(loop: Callable[..., Ran]) -> None:
-    ran = loop(Node(), ticks=130 * 6, interval=60.0)  # on its way to a tick it minds its collectors every 10 s
+    ran = loop(Node(), ticks=130 * 15, interval=60.0)  # on its way to a tick it checks its collectors every 4 s
     told = [e for e in ran.events if e.kind == "inventory"]
     assert [e.time - told[0].time for e in told] == [0, 3600 * SECOND, 7200 * SECOND]
     assert told[0].entity == "node:n1"

@@ -19,7 +19,6 @@ from agents.canaries.arithmetic import digest
 from agents.canaries.gpu_problems import PROBLEMS, VOTED, right
 from agents.canaries.known import known
 from tests.agents import nvml_stub
-from tests.parts import do_without
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("gpu_worker_program.py")
@@ -134,17 +133,6 @@ def test_answers_that_are_shipped_for_gpus_are_computed_without_one(name: str) -
     assert right(problem, 2) == known()[gpu_problems.VERSION][problem.instance(2)]
 
 
-@pytest.fixture(scope="module")
-def torch_python() -> str:
-    """A Python that has PyTorch, on a CPU at least: ours, or that of the distribution."""
-    pythons = (python for python in (sys.executable, "/usr/bin/python3") if Path(python).exists())
-    found = next((p for p in pythons if subprocess.run([p, "-c", HAS_TORCH]).returncode == 0), None)
-    if found is None:
-        do_without("torch", "no PyTorch here: apt-get install python3-torch, or pip install 'fleetpulse[torch]'")
-    return found
-
-
-HAS_TORCH = "import sys; from importlib.util import find_spec as f; sys.exit(not (f('torch') and f('numpy')))"
 SMALL = {"gemm": {"size": 64}, "alu": {"size": 4096}, "march": {}, "special": {"size": 4096}}
 ASK = """
 import json, sys
@@ -173,6 +161,7 @@ def answers(python: str, problems: list[Any], *spoilt: str) -> list[str | None]:
     return found
 
 
+@pytest.mark.torch
 def test_pytorchs_answers_are_those_of_numpy_in_every_format_that_it_has(torch_python: str) -> None:
     small = [replace(p, **SMALL[p.work]) for p in (*PROBLEMS, *VOTED)]
     found = dict(zip(small, answers(torch_python, small), strict=True))
@@ -182,6 +171,7 @@ def test_pytorchs_answers_are_those_of_numpy_in_every_format_that_it_has(torch_p
     assert all(len(found[p] or "") == 16 for p in small if p.work == "special")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("stages", [("input", "march"), ("output",)])
 def test_a_value_that_changes_on_the_device_changes_its_answer(torch_python: str, stages: tuple[str, ...]) -> None:
     works = ("gemm", "alu", "march") if "march" in stages else ("gemm", "alu")
@@ -190,6 +180,7 @@ def test_a_value_that_changes_on_the_device_changes_its_answer(torch_python: str
         assert answer != right(problem, 3), problem.name
 
 
+@pytest.mark.torch
 def test_a_worker_tells_a_round_of_known_and_one_of_voted_answers(torch_python: str) -> None:
     program = (
         "import sys; from dataclasses import replace; from agents.canaries import gpu_worker as w;"

@@ -113,7 +113,7 @@ def test_an_agent_runs_only_the_collectors_that_it_is_told_to_run() -> None:
 @pytest.mark.parametrize(
     ("key", "values", "wanted"),
     [
-        ("deadline", (-1, 0, float("nan"), float("inf"), 1000, 30.1), "wants seconds, above 0 and at most 30"),
+        ("deadline", (-1, 0, float("nan"), float("inf"), 1000, 25.1), "wants seconds, above 0 and at most 25"),
         ("interval", (-1, 0, float("nan"), float("inf"), 1e9), "wants seconds, above 0 and at most 3600"),
     ],
 )

@@ -30,7 +30,7 @@ def test_a_lost_gpu_keeps_its_place_with_all_missing_and_is_told_once(machine: M
     assert columns["gpu.present"] == ["1.0", "0.0", "1.0"]
     assert columns["gpu.power"] == ["512.345", "nan", "512.345"]
     told = [event for look in found[3:] for event in events(look, "gpu_lost", "gpu_back", "gpu_count")]
-    assert told == [["gpu:n1.1", "gpu_lost", LOST_1], count(3, 2, "0000:18:00.0")]
+    assert told == [["gpu:n1.1", "gpu_lost", {**LOST_1, "present": 2}], count(3, 2, "0000:18:00.0")]
     assert found[3]["entities"]["gpu"] == found[1]["entities"]["gpu"]
     assert machine.asked("nvmlDeviceGetPowerUsage")[1] == 1  # only one thing is asked of a lost GPU
 
@@ -63,7 +63,7 @@ def test_a_gpu_lost_before_the_start_has_a_place_and_links_when_it_comes(machine
     found = machine.run(steps, "gpus 3", "links 2")
     assert found[2]["entities"]["gpu"] == ["gpu:n1.0", "gpu:n1.1", "gpu:n1.2"]
     assert found[2]["columns"]["gpu.temperature"] == ["40.0", "nan", "42.0"]
-    unknown = {"gpu": "gpu:n1.1", "pci": "0000:18:00.0", "serial": None, "uuid": None}
+    unknown = {"gpu": "gpu:n1.1", "pci": "0000:18:00.0", "serial": None, "uuid": None, "present": 2}
     assert events(found[2], "gpu_lost", "gpu_count") == [["gpu:n1.1", "gpu_lost", unknown], count(3, 2, "0000:18:00.0")]
     assert found[5]["columns"]["gpu.temperature"] == ["40.0", "41.0", "42.0"]
     assert found[5]["entities"]["nvlink"] == [f"nvlink:n1.{gpu}.{link}" for gpu in range(3) for link in range(2)]
@@ -90,7 +90,7 @@ def test_indexes_do_not_move_when_a_gpu_is_taken_out_and_put_back(machine: Machi
     assert found[3]["columns"]["gpu.present"] == ["1.0", "0.0", "1.0", "1.0"]
     assert found[4]["columns"]["gpu.temperature"] == ["40.0", "nan", "42.0", "43.0"]
     told = [event for look in found[3:5] for event in events(look, "gpu_lost", "gpu_count")]
-    assert told == [["gpu:n1.1", "gpu_lost", LOST_1], count(4, 3, "0000:18:00.0")]
+    assert told == [["gpu:n1.1", "gpu_lost", {**LOST_1, "present": 3}], count(4, 3, "0000:18:00.0")]
     assert found[8]["columns"]["gpu.temperature"] == ["40.0", "41.0", "42.0", "43.0"]
     assert [found[9][f"gpu:n1.{gpu}"][1]["serial"] for gpu in range(4)] == ["165000", "165001", "165002", "165003"]
 
@@ -132,7 +132,7 @@ def test_a_collector_started_anew_remembers_the_gpus_of_this_boot(machine: Machi
     machine.look("gpus 4")
     found = machine.look("gpus 4", "removed 0")
     assert found["columns"]["gpu.temperature"] == ["nan", "41.0", "42.0", "43.0"]
-    lost = {"gpu": "gpu:n1.0", "pci": "0000:10:00.0", "serial": "165000", "uuid": "GPU-0"}
+    lost = {"gpu": "gpu:n1.0", "pci": "0000:10:00.0", "serial": "165000", "uuid": "GPU-0", "present": 3}
     assert events(found, "gpu_lost", "gpu_count") == [["gpu:n1.0", "gpu_lost", lost], count(4, 3, "0000:10:00.0")]
 
 

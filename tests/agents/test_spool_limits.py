@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Semaphore
 
 import pytest
 
@@ -94,16 +95,40 @@ class Clock:
         return self.seconds
 
 
-@pytest.mark.parametrize(("sync_seconds", "waiting"), [(0.0, 0), (1.0, 0), (5.0, 4)])
-def test_what_waits_for_the_disk_is_no_more_than_was_allowed_and_seen_by_nobody(
-    tmp_path: Path, drain: Drain, sync_seconds: float, waiting: int
-) -> None:
-    clock = Clock()
+def spools_at(directory: Path, durable: Callable[[], object] = lambda: None, **settings: float) -> Spools:
     origin = Origin("local", "n1", bytes(16), False)
-    spools = Spools(Settings(tmp_path, sync_seconds=sync_seconds), origin, lambda *_: None, clock)
-    for tick in range(20):
-        clock.seconds = float(tick)
+    return Spools(Settings(directory, **settings), origin, lambda *_: None, Clock(), durable)  # type: ignore[arg-type]
+
+
+def test_each_message_is_durable_without_a_wait_of_the_loop(tmp_path: Path, drain: Drain) -> None:
+    durable = Semaphore(0)
+    spools = spools_at(tmp_path, durable.release)
+    for count in range(1, 6):
         spools.put(TELEMETRY, lambda: b"x", wire.TELEMETRY_KIND)
-    assert len(drain(tmp_path)[0]) == 20 - waiting
+        assert durable.acquire(timeout=30)
+        assert len(drain(tmp_path)[0]) == count
     spools.close()
-    assert len(drain(tmp_path)[0]) == 20
+
+
+def test_what_waits_for_the_next_sync_is_seen_by_nobody_and_written_at_the_end(tmp_path: Path, drain: Drain) -> None:
+    durable = Semaphore(0)
+    spools = spools_at(tmp_path, durable.release, sync_seconds=60.0)
+    spools.put(TELEMETRY, lambda: b"x", wire.TELEMETRY_KIND)
+    assert durable.acquire(timeout=30)
+    for _ in range(4):
+        spools.put(TELEMETRY, lambda: b"x", wire.TELEMETRY_KIND)
+    assert (len(drain(tmp_path)[0]), spools.waiting) == (1, 4)
+    spools.close()
+    assert len(drain(tmp_path)[0]) == 5
+
+
+def test_a_message_that_cannot_be_made_or_is_too_large_is_counted_and_ends_nothing(
+    tmp_path: Path, drain: Drain
+) -> None:
+    spools = spools_at(tmp_path)
+    spools.put(TELEMETRY, lambda: bytes(1 // 0), wire.TELEMETRY_KIND)
+    spools.put(TELEMETRY, lambda: bytes(wire.MAX_MESSAGE), wire.TELEMETRY_KIND)
+    spools.put(TELEMETRY, lambda: b"small", wire.TELEMETRY_KIND)
+    spools.close()
+    messages, gaps = drain(tmp_path)
+    assert ([m.value[wire.ENVELOPE_BYTES :] for m in messages], gaps, spools.refused) == ([b"small"], [], 2)

@@ -3,52 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agents.collectors.training import Training
-from agents.training import TorchSteps, replica_digest
 
-torch = pytest.importorskip("torch", reason="no torch here: pip install 'fleetpulse[torch]'")
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("torch_program.py")
+PATIENCE_S = 20.0
 
-
-@pytest.mark.parametrize("size", [1, 3, 8, 1001])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "bool"])
-def test_a_tensor_has_the_digest_of_the_same_bits_in_numpy(dtype: str, size: int) -> None:
-    tensors = [torch.randn(size).to(getattr(torch, dtype)), torch.randn(2 * size).to(getattr(torch, dtype))]
-    assert replica_digest(tensors) == replica_digest([tensor.numpy() for tensor in tensors]) != 0
-    assert replica_digest([tensors[0], tensors[1].numpy()]) == replica_digest(tensors)
-    assert replica_digest([tensors[0].numpy(), tensors[1]]) == replica_digest(tensors)
+pytestmark = pytest.mark.torch
 
 
-def test_brain_floats_parameters_and_views_have_a_digest() -> None:
-    whole = torch.randn(33).bfloat16()
-    assert replica_digest(whole[1:]) == replica_digest(whole[1:].clone()) != replica_digest(whole)
-    parameter = torch.nn.Parameter(torch.randn(4, 5))
-    assert replica_digest(parameter.t()) == replica_digest(parameter.detach().t().contiguous().numpy())
+def run(python: str, *words: str) -> Any:
+    """What the program prints in the Python that has PyTorch."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    ran = subprocess.run([python, PROGRAM, *words], env=environ, capture_output=True, text=True, cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
 
 
-def test_each_step_of_the_optimizer_is_reported_with_loss_norm_and_digests(tmp_path: Path) -> None:
+def test_tensors_have_the_digest_of_the_same_bits_in_numpy(torch_python: str) -> None:
+    found = run(torch_python, "digests")
+    assert len(found["equal"]) == 3 * 5 * 4 + 2
+    assert [name for name, digest, wanted in found["equal"] if digest != wanted] == []
+    assert [name for name, digest, other in found["different"] if digest == other] == []
+
+
+@pytest.mark.parametrize("optimizer", ["own", "hooks"])
+def test_each_step_of_the_optimizer_is_reported_with_loss_norm_and_digests(
+    optimizer: str, tmp_path: Path, torch_python: str
+) -> None:
+    """With the optimizer of this PyTorch as it is, and with one that has the hooks of PyTorch 2."""
     collector = Training(socket=str(tmp_path / "t.sock"))
     collector.open("n1")
     with contextlib.closing(collector):
-        model = torch.nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        steps = TorchSteps(optimizer, digest_every=2, job="j", rank=0, socket=str(tmp_path / "t.sock"))
-        if steps.steps.trouble:
-            pytest.skip(steps.steps.trouble)
-        for _ in range(4):
-            optimizer.zero_grad()
-            loss = model(torch.randn(8, 4)).square().mean()
-            loss.backward()
-            steps.computed()
-            steps.loss(loss)
-            steps.gradient_norm(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-            steps.tokens(8)
-            optimizer.step()
-        events, entities, end = [], (), time.monotonic() + 20
+        told = run(torch_python, "train", str(tmp_path / "t.sock"), optimizer)
+        assert not told["trouble"]
+        events, entities, end = [], (), time.monotonic() + PATIENCE_S
         while len(events) < 2 and time.monotonic() < end:
             (reading,) = collector.read()
             events += reading.events
@@ -56,10 +54,8 @@ def test_each_step_of_the_optimizer_is_reported_with_loss_norm_and_digests(tmp_p
         columns = {name: values.tolist() for name, values in reading.columns.items()}
         assert entities == ("rank:j.0",)
         assert (columns["rank.step"], columns["rank.tokens"], columns["rank.refused"]) == ([4], [32], [0])
-        assert columns["rank.loss"] == [pytest.approx(float(loss))]
+        assert columns["rank.loss"] == [pytest.approx(told["loss"])]
         assert columns["rank.step_time"][0] > columns["rank.compute_time"][0] > 0
         assert [(e.data["step"], e.data["bucket"]) for e in events] == [(2, "group0"), (4, "group0")]
-        assert events[1].data["digest"] == f"{replica_digest(list(model.parameters())):016x}"
-        steps.close()
-        optimizer.step()
-        assert steps.steps._step == 4
+        assert events[1].data["digest"] == told["digest"]
+        assert told["steps"] == 4, "the step after close() is none of ours"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from playwright.sync_api import sync_playwright
 
 from dashboards import snapshot
 from pipeline.records import SECOND, iso
+from tests.dashboards.test_dashboard_serve import free_port, healthy
 
 pytestmark = pytest.mark.chromium
 ROOT = Path(__file__).parents[2]
@@ -31,19 +33,18 @@ sys.exit(serve.run(Config(dashboard=Dashboard(port=int(sys.argv[1]), api_url=sys
 @pytest.fixture
 def address(api: Any) -> Iterator[str]:
     """Where a dashboard of its own process serves."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-c", SCRIPT, str(port), api.url]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "server started" in line:
-                break
+    with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not healthy(port):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)  # polls a real process that has no other way to tell
         yield f"http://127.0.0.1:{port}"
         process.terminate()
-        process.communicate(timeout=10)
+        process.wait(10)
 
 
 @pytest.fixture
@@ -133,6 +134,32 @@ def test_a_pipeline_without_input_has_a_banner_and_an_amber_stamp(
     page.get_by_text("The pipeline does not take in telemetry:").wait_for()
     assert f"Data as of {iso(now - 20 * SECOND)[11:19]}Z" in page.locator(".stamp").inner_text()
     assert faults == []
+
+
+@pytest.mark.slow
+def test_a_page_whose_api_goes_away_says_since_when_nothing_is_known(address: str, browser: Any, api: Any) -> None:
+    api.incidents.clear()
+    now = snapshot.now()
+    api.fleet |= {"as_of": iso(now), "newest": iso(now), "watermark": iso(now), "nodes": [api.node("n1", "ok")]}
+    page, faults = open_page(browser, address)
+    page.get_by_text("No open incidents.").first.wait_for()
+    for path in ("fleet", "incidents"):
+        api.broken[path] = (503, b'{"detail": "the store is not open"}')
+    page.get_by_text("Last known: no open incidents.").first.wait_for(timeout=30_000)
+    page.get_by_text(re.compile("Last known: nothing (was )?wrong on 1 node")).first.wait_for()
+    assert "No open incidents" not in page.inner_text("body")
+    assert faults == []
+
+
+@pytest.mark.slow
+def test_a_page_whose_server_hangs_says_since_when_nothing_is_known(address: str, browser: Any, api: Any) -> None:
+    api.incidents.clear()
+    page, _ = open_page(browser, address)
+    page.get_by_text("No open incidents.").first.wait_for()
+    api.released.clear()  # no answer comes, and the dashboard waits for none of its viewers
+    page.locator("html[data-fleetpulse-unknown]").wait_for(state="attached", timeout=60_000)
+    assert "No open incidents" not in page.inner_text("body")
+    page.get_by_text("Unknown since").locator("visible=true").first.wait_for()
 
 
 def test_names_of_the_fleet_are_text_never_markup(address: str, browser: Any, api: Any) -> None:

@@ -51,7 +51,7 @@ def test_the_map_gets_racks_in_natural_order_and_the_rackless_last() -> None:
     ]
     data = map_data(nodes, NOW, stale=False)
     assert data["racks"] == [["r2", 2], ["r10", 1], ["", 1]]
-    assert data["names"].split("\n") == ["node:n1", "node:n2", "node:n10", "node:host"]
+    assert data["names"] == ["node:n1", "node:n2", "node:n10", "node:host"]
     assert numbers(data["states"], "u1") == [0, 3, 0, 4]
     assert numbers(data["simulated"], "u1") == [1, 1, 1, 0]
     assert numbers(data["ages"], "<u2") == [0, 90, 0, NEVER]
@@ -61,7 +61,7 @@ def test_the_map_gets_racks_in_natural_order_and_the_rackless_last() -> None:
 def test_a_fleet_without_nodes_is_a_map_without_racks() -> None:
     data = map_data([], NOW, stale=True)
     assert data["racks"] == []
-    assert data["names"] == ""
+    assert data["names"] == []
     assert data["stale"]
 
 

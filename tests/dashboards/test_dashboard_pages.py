@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import dashboards
+from dashboards import snapshot
 
 APP = Path(dashboards.__file__).parent / "app.py"
 
@@ -80,7 +82,24 @@ def test_a_pipeline_without_input_is_told_on_every_page_and_nothing_is_called_we
 def test_an_empty_list_without_input_does_not_say_that_all_is_well(api: Any) -> None:
     api.fleet |= {"unready": ["kafka k1:9092: no answer"], "stalled": True}
     api.incidents.clear()
-    assert "No open incidents so far. Nothing comes in" in shown(page(fleet_script))
+    text = shown(page(fleet_script))
+    assert "Unknown since 2026-01-01 11:59:20Z. Last known: no open incidents." in text
+    assert "Unknown since 2026-01-01 11:59:20Z. Last known: 1 critical, 1 silent of 3 nodes" in text
+    assert "No open incidents" not in text
+
+
+def test_an_api_that_is_away_leaves_what_was_known_last_with_its_time(api: Any) -> None:
+    api.incidents.clear()
+    assert "No open incidents." in shown(page(fleet_script))
+    for path in ("fleet", "incidents"):
+        api.broken[path] = (503, b'{"detail": "away"}')
+    snapshot._asked.clear()
+    text = shown(page(fleet_script))
+    assert re.search(r"Unknown since [0-9-]*:?[0-9: ]+Z\. Last known: no open incidents\.", text)
+    assert "No open incidents" not in text
+    text = shown(page(incidents_script))
+    assert "Last known: no incidents" in text
+    assert text.count("Unknown since") == 2
 
 
 def test_a_backlog_that_is_read_is_caught_up_with_and_no_banner_is_shown(api: Any) -> None:

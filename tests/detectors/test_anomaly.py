@@ -147,10 +147,24 @@ def test_it_is_off_where_the_others_use_everything():
     assert "anomaly" in Runner(configured(), {"leak.state"}).off
 
 
-def test_live_it_judges_the_series_of_unknown_exporters_and_what_it_is_told_to():
+def test_it_judges_the_same_signals_live_and_in_a_replay_of_a_fleet():
+    everything = set(CATALOGUE) - {s.name for s in DECLARED}
+    for signals in (None, {"signals": ["node.load1", "gpu.memory_used"]}):
+        live, played = (
+            Runner(configured({"anomaly": signals or {}})),
+            Runner(configured({"anomaly": signals or {}}), everything),
+        )
+        mine = [next(d for d in r.detectors if d.name == "anomaly").looks_at() for r in (live, played)]
+        assert mine[0] == mine[1] != ()
+        assert live.signals == played.signals
+    mine, all_of = (Runner(configured(), there).signals for there in ({"coolant.flow"}, None))
+    assert mine == all_of - {"custom.value"}, "a detector that is off changes no frame of the others"
+
+
+def test_it_judges_the_series_of_unknown_exporters_and_what_it_is_told_to():
     assert Anomaly().looks_at() == ("custom.value",)
-    assert set(Anomaly(live=("node.load1",)).looks_at()) == {"node.load1"}
-    wanted = next(d for d in configured({"anomaly": {"live": ["node.load1"]}}) if d.name == "anomaly")
+    assert set(Anomaly(signals=("node.load1",)).looks_at()) == {"node.load1"}
+    wanted = next(d for d in configured({"anomaly": {"signals": ["node.load1"]}}) if d.name == "anomaly")
     assert Runner([wanted]).signals == {"node.load1"}
 
 

@@ -125,7 +125,7 @@ def test_one_of_several_signals_is_enough_where_a_detector_works_on_any_of_them(
 
 
 def test_the_generic_detector_lacks_what_it_was_set_to_look_at_and_nothing_else():
-    tables = {"anomaly": {"live": ["gpu.memory_used", "node.load1"]}}
+    tables = {"anomaly": {"signals": ["gpu.memory_used", "node.load1"]}}
     assert judging("anomaly", "gpu.memory_used", "gpu", "gpu:n1.0", tables)[0] == []
     assert judging("anomaly", "gpu.power", "gpu", "gpu:n1.0", tables)[0] == ["gpu.memory_used or node.load1"]
 

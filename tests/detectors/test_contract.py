@@ -12,7 +12,7 @@ from detectors import DETECTORS, configured, listing
 from detectors.method.evidence import CLEARS, COMPARED
 from detectors.runner import Runner
 from pipeline.errors import ConfigError
-from pipeline.records import LEVELS, SECOND, Frame
+from pipeline.records import LEVELS, SECOND, Event, Frame
 from pipeline.topology import Topology
 from tests.detectors.cases.case import START, cases
 
@@ -260,3 +260,30 @@ def test_a_real_host_alone_gives_no_findings():
         found += runner.observe({"nic": nic, "node": load})
     assert found == []
     assert not runner.errors
+
+
+@every
+def test_what_an_event_is_by_itself_depends_on_it_alone_and_changes_no_state(case):
+    """Also of odd events; and of kinds that wait for their frame nothing is said on arrival."""
+    detector, topology = case.detector(), case.topology()
+    for tick in range(0, case.fault, max(1, case.fault // 10)):
+        detector.observe(case.frames(tick, True, topology))
+    before = Runner([detector]).snapshot()
+    fresh, time = case.detector(), case.time(case.fault)
+    datas = ({}, {"state": "active"}, {"state": [], "since": "x"}, {"xid": 79, "present": 3}, {"xid": {}, "leak": 1})
+    more = {"state": "active", "since": time - 1, "signal": "coolant.flow", "leak": "critical", "xid": 79, "present": 3}
+    for kind in detector.on_arrival:
+        for data in (*datas, more):
+            event = Event(time, "gpu:stranger.0", kind, data)
+            found = detector.judge_event(event, topology)
+            assert found == fresh.judge_event(event, topology)
+            assert found is None or (found.time, found.entity, found.onset <= time) == (time, event.entity, True)
+    assert Runner([detector]).snapshot() == before
+    waits = [Event(time, "gpu:stranger.0", kind, more) for kind in ("inventory", "digest", "unheard_of")]
+    assert Runner([detector]).judge_events(waits, topology) == []
+
+
+def test_the_kinds_that_are_judged_on_arrival_are_known():
+    kinds = {kind for detector in configured() for kind in detector.on_arrival}
+    edge = {"flow_collapse", "pressure_collapse", "leak", "temperature_rise", "xid", "gpu_lost"}
+    assert kinds == {*edge, "site_silent", "site_heard"}

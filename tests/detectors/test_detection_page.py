@@ -11,7 +11,7 @@ from agents.sim.scenario import Rates
 from benchmarks.detection import goals, sdc_replica, trials
 from benchmarks.detection.page import page
 from benchmarks.detection.results import scored
-from benchmarks.detection.scenarios import HELD_OUT, NAMES, SCALES, Run, family, held_out, is_fault, kinds_of
+from benchmarks.detection.scenarios import HELD_OUT, NAMES, REPORT, SCALES, Run, family, held_out, is_fault, kinds_of
 from benchmarks.detection.small import scenarios
 from benchmarks.detection.trials import STANDS_ON, TRIALS, TRIED, read, write
 from pipeline.records import SECOND, from_iso, iso
@@ -209,8 +209,8 @@ def test_bit_exact_mismatches_are_those_of_wrong_digests_and_pages_of_all_who_lo
     (goal,) = cells(text, "SDC, bit-exact mismatch")
     assert goal[-1] == "0 of 1 GPUs with wrong digests, 2 false pages in the clean runs"
     by_kind = section_of(text, "By kind of fault")
-    assert [row[1:3] for row in cells(by_kind, "sdc")] == [("page", "0 / 1")]
-    assert [row[1:3] for row in cells(by_kind, "sdc (soft)")] == [("ticket", "2 / 2")]
+    assert [row[1:3] for row in cells(by_kind, "sdc (thin)")] == [("page", "0 / 1")]
+    assert [row[1:3] for row in cells(by_kind, "sdc (soft) (thin)")] == [("ticket", "2 / 2")]
     assert "the simulator's own choice" in by_kind
     assert "the simulator's own choice" not in page("full", "0123456789abcdef", LINES, 3)
 
@@ -235,9 +235,9 @@ def test_trials_at_their_whole_size_are_of_seeds_that_are_reported(monkeypatch):
         sdc_replica, "trial", lambda kind, seed, number: seeds.append(seed) or sdc_replica.Outcome(1, 1, 0)
     )
     TRIALS["replica_digests"](1.0)
-    assert set(seeds) == {40}
+    assert set(seeds) == {REPORT[0]}
     TRIALS["replica_digests"](0.1)
-    assert set(seeds) == {40, 0}
+    assert set(seeds) == {REPORT[0], 0}
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_held_out_kinds_have_a_table_of_their_own_and_change_no_other_figure():
     with_them = page("full", "0123456789abcdef", [*LINES, (*run("held_out"), HELD)], 4)
     without = page("full", "0123456789abcdef", LINES, 4)
     begin, end = with_them.index("## Held-out kinds"), with_them.index("## By harmless event")
-    (row,) = cells(with_them[begin:end], "unheard_of")
+    (row,) = cells(with_them[begin:end], "unheard_of (thin)")
     assert row[2] == "1 / 1"
     assert row[-1] == "NODE 1"
     assert "unheard_of" not in with_them[:begin] + with_them[end:]

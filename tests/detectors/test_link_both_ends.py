@@ -16,6 +16,7 @@ from pipeline.config import Config
 from pipeline.engine import Engine
 from pipeline.records import SECOND, Batch, Block, Event, Origin
 from pipeline.service import known_topology
+from pipeline.store.entities import load_entities
 from tests.pipeline.conftest import Site
 
 START, STEP, SIZE = 1_790_000_000 * SECOND, 10 * SECOND, 6
@@ -88,7 +89,7 @@ def watched(site: Site, detector: Link | LinkStall, ticks: int, change: Change) 
     while ingest.step() is not None:
         pass
     assert site.database is not None
-    topology = known_topology(site.database, Config())
+    topology = known_topology(load_entities(site.database.connection, 0), Config())
     engine = Engine(site.database, ingest.devices, topology, Runner([detector]), lambda *_: [], lambda: START * 2, STEP)
     ship(site, ticks, change)
     while (committed := ingest.step()) is not None:

@@ -15,6 +15,7 @@ from detectors.runner import Runner
 from pipeline.config import Config, Pipeline
 from pipeline.errors import UsageError
 from pipeline.incidents import Desk
+from pipeline.modes import ModeRule
 from pipeline.records import SECOND, iso
 
 START = 1_790_000_000 * SECOND
@@ -110,20 +111,47 @@ def test_quiet_telemetry_ends_with_zero_and_an_empty_file(recording):
     assert run(recording, events=[]) == (0, [])
 
 
-def test_rows_that_lie_closer_than_a_frame_are_all_judged(tmp_path):
-    """30 samples a second apart: on a grid of 10 s there would be 3, too few to have learnt from."""
+DECLARED = """version = 1
+[signals."coolant.flow"]
+unit = "L/min"
+kind = "gauge"
+class = "coolant"
+help = "flow"
+"""
+
+
+def seconds_apart(folder):
+    """60 samples a second apart, of which the last 20 show a loss of flow."""
     flow = np.where(np.arange(60) < 40, 300.0, 100.0) + np.arange(60) % 3
     times = pa.array(START + np.arange(60) * SECOND, pa.timestamp("us", "UTC"))
     table = pa.table({"time": times, "entity": ["cdu:c0"] * 60, "coolant.flow": flow})
-    pq.write_table(table, tmp_path / "t.parquet")
-    assert replay(Config(), [tmp_path / "t.parquet"], tmp_path / "f.jsonl") == 1
+    pq.write_table(table, folder / "t.parquet")
+
+
+def test_rows_of_declared_signals_that_lie_closer_than_a_frame_are_all_judged(tmp_path):
+    """On a grid of 10 s there would be 6 samples, too few to have learnt from."""
+    seconds_apart(tmp_path)
+    (tmp_path / "signals.toml").write_text(DECLARED)
+    more = {"signals": tmp_path / "signals.toml"}
+    assert replay(Config(), [tmp_path / "t.parquet"], tmp_path / "f.jsonl", **more) == 1
     first = json.loads((tmp_path / "f.jsonl").read_text().splitlines()[0])
     assert first["time"] == iso(START + 41 * SECOND)
 
 
-def test_a_coarser_grid_of_the_configuration_is_no_reason_to_drop_rows(recording):
-    config = Config(pipeline=Pipeline(frame=60.0))
-    assert run(recording, "coarse.jsonl", config)[1] == run(recording)[1]
+def test_a_recording_of_a_fleet_is_judged_on_the_grid_of_the_pipeline(tmp_path, recording):
+    seconds_apart(tmp_path)
+    assert replay(Config(), [tmp_path / "t.parquet"], tmp_path / "f.jsonl") == 0
+    assert replay(Config(pipeline=Pipeline(frame=1.0)), [tmp_path / "t.parquet"], tmp_path / "f.jsonl") == 1
+    coarse = run(recording, "coarse.jsonl", Config(pipeline=Pipeline(frame=60.0)))[1]
+    assert len({f["time"] for f in coarse}) < len({f["time"] for f in run(recording)[1]})
+
+
+def test_modes_of_the_configuration_hold_in_replay_too(recording):
+    config = Config(modes=(ModeRule("record", "coolant"),))
+    _, found = run(recording, config=config, incidents=recording / "incidents.jsonl", desk=Desk)
+    assert {f["evidence"].get("mode") for f in found if f["detector"] == "coolant"} == {"record"}
+    cases = [json.loads(line) for line in (recording / "incidents.jsonl").read_text().splitlines()]
+    assert [c["cause"] for c in cases] == ["gpu:n1.1"]
 
 
 def test_the_configuration_of_detectors_holds_in_replay_too(recording):

@@ -132,7 +132,7 @@ def test_a_detector_without_its_needs_is_off_and_named():
     assert runner.off.keys() == {cls.name for cls in DETECTORS} - {"straggler", "sdc"}
     assert runner.off["link"] == ["nic.state"]
     assert runner.off["link_congestion"] == ["nic.tx_bytes", "nic.speed"]
-    assert runner.off["anomaly"] == ["signal that no other detector uses"]
+    assert runner.off["anomaly"] == ["declared signal that no other detector uses"]
 
 
 def test_a_snapshot_is_json_and_resumes_midway(site, watch):

@@ -103,7 +103,7 @@ def test_a_pause_of_one_step_blames_nobody(site, watch):
     assert watch(Straggler(), site, 500, change) == []
 
 
-def test_a_rank_of_two_that_was_slow_from_the_start_is_suspected_and_never_paged_alone(site, watch):
+def test_a_rank_of_two_that_was_slow_from_the_start_is_a_ticket_in_time_and_never_paged_alone(site, watch):
     site.names["rank"] = ["rank:8.0", "rank:8.1"]
     site.topology.merge({r: ["stage:8.0", "job:8"] for r in site.names["rank"]})
 
@@ -111,7 +111,8 @@ def test_a_rank_of_two_that_was_slow_from_the_start_is_suspected_and_never_paged
         values["rank"]["rank.compute_time"] = np.array([4.0, 8.0]) * (1 + 0.01 * site.rng.standard_normal(2))
 
     found = watch(Straggler(), site, 200, change)
-    assert {(f.entity, f.level) for f in found} == {("rank:8.1", "suspect")}
+    assert {(f.entity, f.level) for f in found} == {("rank:8.1", "suspect"), ("rank:8.1", "ticket")}
+    assert found[0].level == "suspect"
     assert found[0].evidence["slowdown"] == pytest.approx(2.0, abs=0.1)
 
 

@@ -35,8 +35,10 @@ class Watch:
 def test_a_bmc_that_does_not_answer_for_five_minutes_is_a_ticket_that_says_why() -> None:
     watch = Watch()
     assert watch.see(1, 60) == []
-    assert watch.see(0, 300, ("bmc_lost", {"reason": "Connection refused"})) == []
-    first = watch.see(0, 60)[0]
+    soon = watch.see(0, 20, ("bmc_lost", {"reason": "Connection refused"}))
+    assert [(f.level, f.time - f.onset) for f in soon] == [("suspect", 0)], "its agent has waited long enough"
+    assert {f.level for f in watch.see(0, 280)} <= {"suspect"}
+    first = next(f for f in watch.see(0, 60) if f.level == "ticket")
     assert (first.entity, first.level, first.onset) == ("bmc:row1", "ticket", START + 70 * SECOND)
     assert "leak detectors" in first.summary
     assert first.summary.endswith("Connection refused")
@@ -47,8 +49,17 @@ def test_it_is_over_with_the_first_answer_and_a_restart_of_the_bmc_is_no_ticket(
     assert watch.see(0, 400) != []
     assert watch.see(1, 10) == []
     for _ in range(20):
-        assert watch.see(0, 180) == []
+        assert {f.level for f in watch.see(0, 180)} == {"suspect"}
         assert watch.see(1, 10) == []
+
+
+def test_a_bmc_whose_agent_says_that_it_is_lost_is_a_suspect_in_the_same_frame_and_until_it_is_back() -> None:
+    watch = Watch()
+    assert watch.see(1, 60) == []
+    (first,) = watch.see(NAN, 10, ("bmc_lost", {"reason": "/redfish/v1: no answer for 20 s"}))
+    assert (first.level, first.onset, first.summary.endswith("no answer for 20 s")) == ("suspect", watch.time, True)
+    assert watch.see(NAN, 10, ("bmc_back", {})) == []
+    assert watch.see(NAN, 50) == []
 
 
 def test_a_bmc_that_was_taken_out_or_whose_agent_stopped_is_no_ticket() -> None:

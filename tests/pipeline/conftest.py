@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,18 +11,24 @@ import numpy as np
 import pytest
 
 from agents.spool import Spool
-from pipeline import wire
+from pipeline import config, wire
+from pipeline.admission import Admission, Stored
+from pipeline.config import Limits
 from pipeline.ingest import Ingest
+from pipeline.lineage import Lineage
 from pipeline.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
+from pipeline.store.entities import load_entities
+from pipeline.store.owners import load_owners
 from pipeline.transport.spool import SpoolTransport
+from tests.pipeline.outbox_line import Desk, Receiver
 
 if TYPE_CHECKING:
     from pipeline.config import Kafka
     from tests.pipeline.kafka_line import Line
 
-NOW = 1_790_000_000 * SECOND
+NOW = 1_900_000_000 * SECOND  # later than the times of all cases
 GPUS = 2
 
 
@@ -40,7 +47,13 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.spools = folder, {}
+        self.rules = config.Admission()
         self.database: Database | None = None
+        self.limits = Limits()
+
+    def speaks_for_all(self, node: str) -> None:
+        """From the next `open` on `node` may report every entity, as where a test has one sender for a whole fleet."""
+        self.rules = config.Admission(speaks_for=(config.SpeaksFor(node, ("*:*",)),))
 
     def spool(self, node: str, topic: str = TELEMETRY) -> Spool:
         if (node, topic) not in self.spools:
@@ -65,7 +78,11 @@ class Site:
         self.shut()
         self.database = Database(self.folder / "store.duckdb")
         self.transport = SpoolTransport(self.folder / "spool")
-        return Ingest(self.database, self.transport, Devices(self.database.connection), lambda: NOW)
+        stored = load_entities(self.database.connection, NOW)
+        known, owners = Stored(stored.known, Lineage(stored.parents)), load_owners(self.database, self.rules)
+        admission = Admission(self.limits, known, owners)
+        devices = Devices(self.database.connection)
+        return Ingest(self.database, self.transport, devices, lambda: NOW, admission=admission)
 
     def drain(self) -> Ingest:
         """A fresh ingest (a restart), run until nothing is left."""
@@ -123,3 +140,32 @@ def new_line(tmp_path: Path) -> Iterator[Callable[..., Line]]:
     yield make
     for line in made:
         line.close()
+
+
+@pytest.fixture
+def receivers() -> Iterator[Callable[[], Receiver]]:
+    made: list[tuple[Receiver, threading.Thread]] = []
+
+    def make() -> Receiver:
+        receiver = Receiver()
+        made.append((receiver, threading.Thread(target=receiver.serve_forever, args=(0.01,))))
+        made[-1][1].start()
+        return receiver
+
+    yield make
+    for receiver, thread in made:
+        receiver.shutdown()
+        receiver.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def receiver(receivers: Callable[[], Receiver]) -> Receiver:
+    return receivers()
+
+
+@pytest.fixture
+def desk(tmp_path: Path, receiver: Receiver) -> Iterator[Desk]:
+    made = Desk(tmp_path, [f"http://127.0.0.1:{receiver.server_port}/"])
+    yield made
+    made.close()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Sequence
+from itertools import zip_longest
 
 import numpy as np
 
 from pipeline import wire
-from pipeline.errors import GapError, Retryable
+from pipeline.errors import GapError, Retryable, WireError
 from pipeline.records import EVENTS, TELEMETRY, Batch, Block, Origin
 from pipeline.transport import Message, Partition
 
 ONE, TWO, WORD = Partition(TELEMETRY, "0", "id"), Partition(TELEMETRY, "1", "id"), Partition(EVENTS, "0", "id")
+Record = tuple[bytes, int, bytes | None, bytes | None]
+"""Value, when it was taken in, key and signature."""
 
 
 class SharedLog:
@@ -21,13 +25,22 @@ class SharedLog:
     """
 
     def __init__(self) -> None:
-        self.held: dict[Partition, list[tuple[bytes, int]]] = {ONE: [], TWO: [], WORD: []}
+        self.held: dict[Partition, list[Record]] = {ONE: [], TWO: [], WORD: []}
         self.starts: dict[Partition, int] = {}
         self.mute: set[Partition] = set()
         self.letters: list[tuple[int, str]] = []
 
-    def add(self, partition: Partition, values: Iterable[bytes], appended: int = 0) -> None:
-        self.held[partition] += [(value, appended) for value in values]
+    def add(
+        self,
+        partition: Partition,
+        values: Sequence[bytes],
+        appended: int = 0,
+        key: bytes | None = b"",
+        signatures: Sequence[bytes | None] = (),
+    ) -> None:
+        """Records under the key `key`; by default that of the node that sent them, as agents set it."""
+        for value, signature in zip_longest(values, signatures):
+            self.held[partition].append((value, appended, _node(value) if key == b"" else key, signature))
 
     def partitions(self) -> list[Partition]:
         return list(self.held)
@@ -41,7 +54,7 @@ class SharedLog:
         if offset < (start := self.starts.get(partition, 0)):
             raise GapError(partition.topic, partition.name, offset, start, "retention")
         found = self.held[partition][offset : offset + max_messages]
-        return [Message(partition, offset + i, value, appended) for i, (value, appended) in enumerate(found)]
+        return [Message(partition, offset + i, *record) for i, record in enumerate(found)]
 
     def committed(self, partition: Partition, next_offset: int) -> None: ...
 
@@ -51,6 +64,15 @@ class SharedLog:
     def reachable(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+def _node(value: bytes) -> bytes:
+    try:
+        return wire.open_telemetry(value).layout.node.encode()
+    except WireError:  # no telemetry
+        with contextlib.suppress(WireError):
+            return wire.decode_events(value).origin.node.encode()
+        return b"?"
 
 
 def one_row(node: str, epoch: bytes, sequence: int, time: int) -> bytes:

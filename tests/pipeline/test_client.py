@@ -14,7 +14,7 @@ import pytest
 
 from pipeline import client
 from pipeline.config import Api, Config
-from pipeline.errors import FleetpulseError, Refused, Unreachable, UsageError
+from pipeline.errors import FleetpulseError, OverLimit, Refused, Unreachable, UsageError, WrongQuery
 
 
 @contextmanager
@@ -60,12 +60,27 @@ def test_a_query_gives_columns_and_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "code"), [(400, Refused, 4), (401, Refused, 4), (404, UsageError, 2), (503, FleetpulseError, 1)]
+    ("status", "kind", "code"),
+    [(400, UsageError, 2), (401, Refused, 4), (404, UsageError, 2), (503, FleetpulseError, 1)],
 )
 def test_a_problem_becomes_the_error_of_its_kind(status: int, kind: type[FleetpulseError], code: int) -> None:
     with answering(status, b'{"detail": "only SELECT is served"}') as (port, _):
         with pytest.raises(kind, match="only SELECT is served") as refused:
             client.query(at(port), "DROP TABLE gpu")
+        assert refused.value.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind", "code"),
+    [(client.WRONG_QUERY, WrongQuery, 2), (client.REFUSED, Refused, 4), (client.OVER_LIMIT, OverLimit, 4)],
+)
+def test_wrong_and_refused_sql_have_exit_codes_of_their_own(
+    problem: str, kind: type[FleetpulseError], code: int
+) -> None:
+    body = json.dumps({"type": problem, "detail": "no"}).encode()
+    with answering(400, body) as (port, _):
+        with pytest.raises(kind) as refused:
+            client.query(at(port), "SELEC")
         assert refused.value.exit_code == code
 
 

@@ -104,11 +104,11 @@ def answer(server: Server, path: str, timeout_s: float = 5.0) -> Any:
         ("429", "retry"),
         ("close", "retry"),
         ("nonsense", "retry"),
-        ("400", "dead"),
-        ("404", "dead"),
-        ("302", "dead"),
-        ("307", "dead"),
-        ("410", "gone"),
+        ("400", "retry"),
+        ("404", "retry"),
+        ("302", "retry"),
+        ("307", "retry"),
+        ("410", "retry"),
     ],
 )
 def test_each_way_of_answering_means_one_thing(server: Server, path: str, outcome: str) -> None:

@@ -141,5 +141,5 @@ def test_stopping_up_is_no_failure(tmp_path: Path) -> None:
     supervisor = Supervisor(lambda _: None)
     supervisor.ask()
     waits = [sys.executable, "-c", "import time; time.sleep(600)"]
-    assert demo.run(supervisor, lambda: demo.watch_all(supervisor, {"agent": waits})) == 0
+    assert demo.run(supervisor, lambda: demo.watch_all(supervisor, {"agent": waits}, Config())) == 0
     assert supervisor.children["agent"].process.poll() is not None

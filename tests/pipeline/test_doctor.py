@@ -198,3 +198,13 @@ def test_the_checks_are_numbered_and_say_what_they_mean_and_what_mends_them(conf
     assert "means: nothing was ever stored here" in text
     assert "mend: fleetpulse init" in text
     assert [row["number"] for row in doctor.as_rows(doctor.examine(config))] == list(range(1, len(doctor.CHECKS) + 1))
+
+
+def test_a_pipeline_that_hangs_is_a_fail_and_not_a_missing_one(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", config.api.port)):
+        ask = doctor.client.get
+        monkeypatch.setattr(doctor.client, "get", lambda config, path: ask(config, path, 0.2))
+        found = doctor.api(config)
+    assert (found.state, found.unreachable) == ("fail", True)
+    assert "no answer within 0.2 s" in found.found
+    assert doctor.exit_code([found]) == 3

@@ -19,6 +19,7 @@ from pipeline.config import Config
 from pipeline.ended import EndedRanks
 from pipeline.records import SECOND, Event
 from pipeline.service import known_topology
+from pipeline.store.entities import load_entities
 from pipeline.topology import Topology
 from tests.agents.proc_tree import ProcTree
 from tests.pipeline.conftest import Site
@@ -200,7 +201,8 @@ def test_a_job_of_the_collector_is_in_the_store_and_in_what_the_api_asks_until_i
         ("stage:81.1", ["job:81"]),
     ]
     assert site.database is not None
-    assert known_topology(site.database, Config()).above_of_kind("rank:81.5", "job") == "job:81"
+    known = known_topology(load_entities(site.database.connection, 0), Config())
+    assert known.above_of_kind("rank:81.5", "job") == "job:81"
     tree.end(20)
     tree.start(21, {**who, "SLURM_JOB_ID": "82", "SLURM_PROCID": "0"})
     ended = [event for _ in range(4) for event in jobs.read()[0].events]

@@ -34,6 +34,7 @@ class Played:
 
     def __init__(self, site: Any, case: Case) -> None:
         self.site, self.case = site, case
+        site.speaks_for_all("n0")
         self.start()
 
     def start(self) -> None:

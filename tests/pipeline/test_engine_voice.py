@@ -21,6 +21,9 @@ class Forgiving(HotForThree):
         super().__init__()
         self.told = []
 
+    def judge_events(self, events, topology, anew=False):
+        return []
+
     def observe(self, frames):
         self.told += [e for f in frames.values() for e in f.events if e.kind == "feedback"]
         return super().observe(frames)
@@ -100,6 +103,9 @@ def test_a_mute_outlives_a_restart_and_ends_by_itself(site):
 
 class OnceLogged(Forgiving):
     """Tells the first page of each GPU alone, and that it holds."""
+
+    def judge_events(self, events, topology, anew=False):
+        return []
 
     def observe(self, frames):
         before = set(self.since)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline import wire
 from pipeline.ingest import Ingest
-from pipeline.records import SECOND, TELEMETRY, Event, EventBatch, Origin
+from pipeline.offsets import SPOOLS
+from pipeline.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Origin
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from tests.pipeline.shared_log import ONE, TWO, WORD, SharedLog, one_row
@@ -233,3 +234,23 @@ def test_whatever_the_order_each_message_of_each_spool_is_stored_once_or_lies_in
             s for sequences in came.values() if sequences for s in range(max(sequences)) if s not in sequences
         )
         store.close()
+
+
+def test_spools_that_a_sender_makes_up_are_forgotten_but_the_newest_and_cost_nobody_else_his(site) -> None:
+    site.send("h2", T0)
+    told = {"topic": TELEMETRY, "first": 0, "next": 5, "cause": "x"}
+    events = [Event(T0, "node:h1", "gap", told | {"epoch": f"{i:032x}"}) for i in range(100)]
+    events += [Event(T0, "node:h1", "gap", told | {"topic": f"t{i}", "epoch": "0"}) for i in range(100)]
+    for part in range(0, 200, 50):
+        site.send_events("h1", *events[part : part + 50])
+    ingest = site.open()
+    while ingest.step() is not None:
+        pass
+    query = "SELECT node, topic, count(*) FROM producer_mark GROUP BY ALL ORDER BY ALL"
+    stored = [("h1", EVENTS, 1), ("h1", TELEMETRY, SPOOLS), ("h2", TELEMETRY, 1)]
+    assert site.rows(query) == stored
+    assert len(ingest.offsets.marks) == 2 + SPOOLS
+    site.send_events("h1", Event(T0, "node:h1", "gap", told | {"epoch": "f" * 32}))
+    site.drain()
+    assert site.rows(query) == stored
+    assert ("f" * 32,) in site.rows("SELECT epoch FROM producer_mark")

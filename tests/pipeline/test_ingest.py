@@ -325,10 +325,10 @@ def test_an_error_that_is_not_the_stores_is_told_and_the_message_set_aside(site,
     ingest = site.open()
     rows = pipeline.ingest.to_rows
 
-    def unlucky(bodies, devices):
+    def unlucky(bodies, devices, barred):
         if any(b.layout.node == "n2" for b in bodies):
             raise ZeroDivisionError("a fault of ours")
-        return rows(bodies, devices)
+        return rows(bodies, devices, barred)
 
     monkeypatch.setattr(pipeline.ingest, "to_rows", unlucky)
     assert ingest.step().messages == 2

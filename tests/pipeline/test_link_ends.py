@@ -23,6 +23,7 @@ from pipeline.config import Config
 from pipeline.engine import Engine
 from pipeline.records import SECOND, Origin
 from pipeline.service import known_topology
+from pipeline.store.entities import load_entities
 from pipeline.topology import Topology
 from tests.agents.rdma_node import RdmaNode, write
 from tests.fabric import SimulatedFabric, fabric
@@ -148,7 +149,7 @@ def test_symbol_errors_and_a_pulled_cable_arrive_from_both_ends_joined(both: Bot
 def test_the_engine_knows_both_ends_and_the_leaf_that_the_node_cannot_know(both: Both) -> None:
     both.await_rows(SIDE_BY_SIDE, lambda rows: len(rows) == 1)
     assert both.site.database is not None
-    known = known_topology(both.site.database, Config())
+    known = known_topology(load_entities(both.site.database.connection, 0), Config())
     engine = Engine(both.site.database, both.ingest.devices, known, HotForThree(), lambda *_: [], lambda: START, SECOND)
     topology: Topology = engine.topology
     assert topology.attributes[NEAR]["peer"] == FAR

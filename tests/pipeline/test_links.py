@@ -14,6 +14,7 @@ from pipeline.incidents import Desk
 from pipeline.links import Links
 from pipeline.records import SECOND, Event, Finding, Level
 from pipeline.service import known_topology
+from pipeline.store.entities import load_entities
 from pipeline.topology import Topology
 from tests.pipeline.conftest import NOW, Site
 
@@ -145,7 +146,7 @@ def test_sql_shows_both_ends_and_a_restart_joins_them_anew(site: Site) -> None:
         ("port:spine1.2", "port:leaf1.8"),
     ]
     assert site.database is not None
-    topology = known_topology(site.database, Config())
+    topology = known_topology(load_entities(site.database.connection, 0), Config())
     Links(topology)
     assert ends(topology) == JOINED
 

@@ -183,6 +183,9 @@ class Looking:
     def __init__(self):
         self.seen = {}
 
+    def judge_events(self, events, topology, anew=False):
+        return []
+
     def observe(self, frames):
         topology = next(iter(frames.values())).topology
         ranks = [e for e in topology.parents if e.startswith("rank:")]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import http.server
-import json
 import os
 import signal
 import subprocess
@@ -13,134 +10,17 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pipeline.cases import Change
 from pipeline.config import Notify, Webhook
 from pipeline.errors import ConfigError
-from pipeline.records import SECOND, Incident
+from pipeline.records import SECOND
 from pipeline.respond import outbox
 from pipeline.respond.outbox import KEEP_S, RETRY_S, WATCHDOG_S, Notifier
-from pipeline.store import ledger
-from pipeline.store.database import Database
+from tests.pipeline.outbox_line import START, Desk, Receiver
 
-START = 1_790_000_000 * SECOND
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class Receiver(http.server.ThreadingHTTPServer):
-    """Answers with the next status of `script`, then 200; keeps what it got."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.script: list[int] = []
-        self.got: list[tuple[str, dict[str, Any]]] = []
-        self.arrived = threading.Event()
-
-    @property
-    def alerts(self) -> list[tuple[str, str]]:
-        """(status of the body, cause) of what arrived."""
-        return [(body["status"], body["alerts"][-1]["labels"]["cause"]) for _, body in self.got]
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        server: Any = self.server
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        status = server.script.pop(0) if server.script else 200
-        server.got.append((self.headers["Idempotency-Key"], body))
-        self.send_response(status)
-        self.send_header("Retry-After", "300")
-        self.end_headers()
-        server.arrived.set()
-
-    def log_message(self, *_: Any) -> None:
-        """The tests look at what arrived."""
-
-
-class Desk:
-    """A store with an outbox, its notifier and a clock that stands until it is moved."""
-
-    def __init__(self, folder: Path, urls: list[str]) -> None:
-        self.now = START
-        self.folder, self.urls, self.alive = folder, urls, True
-        self.broken = ""
-        self.database: Database | None = None
-        self.restart()
-
-    def restart(self) -> None:
-        self.close()
-        self.database = Database(self.folder / "store.duckdb")
-        self.notifier = Notifier(self.database, self.notify(), "here", lambda: self.now, self.is_alive, timeout_s=5.0)
-
-    def is_alive(self) -> bool:
-        if self.broken:
-            raise RuntimeError(self.broken)
-        return self.alive
-
-    def notify(self) -> Notify:
-        return Notify(tuple(Webhook(f"r{i}", url) for i, url in enumerate(self.urls)))
-
-    def change(self, kind: Any, cause: str = "gpu:n1.0", **more: Any) -> None:
-        plain = Incident(f"inc-{cause}", cause, START, START, "page", "wrong", "sdc", cause, (cause,))
-        now = dataclasses.replace(plain, **more)
-        made = Change(kind, now, self.now, "fleetpulse", before=None if kind == "opened" else plain)
-        assert self.database is not None
-        with self.database.transaction() as connection:
-            ledger.record(connection, [], [made], self.notifier.payloads([made], self.now), self.now)
-
-    def end(self, cause: str = "gpu:n1.0") -> None:
-        self.change("resolved", cause, resolved=self.now, state="resolved")
-
-    def step(self, seconds: float = 0, name: str = "r0") -> int:
-        self.now += int(seconds * SECOND)
-        return self.notifier.step(name)
-
-    def rows(self) -> list[tuple[str, str, int]]:
-        assert self.database is not None
-        query = "SELECT kind, state, attempts FROM outbox ORDER BY incident, number"
-        return self.database.cursor().execute(query).fetchall()
-
-    def answer(self) -> str:
-        assert self.database is not None
-        return str(ledger.notifications(self.database.cursor())[0]["answer"])
-
-    def close(self) -> None:
-        if self.database is not None:
-            self.database.close()
-
-
-@pytest.fixture
-def receivers() -> Iterator[Callable[[], Receiver]]:
-    made: list[tuple[Receiver, threading.Thread]] = []
-
-    def make() -> Receiver:
-        receiver = Receiver()
-        made.append((receiver, threading.Thread(target=receiver.serve_forever, args=(0.01,))))
-        made[-1][1].start()
-        return receiver
-
-    yield make
-    for receiver, thread in made:
-        receiver.shutdown()
-        receiver.server_close()
-        thread.join()
-
-
-@pytest.fixture
-def receiver(receivers: Callable[[], Receiver]) -> Receiver:
-    return receivers()
-
-
-@pytest.fixture
-def desk(tmp_path: Path, receiver: Receiver) -> Iterator[Desk]:
-    made = Desk(tmp_path, [f"http://127.0.0.1:{receiver.server_port}/"])
-    yield made
-    made.close()
 
 
 def test_an_alert_is_delivered_once_and_then_its_end(desk: Desk, receiver: Receiver) -> None:
@@ -154,7 +34,7 @@ def test_an_alert_is_delivered_once_and_then_its_end(desk: Desk, receiver: Recei
     assert desk.rows() == [("firing", "delivered", 1), ("resolved", "delivered", 1)]
 
 
-def test_a_refused_alert_is_tried_again_on_schedule_under_the_same_key(desk: Desk, receiver: Receiver) -> None:
+def test_retry_after_is_kept_to(desk: Desk, receiver: Receiver) -> None:
     receiver.script = [502, 502, 502]
     desk.change("opened")
     desk.step()
@@ -169,15 +49,48 @@ def test_a_refused_alert_is_tried_again_on_schedule_under_the_same_key(desk: Des
     assert desk.rows() == [("firing", "delivered", 4)]
 
 
-def test_delays_are_those_of_the_schedule_with_jitter_from_two_minutes_on(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, ["http://127.0.0.1:1/"])
+def test_a_clock_that_is_set_back_holds_no_alert_and_no_watchdog_back(desk: Desk, receiver: Receiver) -> None:
+    receiver.script = [500] * 4
+    desk.change("opened")
+    for _ in range(4):
+        desk.step(10)
+    desk.notifier.watch("r0")
+    assert desk.step(-2 * 3600) == 1
+    assert desk.rows()[0][1] == "delivered"
+    heard = len(receiver.got)
+    desk.now += WATCHDOG_S * SECOND
+    desk.notifier.watch("r0")
+    assert len(receiver.got) == heard + 1
+
+
+def test_what_is_written_is_sent_without_waiting_for_the_next_look(
+    desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "POLL_S", 60.0)
+    stop = threading.Event()
+    runner = threading.Thread(target=desk.notifier.run, args=(stop,))
+    runner.start()
+    try:
+        assert receiver.arrived.wait(5), "the Watchdog, so that the thread waits now"
+        receiver.arrived.clear()
+        desk.change("opened")
+        desk.notifier.wake()
+        assert receiver.arrived.wait(5)
+    finally:
+        stop.set()
+        runner.join(10)
+    assert not runner.is_alive()
+
+
+def test_delays_are_those_of_the_schedule_with_jitter_from_two_minutes_on(desk: Desk, receiver: Receiver) -> None:
+    receiver.refuses["gpu:n1.0"] = 503
     desk.change("opened")
     waits = []
-    for _ in range(len(RETRY_S)):
+    for _ in RETRY_S:
+        desk.notifier.health["r0"].accepted()  # it accepts other messages
         assert desk.step() == 1
         assert desk.database is not None
-        query = "SELECT epoch_us(next_attempt) FROM outbox"
-        due = desk.database.cursor().execute(query).fetchall()[0][0]
+        due = desk.database.cursor().execute("SELECT epoch_us(next_attempt) FROM outbox").fetchall()[0][0]
         waits.append((due - desk.now) / SECOND)
         desk.now = due
     assert waits[:3] == [1, 5, 30]
@@ -187,8 +100,7 @@ def test_delays_are_those_of_the_schedule_with_jitter_from_two_minutes_on(tmp_pa
     assert desk.step() == 1
     assert desk.rows() == [("firing", "dead", 9)]
     assert desk.step(1e6) == 0
-    assert desk.answer() == "ConnectionRefusedError: Connection refused, 9 times"
-    desk.close()
+    assert desk.answer() == "HTTP 503, 9 times"
 
 
 def test_the_end_waits_until_the_trigger_is_delivered(desk: Desk, receiver: Receiver) -> None:
@@ -203,27 +115,16 @@ def test_the_end_waits_until_the_trigger_is_delivered(desk: Desk, receiver: Rece
     assert receiver.alerts[2:] == [("firing", "gpu:n1.0"), ("resolved", "gpu:n1.0")]
 
 
-def test_a_refusal_for_good_is_a_dead_letter_and_the_end_is_still_told(desk: Desk, receiver: Receiver) -> None:
-    receiver.script = [400]
-    desk.change("opened")
-    desk.end()
-    desk.step()
-    assert desk.rows()[0] == ("firing", "dead", 1)
-    desk.step()
-    assert desk.rows() == [("firing", "dead", 1), ("resolved", "delivered", 1)]
-
-
-def test_a_receiver_that_is_gone_gets_nothing_until_the_next_start(desk: Desk, receiver: Receiver) -> None:
-    receiver.script = [410]
-    desk.change("opened")
-    desk.change("opened", "gpu:n2.0")
-    desk.step()
-    assert [row[1] for row in desk.rows()] == ["dead", "dead"]
-    assert len(receiver.got) == 1
-    desk.restart()
-    desk.change("opened", "gpu:n3.0")
-    desk.step()
-    assert len(receiver.got) == 2
+def test_a_thread_of_a_receiver_that_hangs_is_reported(running: Desk, receiver: Receiver) -> None:
+    running.broken = ""
+    until(lambda: receiver.got and running.notifier.trouble() is None)
+    running.hang.clear()
+    running.now += WATCHDOG_S * SECOND
+    until(lambda: running.hung)
+    running.monotonic += 61
+    assert running.notifier.trouble() == "receiver r0: its thread has hung for 61 s in the Watchdog"
+    running.hang.set()
+    until(lambda: running.notifier.trouble() is None)
 
 
 def test_one_receiver_does_not_wait_for_another(tmp_path: Path, receiver: Receiver) -> None:
@@ -334,6 +235,7 @@ def test_a_fault_of_the_watchdog_is_told_once_with_its_trace_and_holds_up_no_ale
 
 def test_a_fault_of_the_outbox_is_a_trouble_until_it_is_mended(running: Desk, receiver: Receiver) -> None:
     running.broken = ""
+    until(lambda: receiver.got and running.notifier.trouble() is None)
     assert running.database is not None
     good = running.database.connection
     with running.database.transaction() as connection:

@@ -13,7 +13,8 @@ from pipeline.cases import Change
 from pipeline.config import Webhook
 from pipeline.records import SECOND, Incident
 from pipeline.respond import alertmanager
-from pipeline.respond.payloads import FORMATS, Sender, payloads_of
+from pipeline.respond.alertmanager import Sender
+from pipeline.respond.payloads import FORMATS, payloads_of
 
 START = 1_790_000_000 * SECOND
 SENDER = Sender("fra1", "https://fleet.example")

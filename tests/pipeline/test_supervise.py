@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,23 @@ def test_children_end_when_the_parent_is_killed() -> None:
         while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
             assert time.monotonic() < until, "the child outlived its parent"
             time.sleep(0.05)  # another process is busy: no event tells us when it is done
+
+
+def test_a_child_that_was_stopped_is_named_until_it_goes_on() -> None:
+    supervisor = Supervisor(lambda line: None)
+    child = supervisor.start("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        os.kill(child.process.pid, signal.SIGSTOP)
+        _until(lambda: supervisor.stopped() == [f"sleeper was stopped: kill -CONT {child.process.pid}"])
+        os.kill(child.process.pid, signal.SIGCONT)
+        _until(lambda: supervisor.stopped() == [])
+    finally:
+        supervisor.end(1.0)
+
+
+def _until(holds: Callable[[], object]) -> None:
+    for _ in range(1000):
+        if holds():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("not within ten seconds")

@@ -23,3 +23,26 @@ def test_a_line_has_time_subject_and_text() -> None:
     first, second = stream.getvalue().splitlines()
     assert re.fullmatch(FORM + "kafka: topic x is not there", first)
     assert re.fullmatch(FORM + "some.library: cannot listen", second)
+
+
+def test_lines_of_one_kind_are_limited_and_the_rest_is_counted() -> None:
+    now = [0.0]
+    limit = talk.RateLimit(lambda: now[0])
+
+    def passes(text: str, value: int) -> str | None:
+        record = logging.LogRecord("asyncio", logging.ERROR, "", 0, text, (value,), None)
+        return record.getMessage() if limit.filter(record) else None
+
+    passed = [passes("cannot accept %d", i) for i in range(100_000)]
+    assert passed[: talk.LINES] == [f"cannot accept {i}" for i in range(talk.LINES)]
+    assert not any(passed[talk.LINES :])
+    assert passes("something else %d", 1) == "something else 1"
+    now[0] += talk.PERIOD
+    assert passes("cannot accept %d", 7) == "cannot accept 7 (and 99980 lines like this before it)"
+
+
+def test_the_kinds_that_are_counted_are_bounded() -> None:
+    limit = talk.RateLimit()
+    for i in range(3 * talk.KINDS):
+        limit.filter(logging.LogRecord("x", logging.ERROR, "", 0, f"text {i}", (), None))
+    assert len(limit._seen) == talk.KINDS

@@ -367,7 +367,7 @@ def test_a_body_larger_than_the_bound_is_refused_by_the_writer() -> None:
     ("change", "complaint"),
     [
         ({"magic": b"XYZ"}, "not written by Fleetpulse"),
-        ({"version": 2}, "wire version 2, wanted 1: upgrade the older side"),
+        ({"version": 2}, "wire version 2, expected at most 1: the agent is newer; upgrade the pipeline"),
         ({"kind": 3}, "kind 3"),
         ({"flags": 2}, "flags 2"),
     ],

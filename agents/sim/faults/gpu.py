@@ -65,7 +65,7 @@ class GpuOffBus(Kind):
         name, entity = effects.layout.node_names[node], fault.entity
         pci = address(int(entity.rpartition(".")[2]))
         width = effects.layout.gpus_per_node
-        effects.tell(onset + 1.0, entity, "gpu_lost", gpu=entity, pci=pci, serial=None, uuid=None)
+        effects.tell(onset + 1.0, entity, "gpu_lost", gpu=entity, pci=pci, serial=None, uuid=None, present=width - 1)
         counted = {"expected": width, "present": width - 1, "missing": [pci], "source": "nvml"}
         effects.tell(onset + 1.0, f"node:{name}", "gpu_count", None, **counted)
         effects.node.dead.add(node, effects.within(back, fault.end))

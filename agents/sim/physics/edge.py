@@ -33,11 +33,11 @@ def collapses(effects: Effects, flow: NDArray[Any], pressure: float) -> None:
 @lru_cache(64)
 def _said(collapse: Collapse, flow: float, pressure: float) -> tuple[tuple[float, str, dict[str, Any]], ...]:
     """(second, kind, data) of all events of one collapse: some long ones are asked for in hundreds of blocks."""
-    settings, lows = Settings(), dict[str, set[str]]()
+    settings, shared = Settings(), (dict[str, set[str]](), dict[tuple[str, str], float]())
     rules = (
-        CollapseRule("flow_collapse", ("coolant.flow",), settings.flow_share, settings.least_flow, lows),
+        CollapseRule("flow_collapse", ("coolant.flow",), settings.flow_share, settings.least_flow, *shared),
         CollapseRule(
-            "pressure_collapse", ("coolant.pressure",), settings.pressure_share, settings.least_pressure, lows
+            "pressure_collapse", ("coolant.pressure",), settings.pressure_share, settings.least_pressure, *shared
         ),
     )
     rng = generator(*collapse.key, _KEY)
@@ -48,6 +48,8 @@ def _said(collapse: Collapse, flow: float, pressure: float) -> tuple[tuple[float
         if not collapse.real:
             del usual["coolant.pressure"]
         read = {name: value * (1 + _NOISE * float(rng.standard_normal())) for name, value in usual.items()}
+        if not collapse.real:  # the meter alone: the pressure stands
+            read["coolant.pressure"] = pressure
         for rule in rules:
             found += rule.look(second * SECOND, "", read)
     return tuple((e.time / SECOND, e.kind, {**e.data, "since": Moment(e.data["since"] / SECOND)}) for e in found)

@@ -117,14 +117,15 @@ class Kubelet:
         import urllib.request
         from urllib.parse import quote
 
+        from pipeline.outgoing import opener
+
         path = f"/api/v1/pods?fieldSelector={quote('spec.nodeName=' + self.node)}&resourceVersion=0"
         token = (self.account / "token").read_text().strip()  # each time anew: kubelet renews it hourly
         trust = self.account / "ca.crt"
         context = ssl.create_default_context(cafile=str(trust) if trust.exists() else None)
         request = urllib.request.Request(self.api + path, headers={"Authorization": f"Bearer {token}"})
-        handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=PATIENCE_S) as answer:
+            with opener(urllib.request.HTTPSHandler(context=context)).open(request, timeout=PATIENCE_S) as answer:
                 found: bytes = answer.read(MOST_LABELS + 1)
         except urllib.error.HTTPError as error:
             with error:

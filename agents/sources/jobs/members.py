@@ -22,6 +22,10 @@ MAX_RANKS = 512
 """Most ranks of one node that are told; chosen: as many as a node of 512 processors runs without a GPU."""
 
 
+Member = tuple[Process, Identity, Pod | None]
+"""A process of a job, who it is, and the pod that it is in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rank:
     """One rank of a job on this node. pid: its first process, 0 where none is known; start: when that began, ticks."""
@@ -56,7 +60,7 @@ class Sources:
 
 def ranks(sources: Sources) -> dict[str, Rank]:
     """Entity -> rank, of all jobs on this node."""
-    by_job: dict[str, list[tuple[Process, Identity, Pod | None]]] = {}
+    by_job: dict[str, list[Member]] = {}
     uids = {pod.uid: pod for pod in sources.pods if pod.uid}
     containers = {container: pod for pod in sources.pods for container in pod.containers}
     unnumbered = {pod.name: pod for pod in sources.pods if not pod.uid}  # without labels the kubelet tells names alone
@@ -67,8 +71,9 @@ def ranks(sources: Sources) -> dict[str, Rank]:
         if who is not None:
             by_job.setdefault(who.job, []).append((process, who, pod))
     found: dict[str, Rank] = {}
-    for together in by_job.values():
-        best = max(who.claim for _, who, _ in together)
+    for job, everybody in by_job.items():
+        together = _of_its_users(job, everybody, sources.facts)
+        best = max((who.claim for _, who, _ in together), default=0)
         for process, who, pod in sorted(together, key=lambda one: (one[0].start, one[0].pid)):
             if who.claim == best and (rank := _rank(process, who, pod, sources)).entity not in found:
                 found[rank.entity] = rank
@@ -81,6 +86,27 @@ def ranks(sources: Sources) -> dict[str, Rank]:
             rank = _of_facts(job, facts, sources)
             found.setdefault(rank.entity, rank)
     return dict(list(found.items())[:MAX_RANKS])
+
+
+def _of_its_users(job: str, together: list[Member], facts: Mapping[str, Facts]) -> list[Member]:
+    """The processes of a job that its users run: an environment can be made up, so any user can claim any job.
+
+    The users of a job are whom Slurm's prolog names; else who runs in its pods; else who was first: in its control
+    group, in another one of Slurm under this name, or at all. Root may run for anybody.
+    """
+    uid = facts.get(job, {}).get("SLURM_JOB_UID", "")
+    uids = {int(uid)} if uid.isdecimal() else {process.uid for process, _, pod in together if pod is not None}
+    if not uids:
+        surest = max(_sureness(job, *member) for member in together)
+        mine = [process for process, who, pod in together if _sureness(job, process, who, pod) == surest]
+        uids = {min(mine, key=lambda process: (process.start, process.pid)).uid}
+    return [member for member in together if member[0].uid in uids | {0}]
+
+
+def _sureness(job: str, process: Process, who: Identity, _: Pod | None) -> int:
+    """How sure it is without its environment that a process is of a job."""
+    placed = process.place.slurm_job
+    return 0 if not placed else 2 if placed == job else int(who.scheduler_id in ("", placed))
 
 
 def _who(process: Process, pod: Pod | None, sources: Sources) -> Identity | None:

@@ -13,13 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from agents.sources.jobs.members import MAX_RANKS, Rank
-from agents.sources.nvml.places import boot
+from agents.sources.nvml.places import boot, memory_of_the_service
 from pipeline.records import SECOND, Event
 
 GONE_LOOKS = 2
 """A rank none of whose processes is left for so many looks has ended: a restart takes less than two of 10 s. Chosen."""
 SETTLE_LOOKS = 3
 """A start is told when its ranks were the same at two looks, at the latest after so many; ranks start in turn."""
+
+
+def memory_of_jobs() -> Path | None:
+    """Where the service keeps what jobs there are; None for an agent that a person started."""
+    gpus = memory_of_the_service()
+    return None if gpus is None else gpus.with_name("jobs.json")
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agents.collector import Device
+from agents.collector import HANG_S, Device
 from agents.sources.redfish.bmcs import Bmc
 from agents.sources.redfish.client import Client, Failure
 from agents.sources.redfish.document import Faults
@@ -60,6 +60,8 @@ class Watch:
     _loops: dict[str, str] = field(default_factory=dict)
     _known: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
+    _asked: tuple[str, float] | None = None
+    """Path of the question under way, logins and redirects included, and when it began."""
 
     def __post_init__(self) -> None:
         bmc = self.bmc
@@ -94,8 +96,14 @@ class Watch:
             self._thread.join(seconds)
 
     def mind(self) -> None:
-        """Ends a request that outlived its time. Raises RuntimeError where the thread has ended."""
+        """Ends a request that outlived its time; reports a BMC that has not answered for HANG_S, though it may yet.
+
+        Raises RuntimeError where the thread has ended.
+        """
         self.client.overdue()
+        asked = self._asked
+        if asked is not None and self.reachable is not False and self.monotonic() - asked[1] >= HANG_S:
+            self._lost(f"{asked[0]}: no answer for {HANG_S:g} s; it is waited for up to {self.bmc.timeout:g} s")
         if self._thread is not None and not self._thread.is_alive() and not self._stop.is_set():
             raise RuntimeError(f"bmc:{self.bmc.name}: its thread ended: {self.reason or 'it could not say why'}")
 
@@ -145,6 +153,7 @@ class Watch:
 
     def _ask(self, target: Target) -> None:
         began = self.monotonic()
+        self._asked = target.path, began
         try:
             answer = self.session.get(target.path + target.expand, target.etag)
             if answer.status != 304:
@@ -157,6 +166,8 @@ class Watch:
         except Exception as error:  # noqa: BLE001 - whatever a document holds must not end the watch; it is counted
             self._trouble(target, began, Failure(f"{target.path}: {type(error).__name__}"))
             return
+        finally:
+            self._asked = None
         self._back(self.monotonic() - began)
         self.schedule.answered(target, began)
         if target.kind == "event_service" and self.bmc.events:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agents.collector import HANG_S
 from agents.sources.scrape.fetch import Fetch, Unreachable
 from agents.sources.scrape.mapping import Names
 from agents.sources.scrape.series import page
@@ -18,8 +19,8 @@ MOST_WORDS = 300
 _SHOWN = 60
 """Characters of a page without a series that are shown; chosen: enough to see what it is instead."""
 OVERDUE_S = 5.0
-"""How much longer than its time-out a GET may take before it counts as down; chosen. It ends itself in time; only what
-has no time-out, as a name server or a file on a server that is away, can take longer."""
+"""How much longer than its time-out a GET may take before it counts as down, HANG_S at most; chosen. It ends itself in
+time; only what has no time-out, as a name server or a file on a server that is away, can take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Scraper:
             newest, self._newest = self._newest, None
             if newest is None and time.monotonic() > self._overdue:
                 self._overdue = time.monotonic() + self._interval
-                return Scrape(self._given["target"], "a GET hangs beyond its time-out: is a name server or file away?")
+                return Scrape(self._given["target"], "a GET does not end: is the exporter, a name server or file away?")
         return newest
 
     def stop(self) -> None:
@@ -91,7 +92,7 @@ class Scraper:
 
     def _text(self) -> str:
         with self._lock:
-            self._overdue = time.monotonic() + self._fetch.timeout + OVERDUE_S
+            self._overdue = time.monotonic() + min(self._fetch.timeout + OVERDUE_S, HANG_S)
         try:
             return self._fetch()
         finally:

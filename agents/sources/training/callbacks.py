@@ -5,6 +5,7 @@ No framework is loaded here; the objects are used by their documented faces.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ class TorchSteps:
     digest_every: after so many steps the digest of each parameter group goes along; 0: never. Between two calls of
     optimizer.step() the script may tell `computed()`, `communicated()`, `loss(x)`, `gradient_norm(x)` and `tokens(n)`.
     On a GPU `computed()` is true only behind `torch.cuda.synchronize()` or whatever else waits for the device. Other
-    arguments are those of Steps. Wants torch 2.0 or newer, whose optimizers have hooks.
+    arguments are those of Steps. Optimizers of torch 2.0 or newer have hooks for it; of older ones `step` is wrapped.
     """
 
     def __init__(self, optimizer: Any, digest_every: int = 0, **identity: Any) -> None:
@@ -26,9 +27,7 @@ class TorchSteps:
         self._optimizer, self._every, self._done = optimizer, digest_every, 0
         self._step = self.steps.step()
         hook = getattr(optimizer, "register_step_post_hook", None)
-        if hook is None:
-            self.steps.say(f"{type(optimizer).__name__} has no register_step_post_hook; wanted torch 2.0 or newer")
-        self._handle = hook(self._finished) if hook else None
+        self._handle = hook(self._finished) if hook else _WrappedStep(optimizer, self._finished)
 
     def _finished(self, *_: Any) -> None:
         self._done += 1
@@ -53,9 +52,29 @@ class TorchSteps:
 
     def close(self) -> None:
         """Takes the hook off the optimizer."""
-        if self._handle is not None:
-            self._handle.remove()
+        self._handle.remove()
         self.steps.close()
+
+
+class _WrappedStep:
+    """Calls `hook` after each step of an optimizer that has no hooks of its own."""
+
+    def __init__(self, optimizer: Any, hook: Callable[..., None]) -> None:
+        self._hook: Callable[..., None] | None = hook
+        inner = optimizer.step
+
+        @functools.wraps(inner)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            result = inner(*args, **kwargs)
+            if self._hook is not None:
+                self._hook()
+            return result
+
+        optimizer.step = step
+
+    def remove(self) -> None:
+        """Ends the calls. The wrapper stays: a scheduler may have wrapped it in turn."""
+        self._hook = None
 
 
 class TrainerSteps:

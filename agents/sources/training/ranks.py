@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -122,10 +122,21 @@ class Found:
 
 
 class Ranks:
-    """All ranks of a node. One thread receives while another one looks."""
+    """All ranks of a node. One thread receives while another one looks.
 
-    def __init__(self, node: str, wall: Callable[[], int], clock: Callable[[], float]) -> None:
+    owners: a job's users, None where they are not known.  trusted: users who may report for any job.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        wall: Callable[[], int],
+        clock: Callable[[], float],
+        owners: Callable[[str], Collection[int] | None] = lambda job: None,
+        trusted: Collection[int] = (0,),
+    ) -> None:
         self._node, self._wall, self._clock = clean(node), wall, clock
+        self._owners, self._trusted = owners, trusted
         self._lock = Lock()
         self._ranks: dict[str, _Rank] = {}
         self._senders: dict[bytes, Sender] = {}
@@ -140,7 +151,7 @@ class Ranks:
                 sender = self._sender(whose)
                 self._take(f"rank:{sender.job}.{sender.rank}", sender, body, pid, uid)
             except Unusable as wrong:
-                self.refused, self.reason = self.refused + 1, f"from process {pid} of user {uid}: {str(wrong)[:200]}"
+                self._refuse(f"from process {pid} of user {uid}: {str(wrong)[:200]}")
 
     def look(self) -> Found:
         """What came since the last look. Ranks whose process ended, or that are silent for long, are forgotten."""
@@ -156,6 +167,9 @@ class Ranks:
                     columns[name] = np.array([_count(rank.last, total) for _, rank in ranks], np.uint64)
             events = tuple(self._events.popleft() for _ in range(min(len(self._events), MAX_EVENTS)))
             return Found(tuple(entity for entity, _ in ranks), columns, events, self.refused)
+
+    def _refuse(self, reason: str) -> None:
+        self.refused, self.reason = self.refused + 1, reason
 
     def senders(self) -> dict[str, tuple[Sender, int]]:
         """Ranks that are known now, with who they say they are and the user who says so."""
@@ -177,6 +191,7 @@ class Ranks:
         return Sender(job, sender.rank, sender.world, sender.stage, sender.gpu, sender.group)
 
     def _take(self, entity: str, sender: Sender, body: Body, pid: int, uid: int) -> None:
+        self._check_user(sender.job, uid)
         rank = self._ranks.get(entity)
         if rank is None:
             rank = self._ranks[entity] = self._welcome(entity, sender, pid, uid)
@@ -197,6 +212,17 @@ class Ranks:
             self._tell([self._digest(entity, body.step, bucket, value, group) for bucket, value in body.values])
         else:
             self._tell([self._checkpoint(sender, body)])
+
+    def _check_user(self, job: str, uid: int) -> None:
+        """Raises Unusable unless the user may report for the job. Of one that nobody knows who reports first may."""
+        if uid in self._trusted:
+            return
+        owners = self._owners(job)
+        if owners is None:
+            others = (rank.uid for rank in self._ranks.values() if rank.sender.job == job)
+            owners = {uid for uid in others if uid not in self._trusted} or {uid}
+        if uid not in owners:
+            raise Unusable(f"job {job} belongs to user {', '.join(map(str, sorted(owners)))}")
 
     def _welcome(self, entity: str, sender: Sender, pid: int, uid: int) -> _Rank:
         own = sum(rank.uid == uid for rank in self._ranks.values())
@@ -219,8 +245,16 @@ class Ranks:
         return Event(self._wall(), f"job:{sender.job}", "checkpoint", data)
 
     def _forget(self) -> None:
-        """Only ranks without a step since the last look can have ended: the last step of the others is still shown."""
+        """Forgets ranks that ended, and those of users to whom their job turns out not to belong.
+
+        Only ranks without a step since the last look can have ended: the last step of the others is still shown.
+        """
         now = self._clock()
+        for entity, rank in list(self._ranks.items()):
+            owners = self._owners(rank.sender.job)
+            if owners is not None and rank.uid not in owners and rank.uid not in self._trusted:
+                del self._ranks[entity]
+                self._refuse(f"{entity} of user {rank.uid}: job {rank.sender.job} belongs to another user")
         gone = [
             entity
             for entity, rank in self._ranks.items()

@@ -210,7 +210,11 @@ def _fill(connection: duckdb.DuckDBPyConnection) -> None:
     """10 minutes of GPUs; n3 fell silent 5 minutes ago, n4 was only announced, a facility sender has no node."""
     for entity, above in PARENTS.items():
         kind = entity.partition(":")[0]
-        connection.execute("INSERT INTO entity VALUES (?, ?, 'local', true, ?, '{}')", [entity, kind, list(above)])
+        connection.execute(
+            """INSERT INTO entity (entity, kind, site, simulated, parents, attributes)
+               VALUES (?, ?, 'local', true, ?, '{}')""",
+            [entity, kind, list(above)],
+        )
     for number, (gpu, clock) in enumerate(CLOCKS.items()):
         node = gpu[4:6]
         connection.execute("INSERT INTO device VALUES ('gpu', ?, 'local', ?, ?, true)", [number, gpu, node])

@@ -209,7 +209,8 @@ def test_the_timeline_has_what_happened_to_the_entity_and_above_it(
             (5, "gpu:n1.0", "digest", '{"digest": "good"}'),
         ):
             connection.execute(
-                "INSERT INTO events VALUES (make_timestamptz(?), ?, ?, ?, 'local', 'n1', true)",
+                "INSERT INTO events (time, entity, kind, data, site, node, simulated)"
+                " VALUES (make_timestamptz(?), ?, ?, ?, 'local', 'n1', true)",
                 [now - ago * SECOND, entity, kind, data],
             )
         connection.execute(

@@ -1,0 +1,141 @@
+"""Ranks that have been slower than their stage since their first sample: more work, or a slow device.
+
+What a rank learns as its own normal cannot tell; its stage can, and by itself that is no proof: a rank may have more
+work by design. So it is a ticket after a hold, and a page when the device itself shows it: its clock is far below its
+stage's, or ranks of other work were slow on it as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.method.lengths import grown
+from detectors.method.streams import LEARN, Bools, Floats
+from detectors.straggler.causes import Cause
+from detectors.straggler.places import Places
+from detectors.straggler.ring import RING
+from pipeline.records import SECOND
+
+CLOCK = 0.8
+"""Share of its stage's SM clock from which a GPU is slow itself: identical ones differ by at most 22 % (Sinha et al.,
+SC 2022). As `ratio` of straggler_inferred."""
+REMEMBERED = 7 * 86_400 * SECOND
+"""How long it is known which work was slow on a GPU: a job that runs for days is placed anew within. Chosen."""
+_SMOOTH = 0.15  # of the clock's departure, as of straggler_inferred
+_MOST = 0.5  # share of the slow ranks that must show a thing, as in blame.py
+_TOLD = "slow since it started: more work or a slow device"
+_CELLS: Mapping[str, float | int] = {
+    "first": 0,  # time of its first sample since it began or began again, us
+    "base": 0,  # samples that it had told before that
+    "granted": 0.0,  # ln of the slowdown that a person called no fault
+    "slower": 0.0,  # ln of its GPU's clock below the stage's, smoothed
+}
+
+
+class Started:
+    """Arrays by slot, and by GPU which work (a rank's number in its job) was slow on it, and when last."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, NDArray[Any]] = {n: np.full(0, fill) for n, fill in _CELLS.items()}
+        self.seen: dict[str, dict[str, int]] = {}
+
+    def granted(self, size: int) -> Floats:
+        """(S,) what may be added to a stage's normal."""
+        self._grow(size)
+        return np.asarray(self.cells["granted"][:size])
+
+    def mark(self, told: Bools, count: NDArray[np.int64], behind: NDArray[np.int64], time: int) -> None:
+        """Dates back to its first sample who is far behind as soon as that can be told.
+
+        told: (S,) had a sample.   count: samples since it is known.   behind: since when each is far behind, 0 not.
+        """
+        first, base = (self.cells[name][: len(told)] for name in ("first", "base"))
+        new = told & (first == 0)
+        first[new], base[new] = time, count[new] - 1
+        early = (behind > first) & (count - base <= LEARN + RING)
+        behind[early] = first[early]
+
+    def watch_clocks(self, clock: Floats, places: Places, at_work: Bools) -> None:
+        """Takes the SM clocks of the ranks' GPUs."""
+        self._grow(len(clock))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            value = np.where(at_work & (clock > 0), -np.log(clock), np.nan)
+        apart = value - places.medians(value)
+        slower, known = self.cells["slower"][: len(apart)], np.isfinite(apart)
+        slower[known] += _SMOOTH * (apart[known] - slower[known])
+
+    def since(self, slots: Sequence[int], behind: NDArray[np.int64]) -> int | None:
+        """Since when most of some slow ranks have been so from their first sample; None where they have not."""
+        mine = np.asarray(slots)
+        first = self.cells["first"][mine]
+        late = (behind[mine] > 0) & (behind[mine] == first)
+        return int(np.median(first[late])) if np.count_nonzero(late) >= _MOST * len(mine) else None
+
+    def by_design(self, slots: Sequence[int], behind: NDArray[np.int64], places: Places) -> bool:
+        """Whether ranks on other nodes of the same stages have been slow since they started, too: so it is divided."""
+        mine, first = np.asarray(slots), self.cells["first"][: len(behind)]
+        late = (behind > 0) & (behind == first) & (places.at >= 0)
+        late[mine] = False
+        stages, nodes = places.of["stage"], places.of["node"]
+        others = late & np.isin(stages, stages[mine]) & ~(np.isin(nodes, nodes[mine]) & (nodes >= 0))
+        return bool(others.any())
+
+    def note(self, slots: Sequence[int], places: Places, time: int) -> None:
+        """Remembers which work is slow on which GPU."""
+        for slot in slots:
+            if (gpu := places.entity("gpu", slot)) is not None:
+                self.seen.setdefault(gpu, {})[_work(places.names[slot])] = time
+        for gpu, known in list(self.seen.items()):
+            self.seen[gpu] = {work: last for work, last in known.items() if time - last <= REMEMBERED}
+            if not self.seen[gpu]:
+                del self.seen[gpu]
+
+    def causes(self, slots: Sequence[int], capped: Bools, places: Places) -> list[Cause]:
+        """What shows that the device is slow; that alone which everybody sees where nothing does."""
+        slower = self.cells["slower"][list(slots)]
+        low = (slower >= -np.log(CLOCK)) & ~capped[list(slots)]
+        if np.count_nonzero(low) >= _MOST * len(slots):
+            below = -float(np.expm1(-np.median(slower[low])))
+            words = f"slow since it started, as the SM clock, {100 * below:.0f} % below that of its stage"
+            return [Cause("sm_clock_below_stage", words, "gpu.sm_clock", True, round(below, 4))]
+        if np.count_nonzero([self._swapped(slot, places) for slot in slots]) >= _MOST * len(slots):
+            words = "slow since it started, as other work was on the same device"
+            return [Cause("slow_with_other_work", words, "rank.compute_time", True, 1.0)]
+        return [Cause("slow_since_start", _TOLD, "rank.compute_time", False, 1.0)]
+
+    def _swapped(self, slot: int, places: Places) -> bool:
+        gpu = places.entity("gpu", slot)
+        return gpu is not None and bool(self.seen.get(gpu, {}).keys() - {_work(places.names[slot])})
+
+    def grant(self, slots: Sequence[int], behind: NDArray[np.int64], by_stage: Floats) -> None:
+        """A person said that it is no fault. by_stage: (S, RING) the newest departures from the stage."""
+        for slot in slots:
+            if slot < len(behind) and behind[slot] > 0:
+                self.cells["granted"][slot] += max(0.0, float(np.median(by_stage[slot])))
+
+    def begin(self, slots: Sequence[int], count: NDArray[np.int64], elsewhere: bool = False) -> None:
+        """Begins anew after a rest or with other software; `elsewhere`: as another rank, or on another GPU."""
+        mine = [slot for slot in slots if slot < len(self.cells["first"])]
+        self.cells["first"][mine], self.cells["base"][mine] = 0, count[mine]
+        if elsewhere:
+            self.cells["granted"][mine] = self.cells["slower"][mine] = 0.0
+
+    def _grow(self, size: int) -> None:
+        if size > len(self.cells["first"]):
+            self.cells = {name: grown(self.cells[name], size, fill) for name, fill in _CELLS.items()}
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"cells": dict(self.cells), "seen": {gpu: dict(known) for gpu, known in self.seen.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.cells = {name: np.array(cells) for name, cells in state["cells"].items()}
+        self.seen = {gpu: dict(known) for gpu, known in state["seen"].items()}
+
+
+def _work(rank: str) -> str:
+    """What a rank does, whatever its job is called: its number. A job that is started again does the same there."""
+    return rank.rpartition(".")[2]

@@ -1,0 +1,165 @@
+"""What is known of every sender: when it was heard last by our clock, its newest event time, the error of its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import duckdb
+
+from pipeline.clocks import BOUND, SenderClock
+from pipeline.records import SECOND, Event, EventBatch, Origin
+from pipeline.signals import CLASSES
+from pipeline.store.append import insert, times
+from pipeline.store.database import Database
+
+MOST = 100_000
+"""Senders that are known; of more, those heard longest ago are forgotten. Chosen: eight times a fleet of 12,500 nodes,
+100 MB."""
+ALIVE = 10 * SECOND
+"""A sender with a message within so long is alive: agents send at least every 5 s, and 5 s for the way."""
+LOOKS = 3
+"""And so are slower senders, for so many of their intervals; chosen: one message may be late, one lost."""
+KIND = "clock_error"
+SAVE_EVERY = 10 * SECOND
+"""Least time between two writes of what a restart needs; chosen: a sixth of what makes a node silent."""
+
+
+class Senders:
+    """All senders by node. For one thread; `bound` as [pipeline] clock_bound, in us.
+
+    arrivals: when the newest message of each arrived (UTC us, our clock or that of the brokers).
+    newest:   event time that the telemetry of each has reached; a node that sent events alone has none.
+    """
+
+    def __init__(self, database: Database, now: int, bound: int = BOUND) -> None:
+        self.bound, self._saved = bound, now
+        self.arrivals: dict[str, int] = {}
+        self.newest: dict[str, int] = {}
+        self._intervals: dict[str, int] = {}  # event time between the last two messages of telemetry
+        self._heard: dict[str, int] = {}  # when the newest telemetry arrived
+        self._clocks: dict[str, SenderClock] = {}
+        self._reported: dict[str, int] = {}  # errors of clocks that are stored as events
+        self._changed: set[str] = set()
+        self._forgotten: list[str] = []
+        self._restore(database, now)
+
+    @property
+    def clock_errors(self) -> dict[str, int]:
+        """Node -> measured error of its clock (us), of those whose clock is wrong."""
+        return {node: clock.error for node, clock in self._clocks.items() if clock.error}
+
+    def clock_events(self, now: int) -> list[EventBatch]:
+        """An event `clock_error` for each clock that became wrong, wrong by another amount, or right again."""
+        errors = self.clock_errors
+        news = {n: e for n, e in errors.items() if abs(e - self._reported.get(n, 0)) > self.bound}
+        news |= dict.fromkeys(self._reported.keys() - errors.keys(), 0)
+        return [
+            EventBatch(Origin("", node, b""), (Event(now, f"node:{node}", KIND, {"seconds": error / SECOND}),))
+            for node, error in sorted(news.items())
+        ]
+
+    def reported(self, batches: Iterable[EventBatch]) -> None:
+        """Events of `clock_events` are stored."""
+        for node, [event] in ((batch.origin.node, batch.events) for batch in batches):
+            self._reported[node] = round(event.data["seconds"] * SECOND)
+            if not self._reported[node]:
+                del self._reported[node]
+
+    def measure(self, node: str, sent: int, arrived: int, exact: bool) -> int:
+        """By how much the times of a message are to be moved back (us): see SenderClock.measure."""
+        if node not in self._clocks:
+            self._make_room()
+            self._clocks[node] = SenderClock()
+        return self._clocks[node].measure(sent, arrived, exact, self.bound)
+
+    def record(self, node: str, arrived: int, newest: int | None) -> None:
+        """A message of `node` is stored; newest: event time of its last telemetry, None for events alone."""
+        self.arrivals[node] = arrived  # not the latest: a clock of ours that was set back would hide all arrivals
+        if newest is not None:
+            before = self.newest.get(node, newest)
+            if newest > before or node not in self._intervals:
+                self._intervals[node] = newest - before if node in self._heard else 0
+            self.newest[node], self._heard[node] = max(newest, before), arrived
+        self._changed.add(node)
+
+    def passed(self, now: int, lateness: int) -> int | None:
+        """Event time that every sender that is alive has passed, and at least `lateness` before the newest.
+
+        A sender without a message for a while holds nothing up, nor does one whose clock is wrong: neither is waited
+        for, and a wrong clock takes the lateness from no other that is alive. Nor does one whose messages lie further
+        apart than `lateness`: it would hold up every frame for so long, and what it sends comes as soon as it is
+        measured. None before the first telemetry.
+        """
+        alive = {node: time for node, time in self.newest.items() if self._alive(node, now)}
+        right = {node: time for node, time in alive.items() if not self._is_wrong(node)} or alive
+        if not right:
+            right = {n: time for n, time in self.newest.items() if not self._is_wrong(n)} or self.newest
+        if not right:
+            return None
+        least = max(right.values()) - lateness
+        waited = (time for node, time in right.items() if node in alive and self._intervals.get(node, 0) <= lateness)
+        return max(least, min(waited, default=least))
+
+    def _is_wrong(self, node: str) -> bool:
+        return node in self._clocks and self._clocks[node].error != 0
+
+    def _alive(self, node: str, now: int) -> bool:
+        """A time of hearing that lies in the future is of before our clock was set back."""
+        heard = self._heard.get(node)
+        return heard is not None and -ALIVE <= now - heard <= max(ALIVE, LOOKS * self._intervals.get(node, 0))
+
+    def _make_room(self) -> None:
+        while len(self._clocks) >= MOST:
+            oldest = min(self._clocks, key=lambda node: self.arrivals.get(node, 0))
+            for known in (self._clocks, self.arrivals, self.newest, self._intervals, self._heard):
+                known.pop(oldest, None)
+            self._changed.discard(oldest)
+            self._forgotten.append(oldest)
+
+    def save(self, connection: duckdb.DuckDBPyConnection, now: int) -> bool:
+        """Writes what changed, at most every SAVE_EVERY; whether it did. `saved` follows once that is durable."""
+        if not self._changed or abs(now - self._saved) < SAVE_EVERY:
+            return False
+        nodes, fresh = sorted(self._changed), SenderClock()
+        columns = {
+            "node": nodes,
+            "arrived": times([self.arrivals[node] for node in nodes]),
+            "newest": times([self.newest.get(node, 0) for node in nodes]),
+            "clock_error": [self._clocks.get(node, fresh).error for node in nodes],
+        }
+        renew = "arrived = excluded.arrived, newest = excluded.newest, clock_error = excluded.clock_error"
+        insert(connection, "sender", columns, f"ON CONFLICT (node) DO UPDATE SET {renew}")
+        if self._forgotten:
+            connection.execute("DELETE FROM sender WHERE list_contains(?, node)", [self._forgotten])
+        return True
+
+    def saved(self, now: int) -> None:
+        """The last `save` is durable."""
+        self._changed.clear()
+        self._forgotten.clear()
+        self._saved = now
+
+    def _restore(self, database: Database, now: int) -> None:
+        """Every node that ever sent telemetry, as the store has it: a restart must not forget which nodes exist."""
+        each = " UNION ALL ".join(
+            f"SELECT d.node, l.time FROM latest_{c} l JOIN device d ON d.id = l.device AND d.class = '{c}'"
+            for c in CLASSES
+        )
+        with database.lock:
+            rows = database.connection.execute(f"""
+                SELECT node, epoch_us(greatest(s.arrived, d.newest)), epoch_us(greatest(s.newest, d.newest)),
+                       coalesce(s.clock_error, 0)
+                FROM sender s FULL JOIN (SELECT node, max(time) AS newest FROM ({each}) GROUP BY node) d USING (node)
+                ORDER BY 2 DESC LIMIT {MOST}""").fetchall()
+        for node, arrived, newest, error in rows:
+            self._clocks[node], self.arrivals[node] = SenderClock(error), arrived
+            if error:
+                self._reported[node] = error
+            if newest:
+                self.newest[node] = newest
+        self._expect_the_last(now)
+
+    def _expect_the_last(self, now: int) -> None:
+        """Who was alive when the last pipeline ended is alive for ALIVE: the first one heard is not all there are."""
+        last = max((self.arrivals[node] for node in self.newest), default=0)
+        self._heard = dict.fromkeys((n for n in self.newest if last - self.arrivals[n] <= ALIVE + SAVE_EVERY), now)

@@ -1,0 +1,54 @@
+"""`fleetpulse doctor` on the agent of its node: it runs, does not run, or hangs."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from agents.check import status
+from agents.examination import agent
+from agents.spool import Spool
+from pipeline.config import Agent, Config
+from pipeline.config import Spool as SpoolSettings
+from pipeline.records import TELEMETRY
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(agent=Agent(node="n1"), spool=SpoolSettings(directory=tmp_path / "spool"))
+
+
+def said(config: Config, seconds_ago: float) -> None:
+    """The agent's status, as if it were written so long ago."""
+    path = status.in_spool(config.spool.directory, "n1")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{}")
+    os.utime(path, (time.time() - seconds_ago,) * 2)
+
+
+def test_an_agent_that_holds_its_spool_and_says_nothing_fails(config: Config) -> None:
+    said(config, 31)
+    with Spool(config.spool.directory, "n1", TELEMETRY, segment_bytes=1 << 16, free_bytes=0):
+        found = agent(config)
+    assert found.state == "fail"
+    assert found.found == "runs and has hung or been stopped for 31 s"
+
+
+def test_an_agent_that_spoke_lately_is_well(config: Config) -> None:
+    said(config, 10)
+    with Spool(config.spool.directory, "n1", TELEMETRY, segment_bytes=1 << 16, free_bytes=0):
+        assert agent(config).state == "ok"
+
+
+def test_an_agent_that_has_just_started_is_not_taken_for_one_that_hangs(config: Config) -> None:
+    with Spool(config.spool.directory, "n1", TELEMETRY, segment_bytes=1 << 16, free_bytes=0):
+        assert (agent(config).state, agent(config).found) == ("ok", "starts")
+
+
+def test_an_agent_that_does_not_run_is_a_warning(config: Config) -> None:
+    assert agent(config).state == "info"
+    said(config, 3600)
+    assert agent(config).state == "warn"

@@ -1,0 +1,308 @@
+"""A disk that is slow, or does not answer at all, costs the agent no tick, and nothing without a count.
+
+The disk is made slow for real: a library of C, preloaded into the agent, delays calls that touch the spool's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agents.accepted import AcceptedCount, folder
+from agents.flusher import SLOW, Stream
+from agents.waiting import BITE, WaitingMessages
+from pipeline import wire
+from pipeline.config import Spool as Settings
+from pipeline.records import EVENTS, TELEMETRY, Event, Origin
+from pipeline.transport import Message
+from tests.agents import nvml_stub
+
+Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+from pathlib import Path
+from agents.agent import run
+from agents.collectors.host import Host
+from pipeline.config import Agent, Config, Spool
+settings = Spool(Path(sys.argv[1]), free_bytes=0, queue_bytes=int(sys.argv[2]))
+sys.exit(run(Config(agent=Agent("n1", 0.1), spool=settings), collectors=[Host()]))
+"""
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that makes a disk slow."""
+    if sys.platform != "linux" or (compiler := nvml_stub.compiler()) is None:
+        pytest.skip("no C compiler on Linux: install gcc to make a disk slow")
+    made = tmp_path_factory.mktemp("slow") / "slow_disk.so"
+    source = Path(__file__).with_name("slow_disk.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", made, source, "-ldl"], check=True)
+    return made
+
+
+@dataclass
+class Node:
+    """An agent in a process of its own whose disk obeys `disk`: "sync 3", "all ever", "sync 0"."""
+
+    folder: Path
+    library: Path
+    queue_bytes: int = 16 << 20
+    agent: subprocess.Popen[str] | None = None
+
+    @property
+    def spool(self) -> Path:
+        return self.folder / "spool"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def disk(self, how: str) -> None:
+        new = self.folder / "control.new"
+        new.write_text(how)
+        new.replace(self.folder / "control")
+
+    def start(self) -> None:
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": str(self.library),
+            "SLOW_DISK_FOLDER": str(self.spool),
+            "SLOW_DISK_CONTROL": str(self.folder / "control"),
+            "RUNTIME_DIRECTORY": str(self.folder / "run"),
+        }
+        words = [sys.executable, "-c", PROGRAM, str(self.spool), str(self.queue_bytes)]
+        with (self.folder / "log").open("a") as log:
+            self.agent = subprocess.Popen(words, cwd=ROOT, env=environment, stderr=log, text=True)
+
+    def end(self, number: int = signal.SIGTERM, seconds: float = 30.0) -> int:
+        assert self.agent is not None
+        self.agent.send_signal(number)
+        return self.agent.wait(seconds)
+
+
+@pytest.fixture
+def node(tmp_path: Path, library: Path) -> Iterator[Node]:
+    made = Node(tmp_path, library)
+    (tmp_path / "run").mkdir()
+    made.disk("sync 0")
+    yield made
+    made.disk("sync 0")
+    if made.agent is not None and made.agent.poll() is None:
+        made.agent.kill()
+        made.agent.wait()
+
+
+def wait_for(found: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+    """Until it is there, for it happens in another process."""
+    until = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
+
+
+def times(messages: list[Message]) -> list[int]:
+    """Times of the ticks, in us."""
+    bodies = [wire.decode(m.value) for m in messages if m.partition.topic == TELEMETRY]
+    return [int(body.times[0]) for body in bodies]
+
+
+def events(messages: list[Message], kind: str) -> list[Event]:
+    batches = [wire.decode_events(m.value) for m in messages if m.partition.topic == EVENTS]
+    return [event for batch in batches for event in batch.events if event.kind == kind]
+
+
+def missed(ticks: list[int]) -> int:
+    """Ticks of 0.1 s that are missing between the first and the last."""
+    return (ticks[-1] - ticks[0]) // 100_000 + 1 - len(ticks)
+
+
+@pytest.mark.slow
+def test_a_disk_that_takes_seconds_costs_no_tick_and_is_reported(node: Node, drain: Drain) -> None:
+    """Before, each tick waited for the disk: 4 ticks of 80 were made."""
+    node.start()
+    wait_for(lambda: len(times(drain(node.spool)[0])) > 5, "the first ticks")
+    node.disk("sync 4")
+    wait_for(lambda: "slow: a message has waited" in node.log, "the slow disk is reported")
+    node.disk("sync 0")
+    wait_for(lambda: events(drain(node.spool)[0], "disk_slow"), "the event")
+    assert node.end() == 0
+    messages, gaps = drain(node.spool)
+    (told,) = events(messages, "disk_slow")
+    assert (told.data["state"], told.data["lost"], gaps) == ("active", 0, [])
+    assert told.data["seconds"] >= 5
+    assert missed(times(messages)) <= 8, "a busy machine may miss a tick, a disk of 4 s must not"
+
+
+@pytest.mark.slow
+def test_a_disk_that_never_answers_again_costs_what_does_not_fit_into_memory_as_a_counted_gap(
+    node: Node, drain: Drain
+) -> None:
+    node.queue_bytes = 1 << 16
+    node.start()
+    wait_for(lambda: len(times(drain(node.spool)[0])) > 5, "the first ticks")
+    before = len(times(drain(node.spool)[0]))
+    node.disk("all ever")
+    wait_for(lambda: "losing data: the disk is too slow" in node.log, "the loss is reported", 300)
+    node.disk("sync 0")
+    wait_for(lambda: len(times(drain(node.spool)[0])) > before + 20, "it goes on by itself")
+    assert node.end() == 0
+    messages, gaps = drain(node.spool)
+    ((first, behind, cause),) = gaps
+    ticks = times(messages)
+    assert cause == "the disk was too slow"
+    assert len([m for m in messages if m.partition.topic == TELEMETRY]) + behind - first == max(
+        m.offset + 1 for m in messages if m.partition.topic == TELEMETRY
+    )
+    assert missed(ticks) - (behind - first) <= 8, "every tick is stored or counted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_waited_for_a_slow_disk_when_the_agent_ended_is_a_counted_gap(
+    node: Node, drain: Drain, number: int
+) -> None:
+    node.start()
+    wait_for(lambda: len(times(drain(node.spool)[0])) > 5, "the first ticks")
+    node.disk("all ever")
+    durable = len(times(drain(node.spool)[0]))
+    time.sleep(2)  # what happens to the samples of these two seconds is the question
+    node.end(number, 10)
+    assert len(times(drain(node.spool)[0])) <= durable + 1
+    node.disk("sync 0")
+    node.start()
+    wait_for(lambda: len(times(drain(node.spool)[0])) > durable + 5, "it goes on by itself")
+    assert node.end() == 0
+    _, gaps = drain(node.spool)
+    (gap,) = [gap for gap in gaps if gap[2] == "the agent ended while its disk was slow" and gap[1] - gap[0] > 3]
+    assert 15 <= gap[1] - gap[0] <= 30, "20 ticks of 0.1 s waited"
+
+
+def test_an_agent_starts_though_its_disk_does_not_answer(node: Node, drain: Drain) -> None:
+    node.spool.mkdir()
+    node.disk("all ever")
+    node.start()
+    wait_for(lambda: "has not answered for 10 s; starting without it" in node.log, "the start")
+    wait_for(lambda: "slow: a message has waited" in node.log, "ticks are made")
+    node.disk("sync 0")
+    wait_for(lambda: len(times(drain(node.spool)[0])) > 60, "the ticks made meanwhile")
+    assert node.end() == 0
+
+
+# --- the queue by itself ----------------------------------------------------------------------------------------------
+
+
+def test_the_queue_gives_up_the_oldest_beyond_its_bytes_and_counts_them_before_what_is_left() -> None:
+    queue = WaitingMessages(10, 600, lambda: 0.0)
+    for i in range(6):
+        queue.add(b"%03d" % i, 1, i)
+    assert (queue.given_up, queue.count) == (3, 3)
+    dropped, taken = queue.take()
+    assert (dropped, [m.made for m in taken]) == (3, [3, 4, 5])
+    queue.finish()
+    assert (queue.handled, queue.accepted, queue.empty) == (6, 6, True)
+
+
+def test_the_queue_gives_up_what_waited_too_long_but_never_the_newest() -> None:
+    now = [0.0]
+    queue = WaitingMessages(1 << 20, 5, lambda: now[0])
+    for second in (0, 1, 20):
+        now[0] = second
+        queue.add(b"x", 1, second)
+    assert [m.made for m in queue.take()[1]] == [20]
+    assert queue.given_up == 2
+
+
+def test_one_bite_is_bounded_and_a_larger_message_is_taken_alone() -> None:
+    queue = WaitingMessages(8 << 20, 600, lambda: 0.0)
+    for size in (BITE + 1, BITE - 1, 1, 1):
+        queue.add(bytes(size), 1, size)
+    assert [[m.made for m in queue.take()[1]] for _ in range(3)] == [[BITE + 1], [BITE - 1, 1], [1]]
+
+
+def test_the_age_is_that_of_the_oldest_message_also_while_it_is_being_written() -> None:
+    now = [0.0]
+    queue = WaitingMessages(1 << 20, 600, lambda: now[0])
+    assert queue.age() == 0
+    queue.add(b"x", 1, 0)
+    queue.take()
+    now[0] = 7.0
+    queue.add(b"y", 1, 0)
+    assert queue.age() == 7
+    queue.finish()
+    assert queue.age() == 0
+
+
+def test_the_count_of_what_was_accepted_outlives_the_process_and_belongs_to_one_epoch(tmp_path: Path) -> None:
+    first, epoch = AcceptedCount(tmp_path / "spool", tmp_path), bytes(range(16))
+    first.begin(epoch, 100, 0)
+    first.set(7)
+    assert AcceptedCount(tmp_path / "spool", tmp_path).left() == (epoch, 107)
+    assert AcceptedCount(tmp_path / "other", tmp_path).left() is None
+    first.close(keep=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_waited_for_an_epoch_that_cannot_go_on_is_a_gap_of_the_next_one(tmp_path: Path) -> None:
+    """A gap at the end of an epoch, as a kill between it and the next record leaves, ends the epoch."""
+    settings = Settings(tmp_path / "spool", free_bytes=0)
+    before = Stream(TELEMETRY, settings, Origin("s", "n1", bytes(16), False), tmp_path)
+    before.open()
+    assert before.spool is not None
+    before.spool.append_many([b"a", b"b"], 1, 0)
+    before.spool.skip(3, SLOW)
+    before.accepted.set(9)
+    before.spool.close()
+    after = Stream(TELEMETRY, settings, Origin("s", "n1", bytes(16), False), tmp_path)
+    after.open()
+    assert after.spool is not None
+    assert after.spool.epoch != before.spool.epoch
+    assert (after.spool.next, after.lost) == (4, 4)
+    after.accepted.close(keep=True)
+    after.spool.close()
+    again = Stream(TELEMETRY, settings, Origin("s", "n1", bytes(16), False), tmp_path)
+    again.open()
+    assert again.lost == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"FPA1", bytes(64), bytes(range(200, 236))])
+def test_a_count_that_is_damaged_counts_nothing(tmp_path: Path, content: bytes) -> None:
+    count = AcceptedCount(tmp_path / "spool", tmp_path)
+    count.begin(bytes(16), 1 << 40, 0)
+    count.close(keep=True)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(content)
+    assert AcceptedCount(tmp_path / "spool", tmp_path).left() is None
+
+
+def test_a_link_that_another_user_laid_is_not_followed(tmp_path: Path) -> None:
+    memory, target = tmp_path / "memory", tmp_path / "target"
+    memory.mkdir()
+    target.write_bytes(b"precious")
+    count = AcceptedCount(tmp_path / "spool", memory)
+    count.begin(bytes(16), 0, 0)
+    count.close(keep=True)
+    (path,) = memory.iterdir()
+    path.unlink()
+    path.symlink_to(target)
+    again = AcceptedCount(tmp_path / "spool", memory)
+    again.begin(bytes(16), 0, 0)
+    again.set(5)
+    again.close(keep=False)
+    assert target.read_bytes() == b"precious"
+
+
+def test_where_there_is_no_memory_for_it_nothing_is_counted_and_nothing_fails(tmp_path: Path) -> None:
+    assert folder({"RUNTIME_DIRECTORY": str(tmp_path / "none")}) is None
+    count = AcceptedCount(tmp_path, None)
+    count.begin(bytes(16), 0, 0)
+    count.set(1)
+    assert count.left() is None
+    count.close(keep=True)

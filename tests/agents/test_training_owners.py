@@ -1,0 +1,177 @@
+"""Whose ranks a user may report: those of its own jobs, as far as the node knows to whom a job belongs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.collectors.training import Training
+from agents.sources.jobs import members
+from agents.sources.jobs.cgroups import Place
+from agents.sources.jobs.gpus import Gpus
+from agents.sources.jobs.identity import identify
+from agents.sources.jobs.members import Sources
+from agents.sources.jobs.processes import Process
+from agents.sources.nvml.places import boot
+from agents.sources.training import datagram
+from agents.sources.training.datagram import STEP_BODY, Sender
+from agents.sources.training.owners import JobOwners, uids_of
+from agents.sources.training.ranks import Ranks
+
+VICTIM, IMPOSTOR = 1001, 1002
+
+
+class Bench:
+    """Ranks over files that say whose a job is, with time of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.facts, self.memory, self.at = folder / "facts", folder / "jobs.json", 0.0
+        self.facts.mkdir()
+        owners = JobOwners("n1", self.facts, self.memory, lambda: self.at)
+        self.ranks = Ranks("n1", lambda: 0, lambda: self.at, owners.of, uids_of(["root", "no such user"]))
+
+    def prolog(self, job: str, uid: int) -> None:
+        (self.facts / f"{job}.env").write_text(f"SLURM_JOB_ID={job}\nSLURM_JOB_UID={uid}\n")
+        self.at += 1.0
+
+    def seen(self, **users: int) -> None:
+        """What the collector `jobs` keeps: a rank of each job, run by that user."""
+        rows: list[Any] = [(f"rank:{job}.0", job, "", [], "", {"node": "n1", "uid": uid}) for job, uid in users.items()]
+        self.memory.write_text(json.dumps({"boot": boot(), "jobs": {}, "ranks": rows}))
+        self.at += 1.0
+
+    def report(self, job: str, rank: int, uid: int) -> bool:
+        """Whether a step was taken."""
+        before, self.at = self.ranks.refused, self.at + 0.01
+        whole = datagram.head(datagram.STEP, datagram.identity(Sender(job, rank)))
+        self.ranks.receive(whole + STEP_BODY.pack(1, 0, 0, 0, 0, *[1.0] * 5), 0, uid)
+        return self.ranks.refused == before
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.mark.parametrize("known", ["prolog", "seen"])
+def test_a_user_cannot_report_for_a_job_of_another_user(bench: Bench, known: str) -> None:
+    bench.prolog("81", VICTIM) if known == "prolog" else bench.seen(**{"81": VICTIM})
+    assert not bench.report("81", 0, IMPOSTOR)
+    assert bench.ranks.reason == f"from process 0 of user {IMPOSTOR}: job 81 belongs to user {VICTIM}"
+    assert bench.report("81", 0, VICTIM)
+    assert bench.report("82", 0, IMPOSTOR)
+
+
+def test_an_impostor_that_was_first_is_thrown_out_once_the_owner_is_known(bench: Bench) -> None:
+    assert bench.report("81", 0, IMPOSTOR)
+    assert not bench.report("81", 1, VICTIM)  # nobody knows yet; the first reporter has the job
+    bench.prolog("81", VICTIM)
+    assert bench.report("81", 1, VICTIM)
+    found = bench.ranks.look()
+    assert found.entities == ("rank:81.1",)
+    assert found.refused == 2
+    assert bench.ranks.reason.startswith(f"rank:81.0 of user {IMPOSTOR}")
+
+
+def test_of_a_job_that_nobody_knows_the_user_who_reports_first_has_all_ranks(bench: Bench) -> None:
+    assert bench.report("run7", 0, VICTIM)
+    assert not bench.report("run7", 1, IMPOSTOR)
+    assert bench.report("run7", 1, VICTIM)
+
+
+def test_root_may_report_for_any_job_and_takes_none_from_its_user(bench: Bench) -> None:
+    bench.prolog("81", VICTIM)
+    assert bench.report("81", 5, 0)
+    assert bench.report("81", 0, VICTIM)
+    assert bench.report("run7", 0, 0)
+    assert bench.report("run7", 1, VICTIM)
+
+
+def test_the_prolog_is_believed_before_what_environments_say(bench: Bench) -> None:
+    bench.seen(**{"81": IMPOSTOR})
+    bench.prolog("81", VICTIM)
+    assert not bench.report("81", 0, IMPOSTOR)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": 1}', '{"boot": "B", "ranks": [1]}', '{"ranks": 7}'])
+def test_a_file_of_another_shape_or_boot_says_nothing(bench: Bench, text: str) -> None:
+    bench.memory.write_text(text.replace('"B"', json.dumps(boot())))
+    assert bench.report("81", 0, IMPOSTOR)
+
+
+# --- what the collector `jobs` says ----------------------------------------------------------------------------------
+
+
+def ranks_of(*processes: Process, **prolog: str) -> dict[str, Any]:
+    told = {job: {"SLURM_JOB_UID": uid} for job, uid in prolog.items()}
+    found = members.ranks(Sources(processes, told, (), Gpus(), "n1"))
+    return {entity: rank.attributes["uid"] for entity, rank in found.items()}
+
+
+def process(pid: int, uid: int, place: str = "", **environment: str) -> Process:
+    return Process(pid, pid, uid, identify(environment, "n1"), place=Place(place, "0") if place else Place())
+
+
+TASK = {"SLURM_JOB_ID": "81", "SLURM_STEP_ID": "0"}
+
+
+def test_a_made_up_environment_makes_nobody_a_rank_of_another_users_job() -> None:
+    real = process(20, VICTIM, "81", SLURM_PROCID="0", **TASK)
+    fake = process(10, IMPOSTOR, SLURM_PROCID="1", **TASK)
+    named = process(11, IMPOSTOR, "90", FLEETPULSE_JOB="81", SLURM_JOB_ID="90", SLURM_PROCID="2", SLURM_STEP_ID="0")
+    assert ranks_of(real, fake, named) == {"rank:81.0": VICTIM}
+    assert ranks_of(fake, **{"81": str(VICTIM)}) == {}
+
+
+def test_of_a_job_without_scheduler_the_user_whose_process_began_first_has_it() -> None:
+    first = process(10, VICTIM, TORCHELASTIC_RUN_ID="r", RANK="0")
+    second = process(11, IMPOSTOR, TORCHELASTIC_RUN_ID="r", RANK="1")
+    launched = process(12, 0, TORCHELASTIC_RUN_ID="r", RANK="2")
+    assert ranks_of(first, second, launched) == {"rank:r.0": VICTIM, "rank:r.2": 0}
+
+
+# --- over the real socket --------------------------------------------------------------------------------------------
+
+AS_USER = """
+import os
+from agents.training import Steps
+os.setgid({uid}); os.setuid({uid})
+steps = Steps('81', 0)
+steps.report(step=1, step_time={value})
+"""
+
+
+@pytest.fixture
+def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+    monkeypatch.setenv("FLEETPULSE_TRAINING_SOCKET", str(tmp_path / "t.sock"))
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    (tmp_path / "facts").mkdir()
+    made = Training(facts=tmp_path / "facts")
+    made.open("n1")
+    yield made
+    made.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_the_kernels_word_on_the_sender_is_compared_with_the_jobs_owner(collector: Training, tmp_path: Path) -> None:
+    (tmp_path / "facts" / "81.env").write_text(f"SLURM_JOB_ID=81\nSLURM_JOB_UID={VICTIM}\n")
+    for uid, value in ((IMPOSTOR, 9.0), (VICTIM, 1.0)):
+        words = [sys.executable, "-c", AS_USER.format(uid=uid, value=value)]
+        subprocess.run(words, check=True, cwd=Path(__file__).parents[2])
+    end = time.monotonic() + 20
+    readings = collector.read()
+    while (not readings[0].entities or collector._ranks.refused < 1) and time.monotonic() < end:
+        time.sleep(0.02)
+        readings = collector.read()
+    assert collector._ranks.refused == 1
+    assert collector.inventory()["rank:81.0"].attributes["uid"] == VICTIM

@@ -1,0 +1,191 @@
+"""Ranks that are slow from their first sample: a ticket after half an hour, a page once the device shows it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.runner import Runner
+from detectors.straggler.straggler import Straggler
+from pipeline.records import SECOND, Event, Frame
+from pipeline.topology import Topology
+
+START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
+HOUR = 360  # ticks
+
+
+class Job:
+    """A job of one stage after the other over whole nodes of 8 GPUs, with times of our own making."""
+
+    def __init__(self, seed: int, nodes: int, stages: int = 1, job: str = "7") -> None:
+        self.rng, self.size = np.random.default_rng(seed), nodes * 8
+        self.ranks = tuple(f"rank:{job}.{i}" for i in range(self.size))
+        self.gpus = tuple(f"gpu:n{i // 8}.{i % 8}" for i in range(self.size))
+        self.stage = np.arange(self.size) * stages // self.size
+        self.topology = Topology({gpu: [f"node:n{i // 8}"] for i, gpu in enumerate(self.gpus)})
+        self.place(job, range(self.size))
+        self.times = 3.0 * (1 + 0.3 * self.stage)  # stages differ by design
+        self.times *= 1 + 0.01 * self.rng.standard_normal(self.size)  # and so do devices
+        self.noise = float(self.rng.uniform(0.005, 0.03))
+        self.clock = np.full(self.size, 1950.0)
+        self.bits = np.zeros(self.size)
+
+    def place(self, job, where) -> None:
+        """Rank i runs on GPU `where[i]`."""
+        self.where = np.array(list(where))
+        parents = {r: [f"stage:{job}.{s}", f"job:{job}", self.gpus[g]]
+                   for r, s, g in zip(self.ranks, self.stage, self.where, strict=True)}  # fmt: skip
+        self.topology.merge(parents)
+
+    def frames(self, tick: int, events=()) -> dict[str, Frame]:
+        time = START + tick * STEP
+        compute = self.times * (1 + self.noise * self.rng.standard_normal(self.size))
+        columns = {"gpu.sm_clock": self.clock.copy(), "gpu.throttle_reasons": self.bits.copy()}
+        mine = {"rank.compute_time": compute, "rank.step": np.full(self.size, float(tick + 1000))}
+        return {
+            "gpu": Frame(time, "gpu", self.gpus, columns, self.topology, tuple(events)),
+            "rank": Frame(time, "rank", self.ranks, mine, self.topology),
+        }
+
+
+def run(job, ticks, observer=None, first=0, events=None):
+    observer = observer or Straggler()
+    return [f for t in range(first, first + ticks) for f in observer.observe(job.frames(t, (events or {}).get(t, ())))]
+
+
+def loudest(found):
+    """Entity -> (highest level, minutes until it was told)."""
+    told = {}
+    for level in ("suspect", "ticket", "page"):
+        for f in found:
+            if f.level == level:
+                told.setdefault((f.entity, level), (f.time - START) / 60 / SECOND)
+    return {e: (lv, told[e, lv]) for e, lv in told}
+
+
+@pytest.mark.parametrize("seed", [101, 102])
+@pytest.mark.parametrize(("nodes", "stages", "slowdown"), [(4, 1, 1.4), (6, 2, 2.0), (16, 4, 1.3), (9, 3, 3.0)])
+def test_a_rank_that_is_slow_from_its_first_sample_is_a_ticket_after_half_an_hour(seed, nodes, stages, slowdown):
+    job = Job(seed, nodes, stages)
+    guilty = int(job.rng.integers(job.size))
+    job.times[guilty] *= slowdown
+    found = run(job, HOUR)
+    (told,) = loudest(found).items()
+    assert told == (f"rank:7.{guilty}", ("ticket", pytest.approx(30, abs=1)))
+    ticket = next(f for f in found if f.level == "ticket")
+    assert ticket.onset == START
+    assert "slow since it started: more work or a slow device" in ticket.summary
+    assert ticket.evidence["slowdown"] == pytest.approx(slowdown, rel=0.1)
+    assert ticket.signals == ("rank.compute_time",)
+
+
+def test_a_node_that_is_slow_from_its_first_sample_is_one_ticket():
+    job = Job(5, 6)
+    job.times[16:24] *= 1.8
+    assert {e: level for e, (level, _) in loudest(run(job, HOUR)).items()} == {"node:n2": "ticket"}
+
+
+@pytest.mark.parametrize("clock", [0.5, 0.75])
+def test_a_clock_that_was_far_below_that_of_its_stage_from_the_start_is_a_page(clock):
+    job = Job(6, 4, 2)
+    job.times[9] /= clock
+    job.clock[9] *= clock
+    found = run(job, HOUR)
+    assert loudest(found)["rank:7.9"] == ("page", pytest.approx(10, abs=2))
+    page = next(f for f in found if f.level == "page")
+    assert page.evidence["sm_clock_below_stage"] == pytest.approx(1 - clock, abs=0.03)
+    assert "gpu.sm_clock" in page.signals
+
+
+def test_two_slow_clocks_on_two_nodes_are_two_pages_and_not_design():
+    job = Job(6, 4, 2)
+    for slow in (1, 9):
+        job.times[slow] *= 2
+        job.clock[slow] /= 2
+    assert {e: level for e, (level, _) in loudest(run(job, HOUR)).items()} == {"rank:7.1": "page", "rank:7.9": "page"}
+
+
+def test_a_power_cap_explains_a_low_clock_so_that_it_is_a_ticket():
+    job = Job(6, 4, 2)
+    job.times[9] /= 0.75
+    job.clock[9] *= 0.75
+    job.bits[9] = 4
+    assert {level for level, _ in loudest(run(job, HOUR)).values()} == {"ticket"}
+
+
+@pytest.mark.parametrize("device", [True, False])
+def test_a_swap_tells_a_slow_device_from_more_work(device):
+    """Ranks 3 and 20 change places. A slow device stays slow with the other work; more work goes along."""
+    job, detector = Job(8, 4), Straggler()
+    job.times[3] *= 2
+    assert loudest(run(job, HOUR, detector))["rank:7.3"][0] == "ticket"
+    job.place("7", [20 if i == 3 else 3 if i == 20 else i for i in range(job.size)])
+    if device:
+        job.times[[3, 20]] = job.times[[20, 3]]
+    found = run(job, HOUR, detector, HOUR)
+    mine = {(f.entity, f.level) for f in found}
+    assert (("rank:7.20", "page") in mine) == device
+    assert ("rank:7.3", "page") not in mine
+    assert (("rank:7.3", "ticket") in mine) == (not device)
+    if device:
+        assert "as other work was on the same device" in next(f for f in found if f.level == "page").summary
+
+
+def test_the_same_work_again_on_the_same_device_confirms_nothing():
+    job, detector = Job(8, 4), Straggler()
+    job.times[3] *= 2
+    run(job, HOUR, detector)
+    again = Job(9, 4, job="8")
+    again.times[3] *= 2
+    assert {f.level for f in run(again, HOUR, detector, HOUR)} == {"suspect", "ticket"}
+
+
+@pytest.mark.parametrize("share", ["stage", "expert", "first and last"])
+def test_work_that_is_divided_unevenly_by_design_is_nobodys_ticket(share):
+    """A heavy stage; the same hot expert in every replica; a job that does not report stages apart."""
+    job = Job(10, 8, 4 if share != "first and last" else 1)
+    if share == "stage":
+        job.times[job.stage == 3] *= 1.8
+    elif share == "expert":
+        job.times[np.arange(job.size) % 8 == 5] *= 1.6
+    else:
+        job.times[:8] *= 1.5
+        job.times[-8:] *= 1.4
+    assert {f.level for f in run(job, HOUR)} <= {"suspect"}
+
+
+@pytest.mark.parametrize("seed", range(200, 204))
+def test_sound_jobs_have_no_ticket(seed):
+    assert run(Job(seed, 4 + seed % 5, 1 + seed % 3), HOUR) == []
+
+
+def test_a_pause_of_the_job_begins_the_wait_anew_and_does_not_end_it():
+    job, detector = Job(11, 4), Straggler()
+    job.times[3] *= 2
+    run(job, 120, detector)
+    found = run(job, HOUR, detector, 200)
+    assert loudest(found)["rank:7.3"] == ("ticket", pytest.approx(200 / 6 + 30, abs=3))
+
+
+def test_what_a_person_calls_no_fault_is_none_from_then_on_also_after_a_restart():
+    job, runner = Job(12, 4), Runner([Straggler()])
+    job.times[3] *= 2
+    assert "ticket" in {f.level for f in run(job, HOUR, runner)}
+    said = Event(START + HOUR * STEP, "rank:7.3", "feedback", {"detector": "straggler", "verdict": "not_a_fault"})
+    assert run(job, 60, runner, HOUR, {HOUR: (said,)}) == []
+    state, runner = runner.snapshot(), Runner([Straggler()])
+    runner.restore(state)
+    assert run(job, 2 * HOUR, runner, HOUR + 60) == []
+    job.times[3] *= 1.5
+    assert "page" in {f.level for f in run(job, HOUR, runner, 3 * HOUR + 60)}, "slower than that is news"
+
+
+def test_a_restart_in_the_middle_of_the_wait_changes_nothing():
+    whole, parts = Job(13, 4), Job(13, 4)
+    for job in (whole, parts):
+        job.times[3] *= 2
+    expected = run(whole, HOUR, Runner([Straggler()]))
+    first, second = Runner([Straggler()]), Runner([Straggler()])
+    found = run(parts, 100, first)
+    second.restore(first.snapshot())
+    assert [*found, *run(parts, HOUR - 100, second, 100)] == expected

@@ -1,0 +1,113 @@
+"""A notifier over a real store with real receivers that misbehave, and a clock that stands until it is moved."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from pipeline.cases import Change
+from pipeline.config import Notify, Webhook
+from pipeline.records import SECOND, Incident
+from pipeline.respond.outbox import Notifier
+from pipeline.store import ledger
+from pipeline.store.database import Database
+
+START = 1_790_000_000 * SECOND
+
+
+class Receiver(http.server.ThreadingHTTPServer):
+    """Answers with the next status of `script`, then 200; keeps what it got."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script: list[int] = []
+        self.refuses: dict[str, int] = {}  # cause -> status
+        self.got: list[tuple[str, dict[str, Any]]] = []
+        self.arrived = threading.Event()
+
+    @property
+    def alerts(self) -> list[tuple[str, str]]:
+        """(status of the body, cause) of what arrived."""
+        return [(body["status"], body["alerts"][-1]["labels"]["cause"]) for _, body in self.got]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        server: Any = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        status = server.script.pop(0) if server.script else 200
+        status = server.refuses.get(body["alerts"][-1]["labels"]["cause"], status)
+        server.got.append((self.headers["Idempotency-Key"], body))
+        self.send_response(status)
+        if status == 502:
+            self.send_header("Retry-After", "300")
+        self.end_headers()
+        server.arrived.set()
+
+    def log_message(self, *_: Any) -> None:
+        """The tests look at what arrived."""
+
+
+class Desk:
+    """A store with an outbox, its notifier and a clock that stands until it is moved."""
+
+    def __init__(self, folder: Path, urls: list[str]) -> None:
+        self.now = START
+        self.folder, self.urls, self.alive = folder, urls, True
+        self.broken, self.monotonic = "", 0.0
+        self.hang, self.hung = threading.Event(), False
+        self.hang.set()
+        self.database: Database | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        self.close()
+        self.database = Database(self.folder / "store.duckdb")
+        self.notifier = Notifier(self.database, self.notify(), "here", lambda: self.now, self.is_alive, 5.0, self.tick)
+
+    def tick(self) -> float:
+        return self.monotonic
+
+    def is_alive(self) -> bool:
+        self.hung = not self.hang.is_set()
+        self.hang.wait()
+        if self.broken:
+            raise RuntimeError(self.broken)
+        return self.alive
+
+    def notify(self) -> Notify:
+        return Notify(tuple(Webhook(f"r{i}", url) for i, url in enumerate(self.urls)))
+
+    def change(self, kind: Any, cause: str = "gpu:n1.0", **more: Any) -> None:
+        plain = Incident(f"inc-{cause}", cause, START, START, "page", "wrong", "sdc", cause, (cause,))
+        now = dataclasses.replace(plain, **more)
+        made = Change(kind, now, self.now, "fleetpulse", before=None if kind == "opened" else plain)
+        assert self.database is not None
+        with self.database.transaction() as connection:
+            ledger.record(connection, [], [made], self.notifier.payloads([made], self.now), self.now)
+
+    def end(self, cause: str = "gpu:n1.0") -> None:
+        self.change("resolved", cause, resolved=self.now, state="resolved")
+
+    def step(self, seconds: float = 0, name: str = "r0") -> int:
+        self.now += int(seconds * SECOND)
+        return self.notifier.step(name)
+
+    def rows(self) -> list[tuple[str, str, int]]:
+        assert self.database is not None
+        query = "SELECT kind, state, attempts FROM outbox ORDER BY incident, number"
+        return self.database.cursor().execute(query).fetchall()
+
+    def answer(self) -> str:
+        assert self.database is not None
+        return str(ledger.notifications(self.database.cursor())[0]["answer"])
+
+    def close(self) -> None:
+        if self.database is not None:
+            self.database.close()

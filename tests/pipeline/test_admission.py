@@ -1,0 +1,398 @@
+"""Admission: what a rule rejects is never stored, is a dead letter with the rule's name, and is counted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline import wire
+from pipeline.admission import MAX_DATA, MAX_NESTING, MAX_PARENTS, Admission
+from pipeline.columns import MOST_NEW, MOST_OF_SENDER
+from pipeline.config import Config, Limits
+from pipeline.lineage import MAX_DEPTH
+from pipeline.names import MAX_NAME, MAX_TEXT
+from pipeline.population import FORGET, Population
+from pipeline.records import SECOND, Batch, Block, Event, EventBatch, Origin
+from pipeline.service import known_topology
+from pipeline.store.database import Database
+from pipeline.store.devices import Devices
+from pipeline.store.entities import load_entities
+from pipeline.transport import Message, Partition
+
+T0 = 1_780_000_000 * SECOND
+
+
+def inventory(node, lines, time=T0):
+    entities = {entity: {"parents": list(parents), "attributes": {}} for entity, parents in lines.items()}
+    return Event(time, f"node:{node}", "inventory", {"entities": entities})
+
+
+def rejected(site):
+    """(rule, reason) of every dead letter."""
+    return [tuple(reason.split(": ", 1)) for (reason,) in site.rows("SELECT reason FROM dead_letter ORDER BY ALL")]
+
+
+def send_gpus(site, node, *entities, site_name="local"):
+    block = Block("gpu", entities, {"gpu.temperature": np.full((1, len(entities)), 40.0, "f4")})
+    site.send_raw(node, wire.encode(Batch(Origin(site_name, node, b"b" * 16), np.array([T0]), (block,))))
+
+
+def topology_at_start(site):
+    """As a pipeline that starts on this store knows it."""
+    return known_topology(load_entities(site.database.connection, 0), Config())
+
+
+# --- kinds of event -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["feedback", "no_such_kind", ""])
+def test_an_event_kind_that_no_agent_sends_is_rejected(site, kind):
+    site.send_events("n1", Event(T0, "node:n1", kind, {"verdict": "not_a_fault"}), Event(T0, "gpu:n1.0", "xid", {}))
+    ingest = site.drain()
+    assert site.rows("SELECT kind FROM events") == [("xid",)]
+    [(rule, reason)] = rejected(site)
+    assert rule == "kind"
+    assert repr(kind) in reason
+    assert ingest.rejected["kind"] == 1
+
+
+# --- topology -------------------------------------------------------------------------------------------------------
+
+
+def test_a_circle_of_parents_is_not_stored_and_the_next_pipeline_starts(site):
+    site.send_events("n1", inventory("n1", {"rack:a": ["row:b"], "row:b": ["rack:a"]}))
+    ingest = site.drain()
+    assert site.rows("SELECT * FROM entity") == site.rows("SELECT * FROM events") == []
+    assert [rule for rule, _ in rejected(site)] == ["topology"]
+    assert ingest.rejected["topology"] == 1
+    assert topology_at_start(site).parents == {}
+
+
+def test_a_circle_that_only_arises_with_what_another_sender_said_is_rejected(site):
+    site.send_events("n1", inventory("n1", {"rack:a": ["row:b"]}))
+    site.send_events("n2", inventory("n2", {"row:b": ["rack:a"]}, T0 + 1))
+    site.drain()
+    assert site.rows("SELECT entity FROM entity") == [("rack:a",)]
+    [(rule, reason)] = rejected(site)
+    assert (rule, "row:b -> rack:a -> row:b" in reason) == ("topology", True)
+
+
+def test_a_circle_with_what_was_stored_before_a_restart_is_rejected(site):
+    site.send_events("n1", inventory("n1", {"rack:a": ["row:b"]}))
+    site.drain()
+    site.shut()
+    site.send_events("n2", inventory("n2", {"row:b": ["rack:a"]}, T0 + 1))
+    site.drain()
+    assert site.rows("SELECT entity FROM entity") == [("rack:a",)]
+    assert [rule for rule, _ in rejected(site)] == ["topology"]
+
+
+def test_one_bad_inventory_takes_nobody_elses_topology(site):
+    site.send_events("n1", inventory("n1", {"rack:a": ["row:b"], "row:b": ["rack:a"]}), Event(T0, "gpu:n1.0", "xid"))
+    site.send_events("n2", inventory("n2", {"node:n2": ["rack:a"]}, T0 + 1))
+    site.drain()
+    assert topology_at_start(site).parents == {"node:n2": ("rack:a",)}
+    assert site.rows("SELECT kind FROM events ORDER BY ALL") == [("inventory",), ("xid",)]
+
+
+def test_parents_deeper_than_the_bound_are_rejected_however_they_are_put_together(site):
+    chain = {f"x:{i}": [f"x:{i + 1}"] for i in range(MAX_DEPTH)}
+    site.send_events("n1", inventory("n1", chain))
+    site.send_events("n2", inventory("n2", {f"x:{MAX_DEPTH}": ["x:top"]}, T0 + 1))
+    site.send_events("n3", inventory("n3", {"y:leaf": ["x:0"]}, T0 + 2))
+    site.drain()
+    assert [rule for rule, _ in rejected(site)] == ["topology", "topology"]
+    assert len(topology_at_start(site).above("x:0")) == MAX_DEPTH
+
+
+def test_more_parents_of_one_entity_than_the_bound_are_rejected(site):
+    site.send_events("n1", inventory("n1", {"node:n1": [f"rack:{i}" for i in range(MAX_PARENTS + 1)]}))
+    site.drain()
+    assert [rule for rule, _ in rejected(site)] == ["topology"]
+
+
+def test_a_store_with_rows_that_could_not_be_admitted_starts_without_them(site, caplog):
+    site.send_events("n1", inventory("n1", {"node:n1": ["rack:a"]}))
+    site.drain()
+    bad = [
+        ("rack:c", ["row:d"], "{}"),
+        ("row:d", ["rack:c"], "{}"),
+        ("gpu:j", [], "{not json"),
+        ("gpu:l", [], "[1]"),
+        ("gpu:\u202egpj", [], "{}"),
+        *((f"deep:{i:05}", [f"deep:{i + 1:05}"], "{}") for i in range(2000)),
+    ]
+    for entity, parents, attributes in bad:
+        site.database.connection.execute(
+            "INSERT INTO entity BY NAME SELECT ? AS entity, 'x' AS kind, 'local' AS site, false AS simulated, "
+            "? AS parents, ? AS attributes",
+            [entity, parents, attributes],
+        )
+    found = load_entities(site.database.connection, T0)
+    topology = known_topology(found, Config())
+    assert topology.parents["node:n1"] == ("rack:a",)
+    assert {"row:d", "gpu:j", "gpu:l", "gpu:\u202egpj"} <= found.skipped.keys()
+    assert max(len(topology.above(f"deep:{i:05}")) for i in range(2000)) == MAX_DEPTH
+    assert "rows of entity skipped" in caplog.text
+    assert "\u202e" not in caplog.text
+
+
+NAMES = st.sampled_from([f"{kind}:{n}" for kind in ("gpu", "node", "rack", "row") for n in range(3)])
+LINES = st.dictionaries(NAMES, st.lists(NAMES, max_size=3), max_size=5)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(LINES, min_size=1, max_size=3), max_size=4))
+def test_on_whatever_was_accepted_a_pipeline_starts(new_site, messages):
+    """The store holds what a pipeline that starts takes over, all of it; nothing is skipped."""
+    site = new_site()
+    for i, message in enumerate(messages):
+        site.send_events(f"n{i}", *(inventory(f"n{i}", lines, T0 + i) for lines in message))
+        site.drain()  # each message meets a pipeline that just started
+    if messages:
+        found = load_entities(site.database.connection, T0)
+        assert found.skipped == {}
+        assert topology_at_start(site).parents == {
+            entity: tuple(parents)
+            for entity, parents in site.rows("SELECT entity, parents FROM entity WHERE len(parents) > 0")
+        }
+    site.shut()
+    for spool in site.spools.values():
+        spool.close()
+
+
+# --- names and data -------------------------------------------------------------------------------------------------
+
+BAD = {
+    "line break": "a\nERROR fleetpulse forged",
+    "carriage return": "a\rb",
+    "escape": "a\x1b[2Jb",
+    "delete": "a\x7fb",
+    "bidirectional": "a\u202eb",
+    "bidirectional isolate": "a\u2066b",
+    "zero width": "a\u200bb",
+    "byte order mark": "\ufeffab",
+    "line separator": "a\u2028b",
+    "filler": "a\u3164b",
+    "variation selector": "a\ufe0fb",
+    "private use": "a\ue000b",
+    "unassigned": "a\u0378b",
+    "too long": "x" * (MAX_TEXT + 1),
+}
+
+
+@pytest.mark.parametrize("text", BAD.values(), ids=BAD)
+def test_a_name_or_text_that_misleads_people_is_rejected_wherever_it_stands(site, text):
+    lines = {"entities": {"gpu:n1.0": {"parents": ["node:n1"], "attributes": {}}}}
+    bad = [
+        Event(T0, f"gpu:n1.{text}", "xid"),
+        Event(T0, "gpu:n1.0", "xid", {"text": text}),
+        Event(T0, "gpu:n1.0", "xid", {text: 1}),
+        Event(T0, "gpu:n1.0", "xid", {"sources": [{"deep": [text]}]}),
+        inventory("n1", {f"gpu:{text}": ["node:n1"]}),
+        inventory("n1", {"gpu:n1.0": [f"node:{text}"]}),
+        Event(T0, "node:n1", "inventory", {"entities": {"gpu:n1.0": {"attributes": {"sku": text}}}}),
+        Event(T0, "node:n1", "inventory", {"entities": {"gpu:n1.0": {"attributes": {text: "sku"}}}}),
+    ]
+    good = [Event(T0, "node:n1", "inventory", lines), Event(T0, "gpu:n1.0", "xid", {"text": "Grüße, 構成"})]
+    site.send_events("n1", *bad, *good)
+    site.drain()
+    assert site.rows("SELECT count(*) FROM events") == [(len(good),)]
+    assert site.rows("SELECT entity FROM entity") == [("gpu:n1.0",)]
+    assert [rule for rule, _ in rejected(site)] == ["name"] * len(bad)
+    assert all(reason.isprintable() and reason.isascii() for _, reason in rejected(site))
+
+
+@pytest.mark.parametrize("name", [*BAD.values(), "", " n1", "n1 ", "x" * (MAX_NAME + 1)])
+def test_a_sender_or_site_with_a_name_that_misleads_is_rejected_whole(site, name):
+    event = Event(T0, "gpu:n1.0", "xid")
+    for origin in (Origin(name, "n1", b"b" * 16), Origin("local", name, b"b" * 16)):
+        block = Block("gpu", ("gpu:n1.0",), {"gpu.temperature": np.ones((1, 1), "f4")})
+        site.send_raw("n1", wire.encode(Batch(origin, np.array([T0]), (block,))))
+        site.spool("n1", "events.v1").append(wire.encode_events(EventBatch(origin, (event,))), wire.EVENTS_KIND, 0)
+    site.spool("n1", "events.v1").sync()
+    site.drain()
+    assert [rule for rule, _ in rejected(site)] == ["name"] * 4
+    assert site.rows("SELECT count(*) FROM events") == site.rows("SELECT count(*) FROM device") == [(0,)]
+
+
+def test_telemetry_of_one_badly_named_device_takes_none_of_its_neighbours_rows(site):
+    send_gpus(site, "n1", "gpu:n1.0", "gpu:n1.\u202e1", "gpu:n1.2")
+    ingest = site.drain()
+    assert site.rows("SELECT entity FROM gpu ORDER BY ALL") == [("gpu:n1.0",), ("gpu:n1.2",)]
+    assert site.rows("SELECT count(*) FROM device") == [(2,)]
+    assert ingest.rejected["name"] == 1
+
+
+def test_an_entity_in_a_class_that_its_kind_does_not_bear_is_rejected(site):
+    send_gpus(site, "n1", "gpu:n1.0", "rack:r1")
+    site.drain()
+    assert site.rows("SELECT entity FROM gpu") == [("gpu:n1.0",)]
+    assert [rule for rule, _ in rejected(site)] == ["class"]
+
+
+def nested(levels):
+    return {} if levels == 0 else {"more": nested(levels - 1)}
+
+
+@pytest.mark.parametrize(
+    "data", [{"text": ["x" * MAX_TEXT] * (MAX_DATA // MAX_TEXT)}, {"pids": [1] * MAX_DATA}, nested(MAX_NESTING)]
+)
+def test_event_data_that_is_too_large_or_nested_too_deep_is_rejected(site, data):
+    site.send_events("n1", Event(T0, "gpu:n1.0", "xid", data), Event(T0, "gpu:n1.0", "xid", nested(MAX_NESTING - 2)))
+    site.drain()
+    assert [rule for rule, _ in rejected(site)] == ["data"]
+    assert site.rows("SELECT count(*) FROM events") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"entities": []},
+        {"entities": {"gpu:1": []}},
+        {"entities": {"gpu:1": {"parents": "node:1"}}},
+        {"entities": {"gpu:1": {"parents": [1]}}},
+        {"entities": {"gpu:1": {"attributes": []}}},
+        {"entities": {"gpu:1": {"attributes": {f"a{i}": 1 for i in range(1000)}}}},
+    ],
+)
+def test_inventory_of_another_form_is_rejected(site, data):
+    site.send_events("n1", Event(T0, "node:n1", "inventory", data))
+    site.drain()
+    assert [rule for rule, _ in rejected(site)] == ["data"]
+    assert site.rows("SELECT count(*) FROM entity") == [(0,)]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_number_that_json_does_not_have_is_rejected(number):
+    batch = EventBatch(Origin("local", "n1", b""), (Event(T0, "gpu:n1.0", "xid", {"value": number}),))
+    admitted = Admission().admit(Message(Partition("events.v1", "n1", ""), 0, b""), batch)
+    assert (admitted.body, [r.rule for r in admitted.rejected]) == (None, ["data"])
+
+
+# --- bounds on entities ---------------------------------------------------------------------------------------------
+
+
+def admit(admission, batch):
+    return admission.admit(Message(Partition("events.v1", "0", ""), 0, b""), batch)
+
+
+def gpus(node, count, first=0):
+    lines = {f"gpu:{node}.{i}": [f"node:{node}"] for i in range(first, first + count)}
+    return EventBatch(Origin("local", node, b""), (inventory(node, lines),))
+
+
+def test_a_sender_names_no_more_entities_than_its_bound_and_keeps_those_it_has():
+    admission = Admission(Limits(entities_per_sender=10, senders={"row": 100}))
+    assert admit(admission, gpus("n1", 9)).rejected == ()
+    assert [r.rule for r in admit(admission, gpus("n1", 10)).rejected] == ["entities"]
+    assert admit(admission, gpus("n1", 9)).rejected == admit(admission, gpus("n2", 9)).rejected == ()
+    assert admit(admission, gpus("row", 99)).rejected == ()
+
+
+def test_all_senders_together_name_no_more_entities_of_a_kind_than_its_bound():
+    admission = Admission(Limits(gpus=10, kinds={"node": 2}))
+    assert admit(admission, gpus("n1", 8)).rejected == ()
+    assert [r.rule for r in admit(admission, gpus("n2", 8)).rejected] == ["entities"]
+    assert admit(admission, gpus("n2", 2)).rejected == ()
+    assert [r.rule for r in admit(admission, gpus("n3", 0)).rejected] == ["entities"]
+
+
+def test_telemetry_over_the_bound_gives_no_ids_and_known_devices_go_on(site):
+    site.limits = Limits(entities_per_sender=3)
+    send_gpus(site, "n1", "gpu:n1.0", "gpu:n1.1")
+    send_gpus(site, "n1", *(f"gpu:n1.{i}" for i in range(1000)))
+    ingest = site.drain()
+    assert site.rows("SELECT entity, count(*) FROM gpu GROUP BY ALL ORDER BY ALL") == [
+        ("gpu:n1.0", 2),
+        ("gpu:n1.1", 2),
+        ("gpu:n1.2", 1),
+    ]
+    assert ingest.rejected["entities"] == 1
+    [(rule, reason)] = rejected(site)
+    assert (rule, "996 more entities" in reason, "[limits]" in reason) == ("entities", True, True)
+
+
+def test_a_restart_counts_what_the_store_holds(site):
+    site.limits = Limits(entities_per_sender=3)
+    send_gpus(site, "n1", "gpu:n1.0")
+    site.send_events("n1", inventory("n1", {"gpu:n1.1": ["node:n1"]}))
+    site.drain()
+    site.shut()
+    send_gpus(site, "n1", "gpu:n1.7")
+    site.drain()
+    assert site.rows("SELECT entity FROM device") == [("gpu:n1.0",)]
+    assert [rule for rule, _ in rejected(site)] == ["entities"]
+
+
+def test_an_entity_that_nobody_names_any_more_makes_room():
+    admission = Admission(Limits(entities_per_sender=10))
+    for job in range(100):  # ranks that come and go, an hour each
+        admission.begin(T0 + job * FORGET)
+        lines = {f"rank:{job}.{i}": [f"job:{job}"] for i in range(3)}
+        batch = EventBatch(Origin("local", "n1", b""), (inventory("n1", lines),))
+        assert admit(admission, batch).rejected == ()
+        admission.commit()
+
+
+def test_a_transaction_that_fails_leaves_no_parents_behind():
+    admission = Admission()
+    admission.begin(T0)
+    admit(admission, EventBatch(Origin("local", "n1", b""), (inventory("n1", {"rack:a": ["row:b"]}),)))
+    admission.begin(T0)  # the first never became durable
+    other = admit(admission, EventBatch(Origin("local", "n2", b""), (inventory("n2", {"row:b": ["rack:a"]}),)))
+    assert other.rejected == ()
+
+
+def test_devices_and_topology_of_an_empty_store_are_empty(tmp_path):
+    database = Database(tmp_path / "store.duckdb")
+    assert Devices(database.connection).names("gpu") == []
+    assert known_topology(load_entities(database.connection, T0), Config()).parents == {}
+    database.close()
+
+
+# --- signals --------------------------------------------------------------------------------------------------------
+
+
+def signals(node, *names):
+    block = Block("gpu", (f"gpu:{node}.0",), {name: np.zeros((1, 1), "f4") for name in names})
+    return wire.encode(Batch(Origin("local", node, b"b" * 16), np.array([T0]), (block,)))
+
+
+def test_signals_that_senders_make_up_take_no_column_from_others(site):
+    for sender in range(6):
+        for part in range(2):
+            site.send_raw(f"evil{sender}", signals(f"evil{sender}", *(f"x{sender}.{part}.{i}" for i in range(100))))
+    site.drain()
+    site.send("n1", T0)
+    ingest = site.drain()
+    assert site.rows("SELECT count(*) FROM gpu WHERE entity LIKE 'gpu:n1.%'") == [(2,)]
+    query = "SELECT count(*) FROM duckdb_columns() WHERE table_name = 'hot_gpu' AND column_name LIKE 'x%'"
+    [(columns,)] = site.rows(query)
+    assert columns <= MOST_NEW
+    assert ingest.rejected["signals"] == 0
+    assert {rule for rule, _ in rejected(site)} == {"signals"}
+
+
+def test_one_sender_brings_so_many_signals_and_those_that_are_known_stay_his(site):
+    ingest = site.open()
+    site.send_raw("n1", signals("n1", *(f"x.{i}" for i in range(MOST_OF_SENDER))))
+    site.send_raw("n1", signals("n1", "y.1"))
+    site.send_raw("n1", signals("n1", "x.1", "gpu.temperature"))
+    site.send_raw("n2", signals("n2", "y.2"))
+    while ingest.step() is not None:
+        pass
+    assert [rule for rule, _ in rejected(site)] == ["signals"]
+    assert site.rows("SELECT entity, count(*) FROM gpu GROUP BY ALL ORDER BY ALL") == [("gpu:n1.0", 2), ("gpu:n2.0", 1)]
+
+
+def test_made_up_sites_of_entities_that_are_refused_take_no_memory():
+    population = Population(Limits(entities_per_sender=1))
+    for i in range(100):
+        population.name(f"site{i}", "n1", ["gpu:n1.0"])
+    assert len(population._recent) == 1

@@ -1,0 +1,311 @@
+"""Clocks that are wrong: corrected and measured, told apart from messages that come late, and nobody else's trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import wire
+from pipeline.clocks import BOUND, WINDOW, SenderClock
+from pipeline.ingest import Ingest
+from pipeline.records import SECOND, Batch, Block, Event, EventBatch, Origin
+from pipeline.senders import SAVE_EVERY
+from pipeline.store.database import Database
+from pipeline.store.devices import Devices
+from tests.pipeline.shared_log import ONE, TWO, WORD, SharedLog
+
+T0 = 1_780_000_000 * SECOND
+HOUR, DAY = 3600 * SECOND, 86_400 * SECOND
+
+
+def heard(clock: SenderClock, errors: list[int], begun: int = T0, step: int = 5 * SECOND) -> list[int]:
+    """What a clock answers to messages every `step` whose `sent` differs from their arrival by `errors`."""
+    return [clock.measure(begun + i * step + e, begun + i * step, True, BOUND) for i, e in enumerate(errors)]
+
+
+def test_one_message_proves_a_clock_that_is_ahead() -> None:
+    assert heard(SenderClock(), [240 * SECOND]) == [240 * SECOND]
+
+
+def test_a_clock_within_the_bound_is_right() -> None:
+    assert set(heard(SenderClock(), [BOUND, -BOUND, SECOND, 0] * 10)) == {0}
+
+
+def test_a_clock_that_is_behind_is_known_after_two_windows() -> None:
+    clock = SenderClock()
+    moved = heard(clock, [-DAY - SECOND, -DAY] * 10)
+    assert moved[0] == 0
+    assert moved[-1] == clock.error == -DAY
+    assert moved.index(-DAY) * 5 * SECOND <= 2 * WINDOW + 5 * SECOND
+
+
+def test_a_backlog_that_is_sent_twice_as_fast_as_it_was_measured_is_no_wrong_clock() -> None:
+    clock = SenderClock()
+    assert set(heard(clock, [-HOUR + i * 5 * SECOND for i in range(700)])) == {0}
+
+
+def test_messages_that_waited_for_us_prove_no_clock_behind() -> None:
+    clock = SenderClock()
+    for i in range(100):
+        assert clock.measure(T0 + i * SECOND, T0 + DAY + i * SECOND, False, BOUND) == 0
+
+
+def test_a_clock_that_was_set_right_is_right_again() -> None:
+    for error in (HOUR, -HOUR):
+        clock = SenderClock()
+        heard(clock, [error] * 12)
+        assert clock.error == error
+        assert heard(clock, [0] * 12, T0 + 60 * SECOND)[-1] == clock.error == 0
+
+
+def test_a_clock_that_is_less_ahead_than_before_is_measured_anew() -> None:
+    clock = SenderClock()
+    heard(clock, [2 * HOUR] * 12)
+    heard(clock, [HOUR] * 12, T0 + 60 * SECOND)
+    assert clock.error == HOUR
+
+
+class Rig:
+    """An ingest whose transport and clock the test holds; `send` seals by the sender's own clock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.clock, self.log, self.sequences = folder, T0, SharedLog(), dict[str, int]()
+        self.start()
+
+    def start(self) -> None:
+        self.database = Database(self.folder / "store.duckdb")
+        self.ingest = Ingest(self.database, self.log, Devices(self.database.connection), lambda: self.clock)
+
+    def stop(self) -> None:
+        self.database.close()
+
+    def send(self, node: str, error: int = 0, ticks: int = 1, partition=ONE, appended: int = 0) -> None:
+        stamps = (appended or self.clock) + error - np.arange(ticks)[::-1] * SECOND
+        block = Block("gpu", (f"gpu:{node}.0",), {"gpu.temperature": np.full((ticks, 1), 50, "f4")})
+        body = wire.encode(Batch(Origin("local", node, bytes(16)), stamps, (block,)))
+        self._add(partition, node, body, wire.TELEMETRY_KIND, int(stamps[-1]), appended)
+
+    def send_event(self, node: str, event: Event, sent: int) -> None:
+        body = wire.encode_events(EventBatch(Origin("local", node, bytes(16)), (event,)))
+        self._add(WORD, node, body, wire.EVENTS_KIND, sent, 0)
+
+    def _add(self, partition, node: str, body: bytes, kind: int, sent: int, appended: int) -> None:
+        sequence = self.sequences[node] = self.sequences.get(node, -1) + 1
+        self.log.add(partition, [wire.seal(body, kind, node.encode().ljust(16), sequence, sent)], appended)
+
+    def drain(self):
+        committed = []
+        while (done := self.ingest.step()) is not None:
+            committed.append(done)
+        return committed
+
+    def times(self, node: str) -> list[int]:
+        rows = self.database.connection.execute(
+            "SELECT epoch_us(time) FROM gpu WHERE entity = ? ORDER BY time", [f"gpu:{node}.0"]
+        ).fetchall()
+        return [time for (time,) in rows]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.stop()
+
+
+def test_one_timestamp_of_2199_moves_neither_the_newest_time_nor_last_seen(rig: Rig) -> None:
+    rig.send("a")
+    rig.send("b", error=173 * 365 * DAY)
+    rig.drain()
+    progress = rig.ingest.progress
+    assert progress.newest is not None
+    assert progress.newest <= T0 + BOUND
+    assert max(progress.nodes.values()) <= T0 + BOUND
+    [(seen,)] = rig.database.connection.execute("SELECT epoch_us(max(last_seen)) FROM entities").fetchall()
+    assert seen <= T0 + BOUND
+    assert progress.clock_errors == {"b": 173 * 365 * DAY}
+
+
+def test_ticks_of_a_clock_that_is_ahead_keep_their_distances(rig: Rig) -> None:
+    for _ in range(3):
+        rig.send("a", error=240 * SECOND, ticks=5)
+        rig.drain()
+        rig.clock += 5 * SECOND
+    assert rig.times("a") == [T0 + i * SECOND for i in range(-4, 11)]
+
+
+def test_a_stamp_in_the_future_of_a_right_clock_is_clamped(rig: Rig) -> None:
+    stamps = np.array([T0, T0 + HOUR])
+    block = Block("gpu", ("gpu:a.0",), {"gpu.temperature": np.full((2, 1), 50, "f4")})
+    rig._add(ONE, "a", wire.encode(Batch(Origin("local", "a", bytes(16)), stamps, (block,))), 1, T0, 0)
+    rig.drain()
+    assert max(rig.times("a")) == T0 + BOUND
+
+
+def test_the_neighbour_on_a_shared_partition_is_read_in_the_order_of_true_time(rig: Rig) -> None:
+    """A node two hours ahead on partition 0 with its neighbour; others on partition 1: a backlog of an hour."""
+    for minute in range(60):
+        at = T0 - HOUR + minute * 60 * SECOND
+        rig.send("ahead", error=2 * HOUR, appended=at)
+        rig.send("neighbour", appended=at)
+        rig.send("other", partition=TWO, appended=at)
+    rig.ingest._fetch()
+    order = [item.time for item in rig.ingest._merge()]
+    assert order == sorted(order)
+    assert len(order) == 180
+
+
+def test_a_clock_a_day_behind_is_corrected_and_not_stored_where_retention_deletes(rig: Rig) -> None:
+    for _ in range(20):
+        rig.send("a", error=-DAY)
+        rig.drain()
+        rig.clock += 5 * SECOND
+    assert rig.ingest.progress.clock_errors == {"a": -DAY}
+    assert rig.times("a")[-1] == rig.clock - 5 * SECOND
+
+
+def test_an_event_of_a_clock_that_is_ahead_is_moved_with_the_time_at_which_it_began(rig: Rig) -> None:
+    late = T0 + HOUR
+    event = Event(late, "loop:a", "flow_collapse", {"state": "active", "since": late - 2 * SECOND})
+    rig.send_event("a", event, late)
+    [done] = rig.drain()
+    found = done.events[0]
+    assert (found.time, found.data["since"]) == (T0, T0 - 2 * SECOND)
+
+
+def test_a_restart_knows_which_nodes_exist_and_when_each_was_heard(rig: Rig) -> None:
+    rig.send("a")
+    rig.send("b", error=HOUR)
+    rig.drain()
+    rig.clock += SAVE_EVERY
+    rig.send("b", error=HOUR)
+    rig.drain()
+    rig.stop()
+    rig.start()
+    progress = rig.ingest.progress
+    assert progress.arrivals == {"a": T0, "b": T0 + SAVE_EVERY}
+    assert progress.clock_errors == {"b": HOUR}
+
+
+def test_arrivals_are_told_by_our_clock_or_the_brokers_never_the_senders(rig: Rig) -> None:
+    rig.send("a", error=-HOUR)
+    rig.send("b", error=HOUR)
+    rig.send("c", error=-HOUR, appended=T0 - 7 * SECOND)
+    rig.drain()
+    assert rig.ingest.progress.arrivals == {"a": T0, "b": T0, "c": T0 - 7 * SECOND}
+
+
+def test_an_event_alone_is_an_arrival(rig: Rig) -> None:
+    rig.send_event("a", Event(T0, "gpu:a.0", "xid", {"xid": 79}), T0)
+    rig.drain()
+    assert rig.ingest.progress.arrivals == {"a": T0}
+    assert rig.ingest.progress.nodes == {}
+
+
+def test_last_seen_of_an_older_store_does_not_stay_in_the_future(rig: Rig) -> None:
+    rig.send("a")
+    rig.drain()
+    rig.database.connection.execute("UPDATE latest_gpu SET time = '2199-01-01'")
+    rig.stop()
+    rig.start()
+    assert rig.ingest.progress.nodes == {"a": T0}
+    rig.clock += SECOND
+    rig.send("a")
+    rig.drain()
+    assert rig.database.connection.execute("SELECT epoch_us(last_seen) FROM entities").fetchall() == [(T0 + SECOND,)]
+
+
+def test_a_wrong_clock_is_an_event_once_and_so_is_that_it_is_right_again(rig: Rig) -> None:
+    for error in (HOUR, HOUR, 0, 0, 0, 0, 0, 0, 0, 0, 0):
+        rig.send("a", error=error)
+        rig.drain()
+        rig.clock += 5 * SECOND
+    rows = rig.database.connection.execute("SELECT entity, kind, data ->> '$.seconds' FROM events ORDER BY time")
+    assert rows.fetchall() == [("node:a", "clock_error", "3600.0"), ("node:a", "clock_error", "0.0")]
+
+
+# --- who holds frames up --------------------------------------------------------------------------------------------
+
+
+def drained(rig: Rig, seconds: int, *senders: tuple[str, int], lateness: int = 30 * SECOND) -> int | None:
+    """Each sender sends each second for so long, its event times so late; what all have passed then."""
+    for _ in range(seconds):
+        for node, late in senders:
+            rig.send(node, error=-late)
+        rig.drain()
+        rig.clock += SECOND
+    return rig.ingest.senders.passed(rig.clock, lateness)
+
+
+def test_a_frame_closes_as_soon_as_every_sender_has_passed_it(rig: Rig) -> None:
+    assert drained(rig, 5, ("a", 0), ("b", 3 * SECOND)) == rig.clock - SECOND - 3 * SECOND
+
+
+def test_a_sender_that_fell_silent_holds_nothing_up_after_ten_seconds(rig: Rig) -> None:
+    drained(rig, 5, ("a", 0), ("b", 0))
+    fell = rig.clock - SECOND
+    assert drained(rig, 9, ("a", 0)) == fell
+    assert drained(rig, 2, ("a", 0)) == rig.clock - SECOND
+
+
+def test_a_sender_that_is_late_is_waited_for_no_longer_than_the_lateness(rig: Rig) -> None:
+    assert drained(rig, 5, ("a", 0), ("b", 100 * SECOND)) == rig.clock - SECOND - 30 * SECOND
+
+
+def test_a_sender_with_a_wrong_clock_takes_the_lateness_from_nobody(rig: Rig) -> None:
+    """The fleet is 45 s behind, one clock 240 s ahead: it is corrected, and only the others say what is newest."""
+    late = 45 * SECOND
+    for _ in range(5):
+        rig.send("ahead", error=240 * SECOND)
+        rig.send("b", error=-late)
+        rig.drain()
+        rig.clock += SECOND
+    assert rig.ingest.senders.passed(rig.clock, 30 * SECOND) == rig.clock - SECOND - late
+
+
+def test_a_sender_that_is_slower_than_the_lateness_holds_nobody_up(rig: Rig) -> None:
+    for second in range(150):
+        if second % 60 == 0:
+            rig.send("slow")
+        drained(rig, 1, ("a", 0), ("b", 0))
+    assert rig.ingest.senders.passed(rig.clock, 30 * SECOND) == rig.clock - SECOND
+
+
+def test_a_stall_of_the_pipeline_makes_no_sender_slow(rig: Rig) -> None:
+    drained(rig, 5, ("a", 0), ("b", 0))
+    for _ in range(20):
+        rig.send("a")
+        rig.send("b")
+        rig.clock += SECOND
+    rig.drain()
+    assert drained(rig, 12, ("a", 0)) == rig.clock - SECOND, "b fell silent, and is waited for no longer than ever"
+
+
+def test_after_a_restart_the_first_one_heard_does_not_close_the_frames_of_the_others(rig: Rig) -> None:
+    drained(rig, 15, ("a", 0), ("b", 0))
+    last = rig.clock - SECOND
+    rig.stop()
+    rig.clock += 20 * SECOND
+    rig.start()
+    assert drained(rig, 5, ("a", 0)) == max(last, rig.clock - SECOND - 30 * SECOND)
+    assert drained(rig, 10, ("a", 0)) == rig.clock - SECOND
+
+
+def test_a_clock_of_ours_that_is_set_back_keeps_no_dead_sender_alive(rig: Rig) -> None:
+    drained(rig, 5, ("a", 0), ("dead", 0))
+    back = HOUR
+    rig.clock -= back
+    for _ in range(15):
+        rig.send("a", error=back)
+        rig.drain()
+        rig.clock += SECOND
+    assert rig.ingest.senders.passed(rig.clock, 30 * SECOND) == rig.ingest.senders.newest["a"]
+    assert rig.ingest.progress.arrivals["a"] == rig.clock - SECOND
+
+
+def test_where_the_last_right_clock_falls_silent_the_wrong_ones_that_were_corrected_are_judged(rig: Rig) -> None:
+    drained(rig, 5, ("a", -HOUR), ("right", 0))
+    assert drained(rig, 60, ("a", -HOUR)) == rig.clock - SECOND

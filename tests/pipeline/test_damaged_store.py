@@ -1,0 +1,266 @@
+"""A store's file that is damaged, foreign or held: named for what it is, with the fix; `doctor` changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from pipeline import doctor
+from pipeline.config import Config, Store
+from pipeline.errors import DamagedStore, FleetpulseError, Unreachable, UsageError
+from pipeline.store.database import Database
+
+Spoil = Callable[[Path], None]
+FILL = (
+    "INSERT INTO hot_gpu (time, device, temperature) SELECT make_timestamptz(i), i % 100, random() FROM range({}) t(i)"
+)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed store with 500,000 rows."""
+    database = Database(tmp_path_factory.mktemp("sound") / "store.duckdb")
+    with database.transaction() as connection:
+        connection.execute(FILL.format(500_000))
+    database.close()
+    return database.path
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose process was killed: five commits of 1,000 rows are in its write-ahead log alone."""
+    path = tmp_path_factory.mktemp("killed") / "store.duckdb"
+    program = f"""
+import os
+from pathlib import Path
+from pipeline.store.database import Database
+database = Database(Path({str(path)!r}))
+database.connection.execute("CHECKPOINT")
+for _ in range(5):
+    with database.transaction() as connection:
+        connection.execute({FILL.format(1000)!r})
+os._exit(9)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT)
+    return path
+
+
+def copied(path: Path, folder: Path) -> Path:
+    for file in path.parent.iterdir():
+        shutil.copy(file, folder)
+    return folder / path.name
+
+
+def flip(at: int) -> Spoil:
+    def spoil(path: Path) -> None:
+        with path.open("r+b") as file:
+            file.seek(at if at >= 0 else path.stat().st_size + at)
+            there = file.read(8)
+            file.seek(-8, os.SEEK_CUR)
+            file.write(bytes(byte ^ 0xFF for byte in there))
+
+    return spoil
+
+
+def cut(at: float) -> Spoil:
+    """Keeps so many bytes, or that share of them."""
+    return lambda path: os.truncate(path, int(at if at > 1 else path.stat().st_size * at))
+
+
+def other_program(path: Path) -> None:
+    path.unlink()
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE accounts (number INTEGER)")
+
+
+def sqlite(path: Path) -> None:
+    path.unlink()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE a (b)")
+    connection.close()
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE = {
+    "checksum of the head": flip(0),
+    "version in the head": flip(12),
+    "head": flip(100),
+    "first header": flip(4096),
+    "second header": flip(8192 + 16),
+    "end": flip(-5000),
+    "cut in the head": cut(100),
+    "cut after the head": cut(4096),
+    "cut after the headers": cut(12_288),
+    "cut at a quarter": cut(0.25),
+    "cut in the middle": cut(0.5),
+    "cut before the end": cut(0.99),
+}
+FOREIGN = {
+    "magic": (flip(8), "is not a DuckDB file"),
+    "text": (lambda path: path.write_text("hello\n" * 1000), "is not a DuckDB file"),
+    "SQLite": (sqlite, "is an SQLite database"),
+    "empty": (lambda path: path.write_bytes(b""), "is empty"),
+    "folder": (folder, "Is a directory"),
+    "DuckDB file of another program": (other_program, "of another program"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_file_is_called_damaged_with_the_fix(sound: Path, tmp_path: Path, name: str) -> None:
+    path = copied(sound, tmp_path)
+    DAMAGE[name](path)
+    with pytest.raises(DamagedStore) as found:
+        Database(path)
+    assert str(path) in str(found.value)
+    assert "Recovery" in str(found.value)
+    assert "another 'fleetpulse pipeline'" not in str(found.value)
+    assert found.value.exit_code == 3
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_is_no_store_is_a_wrong_path(sound: Path, tmp_path: Path, name: str) -> None:
+    path = copied(sound, tmp_path)
+    spoil, words = FOREIGN[name]
+    spoil(path)
+    with pytest.raises(UsageError, match=words) as found:
+        Database(path)
+    assert found.value.exit_code == 2
+
+
+def test_a_file_that_this_user_may_not_read_is_a_wrong_path(sound: Path, tmp_path: Path) -> None:
+    path = copied(sound, tmp_path)
+    path.chmod(0o000)
+    program = f"""
+import os
+from pathlib import Path
+from pipeline.errors import UsageError
+from pipeline.store.opening import open_file
+os.getuid() or os.setuid(65534)  # root may read all
+try:
+    open_file(Path({str(path)!r}), {{}})
+except UsageError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert "cannot be read: Permission denied" in said.stdout, said.stderr
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rows"), [(cut(0.6), 3000), (lambda p: p.write_bytes(p.read_bytes() + os.urandom(5000)), 5000)]
+)
+def test_a_log_that_was_cut_short_ends_at_its_last_whole_commit(
+    killed: Path, tmp_path: Path, spoil: Spoil, rows: int
+) -> None:
+    path = copied(killed, tmp_path)
+    spoil(path.with_name("store.duckdb.wal"))
+    database = Database(path)
+    [(found,)] = database.connection.execute("SELECT count(*) FROM hot_gpu").fetchall()
+    database.close()
+    assert found <= rows
+    assert found % 1000 == 0
+
+
+@pytest.mark.parametrize("spoil", [flip(8), flip(100_000), flip(-10_000)], ids=["head", "middle", "end"])
+def test_a_damaged_log_is_named_and_the_store_opens_once_it_is_set_aside(
+    killed: Path, tmp_path: Path, spoil: Spoil
+) -> None:
+    """The documented recovery, tried."""
+    path = copied(killed, tmp_path)
+    log = path.with_name("store.duckdb.wal")
+    spoil(log)
+    with pytest.raises(DamagedStore, match=r"write-ahead log .*store\.duckdb\.wal is damaged"):
+        Database(path)
+    log.rename(path.with_name("store.duckdb.wal.damaged"))
+    database = Database(path)
+    assert database.connection.execute("SELECT count(*) FROM hot_gpu").fetchall() == [(0,)]
+    database.close()
+
+
+def test_damage_in_the_middle_is_told_when_it_is_read(sound: Path, tmp_path: Path) -> None:
+    from pipeline.store.faults import explained
+
+    path = copied(sound, tmp_path)
+    flip(path.stat().st_size // 2)(path)
+    database = Database(path)
+    with pytest.raises(duckdb.Error) as found:
+        database.connection.execute("SELECT sum(temperature) FROM hot_gpu").fetchall()
+    assert isinstance(explained(path, found.value), DamagedStore)
+    database.close()
+
+
+def test_a_store_that_another_process_holds_is_not_called_damaged(sound: Path, tmp_path: Path) -> None:
+    database = Database(copied(sound, tmp_path))
+    opening = f"Database(Path({str(database.path)!r}))"
+    program = f"from pathlib import Path; from pipeline.store.database import Database; {opening}"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert f"process {os.getpid()} has it open" in said.stderr
+    database.close()
+
+
+def test_a_newer_storage_version_asks_for_an_upgrade(tmp_path: Path) -> None:
+    from pipeline.store.faults import explained
+
+    text = (
+        "IO Error: Trying to read a database file with storage version number 99, but we can only read storage "
+        "versions between 64 and 70.\nThe database file was created with a newer version of DuckDB."
+    )
+    error = explained(tmp_path / "store.duckdb", duckdb.IOException(text))
+    assert isinstance(error, UsageError)
+    assert "upgrade fleetpulse" in str(error)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir() if file.is_file()}
+
+
+@pytest.mark.parametrize("name", ["none", *DAMAGE, *FOREIGN])
+def test_doctor_sees_what_is_wrong_and_changes_nothing(killed: Path, tmp_path: Path, name: str) -> None:
+    """Also of a store whose log holds commits that the file has not."""
+    path = copied(killed, tmp_path)
+    spoil: Spoil | None = DAMAGE.get(name) or (FOREIGN[name][0] if name in FOREIGN else None)
+    if spoil is not None:
+        spoil(path)
+    before = digests(tmp_path)
+    check = doctor.store(dataclasses.replace(Config(), store=Store(path=path)))
+    assert check.state == ("ok" if spoil is None else "fail")
+    assert not check.unreachable
+    assert digests(tmp_path) == before
+
+
+def test_a_command_says_it_in_one_line(sound: Path, tmp_path: Path) -> None:
+    path = copied(sound, tmp_path)
+    DAMAGE["cut in the middle"](path)
+    command = [sys.executable, "fleetpulse.py", "init"]
+    environ = {**os.environ, "FLEETPULSE__STORE__PATH": str(path), "FLEETPULSE__SPOOL__DIRECTORY": str(tmp_path / "s")}
+    said = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=ROOT)
+    assert said.returncode == 3
+    assert "Traceback" not in said.stderr
+    assert "the file is damaged" in said.stderr.splitlines()[-1]
+
+
+def test_a_schema_version_that_is_no_number_is_damage(sound: Path, tmp_path: Path) -> None:
+    path = copied(sound, tmp_path)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("UPDATE meta SET value = 'x' WHERE key = 'schema_version'")
+    with pytest.raises(DamagedStore, match="schema_version is 'x'"):
+        Database(path)
+
+
+def test_the_errors_are_of_one_tree() -> None:
+    assert issubclass(DamagedStore, Unreachable)
+    assert issubclass(DamagedStore, FleetpulseError)

@@ -1,0 +1,85 @@
+"""The doctor finds a slow disk, a damaged mark and files that belong elsewhere, and ends though a disk hangs."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from agents.spool import Spool as Writer
+from pipeline import doctor, doctor_spool, wire
+from pipeline.checks import Check
+from pipeline.config import Config, Spool
+from pipeline.transport import segments
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(spool=Spool(tmp_path / "spool"))
+
+
+def filled(config: Config) -> Path:
+    with Writer(config.spool.directory, "n1", "telemetry.v1", segment_bytes=1000, max_bytes=1 << 20) as spool:
+        spool.append_many([bytes(100)] * 50, wire.TELEMETRY_KIND, 0)
+    return segments.epoch_folders(config.spool.directory / "n1" / "telemetry.v1")[0]
+
+
+def test_a_sound_spool_is_ok_and_an_absent_one_is_no_fault(config: Config) -> None:
+    assert doctor_spool.spool_files(config).state == "ok"
+    assert doctor_spool.disk_speed(config).state == "info"
+    filled(config)
+    assert doctor_spool.spool_files(config).state == "ok"
+    assert doctor_spool.disk_speed(config).state == "ok"
+    assert [path.name for path in config.spool.directory.iterdir()] == ["n1"]
+
+
+@pytest.mark.parametrize(("content", "word"), [(None, "missing"), (b"", "damaged"), (bytes(32), "damaged")])
+def test_a_mark_that_is_not_sound_is_reported(config: Config, content: bytes | None, word: str) -> None:
+    """Before, the doctor was content."""
+    mark = filled(config) / "mark"
+    mark.unlink()
+    if content is not None:
+        mark.write_bytes(content)
+    found = doctor_spool.spool_files(config)
+    assert (found.state, found.found) == ("warn", f"{mark}: {word}")
+
+
+def test_a_stray_segment_is_reported_with_why(config: Config) -> None:
+    folder = filled(config)
+    stray = shutil.copy(sorted(folder.glob("*.seg"))[0], segments.segment_path(folder, 3))
+    found = doctor_spool.spool_files(config)
+    assert (found.state, found.found) == ("warn", f"{stray}: begins with record 0")
+
+
+def test_a_disk_that_is_slow_warns_and_one_that_does_not_answer_fails(config: Config) -> None:
+    filled(config)
+    release = threading.Event()
+    hung = doctor_spool.disk_speed(config, 0.1, lambda _: release.wait())
+    release.set()
+    assert (hung.state, "no answer within 0.1 s" in hung.found) == ("fail", True)
+    slow = doctor_spool.disk_speed(config, 30, lambda _: time.sleep(doctor_spool.SLOW_S))
+    assert (slow.state, "durable in 1" in slow.found) == ("warn", True)
+
+
+def test_a_check_that_does_not_end_fails_and_the_others_are_made(config: Config) -> None:
+    release = threading.Event()
+
+    def hanging(_: Config) -> Check:
+        release.wait()
+        return Check("hanging", "ok")
+
+    found = doctor.examine(config, (hanging, doctor.configuration), limit_s=0.1)
+    release.set()
+    assert [(check.name, check.state) for check in found] == [("hanging", "fail"), ("configuration", "ok")]
+    assert "does not answer" in found[0].found
+
+
+def test_a_check_that_is_at_fault_fails_and_the_others_are_made(config: Config) -> None:
+    def wrong(_: Config) -> Check:
+        raise KeyError("key")
+
+    found = doctor.examine(config, (wrong, doctor.configuration))
+    assert [(check.name, check.state) for check in found] == [("wrong", "fail"), ("configuration", "ok")]

@@ -1,0 +1,244 @@
+"""A store whose disk fills, shrinks or fails: no message is given up for it, and all is stored once there is room."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+
+from agents.spool import Spool
+from pipeline import config as configuration
+from pipeline import wire
+from pipeline.errors import Retryable
+from pipeline.ingest import Ingest
+from pipeline.records import SECOND, TELEMETRY, Batch, Block, Origin
+from pipeline.service import Service
+from pipeline.settings import build
+from tests.pipeline.test_service import Nothing
+
+T0 = 1_780_000_000 * SECOND
+MESSAGES, TICKS, GPUS = 1_040, 10, 8
+
+
+def sent_values() -> np.ndarray:
+    """(messages, ticks, GPUs) temperatures; random, so that they need their room on disk."""
+    return np.random.default_rng(7).random((MESSAGES, TICKS, GPUS), "f4")
+
+
+class Senders:
+    """Four nodes that send the messages in turn, each into its own spool."""
+
+    def __init__(self, folder: Path, values: np.ndarray) -> None:
+        self._spools = [Spool(folder, f"n{i}", TELEMETRY, free_bytes=0) for i in range(4)]
+        self._bodies = iter([body_of(number, block) for number, block in enumerate(values)])
+        self._number = 0
+
+    def send(self, count: int) -> None:
+        for body in itertools.islice(self._bodies, count):
+            self._spools[self._number % 4].append(body, wire.TELEMETRY_KIND, T0)
+            self._number += 1
+        for spool in self._spools:
+            spool.sync()
+
+    def close(self) -> None:
+        for spool in self._spools:
+            spool.close()
+
+
+def body_of(number: int, block: np.ndarray) -> bytes:
+    node = f"n{number % 4}"
+    times = T0 + (number * TICKS + np.arange(TICKS)) * SECOND
+    columns = {"gpu.temperature": block, "gpu.power": block[::-1].copy()}
+    entities = tuple(f"gpu:{node}.{i}" for i in range(GPUS))
+    return wire.encode(Batch(Origin("local", node, b"b" * 16), times, (Block("gpu", entities, columns),)))
+
+
+def service_over(folder: Path, store: Path, free_bytes: int) -> Service:
+    table = {"store": {"path": str(store), "free_bytes": free_bytes}, "spool": {"directory": str(folder / "spool")}}
+    return Service(build(configuration.Config, table, "test"), Nothing(), clock=lambda: T0 + 20_000 * SECOND)
+
+
+class Script:
+    """The `stop` of a service: whenever it would wait, the next step of a script runs; after the last one it stops."""
+
+    def __init__(self, steps: Iterator[object]) -> None:
+        self._steps, self._over = steps, False
+
+    def is_set(self) -> bool:
+        return self._over
+
+    def wait(self, seconds: float) -> bool:
+        self._over = self._over or next(self._steps, self) is self
+        return self._over
+
+
+def stored(service: Service) -> np.ndarray:
+    """Temperatures in the shape of `sent_values`; fails unless each row is there once."""
+    rows = service.database.connection.execute("SELECT temperature FROM gpu ORDER BY time, entity").fetchnumpy()
+    return np.asarray(rows["temperature"], "f4").reshape(MESSAGES, TICKS, GPUS)
+
+
+def losses(service: Service) -> tuple[int, int]:
+    query = "SELECT (SELECT count(*) FROM dead_letter), (SELECT count(*) FROM gaps)"
+    return service.database.connection.execute(query).fetchall()[0]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB of the test's own."""
+    place = tmp_path / "disk"
+    place.mkdir(mode=0o700)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], capture_output=True)
+    if made.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {made.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture
+def senders(tmp_path: Path) -> Iterator[Senders]:
+    made = Senders(tmp_path / "spool", sent_values())
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("free_bytes", [0, 256 << 20], ids=["no room kept", "room kept"])
+def test_a_disk_that_fills_and_is_freed_again_and_again_costs_nothing(
+    small_disk: Path, tmp_path: Path, senders: Senders, seed: int, free_bytes: int
+) -> None:
+    """With no room kept free DuckDB itself meets the full disk, in large and in small commits."""
+    chance = random.Random(seed)
+    service = service_over(tmp_path, small_disk / "store.duckdb", free_bytes)
+    ball, reasons = small_disk / "ball", []
+
+    def steps() -> Iterator[object]:
+        for _ in range(25):
+            ball.unlink(missing_ok=True)
+            left = chance.choice([0, 4096, 60_000, 300_000, 1 << 20, 4 << 20])
+            ball.write_bytes(b"x" * max(0, shutil.disk_usage(small_disk).free - left))
+            senders.send(chance.choice([1, 10, 60, 300]))
+            yield
+            reasons.append(service.unready())
+            if chance.random() < 0.4:
+                ball.unlink(missing_ok=True)
+                yield
+        ball.unlink(missing_ok=True)
+        senders.send(MESSAGES)
+        yield from range(20)
+
+    try:
+        step = steps()
+        next(step)
+        service.run(Script(step))  # type: ignore[arg-type] # it asks no more of its `stop`
+        assert losses(service) == (0, 0)
+        np.testing.assert_array_equal(stored(service), sent_values())
+        assert any("its disk" in text for texts in reasons for text in texts)
+        assert service.unready() == []
+    finally:
+        service.close()
+
+
+def test_a_checkpoint_that_fails_is_survived_without_a_new_process(
+    small_disk: Path, tmp_path: Path, senders: Senders
+) -> None:
+    """DuckDB then refuses everything until its file is opened anew; what was committed is durable."""
+    service = service_over(tmp_path, small_disk / "store.duckdb", 0)
+    ball, reasons = small_disk / "ball", []
+
+    def steps() -> Iterator[object]:
+        senders.send(MESSAGES // 2)
+        yield
+        ball.write_bytes(b"x" * (shutil.disk_usage(small_disk).free - 4096))
+        with pytest.raises(duckdb.FatalException):
+            service.database.connection.execute("CHECKPOINT")
+        senders.send(MESSAGES)
+        for _ in range(5):
+            yield
+            reasons.append(service.unready())
+        ball.unlink()
+        yield from range(10)
+
+    try:
+        service.run(Script(steps()))  # type: ignore[arg-type] # it asks no more of its `stop`
+        assert losses(service) == (0, 0)
+        np.testing.assert_array_equal(stored(service), sent_values())
+        assert all(reasons)
+        assert service.unready() == []
+    finally:
+        service.close()
+
+
+def test_a_limit_on_the_size_of_files_costs_nothing(tmp_path: Path, senders: Senders) -> None:
+    """EFBIG, as of a quota; it needs no file system of its own."""
+    service = service_over(tmp_path, tmp_path / "state" / "store.duckdb", 0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def steps() -> Iterator[object]:
+        senders.send(MESSAGES)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, before[1]))
+        for _ in range(5):
+            yield
+            assert service.unready()
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        yield from range(10)
+
+    try:
+        step = steps()
+        next(step)
+        service.run(Script(step))  # type: ignore[arg-type] # it asks no more of its `stop`
+        assert losses(service) == (0, 0)
+        np.testing.assert_array_equal(stored(service), sent_values())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        service.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        duckdb.TransactionException("TransactionContext Error: Failed to commit: No space left on device"),
+        duckdb.FatalException("FATAL Error: database has been invalidated"),
+        duckdb.InternalException("INTERNAL Error: an assertion"),
+        duckdb.OutOfMemoryException("Out of Memory Error: could not allocate"),
+        duckdb.InterruptException("INTERRUPT Error"),
+        duckdb.Error("Corrupt database file: computed checksum 1 does not match stored checksum 2"),
+        MemoryError(),
+        OSError(5, "Input/output error"),
+        RuntimeError("what nobody foresaw"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_no_error_of_the_disk_or_of_memory_gives_a_message_up(
+    tmp_path: Path, senders: Senders, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whatever is not of a message leaves all messages where they are: in order, none a dead letter."""
+    service = service_over(tmp_path, tmp_path / "store.duckdb", 0)
+    ingest: Ingest = service.ingest
+    transaction = ingest._transaction
+    try:
+        service.start()
+        senders.send(40)
+
+        def failing(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(ingest, "_transaction", failing)
+        for _ in range(3):
+            with pytest.raises((Retryable, OSError, RuntimeError)):
+                service.turn()
+        monkeypatch.setattr(ingest, "_transaction", transaction)
+        while service.turn():
+            pass
+        assert losses(service) == (0, 0)
+        assert service.ingest.counters["messages"] == 40
+    finally:
+        service.close()

@@ -1,0 +1,148 @@
+"""A loop that hangs is reported by those that do not: readiness, Watchdog, metrics."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pipeline import config as configuration
+from pipeline.heartbeat import JudgingProgress
+from pipeline.records import SECOND, Finding
+from pipeline.service import Service
+from pipeline.settings import build
+
+T0 = 1_780_000_000 * SECOND
+
+
+class Hanging:
+    """A judge that waits while it is held."""
+
+    signals = frozenset({"gpu.temperature"})
+    names = ("stuck",)
+
+    def __init__(self) -> None:
+        self.free, self.entered = threading.Event(), threading.Event()
+        self.free.set()
+        self.beat: Callable[[str], None] = lambda doing: None
+
+    def listing(self) -> list[dict[str, Any]]:
+        return []
+
+    def observe(self, frames: Any) -> list[Finding]:
+        self.beat("detector stuck")
+        self.entered.set()
+        self.free.wait(30)
+        return []
+
+    def judge_events(self, events: Any, topology: Any, anew: bool = False) -> list[Finding]:
+        return []
+
+    def snapshot(self) -> str:
+        return "{}"
+
+    def restore(self, state: str) -> None:
+        """It has no state."""
+
+
+class Running:
+    """A pipeline whose loop runs in a thread, with a clock that stands until it is moved."""
+
+    def __init__(self, site: Any) -> None:
+        folder, self.seconds = site.folder, 0.0
+        table = {"store": {"path": str(folder / "store.duckdb")}, "spool": {"directory": str(folder / "spool")}}
+        self.judge, self.stop = Hanging(), threading.Event()
+        config = build(configuration.Config, table, "test")
+        self.service = Service(config, self.judge, lambda: T0 + 600 * SECOND, lambda: self.seconds)
+        self.thread = threading.Thread(target=self.service.run, args=(self.stop,))
+
+    def close(self) -> None:
+        self.judge.free.set()
+        self.stop.set()
+        self.thread.join(10)
+        self.service.close()
+
+
+@pytest.fixture
+def running(site: Any) -> Iterator[Running]:
+    made = Running(site)
+    yield made
+    made.close()
+
+
+def until(holds: Callable[[], object]) -> None:
+    for _ in range(1000):
+        if holds():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("not within ten seconds")
+
+
+def test_a_detector_that_does_not_return_is_named_by_readiness_and_stops_the_watchdog(
+    running: Running, site: Any
+) -> None:
+    running.judge.free.clear()
+    site.send("n1", T0)
+    site.send("n1", T0 + 500 * SECOND)
+    running.thread.start()
+    assert running.judge.entered.wait(10)
+    assert running.service.unready() == []
+    running.seconds += 31
+    assert running.service.unready() == ["judging has stood still for 31 s: no return from detector stuck"]
+    assert running.service.notifier._alive() is False
+    assert running.service.counters()["fleetpulse_heartbeat_age_seconds"] == 31
+    running.judge.free.set()
+    until(lambda: running.service.unready() == [])
+    assert running.service.notifier._alive() is True
+
+
+def test_a_read_that_does_not_return_is_named_by_readiness(
+    running: Running, site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, held = running.service.transport.read, threading.Event()
+
+    def blocked(*arguments: Any) -> Any:
+        held.set()
+        running.judge.free.wait(30)
+        return read(*arguments)
+
+    running.judge.free.clear()
+    monkeypatch.setattr(running.service.transport, "read", blocked)
+    site.send("n1", T0)
+    running.thread.start()
+    assert held.wait(10)
+    running.seconds += 31
+    assert running.service.unready() == ["judging has stood still for 31 s: no return from ingest"]
+
+
+def test_telemetry_that_is_stored_and_not_judged_for_three_frames_is_reported() -> None:
+    seconds = [0.0]
+    progress = JudgingProgress(10.0, 30.0, lambda: seconds[0])
+    for _ in range(10):
+        seconds[0] += 10
+        progress.heart.beat("judging")
+        progress.note(T0, T0 + round(seconds[0] * SECOND))
+    assert progress.trouble() == "judging has stood still for 90 s: the newest 100 s of telemetry are not judged"
+    progress.note(T0 + 60 * SECOND, T0 + 100 * SECOND)
+    assert progress.trouble() is None
+
+
+def test_a_clock_that_was_set_back_behind_the_closed_frames_is_reported_until_it_is_past_them() -> None:
+    progress = JudgingProgress(10.0, 30.0, lambda: 0.0)
+    progress.note(T0, T0 - 7200 * SECOND, T0 - 7200 * SECOND)
+    assert progress.trouble() == (
+        "judging has stood still: our clock was set back: what comes in the next 7200 s is late"
+    )
+    progress.note(T0, T0, T0)
+    assert progress.trouble() is None
+
+
+def test_judging_that_has_nothing_to_judge_does_not_stand_still() -> None:
+    seconds = [0.0]
+    progress = JudgingProgress(10.0, 30.0, lambda: seconds[0])
+    progress.note(T0, T0 + 40 * SECOND)
+    seconds[0] += 3600
+    progress.heart.beat("ingest")
+    assert progress.trouble() is None

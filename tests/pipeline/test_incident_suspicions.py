@@ -1,0 +1,123 @@
+"""What is only suspected takes nothing in, leads nothing and names nothing that is more than suspected."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipeline.records import Finding
+from tests.pipeline.test_incidents import START, Case, fleet, found
+
+
+@pytest.fixture
+def case() -> Case:
+    return Case(fleet(nodes=12))
+
+
+def change(entity: str, onset: int = START, level: str = "suspect") -> Finding:
+    """What the generic detector reports: a change of which nobody knows the meaning."""
+    return found(entity, "anomaly", level, onset)  # type: ignore[arg-type]
+
+
+def pages(case: Case) -> set[str]:
+    return {i.cause for i in case.desk.incidents.values() if i.resolved is None and i.severity == "page"}
+
+
+@pytest.mark.parametrize("watched", ["port:n1.mlx5_3", "node:n1", "gpu:n1.3"])
+@pytest.mark.parametrize("level", ["suspect", "ticket"])
+def test_a_page_beside_or_below_a_change_of_its_node_names_its_own_cause(case: Case, watched: str, level: str) -> None:
+    case.see(change(watched, level=level))
+    case.see(found("rank:81.4"))
+    assert pages(case) == {"gpu:n1.0"}
+    (page,) = [i for i in case.desk.incidents.values() if i.severity == "page"]
+    assert (page.entity, page.detector, page.members) == ("rank:81.4", "straggler", ("rank:81.4",))
+
+
+def test_a_suspect_that_a_watched_change_took_in_names_its_own_cause_when_it_becomes_a_page(case: Case) -> None:
+    case.see(change("node:n1"))
+    case.see(found("rank:81.4", level="suspect"))
+    assert case.causes() == {"node:n1"}
+    case.see(found("rank:81.4"))
+    assert pages(case) == {"gpu:n1.0"}
+    case.see(change("node:n1"), found("rank:81.4"))
+    assert case.causes() == {"gpu:n1.0", "node:n1"}
+    assert {i.severity for i in case.desk.incidents.values() if i.cause == "node:n1"} == {"watch"}
+    assert all(len(i.members) == 1 for i in case.desk.incidents.values())
+
+
+def test_changes_of_three_parts_of_a_node_do_not_name_a_page_of_a_fourth(case: Case) -> None:
+    case.see(*(change(f"gpu:n1.{i}") for i in range(3)))
+    case.see(found("gpu:n1.3", "memory"))
+    assert pages(case) == {"gpu:n1.3"}
+
+
+def test_a_page_on_a_watched_node_belongs_to_the_fault_that_explains_it(case: Case) -> None:
+    """A pump that fails warms a node of which some counter had moved before: one page, of the pump."""
+    case.see(change("node:n1"))
+    case.see(found("cdu:c1", "coolant_edge"))
+    case.see(found("node:n1", "thermal_edge"))
+    assert pages(case) == {"cdu:c1"}
+
+
+def test_a_page_that_came_first_joins_the_fault_that_explains_it_though_its_node_was_watched(case: Case) -> None:
+    case.see(change("node:n1"))
+    case.see(found("node:n1", "thermal_edge"))
+    assert pages(case) == {"node:n1"}
+    case.see(found("cdu:c1", "coolant_edge"))
+    assert pages(case) == {"cdu:c1"}
+    case.see(change("node:n1"), seconds=300)
+    assert case.causes() == {"cdu:c1", "node:n1"}, "the change is no symptom of the pump"
+
+
+def test_an_incident_that_was_watched_for_long_can_still_be_explained_when_it_becomes_a_page(case: Case) -> None:
+    case.see(found("node:n1", "thermal", "suspect"))
+    for _ in range(60):
+        case.see(found("node:n1", "thermal", "suspect"))
+    case.see(found("node:n1", "thermal"))
+    case.see(found("cdu:c1", "coolant"))
+    assert pages(case) == {"cdu:c1"}
+
+
+def test_a_suspicion_of_another_kind_does_not_name_what_is_found(case: Case) -> None:
+    """Two ports that may err and one that is down: the leaf is named by ports of one kind of trouble alone."""
+    case.see(found("port:n1.mlx5_0", "telemetry", "suspect"), found("port:n2.mlx5_0", "telemetry", "suspect"))
+    case.see(found("port:n3.mlx5_0", "link"))
+    assert pages(case) == {"port:n3.mlx5_0"}
+
+
+def test_enough_suspects_of_the_very_same_kind_name_the_cause_of_a_page(case: Case) -> None:
+    case.see(*(found(f"port:n{n}.mlx5_0", "link", "suspect") for n in range(3)))
+    assert case.causes() == {"leaf:l0"}
+    case.see(found("port:n1.mlx5_0", "link"))
+    assert pages(case) == {"leaf:l0"}
+
+
+def test_a_change_corroborates_no_suspect(case: Case) -> None:
+    case.see(change("gpu:n1.0"))
+    case.see(found("rank:81.4", level="suspect"))
+    assert {i.severity for i in case.desk.incidents.values()} == {"watch"}
+
+
+def test_what_leaves_an_incident_gets_an_id_of_its_own_also_after_a_restart(case: Case) -> None:
+    """The id comes from the first finding, which here is the one that leaves."""
+    case.see(change("node:n1"))
+    first = case.only().id
+    case.see(found("rank:81.4", level="suspect"))
+    case.see(found("rank:81.4"))
+    case.desk.restore(case.desk.snapshot())
+    for _ in range(3):
+        case.see(change("node:n1"), found("rank:81.4"))
+    causes = {i.id: i.cause for i in case.desk.incidents.values()}
+    assert causes.pop(first) == "gpu:n1.0"
+    assert list(causes.values()) == ["node:n1"]
+
+
+def test_a_snapshot_of_before_this_rule_is_read(case: Case) -> None:
+    case.see(found("gpu:n1.2", "memory"), change("node:n2"))
+    state = json.loads(case.desk.snapshot())
+    for one in state["cases"]:
+        del one["raised"]
+    case.desk.restore(json.dumps(state))
+    case.see(found("gpu:n1.2", "memory"))
+    assert pages(case) == {"gpu:n1.2"}

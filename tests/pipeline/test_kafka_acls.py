@@ -1,0 +1,115 @@
+"""`fleetpulse init --acls` where nobody has any right: agents may write, the pipeline may read, others nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
+from kafka.errors import KafkaError
+
+from pipeline import acl_setup, setup
+from pipeline.config import Config
+from pipeline.errors import UsageError
+from tests.kafka_broker import Address, Broker, External
+from tests.kafka_clients import admin_of, kafka_of, make_topics, read, untidy_refusals, write
+from tests.kafka_security import MECHANISM, Security
+from tests.pipeline.test_kafka_rights import PAGE, STRICT
+
+ROLES = {"agents": "agent_users", "pipeline": "pipeline_users"}
+
+
+@pytest.fixture
+def strict(new_broker: Callable[..., Broker], tmp_path: Path) -> Broker:
+    return new_broker("strict", security=Security(tmp_path / "security"), properties=STRICT)
+
+
+def inside(broker: Broker) -> External:
+    """The listener on which everybody is a super user."""
+    found = re.search(r"INSIDE://(\S+?),", (broker.folder / "server.properties").read_text())
+    assert found is not None
+    return External(found[1])
+
+
+def as_user(broker: Broker, folder: Path, name: str) -> External:
+    """The broker as another user of its own sees it."""
+    assert broker.security is not None
+    other = Security.__new__(Security)
+    for key, value in {
+        "folder": folder / name,
+        "mutual": False,
+        "username": name,
+        "password": f"secret-of-{name}",
+    }.items():
+        object.__setattr__(other, key, value)
+    other.folder.mkdir()
+    other.password_file.write_text(other.password)
+    other.ca_file.write_text(broker.security.ca_file.read_text())
+    with admin_of(inside(broker)) as admin:
+        mechanism = ScramMechanism[MECHANISM.replace("-", "_")]
+        admin.alter_user_scram_credentials(
+            [UserScramCredentialUpsertion(name, mechanism, other.password, iterations=4096)]
+        )
+    return External(broker.bootstrap, other)
+
+
+def granted(broker: Broker, said: list[str]) -> None:
+    kafka = replace(kafka_of(inside(broker)), agent_users=("User:agent",), pipeline_users=("User:pipeline",))
+    acl_setup.make(kafka, said.append)
+
+
+def test_agents_may_write_alone_and_the_pipeline_read_alone(strict: Broker, tmp_path: Path) -> None:
+    make_topics(inside(strict))
+    said: list[str] = []
+    granted(strict, said)
+    agent, pipeline, stranger = (as_user(strict, tmp_path, name) for name in ("agent", "pipeline", "stranger"))
+    write(agent, "telemetry.v1", [b"x"])
+    assert [record.value for record in read(pipeline, "telemetry.v1")] == [b"x"]
+    write(pipeline, "telemetry.v1.dlq", [b"letter"])
+    for who, topic in ((pipeline, "telemetry.v1"), (stranger, "events.v1"), (agent, "telemetry.v1.dlq")):
+        with pytest.raises(KafkaError), untidy_refusals():
+            write(who, topic, [b"y"], max_block_ms=2000, delivery_timeout_ms=2000, request_timeout_ms=1000)
+    assert read(stranger, "telemetry.v1") == []  # it is not even told which partitions there are
+    assert said[0] == "rights of agents (User:agent): 2 made, 0 there"
+
+
+def test_a_second_time_changes_nothing_and_others_who_may_write_are_named(strict: Broker) -> None:
+    make_topics(inside(strict))
+    said: list[str] = []
+    granted(strict, said)
+    kafka = kafka_of(inside(strict), agent_users=("User:other",), pipeline_users=("User:pipeline",))
+    said.clear()
+    acl_setup.make(kafka, said.append)
+    assert said[0] == "rights of agents (User:other): 2 made, 0 there"
+    assert re.fullmatch(r"rights of pipeline \(User:pipeline\): 0 made, \d+ there", said[1])
+    assert [line.split(", too")[0] for line in said[2:]] == [
+        "rights: User:agent may write topic events.v1", "rights: User:agent may write topic telemetry.v1"
+    ]  # fmt: skip
+
+
+def test_without_users_or_authorizer_or_kafka_it_says_what_is_lacking(kafka: Address) -> None:
+    with pytest.raises(UsageError, match="agent_users: names nobody"):
+        acl_setup.make(kafka_of(kafka), str)
+    with pytest.raises(UsageError, match="no authorizer"):
+        acl_setup.make(kafka_of(kafka, agent_users=("User:a",), pipeline_users=("User:b",)), str)
+    with pytest.raises(UsageError, match=r"--acls.*transport = \"kafka\""):
+        setup.init(Config(), str, acls=True)
+
+
+def test_the_rights_that_it_gives_are_those_of_the_page() -> None:
+    part = PAGE.read_text().split("\n## Rights\n")[1].split("\n## ")[0]
+    listed = {
+        (who, kind, name, operation)
+        for who, kind, names, operations in re.findall(r"^\| (\w+) \| (\w+) \| (.*?) \| (.*?) \|$", part, re.M)
+        for name in re.findall(r"`(.*?)`", names)
+        for operation in re.findall(r"`(.*?)`", operations)
+    }
+    given = {
+        (role.name, kind.name.lower(), name, operation.name.title().replace("_", ""))
+        for role in acl_setup.roles()
+        for kind, name, operation in role.rights
+    }
+    assert given == listed

@@ -1,0 +1,46 @@
+"""Signatures over a real broker: agents sign, the pipeline takes what is signed, and names who has no key."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline import wire
+from pipeline.errors import ConfigError
+from pipeline.records import TELEMETRY
+from pipeline.service import Service
+from tests.kafka_broker import Address
+from tests.kafka_clients import make_topics, write
+from tests.pipeline.kafka_line import NODES, Line, body, until
+
+
+def keys(folder: Path, *nodes: str) -> Path:
+    folder.mkdir()
+    for node in nodes:
+        path = folder / f"{node}.key"
+        path.touch(mode=0o600)
+        path.write_text(f"{node}-".ljust(64, "k") + "\n")
+    return folder
+
+
+def test_signed_messages_arrive_and_forged_ones_are_dead_letters(
+    kafka: Address, new_line: Callable[..., Line], tmp_path: Path
+) -> None:
+    line = new_line(make_topics(kafka, node_keys=keys(tmp_path / "keys", *NODES)))
+    line.begin()
+    line.well()
+    forged = wire.seal(body("n1", time.time_ns() // 1000, 0, 0), wire.TELEMETRY_KIND, b"x" * 16, 0, 0)
+    write(kafka, TELEMETRY, [forged], key="n1")
+    service = line.service
+    assert isinstance(service, Service)
+    until(lambda: service.ingest.rejected["signature"] == 1, 30.0, "the forged message is rejected")
+    assert service.ingest.rejected["sender"] == 0
+    assert service.counters()['fleetpulse_ingest_rejected_total{rule="signature"}'] == 1.0
+
+
+def test_an_agent_without_its_key_does_not_start(new_line: Callable[..., Line], kafka: Address, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no n3\.key; wanted the key of n3"):
+        new_line(make_topics(kafka, node_keys=keys(tmp_path / "keys", "n0", "n1", "n2")))

@@ -1,0 +1,212 @@
+"""Dead letters are bounded; agents that are newer than the pipeline lose nothing that can be kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import wire
+from pipeline.admission import Admission
+from pipeline.config import Store
+from pipeline.ingest import Ingest
+from pipeline.intake import NEWER, DeadLetter
+from pipeline.letters import PAYLOAD_BYTES, PER_MINUTE, LetterLimits
+from pipeline.records import SECOND, TELEMETRY
+from pipeline.sender_check import SenderCheck
+from pipeline.signatures import sign
+from pipeline.store.bounds import HOUR, trim
+from pipeline.store.database import Database
+from pipeline.store.devices import Devices
+from pipeline.store.owners import load_owners
+from pipeline.transport import Message, Partition
+from tests.pipeline.conftest import NOW
+from tests.pipeline.shared_log import ONE, SharedLog, one_row
+
+T0 = NOW - 3600 * SECOND
+LOSSES = "SELECT (SELECT count(*) FROM dead_letter), (SELECT count(*) FROM gaps)"
+PARTITION = Partition(TELEMETRY, "0", "topic")
+
+
+def letter(size: int = 100, rule: str = "wire", partition: Partition = PARTITION) -> DeadLetter:
+    return DeadLetter(Message(partition, 0, b"x" * size), "no message of ours", rule)
+
+
+def kept(limits: LetterLimits, one: DeadLetter, times: int) -> int:
+    return sum(limits.payload(one) is not None for _ in range(times))
+
+
+def test_a_minute_admits_so_many_letters_of_one_partition_and_rule() -> None:
+    limits = LetterLimits(1 << 30)
+    limits.begin(NOW)
+    assert kept(limits, letter(), 1000) == PER_MINUTE
+    assert kept(limits, letter(rule="kind"), 1000) == PER_MINUTE
+    assert kept(limits, letter(partition=Partition(TELEMETRY, "1", "topic")), 10) == 10
+    limits.commit()
+    limits.begin(NOW + 1)
+    assert kept(limits, letter(), 10) == 0
+    limits.begin(NOW + 60 * SECOND)
+    assert kept(limits, letter(), 10) == 10
+
+
+def test_a_transaction_that_fails_uses_nothing_up() -> None:
+    limits = LetterLimits(1 << 30)
+    for _ in range(100):
+        limits.begin(NOW)
+        assert kept(limits, letter(), PER_MINUTE) == PER_MINUTE
+    assert limits.size == 0
+
+
+def test_the_bytes_are_bounded_and_half_of_them_are_for_what_an_upgrade_can_read() -> None:
+    limits = LetterLimits(10_000)
+    for minute in range(200):
+        limits.begin(NOW + minute * 60 * SECOND)
+        kept(limits, letter(900), 10)
+        limits.commit()
+    assert limits.size == 4500
+    limits.begin(NOW)
+    assert kept(limits, letter(900, NEWER), 100) == 6
+
+
+def test_a_payload_is_cut_unless_an_upgrade_can_read_it() -> None:
+    limits = LetterLimits(1 << 30)
+    limits.begin(NOW)
+    assert len(limits.payload(letter(1 << 20)) or b"") == PAYLOAD_BYTES
+    assert len(limits.payload(letter(1 << 20, NEWER)) or b"") == 1 << 20
+
+
+def test_a_flood_of_what_nobody_can_read_is_bounded_and_each_message_is_accounted_for(
+    site: Any,
+) -> None:
+    """2,000 messages, of which 60 are kept: the others are gaps with their cause, and the sound ones are stored."""
+    site.send("n1", T0)
+    for _ in range(1000):
+        site.spool("n1").append(b"rubbish" * 100, wire.TELEMETRY_KIND, 0)
+    site.send("n1", T0 + SECOND)
+    for _ in range(1000):
+        site.spool("n1").append(b"rubbish" * 100, wire.TELEMETRY_KIND, 0)
+    site.send("n1", T0 + 2 * SECOND)
+    ingest = site.drain()
+    [(letter_rows, size)] = site.rows("SELECT count(*), sum(octet_length(payload)) FROM dead_letter")
+    assert letter_rows == PER_MINUTE
+    assert ingest.letters.size == size
+    gaps = site.rows("SELECT cause, count(*), sum(next_sequence - first_sequence) FROM gaps GROUP BY ALL")
+    assert gaps == [("dead letter not kept: wire", 2, 2000 - PER_MINUTE)]
+    assert site.rows("SELECT count(*) FROM gpu") == [(6,)]
+    assert ingest.counters["dead_letters"] == 2000
+    assert ingest.counters["dead_letters_not_kept"] == 2000 - PER_MINUTE
+
+
+def reads_one_version_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipeline after an upgrade: it reads messages of today's version and of the next one."""
+    today, checked = wire.VERSION, wire.open_envelope
+
+    def either(message: Any) -> Any:
+        try:
+            return checked(message)
+        except wire.WireError:
+            with monkeypatch.context() as older:
+                older.setattr(wire, "VERSION", today)
+                return checked(message)
+
+    monkeypatch.setattr(wire, "VERSION", today + 1)
+    monkeypatch.setattr(wire, "open_envelope", either)
+
+
+def test_the_spool_of_a_newer_agent_waits_for_the_upgrade_and_loses_nothing(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The spool keeps it within its own bounds; no letter, no gap, and nobody else waits."""
+    site.send("n1", T0)
+    with monkeypatch.context() as upgraded_agent:
+        upgraded_agent.setattr(wire, "VERSION", wire.VERSION + 1)
+        for second in range(1, 50):
+            site.send("n1", T0 + second * SECOND)
+    site.send("n2", T0 + 100 * SECOND)
+    ingest = site.drain()
+    assert ingest.progress.newer == ("n1",)
+    assert ingest.progress.backlog is None
+    assert site.rows("SELECT count(*) FROM gpu") == [(4,)]
+    site.send("n2", T0 + 101 * SECOND)
+    assert ingest.step() is not None
+    assert site.rows(LOSSES) == [(0, 0)]
+    reads_one_version_more(monkeypatch)
+    ingest = site.drain()
+    assert ingest.progress.newer == ()
+    assert site.rows("SELECT count(*), count(DISTINCT (time, entity)) FROM gpu") == [(104, 104)]
+    assert site.rows(LOSSES) == [(0, 0)]
+
+
+def test_on_shared_partitions_what_a_newer_agent_sends_is_kept_whole_and_stored_after_the_upgrade(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far more than the letters a minute that others may leave; each message is stored once, in two restarts."""
+    log, epoch = SharedLog(), bytes(range(16))
+    log.add(ONE, [one_row("n1", epoch, 0, T0)])
+    with monkeypatch.context() as upgraded_agent:
+        upgraded_agent.setattr(wire, "VERSION", wire.VERSION + 1)
+        log.add(ONE, [one_row("n1", epoch, i, T0 + i * SECOND) for i in range(1, 301)])
+    log.add(ONE, [one_row("n2", epoch, i, T0 + i * SECOND) for i in range(10)])
+
+    def drained() -> tuple[Database, Ingest]:
+        database = Database(tmp_path / "store.duckdb")
+        ingest = Ingest(database, log, Devices(database.connection), lambda: NOW)
+        while ingest.step() is not None:
+            pass
+        return database, ingest
+
+    database, ingest = drained()
+    assert database.connection.execute(LOSSES).fetchall() == [(300, 0)]
+    assert ingest.rejected == {"newer": 300}
+    database.close()
+    reads_one_version_more(monkeypatch)
+    for _ in range(2):
+        database, ingest = drained()
+        rows = "SELECT count(*), count(DISTINCT (time, entity)), sum(temperature) FROM gpu"
+        assert database.connection.execute(rows).fetchall() == [(311, 311, sum(range(301)) + 45)]
+        assert database.connection.execute(LOSSES).fetchall() == [(0, 0)]
+        assert ingest.progress.backlog is None
+        database.close()
+
+
+def test_what_a_newer_agent_signed_is_stored_after_the_upgrade_and_what_it_did_not_sign_is_not_kept_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, epoch, key, folder = SharedLog(), bytes(range(16)), b"k" * 32, tmp_path / "keys"
+    folder.mkdir()
+    (folder / "n1.key").write_bytes(key)
+    (folder / "n1.key").chmod(0o600)
+    with monkeypatch.context() as upgraded_agent:
+        upgraded_agent.setattr(wire, "VERSION", wire.VERSION + 1)
+        values = [one_row("n1", epoch, i, T0 + i * SECOND) for i in range(3)]
+        forged = [one_row("n1", epoch, i, T0 + i * SECOND) for i in range(3, 6)]
+    log.add(ONE, values, key=b"n1", signatures=[sign(key, TELEMETRY, value) for value in values])
+    log.add(ONE, forged, key=b"n1")
+
+    def drained() -> Database:
+        database = Database(tmp_path / "store.duckdb")
+        admission = Admission(owners=load_owners(database), sender_check=SenderCheck(folder))
+        ingest = Ingest(database, log, Devices(database.connection), lambda: NOW, admission=admission)
+        while ingest.step() is not None:
+            pass
+        return database
+
+    database = drained()
+    rules = "SELECT rule, count(*) FROM dead_letter GROUP BY ALL ORDER BY ALL"
+    assert database.connection.execute(rules).fetchall() == [("newer", 3), ("signature", 3)]
+    database.close()
+    reads_one_version_more(monkeypatch)
+    database = drained()
+    assert database.connection.execute("SELECT count(*) FROM gpu").fetchall() == [(3,)]
+    assert database.connection.execute(rules).fetchall() == [("signature", 3)]
+    database.close()
+
+
+def test_letters_that_leave_the_table_make_room_for_new_ones(site: Any) -> None:
+    site.send_raw("n1", b"rubbish")
+    ingest = site.drain()
+    assert ingest.letters.size > 0
+    trim(site.database, Store(), NOW + 200 * HOUR)
+    ingest.forget(0)
+    assert ingest.letters.size == 0

@@ -1,0 +1,131 @@
+"""State is closed to other users, whoever creates it first; what is open is named with the fix."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agents.spool import Spool
+from pipeline import config as configuration
+from pipeline import doctor, private
+from pipeline.config import Api, Config, Kafka, Store
+from pipeline.config import Spool as SpoolSection
+from pipeline.records import TELEMETRY
+from pipeline.transport import segments
+
+ROOT = Path(__file__).parents[2]
+NOT_SECRET = {"ca_file", "certificate_file", "status_file"}
+
+
+@pytest.fixture
+def wide_open() -> Iterator[None]:
+    """The umask that leaves all to the program."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {str(p.relative_to(folder)): stat.S_IMODE(p.lstat().st_mode) for p in folder.rglob("*")}
+
+
+def config_of(folder: Path, **more: object) -> Config:
+    return Config(store=Store(folder / "store.duckdb"), spool=SpoolSection(folder / "spool"), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("wide_open")
+def test_a_spool_is_private_with_all_that_lies_in_it(tmp_path: Path) -> None:
+    with Spool(tmp_path / "state" / "spool", "n1", TELEMETRY, free_bytes=0) as spool:
+        spool.append(b"body", 1, 0)
+        spool.sync()
+        [epoch] = segments.epoch_folders(spool.home)
+        segments.write_small(epoch / "pipeline.cursor", {"next": 1}, durable=False)
+    found = modes(tmp_path)
+    assert {name for name in found if name.endswith((".seg", "mark", "lock", ".cursor"))}
+    assert {name: mode for name, mode in found.items() if mode & 0o077} == {}
+
+
+@pytest.mark.usefixtures("wide_open")
+def test_init_makes_private_state(tmp_path: Path) -> None:
+    """By the real command; the store's file and folders, the spool and the tokens."""
+    state = tmp_path / "state"
+    environ = {
+        **os.environ,
+        "FLEETPULSE__STORE__PATH": str(state / "store" / "store.duckdb"),
+        "FLEETPULSE__SPOOL__DIRECTORY": str(state / "spool"),
+        "FLEETPULSE__API__TOKEN_FILE": str(tmp_path / "tokens"),
+    }
+    subprocess.run([sys.executable, "fleetpulse.py", "init"], cwd=ROOT, env=environ, check=True, capture_output=True)
+    found = modes(tmp_path)
+    assert {"state/store/store.duckdb", "state/spool", "tokens"} <= set(found)
+    assert {name: mode for name, mode in found.items() if mode & 0o077} == {}
+
+
+def test_doctor_fails_on_state_that_is_open_and_its_fix_closes_it(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    with Spool(tmp_path / "spool", "n1", TELEMETRY, free_bytes=0):
+        pass
+    (tmp_path / "store.duckdb").write_bytes(b"")
+    tmp_path.chmod(0o755)
+    (tmp_path / "store.duckdb").chmod(0o644)
+    (tmp_path / "spool" / "n1").chmod(0o750)
+    check = doctor.permissions(config)
+    assert check.state == "fail"
+    assert f"{tmp_path} (0755)" in check.found
+    assert any("open to other users" in text for text in private.warnings(config))
+    subprocess.run(check.mend, shell=True, check=True)
+    assert doctor.permissions(config).state == "ok"
+    assert private.warnings(config) == []
+
+
+def test_the_fix_never_closes_a_folder_that_all_users_share(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    check = doctor.permissions(config_of(tmp_path))
+    assert check.state == "fail"
+    assert "chmod" not in check.mend
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_secret_that_others_can_open_is_a_warning_of_doctor_and_at_start(tmp_path: Path, mode: int) -> None:
+    token, key = tmp_path / "tokens", tmp_path / "key.pem"
+    for path in (token, key):
+        path.write_text("operator:0123456789abcdef\n")
+        path.chmod(0o600)
+    config = config_of(tmp_path, api=Api(token_file=token), kafka=Kafka(key_file=key))
+    assert doctor.secrets(config).state == "ok"
+    key.chmod(mode)
+    check = doctor.secrets(config)
+    assert check.state == "warn"
+    assert f"kafka.key_file = '{key}' has mode {mode:04o}" in check.found
+    assert check.mend == f"chmod 600 {key}"
+    assert any(str(key) in text for text in private.warnings(config))
+    environ = {**os.environ, "FLEETPULSE__API__TOKEN_FILE": str(key), "FLEETPULSE__STORE__PATH": str(tmp_path / "s")}
+    environ["FLEETPULSE__SPOOL__DIRECTORY"] = str(tmp_path / "spool")
+    said = subprocess.run(
+        [sys.executable, "fleetpulse.py", "init"], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
+    assert f"warning: api.token_file = '{key}'" in said.stderr
+
+
+def test_secrets_of_collectors_count_too(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_text("x")
+    path.chmod(0o644)
+    tables = {"redfish": {"bmcs": [{"url": "https://bmc", "password_file": str(path)}]}}
+    config = dataclasses.replace(config_of(tmp_path), collector=tables)
+    assert private.secret_files(config) == {"collector.redfish.bmcs.0.password_file": path}
+    assert doctor.secrets(config).state == "warn"
+
+
+def test_every_key_that_names_a_file_is_known_as_secret_or_not() -> None:
+    sections = [t for t in vars(configuration).values() if dataclasses.is_dataclass(t) and isinstance(t, type)]
+    named = {f.name for section in sections for f in dataclasses.fields(section) if f.name.endswith("_file")}
+    assert named - NOT_SECRET - set(private.SECRET_KEYS) == set()

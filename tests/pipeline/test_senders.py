@@ -1,0 +1,235 @@
+"""Admission by sender: the transport must confirm the node that a message names, and a forgery replaces nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline import config, wire
+from pipeline.admission import Admission
+from pipeline.errors import Retryable
+from pipeline.ingest import Ingest
+from pipeline.records import SECOND, Batch, Block, Origin
+from pipeline.sender_check import SenderCheck
+from pipeline.sequences import WINDOW, Sequences
+from pipeline.signatures import RENEW_S, NodeKeys, sign
+from pipeline.store.database import Database
+from pipeline.store.devices import Devices
+from pipeline.store.owners import load_owners
+from tests.pipeline.conftest import gpu_body
+from tests.pipeline.shared_log import ONE, SharedLog
+
+NOW = 1_790_000_000 * SECOND
+EPOCH = b"e" * 16
+KEY, OTHER = b"k" * 32, b"o" * 32
+
+
+def message(node: str, sequence: int, temperature: float, sent: int | None = None) -> bytes:
+    """One row of gpu:NODE.0, made in the second of its sequence unless `sent` says otherwise."""
+    time = NOW + sequence * SECOND
+    block = Block("gpu", (f"gpu:{node}.0",), {"gpu.temperature": np.full((1, 1), temperature, "f4")})
+    body = wire.encode(Batch(Origin("local", node, bytes(16)), np.array([time]), (block,)))
+    return wire.seal(body, wire.TELEMETRY_KIND, EPOCH, sequence, time if sent is None else sent)
+
+
+class Bench:
+    """An ingest over a shared log, restartable."""
+
+    def __init__(self, folder):
+        self.folder, self.log, self.keys, self.database = folder, SharedLog(), None, None
+
+    def drain(self) -> Ingest:
+        self.shut()
+        self.database = Database(self.folder / "store.duckdb")
+        devices = Devices(self.database.connection)
+        admission = Admission(owners=load_owners(self.database), sender_check=SenderCheck(self.keys))
+        ingest = Ingest(self.database, self.log, devices, lambda: NOW + 3600 * SECOND, admission=admission)
+        while ingest.step() is not None:
+            pass
+        return ingest
+
+    def shut(self):
+        if self.database is not None:
+            self.database.close()
+            self.database = None
+
+    def temperatures(self) -> list[float]:
+        rows = self.database.connection.execute("SELECT temperature FROM gpu ORDER BY time, temperature").fetchall()
+        return [value for (value,) in rows]
+
+    def letters(self) -> list[str]:
+        rows = self.database.connection.execute("SELECT reason FROM dead_letter ORDER BY ALL").fetchall()
+        return [reason for (reason,) in rows]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path)
+    yield made
+    made.shut()
+
+
+def test_a_message_of_another_node_than_the_folder_of_its_spool_is_rejected(site):
+    site.send_raw("h1", gpu_body("h2", NOW, first=999.0))
+    site.send("h1", NOW, first=40.0)
+    site.send("h2", NOW, first=50.0)
+    ingest = site.drain()
+    assert site.rows("SELECT DISTINCT entity, temperature FROM gpu ORDER BY ALL") == [
+        ("gpu:h1.0", 40.0), ("gpu:h1.1", 40.0), ("gpu:h2.0", 50.0), ("gpu:h2.1", 50.0)
+    ]  # fmt: skip
+    [(reason,)] = site.rows("SELECT reason FROM dead_letter")
+    assert reason == "sender: message of node 'h2' in the spool of 'h1'"
+    assert ingest.rejected["sender"] == 1
+    assert site.rows("SELECT count(*) FROM gaps") == [(0,)]  # the message was passed over, not lost
+
+
+@pytest.mark.parametrize(("key", "reason"), [(b"h1", "under the key b'h1'"), (None, "without a key"), (b"", "?")])
+def test_a_message_on_kafka_whose_key_is_not_its_node_is_rejected(bench, key, reason):
+    bench.log.add(ONE, [message("h2", 0, 40.0)], key=key if key != b"" else b"h2\0")
+    bench.drain()
+    assert bench.temperatures() == []
+    assert bench.letters()[0].startswith("sender: message of node 'h2'")
+    assert reason.strip("?") in bench.letters()[0]
+
+
+def test_messages_that_an_impostor_sent_ahead_do_not_make_those_of_the_node_duplicates(bench):
+    """Without keys the brokers' topics cannot tell who sends; what the node itself sends is never lost for that."""
+    bench.log.add(ONE, [message("h2", 0, 40.0)])
+    bench.log.add(ONE, [message("h2", n, 999.0) for n in range(1, 4)])
+    bench.log.add(ONE, [message("h2", n, 40.0 + n) for n in range(1, 4)])
+    ingest = bench.drain()
+    assert bench.temperatures() == [40.0, 41.0, 999.0, 42.0, 999.0, 43.0, 999.0]
+    assert ingest.counters["duplicates"] == 0
+    assert ingest.rejected["sequence"] == 3
+    assert [letter.split(";")[0] for letter in bench.letters()] == [
+        f"sequence: another message of h2 had sequence {n} of telemetry.v1 before" for n in range(1, 4)
+    ]
+
+
+def test_nor_does_a_long_row_of_them_with_times_of_the_future_or_a_restart_in_between(bench):
+    ahead = 3 * WINDOW
+    bench.log.add(ONE, [message("h2", 0, 40.0)], appended=NOW)
+    forged = [message("h2", n, 999.0, sent=NOW + 25 * SECOND) for n in range(1, ahead)]
+    bench.log.add(ONE, forged, appended=NOW + SECOND)
+    bench.drain()
+    for n in (40, 41, ahead - 1):
+        bench.log.add(ONE, [message("h2", n, 40.0)], appended=NOW + n * SECOND)
+    ingest = bench.drain()
+    assert bench.temperatures().count(40.0) == 4
+    assert ingest.counters["duplicates"] == 0
+    assert ingest.rejected["sequence"] == 3
+
+
+def test_a_message_that_is_sent_again_is_a_duplicate_also_after_a_second_one_of_its_sequence(bench):
+    first, second = message("h2", 1, 999.0), message("h2", 1, 41.0)
+    bench.log.add(ONE, [message("h2", 0, 40.0), first, second, second, first])
+    ingest = bench.drain()
+    assert bench.temperatures() == [40.0, 41.0, 999.0]
+    assert ingest.counters["duplicates"] == 2
+    assert ingest.rejected["sequence"] == 1
+
+
+def test_a_log_that_is_read_again_from_its_start_brings_duplicates_alone(bench):
+    bench.log.add(ONE, [message("h2", n, 40.0) for n in range(2 * WINDOW)])
+    bench.drain()
+    bench.database.connection.execute("DELETE FROM ingest_commit")
+    ingest = bench.drain()
+    assert ingest.counters["duplicates"] == 2 * WINDOW
+    assert bench.letters() == []
+    assert len(bench.temperatures()) == 2 * WINDOW
+
+
+def test_a_second_message_counts_only_once_its_transaction_is_durable():
+    sequences, sender = Sequences(), ("telemetry.v1", "h2", "e")
+    sequences.add(sender, 1, message("h2", 1, 999.0))
+    sequences.begin()
+    assert not sequences.repeats(sender, 1, message("h2", 1, 41.0), None, None)
+    sequences.begin()  # that transaction failed
+    assert not sequences.repeats(sender, 1, message("h2", 1, 41.0), None, None)
+    sequences.commit()
+    sequences.begin()
+    assert sequences.repeats(sender, 1, message("h2", 1, 41.0), None, None)
+
+
+# --- signatures ------------------------------------------------------------------------------------------------------
+
+
+def key_file(folder, node: str, *keys: bytes) -> None:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{node}.key"
+    path.touch(mode=0o600)
+    path.write_bytes(b"\n".join(keys))
+
+
+def test_where_keys_are_configured_only_what_the_nodes_key_signed_is_taken(bench, tmp_path):
+    bench.keys = tmp_path / "keys"
+    key_file(bench.keys, "h2", KEY)
+    key_file(bench.keys, "h1", OTHER)
+    sent = [message("h2", n, 40.0 + n) for n in range(4)]
+    signed = [sign(KEY, "telemetry.v1", sent[0]), None, sign(OTHER, "telemetry.v1", sent[2]), b"short"]
+    bench.log.add(ONE, sent, signatures=signed)
+    bench.log.add(ONE, [message("h3", 0, 999.0)], signatures=[sign(KEY, "telemetry.v1", message("h3", 0, 999.0))])
+    ingest = bench.drain()
+    assert bench.temperatures() == [40.0]
+    assert ingest.rejected["signature"] == 4
+    assert [letter.split(":")[0] for letter in bench.letters()] == ["signature"] * 4
+
+
+def test_a_signature_for_one_topic_does_not_hold_for_another():
+    assert sign(KEY, "telemetry.v1", b"x") != sign(KEY, "events.v1", b"x")
+    assert sign(KEY, "t", b"x") != sign(OTHER, "t", b"x")
+
+
+def test_a_key_is_replaced_without_a_gap_and_one_taken_away_ends_within_a_minute(tmp_path):
+    clock = [0.0]
+    keys = NodeKeys(tmp_path, lambda: clock[0])
+    key_file(tmp_path, "h2", KEY, OTHER)
+    assert keys.signing("h2") == KEY
+    assert keys.wrong("h2", "t", b"x", sign(OTHER, "t", b"x")) is None
+    key_file(tmp_path, "h2", KEY)
+    clock[0] += RENEW_S
+    assert "wrong signature" in keys.wrong("h2", "t", b"x", sign(OTHER, "t", b"x"))
+
+
+@pytest.mark.parametrize(("text", "mode", "reason"), [(b"short", 0o600, "at least 32"), (KEY, 0o644, "chmod 600")])
+def test_a_key_that_protects_nothing_is_refused(tmp_path, text, mode, reason):
+    key_file(tmp_path, "h2", text)
+    (tmp_path / "h2.key").chmod(mode)
+    with pytest.raises(config.ConfigError, match=reason):
+        NodeKeys(tmp_path).signing("h2")
+    assert reason in NodeKeys(tmp_path).wrong("h2", "t", b"x", b"")
+
+
+def test_nothing_is_kept_of_a_node_whose_name_misleads_also_not_its_clock(bench):
+    node = "n1\u202e\ncritical"
+    bench.log.add(ONE, [message(node, 0, 40.0, sent=NOW + 7200 * SECOND)], key=node.encode(), appended=NOW)
+    ingest = bench.drain()
+    assert dict(ingest.rejected) == {"name": 1}
+    assert ingest.senders.clock_errors == {}
+    assert bench.database.connection.execute("SELECT * FROM events").fetchall() == []
+
+
+def test_a_folder_of_keys_that_is_away_gives_no_message_up(bench, tmp_path):
+    bench.keys = tmp_path / "keys"
+    value = message("h1", 0, 40.0)
+    bench.log.add(ONE, [value], signatures=[sign(KEY, ONE.topic, value)])
+    with pytest.raises(Retryable, match="node_keys"):
+        bench.drain()
+    key_file(bench.keys, "h1", KEY)
+    ingest = bench.drain()
+    assert bench.temperatures() == [40.0]
+    assert dict(ingest.rejected) == {}
+
+
+@pytest.mark.parametrize(("sequence", "sent"), [(0, -(1 << 63)), (0, (1 << 63) - 1), (1 << 63, NOW)])
+def test_what_a_sender_says_of_a_message_is_never_more_than_the_store_can_hold(bench, sequence, sent):
+    """An error of a clock beyond 64 bits would fail every commit, whoever's messages are in it."""
+    for i in range(30):
+        arrived = NOW + i * 5 * SECOND
+        moving = sent + i * 5 * SECOND if sent < NOW else sent
+        bad = wire.seal(gpu_body("evil", arrived), wire.TELEMETRY_KIND, EPOCH, sequence + i, moving)
+        bench.log.add(ONE, [bad], arrived, key=b"evil")
+        bench.log.add(ONE, [message("h1", i, 2.0, arrived)], arrived)
+    ingest = bench.drain()
+    assert bench.temperatures() == [2.0] * 30
+    assert dict(ingest.rejected) == {"wire": 30}

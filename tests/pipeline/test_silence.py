@@ -1,0 +1,320 @@
+"""A whole site that falls silent is one page within a minute, whatever the reason and whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from detectors.runner import Runner
+from detectors.telemetry.telemetry import Telemetry
+from detectors.telemetry.telemetry_site import TelemetrySite
+from pipeline import config as configuration
+from pipeline import wire
+from pipeline.records import SECOND, Batch, Block, Event, Frame, Origin
+from pipeline.service import Service
+from pipeline.settings import build
+from pipeline.silence import SilenceWatch
+from pipeline.topology import Topology
+
+T0 = 1_780_000_000 * SECOND
+NODES = ("n1", "n2", "n3", "n4", "n5")
+
+
+class Line:
+    """A pipeline over real spools whose clocks are moved by hand."""
+
+    def __init__(self, site: Any, **tables: Any) -> None:
+        self.site, self.now, self.jump, self.tables = site, 0.0, 0.0, tables
+        self.start()
+
+    def wall(self) -> int:
+        return T0 + round((self.now + self.jump) * SECOND)
+
+    def start(self) -> None:
+        folder = self.site.folder
+        table = {"store": {"path": str(folder / "store.duckdb")}, "spool": {"directory": str(folder / "spool")}}
+        config = build(configuration.Config, {**table, **self.tables}, "test")
+        self.service = Service(config, Runner([Telemetry(), TelemetrySite()]), self.wall, lambda: self.now)
+        self.service.start()
+
+    def restart(self, after: float = 0.0) -> None:
+        self.service.close()
+        self.now += after
+        self.start()
+
+    def send(self, node: str, site: str = "local") -> None:
+        block = Block("node", (f"node:{node}",), {"node.load1": np.ones((1, 1), "f4")})
+        self.site.send_raw(node, wire.encode(Batch(Origin(site, node, b"b" * 16), np.array([self.wall()]), (block,))))
+
+    def inventory(self, node: str, parents: tuple[str, ...] = (), **attributes: str) -> None:
+        told = {f"node:{node}": {"parents": parents, "attributes": attributes}}
+        self.site.send_events(node, Event(self.wall(), f"node:{node}", "inventory", {"entities": told}))
+
+    def run(self, seconds: float, *speaking: str, site: str = "local") -> None:
+        """Lets time pass in steps of 5 s, in which some nodes send."""
+        for _ in range(round(seconds / 5)):
+            self.now += 5
+            for node in speaking:
+                self.send(node, site)
+            while self.service.turn():
+                pass
+            self.service.report_silence()
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        return self.service.database.cursor().execute(query).fetchall()
+
+    def incidents(self) -> list[tuple[str, str, str]]:
+        return self.rows("SELECT cause, severity, state FROM incidents ORDER BY opened, cause")
+
+    def evidence(self) -> dict[str, Any]:
+        query = "SELECT evidence FROM findings WHERE detector = 'telemetry_site'"
+        return dict(json.loads(self.rows(query)[0][0]))
+
+
+@pytest.fixture
+def line(site: Any) -> Iterator[Line]:
+    made = Line(site)
+    yield made
+    made.service.close()
+
+
+def test_a_site_of_which_no_agent_is_heard_is_one_page_within_a_minute(line: Line) -> None:
+    line.run(60, *NODES)
+    line.run(30)
+    assert line.incidents() == []
+    line.run(10)
+    assert line.incidents() == [("site:local", "page", "open")]
+    assert line.rows("SELECT summary FROM incidents") == [("Site local: all 5 agents silent",)]
+    line.run(600)
+    assert len(line.incidents()) == 1
+
+
+def test_a_site_that_is_heard_again_resolves_after_ten_quiet_minutes(line: Line) -> None:
+    line.run(60, *NODES)
+    line.run(60)
+    line.run(30, "n3")
+    assert line.incidents()[0][2] == "open"
+    line.run(720, *NODES)
+    assert line.incidents() == [("site:local", "page", "resolved")]
+
+
+def test_a_new_site_that_never_had_an_agent_is_ready_and_quiet(line: Line) -> None:
+    line.run(600)
+    assert line.incidents() == []
+    assert line.service.unready() == []
+
+
+def test_while_the_whole_fleet_is_silent_the_pipeline_is_not_ready_and_the_watchdog_stops(line: Line) -> None:
+    line.run(60, *NODES)
+    assert line.service.unready() == []
+    line.run(50)
+    assert line.service.unready() == ["no agent of 1 site heard since 2026-05-28T20:27:40Z"]
+    line.run(10, "n1")
+    assert line.service.unready() == []
+
+
+def test_a_restart_is_no_silence_and_a_silence_that_outlasts_it_pages(line: Line) -> None:
+    line.run(60, *NODES)
+    line.restart(3600)
+    line.run(30)
+    assert line.incidents() == []
+    line.run(10)
+    assert line.incidents() == [("site:local", "page", "open")]
+
+
+def test_a_restart_within_a_silence_pages_nobody_twice_and_sees_the_end(line: Line) -> None:
+    line.run(60, *NODES)
+    line.run(60)
+    line.restart()
+    line.run(120)
+    assert line.incidents() == [("site:local", "page", "open")]
+    assert line.rows("SELECT count(*) FROM events WHERE kind = 'site_silent'") == [(1,)]
+    line.run(720, *NODES)
+    assert line.incidents() == [("site:local", "page", "resolved")]
+
+
+def test_nor_does_it_where_the_agents_were_stored_one_after_another(line: Line) -> None:
+    for _ in range(12):
+        for node in NODES:
+            line.now += 1
+            line.send(node)
+            line.service.turn()
+    line.run(60)
+    line.restart()
+    line.run(120)
+    assert line.rows("SELECT kind, count(*) FROM events GROUP BY kind") == [("site_silent", 1)]
+
+
+def test_a_site_whose_clocks_are_set_back_is_not_silent(line: Line) -> None:
+    line.run(60, *NODES)
+    for step in range(24):
+        line.now += 5
+        line.jump = -5 * (step + 1)  # what is sent is dated alike for two minutes
+        for node in NODES:
+            line.send(node)
+        line.jump = 0
+        while line.service.turn():
+            pass
+        line.service.report_silence()
+    assert line.incidents() == []
+
+
+def test_a_wall_clock_that_jumps_makes_nobody_silent(line: Line) -> None:
+    line.run(60, *NODES)
+    line.jump = 7200
+    line.run(30, *NODES)
+    line.jump = 0
+    line.run(30, *NODES)
+    assert line.incidents() == []
+
+
+def test_agents_that_send_once_a_minute_are_not_silent_in_between(line: Line) -> None:
+    line.run(5, "n1")
+    line.run(25)
+    for _ in range(5):
+        line.run(5, "n1")
+        line.run(55)
+    assert line.incidents() == []
+    line.run(180)
+    assert line.incidents()[-1] == ("site:local", "page", "open")
+
+
+def test_a_wall_clock_that_is_set_back_by_hours_is_no_reason_to_be_ready(line: Line) -> None:
+    line.run(60, *NODES)
+    line.jump = -7200
+    line.run(30, *NODES)
+    [reason, *_] = line.service.unready()
+    assert "our clock was set back" in reason
+
+
+def test_sites_are_judged_apart(line: Line) -> None:
+    for _ in range(12):
+        line.run(5, "a1", "a2", site="north")
+        line.send("b1", "south")
+    for _ in range(10):
+        line.run(5, "a1", "a2", site="north")
+    assert line.incidents() == [("site:south", "page", "open")]
+    assert line.service.unready() == [], "the others are still watched"
+    for _ in range(20):
+        line.run(5, "a1", "a2", site="north")
+    assert line.rows("SELECT count(*) FROM findings WHERE entity = 'node:b1'") == [(1,)]
+    assert line.incidents() == [("site:south", "page", "open")], "a silent node of a silent site is a part of it"
+
+
+def test_what_was_read_late_is_no_silence_of_those_that_were_not_read_yet(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.run(30, *NODES)
+    line.now += 600
+    for node in NODES:
+        line.send(node)
+    line.service.turn()
+    line.service.report_silence()
+    assert line.incidents() == []
+
+
+def test_the_page_says_what_the_silent_agents_share(line: Line) -> None:
+    for node in NODES:
+        line.inventory(node, ("leaf:l1", f"rack:r{node}"))
+    line.run(60, *NODES)
+    line.run(60)
+    assert line.evidence()["shares"] == "leaf:l1"
+    assert line.rows("SELECT summary FROM incidents") == [("Site local: all 5 agents silent, shared: leaf:l1",)]
+
+
+def test_the_page_says_that_the_agents_were_upgraded(line: Line) -> None:
+    for node in NODES:
+        line.inventory(node, agent="1.0")
+    line.run(60, *NODES)
+    for node in NODES:
+        line.inventory(node, agent="1.1")
+    line.run(10, *NODES)
+    line.run(60)
+    assert line.evidence()["shares"] == "agents upgraded to 1.1"
+
+
+def test_a_transport_that_cannot_be_read_is_what_the_page_names(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    line.run(60, *NODES)
+    monkeypatch.setattr(line.service.transport, "reachable", lambda: "kafka k1:9092: no answer")
+    line.run(60)
+    assert line.evidence()["reading"] == "kafka k1:9092: no answer"
+    assert line.rows("SELECT summary FROM incidents") == [
+        ("Site local: all 5 agents not read, the pipeline reads nothing",)
+    ]
+
+
+def test_a_mute_of_the_detector_holds_the_page_back(line: Line) -> None:
+    line.run(60, *NODES)
+    assert line.service.engine is not None
+    line.service.engine.mute("telemetry_site", "site:local", 3600, "moving", "ann")
+    line.run(60)
+    assert line.incidents() == []
+    assert line.evidence()["muted"]["reason"] == "moving"
+
+
+def test_a_page_whose_write_failed_is_written_later(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    line.run(60, *NODES)
+    line.run(30)
+    line.now += 10
+    with monkeypatch.context() as broken:
+        broken.setattr("pipeline.engine.write_events", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            line.service.report_silence()
+    assert line.incidents() == []
+    line.now += 1
+    line.service.report_silence()
+    assert line.incidents() == [("site:local", "page", "open")]
+
+
+def test_a_replay_of_the_stored_events_finds_what_was_found_live(line: Line) -> None:
+    line.run(60, *NODES)
+    line.run(60)
+    line.run(20, *NODES)
+    stored = line.rows("SELECT epoch_us(time), entity, kind, data FROM events WHERE kind LIKE 'site_%' ORDER BY time")
+    events = tuple(Event(time, entity, kind, json.loads(data)) for time, entity, kind, data in stored)
+    frame = Frame(events[-1].time, "site", ("site:local",), {}, Topology({}), events)
+    found = Runner([TelemetrySite()]).observe({"site": frame})
+    live = line.rows("SELECT epoch_us(onset), entity, level FROM findings WHERE detector = 'telemetry_site'")
+    assert [(f.onset, f.entity, f.level) for f in found] == [*live, *live]
+    assert [f.evidence.get("cleared") for f in found] == [None, True]
+
+
+@pytest.mark.parametrize("data", [{}, {"agents": "x", "since": "y"}, {"agents": -1}, {"agents": 3, "since": None}])
+def test_an_event_without_its_data_is_no_finding(data: dict[str, Any]) -> None:
+    assert TelemetrySite().judge_event(Event(T0, "site:local", "site_silent", data), Topology()) is None
+
+
+def test_a_title_has_at_most_80_characters(line: Line) -> None:
+    data = {"agents": 123_456, "since": "2026-05-28T20:27:40Z", "shares": "leaf:" + "x" * 70}
+    event = Event(T0, "site:" + "long-name" * 8, "site_silent", data)
+    found = TelemetrySite().judge_event(event, Topology())
+    assert found is not None
+    assert len(found.summary) <= 80
+
+
+def test_any_thread_may_ask_whether_all_are_silent_while_nodes_are_added() -> None:
+    watch = SilenceWatch({}, lambda node: "s", {})
+    wrong: list[Exception] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            try:
+                watch.all_silent(T0)
+            except RuntimeError as error:
+                wrong.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    nodes: dict[str, int] = {}
+    for i in range(3000):
+        nodes[f"n{i}"] = T0
+        watch.hear(nodes, False)
+    done.set()
+    asking.join()
+    assert wrong == []

@@ -1,0 +1,297 @@
+"""Whatever happens to the files of a spool, each message is read once, in order, or lies in a counted gap."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agents.spool import Spool
+from pipeline import wire
+from pipeline.errors import GapError
+from pipeline.transport import segments
+from pipeline.transport.salvage import find_sound
+from pipeline.transport.spool import UNMARKED_S, SpoolTransport
+
+COUNT = 240
+TOPIC = "telemetry.v1"
+
+
+def filled(directory: Path, count: int = COUNT, seed: int = 7) -> Path:
+    """A spool of some segments whose writer is gone; its folder."""
+    rng = random.Random(seed)
+    with Spool(directory, "n1", TOPIC, segment_bytes=4000, max_bytes=1 << 20, free_bytes=0) as spool:
+        for _ in range(count):
+            spool.append(rng.randbytes(rng.randrange(20, 300)), wire.TELEMETRY_KIND, 0)
+            spool.sync()
+    return segments.epoch_folders(directory / "n1" / TOPIC)[-1]
+
+
+@dataclass
+class Reader:
+    """Reads as ingest does, over a clock that stands beyond every wait."""
+
+    directory: Path
+    now: float = 0.0
+    offset: int = 0
+    read: dict[int, bytes] = field(default_factory=dict)
+    gaps: list[tuple[int, int, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.transport = SpoolTransport(self.directory, monotonic=lambda: self.now)
+
+    def drain(self, limit: int = 10_000) -> Reader:
+        """Up to `limit` messages, until nothing has come for longer than a mark may be absent."""
+        partition, idle = self.transport.partitions()[0], 0
+        while idle < 3 and limit > 0:
+            try:
+                found = self.transport.read(partition, self.offset, min(limit, 50), 1 << 16)
+            except GapError as gap:
+                self.skip(gap)
+                continue
+            for message in found:
+                assert message.offset == self.offset, "in order, without a hole that is not told"
+                assert message.offset not in self.read, "never twice"
+                self.read[message.offset] = message.value
+                self.offset += 1
+            limit -= len(found)
+            idle = 0 if found else idle + 1
+            self.now += UNMARKED_S
+        return self
+
+    def skip(self, gap: GapError) -> None:
+        assert gap.first == self.offset < gap.next_offset, "a gap never leads back"
+        self.gaps.append((gap.first, gap.next_offset, gap.cause))
+        self.offset = gap.next_offset
+
+    @property
+    def counted(self) -> int:
+        return len(self.read) + sum(behind - first for first, behind, _ in self.gaps)
+
+
+@pytest.mark.parametrize("damage", ["absent", "empty", "flipped", "short"])
+def test_without_a_sound_mark_every_message_of_a_writer_that_is_gone_is_read(tmp_path: Path, damage: str) -> None:
+    """Before, none of the 240 were read."""
+    mark = filled(tmp_path) / "mark"
+    data = mark.read_bytes()
+    mark.unlink()
+    if damage != "absent":
+        mark.write_bytes({"empty": b"", "flipped": bytes([data[0] ^ 1]) + data[1:], "short": data[:20]}[damage])
+    found = Reader(tmp_path).drain()
+    assert (len(found.read), found.gaps) == (COUNT, [])
+
+
+def test_a_mark_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
+    (filled(tmp_path) / "mark").unlink()
+    reader = Reader(tmp_path)
+    (partition,) = reader.transport.partitions()
+    assert reader.transport.read(partition, 0, 10, 1 << 16) == []
+    reader.now += UNMARKED_S
+    assert len(reader.transport.read(partition, 0, 10, 1 << 16)) == 10
+
+
+def test_what_is_read_without_a_mark_is_made_durable_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power cut could take back what was read, and another message would bear its sequence."""
+    (filled(tmp_path) / "mark").unlink()
+    synced: list[int] = []
+    monkeypatch.setattr("pipeline.transport.spool.os.fsync", synced.append)
+    assert len(Reader(tmp_path).drain().read) == COUNT
+    assert len(synced) == 1
+
+
+def test_after_a_lost_mark_the_writer_goes_on_in_a_new_epoch_and_both_are_read(tmp_path: Path) -> None:
+    old = filled(tmp_path)
+    (old / "mark").unlink()
+    new = filled(tmp_path, 5)
+    assert new != old
+    transport = SpoolTransport(tmp_path)
+    read = {p.incarnation: len(transport.read(p, 0, 1000, 1 << 20)) for p in transport.partitions()}
+    assert read[new.name.partition("-")[2]] == 5
+
+
+Plant = Callable[[Path, list[Path]], Path]
+
+
+def copied(folder: Path, files: list[Path]) -> Path:
+    return shutil.copy(files[0], segments.segment_path(folder, int(files[1].stem) // 2))
+
+
+def copied_from_later(folder: Path, files: list[Path]) -> Path:
+    return shutil.copy(files[3], segments.segment_path(folder, int(files[1].stem) - 1))
+
+
+def far_ahead(folder: Path, files: list[Path]) -> Path:
+    return shutil.copy(files[0], segments.segment_path(folder, 999_999))
+
+
+def nonsense(folder: Path, files: list[Path]) -> Path:
+    path = segments.segment_path(folder, int(files[1].stem) + 1)
+    path.write_bytes(random.Random(3).randbytes(5000))
+    return path
+
+
+def a_part(folder: Path, files: list[Path]) -> Path:
+    """The true records from the middle of a segment on, a few of them, under their true name."""
+    data = files[1].read_bytes()
+    found = find_sound(data, len(data) // 3)
+    assert found is not None
+    end = find_sound(data, found[0] + 600)
+    assert end is not None
+    path = segments.segment_path(folder, found[1])
+    path.write_bytes(data[found[0] : end[0]])
+    return path
+
+
+PLANTS = [copied, copied_from_later, far_ahead, nonsense, a_part]
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_stray_segment_costs_no_message_and_moves_no_gap_back(tmp_path: Path, plant: Plant) -> None:
+    folder = filled(tmp_path)
+    stray = plant(folder, sorted(folder.glob("*.seg")))
+    reader = Reader(tmp_path).drain()
+    assert (len(reader.read), reader.gaps) == (COUNT, [])
+    assert plant is a_part or list(reader.transport.strays) == [stray]
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_stray_segment_that_comes_while_its_spool_is_read_costs_no_message(tmp_path: Path, plant: Plant) -> None:
+    folder = filled(tmp_path)
+    reader = Reader(tmp_path).drain(30)
+    plant(folder, sorted(folder.glob("*.seg")))
+    reader.drain()
+    assert (len(reader.read), reader.gaps) == (COUNT, [])
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_stray_segment_lets_the_writer_unlink_nothing_that_is_not_read(tmp_path: Path, plant: Plant) -> None:
+    folder = filled(tmp_path)
+    reader = Reader(tmp_path).drain(20)
+    (partition,) = reader.transport.partitions()
+    plant(folder, sorted(folder.glob("*.seg")))
+    reader.transport.committed(partition, reader.offset)
+    reader.transport.close()
+    filled(tmp_path, 40, seed=8)
+    again = Reader(tmp_path, offset=reader.offset).drain()
+    assert again.counted == again.offset - reader.offset
+    assert [gap for gap in again.gaps if gap[0] < COUNT] == []
+    assert again.offset >= COUNT
+
+
+def test_a_segment_of_another_spool_is_not_read_under_its_name(tmp_path: Path) -> None:
+    folder, other = filled(tmp_path / "here"), filled(tmp_path / "there", seed=9)
+    true = sorted(folder.glob("*.seg"))[2]
+    lost = int(sorted(folder.glob("*.seg"))[3].stem) - int(true.stem)
+    foreign = next(path for path in sorted(other.glob("*.seg"))[1:] if int(path.stem) > 0)
+    true.unlink()
+    shutil.copy(foreign, segments.segment_path(folder, int(foreign.stem)))
+    reader = Reader(tmp_path / "here").drain()
+    assert reader.counted == COUNT
+    assert all(wire.open_envelope(value).epoch == segments.epoch_of(folder) for value in reader.read.values())
+    assert sum(behind - first for first, behind, _ in reader.gaps) >= lost
+
+
+def test_records_behind_garbage_that_was_put_between_them_are_read(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    path = sorted(folder.glob("*.seg"))[1]
+    data = path.read_bytes()
+    at = find_sound(data, 1000)
+    assert at is not None
+    path.write_bytes(data[: at[0]] + b"garbage" * 100 + data[at[0] :])
+    assert (len(Reader(tmp_path).drain().read), Reader(tmp_path).drain().gaps) == (COUNT, [])
+
+
+def test_more_damaged_records_than_a_short_search_would_pass_cost_themselves_alone(tmp_path: Path) -> None:
+    with Spool(tmp_path, "n1", TOPIC, max_bytes=1 << 20, free_bytes=0) as spool:
+        spool.append_many([b"%04d" % i for i in range(300)], wire.TELEMETRY_KIND, 0)
+    (path,) = tmp_path.glob(f"n1/{TOPIC}/*/*.seg")
+    data = bytearray(path.read_bytes())
+    data[1000:15_000] = bytes(14_000)
+    path.write_bytes(data)
+    reader = Reader(tmp_path).drain()
+    ((first, behind, _),) = reader.gaps
+    assert (reader.counted, behind - first < 14_000 // 60) == (300, True)
+
+
+Files = dict[str, bytes]
+WHERE = st.floats(0, 1, exclude_max=True)
+DAMAGE = st.one_of(
+    st.tuples(st.just("flip"), WHERE, WHERE, st.integers(0, 7)),
+    st.tuples(st.sampled_from(["cut", "zero", "insert", "delete", "remove part"]), WHERE, WHERE, st.integers(1, 900)),
+    st.tuples(st.sampled_from(["copy", "rename", "foreign"]), WHERE, WHERE, st.integers(0, 400)),
+)
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return filled(tmp_path_factory.mktemp("one")), filled(tmp_path_factory.mktemp("two"), seed=11)
+
+
+def spoil(folder: Path, foreign: Path, step: tuple[str, float, float, int]) -> None:
+    """Does one kind of damage to one file of the folder."""
+    how, which, where, number = step
+    files = sorted(folder.iterdir())
+    path = files[int(which * len(files))] if files else folder / "mark"
+    data = path.read_bytes() if path.exists() else b""
+    at = int(where * len(data))
+    if how == "flip" and data:
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << number]) + data[at + 1 :])
+    elif how == "cut":
+        path.write_bytes(data[:at])
+    elif how == "zero":
+        path.write_bytes(data[:at] + bytes(min(number, len(data) - at)) + data[at + number :])
+    elif how == "insert":
+        path.write_bytes(data[:at] + random.Random(number).randbytes(number) + data[at:])
+    elif how == "remove part":
+        path.write_bytes(data[:at] + data[at + number :])
+    elif how == "delete":
+        path.unlink(missing_ok=True)
+    elif how == "foreign":
+        others = sorted(foreign.glob("*.seg"))
+        shutil.copy(others[int(which * len(others))], segments.segment_path(folder, number))
+    elif path.suffix == ".seg":
+        path.rename(segments.segment_path(folder, number))
+        if how == "copy":
+            path.write_bytes(data)
+
+
+def intact(files: list[Path], sent: dict[int, bytes]) -> set[int]:
+    """Sequences whose records lie whole in any of the files, with every byte as it was written."""
+    data = [path.read_bytes() for path in files]
+    return {sequence for sequence, value in sent.items() if any(segments.record(sequence, value) in d for d in data)}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(before=st.lists(DAMAGE, max_size=4), read=st.integers(0, COUNT), after=st.lists(DAMAGE, max_size=4))
+def test_no_damage_makes_a_reader_crash_read_twice_go_back_or_skip_in_silence(
+    tmp_path_factory: pytest.TempPathFactory,
+    originals: tuple[Path, Path],
+    before: list[tuple[str, float, float, int]],
+    read: int,
+    after: list[tuple[str, float, float, int]],
+) -> None:
+    original, foreign = originals
+    directory = tmp_path_factory.mktemp("spoilt")
+    folder = directory / "n1" / TOPIC / original.name
+    shutil.copytree(original, folder)
+    sent = Reader(original.parents[2]).drain().read
+    for step in before:
+        spoil(folder, foreign, step)
+    reader = Reader(directory).drain(read)
+    for step in after:
+        spoil(folder, foreign, step)
+    reader.drain()
+    assert all(sent[sequence] == value for sequence, value in reader.read.items()), "no byte that was not written"
+    assert reader.counted == reader.offset, "each is read or counted"
+    true = [path for path in folder.glob("*.seg") if path not in reader.transport.strays]
+    assert all(sequence < reader.offset for sequence in intact(true, sent)), "no sound message is left unread"
+    if segments.read_mark(folder) is not None:
+        assert reader.offset >= COUNT, "the mark says how far it goes"
+    reader.transport.close()
+    shutil.rmtree(directory)
