@@ -85,7 +85,7 @@ class Condition:
 class Case:
     """An incident and its conditions by (detector, entity): a flapping one costs no more memory than a steady one.
 
-    incident:   its `opened` and `resolved` are event time here; `shown` has those that people see.
+    incident:   its `opened` is event time here; `shown` has the one that people see.
     visible:    when people could see it first: the clock at that moment, in replay event time.
     holding:    conditions that only a cleared finding or a person ends.
     quiet_from: since when nothing was found with telemetry present.
@@ -102,10 +102,13 @@ class Case:
     visible: int = 0
 
     def shown(self) -> Incident:
-        """A copy as people see it: opened when it became visible, and never resolved before."""
-        resolved = self.incident.resolved
-        opened = self.visible or self.incident.opened
-        return replace(self.incident, opened=opened, resolved=None if resolved is None else max(resolved, opened))
+        """A copy as people see it: opened when it became visible. After an outage it may have been over before."""
+        return replace(self.incident, opened=self.visible or self.incident.opened)
+
+    def copy(self) -> Case:
+        """One that later findings of this one leave alone."""
+        conditions = {key: replace(c) for key, c in self.conditions.items()}
+        return replace(self, incident=replace(self.incident), conditions=conditions, holding=set(self.holding))
 
     @property
     def open(self) -> bool:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from pipeline.arrivals import ArrivalDesk, Early
 from pipeline.cases import Change
 from pipeline.errors import UsageError
 from pipeline.frames import Framer, Instant, select
-from pipeline.incidents import Desk
 from pipeline.ingest import Committed
 from pipeline.membership import Membership
 from pipeline.modes import ModeRule
@@ -82,13 +82,13 @@ class Standing:
 class Unwritten:
     """Results of the instants before `end`, and of events on arrival, that no transaction holds yet.
 
-    shown: what the Desk was shown, with the time of the instant; None: on arrival.
+    shown: what the Desk was shown, in order.
     """
 
     end: int
     findings: list[Finding] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
-    shown: list[tuple[int | None, list[Finding]]] = field(default_factory=list)
+    shown: list[Callable[[], list[Change]]] = field(default_factory=list)
 
 
 class Engine:
@@ -116,7 +116,7 @@ class Engine:
         self.membership = Membership(topology)
         self.judge, self.clock = judge, clock
         self.lock = threading.RLock()
-        self.desk = Desk(topology, self._is_simulated, self._site_of)
+        self.desk = ArrivalDesk(topology, self._is_simulated, self._site_of)
         self.standing = Standing()
         self.faults = 0
         self._enqueue = enqueue
@@ -215,37 +215,35 @@ class Engine:
                 self._show(instant, found)
 
     def _show(self, instant: Instant, found: list[Finding]) -> None:
-        """Takes what the Desk makes of an instant."""
-        found, heard = self.voice.judged(found, self.desk.standing, instant.time)
-        if self._shown(instant.time, heard, found):
+        """Takes what the Desk makes of an instant and of what arrived before it."""
+        found = [*self.desk.due(instant.end), *found]
+        found, heard = self.voice.judged(found, self.desk.standing_by_frames, instant.time)
+        time, end, present = instant.time, instant.end, self._seen.present
+        if self._shown(lambda: self.desk.observe(time, end, heard, present, self.clock()), found):
             self._unwritten.end = instant.end
 
     def _show_arrived(self, found: list[Finding]) -> None:
         """Takes what the Desk makes of findings before their instant."""
-        found, heard = self.voice.judged(found, self.desk.standing, max(f.time for f in found))
-        self._shown(None, heard, found)
+        told = [self.voice.early(finding, self.desk.standing) for finding in found]
+        early = [Early(max(f.time, self.framer.closed), f, heard) for f, (_, heard) in zip(found, told, strict=True)]
+        self._shown(lambda: self.desk.arrive(early, self.clock()), [finding for finding, _ in told])
 
-    def _shown(self, time: int | None, heard: list[Finding], found: list[Finding]) -> bool:
+    def _shown(self, observe: Callable[[], list[Change]], found: list[Finding]) -> bool:
         """All of what the Desk makes of it or, if the Desk fails, nothing of it; whether it did not fail."""
         new = self._unwritten
         try:
-            changes = self._observe(time, heard)
+            changes = observe()
         except Exception:
             self.faults += 1
             log.exception("the Desk failed on %d findings; they are left out: %s", len(found), found[:1])
             self.desk.restore(self._desk_state)
-            for before, findings in new.shown:
-                self._observe(before, findings)
+            for before in new.shown:
+                before()
             return False
         new.findings += found
         new.changes += changes
-        new.shown.append((time, heard))
+        new.shown.append(observe)
         return True
-
-    def _observe(self, time: int | None, heard: Sequence[Finding]) -> list[Change]:
-        if time is None:
-            return self.desk.observe_early(heard, self.clock())
-        return self.desk.observe(time, heard, self._seen.present, self.clock())
 
     def _write(self) -> None:
         """Writes findings, incidents, alerts and state in one transaction."""
@@ -267,7 +265,7 @@ class Engine:
         if payloads:
             self._wake()
 
-    def note(self, change: Callable[[Desk], Change], events: Sequence[Event] = ()) -> Change:
+    def note(self, change: Callable[[ArrivalDesk], Change], events: Sequence[Event] = ()) -> Change:
         """Applies a person's note to the Desk and writes it with its alerts and events, or nothing of it."""
         return self._apply(lambda desk: [change(desk)], events)[0]
 
@@ -281,7 +279,7 @@ class Engine:
             return self._apply(lambda desk: desk.report(now, heard), events, found)
 
     def _apply(
-        self, change: Callable[[Desk], list[Change]], events: Sequence[Event], findings: Sequence[Finding] = ()
+        self, change: Callable[[ArrivalDesk], list[Change]], events: Sequence[Event], findings: Sequence[Finding] = ()
     ) -> list[Change]:
         """Changes the Desk and writes that with its alerts, events and findings, or nothing of it."""
         with self.lock:

@@ -7,9 +7,10 @@ passes as `now`; in replay the event time of the instant.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from pipeline.cases import (
     SEVERITIES,
@@ -92,17 +93,10 @@ class Desk:
         self._forget()
         return self._changes()
 
-    def report(self, time: int, findings: Sequence[Finding]) -> list[Change]:
-        """Takes findings of events at `time`, the wall clock, before their frames are closed: the time of the frames
-        stands, so that none of them counts as taken."""
-        return self._take_early(max(self.time, time), findings, time)
-
-    def observe_early(self, findings: Sequence[Finding], now: int) -> list[Change]:
-        """Takes findings of events as they arrive, before their frames are closed: the time of the frames stands."""
-        return self._take_early(self.time or min((f.time for f in findings), default=0), findings, now)
-
-    def _take_early(self, time: int, findings: Sequence[Finding], now: int) -> list[Change]:
-        of_frames, self.time, self._now = self.time, time, now
+    def foresee(self, time: int, findings: Sequence[Finding], now: int) -> list[Change]:
+        """Takes findings of events at `time` before their frames are closed: the time of the frames stands, so that
+        none of them counts as taken."""
+        of_frames, self.time, self._now = self.time, max(self.time, time), now
         try:
             self._before, self._keys = {}, {}
             for finding in sorted(findings, key=order_within_instant):
@@ -116,20 +110,20 @@ class Desk:
         """Somebody looks after it. Raises Refused if it is resolved."""
         case = self._case(incident_id)
         self._refuse_resolved(case, "acknowledged")
-        before = dataclasses.replace(case.incident)
+        before = replace(case.incident)
         case.incident.state, case.incident.updated = "acknowledged", time
         return case.told("acknowledged", before, user, comment, time)
 
     def comment(self, incident_id: str, user: str, comment: str, time: int) -> Change:
         """A note for the history."""
         case = self._case(incident_id)
-        return case.told("commented", dataclasses.replace(case.incident), user, comment, time)
+        return case.told("commented", replace(case.incident), user, comment, time)
 
     def resolve(self, incident_id: str, user: str, comment: str, time: int) -> Change:
         """Somebody says that it is over: its cause and detectors are mute, no louder, until they were quiet once."""
         case = self._case(incident_id)
         self._refuse_resolved(case, "resolved")
-        before = dataclasses.replace(case.incident)
+        before = replace(case.incident)
         for (detector, entity), condition in case.conditions.items():
             for suspect in (case.incident.cause, self._folding.base(entity)):
                 self._mutes.add(suspect, detector, condition.level, self.time)
@@ -147,18 +141,60 @@ class Desk:
 
     def snapshot(self) -> str:
         """All state as JSON; belongs into the transaction that stores the changes."""
-        return json.dumps(
-            {"time": self.time, "cases": [c.as_json() for c in self._cases.values()], "mutes": self._mutes.as_json()}
-        )
+        return json.dumps(self.as_json())
 
     def restore(self, snapshot: str) -> None:
         """Takes the state of a snapshot; goes on as if it had never stopped."""
-        data = json.loads(snapshot)
+        self.take_over(json.loads(snapshot))
+
+    def as_json(self) -> dict[str, Any]:
+        """All state as plain data."""
+        return {"time": self.time, "cases": [c.as_json() for c in self._cases.values()], "mutes": self._mutes.as_json()}
+
+    def take_over(self, data: Mapping[str, Any]) -> None:
+        """Takes the state of `as_json`."""
         self.time = data["time"]
         self._cases = {case.incident.id: case for case in map(Case.from_json, data["cases"])}
         known = sorted(self._cases.values(), key=lambda c: c.open)
         self._home = {key: c.incident.id for c in known for key in c.conditions}
         self._mutes.restore(data["mutes"])
+
+    def copy(self) -> Desk:
+        """One that goes on from here by itself."""
+        other = Desk(self.topology, self._is_simulated, self._site_of)
+        other.time, other._folding = self.time, self._folding
+        other._cases = {id_: case.copy() for id_, case in self._cases.items()}
+        other._home = dict(self._home)
+        other._mutes = Mutes(QUIET, dict(self._mutes.last))
+        return other
+
+    def keep_opened(self, before: Desk) -> None:
+        """What people saw in `before` was opened when they saw it first."""
+        for id_, case in self._cases.items():
+            if id_ in before._cases:
+                case.visible = before._cases[id_].visible
+
+    def changes_since(self, before: Desk, keys: Mapping[str, Sequence[tuple[str, str, int]]], now: int) -> list[Change]:
+        """How what people see differs from what `before` showed them. keys: of findings that are new, by incident."""
+        changes = []
+        for id_, case in self._cases.items():
+            then = before._cases[id_].shown() if id_ in before._cases else None
+            if then == replace(shown := case.shown(), updated=then.updated if then else 0) and not keys.get(id_):
+                continue
+            kind, comment = difference(then, case)
+            into = case.folded_into if kind == "resolved" else None
+            changes.append(Change(kind or "updated", shown, now, ACTOR, comment, tuple(keys.get(id_, ())), then, into))
+        gone = [case for id_, case in before._cases.items() if case.open and id_ not in self._cases]
+        return [*changes, *(self._gone(case, now) for case in gone)]
+
+    def _gone(self, case: Case, now: int) -> Change:
+        """The end of an incident that people saw early and that frames show to be no incident of its own."""
+        homes = (self._home.get(key) for key in case.conditions)
+        into = next((home for home in homes if home in self._cases), None)
+        over = max(self.time, case.incident.onset)
+        ended = replace(case.shown(), resolved=over, state="resolved", updated=over)
+        comment = f"folded into {into}" if into else "its frame does not bear it out"
+        return Change("resolved", ended, now, ACTOR, comment, (), case.shown(), into)
 
     def _case(self, incident_id: str) -> Case:
         if incident_id not in self._cases:
@@ -287,7 +323,7 @@ class Desk:
         return case
 
     def _fold(self, case: Case, finding: Finding) -> None:
-        before = dataclasses.replace(case.incident)
+        before = replace(case.incident)
         self._home[finding.detector, finding.entity] = case.incident.id
         if case.take(finding, self.time):
             self._before.setdefault(case.incident.id, before)
@@ -314,7 +350,7 @@ class Desk:
             del case.conditions[key], self._home[key]
 
     def _touch(self, case: Case) -> None:
-        self._before.setdefault(case.incident.id, dataclasses.replace(case.incident))
+        self._before.setdefault(case.incident.id, replace(case.incident))
         case.incident.updated = self.time
 
     def _refine(self) -> None:

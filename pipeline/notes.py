@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pipeline.arrivals import ArrivalDesk
 from pipeline.cases import Change
 from pipeline.config import Config
 from pipeline.engine import Engine, Judge
 from pipeline.errors import Retryable
-from pipeline.incidents import Desk
 from pipeline.modes import ANY
 
 
@@ -52,7 +52,7 @@ class Notes:
     def modes(self) -> Sequence[Mapping[str, Any]]:
         return [{"detector": r.detector, "scope": r.scope, "mode": r.mode} for r in self.config.modes]
 
-    def _note(self, change: Callable[[Desk], Change]) -> Mapping[str, Any]:
+    def _note(self, change: Callable[[ArrivalDesk], Change]) -> Mapping[str, Any]:
         return self._ready_engine().note(change).incident.as_json()
 
     def _ready_engine(self) -> Engine:

@@ -100,26 +100,33 @@ class Voice:
         once comes up when nothing holds it back any more.
         """
         findings = [*self.unheard.freed(time, findings, self._held_back), *findings]
-        if not self.rules and not self.mutes:
-            return findings, list(findings)
         every: list[Finding] = []
         heard: list[Finding] = []
         for finding in findings:
-            mute, mode = self.muted(finding), self.mode(finding)
-            if mute is not None or mode == "record":
-                why = {"id": mute.id, "reason": mute.reason, "until": iso(mute.until)} if mute is not None else None
-                every.append(_with(finding, muted=why) if why else _with(finding, mode=mode))
-                level = finding.level if finding.evidence.get("cleared") is True else standing(finding)
-                if level is not None:
-                    heard.append(replace(every[-1], level=min(level, finding.level, key=LEVELS.index)))
-                self.unheard.note(finding, level is not None and heard[-1].level == finding.level)
-            else:
-                told = _with(finding, mode=mode) if mode == "act" else finding
-                every.append(told)
-                heard.append(told)
+            told, said = self.early(finding, standing)
+            every.append(told)
+            if said is not None:
+                heard.append(said)
+            if self._held_back(finding):
+                self.unheard.note(finding, said is not None and said.level == finding.level)
         return every, heard
 
+    def early(self, finding: Finding, standing: Standing) -> tuple[Finding, Finding | None]:
+        """A finding as `judged` tells it, and what the Desk hears of it, if anything; nothing is kept of it."""
+        if not self.rules and not self.mutes:
+            return finding, finding
+        mute, mode = self.muted(finding), self.mode(finding)
+        if mute is None and mode != "record":
+            told = _with(finding, mode=mode) if mode == "act" else finding
+            return told, told
+        why = {"id": mute.id, "reason": mute.reason, "until": iso(mute.until)} if mute is not None else None
+        told = _with(finding, muted=why) if why else _with(finding, mode=mode)
+        level = finding.level if finding.evidence.get("cleared") is True else standing(finding)
+        return told, level and replace(told, level=min(level, finding.level, key=LEVELS.index))
+
     def _held_back(self, finding: Finding) -> bool:
+        if not self.rules and not self.mutes:
+            return False
         return self.mode(finding) == "record" or self.muted(finding) is not None
 
     def forget(self, time: int) -> None:

@@ -82,9 +82,10 @@ def read_incidents(path: str | Path) -> list[Row]:
             raise UsageError(f"{where}: members: found {row['members']!r}; wanted a list of entities")
         opened = _time(where, row, "opened")
         resolved = None if row.get("resolved") is None else _time(where, row, "resolved")
-        if resolved is not None and resolved < opened:
-            raise UsageError(f"{where}: resolved {row['resolved']} is before opened {row['opened']}: swapped?")
-        onset = opened if row.get("onset") is None else _time(where, row, "onset")
+        began = "opened" if row.get("onset") is None else "onset"  # what was over is opened after an outage too
+        onset = _time(where, row, began)
+        if resolved is not None and resolved < onset:
+            raise UsageError(f"{where}: resolved {row['resolved']} is before {began} {row[began]}: swapped?")
         named = {key: _name(where, row, key) for key in ("detector", "entity")}
         found.append(row | named | {"opened": opened, "onset": onset, "resolved": resolved})
     return found

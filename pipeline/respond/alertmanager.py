@@ -59,7 +59,7 @@ def labels(incident: Incident, site: str) -> dict[str, str]:
 
 
 def alert(incident: Incident, site: str, external_url: str, ended: int | None = None) -> Alert:
-    """One alert, resolved if it has an end."""
+    """One alert, resolved if it has an end: none before its beginning, which Alertmanager refuses."""
     own = labels(incident, site)
     link = f"{external_url}/incident?id={incident.id}" if external_url else ""
     notes = {
@@ -74,7 +74,7 @@ def alert(incident: Incident, site: str, external_url: str, ended: int | None = 
         "labels": own,
         "annotations": {name: text for name, text in notes.items() if text},
         "startsAt": iso(incident.opened),
-        "endsAt": STILL_FIRING if ended is None else iso(ended),
+        "endsAt": STILL_FIRING if ended is None else iso(max(ended, incident.opened)),
         "generatorURL": link,
         "fingerprint": fingerprint(own),
     }
