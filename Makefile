@@ -6,9 +6,10 @@ SCALE ?= full
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 HASHED := --require-hashes --constraint constraints.txt
 UPGRADE ?=
+PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint types parts docs bench score compose-test constraints clean
+.PHONY: help install run test test-all lint types parts docs bench score compose-test constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,8 +19,11 @@ install: .venv/.installed ## make .venv with the command .venv/bin/fleetpulse
 run: .venv/.installed ## start the demo: this host and a simulated fleet, dashboard on http://127.0.0.1:8501
 	@$(BIN)/fleetpulse demo
 
-test: .venv/.tests-installed ## run all tests; style, types and import rules are among them
-	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+test: .venv/.tests-installed ## run the tests of every change; style, types and import rules are among them
+	@$(PYTEST) -m "not extended"
+
+test-all: .venv/.tests-installed ## run what `make test` leaves out: all real parts, large simulated fleets
+	@$(PYTEST) -m extended
 
 lint: .venv/.tests-installed ## check and format-check with ruff
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -1,5 +1,8 @@
 """Fixtures of all tests: real Kafka brokers. Who uses one carries the mark `kafka` by that alone.
 
+`make test` is for every change: all but the tests marked `extended`, which `make test-all` runs. A test is extended if
+it is slow or needs a part that few machines have. Kafka and Chromium start once for a few walks (mark `walk`).
+
 kafka-python leaves the sockets of refused connections to the garbage collector, which warns in whichever test it runs.
 A test whose brokers refuse carries the mark `refusals`; what it or any other test with brokers leaves is collected at
 its end, so that no later test of the same process fails for it.
@@ -26,6 +29,7 @@ EXTERNAL = "FLEETPULSE_TEST_KAFKA"
 """host:port of brokers to use in place of the shared one. Tests that kill or freeze a broker always start their own."""
 MEND = "run 'make parts'"
 BROKERS = {"kafka", "own_broker", "new_broker", "secure_kafka"}
+RARE_PARTS = ("infiniband", "lldp", "slurm", "kubernetes", "helm", "redfish", "torch")
 
 # tests run beside one another: how long an example takes on the clock says nothing of it
 settings.register_profile("crowded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -39,6 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("kafka")
         if item.get_closest_marker("refusals"):
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+        if is_extended({mark.name for mark in item.iter_markers()}):
+            item.add_marker("extended")
+
+
+def is_extended(marks: set[str]) -> bool:
+    """Whether a test with these marks is left to `make test-all`."""
+    if not marks.isdisjoint({"slow", *RARE_PARTS}):
+        return True
+    return not marks.isdisjoint({"kafka", "chromium"}) and "walk" not in marks
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of pytest's own wrappers

@@ -293,8 +293,10 @@ class Broker:
             return False
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay open, nobody answers."""
+        """SIGSTOP: connections stay open, nobody answers from the return on."""
         self._signal(signal.SIGSTOP)
+        assert self.process is not None
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)  # on a busy machine its threads run on for a while
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)

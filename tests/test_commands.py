@@ -171,6 +171,7 @@ def test_once_reads_this_host_in_every_form(bench: Bench) -> None:
     assert "node.uptime" in bench.call("once").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("signals", 40), ("detectors", 4), ("doctor", 8)])
 def test_listings_are_data_in_every_form(bench: Bench, name: str, least: int) -> None:
     rows = json.loads(bench.call(name, "--output", "json").stdout)
@@ -232,6 +233,7 @@ def test_sql_beyond_reading_our_tables_is_refused_with_exit_4(bench: Bench, quer
     refused(bench.call("sql", query, "--config", str(bench.config)), 4)
 
 
+@pytest.mark.slow
 def test_a_simulated_fleet_is_replayed_and_scored(bench: Bench) -> None:
     (bench.folder / "small.toml").write_text(
         "version = 1\nduration = 3600\ninterval = 10\n[fleet]\nnodes = 4\n"

@@ -66,7 +66,7 @@ class Run:
         )
         (folder / "scenario.toml").write_text(SCENARIO)
         order = Order(str(folder / "scenario.toml"), 3, transport, 0.0)
-        assert simulate(order, self.config, None, self._wait) == 0
+        assert simulate(order, self.config, None, self._wait, lambda: END) == 0
         self.now = END + SECOND
         self.service = Service(self.config, Runner(detectors.configured({}, "")), clock=lambda: self.now)
 

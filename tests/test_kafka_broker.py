@@ -42,6 +42,7 @@ def test_topics_made_anew_are_empty_again(kafka: Address) -> None:
     assert values(kafka) == []
 
 
+@pytest.mark.slow
 def test_a_killed_broker_comes_back_with_what_it_had(own_broker: Broker) -> None:
     make_topics(own_broker)
     write(own_broker, TELEMETRY, [b"before"])
@@ -67,6 +68,7 @@ def test_a_broker_with_bad_settings_says_what_it_logged(new_broker: Callable[...
         new_broker(properties={"log.retention.ms": "soon"})
 
 
+@pytest.mark.slow
 def test_a_damaged_archive_of_classes_does_no_harm(
     new_broker: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -101,12 +103,14 @@ def test_who_trusts_a_strangers_authority_refuses_the_secure_broker(security: Se
     assert refusal(kafka_of(secure_kafka, ca_file=security.strangers_ca_file))
 
 
+@pytest.mark.slow
 def test_a_mutual_broker_wants_the_clients_certificate_too(new_broker: Callable[..., Broker], tmp_path: Path) -> None:
     broker = new_broker(security=Security(tmp_path / "security", mutual=True))
     make_topics(broker)
     assert refusal(kafka_of(broker, certificate_file=None, key_file=None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("required", "outcome"), [("", "skipped"), ("chromium,kafka", "failed")])
 def test_a_missing_part_is_skipped_with_the_mend_unless_required(tmp_path: Path, required: str, outcome: str) -> None:
     root = Path(__file__).parents[1]

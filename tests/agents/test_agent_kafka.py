@@ -62,6 +62,7 @@ def running(agent: Agent) -> Iterator[Sender]:
         loop.join()
 
 
+@pytest.mark.walk
 def test_what_the_collectors_bring_is_in_the_topics(kafka: Address, tmp_path: Path) -> None:
     log = io.StringIO()
     with running(Agent(config(tmp_path, make_topics(kafka)), [Host()], log=log)) as sender:
@@ -74,6 +75,7 @@ def test_what_the_collectors_bring_is_in_the_topics(kafka: Address, tmp_path: Pa
     assert "kafka:" not in log.getvalue()
 
 
+@pytest.mark.slow
 def test_what_the_spool_lost_in_an_outage_is_told_as_an_event(own_broker: Broker, tmp_path: Path) -> None:
     settings, log = make_topics(own_broker), io.StringIO()
     own_broker.kill()
@@ -105,6 +107,7 @@ sys.exit(run(Config(agent=Agent("n1", 0.05), spool=Spool(spool), kafka=brokers, 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [False, True])
 def test_sigterm_in_an_outage_ends_the_agent_within_2_s_and_its_log_is_one_line_per_change(
     frozen: bool, own_broker: Broker, tmp_path: Path

@@ -32,7 +32,11 @@ def test_counters_keep_every_digit_and_the_highest_value_means_missing() -> None
     assert column("gpu.energy", 5.0, np.nan, -1.0, 1e30) == [5, 2**64 - 1, 2**64 - 1, 2**64 - 1]
 
 
-@pytest.mark.parametrize("signal", CATALOGUE.values(), ids=lambda s: s.name)
+KINDS = {(signal.type, signal.valid): signal for signal in CATALOGUE.values()}
+"""One signal of each wire type and valid range: nothing else of a signal matters to its column."""
+
+
+@pytest.mark.parametrize("signal", KINDS.values(), ids=lambda s: f"{s.type} {s.valid[0]:g}..{s.valid[1]:g}")
 @given(values=st.lists(st.one_of(st.floats(), st.integers(-(2**60), 2**60).map(float)), min_size=1, max_size=5))
 def test_whatever_is_measured_fits_the_wire_type_or_is_missing(signal: Signal, values: list[float]) -> None:
     found = wire_column(signal, np.array(values))

@@ -83,6 +83,7 @@ def eager(kind: type[Canary] = Canary, **more: float) -> Canary:
 # --- sound machines ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_core_of_this_machine_gives_the_known_answers() -> None:
     wanted = {f"cpu:n1.{core}" for core in cores()}
     found = looked(eager(), lambda events: {e.entity for e in events} == wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from agents.collector import Reading
 from agents.edge import Edge
@@ -30,6 +31,7 @@ def told(scenario: Scenario, seed: int) -> tuple[list[Event], FleetSimulator]:
     return found, simulator
 
 
+@pytest.mark.slow
 def test_a_quiet_hour_at_one_second_is_silent() -> None:
     found, _ = told(Scenario(3600.0, 1.0, None, Fleet(2, 8)), 1)
     assert found == []

@@ -26,13 +26,13 @@ def test_there_are_the_94_rules_of_the_catalogue() -> None:
     assert re.fullmatch(r"\d{4}-\d{1,2}-\d+", shipped().version)
 
 
-@pytest.mark.parametrize(("unit", "rule"), RULES, ids=lambda v: getattr(v, "name", hex(getattr(v, "status", 0))))
 @pytest.mark.parametrize("driver", [570, 575, None])
-def test_each_rule_is_found_by_unit_reason_and_status(unit: Unit, rule: Rule, driver: int | None) -> None:
-    code = unit.from_575[0] if driver == 575 else unit.before_575[0]
-    found = unit_status(unit.xid, line(unit, rule, code), driver)
-    assert (found["action"], found["then"], found["rule_severity"]) == (rule.action, rule.then, rule.severity)
-    assert (found["unit"], found["link"], found["reason"]) == (unit.name, 5, rule.reason)
+def test_each_rule_is_found_by_unit_reason_and_status(driver: int | None) -> None:
+    for unit, rule in RULES:
+        code = unit.from_575[0] if driver == 575 else unit.before_575[0]
+        found = unit_status(unit.xid, line(unit, rule, code), driver)
+        assert (found["action"], found["then"], found["rule_severity"]) == (rule.action, rule.then, rule.severity)
+        assert (found["unit"], found["link"], found["reason"]) == (unit.name, 5, rule.reason)
 
 
 def test_the_drivers_branch_says_where_the_unit_is() -> None:

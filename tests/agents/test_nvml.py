@@ -238,6 +238,7 @@ def test_inventory_names_parents_and_attributes(machine: Machine) -> None:
 # --- what a GPU does not tell ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [2, 3, 13, 25, 26])
 def test_what_a_gpu_refuses_is_missing_and_not_asked_again_for_an_hour(machine: Machine, code: int) -> None:
     rules = (f"fail nvmlDeviceGetPowerUsage {code} 0", f"field 186 {code} 1")
@@ -251,6 +252,7 @@ def test_what_a_gpu_refuses_is_missing_and_not_asked_again_for_an_hour(machine: 
     assert machine.asked("nvmlDeviceGetPowerUsage")[0] == 1 + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [4, 10, 16, 17, 19, 20, 21, 27, 999])
 def test_a_passing_error_costs_one_value_of_one_gpu(machine: Machine, code: int) -> None:
     rules = (f"fail nvmlDeviceGetPowerUsage {code} 0", f"field 186 {code} 1", f"fail nvmlGpmSampleGet {code} 1")
@@ -295,6 +297,7 @@ def test_links_are_asked_one_by_one_where_the_driver_does_not_tell_them_as_field
     assert columns["nvlink.crc_errors"][:3] == ["200", "201", "202"]
 
 
+@pytest.mark.slow
 def test_the_fields_that_nvidia_renumbered_are_read_by_the_drivers_version(machine: Machine) -> None:
     for driver, thermal, life in [
         ("570.86.15", MISSING, "99.0"),

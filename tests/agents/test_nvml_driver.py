@@ -10,6 +10,7 @@ from tests.agents import nvml_stub
 from tests.agents.nvml_machine import Machine, Steps, events, plug
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
@@ -25,6 +26,7 @@ def test_a_driver_without_gpus_is_no_data_with_the_reason(machine: Machine, told
     assert reason in machine.run([("open", "n1"), ("close", None)], *told)[0]["no data"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "reason"),
     [

@@ -22,6 +22,7 @@ MOST_TYPES = 7
 WHOLE = 2**64 - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_random_bytes_in_place_of_every_answer_never_crash_the_collector(machine: Machine, seed: int) -> None:
     steps: Steps = [("open", "n1"), ("tell", [f"garbage {seed}"]), *[("look", 5)] * 4, ("look", 60), ("look", 0)]

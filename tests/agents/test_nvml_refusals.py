@@ -14,6 +14,7 @@ from tests.agents.nvml_machine import Machine, Steps, events
 MISSING = str(2**64 - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [3, 13, 25, 26])
 def test_five_seconds_of_not_supported_cost_a_gpu_some_seconds_and_are_told_once(machine: Machine, code: int) -> None:
     rules = [f"fail * {code} 4", *(f"field {number} {code} 4" for number in (186, 83))]
@@ -63,6 +64,7 @@ def test_the_newer_call_comes_back_after_the_older_one_stood_in_for_it(machine: 
     assert "nan" not in found[3]["columns"]["gpu.memory_used"]
 
 
+@pytest.mark.slow
 def test_what_goes_on_being_refused_is_asked_ever_more_seldom_and_told_no_more(machine: Machine) -> None:
     steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["fail nvmlDeviceGetPowerUsage 3 0"]), *[("look", 10)] * 180]
     found = machine.run(steps, "gpus 1")

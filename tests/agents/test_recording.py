@@ -214,6 +214,7 @@ def test_what_record_writes_is_what_replay_takes(
     assert fleetpulse.main(["replay", "--input", *files, *more, "--output", str(tmp_path / "f.jsonl")]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 0), (signal.SIGTERM, 0)]
 )

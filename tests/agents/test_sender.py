@@ -134,6 +134,7 @@ def test_bytes_in_flight_stay_below_the_bound_however_large_the_backlog(kafka: A
     assert sender.flow.refused == 0
 
 
+@pytest.mark.slow
 def test_without_a_broker_the_sender_starts_says_why_and_sends_all_when_one_is_there(
     own_broker: Broker, site: Site
 ) -> None:
@@ -150,6 +151,7 @@ def test_without_a_broker_the_sender_starts_says_why_and_sends_all_when_one_is_t
     assert len(site.said) == 2
 
 
+@pytest.mark.slow
 def test_a_broker_that_was_killed_gets_everything_when_it_is_back(own_broker: Broker, site: Site) -> None:
     settings = make_topics(own_broker)
     site.add(100)
@@ -165,6 +167,7 @@ def test_a_broker_that_was_killed_gets_everything_when_it_is_back(own_broker: Br
     assert sorted(set(sequences(own_broker))) == list(range(3600))
 
 
+@pytest.mark.slow
 def test_a_client_that_hears_nothing_from_a_frozen_broker_is_replaced_and_everything_arrives(
     own_broker: Broker, site: Site
 ) -> None:
@@ -184,6 +187,7 @@ def test_a_client_that_hears_nothing_from_a_frozen_broker_is_replaced_and_everyt
     until(lambda: len(site.said) == 2)
 
 
+@pytest.mark.slow
 def test_what_the_cap_of_the_spool_cost_in_an_outage_is_an_event_with_its_cause(own_broker: Broker, site: Site) -> None:
     settings = make_topics(own_broker)
     site.add(10, max_bytes=200_000)
@@ -266,6 +270,7 @@ def test_ending_in_an_outage_takes_less_than_3_s_leaves_no_thread_and_the_spool_
     assert sorted(set(sequences(own_broker))) == list(range(1010))
 
 
+@pytest.mark.slow
 def test_a_wrong_password_is_told_as_such_and_works_once_its_file_is_mended(
     secure_kafka: Broker, site: Site, tmp_path: Path
 ) -> None:

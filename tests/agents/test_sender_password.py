@@ -29,6 +29,7 @@ def until(holds: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.refusals
 def test_a_password_changed_on_the_brokers_is_told_as_refused_and_the_mended_file_works_at_once(
     new_broker: Callable[..., Broker], tmp_path: Path

@@ -53,6 +53,7 @@ def test_a_wrong_round_tells_the_known_answer_and_what_was_wrong() -> None:
     assert len({d["digest"] for d in found}) == len(found)
 
 
+@pytest.mark.slow
 def test_the_detector_pages_for_the_defective_gpu_and_for_no_other() -> None:
     line = Line(SilentDataCorruption(probability=0.5), ONSET, END, GPU)
     scenario = Scenario(7200.0, 10.0, None, Fleet(4, 8), (line,))

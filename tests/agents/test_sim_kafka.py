@@ -58,6 +58,7 @@ def test_the_files_hold_exactly_what_the_brokers_got_though_the_spool_is_too_sma
     assert len(said) == 1
 
 
+@pytest.mark.slow
 def test_the_history_is_called_sent_when_the_brokers_have_it_which_may_be_away_for_a_while(
     own_broker: Broker, scenario: str, tmp_path: Path
 ) -> None:
@@ -81,6 +82,7 @@ def test_the_history_is_called_sent_when_the_brokers_have_it_which_may_be_away_f
     assert sum(BACKFILLED in line for line in said) == 1
 
 
+@pytest.mark.slow
 def test_who_stops_a_simulation_that_waits_for_dead_brokers_is_told_where_the_rest_is(
     scenario: str, tmp_path: Path, own_broker: Broker
 ) -> None:

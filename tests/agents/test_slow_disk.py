@@ -165,6 +165,7 @@ def test_a_disk_that_never_answers_again_costs_what_does_not_fit_into_memory_as_
     assert missed(ticks) - (behind - first) <= 8, "every tick is stored or counted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_what_waited_for_a_slow_disk_when_the_agent_ended_is_a_counted_gap(
     node: Node, drain: Drain, number: int
@@ -185,6 +186,7 @@ def test_what_waited_for_a_slow_disk_when_the_agent_ended_is_a_counted_gap(
     assert 15 <= gap[1] - gap[0] <= 30, "20 ticks of 0.1 s waited"
 
 
+@pytest.mark.slow
 def test_an_agent_starts_though_its_disk_does_not_answer(node: Node, drain: Drain) -> None:
     node.spool.mkdir()
     node.disk("all ever")

@@ -13,6 +13,7 @@ from tests.agents import nvml_stub
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_collectors_that_hang_fail_and_are_killed_at_random_end_no_agent_and_lose_no_tick_uncounted() -> None:
     if nvml_stub.compiler() is None:
         pytest.skip("no C compiler to build the stand-in for the NVIDIA driver's library")

@@ -135,6 +135,7 @@ def tables(store: Store) -> set[str]:
     return {name for (name,) in store.rows("SELECT table_name FROM information_schema.tables")}
 
 
+@pytest.mark.slow
 def test_every_rank_arrives_with_its_steps_and_none_was_dropped(
     trained: tuple[Store, list[dict[str, Any]]],
 ) -> None:
@@ -201,6 +202,7 @@ def test_a_flipped_bit_changes_the_digests_of_its_rank_alone_from_its_step_on(
     assert (COUNT // 2, "layer1") in digests
 
 
+@pytest.mark.slow
 def test_a_training_outlives_its_agent_and_its_steps_go_on_where_they_are(tmp_path: Path) -> None:
     path = tmp_path / "t.sock"
     script = subprocess.Popen([sys.executable, "-c", SCRIPT], env=environment(tmp_path), stdin=subprocess.PIPE)

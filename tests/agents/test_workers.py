@@ -164,6 +164,7 @@ def test_a_worker_that_is_killed_is_told_and_started_anew(ticking: Callable[...,
     assert one.tick(step=6.0)["network"].state == "ok"
 
 
+@pytest.mark.slow
 def test_collectors_of_one_lane_share_a_process_until_one_hangs(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     block(sysfs)
     one = ticking(Network(root=sysfs, deadline=2.0), Versions())

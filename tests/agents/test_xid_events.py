@@ -88,6 +88,7 @@ def test_one_look_is_bounded_and_the_next_goes_on(library: Path, tmp_path: Path)
     assert [len(look) for look in found["looks"]] == [256, 44]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "reason"),
     [

@@ -70,6 +70,7 @@ def open_page(browser: Any, url: str, scheme: str = "light") -> tuple[Any, list[
     return page, faults
 
 
+@pytest.mark.walk
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
     ("path", "part"),
@@ -102,6 +103,7 @@ def test_a_node_is_found_by_keys_and_leads_to_its_incident(address: str, browser
     assert "live=0" in page.url
 
 
+@pytest.mark.walk
 def test_a_click_in_the_list_leads_to_the_incident_and_acknowledges_it(address: str, browser: Any, api: Any) -> None:
     page, _ = open_page(browser, f"{address}/incidents?live=0")
     page.locator("a.row").first.click()

@@ -135,6 +135,7 @@ def test_a_lie_that_grows_while_the_heat_is_not_known_is_not_believed():
     assert {f.level for f in found} <= {"suspect"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("period", [40, 90, 240])
 def test_water_that_follows_a_swinging_load_late_does_not_make_a_lying_meter_honest(period):
     def load(tick):

@@ -38,11 +38,13 @@ def whole():
     return judge(BROKEN, 3)
 
 
+@pytest.mark.slow
 def test_what_breaks_is_found_in_a_fleet_whose_jobs_come_and_go(whole):
     paged = {i.cause for i in whole.incidents if i.severity == "page"}
     assert {line["entity"] for line in whole.truth if line["class"] != "benign"} <= paged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segments", [1, 3])
 def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_bytes(whole, tmp_path, segments):
     place, seen = tmp_path / "checkpoint", []
@@ -94,6 +96,7 @@ def test_only_the_news_of_a_condition_is_kept(whole):
         rising[finding.key] = level
 
 
+@pytest.mark.slow
 def test_a_rank_is_where_its_job_runs_and_gone_with_it():
     """At every moment the ranks of the topology are those that the simulator's schedule has running then."""
     trial = Trial(replace(BROKEN, faults=()), 5)

@@ -50,6 +50,7 @@ def pulled(tick, values):
         values["nic"]["nic.state"][6] = 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parents", "facts", "highest"),
     [

@@ -26,6 +26,7 @@ def done(tmp_path_factory):
     return todo
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_there_and_one_of_other_code_is_not(done):
     assert all(segment.result() for segment in done)
     other = replace(done[0], key=results.key_of(TINY[0].scenario(), 10, "other code"))
@@ -38,6 +39,7 @@ def test_a_torn_result_does_not_count(done, tmp_path):
     assert replace(done[0], folder=tmp_path).result() is None
 
 
+@pytest.mark.slow
 def test_a_run_that_time_cut_off_goes_on_next_time_to_the_same_result(done, tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "CHECKPOINT_H", 0.4)
     segment = replace(done[1], folder=tmp_path)
@@ -53,6 +55,7 @@ def test_a_run_that_time_cut_off_goes_on_next_time_to_the_same_result(done, tmp_
     assert untimed[0] == untimed[1]
 
 
+@pytest.mark.slow
 def test_each_finished_run_is_told_with_its_rate_and_the_time_that_is_left(tmp_path):
     said = []
     todo = [Segment(TINY[0], 10, tmp_path, "key")]

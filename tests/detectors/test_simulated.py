@@ -21,6 +21,7 @@ def judged():
     return run
 
 
+@pytest.mark.slow
 def test_every_fault_of_the_demo_becomes_one_incident_with_the_right_cause(judged):
     _, incidents, simulator = judged(demo(), 1)
     paged = [i for i in incidents if i.severity == "page"]
@@ -38,6 +39,7 @@ def test_a_quiet_day_of_512_gpus_is_silent(judged):
     assert incidents == []
 
 
+@pytest.mark.slow
 def test_a_quiet_morning_with_lost_rows_is_silent(judged):
     found, _, _ = judged(Scenario(6 * 3600.0, 10.0, None, Fleet(4, 8, missing=0.05)), 2)
     assert [f for f in found if f.level != "suspect"] == []

@@ -97,6 +97,7 @@ def test_a_slow_rank_pages_where_all_power_cap_bits_flicker(share):
     assert 600 <= (page.time - page.onset) / SECOND <= 900
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
 @pytest.mark.parametrize("power", [True, False])
 def test_a_lower_cap_of_a_node_pages_nobody_where_bits_flicker(share, power):

@@ -63,6 +63,7 @@ def loudest(found):
     return {e: (lv, told[e, lv]) for e, lv in told}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [101, 102])
 @pytest.mark.parametrize(("nodes", "stages", "slowdown"), [(4, 1, 1.4), (6, 2, 2.0), (16, 4, 1.3), (9, 3, 3.0)])
 def test_a_rank_that_is_slow_from_its_first_sample_is_a_ticket_after_half_an_hour(seed, nodes, stages, slowdown):

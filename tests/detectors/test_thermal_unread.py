@@ -274,6 +274,7 @@ def warmed(trial):
     return mine, mine.judged()
 
 
+@pytest.mark.slow
 def test_simulated_water_of_a_unit_that_nobody_reads_is_one_page_on_its_loop_after_a_ticket():
     trial, judged = warmed(Unheard)
     seconds = lambda time: (time - trial.simulator.at(0.0)) / SECOND  # noqa: E731
@@ -290,6 +291,7 @@ def test_simulated_water_of_a_unit_that_nobody_reads_is_one_page_on_its_loop_aft
     assert not detector.conditions
 
 
+@pytest.mark.slow
 def test_simulated_water_of_a_unit_that_is_read_is_left_to_coolant():
     trial, judged = warmed(Trial)
     assert not [f for f in judged.findings if (f.detector, f.entity) == ("thermal", "cdu:sim-c1")]

@@ -266,6 +266,7 @@ def test_a_sender_with_a_wrong_clock_takes_the_lateness_from_nobody(rig: Rig) ->
     assert rig.ingest.senders.passed(rig.clock, 30 * SECOND) == rig.clock - SECOND - late
 
 
+@pytest.mark.slow
 def test_a_sender_that_is_slower_than_the_lateness_holds_nobody_up(rig: Rig) -> None:
     for second in range(150):
         if second % 60 == 0:

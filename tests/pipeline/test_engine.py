@@ -133,6 +133,7 @@ def test_what_was_said_is_not_said_twice_after_a_restart(site):
     assert running.results() == before
 
 
+@pytest.mark.slow
 def test_a_restart_between_state_and_snapshot_judges_the_frames_since_then_again(site, new_site):
     temperatures = [50] * 8 + [95] * 4 + [50] * 70
     wanted = play(new_site(), temperatures).results()
@@ -140,6 +141,7 @@ def test_a_restart_between_state_and_snapshot_judges_the_frames_since_then_again
     assert wanted[1][0][3] is not None  # quiet for ten minutes with telemetry present: resolved
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     hot=st.lists(st.booleans(), min_size=4, max_size=20),
@@ -274,6 +276,7 @@ def test_a_failing_desk_leaves_out_one_instant_and_nothing_half_done(site, monke
     assert stored == set(running.engine.desk.incidents) != set()
 
 
+@pytest.mark.slow
 def test_silence_before_a_restart_is_still_silence_after_it(site):
     """A hot GPU's telemetry stops while another node goes on: no restart may turn that into quiet."""
     running = play(site, [95] * 5)

@@ -98,6 +98,7 @@ def played(site: Any, case: Case, stops: Collection[int] = (), last: int = TICKS
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [straggler.CASE, link.CASE], ids=lambda c: c.detector.name)
 def test_restarts_midway_say_the_same_as_none(site: Any, new_site: Callable[[], Any], case: Case) -> None:
     other = new_site()
@@ -120,6 +121,7 @@ def counting_far(case: Case) -> Case:
     return replace(case, instant=instant)
 
 
+@pytest.mark.slow
 def test_a_restart_judges_on_although_a_counter_is_too_large_for_a_float(
     site: Any, new_site: Callable[[], Any]
 ) -> None:
@@ -132,6 +134,7 @@ def test_a_restart_judges_on_although_a_counter_is_too_large_for_a_float(
         spool.close()
 
 
+@pytest.mark.slow
 def test_a_restart_long_after_the_fault_says_nothing_anew(site: Any) -> None:
     running = played(site, straggler.CASE)
     before = running.results()
@@ -152,6 +155,7 @@ def changed(running: Played, change: Callable[[dict[str, Any]], Any]) -> None:
         ledger.save_snapshot(held, "judge", time, json.dumps(state))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -188,6 +188,7 @@ def test_a_verdict_on_an_incident_that_is_not_there_changes_nothing(site):
     assert {state for _, state in incidents(site)} == {"open"}
 
 
+@pytest.mark.slow
 def test_muting_what_is_open_keeps_it_open_and_tells_nothing_more(site):
     running = started(site)
     running.play(0, [95] * 5)

@@ -110,6 +110,7 @@ def senders(tmp_path: Path) -> Iterator[Senders]:
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("free_bytes", [0, 256 << 20], ids=["no room kept", "room kept"])
 def test_a_disk_that_fills_and_is_freed_again_and_again_costs_nothing(
@@ -147,6 +148,7 @@ def test_a_disk_that_fills_and_is_freed_again_and_again_costs_nothing(
         service.close()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_fails_is_survived_without_a_new_process(
     small_disk: Path, tmp_path: Path, senders: Senders
 ) -> None:
@@ -177,6 +179,7 @@ def test_a_checkpoint_that_fails_is_survived_without_a_new_process(
         service.close()
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_size_of_files_costs_nothing(tmp_path: Path, senders: Senders) -> None:
     """EFBIG, as of a quota; it needs no file system of its own."""
     service = service_over(tmp_path, tmp_path / "state" / "store.duckdb", 0)
@@ -202,6 +205,7 @@ def test_a_limit_on_the_size_of_files_costs_nothing(tmp_path: Path, senders: Sen
         service.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [

@@ -61,6 +61,7 @@ def granted(broker: Broker, said: list[str]) -> None:
     acl_setup.make(kafka, said.append)
 
 
+@pytest.mark.slow
 def test_agents_may_write_alone_and_the_pipeline_read_alone(strict: Broker, tmp_path: Path) -> None:
     make_topics(inside(strict))
     said: list[str] = []
@@ -76,6 +77,7 @@ def test_agents_may_write_alone_and_the_pipeline_read_alone(strict: Broker, tmp_
     assert said[0] == "rights of agents (User:agent): 2 made, 0 there"
 
 
+@pytest.mark.slow
 def test_a_second_time_changes_nothing_and_others_who_may_write_are_named(strict: Broker) -> None:
     make_topics(inside(strict))
     said: list[str] = []

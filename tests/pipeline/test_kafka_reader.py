@@ -39,6 +39,7 @@ def read_all(transport: KafkaTransport, done: Callable[[list[bytes]], bool]) -> 
     return values, gone
 
 
+@pytest.mark.slow
 @pytest.mark.refusals
 def test_a_reader_whose_broker_vanished_before_its_first_read_reads_when_it_is_back(own_broker: Broker) -> None:
     kafka = make_topics(own_broker)
@@ -58,6 +59,7 @@ def test_a_reader_whose_broker_vanished_before_its_first_read_reads_when_it_is_b
         transport.close()
 
 
+@pytest.mark.slow
 def test_only_the_damaged_message_is_given_up_and_none_that_is_in_hand(own_broker: Broker) -> None:
     kafka = make_topics(own_broker)
     names = [b"%04d" % i + bytes(300) for i in range(400)]

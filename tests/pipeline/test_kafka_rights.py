@@ -83,6 +83,7 @@ def _refused(admin: KafkaAdminClient, stored: dict[Any, Any]) -> bool:
     return answers != {NoError}
 
 
+@pytest.mark.slow
 def test_without_rights_init_says_which_are_lacking_and_with_the_listed_ones_all_works(strict: Broker) -> None:
     kafka = kafka_of(strict)
     with pytest.raises(Unreachable, match=r"user 'fleetpulse' lacks rights on the topic .*docs/kafka\.md"):

@@ -104,6 +104,7 @@ def test_an_xid_that_is_weighed_with_its_frame_is_judged_however_late(judged: Ju
     assert [(d, e, o) for d, e, o, _ in judged.findings()] == [("xid", GPU, T0 + SECOND)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [(1,), (2,), (3,), (1, 2, 3)])
 def test_restarts_before_and_after_it_was_judged_page_once(judged: Judged, stops: Sequence[int]) -> None:
     judged.run(0, 11)

@@ -330,6 +330,7 @@ def test_senders_that_are_made_up_are_forgotten_before_those_that_are_heard(monk
     assert "h1" in owners._heard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["maintenance_start", "maintenance_end", "version"])
 @pytest.mark.parametrize("entity", ["job:81", "stage:81.f", "rack:a", "site:local", "cdu:c1", "node:h2"])
 def test_no_sender_quietens_what_is_not_its_own(site, kind, entity):

@@ -94,6 +94,7 @@ def test_a_site_of_which_no_agent_is_heard_is_one_page_within_a_minute(line: Lin
     assert len(line.incidents()) == 1
 
 
+@pytest.mark.slow
 def test_a_site_that_is_heard_again_resolves_after_ten_quiet_minutes(line: Line) -> None:
     line.run(60, *NODES)
     line.run(60)
@@ -127,6 +128,7 @@ def test_a_restart_is_no_silence_and_a_silence_that_outlasts_it_pages(line: Line
     assert line.incidents() == [("site:local", "page", "open")]
 
 
+@pytest.mark.slow
 def test_a_restart_within_a_silence_pages_nobody_twice_and_sees_the_end(line: Line) -> None:
     line.run(60, *NODES)
     line.run(60)

@@ -21,6 +21,8 @@ from pipeline.transport.spool import SpoolTransport
 from tests.kafka_broker import Address
 from tests.kafka_clients import admin_of, kafka_of, make_topic
 
+pytestmark = pytest.mark.walk
+
 T = TypeVar("T")
 
 

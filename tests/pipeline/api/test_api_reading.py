@@ -93,6 +93,7 @@ def test_the_fleet_tells_why_nothing_comes_in_and_how_old_its_newest_data_is(
     assert (fleet.unready, fleet.stalled) == (["kafka k1:9092: no answer"], True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("severity", "state"), [("page", "critical"), ("ticket", "degraded"), ("watch", "watch")]
 )  # fmt: skip

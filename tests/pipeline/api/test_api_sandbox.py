@@ -275,6 +275,7 @@ def test_a_select_over_our_tables_is_answered(queries: Queries, query: str) -> N
     assert not truncated
 
 
+@pytest.mark.slow
 def test_every_hostile_statement_is_refused_and_changes_nothing(database: Database, queries: Queries) -> None:
     folder = database.path.parent
     before, files = _state(database), sorted(p.name for p in folder.iterdir())
