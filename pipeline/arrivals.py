@@ -78,9 +78,13 @@ class ArrivalDesk:
 
     def arrive(self, found: Sequence[Early], now: int) -> list[Change]:
         """Shows findings of events before their frames are closed."""
-        known = self._known()
+        if not found:
+            return []
+        if not self._waiting:
+            self._seen = self._framed.copy()
+        found = sorted(found, key=lambda early: early.due)
         self._waiting = sorted([*self._waiting, *found], key=lambda early: early.due)
-        changes = self._shown([], known, now)
+        changes = [change for due, heard in _steps(found) for change in self._seen.foresee(due, heard, now)]
         if len(self._waiting) > MOST_WAITING:
             self._keep()
         return changes
