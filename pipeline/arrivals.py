@@ -171,8 +171,9 @@ class ArrivalDesk:
 
     def _keep(self) -> None:
         """Takes what people see for what is, whatever the frames will say of what waits."""
-        self._framed, _ = self._foreseen(0)
-        self._seen, self._waiting = self._framed, []
+        if self._waiting:
+            self._seen.catch_up(self._framed)
+            self._framed, self._waiting = self._seen, []
 
 
 def _steps(waiting: Sequence[Early]) -> Iterator[tuple[int, list[Finding]]]:

@@ -168,6 +168,15 @@ class Desk:
         other._mutes = Mutes(QUIET, dict(self._mutes.last))
         return other
 
+    def catch_up(self, other: Desk) -> None:
+        """Takes how long ago everything was found by a Desk that goes on; what people see of it stays."""
+        self.time, self._mutes = other.time, other._mutes
+        for id_, case in self._cases.items():
+            if (newer := other._cases.get(id_)) is not None:
+                case.quiet_from = max(case.quiet_from, newer.quiet_from)
+                for key in case.conditions.keys() & newer.conditions.keys():
+                    case.conditions[key].last = max(case.conditions[key].last, newer.conditions[key].last)
+
     def keep_opened(self, before: Desk) -> None:
         """What people saw in `before` was opened when they saw it first."""
         for id_, case in self._cases.items():

@@ -160,6 +160,24 @@ def test_what_a_person_does_to_an_early_incident_stays() -> None:
         assert [c.kind for c in live.history] == ["opened", state]
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_what_persons_do_in_between_leaves_no_gap_in_the_history_and_nothing_open_in_the_store_alone(seed: int) -> None:
+    dice, live = random.Random(seed), Live()
+    script = timed(story(dice, 60))
+    for number, findings in enumerate(script):
+        ahead = [f for f in script[min(59, number + dice.randrange(9))] if dice.random() < 0.2]
+        if ahead:
+            live.arrive(*ahead)
+        open_ = [i for i in live.desk.incidents.values() if i.state == "open"]
+        if open_ and dice.random() < 0.2:
+            act = dice.choice((live.desk.acknowledge, live.desk.resolve))
+            live.store([act(dice.choice(open_).id, "ada", "mine", live.clock)])
+        live.frame(number, *findings)
+    lasting = {i.id for i in live.desk.incidents.values() if i.resolved is None}
+    assert {i.id for i in live.stored.values() if i.resolved is None} == lasting
+
+
 def test_a_person_comments_on_an_early_incident_and_its_frame_decides_still() -> None:
     live = Live()
     (opened,) = live.arrive(LEAK)
