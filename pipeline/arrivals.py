@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,10 @@ from pipeline.incidents import Desk, Present
 from pipeline.records import SECOND, Finding, Incident, Level, finite
 from pipeline.topology import Topology
 
-MOST_WAITING = 10_000
-"""Early findings that may wait for their frames; of more, all stay as people see them. Chosen: as many as a Runner
-knows again (`_MOST_EARLY`)."""
-TOGETHER = 10 * SECOND
-"""Early findings so close to one another are shown in one step: a frame of the default length."""
+MOST_WAITING = 1000
+"""Early findings that may wait for their frames; of more, all stay as people see them. Chosen: it bounds the work."""
+TOGETHER = 60 * SECOND
+"""Early findings so close to one another are shown in one step: half of the time within which causes are refined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +68,23 @@ class ArrivalDesk:
         """Takes all findings of the instant before `end`, those that were due with it too. See Desk.observe."""
         if not self._waiting:
             return self._framed.observe(time, findings, present, now)
-        known = {early.finding.key for early in self._waiting}
+        known = self._known()
         left = [early for early in self._waiting if early.due >= end]
         changes = self._framed.observe(time, findings, present, now)
-        if not changes and len(left) == len(self._waiting):
-            return []
         self._waiting = left
+        if left and self._foretold(changes, known):
+            return []
         return self._shown(changes, known, now)
 
     def arrive(self, found: Sequence[Early], now: int) -> list[Change]:
         """Shows findings of events before their frames are closed."""
-        known = {early.finding.key for early in self._waiting}
+        if not found:
+            return []
+        if not self._waiting:
+            self._seen = self._framed.copy()
+        found = sorted(found, key=lambda early: early.due)
         self._waiting = sorted([*self._waiting, *found], key=lambda early: early.due)
-        changes = self._shown([], known, now)
+        changes = [change for due, heard in _steps(found) for change in self._seen.foresee(due, heard, now)]
         if len(self._waiting) > MOST_WAITING:
             self._keep()
         return changes
@@ -88,7 +92,7 @@ class ArrivalDesk:
     def report(self, time: int, findings: Sequence[Finding]) -> list[Change]:
         """Takes findings of the pipeline itself at `time`, the wall clock: no frame changes what becomes of them."""
         changes = self._framed.foresee(time, findings, time)
-        return self._shown(changes, (), time) if self._waiting else changes
+        return self._shown(changes, self._known(), time) if self._waiting else changes
 
     def acknowledge(self, incident_id: str, user: str, comment: str, time: int) -> Change:
         self._keep()
@@ -134,7 +138,11 @@ class ArrivalDesk:
             self._seen = self._framed.copy()
             self._seen.take_over(data["seen"])
 
-    def _shown(self, changes: Sequence[Change], known: Collection[tuple[str, str, int]], now: int) -> list[Change]:
+    def _known(self) -> set[tuple[str, str, int]]:
+        """Keys of what people saw before its frame."""
+        return {early.finding.key for early in self._waiting}
+
+    def _shown(self, changes: Sequence[Change], known: AbstractSet[tuple[str, str, int]], now: int) -> list[Change]:
         """What people see from now on, and how that differs from what they saw."""
         before = self._seen
         self._framed.keep_opened(before)
@@ -142,7 +150,14 @@ class ArrivalDesk:
         keys: dict[str, list[tuple[str, str, int]]] = {}
         for change in (*changes, *more):
             keys.setdefault(change.incident.id, []).extend(k for k in change.finding_keys if k not in known)
-        return self._seen.changes_since(before, keys, now)
+        told = self._seen.changes_since(before, keys, now)
+        if self._waiting:
+            self._seen.remember(before)
+        return told
+
+    def _foretold(self, changes: Sequence[Change], known: AbstractSet[tuple[str, str, int]]) -> bool:
+        """Whether people see already all that frames have changed."""
+        return all(known >= set(change.finding_keys) and self._seen.shows(change.incident) for change in changes)
 
     def _foreseen(self, now: int) -> tuple[Desk, list[Change]]:
         """A Desk that has taken what waits, in order of time, and the changes that this made."""
@@ -156,8 +171,9 @@ class ArrivalDesk:
 
     def _keep(self) -> None:
         """Takes what people see for what is, whatever the frames will say of what waits."""
-        self._framed, _ = self._foreseen(0)
-        self._seen, self._waiting = self._framed, []
+        if self._waiting:
+            self._seen.catch_up(self._framed)
+            self._framed, self._waiting = self._seen, []
 
 
 def _steps(waiting: Sequence[Early]) -> Iterator[tuple[int, list[Finding]]]:

@@ -168,6 +168,15 @@ class Desk:
         other._mutes = Mutes(QUIET, dict(self._mutes.last))
         return other
 
+    def catch_up(self, other: Desk) -> None:
+        """Takes how long ago everything was found by a Desk that goes on; what people see of it stays."""
+        self.time, self._mutes = other.time, other._mutes
+        for id_, case in self._cases.items():
+            if (newer := other._cases.get(id_)) is not None:
+                case.quiet_from = max(case.quiet_from, newer.quiet_from)
+                for key in case.conditions.keys() & newer.conditions.keys():
+                    case.conditions[key].last = max(case.conditions[key].last, newer.conditions[key].last)
+
     def keep_opened(self, before: Desk) -> None:
         """What people saw in `before` was opened when they saw it first."""
         for id_, case in self._cases.items():
@@ -184,17 +193,39 @@ class Desk:
             kind, comment = difference(then, case)
             into = case.folded_into if kind == "resolved" else None
             changes.append(Change(kind or "updated", shown, now, ACTOR, comment, tuple(keys.get(id_, ())), then, into))
-        gone = [case for id_, case in before._cases.items() if case.open and id_ not in self._cases]
-        return [*changes, *(self._gone(case, now) for case in gone)]
+        return [*changes, *(self._end(case, now) for case in before._unlike(self) if case.open)]
 
-    def _gone(self, case: Case, now: int) -> Change:
+    def shows(self, incident: Incident) -> bool:
+        """Whether people see an incident as it is here, whenever they saw it first."""
+        case = self._cases.get(incident.id)
+        return case is not None and replace(case.incident, opened=0, updated=0) == replace(
+            incident, opened=0, updated=0
+        )
+
+    def remember(self, before: Desk) -> None:
+        """Keeps what people saw in `before` and no longer see, as resolved: should it come back, it is reopened."""
+        for case in before._unlike(self):
+            if case.open:
+                self._over(case)
+            if self.time - (case.incident.resolved or 0) <= REOPEN:
+                self._cases[case.incident.id] = case
+
+    def _unlike(self, other: Desk) -> list[Case]:
+        """Copies of the cases that another Desk has not."""
+        return [case.copy() for id_, case in self._cases.items() if id_ not in other._cases]
+
+    def _end(self, case: Case, now: int) -> Change:
         """The end of an incident that people saw early and that frames show to be no incident of its own."""
+        before = case.shown()
+        self._over(case)
+        comment = f"folded into {case.folded_into}" if case.folded_into else "its frame does not bear it out"
+        return Change("resolved", case.shown(), now, ACTOR, comment, (), before, case.folded_into)
+
+    def _over(self, case: Case) -> None:
         homes = (self._home.get(key) for key in case.conditions)
-        into = next((home for home in homes if home in self._cases), None)
-        over = max(self.time, case.incident.onset)
-        ended = replace(case.shown(), resolved=over, state="resolved", updated=over)
-        comment = f"folded into {into}" if into else "its frame does not bear it out"
-        return Change("resolved", ended, now, ACTOR, comment, (), case.shown(), into)
+        case.folded_into = next((home for home in homes if home in self._cases), None)
+        self._close(case, max(self.time, case.incident.onset))
+        case.conditions = {}
 
     def _case(self, incident_id: str) -> Case:
         if incident_id not in self._cases:
@@ -388,6 +419,9 @@ class Desk:
         self._keys.setdefault(kept.incident.id, []).extend(self._keys.pop(case.incident.id, ()))
         if self._before[case.incident.id] is None:  # nobody heard of it
             del self._cases[case.incident.id], self._before[case.incident.id]
+            for other in self._cases.values():
+                if other.folded_into == case.incident.id:
+                    other.folded_into = kept.incident.id
             return
         case.conditions, case.folded_into = {}, kept.incident.id
         self._close(case, self.time)

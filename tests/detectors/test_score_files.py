@@ -254,6 +254,7 @@ BAD = [
     ("incidents", json.dumps({**CASE, "severity": "loud"}), "line 4: severity 'loud'; wanted one of page"),
     ("incidents", json.dumps({**CASE, "members": [1]}), "line 4: members: found .*wanted a list of entities"),
     ("incidents", swapped(CASE, "opened", "resolved"), "line 4: resolved .* is before opened .*swapped"),
+    ("incidents", json.dumps({**CASE, "onset": at(91)}), "line 4: resolved .* is before onset .*swapped"),
 ]
 
 
@@ -269,6 +270,13 @@ def test_a_bad_line_is_named_with_its_mend_and_costs_nothing(files, tmp_path, na
     with pytest.raises(UsageError, match=rf"{name}\.jsonl: {wanted}"):
         score(**files, json_file=kept)
     assert kept.read_text() == "of yesterday"
+
+
+def test_an_incident_of_a_pipeline_may_be_over_before_people_could_see_it(files):
+    line = json.dumps({**CASE, "onset": at(30), "opened": at(200), "resolved": at(90)})
+    files["incidents"].write_text(line + "\n")
+    result = score(**files)
+    assert (result["found"], result["false"], result["pages"]) == (1, 0, 1)
 
 
 ANY_JSON = st.recursive(

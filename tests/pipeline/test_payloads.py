@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.cases import Change
 from pipeline.config import Webhook
-from pipeline.records import SECOND, Incident
+from pipeline.records import SECOND, Incident, iso
 from pipeline.respond import alertmanager
 from pipeline.respond.alertmanager import Sender
 from pipeline.respond.payloads import FORMATS, payloads_of
@@ -93,6 +93,14 @@ def test_a_resolved_alert_has_the_labels_of_the_firing_one_and_an_end() -> None:
     assert was["fingerprint"] == now["fingerprint"]
     assert was["startsAt"] == now["startsAt"]
     assert (was["endsAt"], now["endsAt"]) == ("0001-01-01T00:00:00Z", "2026-09-21T14:28:20.000000Z")
+
+
+def test_what_was_over_before_people_could_see_it_ends_no_earlier_than_it_starts() -> None:
+    """After an outage; Alertmanager refuses an alert that ends before it starts."""
+    over = incident(opened=START + 5000 * SECOND, resolved=START + 900 * SECOND, state="resolved")
+    (resolved,) = told(change("resolved", over, incident()))
+    (alert,) = resolved["alerts"]
+    assert (alert["startsAt"], alert["endsAt"]) == (iso(over.opened), iso(over.opened))
 
 
 def test_a_new_label_set_ends_the_old_alert_and_fires_anew_in_one_body() -> None:

@@ -1,0 +1,222 @@
+"""Findings before their frames: people see them at once, and the incidents are those of the frames alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import arrivals
+from pipeline.arrivals import ArrivalDesk, Early
+from pipeline.cases import Change
+from pipeline.incidents import REFINE, Desk
+from pipeline.records import SECOND, Finding, Incident
+from tests.pipeline.test_incidents import START, STEP, fleet, found, story
+
+
+class Live:
+    """An ArrivalDesk as an Engine calls it, and what the store has of it. Frame k ends at START + (k + 1) * STEP."""
+
+    def __init__(self) -> None:
+        self.desk = self._new()
+        self.clock = START
+        self.stored: dict[str, Incident] = {}
+        self.history: list[Change] = []
+
+    @staticmethod
+    def _new() -> ArrivalDesk:
+        return ArrivalDesk(fleet(), lambda _: False, lambda _: None)
+
+    def restart(self) -> None:
+        state = self.desk.snapshot()
+        self.desk = self._new()
+        self.desk.restore(state)
+
+    def arrive(self, *findings: Finding) -> list[Change]:
+        self.clock += SECOND
+        return self.store(self.desk.arrive([Early(f.time, f, f) for f in findings], self.clock))
+
+    def frame(self, number: int, *findings: Finding) -> list[Change]:
+        """Without those that arrived before: the Desk has them."""
+        self.clock += SECOND
+        time, end = START + number * STEP, START + (number + 1) * STEP
+        every = [*self.desk.due(end), *findings]
+        return self.store(self.desk.observe(time, end, every, lambda _: True, self.clock))
+
+    def store(self, changes: list[Change]) -> list[Change]:
+        """As the ledger does; each change begins where the one before ended."""
+        for change in changes:
+            assert (change.before is None) == (change.incident.id not in self.stored)
+            if change.before is not None:
+                known = self.stored[change.incident.id]
+                assert plain(change.before) == plain(known)
+            self.stored[change.incident.id] = change.incident
+        self.history += changes
+        return changes
+
+
+def plain(incident: Incident) -> Incident:
+    """What a change shows of the incident before it: its times are event times."""
+    return dataclasses.replace(incident, opened=0, updated=0)
+
+
+def told(incidents: Iterable[Incident]) -> dict[str, dict[str, Any]]:
+    """But for `opened`, which is when people could see it."""
+    return {i.id: {**i.as_json(), "opened": None, "members": sorted(i.members)} for i in incidents}
+
+
+def replayed(script: Sequence[Sequence[Finding]]) -> tuple[Desk, dict[str, Incident]]:
+    """What a Desk of the frames alone makes of a story."""
+    desk, stored = Desk(fleet()), {}
+    for number, findings in enumerate(script):
+        for change in desk.observe(START + number * STEP, findings, lambda _: True):
+            stored[change.incident.id] = change.incident
+    return desk, stored
+
+
+def timed(script: Sequence[Sequence[Finding]]) -> list[list[Finding]]:
+    """Findings with the time of their frame; what is found once in a frame and of one key is one finding."""
+    return [
+        list({f.key: dataclasses.replace(f, time=START + n * STEP) for f in findings}.values())
+        for n, findings in enumerate(script)
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from((2, 8, 60)))
+def test_incidents_are_those_of_a_replay_whatever_arrives_how_long_before_its_frame(seed: int, ahead: int) -> None:
+    dice = random.Random(seed)
+    script = timed(story(dice, 90))
+    arriving: dict[int, list[Finding]] = defaultdict(list)
+    framed: list[list[Finding]] = []
+    for number, findings in enumerate(script):
+        early = [f for f in findings if dice.random() < 0.3]
+        for finding in early:
+            arriving[max(0, number - dice.randrange(ahead))].append(finding)
+        framed.append([f for f in findings if f not in early])
+    live = Live()
+    for number, findings in enumerate(framed):
+        while batch := arriving[number][:2]:
+            del arriving[number][:2]
+            live.arrive(*batch)
+        if dice.random() < 0.1:
+            live.restart()
+        live.frame(number, *findings)
+    desk, stored = replayed(script)
+    assert told(live.desk.incidents.values()) == told(desk.incidents.values())
+    mine, wanted = told(live.stored.values()), told(stored.values())
+    besides = {id_: line for id_, line in mine.items() if id_ not in wanted}
+    assert {id_: mine.get(id_) for id_ in wanted} == wanted
+    assert all(line["state"] == "resolved" for line in besides.values()), "only what people saw too early"
+    assert {c.folded_into for c in live.history if c.incident.id in besides and c.kind == "resolved"} <= {*mine}
+
+
+SLOW = found("rank:81.5", "straggler", onset=START)
+LEAK = dataclasses.replace(found("cdu:c1", "coolant", onset=START + REFINE + 6 * STEP), time=START + REFINE + 6 * STEP)
+FRAMES = REFINE // STEP + 8
+
+
+def test_an_event_minutes_ahead_of_the_frames_takes_in_nothing_that_began_before_it() -> None:
+    live = Live()
+    assert [(c.kind, c.incident.cause) for c in live.arrive(LEAK)] == [("opened", "cdu:c1")]
+    for number in range(FRAMES):
+        live.frame(number, *[SLOW] if number == 1 else [])
+    assert {i.cause: i.members for i in live.desk.incidents.values()} == {
+        "cdu:c1": ("cdu:c1",),
+        "gpu:n1.1": ("rank:81.5",),
+    }
+    assert [c.kind for c in live.history] == ["opened", "opened"], "its frame tells nobody anything new"
+    assert {c.incident.opened for c in live.history if c.incident.cause == "cdu:c1"} == {START + SECOND}
+
+
+def test_what_frames_show_to_be_a_part_of_another_incident_ends_as_folded_into_that() -> None:
+    live, symptom = Live(), dataclasses.replace(found("rank:81.5", onset=START + 3 * STEP), time=START + 3 * STEP)
+    (alone,) = live.arrive(symptom)
+    live.frame(1, found("cdu:c1", "coolant"))
+    ended, (into,) = live.history[-1], [i for i in live.desk.incidents.values() if i.resolved is None]
+    assert (ended.kind, ended.incident.id, ended.folded_into) == ("resolved", alone.incident.id, into.id)
+    for number in range(2, 5):
+        live.frame(number)
+    assert live.desk.incidents[into.id].members == ("cdu:c1", "rank:81.5")
+    desk, _ = replayed([[], [found("cdu:c1", "coolant")], [], [symptom], []])
+    assert told(live.desk.incidents.values()) == told(desk.incidents.values())
+
+
+def test_what_a_person_does_to_an_early_incident_stays() -> None:
+    for act, state in (("acknowledge", "acknowledged"), ("resolve", "resolved")):
+        live = Live()
+        (opened,) = live.arrive(LEAK)
+        live.frame(0)
+        live.store([getattr(live.desk, act)(opened.incident.id, "ada", "mine", live.clock)])
+        for number in range(1, FRAMES):
+            live.frame(number)
+        assert {i.id: i.state for i in live.desk.incidents.values()} == {opened.incident.id: state}
+        assert [c.kind for c in live.history] == ["opened", state]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_what_persons_do_in_between_leaves_no_gap_in_the_history_and_nothing_open_in_the_store_alone(seed: int) -> None:
+    dice, live = random.Random(seed), Live()
+    script = timed(story(dice, 60))
+    for number, findings in enumerate(script):
+        ahead = [f for f in script[min(59, number + dice.randrange(9))] if dice.random() < 0.2]
+        if ahead:
+            live.arrive(*ahead)
+        open_ = [i for i in live.desk.incidents.values() if i.state == "open"]
+        if open_ and dice.random() < 0.2:
+            act = dice.choice((live.desk.acknowledge, live.desk.resolve))
+            live.store([act(dice.choice(open_).id, "ada", "mine", live.clock)])
+        live.frame(number, *findings)
+    lasting = {i.id for i in live.desk.incidents.values() if i.resolved is None}
+    assert {i.id for i in live.stored.values() if i.resolved is None} == lasting
+
+
+def test_a_person_comments_on_an_early_incident_and_its_frame_decides_still() -> None:
+    live = Live()
+    (opened,) = live.arrive(LEAK)
+    assert live.desk.comment(opened.incident.id, "ada", "seen", live.clock).kind == "commented"
+    assert live.desk.blamed(opened.incident.id) == [("coolant", "cdu:c1")]
+    assert live.desk.due(START + FRAMES * STEP) == [LEAK]
+
+
+def test_what_the_pipeline_says_itself_stands_beside_what_waits() -> None:
+    live = Live()
+    live.arrive(LEAK)
+    (told_,) = live.store(live.desk.report(START, [found("site:s1", "telemetry")]))
+    assert (told_.kind, told_.incident.cause) == ("opened", "site:s1")
+    for number in range(FRAMES):
+        live.frame(number)
+    assert sorted(i.cause for i in live.desk.incidents.values()) == ["cdu:c1", "site:s1"]
+    assert [c.kind for c in live.history] == ["opened", "opened"]
+
+
+def test_what_is_held_back_waits_for_its_frame_and_shows_nothing() -> None:
+    live = Live()
+    assert live.desk.arrive([Early(LEAK.time, LEAK, None)], live.clock) == []
+    live.restart()
+    assert (live.desk.incidents, live.desk.due(LEAK.time + 1)) == ({}, [LEAK])
+
+
+def test_more_than_may_wait_stays_as_people_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "MOST_WAITING", 3)
+    live = Live()
+    for gpu in range(4):
+        live.arrive(found(f"gpu:n{gpu}.0", "sdc"))
+    assert live.desk.due(START + STEP) == []
+    live.frame(0)
+    assert len(live.desk.incidents) == len(live.history) == 4
+
+
+def test_the_state_of_a_version_that_showed_all_at_once_is_taken() -> None:
+    old = Desk(fleet())
+    old.observe(START, [SLOW])
+    live = Live()
+    live.desk.restore(old.snapshot())
+    assert live.desk.incidents == old.incidents
