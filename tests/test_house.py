@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("agents", "pipeline", "detectors", "dashboards")
 HEAVY = ("duckdb", "pyarrow", "pandas", "streamlit", "fastapi", "numba", "torch")
@@ -68,6 +70,7 @@ def test_every_file_is_formatted() -> None:
     assert status == 0, said
 
 
+@pytest.mark.timeout(1200)  # cold and beside other tests it takes minutes
 def test_mypy_is_content_with_all_four_packages_and_the_door() -> None:
     status, said = tool("mypy")
     assert status == 0, said

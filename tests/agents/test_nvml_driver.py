@@ -90,6 +90,7 @@ def test_lost_gpus_that_a_driver_still_speaks_of_are_no_fault(machine: Machine) 
 CODES = [*range(1, 32), 999]
 
 
+@pytest.mark.slow
 def test_no_code_of_one_gpu_takes_the_others_away(machine: Machine) -> None:
     steps: Steps = [("open", "n1"), ("look", 0)]
     for code in CODES:

@@ -32,6 +32,7 @@ def test_random_bytes_in_place_of_every_answer_never_crash_the_collector(machine
     assert all(len(look["entities"]["gpu"]) == 8 for look in looks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_garbage_from_the_first_call_on_is_no_data_or_a_reading(machine: Machine, seed: int) -> None:
     found = machine.run([("tell", [f"garbage {seed}"]), ("open", "n1"), ("close", None)], "gpus 2")

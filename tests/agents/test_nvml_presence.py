@@ -69,6 +69,7 @@ def test_a_gpu_lost_before_the_start_has_a_place_and_links_when_it_comes(machine
     assert found[5]["entities"]["nvlink"] == [f"nvlink:n1.{gpu}.{link}" for gpu in range(3) for link in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [10, 16, 999])
 def test_a_gpu_that_answers_nothing_but_errors_is_lost_too(machine: Machine, code: int) -> None:
     steps: Steps = [("open", "n1"), ("look", 0), ("tell", [f"fail * {code} 1"]), ("look", 5), ("tell", []), ("look", 1)]
@@ -95,6 +96,7 @@ def test_indexes_do_not_move_when_a_gpu_is_taken_out_and_put_back(machine: Machi
     assert [found[9][f"gpu:n1.{gpu}"][1]["serial"] for gpu in range(4)] == ["165000", "165001", "165002", "165003"]
 
 
+@pytest.mark.slow
 def test_the_library_is_started_anew_ever_more_seldom_while_a_gpu_is_lost(machine: Machine) -> None:
     steps: Steps = [("open", "n1"), ("look", 0), ("tell", ["lost 1"]), *[("look", 60)] * 40, ("samples", None)]
     found = machine.run(steps, "gpus 2")

@@ -422,6 +422,7 @@ def test_a_counter_that_no_entity_gave_is_missing() -> None:
     assert np.iinfo(np.uint64).max == 2**64 - 1
 
 
+@pytest.mark.slow
 def test_looks_that_tell_of_other_entities_each_time_do_not_tell_the_inventory_anew(double: Double) -> None:
     double.service.login = False
     looking = Looking([Redfish(bmcs=(Bmc("b1", double.url, allow_http=True, fast=0.2, sensors=0.6),))], "n1")

@@ -57,6 +57,7 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_bytes(who
     assert not place.exists(), "a run that is over leaves no checkpoint"
 
 
+@pytest.mark.slow
 def test_a_result_holds_where_the_ranks_ran_of_which_something_was_said(whole):
     named = {f.entity for f in whole.findings if f.entity.startswith("rank:")}
     lines = result_of(whole, "")["placed"]

@@ -33,6 +33,7 @@ def test_a_finished_run_is_there_and_one_of_other_code_is_not(done):
     assert other.result() is None
 
 
+@pytest.mark.slow
 def test_a_torn_result_does_not_count(done, tmp_path):
     torn = tmp_path / done[0].file.name
     torn.write_bytes(done[0].file.read_bytes()[:-20])

@@ -112,6 +112,7 @@ def test_a_lower_cap_of_a_node_pages_nobody_where_bits_flicker(share, power):
     assert not [f for f in found(share, capped, 600) if f.level == "page"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [70, 130, 320])
 def test_a_slow_rank_of_a_job_with_steps_of_minutes_pages(seconds):
     made, last = {}, [-1]

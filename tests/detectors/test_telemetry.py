@@ -312,6 +312,7 @@ def test_odd_data_of_an_event_says_nothing_of_a_host():
     assert facts.of("node:a", 2) is None
 
 
+@pytest.mark.slow
 def test_jobs_whose_end_is_lost_are_not_kept_for_ever():
     topology, jobs = Topology({}), SilentJobs()
     for k in range(5_000):

@@ -140,6 +140,7 @@ def test_minutes_to_throttle_are_told_while_it_still_rises():
     assert any(isinstance(f.evidence["minutes_to_throttle"], float) for f in found)
 
 
+@pytest.mark.slow
 def test_wear_over_days_is_one_ticket_although_samples_are_lost():
     detector, graph, found = Thermal(), topology(), []
     for tick in range(5600):  # 56 h, a sample each 36 s

@@ -145,6 +145,7 @@ NAMES = st.sampled_from([f"{kind}:{n}" for kind in ("gpu", "node", "rack", "row"
 LINES = st.dictionaries(NAMES, st.lists(NAMES, max_size=3), max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(LINES, min_size=1, max_size=3), max_size=4))
 def test_on_whatever_was_accepted_a_pipeline_starts(new_site, messages):
@@ -364,6 +365,7 @@ def signals(node, *names):
     return wire.encode(Batch(Origin("local", node, b"b" * 16), np.array([T0]), (block,)))
 
 
+@pytest.mark.slow
 def test_signals_that_senders_make_up_take_no_column_from_others(site):
     for sender in range(6):
         for part in range(2):

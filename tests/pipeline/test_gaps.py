@@ -214,6 +214,7 @@ def test_gaps_beyond_what_memory_holds_stay_counted(store: Store, monkeypatch: p
 orders = st.lists(st.tuples(st.integers(0, 30), st.booleans(), st.booleans()), min_size=1, max_size=60)
 
 
+@pytest.mark.slow
 @given(orders, st.integers(1, 10))
 @settings(max_examples=30, deadline=None)
 def test_whatever_the_order_each_message_of_each_spool_is_stored_once_or_lies_in_a_gap(
