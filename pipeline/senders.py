@@ -43,6 +43,10 @@ class Senders:
         self._forgotten: list[str] = []
         self._restore(database, now)
 
+    def interval(self, node: str) -> int:
+        """Event time between the last two messages of a node's telemetry (us); 0 while that is not known."""
+        return self._intervals.get(node, 0)
+
     @property
     def clock_errors(self) -> dict[str, int]:
         """Node -> measured error of its clock (us), of those whose clock is wrong."""
@@ -78,7 +82,7 @@ class Senders:
         if newest is not None:
             before = self.newest.get(node, newest)
             if newest > before or node not in self._intervals:
-                self._intervals[node] = newest - before if node in self._heard else 0
+                self._intervals[node] = newest - before if node in self._heard else self._intervals.get(node, 0)
             self.newest[node], self._heard[node] = max(newest, before), arrived
         self._changed.add(node)
 
@@ -126,8 +130,9 @@ class Senders:
             "arrived": times([self.arrivals[node] for node in nodes]),
             "newest": times([self.newest.get(node, 0) for node in nodes]),
             "clock_error": [self._clocks.get(node, fresh).error for node in nodes],
+            "apart": [self.interval(node) for node in nodes],
         }
-        renew = "arrived = excluded.arrived, newest = excluded.newest, clock_error = excluded.clock_error"
+        renew = ", ".join(f"{name} = excluded.{name}" for name in columns if name != "node")
         insert(connection, "sender", columns, f"ON CONFLICT (node) DO UPDATE SET {renew}")
         if self._forgotten:
             connection.execute("DELETE FROM sender WHERE list_contains(?, node)", [self._forgotten])
@@ -148,15 +153,17 @@ class Senders:
         with database.lock:
             rows = database.connection.execute(f"""
                 SELECT node, epoch_us(greatest(s.arrived, d.newest)), epoch_us(greatest(s.newest, d.newest)),
-                       coalesce(s.clock_error, 0)
+                       coalesce(s.clock_error, 0), coalesce(s.apart, 0)
                 FROM sender s FULL JOIN (SELECT node, max(time) AS newest FROM ({each}) GROUP BY node) d USING (node)
                 ORDER BY 2 DESC LIMIT {MOST}""").fetchall()
-        for node, arrived, newest, error in rows:
+        for node, arrived, newest, error, apart in rows:
             self._clocks[node], self.arrivals[node] = SenderClock(error), arrived
             if error:
                 self._reported[node] = error
             if newest:
                 self.newest[node] = newest
+            if apart:
+                self._intervals[node] = apart
         self._expect_the_last(now)
 
     def _expect_the_last(self, now: int) -> None:

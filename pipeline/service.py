@@ -90,6 +90,7 @@ class Service(Notes):
             lambda node: self.devices.site_of(node),
             events.silent_sites(self.database),
             monotonic,
+            lambda node: self.ingest.senders.interval(node),
         )
         self.notifier = self._notifier(config)
         self._moved = clock()

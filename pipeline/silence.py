@@ -20,6 +20,9 @@ it is told before the detector `telemetry` tells of the nodes one by one (node_s
 and a page arrives within 60 s. A restart of the pipeline is no silence: the time begins with it."""
 LOOKS, SLOWEST_S = 3, 600.0
 """Where the agents send more seldom, so many of their messages must be missing, up to so many seconds. Chosen."""
+LOOK_S = 10.0
+"""Longest time between two looks that counts as silence: while the loop judges for longer, it reads nothing, and knows
+of nobody whether he is silent. Chosen: three and a half such looks are PATIENCE_S."""
 GIVEN_UP = 72 * 3600 * SECOND
 """Nodes not heard for longer are not expected any more; as the detector `telemetry` has it."""
 TOGETHER = 60 * SECOND
@@ -34,23 +37,23 @@ SILENT, HEARD = "site_silent", "site_heard"
 
 @dataclass(slots=True)
 class _Node:
-    """When a node was heard last: what ingest said of it then (UTC us), and by the monotonic clock (s); how long before
-    that it was heard (s, 0: not known)."""
+    """When a node was heard last: what ingest said of it then (UTC us), and by the watch's own clock (s)."""
 
     site: str
     mark: int
     heard: float
-    apart: float = 0.0
 
 
 class SilenceWatch:
-    """Looks at when the agents of each site were heard. No clock that jumps makes anybody silent.
+    """Looks at when the agents of each site were heard. No clock that jumps makes anybody silent, nor does a loop that
+    does not read: the watch's own clock runs by the monotonic one, at most LOOK_S from one look to the next.
 
     For one thread, but for `all_silent`, which any thread may ask.
 
-    nodes:   node -> when it was heard last (UTC us), as the store has it.
-    site_of: the site of a node; None while it is not known.
-    silent:  site -> data of the event that said that it is silent.
+    nodes:    node -> when it was heard last (UTC us), as the store has it.
+    site_of:  the site of a node; None while it is not known.
+    silent:   site -> data of the event that said that it is silent.
+    interval: how far the last messages of a node's telemetry lay apart (us); 0 while that is not known.
     """
 
     def __init__(
@@ -59,10 +62,11 @@ class SilenceWatch:
         site_of: Callable[[str], str | None],
         silent: Mapping[str, Mapping[str, object]],
         monotonic: Callable[[], float] = time.monotonic,
+        interval: Callable[[str], int] = lambda node: SECOND,
     ) -> None:
         self.silent: dict[str, Mapping[str, object]] = dict(silent)
-        self._site_of, self._monotonic = site_of, monotonic
-        self._started = self._floor = monotonic()
+        self._site_of, self._monotonic, self._interval = site_of, monotonic, interval
+        self._looked = self._started = self._floor = self._time = monotonic()
         self._nodes = {node: _Node(site_of(node) or "", mark, self._started) for node, mark in nodes.items()}
 
     def hear(self, nodes: Mapping[str, int], behind: bool) -> None:
@@ -70,7 +74,7 @@ class SilenceWatch:
 
         behind: something was read and more lies unread: how long others have been silent is not known.
         """
-        now = self._monotonic()
+        now = self._now()
         if behind:
             self._floor = now
         if len(self._nodes) > 2 * max(len(nodes), _FEW):  # ingest forgets senders beyond a number (senders.py)
@@ -78,15 +82,20 @@ class SilenceWatch:
         for node, mark in nodes.items():
             known = self._nodes.get(node)
             if known is None or known.mark != mark:
-                apart = now - known.heard if known is not None else 0.0
-                self._nodes[node] = _Node((known and known.site) or self._site_of(node) or "", mark, now, apart)
+                self._nodes[node] = _Node((known and known.site) or self._site_of(node) or "", mark, now)
+
+    def _now(self) -> float:
+        """The watch's own clock (s)."""
+        before, self._looked = self._looked, self._monotonic()
+        self._time += min(self._looked - before, LOOK_S)
+        return self._time
 
     def look(self, now: int, reading: str | None, shares: Callable[[Sequence[str]], str]) -> list[Event]:
         """What changed: sites that are silent now, and sites that are heard again. now: UTC us.
 
         reading: why the pipeline cannot read, None if it can.  shares: what nodes have in common, in words.
         """
-        found, time_s = [], self._monotonic()
+        found, time_s = [], self._now()
         for site, nodes in self._expected(now).items():
             newest = max(self._nodes[node].heard for node in nodes)
             quiet = time_s - max(newest, self._floor) >= self._patience(nodes)
@@ -97,8 +106,11 @@ class SilenceWatch:
         return found
 
     def _patience(self, nodes: Sequence[str]) -> float:
-        """Seconds without a message of any of the nodes that are a silence: by the one that sends most often."""
-        apart = min(self._nodes[node].apart for node in nodes)
+        """Seconds without a message of any of the nodes that are a silence: by the one that sends most often.
+
+        Where each of them has sent telemetry once, nobody knows how often they send.
+        """
+        apart = min((s for node in nodes if (s := self._interval(node) / SECOND) > 0), default=SLOWEST_S)
         return max(PATIENCE_S, min(LOOKS * apart, SLOWEST_S))
 
     def forget(self, events: Sequence[Event]) -> None:

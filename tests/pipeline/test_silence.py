@@ -186,6 +186,53 @@ def test_agents_that_send_once_a_minute_are_not_silent_in_between(line: Line) ->
     assert line.incidents()[-1] == ("site:local", "page", "open")
 
 
+def minutes(line: Line, count: int) -> None:
+    """Lets minutes pass in which an agent sends once, and an event in between."""
+    for _ in range(count):
+        line.run(5, "n1")
+        line.run(10)
+        line.inventory("n1")
+        line.run(45)
+
+
+def test_a_new_site_of_agents_that_send_once_a_minute_is_not_silent_in_between(line: Line) -> None:
+    minutes(line, 4)
+    assert line.incidents() == []
+
+
+def test_agents_that_send_once_a_minute_are_not_silent_after_a_restart(line: Line) -> None:
+    minutes(line, 4)
+    line.restart()
+    line.run(40)
+    minutes(line, 3)
+    line.restart(50)
+    minutes(line, 3)
+    assert line.incidents() == []
+    line.run(190)
+    assert line.incidents()[-1] == ("site:local", "page", "open")
+
+
+def test_while_the_loop_judges_for_a_minute_nobody_falls_silent(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the agents sent meanwhile is not read yet: a false page for the whole site was the consequence."""
+    line.run(60, *NODES)
+    judged = line.service._judged
+
+    def slow(*words: Any) -> int:
+        line.now += 60
+        return judged(*words)
+
+    with monkeypatch.context() as busy:
+        busy.setattr(line.service, "_judged", slow)
+        line.service.turn()
+    line.service.report_silence()
+    line.run(10, *NODES)
+    assert line.incidents() == []
+    line.run(30)
+    assert line.incidents() == []
+    line.run(10)
+    assert line.incidents() == [("site:local", "page", "open")]
+
+
 def test_a_wall_clock_that_is_set_back_by_hours_is_no_reason_to_be_ready(line: Line) -> None:
     line.run(60, *NODES)
     line.jump = -7200
