@@ -42,6 +42,7 @@ KEPT = 1000
 """Most resolved incidents in memory, and none longer than REOPEN; all of them are in the store. Chosen."""
 SILENCE = "telemetry"
 """The detector of silent nodes: where their whole site is silent, that is their cause."""
+SITE_SILENCE = "telemetry_site"
 ACTOR = "fleetpulse"
 Present = Callable[[str], bool]
 __all__ = ["Change", "Desk", "NoSuchIncident"]
@@ -244,6 +245,8 @@ class Desk:
         chain = self._folding.chain(finding.entity)
         if known is None and self._mutes.hold(chain, finding.detector, finding.level, self.time):
             return
+        if known is None:
+            self._leave(finding)
         case = (
             known
             or self._silent_site(finding)
@@ -260,13 +263,15 @@ class Desk:
         if case is not None and key in case.holding:
             self._touch(case)
             case.holding.discard(key)
-            case.quiet_from = self.time
+            case.quiet_from = case.conditions[key].last = self.time
             case.describe(self._folding.base, self._before[case.incident.id], self.time)
 
     def _known(self, finding: Finding) -> Case | None:
         """The open case that has this condition already, or takes in what begins anew on its members."""
         case = self._cases.get(self._home.get((finding.detector, finding.entity), ""))
         if case is None or not case.open:
+            return None
+        if self._outlasts(case, finding):
             return None
         blamed = case.incident.cause == self._folding.base(finding.entity)
         return case if case.has(finding) or blamed or self._absorbs_now(case) else None
@@ -279,7 +284,29 @@ class Desk:
         if not sites:
             return None
         own = finding.entity if kind_of(finding.entity) == "site" else self._site_of(finding.entity)
-        return next((c for c in sites if own in (c.incident.cause, "site:all")), None)
+        return next((c for c in sites if own in (c.incident.cause, "site:all") and self._covers(c)), None)
+
+    def _outlasts(self, case: Case, finding: Finding) -> bool:
+        """Whether a node is still silent when its site has been heard again for a while: it has a trouble of its own."""
+        return finding.detector == SILENCE and kind_of(case.incident.cause) == "site" and not self._covers(case)
+
+    def _leave(self, finding: Finding) -> None:
+        """Takes a node that outlasts the silence of its site out of the incident of the site."""
+        key = finding.detector, finding.entity
+        case = self._cases.get(self._home.get(key, ""))
+        if case is None or not case.open or not self._outlasts(case, finding):
+            return
+        self._touch(case)
+        case.holding.discard(key)
+        self._drop(case, lambda c: (c.detector, c.entity) == key)
+        case.describe(self._folding.base, self._before[case.incident.id], self.time)
+
+    def _covers(self, case: Case) -> bool:
+        """Whether silent nodes are a part of the silence of their site: until REFINE after the site is heard again."""
+        known = case.conditions.get((SITE_SILENCE, case.incident.cause))
+        if known is None:  # a part of a site, which the detector of silent nodes reports itself
+            return True
+        return (SITE_SILENCE, case.incident.cause) in case.holding or self.time - known.last <= REFINE
 
     def _absorber(self, finding: Finding) -> Case | None:
         """The open case whose cause explains the finding: the nearest, then the one that began first.

@@ -186,6 +186,29 @@ def test_agents_that_send_once_a_minute_are_not_silent_in_between(line: Line) ->
     assert line.incidents()[-1] == ("site:local", "page", "open")
 
 
+def test_a_node_that_does_not_come_back_with_its_site_is_an_incident_of_its_own(line: Line) -> None:
+    """It was one more member of a page that says that the whole site is silent, which it no longer was."""
+    line.run(60, *NODES)
+    line.run(60)
+    line.run(120, *NODES[1:])
+    assert [cause for cause, *_ in line.incidents()] == ["site:local"], "not while the others come back"
+    line.run(180, *NODES[1:])
+    assert sorted(line.incidents()) == [("node:n1", "ticket", "open"), ("site:local", "page", "open")]
+    assert line.rows("SELECT summary FROM incidents WHERE cause = 'site:local'") == [
+        ("Site local: all 5 agents silent",)
+    ]
+    line.run(600, *NODES[1:])
+    assert sorted(line.incidents()) == [("node:n1", "ticket", "open"), ("site:local", "page", "resolved")]
+
+
+def test_a_node_that_is_lost_soon_after_its_site_came_back_is_an_incident(line: Line) -> None:
+    line.run(60, *NODES)
+    line.run(60)
+    line.run(40, *NODES)
+    line.run(240, *NODES[1:])
+    assert sorted(line.incidents()) == [("node:n1", "ticket", "open"), ("site:local", "page", "open")]
+
+
 def minutes(line: Line, count: int) -> None:
     """Lets minutes pass in which an agent sends once, and an event in between."""
     for _ in range(count):
