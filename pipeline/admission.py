@@ -57,7 +57,11 @@ RULES: Mapping[str, Rule] = {
         Rule("signature", "A message on Kafka without the signature of its node, where [kafka] node_keys is set"),
         Rule("sequence", "A second message of other content under a known sequence; both are stored"),
         Rule("owner", "An entity that belongs to another sender"),
-        Rule("kind", "An event of a kind that is not in the catalogue, or that only the pipeline writes"),
+        Rule(
+            "kind",
+            "An event of a kind that is not in the catalogue, that only the pipeline writes, or of an entity of another "
+            "kind than the catalogue has",
+        ),
         Rule("class", "An entity of a kind that does not bear the device class whose signals are sent of it"),
         Rule(
             "name",
@@ -253,6 +257,8 @@ def _check_kind(event: Event) -> None:
         raise Rejected("kind", f"event kind {quoted(event.kind)}: not in the catalogue: upgrade the pipeline")
     if kind.internal:
         raise Rejected("kind", f"event kind {event.kind!r}: only the pipeline writes it; agents may not send it")
+    if not kind.happens_to(kind_of(event.entity)):
+        raise Rejected("kind", f"event {event.kind} of {quoted(event.entity)}: expected an entity of kind {kind.entity}")
 
 
 def _block_faults(block: wire.BlockLayout) -> Iterator[tuple[str, Rejected]]:

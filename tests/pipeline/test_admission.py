@@ -60,6 +60,41 @@ def test_an_event_kind_that_no_agent_sends_is_rejected(site, kind):
     assert ingest.rejected["kind"] == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "entity"),
+    [
+        ("xid", "site:local"),
+        ("xid", "job:81"),
+        ("xid", "rack:r0"),
+        ("gpu_lost", "fleet:gpu"),
+        ("leak", "node:n1"),
+        ("flow_collapse", "site:local"),
+        ("temperature_rise", "rack:r1"),
+        ("link_state", "leaf:l1"),
+        ("job_end", "stage:81.0"),
+        ("kernel", "fleet:gpu"),
+    ],
+)
+def test_an_event_of_another_kind_of_entity_than_the_catalogue_has_is_rejected(site, kind, entity):
+    """A node paged for a whole site, a job and the fleet, each with an XID that no driver reports of such a thing."""
+    site.send_events("n1", Event(T0, entity, kind, {"state": "critical", "xid": 79, "ranks": []}))
+    ingest = site.drain()
+    assert site.rows("SELECT kind FROM events") == []
+    [(rule, reason)] = rejected(site)
+    assert (rule, entity in reason) == ("kind", True)
+    assert ingest.rejected["kind"] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "entity"),
+    [("xid", "gpu:n1.0"), ("xid", "node:n1"), ("switch_state", "spine:s1"), ("temperature_rise", "cdu:c1")],
+)
+def test_an_event_of_a_kind_of_entity_that_the_catalogue_has_is_stored(site, kind, entity):
+    site.send_events("n1", Event(T0, entity, kind, {"state": "cleared"}))
+    site.drain()
+    assert site.rows("SELECT kind, entity FROM events") == [(kind, entity)]
+
+
 # --- topology -------------------------------------------------------------------------------------------------------
 
 
