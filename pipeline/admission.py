@@ -59,8 +59,8 @@ RULES: Mapping[str, Rule] = {
         Rule("owner", "An entity that belongs to another sender"),
         Rule(
             "kind",
-            "An event of a kind that is not in the catalogue, that only the pipeline writes, or of an entity of another "
-            "kind than the catalogue has",
+            "An event of a kind that is not in the catalogue, that only the pipeline writes, or of an entity of "
+            "another kind than the catalogue has",
         ),
         Rule("class", "An entity of a kind that does not bear the device class whose signals are sent of it"),
         Rule(
@@ -204,7 +204,7 @@ class Admission:
                 rejected += _one_of_each_rule(refused)
             except Rejected as error:
                 rejected.append(error)
-        if not rejected:
+        if not rejected and all(left is event for left, event in zip(kept, batch.events, strict=True)):
             return Admitted(batch)
         return Admitted(replace(batch, events=tuple(kept)) if kept else None, tuple(rejected))
 
@@ -258,7 +258,9 @@ def _check_kind(event: Event) -> None:
     if kind.internal:
         raise Rejected("kind", f"event kind {event.kind!r}: only the pipeline writes it; agents may not send it")
     if not kind.happens_to(kind_of(event.entity)):
-        raise Rejected("kind", f"event {event.kind} of {quoted(event.entity)}: expected an entity of kind {kind.entity}")
+        raise Rejected(
+            "kind", f"event {event.kind} of {quoted(event.entity)}: expected an entity of kind {kind.entity}"
+        )
 
 
 def _block_faults(block: wire.BlockLayout) -> Iterator[tuple[str, Rejected]]:

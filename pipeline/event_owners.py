@@ -1,6 +1,8 @@
 """What of an event its sender may report: the event's own entity, and the entities that its data place or end.
 
-`inventory`   only a node's own; of its lines those of entities that the node may have, which it claims
+`inventory`   only a node's own; of its lines those of entities that the node may have, which it claims. Of jobs and
+              stages it says something only with ranks of the job, and one sender at a time: the lines of the others
+              are left out, as they are the same
 `job_start`   of its `ranks` those that the node may have, in stages of the job; it claims them
 `job_end`     of its `ranks` those that the node has; it must name them, as without them it would end a job everywhere
 `checkpoint`  of a rank that the node may have
@@ -38,10 +40,10 @@ def owned_part(owners: Owners, node: str, event: Event, time: int) -> tuple[Even
     key, refused = part(owners, node, event, time) if part is not None else ("", {})
     if not refused:
         return event, {}
-    named: Any = event.data[key]
+    named: Any = event.data[key]  # those refused without a reason are left out unsaid
     kept = [entity for entity in named if isinstance(entity, str) and entity not in refused]
     left = {entity: named[entity] for entity in kept} if isinstance(named, dict) else kept
-    return replace(event, data={**event.data, key: left}), refused
+    return replace(event, data={**event.data, key: left}), {entity: why for entity, why in refused.items() if why}
 
 
 def claim_named(owners: Owners, node: str, event: Event, time: int) -> None:
@@ -49,7 +51,10 @@ def claim_named(owners: Owners, node: str, event: Event, time: int) -> None:
     if event.kind == "inventory":
         lines: Any = event.data.get("entities") or ()
         for entity in lines:
-            owners.claim(node, entity, time)
+            if kind_of(entity) not in SHARED_KINDS:
+                owners.claim(node, entity, time)
+            elif lines[entity].get("attributes"):
+                owners.describe(node, entity, time)
         owners.release_all_but(node, lines)
     elif event.kind == "job_start":
         for rank in _named(event, dict):
@@ -69,8 +74,24 @@ def _inventory(owners: Owners, node: str, event: Event, time: int) -> tuple[str,
     if event.entity != f"node:{node}":
         raise Rejected("owner", f"event inventory: of {event.entity[:80]!a}; wanted that of its sender, node:{node}")
     lines = event.data.get("entities")
-    found = lines.items() if isinstance(lines, dict) else ()
-    return "entities", {e: why for e, line in found if (why := _line(owners, node, e, line, time))}
+    found = lines if isinstance(lines, dict) else {}
+    refused = {e: why for e, line in found.items() if (why := _line(owners, node, e, line, time))}
+    jobs = {_job(e) for e in found if kind_of(e) == "rank" and e not in refused}
+    for entity, line in found.items():
+        if kind_of(entity) in SHARED_KINDS and entity not in refused:
+            if not owners.may_describe(node, entity, time):
+                refused[entity] = ""
+            if isinstance(line, dict) and line.get("attributes") and _job(entity) not in jobs:
+                refused[entity] = (
+                    f"{entity[:80]!a}: {node} says something of it and runs no rank of {_job(entity)[:80]}"
+                )
+    return "entities", refused
+
+
+def _job(entity: str) -> str:
+    """The job of a job, of a stage or of a rank."""
+    kind, _, name = entity.partition(":")
+    return f"job:{name if kind == 'job' else name.rpartition('.')[0]}"
 
 
 def _line(owners: Owners, node: str, entity: str, line: object, time: int) -> str | None:

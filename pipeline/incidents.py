@@ -287,7 +287,7 @@ class Desk:
         return next((c for c in sites if own in (c.incident.cause, "site:all") and self._covers(c)), None)
 
     def _outlasts(self, case: Case, finding: Finding) -> bool:
-        """Whether a node is still silent when its site has been heard again for a while: it has a trouble of its own."""
+        """Whether a node is silent though its site has been heard again for a while: it has a trouble of its own."""
         return finding.detector == SILENCE and kind_of(case.incident.cause) == "site" and not self._covers(case)
 
     def _leave(self, finding: Finding) -> None:

@@ -3,7 +3,8 @@
     configured   [[admission.speaks_for]] gives the entity to senders, whatever it is called
     by name      `gpu:n042.3` belongs to the sender n042; for MIXED_KINDS only if there is such a sender
     by claim     everything else belongs to the sender that reported it first: `cdu:`, `rank:`, a switch's `port:`
-    shared       `job:` and `stage:` belong to no sender: each node of a job reports its own part of it
+    shared       `job:` and `stage:` belong to no sender: each node of a job reports its own part of it. What is said of
+                 them (their lines in inventories) is one sender's, by claim
 
 A claim passes to another sender once its owner has let go of it (its inventory no longer names it, or its job ended) or
 was silent. The former owner gets it back when it reports the entity again.
@@ -179,6 +180,15 @@ class Owners:
         if verdict != "claim":
             return None if verdict == "own" else verdict
         return self._claim(sender, entity, time, measured)
+
+    def may_describe(self, sender: str, entity: str, time: int) -> bool:
+        """Whether what `sender` says of a job or stage holds: no other node of the job describes it."""
+        claim = self.claims.get(entity)
+        return claim is None or self._may(claim, sender, entity, time)
+
+    def describe(self, sender: str, entity: str, time: int) -> None:
+        """What is said of a job or stage is the sender's from then on."""
+        self._claim(sender, entity, time, measured=False)
 
     def _claim(self, sender: str, entity: str, time: int, measured: bool) -> str | None:
         claim = self.claims.get(entity)

@@ -91,7 +91,8 @@ class Writes:
             if event.kind == "gap":
                 self.told = True
                 self._tell(node, event)
-        return replace(item, body=admitted.body, barred=admitted.barred) if admitted.rejected else item
+        whole = admitted.body is body and not admitted.barred
+        return item if whole else replace(item, body=admitted.body, barred=admitted.barred)
 
     def _reject(self, letter: DeadLetter) -> bool:
         """Whether the letter is kept; counted it is in any case."""

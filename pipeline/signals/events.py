@@ -28,7 +28,11 @@ class EventKind:
 
     def happens_to(self, kind: str) -> bool:
         """Whether it can happen to entities of that kind."""
-        return self.entity == "any" or (self.entity == "device" and kind in CLASS_OF_KIND) or kind in self.entity.split(", ")
+        return (
+            self.entity == "any"
+            or (self.entity == "device" and kind in CLASS_OF_KIND)
+            or kind in self.entity.split(", ")
+        )
 
 
 _KINDS = (

@@ -272,6 +272,49 @@ def test_an_inventory_sets_parents_of_the_senders_own_entities_alone(site):
     assert reasons(site) == ["owner: 'gpu:h2.0': belongs to node h2 by its name; and 3 more entities"]
 
 
+def described(site, node: str, time: int, name: str, *ranks: str, job: str = "job:81") -> None:
+    """An inventory of a node with a job, a stage, and ranks of it."""
+    lines = {job: ((), {"name": name}), "stage:81.0": (("job:81",), {"name": name})}
+    lines |= {rank: (("stage:81.0", "job:81"), {"node": node}) for rank in ranks}
+    entities = {entity: {"parents": list(over), "attributes": facts} for entity, (over, facts) in lines.items()}
+    site.send_events(node, Event(time, f"node:{node}", "inventory", {"entities": entities}))
+
+
+def told(site) -> dict[str, str]:
+    rows = site.rows("SELECT entity, attributes FROM entity WHERE kind IN ('job', 'stage')")
+    return {entity: json.loads(attributes)["name"] for entity, attributes in rows}
+
+
+def test_what_is_said_of_a_job_is_its_first_nodes_and_nobody_replaces_it(site):
+    described(site, "h1", NOW, "good", "rank:81.0")
+    site.drain()
+    described(site, "evil", NOW + SECOND, "evil")
+    described(site, "h2", NOW + 2 * SECOND, "another", "rank:81.1")
+    site.drain()
+    assert told(site) == {"job:81": "good", "stage:81.0": "good"}
+    [reason] = reasons(site)
+    assert reason.startswith("owner: 'job:81': evil"), "an honest node of the job is no alarm"
+    assert site.rows("SELECT entity FROM entity WHERE kind = 'rank' ORDER BY ALL") == [("rank:81.0",), ("rank:81.1",)]
+
+
+def test_a_node_without_ranks_of_a_job_says_nothing_of_it_be_it_the_first(site):
+    described(site, "evil", NOW, "evil")
+    described(site, "evil2", NOW, "evil", "rank:82.0")
+    described(site, "h1", NOW + SECOND, "good", "rank:81.0")
+    site.drain()
+    assert told(site) == {"job:81": "good", "stage:81.0": "good"}
+
+
+def test_another_node_of_a_job_describes_it_once_the_first_has_no_rank_of_it(site):
+    described(site, "h1", NOW, "good", "rank:81.0")
+    described(site, "h2", NOW + SECOND, "good", "rank:81.1")
+    inventory(site, "h1", NOW + 2 * SECOND, {"node:h1": ()})
+    described(site, "h2", NOW + 3 * SECOND, "renewed", "rank:81.1")
+    site.drain()
+    assert told(site) == {"job:81": "renewed", "stage:81.0": "renewed"}
+    assert reasons(site) == []
+
+
 def test_an_inventory_in_the_name_of_another_node_is_rejected_as_a_whole(site):
     site.send_events("h1", Event(NOW, "node:h2", "inventory", {"entities": {"node:h2": {"parents": ["rack:r9"]}}}))
     site.send_events("h1", Event(NOW, "node:h1.x", "inventory", {"entities": {"node:h1": {"parents": ["rack:r9"]}}}))
