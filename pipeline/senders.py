@@ -20,6 +20,11 @@ ALIVE = 10 * SECOND
 LOOKS = 3
 """And so are slower senders, for so many of their intervals; chosen: one message may be late, one lost."""
 KIND = "clock_error"
+REPORTED = 256
+"""Wrong clocks that are reported at once, those longest reported first; chosen: a person reads fewer. All are corrected
+and counted (`fleetpulse_clocks_wrong`); made-up senders store no more events, and open no more tickets, than this."""
+GONE = 3600 * SECOND
+"""A sender that is not heard for so long has no clock that could be wrong; chosen."""
 SAVE_EVERY = 10 * SECOND
 """Least time between two writes of what a restart needs; chosen: a sixth of what makes a node silent."""
 
@@ -54,9 +59,12 @@ class Senders:
 
     def clock_events(self, now: int) -> list[EventBatch]:
         """An event `clock_error` for each clock that became wrong, wrong by another amount, or right again."""
-        errors = self.clock_errors
-        news = {n: e for n, e in errors.items() if abs(e - self._reported.get(n, 0)) > self.bound}
-        news |= dict.fromkeys(self._reported.keys() - errors.keys(), 0)
+        errors = {n: e for n, e in self.clock_errors.items() if now - self.arrivals.get(n, now) < GONE}
+        over = self._reported.keys() - errors.keys()
+        fresh = sorted(errors.keys() - self._reported.keys())[: max(0, REPORTED - len(self._reported) + len(over))]
+        news = {n: errors[n] for n in fresh if abs(errors[n]) > self.bound}
+        news |= {n: e for n, e in errors.items() if n in self._reported and abs(e - self._reported[n]) > self.bound}
+        news |= dict.fromkeys(over, 0)
         return [
             EventBatch(Origin("", node, b""), (Event(now, f"node:{node}", KIND, {"seconds": error / SECOND}),))
             for node, error in sorted(news.items())

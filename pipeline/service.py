@@ -399,6 +399,7 @@ class Service(Notes):
         out["fleetpulse_heartbeat_age_seconds"] = self.judging.heart.age_s
         out["fleetpulse_sites_silent"] = float(len(self.silence.silent))
         out["fleetpulse_agents"] = health["sources"]["agents"]
+        out["fleetpulse_clocks_wrong"] = float(len(self.ingest.progress.clock_errors))
         out["fleetpulse_agents_newer"] = float(len(self.ingest.progress.newer))
         out["fleetpulse_dead_letter_bytes"] = float(self.ingest.letters.size)
         out["fleetpulse_agents_silent"] = health["sources"]["silent"]

@@ -227,6 +227,40 @@ def test_a_wrong_clock_is_an_event_once_and_so_is_that_it_is_right_again(rig: Ri
     assert rows.fetchall() == [("node:a", "clock_error", "3600.0"), ("node:a", "clock_error", "0.0")]
 
 
+def wrong_clocks(rig: Rig) -> tuple[int, int]:
+    """Events that report a wrong clock, and those that take it back."""
+    query = "SELECT count(*) FILTER (data ->> '$.seconds' <> '0.0'), count(*) FROM events WHERE kind = 'clock_error'"
+    [(wrong, every)] = rig.database.connection.execute(query).fetchall()
+    return wrong, every - wrong
+
+
+def test_made_up_nodes_with_wrong_clocks_store_no_more_events_than_the_bound(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.senders.REPORTED", 5)
+    rig.send("a", error=HOUR)
+    rig.drain()
+    for number in range(20):
+        rig.send(f"ghost{number}", error=HOUR)
+    rig.drain()
+    rig.send("a", error=2 * HOUR)
+    rig.drain()
+    assert wrong_clocks(rig) == (6, 0), "five clocks, and another amount of one of them"
+    assert len(rig.ingest.progress.clock_errors) == 21, "all are corrected and counted"
+
+
+def test_a_wrong_clock_that_is_not_heard_for_an_hour_makes_room_for_others(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.senders.REPORTED", 1)
+    rig.send("ghost", error=HOUR)
+    rig.drain()
+    rig.clock += HOUR
+    rig.send("a", error=HOUR)
+    rig.drain()
+    assert wrong_clocks(rig) == (2, 1)
+
+
 # --- who holds frames up --------------------------------------------------------------------------------------------
 
 
