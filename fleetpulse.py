@@ -147,10 +147,12 @@ def _pipeline(given: argparse.Namespace) -> int:
     config = _config_of_service(given)
     import detectors
     from detectors.runner import Runner
+    from detectors.warm_up import warm_up
     from pipeline import service, talk
 
     talk.to_stderr()
-    return service.run(config, Runner(detectors.configured(config.detector, config.source)))
+    runner = Runner(detectors.configured(config.detector, config.source))
+    return service.run(config, runner, lambda: warm_up(detectors.configured({}, "")))
 
 
 def _dashboard(given: argparse.Namespace) -> int:

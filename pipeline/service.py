@@ -455,8 +455,11 @@ def known_topology(entities: Entities, config: Config) -> Topology:
     return topology
 
 
-def run(config: Config, judge: Judge) -> int:
-    """`fleetpulse pipeline`: serves until SIGTERM or SIGINT, then ends within seconds."""
+def run(config: Config, judge: Judge, warm_up: Callable[[], None] = lambda: None) -> int:
+    """`fleetpulse pipeline`: serves until SIGTERM or SIGINT, then ends within seconds.
+
+    warm_up: called before anything is read, while /readyz says that the pipeline starts.
+    """
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -467,6 +470,7 @@ def run(config: Config, judge: Judge) -> int:
     notifier = threading.Thread(target=service.notifier.run, args=(stop,), name="notifier")
     notifier.start()
     try:
+        warm_up()
         service.run(stop)
     finally:
         stop.set()
