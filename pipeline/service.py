@@ -95,7 +95,8 @@ class Service(Notes):
         self.notifier = self._notifier(config)
         self._moved = clock()
         self._advanced = self._judging = 0  # event time judged up to, and how much of it is being judged at once now
-        self._expired = 0
+        self._expired, self._monotonic = 0, monotonic
+        self._begun = clock(), monotonic()
         self._newer: set[str] = set()  # agents of which the log says that they are newer
         self._fault: str | None = None
         self._trouble: str | None = "starting: what was stored before is being judged"
@@ -195,14 +196,21 @@ class Service(Notes):
 
     def _tidy(self) -> None:
         """Removes what is over the bounds of the store; before ingest, which may wait for that room."""
-        if self.clock() - self._expired >= _HOUR:
-            expire(self.database, self.clock() - int(self.config.store.hot_hours * _HOUR))
-            trim(self.database, self.config.store, self.clock())
-            self.ingest.forget(self.clock() - int(self.config.store.gap_days * DAY))
-            self._expired = self.clock()
+        now = self._retention_time()
+        if now - self._expired >= _HOUR:
+            expire(self.database, now - int(self.config.store.hot_hours * _HOUR))
+            trim(self.database, self.config.store, now)
+            self.ingest.forget(now - int(self.config.store.gap_days * DAY))
+            self._expired = now
             if self._forget(_SHARE_LATER):
                 self.devices.load(self.database.connection)
                 self.engine = None  # judged on as after a restart
+
+    def _retention_time(self) -> int:
+        """What the clock shows, but at most an hour more than has passed since the start: one that is set forward by a
+        mistake deletes nothing. Where it was set right, rows stay longer until the next start."""
+        begun, monotonic = self._begun
+        return min(self.clock(), begun + round((self._monotonic() - monotonic) * SECOND) + _HOUR)
 
     def _judged(self, engine: Engine, watermark: int) -> int:
         """Judges what can be judged. A fault there must not stop storing: it is logged, and said on /readyz."""

@@ -390,3 +390,13 @@ def test_any_thread_may_ask_whether_all_are_silent_while_nodes_are_added() -> No
     done.set()
     asking.join()
     assert wrong == []
+
+
+def test_a_wall_clock_that_is_set_forward_by_a_month_deletes_no_telemetry(line: Line) -> None:
+    line.run(60, *NODES)
+    [(before,)] = line.rows("SELECT count(*) FROM node")
+    line.jump = 30 * 86400
+    line.run(10)
+    line.jump = 0
+    line.run(10)
+    assert line.rows("SELECT count(*) FROM node") == [(before,)]
