@@ -300,6 +300,42 @@ def test_a_fault_in_judging_is_said_and_storing_goes_on(site, service, caplog):
     assert site_rows(service, "SELECT count(*) FROM gpu") == 20
 
 
+@pytest.mark.parametrize("when", ["live", "at the start"])
+def test_the_end_does_not_wait_for_a_backlog_to_be_judged_and_the_next_start_judges_it(site, service, when):
+    """Six hours of history took longer than the three seconds after which whoever asked for the end kills."""
+    stop, seen, now = threading.Event(), [], service.clock
+    if when == "at the start":
+        for second in range(0, 500, 10):
+            site.send("n1", T0 + second * SECOND)
+        while service.ingest.step() is not None:
+            pass
+
+    def observe(frames):
+        seen.append(1)
+        if len(seen) == 3:
+            stop.set()
+        return []
+
+    service.judge.observe = observe
+    if when == "live":
+        service.start()
+        for second in range(0, 500, 10):
+            site.send("n1", T0 + second * SECOND)
+    service.run(stop)
+    assert len(seen) == 3
+    assert service.unready() in ([], ["starting: what was stored before is being judged"])
+    service.close()
+    again = Service(service.config, Nothing(), clock=now)
+    try:
+        again.judge.observe = lambda frames: seen.append(1) or []
+        again.start()
+        drain(again)
+        assert again.engine.standing.judged >= T0 + 400 * SECOND
+        assert len(seen) >= 43
+    finally:
+        again.close()
+
+
 def site_rows(service, query):
     return service.database.connection.execute(query).fetchall()[0][0]
 
