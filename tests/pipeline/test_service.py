@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 from dataclasses import replace
+from pathlib import Path
 
 import duckdb
 import pytest
@@ -20,6 +21,7 @@ from pipeline.modes import ModeRule
 from pipeline.records import SECOND
 from pipeline.service import Service
 from pipeline.settings import build
+from tests.until import until
 
 T0 = 1_780_000_000 * SECOND
 
@@ -242,13 +244,10 @@ def ask(port, path):
         return 0, None
 
 
-def until(holds, seconds=30.0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if holds():
-            return
-        time.sleep(0.05)
-    raise AssertionError("did not come true")
+def processor_seconds(pid):
+    """What a process has had of the processors; the time of its start is a multiple of that where others want them."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.slow
@@ -268,8 +267,9 @@ def test_the_process_serves_survives_a_kill_and_ends_on_sigterm(site, tmp_path):
         str(tmp_path / "fleetpulse.toml"),
     ]
     start = lambda: subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)  # noqa: E731
-    first = start()
+    began, first = time.monotonic(), start()
     until(lambda: ask(port, "/readyz")[0] == 200)
+    slowness = max(1.0, (time.monotonic() - began) / processor_seconds(first.pid))
     first.kill()
     first.communicate()
     second = start()
@@ -277,8 +277,8 @@ def test_the_process_serves_survives_a_kill_and_ends_on_sigterm(site, tmp_path):
     until(lambda: len(ask(port, "/api/v1/entities?kind=gpu")[1]["entities"]) == 2)
     began = time.monotonic()
     second.send_signal(signal.SIGTERM)
-    _, talk = second.communicate(timeout=10)
-    assert time.monotonic() - began < 15  # 2 s alone; the suite runs four tests at once on two cores
+    _, talk = second.communicate(timeout=60)
+    assert time.monotonic() - began < 5 * slowness  # 2 s alone
     assert second.returncode == 0
     assert "Traceback" not in talk
     site.open()
