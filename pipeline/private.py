@@ -21,7 +21,7 @@ FOLDER, FILE = 0o700, 0o600
 SECRET_KEYS = ("token_file", "password_file", "key_file", "headers_file")
 """Keys, in any section, of files that hold a secret."""
 _OTHERS, _WRITABLE = 0o077, 0o022
-_STATUS = "status.json"
+_STATUS = frozenset({"status.json", "status.json.new"})
 """The agent's word on its fitness, which it makes readable for `fleetpulse check` of any user (agents/fitness.py)."""
 _NAMED = 3  # open paths that one message names; chosen: the mend covers all of them
 
@@ -91,7 +91,7 @@ def open_state(paths: Iterable[Path]) -> list[tuple[Path, int]]:
 
 def _closed(path: Path) -> int:
     """What others may not do with it."""
-    return _WRITABLE if path.name == _STATUS else _OTHERS
+    return _WRITABLE if path.name in _STATUS else _OTHERS
 
 
 def told(found: list[tuple[Path, int]]) -> str:
