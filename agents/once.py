@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+import threading
 import time as clock_time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from agents.batches import blocks
+from agents.check import status
 from agents.collector import Collector, Reading
 from agents.collectors import configured
 from agents.unreachable import unreachable
@@ -28,6 +30,8 @@ STEP_S = 0.25
 """How far beyond its deadline a collector may be given up; chosen, nobody notices it."""
 CLOSE_S = 0.5
 """How long ending waits for the collectors to close; chosen, a person waits for the prompt."""
+DISK_S = 2.0
+"""How long the agent's word on its disk is waited for, which may lie on that disk; chosen: a sound one takes 1 ms."""
 DASH = "- : not measured in one look, or not supported; gauges over a span need two looks\n"
 
 
@@ -105,11 +109,31 @@ def render_once(config: Config, output: Output = "table", collectors: Sequence[C
             sys.stderr.write(f"collector {look.collector}: {look.trouble}\n")
         for entity, reason in unreachable(look.readings).items():
             sys.stderr.write(f"collector {look.collector}: {entity}: {reason}\n")
+    if trouble := slow_disk(config):
+        sys.stderr.write(f"{trouble}\n")
     sys.stdout.write(_RENDERERS[output](config, looks))
     if output == "table" and any(value is None for values in _entities(looks).values() for value in values.values()):
         sys.stdout.flush()
         sys.stderr.write(DASH)
     return int(any(look.failed for look in looks))
+
+
+def slow_disk(config: Config) -> str:
+    """What the agent of this node says of a slow disk, or that the disk does not even give that; else empty."""
+    found: list[str] = []
+
+    def ask() -> None:
+        try:
+            found.extend(one.text for one in status.read(config).conditions if one.name == "disk_slow")
+        except status.NoStatus:
+            return  # no agent runs, so none waits for the disk
+
+    thread = threading.Thread(target=ask, name="disk", daemon=True)
+    thread.start()
+    thread.join(DISK_S)
+    if thread.is_alive():
+        found.append(f"the disk of {config.spool.directory} has given no answer for {DISK_S:g} s")
+    return f"spool: {'; '.join(found)}; fleetpulse doctor measures it" if found else ""
 
 
 def _entities(looks: Sequence[Look]) -> dict[str, Values]:

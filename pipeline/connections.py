@@ -41,7 +41,8 @@ def protocol(most: int) -> type[H11Protocol]:
 
 
 class _Bounded(H11Protocol):
-    """One connection. `most` is the server's limit, `since` when its caller last sent something."""
+    """One connection. `most` is the server's limit, `since` when its caller connected or began its last request: a byte
+    now and then makes nobody young."""
 
     most = 0
 
@@ -64,7 +65,8 @@ class _Bounded(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self.since = self.loop.time()
+        if self._request is None:
+            self.since = self.loop.time()
         super().data_received(data)
         if not self.waits_for_caller():
             self._request = _cancelled(self._request)
@@ -90,7 +92,7 @@ class _Bounded(H11Protocol):
 
 
 def _drop_one(connections: set[Any], newest: _Bounded) -> None:
-    """Makes room: who has sent nothing for longest goes, so that those who do send are served."""
+    """Makes room: whose request is owed for longest goes, so that those who send theirs are served."""
     waiting = [
         one
         for one in connections

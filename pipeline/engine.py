@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from pipeline.arrivals import ArrivalDesk, Early
 from pipeline.cases import Change
-from pipeline.errors import UsageError
+from pipeline.errors import Ended, UsageError
 from pipeline.frames import Framer, Instant, select
 from pipeline.ingest import Committed
 from pipeline.membership import Membership
@@ -106,8 +106,11 @@ class Engine:
         modes: Sequence[ModeRule] = (),
         beat: Callable[[str], None] = lambda doing: None,
         wake: Callable[[], None] = lambda: None,
+        ended: Callable[[], bool] = lambda: False,
     ) -> None:
-        """wake: called when payloads of `enqueue` are durable."""
+        """wake: called when payloads of `enqueue` are durable.  ended: whether somebody asked for the end; then Ended
+        is raised before the next instant, here and by `advance`."""
+        self._ended = ended
         self._beat = judge.beat = beat
         self._wake = wake
         self.database, self.devices, self.topology = database, devices, topology
@@ -192,7 +195,8 @@ class Engine:
     def advance(self, watermark: int) -> int:
         """Judges every cell that the watermark has passed; returns how many there were.
 
-        A transaction that fails leaves its results in memory: they are written first when this is called again.
+        A transaction that fails leaves its results in memory: they are written first when this is called again. Raises
+        Ended; what no transaction holds then is judged again after the next start.
         """
         self._write()
         with self.lock:  # persons add events of their own
@@ -206,6 +210,8 @@ class Engine:
 
     def _judge(self, instant: Instant) -> None:
         """Shows an instant to the judge, and its findings to the Desk unless the Desk saw them before a restart."""
+        if self._ended():
+            raise Ended("asked to end while judging")
         self._beat("judging")
         instant = self.membership.applied(instant)
         found = self.judge.observe(instant.frames)

@@ -15,6 +15,7 @@ FleetpulseError
     SpoolError        a spool folder that cannot be used
   Retryable           trying again may help; carries `after_s`
   GapError            input that is gone for ever; carries its extent
+  Ended               the process was asked to end in the middle of long work
 """
 
 from __future__ import annotations
@@ -108,3 +109,7 @@ class GapError(FleetpulseError):
             next_offset,
             cause,
         )
+
+
+class Ended(FleetpulseError):  # noqa: N818 - reads as the state it names
+    """Somebody asked for the end: what is under way is left, and done again after the next start."""

@@ -20,7 +20,9 @@ UMASK = 0o077
 FOLDER, FILE = 0o700, 0o600
 SECRET_KEYS = ("token_file", "password_file", "key_file", "headers_file")
 """Keys, in any section, of files that hold a secret."""
-_OTHERS = 0o077
+_OTHERS, _WRITABLE = 0o077, 0o022
+_STATUS = frozenset({"status.json", "status.json.new"})
+"""The agent's word on its fitness, which it makes readable for `fleetpulse check` of any user (agents/fitness.py)."""
 _NAMED = 3  # open paths that one message names; chosen: the mend covers all of them
 
 
@@ -84,7 +86,12 @@ def state_paths(config: Config) -> Iterator[Path]:
 def open_state(paths: Iterable[Path]) -> list[tuple[Path, int]]:
     """(path, mode) of what users other than its owner may enter, read or write; links and absent files are left out."""
     found = ((path, _mode(path)) for path in paths)
-    return [(path, mode) for path, mode in found if mode is not None and mode & _OTHERS]
+    return [(path, mode) for path, mode in found if mode is not None and mode & _closed(path)]
+
+
+def _closed(path: Path) -> int:
+    """What others may not do with it."""
+    return _WRITABLE if path.name in _STATUS else _OTHERS
 
 
 def told(found: list[tuple[Path, int]]) -> str:

@@ -22,7 +22,7 @@ from pipeline.api.backend import Health, Sources
 from pipeline.api.server import create_app, serve
 from pipeline.config import Config, Notify
 from pipeline.engine import Engine, Judge
-from pipeline.errors import ConfigError, Retryable, UsageError
+from pipeline.errors import ConfigError, Ended, Retryable, UsageError
 from pipeline.heartbeat import JudgingProgress
 from pipeline.ingest import Ingest
 from pipeline.intake import NEWER
@@ -78,6 +78,7 @@ class Service(Notes):
         self.config, self.clock, self.judge = config, clock, judge
         self._untaught = judge.snapshot()
         self.database = Database(config.store.path, config.store.memory_limit, free_bytes=config.store.free_bytes)
+        self._ended: Callable[[], bool] = lambda: False
         self._stale = False  # whether parts stand on what the store was before it was opened again
         try:
             self._assemble()
@@ -167,6 +168,7 @@ class Service(Notes):
             self.config.modes,
             self.judging.heart.beat,
             self.notifier.wake,
+            lambda: self._ended(),
         )
         self._trouble, self._moved = None, self.clock()
 
@@ -217,7 +219,7 @@ class Service(Notes):
         self._judging, self._advanced = watermark - self._advanced, watermark
         try:
             judged = engine.advance(watermark)
-        except (Retryable, duckdb.Error):
+        except (Retryable, Ended, duckdb.Error):
             raise
         except Exception as error:
             if self._fault is None:
@@ -236,7 +238,8 @@ class Service(Notes):
         return known.passed if known.backlog is None else min(known.passed, known.backlog)
 
     def run(self, stop: threading.Event) -> None:
-        """Turns until `stop`; trouble is told, never the end."""
+        """Turns until `stop`; trouble is told, never the end. A backlog that is being judged does not delay it."""
+        self._ended = stop.is_set
         while not stop.is_set():
             pause = max(self._attempt(self._go_on), self._attempt(self.report_silence))
             if pause:
@@ -258,6 +261,8 @@ class Service(Notes):
         begun = time.monotonic()
         try:
             return 0.0 if act() else min(max(IDLE, IDLE_SHARE * (time.monotonic() - begun)), IDLE_MOST)
+        except Ended:
+            return 0.0
         except (Retryable, duckdb.Error, OSError) as error:
             said = explained(self.config.store.path, error) if isinstance(error, duckdb.Error) else error
             self._stumble(str(said))

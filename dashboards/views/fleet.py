@@ -32,8 +32,9 @@ def _body() -> None:
         parts.head("The fleet is out of sight", [], "", answer)
         parts.trouble(answer)
         return
-    known = fleet if unknown_since(answer, answer, snapshot.now()) is None else replace(fleet, stalled=True)
-    parts.head(markup.headline(known), [], sources(known), answer, of_now=True)
+    now = snapshot.now()
+    known = fleet if unknown_since(answer, answer, now) is None else replace(fleet, stalled=True)
+    parts.head(markup.headline(known), [], sources(known), answer, of_now=True, now=now)
     parts.trouble(answer)
     st.html(markup.tiles(fleet))
     picked = fleet_map(fleet.nodes, fleet.as_of, stale=bool(answer.error))

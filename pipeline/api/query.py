@@ -10,7 +10,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 import duckdb
@@ -25,9 +26,11 @@ from pipeline.errors import OverLimit, Retryable
 ANSWER_BYTES = 64 << 20
 """Bytes of one answer at most (chosen: 100,000 rows of 80 columns as Arrow); beyond that it is truncated."""
 GRACE = 0.5
-"""Seconds past the limit after which the kernel ends a query by itself. Chosen: the pipeline does so before."""
+"""Seconds past the limit after which the kernel ends a query by itself, and the caller is answered whatever else is
+still under way. Chosen: the pipeline does so before."""
 START_SECONDS = 30.0
-"""How long the first query may wait for the process that forks. Chosen: measured 0.8 s, and 8 s on a busy machine."""
+"""How long the process that forks may be silent before it is given up. Chosen: it starts within 0.8 s, and within 8 s
+on a busy machine."""
 
 
 class Answer:
@@ -40,11 +43,12 @@ class Answer:
 
 @dataclass
 class _Running:
-    """One query under way."""
+    """One query under way, in a thread of its own. `channel` is there once it has a process."""
 
-    channel: Channel
     scans: Scans
     deadline: float
+    outcome: Future[Answer] = field(default_factory=Future)
+    channel: Channel | None = None
 
 
 class Queries:
@@ -63,12 +67,38 @@ class Queries:
         """
         if not self._slots.acquire(blocking=False):
             raise Retryable(f"{self._api.sql_queries} queries run already; wait for one to end", after_s=1.0)
+        running = _Running(Scans(self._cursor), time.monotonic() + self._api.sql_seconds)
         try:
-            body, truncated = self._run(query, arrow)
+            threading.Thread(target=self._work, args=(running, query, arrow), name="query", daemon=True).start()
         except BaseException:
             self._slots.release()
             raise
-        return Answer(body, truncated, self._slots.release)
+        return self._outcome(running)
+
+    def _outcome(self, running: _Running) -> Answer:
+        """Waits no longer than the limit and GRACE: a lock of the store, or a process that is slow to fork or to end,
+        is its thread's to wait for, which keeps the slot meanwhile."""
+        try:
+            return running.outcome.result(running.deadline + GRACE - time.monotonic())
+        except TimeoutError as error:
+            if running.channel is None:
+                raise Retryable(
+                    f"no process for the query within {self._api.sql_seconds:g} s: the machine is too busy", after_s=5.0
+                ) from error
+            raise self._too_long() from error
+
+    def _work(self, running: _Running, query: str, arrow: bool) -> None:
+        """One query from its process to its outcome, which nobody may be waiting for any more."""
+        try:
+            body, truncated = self._run(running, query, arrow)
+        except BaseException as error:  # noqa: BLE001 - raised again where the caller waits
+            self._slots.release()
+            running.outcome.set_exception(error)
+            return
+        running.outcome.set_result(Answer(body, truncated, self._slots.release))
+
+    def _too_long(self) -> OverLimit:
+        return OverLimit(f"the query ran for {self._api.sql_seconds:g} s, which is the limit")
 
     def prepare(self) -> None:
         """Starts what the first query would have to wait for; it takes a second, and nobody waits for it here."""
@@ -81,30 +111,28 @@ class Queries:
             channel.close()
         self._host.close()
 
-    def _run(self, query: str, arrow: bool) -> tuple[bytes, bool]:
+    def _run(self, running: _Running, query: str, arrow: bool) -> tuple[bytes, bool]:
         self._refuse_if_closed()
-        pid, channel = self._host.fork(time.monotonic() + START_SECONDS)
-        deadline = time.monotonic() + self._api.sql_seconds
-        running = _Running(channel, Scans(self._cursor), deadline)
-        self._running.add(channel)
+        pid, running.channel = self._host.fork(time.monotonic() + START_SECONDS)
+        self._running.add(running.channel)
         try:
             self._refuse_if_closed()
-            return self._follow(running, query, arrow)
+            return self._follow(running, running.channel, query, arrow)
         except TimeoutError as error:
-            raise OverLimit(f"the query ran for {self._api.sql_seconds:g} s, which is the limit") from error
+            raise self._too_long() from error
         except (EOFError, OSError) as error:
             self._refuse_if_closed()
             limit = f"it may use {self._api.sql_memory_bytes >> 20} MiB and nest as deep as its stack allows"
             raise OverLimit(f"the process of the query ended without an answer; {limit}") from error
         finally:
             self._host.end(pid)
-            channel.close()
-            self._running.discard(channel)
+            running.channel.close()
+            self._running.discard(running.channel)
             running.scans.end()
 
-    def _follow(self, running: _Running, query: str, arrow: bool) -> tuple[bytes, bool]:
+    def _follow(self, running: _Running, channel: Channel, query: str, arrow: bool) -> tuple[bytes, bool]:
         """Answers what the process asks for until it has the result."""
-        channel, scans, api = running.channel, running.scans, self._api
+        scans, api = running.scans, self._api
         limits = {"rows": api.sql_rows, "bytes": ANSWER_BYTES, "memory": api.sql_memory_bytes}
         channel.send({"query": query, "arrow": arrow, "seconds": api.sql_seconds + GRACE, **limits})
         while True:
@@ -114,14 +142,14 @@ class Queries:
             elif "tables" in message:
                 channel.send(scans.schemas(message["tables"]))
             else:
-                return self._result(message, running)
+                return self._result(message, running, channel)
 
-    def _result(self, message: dict[str, Any], running: _Running) -> tuple[bytes, bool]:
+    def _result(self, message: dict[str, Any], running: _Running, channel: Channel) -> tuple[bytes, bool]:
         if running.scans.failure is not None:
             raise running.scans.failure
         if "error" in message:
             raise KINDS[message["error"]](message["detail"])
-        return running.channel.read(message["bytes"], running.deadline), message["truncated"]
+        return channel.read(message["bytes"], running.deadline), message["truncated"]
 
     def _refuse_if_closed(self) -> None:
         if self._closed.is_set():

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -50,10 +51,10 @@ class QueryHost:
             return pid, Channel(ours)
 
     def end(self, pid: int) -> None:
-        """Kills a process if it still runs; nobody waits for that."""
-        with self._lock, contextlib.suppress(OSError):
-            if self._channel is not None:
-                self._channel.send({"end": pid})
+        """Kills a process if it still runs; nobody waits for that, nor for one that is being forked."""
+        with contextlib.suppress(OSError):
+            if (channel := self._channel) is not None:
+                channel.send({"end": pid})
 
     def close(self) -> None:
         """Ends the process and all that it forked, also while a query waits for it to start or to answer."""
@@ -67,6 +68,8 @@ class QueryHost:
         with self._lock:
             if self._closed:
                 raise OSError("closed")
+            if time.monotonic() >= deadline:  # the one before waited that long; the process may be about to answer
+                raise OSError("the process that forks gave no answer")
             if self._channel is None:
                 self._start()
             assert self._channel is not None

@@ -64,6 +64,8 @@ def check(cursor: duckdb.DuckDBPyConnection, query: str) -> Checked:
         query.encode()  # half a surrogate pair is no text
         statements = cursor.extract_statements(query)
     except (duckdb.Error, UnicodeError) as error:
+        if "expression depth" in str(error):
+            raise OverLimit("the query is nested too deeply") from error
         raise WrongQuery(f"not SQL: {_first_line(error)}") from error
     if not statements:
         raise WrongQuery("found no statement; expected exactly one SELECT")

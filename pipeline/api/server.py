@@ -26,6 +26,11 @@ _LOG = logging.getLogger(__name__)
 _STARTS_WITHIN = 10.0
 """Seconds that uvicorn may take to begin (chosen: it takes 0.1 s; a busy machine ten times that)."""
 
+QUEUE = 2048
+"""Connections that the kernel holds until we take them (chosen: a flood fills it in seconds, not in a moment; beyond it
+a caller tries again after 1, 3, 7 and 15 s)."""
+AT_ONCE = 128
+"""Connections taken in one go (chosen: a quarter of the descriptors that are reserved for the rest of the process)."""
 GRACE = 0.4
 """Seconds that answers under way have left at the end (chosen: the whole end takes less than one)."""
 
@@ -90,14 +95,16 @@ def serve(app: FastAPI, config: Config, stop: threading.Event) -> Serving:
             ws="none",
             timeout_keep_alive=30,
             timeout_graceful_shutdown=1,
-            backlog=128,
+            backlog=AT_ONCE,
             h11_max_incomplete_event_size=16 * 1024,
         ),
         stop,
         app.state.service,
     )
-    serving = Serving(server, _listen(config.api))
+    listener = _listen(config.api)
+    serving = Serving(server, listener)
     serving.wait_until_started()
+    listener.listen(QUEUE)  # asyncio has set it to what it takes at once
     app.state.service.queries.prepare()
     _LOG.info("API listens on http://%s:%d", serving.host, serving.port)
     return serving
@@ -133,7 +140,7 @@ def _listen(api: Api) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((api.host, api.port))
-        listener.listen(128)
+        listener.listen(QUEUE)
     except (OSError, OverflowError) as error:
         listener.close()
         raise ConfigError(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 import duckdb
 
-from pipeline.errors import UsageError
+from pipeline.errors import DamagedStore, UsageError
 from pipeline.store.faults import RECOVERY, explained
 
 MAGIC, MAGIC_AT = b"DUCK", 8
@@ -28,6 +29,8 @@ def _check_file(path: Path) -> None:
     """Raises UsageError if what lies at `path` cannot be a store of ours; an absent file can."""
     where = f"[store] path = '{path}'"
     try:
+        if stat.S_ISFIFO(path.stat().st_mode):
+            raise UsageError(f"{where}: is a pipe, and opening it would wait for ever; set another path")
         with path.open("rb") as file:
             head = file.read(_HEAD)
     except FileNotFoundError:
@@ -36,8 +39,14 @@ def _check_file(path: Path) -> None:
         raise UsageError(
             f"{where}: cannot be read: {error.strerror}; expected a file that this user may read and write"
         ) from error
+    log = path.with_name(path.name + ".wal")
+    if not head and log.exists():
+        raise DamagedStore(
+            f"store {path}: the file is empty although its log {log} is there, so it was cut off. Check the disk; move "
+            f"{path.name} and {log.name} aside, put a copy back or start with a new store. {RECOVERY}"
+        )
     if not head:
-        raise UsageError(f"{where}: is empty, so nothing was ever stored in it; remove it: rm {path}")
+        raise UsageError(f"{where}: is empty: it holds nothing, remove it: rm {path}")
     if head[MAGIC_AT : MAGIC_AT + len(MAGIC)] == MAGIC:
         return
     kind = next((name for magic, name in _FOREIGN.items() if head.startswith(magic)), None)

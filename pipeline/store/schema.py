@@ -125,7 +125,9 @@ def create(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal
 def check_version(connection: duckdb.DuckDBPyConnection) -> None:
     """Raises UsageError if a newer schema, or another program, wrote the file."""
     tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
-    if tables and "meta" not in tables:
+    columns = "SELECT column_name FROM duckdb_columns() WHERE table_name = 'meta'"
+    ours = {("key",), ("value",)} <= set(connection.execute(columns).fetchall())
+    if tables and not ours:
         raise UsageError(
             f"store: is a DuckDB file of another program (tables {', '.join(sorted(tables)[:3])}); set another "
             "[store] path"

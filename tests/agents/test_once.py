@@ -5,18 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agents.agent import once, render_once
+from agents.check import status
 from agents.collector import Collector, Device, NoData, Reading
-from pipeline.config import Agent, Config
+from agents.fitness import open_fitness
+from agents.once import slow_disk
+from pipeline.config import Agent, Config, Spool
+from pipeline.records import Event, Origin
 
 
 @pytest.fixture
@@ -41,6 +46,31 @@ def test_json_is_json_and_troubles_go_to_stderr_too(config: Config, capsys: pyte
     assert document["collectors"]["host"] == "ok"
     assert document["collectors"]["network"].startswith("no data")
     assert "collector network: no data" in err
+
+
+def test_a_slow_disk_of_the_running_agent_is_said_on_stderr(
+    tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = replace(config, spool=Spool(tmp_path / "spool"))
+    render_once(config, "json")
+    assert "spool:" not in capsys.readouterr().err
+    status.in_spool(tmp_path / "spool", "n1").parent.mkdir(parents=True)
+    now = time.time_ns() // 1000
+    fitness = open_fitness(config, Origin("local", "n1", bytes(16), False), lambda subject, text: None, {})
+    slow = {"state": "active", "since": now, "seconds": 7.0, "waiting": 9, "lost": 0}
+    fitness.take((), [Event(now, "node:n1", "disk_slow", slow)], (), now)
+    render_once(config, "json")
+    assert "spool: the disk of the spool is slow: a message has waited 7.0 s" in capsys.readouterr().err
+
+
+def test_a_disk_that_gives_no_answer_does_not_hold_it_up(tmp_path: Path, config: Config) -> None:
+    place = status.in_spool(tmp_path / "spool", "n1")
+    place.parent.mkdir(parents=True)
+    os.mkfifo(place)  # opening it waits for a writer that never comes
+    began = time.monotonic()
+    assert "has given no answer for 2 s" in slow_disk(replace(config, spool=Spool(tmp_path / "spool")))
+    assert time.monotonic() - began < 10.0
+    os.close(os.open(place, os.O_RDWR | os.O_NONBLOCK))
 
 
 def test_jsonl_has_one_entity_per_line(config: Config, capsys: pytest.CaptureFixture[str]) -> None:

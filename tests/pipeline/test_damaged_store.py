@@ -84,6 +84,17 @@ def other_program(path: Path) -> None:
         connection.execute("CREATE TABLE accounts (number INTEGER)")
 
 
+def other_meta(path: Path) -> None:
+    path.unlink()
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE meta (number INTEGER)")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def sqlite(path: Path) -> None:
     path.unlink()
     with sqlite3.connect(path) as connection:
@@ -117,7 +128,17 @@ FOREIGN = {
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
     "folder": (folder, "Is a directory"),
     "DuckDB file of another program": (other_program, "of another program"),
+    "DuckDB file with a table meta of its own": (other_meta, "of another program"),
+    "pipe": (pipe, "is a pipe"),
 }
+
+
+def test_a_file_that_was_cut_to_nothing_beside_its_log_is_damaged(killed: Path, tmp_path: Path) -> None:
+    """ "Nothing was ever stored in it; remove it" was untrue, and would have left the log of another file."""
+    path = copied(killed, tmp_path)
+    path.write_bytes(b"")
+    with pytest.raises(DamagedStore, match=r"cut off.*store\.duckdb\.wal aside.*Recovery"):
+        Database(path)
 
 
 @pytest.mark.parametrize("name", DAMAGE)

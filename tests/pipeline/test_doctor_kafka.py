@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -229,5 +228,11 @@ def test_the_checks_of_kafka_are_numbered_among_the_others(kafka: Address, tmp_p
     config = Config(kafka=make_topics(kafka), pipeline=Pipeline(transport="kafka"))
     config = dataclasses.replace(config, store=Store(path=tmp_path / "store.duckdb"))
     text = doctor.as_text(doctor.examine(config))
-    assert re.search(rf"^ ?\d+ ok   broker: kafka: {kafka.bootstrap} answers", text, re.MULTILINE)
-    assert re.search(r"^ ?\d+ ok   topics: 7 topics are as configured", text, re.MULTILINE)
+    first = doctor.CHECKS.index(doctor.transport) + 1
+    assert f"\n{first:2} ok   broker: kafka: {kafka.bootstrap} answers" in text
+    assert f"\n{first + 1:2} ok   credential: " in text
+    assert f"\n{first + 2:2} ok   topics: 7 topics are as configured" in text
+    assert f"\n{first + 3:2} ok   clock: " in text
+    assert f"\n{first + 4:2} " in text
+    assert f"\n{len(doctor.CHECKS) + 3:2} " in text
+    assert f"\n{len(doctor.CHECKS) + 4:2} " not in text

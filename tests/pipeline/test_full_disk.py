@@ -91,6 +91,13 @@ def losses(service: Service) -> tuple[int, int]:
     return service.database.connection.execute(query).fetchall()[0]
 
 
+def all_stored_after(steps: Iterator[object], service: Service) -> None:
+    """Runs the service through the steps; each message is stored once, and none is given up."""
+    service.run(Script(steps))  # type: ignore[arg-type] # it asks no more of its `stop`
+    assert losses(service) == (0, 0)
+    np.testing.assert_array_equal(stored(service), sent_values())
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 24 MiB of the test's own."""
@@ -139,9 +146,7 @@ def test_a_disk_that_fills_and_is_freed_again_and_again_costs_nothing(
     try:
         step = steps()
         next(step)
-        service.run(Script(step))  # type: ignore[arg-type] # it asks no more of its `stop`
-        assert losses(service) == (0, 0)
-        np.testing.assert_array_equal(stored(service), sent_values())
+        all_stored_after(step, service)
         assert any("its disk" in text for texts in reasons for text in texts)
         assert service.unready() == []
     finally:
@@ -170,9 +175,7 @@ def test_a_checkpoint_that_fails_is_survived_without_a_new_process(
         yield from range(10)
 
     try:
-        service.run(Script(steps()))  # type: ignore[arg-type] # it asks no more of its `stop`
-        assert losses(service) == (0, 0)
-        np.testing.assert_array_equal(stored(service), sent_values())
+        all_stored_after(steps(), service)
         assert all(reasons)
         assert service.unready() == []
     finally:
@@ -197,9 +200,7 @@ def test_a_limit_on_the_size_of_files_costs_nothing(tmp_path: Path, senders: Sen
     try:
         step = steps()
         next(step)
-        service.run(Script(step))  # type: ignore[arg-type] # it asks no more of its `stop`
-        assert losses(service) == (0, 0)
-        np.testing.assert_array_equal(stored(service), sent_values())
+        all_stored_after(step, service)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         service.close()

@@ -13,6 +13,7 @@ from pipeline.heartbeat import JudgingProgress
 from pipeline.records import SECOND, Finding
 from pipeline.service import Service
 from pipeline.settings import build
+from tests.until import until
 
 T0 = 1_780_000_000 * SECOND
 
@@ -70,14 +71,6 @@ def running(site: Any) -> Iterator[Running]:
     made = Running(site)
     yield made
     made.close()
-
-
-def until(holds: Callable[[], object]) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("not within ten seconds")
 
 
 def test_a_detector_that_does_not_return_is_named_by_readiness_and_stops_the_watchdog(

@@ -52,6 +52,14 @@ class Judged:
         self.take()
         self.engine.advance(T0 + last * STEP)
 
+    def late_xid(self) -> None:
+        """Eleven frames, and then the XID of the seventh."""
+        self.run(0, 11)
+        self.site.send_events("n1", xid(T0 + 65 * SECOND))
+
+    def paged_once(self) -> bool:
+        return self.findings() == PAGE and self.history() == [("opened",)]
+
     def findings(self) -> list[Any]:
         return self.site.rows("SELECT detector, entity, epoch_us(onset), level FROM findings ORDER BY ALL")
 
@@ -80,17 +88,14 @@ def test_its_frame_reports_it_no_second_time(judged: Judged) -> None:
     judged.site.send_events("n1", xid(T0 + 65 * SECOND))
     judged.take()
     judged.run(3, 9)
-    assert judged.findings() == PAGE
-    assert judged.history() == [("opened",)]
+    assert judged.paged_once()
 
 
 def test_a_fatal_xid_that_is_forty_seconds_late_pages_once(judged: Judged) -> None:
-    judged.run(0, 11)
-    judged.site.send_events("n1", xid(T0 + 65 * SECOND))
+    judged.late_xid()
     judged.take()
     judged.run(11, 14)
-    assert judged.findings() == PAGE
-    assert judged.history() == [("opened",)]
+    assert judged.paged_once()
     assert judged.engine.framer.late == {"events": 1}
 
 
@@ -107,8 +112,7 @@ def test_an_xid_that_is_weighed_with_its_frame_is_judged_however_late(judged: Ju
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", [(1,), (2,), (3,), (1, 2, 3)])
 def test_restarts_before_and_after_it_was_judged_page_once(judged: Judged, stops: Sequence[int]) -> None:
-    judged.run(0, 11)
-    judged.site.send_events("n1", xid(T0 + 65 * SECOND))
+    judged.late_xid()
     if 1 in stops:  # stored, and the process ends before it is judged
         assert judged.ingest.step(judged.engine.framer.closed) is not None
         judged.start()
@@ -119,8 +123,7 @@ def test_restarts_before_and_after_it_was_judged_page_once(judged: Judged, stops
     if 3 in stops:
         judged.start()
     judged.run(13, 20)
-    assert judged.findings() == PAGE
-    assert judged.history() == [("opened",)]
+    assert judged.paged_once()
 
 
 def test_a_driver_that_is_loaded_anew_pages_nobody_on_arrival(judged: Judged) -> None:

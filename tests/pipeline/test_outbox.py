@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from pipeline.records import SECOND
 from pipeline.respond import outbox
 from pipeline.respond.outbox import KEEP_S, RETRY_S, WATCHDOG_S, Notifier
 from tests.pipeline.outbox_line import START, Desk, Receiver
+from tests.until import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -206,15 +207,6 @@ def running(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     yield desk
     stop.set()
     thread.join(10)
-
-
-def until(holds: Callable[[], object]) -> None:
-    """Looks again and again for ten seconds."""
-    for _ in range(1000):
-        if holds():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("not within ten seconds")
 
 
 def test_a_fault_of_the_watchdog_is_told_once_with_its_trace_and_holds_up_no_alert(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.fitness import READABLE
 from agents.spool import Spool
 from pipeline import config as configuration
 from pipeline import doctor, private
@@ -83,6 +84,19 @@ def test_doctor_fails_on_state_that_is_open_and_its_fix_closes_it(tmp_path: Path
     subprocess.run(check.mend, shell=True, check=True)
     assert doctor.permissions(config).state == "ok"
     assert private.warnings(config) == []
+
+
+def test_the_status_that_an_agent_makes_for_other_users_is_no_fault_but_who_may_write_it_is(tmp_path: Path) -> None:
+    """`doctor` failed on every host whose agent writes it beside the spool, and the agent undid the fix."""
+    tmp_path.chmod(0o700)
+    with Spool(tmp_path / "spool", "n1", TELEMETRY, free_bytes=0):
+        pass
+    shown = tmp_path / "spool" / "n1" / "status.json"
+    shown.write_text("{}")
+    shown.chmod(READABLE)
+    assert doctor.permissions(config_of(tmp_path)).state == "ok"
+    shown.chmod(0o666)
+    assert doctor.permissions(config_of(tmp_path)).state == "fail"
 
 
 def test_the_fix_never_closes_a_folder_that_all_users_share(tmp_path: Path) -> None:

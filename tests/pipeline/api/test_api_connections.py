@@ -69,6 +69,38 @@ def test_many_half_open_connections_cost_few_files_and_others_are_served(serving
     assert healthy(serving)
 
 
+def test_a_crowd_that_sends_a_byte_now_and_then_keeps_out_nobody_who_pauses_within_a_request(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the crowd had sent something later than the honest caller, who was dropped in its place."""
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 30.0)
+    with contextlib.ExitStack() as held:
+        crowd = [held.enter_context(caller(serving, b"GET / HTTP/1.1\r\n")) for _ in range(MOST)]
+        honest = held.enter_context(caller(serving, b"GET /healthz HTTP/1.1\r\n"))
+        for _ in range(MOST // 2):
+            crowd = [one for one in crowd if sent(one)]
+            crowd.append(held.enter_context(caller(serving, b"GET / HTTP/1.1\r\n")))
+            time.sleep(0.01)  # lets the server see each round by itself
+        honest.sendall(b"Host: 127.0.0.1\r\n\r\n")
+        assert honest.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+def test_callers_who_come_while_the_server_is_busy_wait_in_the_kernel_and_need_not_try_again(serving: Serving) -> None:
+    """Beyond the queue a SYN is dropped, and repeated after 1, 3, 7 and 15 s: a call of 20 ms took 19 s."""
+    busy, held = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        busy.wait()
+
+    serving._server.servers[0].get_loop().call_soon_threadsafe(hold)
+    held.wait()
+    with contextlib.ExitStack() as open_ones:
+        open_ones.callback(busy.set)
+        for _ in range(600):
+            open_ones.enter_context(socket.create_connection(("127.0.0.1", serving.port), 0.9))
+
+
 @pytest.mark.parametrize(
     "start",
     [
@@ -94,6 +126,14 @@ def test_a_byte_now_and_then_buys_no_time(serving: Serving) -> None:
         with pytest.raises((BrokenPipeError, ConnectionResetError, EOFError)):
             drip(one)
     assert time.monotonic() - begun < 3.0
+
+
+def sent(one: socket.socket) -> bool:
+    """Whether the connection took one more byte."""
+    try:
+        return one.send(b"X") == 1
+    except OSError:
+        return False
 
 
 def drip(one: socket.socket) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -178,16 +179,80 @@ def wait_for_one() -> int:
 
 
 def test_the_process_that_forks_may_die_and_is_started_again(queries: Queries) -> None:
-    host = next(
-        int(name)
-        for name in filter(str.isdigit, os.listdir("/proc"))
-        if b"pipeline.api.query_process" in Path(f"/proc/{name}/cmdline").read_bytes()
-        and int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
-    )
+    (host,) = hosts()
     os.kill(host, signal.SIGKILL)
     with pytest.raises(Retryable):
         queries.run("SELECT 1")
     queries.run("SELECT 1").release()
+
+
+@pytest.mark.parametrize("asked", ["SELECT 1", HOSTILE["cross join"]], ids=["cheap", "hostile"])
+def test_a_process_that_hangs_before_it_forks_costs_the_caller_no_more_than_the_limit(
+    database: Database, asked: str
+) -> None:
+    """On a machine that was too busy to fork, answers took 16.6 s where 11 are promised."""
+    made, before = Queries(database.cursor, Api(sql_seconds=1.0, sql_memory_bytes=MEMORY)), hosts()
+    made.run("SELECT 1").release()
+    (host,) = hosts() - before
+    os.kill(host, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        with pytest.raises(Retryable, match="no process for the query within 1 s"):
+            made.run(asked)
+        assert time.monotonic() - begun < 2.0
+    finally:
+        os.kill(host, signal.SIGCONT)
+    made.run("SELECT 1").release()
+    made.close()
+
+
+def test_a_store_that_does_not_answer_costs_the_caller_no_more_than_the_limit_and_the_query_keeps_its_slot(
+    database: Database,
+) -> None:
+    """A commit on a slow disk holds up whoever begins a transaction."""
+    disk = threading.Event()
+    disk.set()
+
+    def cursor() -> duckdb.DuckDBPyConnection:
+        disk.wait()
+        return database.cursor()
+
+    made = Queries(cursor, Api(sql_seconds=1.0, sql_memory_bytes=MEMORY, sql_queries=1))
+    made.run("SELECT count(*) FROM gpu").release()
+    disk.clear()
+    begun = time.monotonic()
+    with pytest.raises(OverLimit, match="ran for 1 s"):
+        made.run("SELECT count(*) FROM gpu")
+    assert time.monotonic() - begun < 2.0
+    with pytest.raises(Retryable, match="run already"):
+        made.run("SELECT 1")
+    disk.set()
+    until = time.monotonic() + 10.0
+    while not answers(made):
+        assert time.monotonic() < until
+        time.sleep(0.01)  # polls a thread that waits for the store
+    made.close()
+
+
+def answers(made: Queries) -> bool:
+    """Whether a slot is free again."""
+    with contextlib.suppress(Retryable):
+        made.run("SELECT 1").release()
+        return True
+    return False
+
+
+def hosts() -> set[int]:
+    """Children of this process that fork processes for queries."""
+    found = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if (
+                b"pipeline.api.query_process" in Path(f"/proc/{name}/cmdline").read_bytes()
+                and int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
+            ):
+                found.add(int(name))
+    return found
 
 
 def test_the_end_does_not_wait_for_a_process_that_hangs() -> None:

@@ -1,0 +1,14 @@
+"""Waiting for what happens in another thread or process, which has no other way to tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def until(holds: Callable[[], object], seconds: float = 30.0) -> None:
+    """Returns once `holds` does. Fails if that takes longer."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"not within {seconds:g} s"
+        time.sleep(0.01)
