@@ -70,7 +70,7 @@ def test_every_file_is_formatted() -> None:
     assert status == 0, said
 
 
-@pytest.mark.timeout(1200)  # cold and beside other tests it takes minutes
+@pytest.mark.timeout(1200)  # with a cold cache, beside other tests
 def test_mypy_is_content_with_all_four_packages_and_the_door() -> None:
     status, said = tool("mypy")
     assert status == 0, said
