@@ -47,6 +47,10 @@ class SenderClock:
             self._take(difference, arrived, bound)
         return self.error if difference > bound or self.error < 0 else 0
 
+    def forget_windows(self) -> None:
+        """Begins to measure anew; the error that is known stays."""
+        self.best, self.before = None, None
+
     def _take(self, difference: int, arrived: int, bound: int) -> None:
         if self.best is None or arrived < self.begun:
             self.best, self.begun = difference, arrived

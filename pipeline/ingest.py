@@ -400,6 +400,7 @@ class Ingest:
         if item.is_letter:  # it arrived long ago
             return
         if isinstance(item.body, EventBatch):
+            self.senders.told(item.body.origin.node, item.arrived, item.body.events)
             self.senders.record(item.body.origin.node, item.arrived, None)
         if newest is None or not isinstance(item.body, wire.Body):
             return

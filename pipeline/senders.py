@@ -25,6 +25,10 @@ REPORTED = 256
 and counted (`fleetpulse_clocks_wrong`); made-up senders store no more events, and open no more tickets, than this."""
 GONE = 3600 * SECOND
 """A sender that is not heard for so long has no clock that could be wrong; chosen."""
+DISK = "disk_slow"
+SLOW = 3600 * SECOND
+"""So long after an agent says that its disk is slow, its messages prove no clock behind: each waits for the disk alike.
+Chosen: an agent that is killed meanwhile never says that it is over."""
 SAVE_EVERY = 10 * SECOND
 """Least time between two writes of what a restart needs; chosen: a sixth of what makes a node silent."""
 
@@ -43,6 +47,7 @@ class Senders:
         self._intervals: dict[str, int] = {}  # event time between the last two messages of telemetry
         self._heard: dict[str, int] = {}  # when the newest telemetry arrived
         self._clocks: dict[str, SenderClock] = {}
+        self._slow: dict[str, int] = {}  # senders with a slow disk, and when they said so
         self._reported: dict[str, int] = {}  # errors of clocks that are stored as events
         self._changed: set[str] = set()
         self._forgotten: list[str] = []
@@ -82,7 +87,18 @@ class Senders:
         if node not in self._clocks:
             self._make_room()
             self._clocks[node] = SenderClock()
+        exact = exact and not 0 <= arrived - self._slow.get(node, -SLOW) < SLOW
         return self._clocks[node].measure(sent, arrived, exact, self.bound)
+
+    def told(self, node: str, arrived: int, events: Iterable[Event]) -> None:
+        """Events of `node` are stored: whether messages wait for its disk."""
+        for event in events:
+            if event.kind != DISK or event.entity != f"node:{node}" or node not in self._clocks:
+                continue
+            self._clocks[node].forget_windows()
+            self._slow.pop(node, None)
+            if event.data.get("state") == "active":
+                self._slow[node] = arrived
 
     def record(self, node: str, arrived: int, newest: int | None) -> None:
         """A message of `node` is stored; newest: event time of its last telemetry, None for events alone."""
@@ -123,7 +139,7 @@ class Senders:
     def _make_room(self) -> None:
         while len(self._clocks) >= MOST:
             oldest = min(self._clocks, key=lambda node: self.arrivals.get(node, 0))
-            for known in (self._clocks, self.arrivals, self.newest, self._intervals, self._heard):
+            for known in (self._clocks, self.arrivals, self.newest, self._intervals, self._heard, self._slow):
                 known.pop(oldest, None)
             self._changed.discard(oldest)
             self._forgotten.append(oldest)
@@ -164,6 +180,13 @@ class Senders:
                        coalesce(s.clock_error, 0), coalesce(s.apart, 0)
                 FROM sender s FULL JOIN (SELECT node, max(time) AS newest FROM ({each}) GROUP BY node) d USING (node)
                 ORDER BY 2 DESC LIMIT {MOST}""").fetchall()
+            disks = database.connection.execute(
+                """SELECT entity[6:], epoch_us(max(time)) FROM events WHERE kind = ? AND starts_with(entity, 'node:')
+                GROUP BY entity HAVING json_extract_string(arg_max(data, time), '$.state') = 'active'
+                ORDER BY 2 DESC LIMIT ?""",
+                [DISK, MOST],
+            ).fetchall()
+        self._slow = dict(disks)
         for node, arrived, newest, error, apart in rows:
             self._clocks[node], self.arrivals[node] = SenderClock(error), arrived
             if error:

@@ -59,12 +59,13 @@ class Training(Collector):
     _said: int = field(default=0, init=False, repr=False)
     _say_at: float = field(default=-math.inf, init=False, repr=False)
     _door: Doorway | None = field(default=None, init=False, repr=False)
+    _trusted: frozenset[int] = field(default=frozenset(), init=False, repr=False)
 
     def open(self, node: str) -> None:
         self.close()
         self._node, self._rhythm, self._said = node, Rhythm(node, self._wall), 0
-        owners = JobOwners(node, self.facts, self.jobs, self._clock)
-        self._ranks = Ranks(node, self._wall, self._clock, owners.of, uids_of(self.trusted))
+        self._owners, self._trusted = JobOwners(node, self.facts, self.jobs, self._clock), uids_of(self.trusted)
+        self._ranks = Ranks(node, self._wall, self._clock, self._owners.of, self._trusted)
         self._door = Doorway(self._path(), int(self.mode, 8), self._ranks.receive)
 
     def read(self) -> tuple[Reading, ...]:
@@ -93,6 +94,8 @@ class Training(Collector):
             job = f"job:{sender.job}"
             stage = (f"stage:{sender.job}.{sender.stage}",) if sender.stage else ()
             gpu = (f"gpu:{self._node}.{sender.gpu}",) if sender.gpu >= 0 else ()
+            if gpu and uid not in self._trusted and not self._owners.may_name(gpu[0], uid):
+                gpu = ()  # of another user's job: digests of this rank must not page it, nor clear it
             # `node` marks who told of it, so that it leaves the topology when it ends (pipeline/ended.py)
             facts = {"node": self._node, "world_size": sender.world or None, "group": sender.group or None, "uid": uid}
             told = {key: value for key, value in facts.items() if value is not None}

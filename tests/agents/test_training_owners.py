@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -105,6 +106,29 @@ def test_the_prolog_is_believed_before_what_environments_say(bench: Bench) -> No
 def test_a_file_of_another_shape_or_boot_says_nothing(bench: Bench, text: str) -> None:
     bench.memory.write_text(text.replace('"B"', json.dumps(boot())))
     assert bench.report("81", 0, IMPOSTOR)
+
+
+# --- which GPU a rank says that it runs on ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("uid", "named"), [(IMPOSTOR, False), (VICTIM, True), (0, True)])
+def test_a_job_of_ones_own_names_no_gpu_that_another_users_job_holds(tmp_path: Path, uid: int, named: bool) -> None:
+    """Else made-up ranks with made-up digests would page it, or call it healed."""
+    memory, at = tmp_path / "jobs.json", [0.0]
+    row = ("rank:81.0", "81", "", ["gpu:n1.3"], "", {"node": "n1", "uid": VICTIM})
+    memory.write_text(json.dumps({"boot": boot(), "jobs": {}, "ranks": [row]}))
+    collector = Training(socket=str(tmp_path / "t.sock"), facts=tmp_path, jobs=memory)
+    collector._clock = lambda: at[0]
+    collector.open("n1")
+    with contextlib.closing(collector):
+        for gpu in (3, 4):
+            whose = datagram.identity(Sender("own", gpu, gpu=gpu))
+            whole = datagram.head(datagram.STEP, whose) + STEP_BODY.pack(1, 0, 0, 0, 0, *[1.0] * 5)
+            collector._ranks.receive(whole, 0, uid)
+        found = collector.inventory()
+    assert ("gpu:n1.3" in found["rank:own.3"].parents) == named
+    assert "gpu:n1.4" in found["rank:own.4"].parents, "nobody is known to hold it"
+    assert "node:n1" in found["rank:own.3"].parents
 
 
 # --- what the collector `jobs` says ----------------------------------------------------------------------------------

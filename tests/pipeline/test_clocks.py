@@ -12,7 +12,7 @@ from pipeline import wire
 from pipeline.clocks import BOUND, WINDOW, SenderClock
 from pipeline.ingest import Ingest
 from pipeline.records import SECOND, Batch, Block, Event, EventBatch, Origin
-from pipeline.senders import SAVE_EVERY
+from pipeline.senders import SAVE_EVERY, SLOW
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from tests.pipeline.shared_log import ONE, TWO, WORD, SharedLog
@@ -196,6 +196,37 @@ def test_arrivals_are_told_by_our_clock_or_the_brokers_never_the_senders(rig: Ri
     rig.send("c", error=-HOUR, appended=T0 - 7 * SECOND)
     rig.drain()
     assert rig.ingest.progress.arrivals == {"a": T0, "b": T0, "c": T0 - 7 * SECOND}
+
+
+def for_two_minutes(rig: Rig, delay: int) -> dict[str, int]:
+    """Messages that are late alike; the errors of clocks that are known then."""
+    for _ in range(24):
+        rig.clock += 5 * SECOND
+        rig.send("a", error=-delay)
+        rig.drain()
+    return dict(rig.ingest.progress.clock_errors)
+
+
+def test_what_waits_for_a_slow_disk_is_no_clock_behind(rig: Rig) -> None:
+    """A disk of 12 s made a ticket "clock 12 s behind" of a right clock, and moved the times of its telemetry."""
+    rig.send("a")
+    rig.send_event("a", Event(rig.clock, "node:a", "disk_slow", {"state": "active"}), rig.clock)
+    rig.drain()
+    sent = [T0, *(T0 + (5 * i - 12) * SECOND for i in range(1, 49))]
+    assert for_two_minutes(rig, 12 * SECOND) == {}
+    rig.stop()
+    rig.start()
+    assert for_two_minutes(rig, 12 * SECOND) == {}, "also after a restart"
+    assert rig.times("a") == sorted(sent)
+    rig.send_event("a", Event(rig.clock, "node:a", "disk_slow", {"state": "cleared"}), rig.clock)
+    assert for_two_minutes(rig, 12 * SECOND) == {"a": -12 * SECOND}, "without it nothing else explains the delay"
+
+
+def test_an_agent_that_never_says_that_its_disk_is_well_hides_its_clock_for_an_hour(rig: Rig) -> None:
+    rig.send_event("a", Event(rig.clock, "node:a", "disk_slow", {"state": "active"}), rig.clock)
+    rig.drain()
+    rig.clock += SLOW
+    assert for_two_minutes(rig, 12 * SECOND) == {"a": -12 * SECOND}
 
 
 def test_an_event_alone_is_an_arrival(rig: Rig) -> None:

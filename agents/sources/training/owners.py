@@ -36,6 +36,7 @@ class JobOwners:
     _looked: float = field(default=float("-inf"), init=False)
     _proved: Mapping[str, Uids] = field(default_factory=dict, init=False)
     _seen: Mapping[str, Uids] = field(default_factory=dict, init=False)
+    _held: Mapping[str, Uids] = field(default_factory=dict, init=False)
     _state: tuple[int, int, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +49,14 @@ class JobOwners:
             self._proved = _together(self._facts())
             self._renew()
         return self._proved.get(job) or self._seen.get(job)
+
+    def may_name(self, gpu: str, uid: int) -> bool:
+        """Whether a user's rank may say that it runs on a GPU: not on one that only other users' jobs hold.
+
+        As of the last call of `of`, so that any thread may ask.
+        """
+        holders = self._held.get(gpu)
+        return holders is None or uid in holders
 
     def _facts(self) -> Iterable[tuple[str, int]]:
         for number, facts in self._folder.look().items():
@@ -63,20 +72,23 @@ class JobOwners:
             if state == self._state:
                 return
             self._state = state
-            self._seen = _together(_kept(json.loads(self.memory.read_bytes()))) if self.memory is not None else {}
+            kept = list(_kept(json.loads(self.memory.read_bytes()))) if self.memory is not None else []
+            self._seen = _together((job, uid) for job, _, uid in kept)
+            self._held = _together((gpu, uid) for _, gpus, uid in kept for gpu in gpus)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):  # absent, or not ours
-            self._seen = {}
+            self._seen, self._held = {}, {}
 
 
-def _kept(kept: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
-    """Job and user of each rank in what `jobs` keeps, if that is of this boot."""
+def _kept(kept: Mapping[str, Any]) -> Iterable[tuple[str, tuple[str, ...], int]]:
+    """Job, GPUs and user of each rank in what `jobs` keeps, if that is of this boot."""
     if kept["boot"] == boot():
-        for _, job, *_, attributes in kept["ranks"]:
+        for _, job, _, gpus, _, attributes in kept["ranks"]:
             if isinstance(job, str) and isinstance(attributes.get("uid"), int):
-                yield job, attributes["uid"]
+                yield job, tuple(map(str, gpus)), attributes["uid"]
 
 
 def _together(found: Iterable[tuple[str, int]]) -> Mapping[str, Uids]:
+    """The users of each name."""
     uids: defaultdict[str, set[int]] = defaultdict(set)
     for job, uid in found:
         uids[job].add(uid)
