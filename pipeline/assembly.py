@@ -39,7 +39,8 @@ def open_transport(config: Config, database: Database) -> Transport:
 
 
 def known_topology(entities: Entities, config: Config) -> Topology:
-    """What inventory said before, and on top of it the file of [topology], which knows what agents cannot.
+    """What inventory said before, and on top of it the file of [topology], which knows what agents cannot: no inventory
+    replaces its lines later.
 
     Lines of the store that make a circle with the file's are left out; the file itself must be sound.
     """
@@ -54,4 +55,5 @@ def known_topology(entities: Entities, config: Config) -> Topology:
         entities.skipped |= left.put_sound({e: p for e, p in entities.parents.items() if e not in extra.parents})
         topology = Topology(left.parents, entities.attributes)
         topology.merge({}, extra.attributes)
+    topology.fixed = frozenset(extra.parents), frozenset(e for e, facts in extra.attributes.items() if facts)
     return topology
