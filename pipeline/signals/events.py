@@ -51,7 +51,7 @@ _KINDS = (
     EventKind("slow_call", "gpu", "A call to NVIDIA's driver took long; told at most once a minute for each GPU", ("gpu", "call", "seconds"), "nvml"),
     EventKind("nvml_refused", "gpu", "A GPU refuses calls or fields that it had answered; told at most once a minute, asked again after 10 s, then more seldom", ("gpu", "calls", "count"), "nvml"),
     EventKind("task_blocked", "node", "A process has been in uninterruptible sleep for long", ("pid", "comm", "seconds", "wchan"), "tasks"),
-    EventKind("clock_error", "node", "The pipeline measured that a node's clock is ahead (above 0) or behind, by when messages arrive; 0: it is right again, or not heard for an hour", ("seconds",), "the pipeline, by when messages arrive", internal=True),
+    EventKind("clock_error", "node, site", "The pipeline measured that a node's clock is ahead (above 0) or behind, by when messages arrive; 0: it is right again, or not heard for an hour. Of site:all, what most senders share: the pipeline's own clock, or a delay on the way", ("seconds", "senders"), "the pipeline, by when messages arrive", internal=True),
     EventKind("messages_rejected", "node", "Nothing of a node's telemetry was admitted since then, by which rules; told once, until some is admitted", ("count", "rules", "since"), "the pipeline, by its dead letters", internal=True),
     EventKind("clock_jump", "node", "The wall clock was set", ("seconds",), "clock"),
     EventKind("service", "service", "A service's state changed", ("unit", "from", "to", "since"), "services"),
