@@ -133,7 +133,12 @@ class Service(Notes):
         self._stale, self.engine = True, None
         self.judging.heart.beat("opening the store again")
         self.database.reopen()
-        log.warning("store %s: opened again after a fatal error", self.config.store.path)
+        self._begin_anew("opened again after a fatal error")
+
+    def _begin_anew(self, why: str) -> None:
+        """Reads all that is known from the store again, as a new process would; `start` follows."""
+        self._stale, self.engine, self._advanced = True, None, 0
+        log.warning("store %s: %s", self.config.store.path, why)
         self.transport.close()
         self.judge.restore(self._untaught)
         self._assemble()
@@ -172,6 +177,9 @@ class Service(Notes):
         self.judging.heart.beat("retention")
         self._tidy()
         if self.engine is None:  # devices were dropped or the store was opened again: start anew
+            return True
+        if self.engine.is_ahead:
+            self._begin_anew("our clock came back from far ahead")
             return True
         self.judging.heart.beat("ingest")
         committed = self.ingest.step(self.engine.framer.closed)
@@ -425,6 +433,7 @@ class Service(Notes):
             if self.engine.standing.judged > 0:
                 out["fleetpulse_judged_up_to_timestamp_seconds"] = self.engine.standing.judged / SECOND
             out["fleetpulse_desk_faults_total"] = float(self.engine.faults)
+            out["fleetpulse_rows_unjudged"] = float(self.engine.unjudged)
         for row in self.judge.listing():
             out[f'fleetpulse_detector_errors_total{{detector="{row["name"]}"}}'] = float(row["errors"])
         return out
