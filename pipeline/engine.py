@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from pipeline.arrivals import ArrivalDesk, Early
 from pipeline.cases import Change
+from pipeline.clock_return import FUTURE, clamped, dated_later
 from pipeline.errors import Ended, UsageError
 from pipeline.frames import Framer, Instant, select
 from pipeline.ingest import Committed
@@ -36,7 +37,6 @@ from pipeline.voice import MOST_MUTES, Mute, Voice, check_rules, checked, doubt
 log = logging.getLogger("fleetpulse.engine")
 
 SNAPSHOT_EVERY = 60 * SECOND  # chosen: a restart judges at most this much again
-FUTURE = 3600 * SECOND  # later rows are of versions that believed every clock: the most that clock_bound may be
 INSTANTS_PER_RESULT = 60  # bound of judged instants whose results wait for one transaction
 
 
@@ -121,7 +121,7 @@ class Engine:
         self.lock = threading.RLock()
         self.desk = ArrivalDesk(topology, self._is_simulated, self._site_of)
         self.standing = Standing()
-        self.faults = 0
+        self.faults = self.unjudged = 0
         self._enqueue = enqueue
         self._seen = LastSeen()
         self._ready: deque[Instant] = deque()
@@ -352,6 +352,25 @@ class Engine:
             events = [Event(time, entity, "feedback", {**said, "detector": name}) for name, entity in blamed]
             return self.note(lambda desk: desk.resolve(incident, user, comment, self.clock()), events)
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether our clock came back from far ahead since frames were closed: nothing would be judged till then."""
+        return self.framer.closed > self.clock() + FUTURE
+
+    def _believable(self, state: str) -> str:
+        """The state of the Desk; judging goes on from now where it was made by a clock that was far ahead."""
+        now, judged = self.clock(), self.standing.judged
+        if judged <= now + FUTURE:
+            return state
+        self.unjudged = dated_later(self.database, now)
+        log.warning(
+            "our clock came back: judged up to %s, which is in the future; judging goes on from %s. %d rows and events "
+            "dated later are not judged again; rows that came too late meanwhile are in late_rows",
+            *(iso(judged), iso(now), self.unjudged),
+        )
+        self.standing.judged = now
+        return clamped(state, now)
+
     def _restore(self) -> None:
         with self.database.lock:
             self.voice.mutes = mutes.standing(self.database.connection, max(self.standing.judged, 0))
@@ -362,9 +381,13 @@ class Engine:
             self.voice.unheard.restore(unheard[1])
         if desk is not None:
             self.standing.judged, state = desk
-            self.desk.restore(state)
+            self.desk.restore(self._believable(state))
         if judge is not None:
             self.standing.snapshot, state = judge
+            if self.standing.snapshot > self.clock() + FUTURE:
+                log.warning("the detectors learn anew: their snapshot is of %s, later than our clock", iso(judge[0]))
+                self.standing.snapshot = self.standing.judged
+                return
             if not state:
                 log.warning("the detectors learn anew: devices that were silent for long were dropped")
                 return

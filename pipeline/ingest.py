@@ -24,6 +24,7 @@ from pipeline.intake import NEWER, Arrival, DeadLetter, Item, decode_item, to_ro
 from pipeline.letters import LetterLimits, newer_letters, stored_bytes
 from pipeline.offsets import Offsets
 from pipeline.records import SECOND, Event, EventBatch, Rows
+from pipeline.rejections import Rejections
 from pipeline.senders import Senders
 from pipeline.store.append import NEVER
 from pipeline.store.database import Database
@@ -110,6 +111,7 @@ class Ingest:
         self.admission = admission or Admission(owners=load_owners(database))
         self.counters: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()  # dead letters by rule of admission
+        self.rejections = Rejections()
         self._waiting: dict[Partition, deque[Item]] = {}
         self._at_end: dict[Partition, bool] = {}
         self._newest: dict[Partition, int] = {}  # event time reached in each partition that carries telemetry
@@ -349,8 +351,8 @@ class Ingest:
         for partition, gap in gaps.items():
             writes.lost(partition, gap)
         events = [item.body for item in fresh if isinstance(item.body, EventBatch)]
-        clocks = self.senders.clock_events(writes.now)
-        events += clocks
+        clocks, refused = self.senders.clock_events(writes.now), self.rejections.events(writes.now)
+        events += clocks + refused
         rows = self._rows(fresh)
         writes.counters["samples"] += sum(len(block.time) * len(block.columns) for block in rows)
         with self.database.transaction() as connection:
@@ -362,6 +364,7 @@ class Ingest:
         self.devices.saved()
         self.admission.commit()
         self.senders.reported(clocks)
+        self.rejections.told(refused)
         self.letters.commit()
         if saved:
             self.senders.saved(writes.now)
@@ -384,6 +387,8 @@ class Ingest:
         """Memory follows what is durable now."""
         self.counters.update(writes.counters)
         self.rejected.update(writes.rejected)
+        admitted = {item.body.layout.node for item in fresh if isinstance(item.body, wire.Body) and not item.is_letter}
+        self.rejections.take(writes.refused, admitted, self.senders.arrivals.keys(), writes.now)
         for letter, _ in writes.letters:
             self.transport.dead_letter(letter.message, letter.reason)
         for item in fresh:

@@ -68,7 +68,11 @@ class Membership:
         """
         lines = [line for event in inventories for line in inventory(event.data)]
         try:
-            told = {e: p for e, p, _ in lines if p}, {e: a for e, _, a in lines if a}
+            parents, attributes = self.topology.fixed
+            told = (
+                {e: p for e, p, _ in lines if p and e not in parents},
+                {e: a for e, _, a in lines if a and e not in attributes},
+            )
             self.topology.merge(*self._links.joined(*told))
         except UsageError as error:
             if len(inventories) == 1:

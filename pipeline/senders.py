@@ -7,10 +7,12 @@ from collections.abc import Iterable
 import duckdb
 
 from pipeline.clocks import BOUND, SenderClock
+from pipeline.common_clock import CommonClock
 from pipeline.records import SECOND, Event, EventBatch, Origin
 from pipeline.signals import CLASSES
 from pipeline.store.append import insert, times
 from pipeline.store.database import Database
+from pipeline.store.events import clock_errors
 
 MOST = 100_000
 """Senders that are known; of more, those heard longest ago are forgotten. Chosen: eight times a fleet of 12,500 nodes,
@@ -20,6 +22,8 @@ ALIVE = 10 * SECOND
 LOOKS = 3
 """And so are slower senders, for so many of their intervals; chosen: one message may be late, one lost."""
 KIND = "clock_error"
+ALL = "site:all"
+"""What is blamed for an error that most senders share, as for a silence of all that nothing known holds."""
 REPORTED = 256
 """Wrong clocks that are reported at once, those longest reported first; chosen: a person reads fewer. All are corrected
 and counted (`fleetpulse_clocks_wrong`); made-up senders store no more events, and open no more tickets, than this."""
@@ -29,6 +33,9 @@ DISK = "disk_slow"
 SLOW = 3600 * SECOND
 """So long after an agent says that its disk is slow, its messages prove no clock behind: each waits for the disk alike.
 Chosen: an agent that is killed meanwhile never says that it is over."""
+WITNESS = 60 * SECOND
+"""How long a sender counts for what most say of our clock, or LOOKS of its intervals; chosen: as long as an agent
+counts as heard."""
 SAVE_EVERY = 10 * SECOND
 """Least time between two writes of what a restart needs; chosen: a sixth of what makes a node silent."""
 
@@ -48,7 +55,8 @@ class Senders:
         self._heard: dict[str, int] = {}  # when the newest telemetry arrived
         self._clocks: dict[str, SenderClock] = {}
         self._slow: dict[str, int] = {}  # senders with a slow disk, and when they said so
-        self._reported: dict[str, int] = {}  # errors of clocks that are stored as events
+        self._reported: dict[str, int] = {}  # entity -> error of its clock that is stored as event
+        self._common = CommonClock(bound)
         self._changed: set[str] = set()
         self._forgotten: list[str] = []
         self._restore(database, now)
@@ -63,24 +71,30 @@ class Senders:
         return {node: clock.error for node, clock in self._clocks.items() if clock.error}
 
     def clock_events(self, now: int) -> list[EventBatch]:
-        """An event `clock_error` for each clock that became wrong, wrong by another amount, or right again."""
+        """An event `clock_error` for each clock that became wrong, wrong by another amount, or right again; one of ALL
+        in place of those that share an error with most senders."""
         errors = {n: e for n, e in self.clock_errors.items() if now - self.arrivals.get(n, now) < GONE}
-        over = self._reported.keys() - errors.keys()
-        fresh = sorted(errors.keys() - self._reported.keys())[: max(0, REPORTED - len(self._reported) + len(over))]
-        news = {n: errors[n] for n in fresh if abs(errors[n]) > self.bound}
-        news |= {n: e for n, e in errors.items() if n in self._reported and abs(e - self._reported[n]) > self.bound}
+        alive = {n: self.interval(n) for n, heard in self._heard.items() if -ALIVE <= now - heard <= self._witness(n)}
+        common, own = self._common.split(errors, alive, now)
+        due = {f"node:{node}": error for node, error in own.items()}
+        # what is reported stays until it is right, or turns out to be shared
+        shared = {n for n in errors if common is not None and abs(errors[n] - common[0]) <= self.bound}
+        due |= {e: errors[n] for n in errors if (e := f"node:{n}") in self._reported and n not in shared}
+        due |= {} if common is None else {ALL: common[0]}
+        over = self._reported.keys() - due.keys()
+        fresh = sorted(due.keys() - self._reported.keys())[: max(0, REPORTED - len(self._reported) + len(over))]
+        fresh = [*fresh, *({ALL} & due.keys() - self._reported.keys() - set(fresh))]
+        news = {e: due[e] for e in fresh if abs(due[e]) > self.bound}
+        news |= {e: n for e, n in due.items() if e in self._reported and abs(n - self._reported[e]) > self.bound}
         news |= dict.fromkeys(over, 0)
-        return [
-            EventBatch(Origin("", node, b""), (Event(now, f"node:{node}", KIND, {"seconds": error / SECOND}),))
-            for node, error in sorted(news.items())
-        ]
+        return [_clock_event(now, entity, error, common) for entity, error in sorted(news.items())]
 
     def reported(self, batches: Iterable[EventBatch]) -> None:
         """Events of `clock_events` are stored."""
-        for node, [event] in ((batch.origin.node, batch.events) for batch in batches):
-            self._reported[node] = round(event.data["seconds"] * SECOND)
-            if not self._reported[node]:
-                del self._reported[node]
+        for event in (event for batch in batches for event in batch.events):
+            self._reported[event.entity] = round(event.data["seconds"] * SECOND)
+            if not self._reported[event.entity]:
+                del self._reported[event.entity]
 
     def measure(self, node: str, sent: int, arrived: int, exact: bool) -> int:
         """By how much the times of a message are to be moved back (us): see SenderClock.measure."""
@@ -136,6 +150,10 @@ class Senders:
         heard = self._heard.get(node)
         return heard is not None and -ALIVE <= now - heard <= max(ALIVE, LOOKS * self._intervals.get(node, 0))
 
+    def _witness(self, node: str) -> int:
+        """How long after its last message (us) a sender counts for what most senders say of our clock."""
+        return max(WITNESS, LOOKS * self.interval(node))
+
     def _make_room(self) -> None:
         while len(self._clocks) >= MOST:
             oldest = min(self._clocks, key=lambda node: self.arrivals.get(node, 0))
@@ -188,16 +206,26 @@ class Senders:
             ).fetchall()
         self._slow = dict(disks)
         for node, arrived, newest, error, apart in rows:
-            self._clocks[node], self.arrivals[node] = SenderClock(error), arrived
-            if error:
-                self._reported[node] = error
+            # later times are of our own clock, which came back
+            heard = now if arrived > now + self.bound else arrived
+            newest = now if newest is not None and newest > now + self.bound else newest
+            self._clocks[node], self.arrivals[node] = SenderClock(error), heard
             if newest:
                 self.newest[node] = newest
             if apart:
                 self._intervals[node] = apart
+        self._reported = {e: round(s * SECOND) for e, s in clock_errors(database).items()}
         self._expect_the_last(now)
 
     def _expect_the_last(self, now: int) -> None:
         """Who was alive when the last pipeline ended is alive for ALIVE: the first one heard is not all there are."""
         last = max((self.arrivals[node] for node in self.newest), default=0)
         self._heard = dict.fromkeys((n for n in self.newest if last - self.arrivals[n] <= ALIVE + SAVE_EVERY), now)
+
+
+def _clock_event(now: int, entity: str, error: int, common: tuple[int, int] | None) -> EventBatch:
+    """What is stored of one clock; of an error that senders share, also how many they are."""
+    data: dict[str, object] = {"seconds": error / SECOND}
+    if entity == ALL and common is not None:
+        data["senders"] = common[1]
+    return EventBatch(Origin("", entity.partition(":")[2], b""), (Event(now, entity, KIND, data),))

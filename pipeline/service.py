@@ -6,7 +6,6 @@ full disk or a refusing receiver: the loop waits, and /readyz tells.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import signal
@@ -20,16 +19,15 @@ import duckdb
 from pipeline.admission import RULES, Admission, Stored
 from pipeline.api.backend import Health, Sources
 from pipeline.api.server import create_app, serve
-from pipeline.config import Config, Notify
+from pipeline.assembly import known_topology, linked, open_transport
+from pipeline.config import Config
 from pipeline.engine import Engine, Judge
-from pipeline.errors import ConfigError, Ended, Retryable, UsageError
+from pipeline.errors import ConfigError, Ended, Retryable
 from pipeline.heartbeat import JudgingProgress
 from pipeline.ingest import Ingest
 from pipeline.intake import NEWER
 from pipeline.lineage import Lineage
 from pipeline.notes import Notes
-from pipeline.offsets import stored_offsets
-from pipeline.recordings import read_topology
 from pipeline.records import SECOND, iso
 from pipeline.respond.outbox import Notifier
 from pipeline.sender_check import SenderCheck
@@ -39,13 +37,10 @@ from pipeline.store import events, ledger
 from pipeline.store.bounds import losses, trim
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
-from pipeline.store.entities import Entities, load_entities
+from pipeline.store.entities import load_entities
 from pipeline.store.faults import explained
 from pipeline.store.owners import load_owners
 from pipeline.store.retention import DAY, drop_silent, drop_unnamed, expire
-from pipeline.topology import Topology
-from pipeline.transport import Transport
-from pipeline.transport.spool import SpoolTransport
 
 log = logging.getLogger("fleetpulse.pipeline")
 
@@ -138,7 +133,12 @@ class Service(Notes):
         self._stale, self.engine = True, None
         self.judging.heart.beat("opening the store again")
         self.database.reopen()
-        log.warning("store %s: opened again after a fatal error", self.config.store.path)
+        self._begin_anew("opened again after a fatal error")
+
+    def _begin_anew(self, why: str) -> None:
+        """Reads all that is known from the store again, as a new process would; `start` follows."""
+        self._stale, self.engine, self._advanced = True, None, 0
+        log.warning("store %s: %s", self.config.store.path, why)
         self.transport.close()
         self.judge.restore(self._untaught)
         self._assemble()
@@ -177,6 +177,9 @@ class Service(Notes):
         self.judging.heart.beat("retention")
         self._tidy()
         if self.engine is None:  # devices were dropped or the store was opened again: start anew
+            return True
+        if self.engine.is_ahead:
+            self._begin_anew("our clock came back from far ahead")
             return True
         self.judging.heart.beat("ingest")
         committed = self.ingest.step(self.engine.framer.closed)
@@ -296,6 +299,8 @@ class Service(Notes):
 
     def _shares(self, nodes: Sequence[str]) -> str:
         """What silent nodes have in common, in words. The page goes out whatever this finds."""
+        if rejected := self.ingest.rejections.of(nodes):
+            return f"all they send is rejected ({', '.join(rejected)})"
         try:
             return shared_by(nodes, self.topology, lambda sample: events.upgraded(self.database, sample, self.clock()))
         except duckdb.Error as error:
@@ -363,15 +368,21 @@ class Service(Notes):
         """Whether nothing new would be found now: nothing comes in, or what came in is not judged."""
         if self.clock() - self._moved > STALLED and self._kept_out():
             return True
-        return bool(self.judging.trouble() or self.silence.all_silent(self.clock()))
+        return bool(self.judging.trouble() or self.silence.all_silent(self.clock()) or self._all_rejected())
 
     def _reasons(self) -> list[str]:
         still = self.judging.trouble()
         reasons = [*self._kept_out(), *filter(None, (self._fault, still, self.silence.all_silent(self.clock())))]
         if still and self.engine is not None and self.engine.standing.judged > 0:
             reasons.append(f"judged up to {iso(self.engine.standing.judged)}")
-        reasons += filter(None, (self.database.short_of_room(), self._all_newer()))
+        reasons += filter(None, (self.database.short_of_room(), self._all_newer(), self._all_rejected()))
         return list(dict.fromkeys(reasons))
+
+    def _all_rejected(self) -> str | None:
+        """Why nothing comes in where all telemetry is rejected; one sender of which it is alone is no such reason."""
+        heard, known = self.ingest.progress.arrivals, self.ingest.senders
+        apart = lambda: min((known.interval(node) for node in heard if known.interval(node)), default=0)  # noqa: E731
+        return self.ingest.rejections.reason(self.clock(), bool(heard), apart)
 
     def _all_newer(self) -> str | None:
         """Why nothing comes in where every agent was upgraded before the pipeline; one alone is no such reason."""
@@ -422,50 +433,10 @@ class Service(Notes):
             if self.engine.standing.judged > 0:
                 out["fleetpulse_judged_up_to_timestamp_seconds"] = self.engine.standing.judged / SECOND
             out["fleetpulse_desk_faults_total"] = float(self.engine.faults)
+            out["fleetpulse_rows_unjudged"] = float(self.engine.unjudged)
         for row in self.judge.listing():
             out[f'fleetpulse_detector_errors_total{{detector="{row["name"]}"}}'] = float(row["errors"])
         return out
-
-
-def linked(config: Config) -> Notify:
-    """[notify] with the dashboard's address as the links in alerts, unless another one is configured."""
-    own = f"http://{config.dashboard.host}:{config.dashboard.port}"
-    return dataclasses.replace(config.notify, external_url=config.notify.external_url or own)
-
-
-def open_transport(config: Config, database: Database) -> Transport:
-    """The transport that the configuration names. Raises ConfigError on credentials that cannot be read."""
-    if config.pipeline.transport == "spool":
-        return SpoolTransport(config.spool.directory)
-    from pipeline.transport.allocator import collect_seldom, keep_large_blocks
-    from pipeline.transport.kafka import KafkaTransport  # only here: one host needs no Kafka client
-
-    keep_large_blocks()
-    collect_seldom()
-    cursor = database.cursor()
-    try:
-        return KafkaTransport(config.kafka, stored_offsets(cursor))
-    finally:
-        cursor.close()
-
-
-def known_topology(entities: Entities, config: Config) -> Topology:
-    """What inventory said before, and on top of it the file of [topology], which knows what agents cannot.
-
-    Lines of the store that make a circle with the file's are left out; the file itself must be sound.
-    """
-    topology = entities.topology()
-    if config.topology.path is None:
-        return topology
-    extra = read_topology(config.topology.path)
-    try:
-        topology.merge(extra.parents, extra.attributes)
-    except UsageError:
-        left = Lineage(extra.parents)
-        entities.skipped |= left.put_sound({e: p for e, p in entities.parents.items() if e not in extra.parents})
-        topology = Topology(left.parents, entities.attributes)
-        topology.merge({}, extra.attributes)
-    return topology
 
 
 def run(config: Config, judge: Judge, warm_up: Callable[[], None] = lambda: None) -> int:

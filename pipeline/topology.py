@@ -32,6 +32,7 @@ class Topology:
         self._lineage = Lineage()
         self.attributes: dict[str, dict[str, object]] = {}
         self.version = 0
+        self.fixed = frozenset[str](), frozenset[str]()  # whose parents, and whose attributes, no inventory replaces
         # by parents: the many sensors, links and services of a node are alike in them
         self._above: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._nearest: dict[tuple[tuple[str, ...], str], str | None] = {}

@@ -53,6 +53,7 @@ class Writes:
     counters: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)  # letters by rule of admission
     gone: list[Sender] = field(default_factory=list)  # spools that are forgotten, as their node has so many
+    refused: list[tuple[Message, str]] = field(default_factory=list)  # whole messages, with the rule
     told: bool = False  # whether an agent says that it gave messages up
 
     def lost(self, partition: Partition, gap: GapError) -> None:
@@ -73,6 +74,7 @@ class Writes:
         else:
             self._passed(message.partition, message.offset, message.offset + 1)
         if isinstance(body, DeadLetter):
+            self.refused.append((message, body.rule))
             if not self._reject(body):
                 self._not_kept(body)
             if message.partition.spooled:
@@ -85,6 +87,7 @@ class Writes:
         for rejected in admitted.rejected:
             self._reject(DeadLetter(message, str(rejected), rejected.rule))
         if admitted.body is None:
+            self.refused += [(message, rejected.rule) for rejected in admitted.rejected[:1]]
             return None
         self.counters["messages"] += 1
         for event in admitted.body.events if isinstance(admitted.body, EventBatch) else ():

@@ -25,6 +25,7 @@ class HostFacts:
     def __init__(self) -> None:
         self._told: dict[str, dict[str, Any]] = {}
         self._reboot: dict[str, list[Any]] = {}  # node -> when, and what asked for it
+        self._rejected: dict[str, dict[str, Any]] = {}  # node -> when, and which rules reject all that it sends
 
     def hear(self, frames: Mapping[str, Frame], time: int) -> None:
         """Takes the events of an instant."""
@@ -32,10 +33,15 @@ class HostFacts:
             for event in frame.events:
                 if (text := _fatal(event)) is not None:
                     self._told[event.entity] = {"time": event.time, "text": text}
+                if event.kind == "messages_rejected":
+                    rules = event.data.get("rules")
+                    names = sorted(map(str, rules))[:3] if isinstance(rules, dict) else []
+                    self._rejected[event.entity] = {"time": event.time, "rules": ", ".join(names)[:80]}
                 if _asks_for_boot(event):
                     node = frame.topology.above_of_kind(event.entity, "node")
                     self._reboot[node or event.entity] = [event.time, event.entity]
-        if self._told or self._reboot:
+        if self._told or self._reboot or self._rejected:
+            self._rejected = {e: k for e, k in self._rejected.items() if time - k["time"] <= REMEMBERED}
             self._told = {e: k for e, k in self._told.items() if time - k["time"] <= REMEMBERED}
             self._reboot = {e: k for e, k in self._reboot.items() if time - k[0] <= REMEMBERED}
 
@@ -48,9 +54,15 @@ class HostFacts:
         """What of the node asked for a reboot within a day, the newest one."""
         return str(self._reboot[node][1]) if node in self._reboot else None
 
+    def rejected(self, node: str, since: int) -> str | None:
+        """The rules by which the pipeline rejects all that a node sends, as it told after `since`."""
+        known = self._rejected.get(node)
+        return None if known is None or known["time"] < since else str(known["rules"])
+
     def booted(self, node: str, topology: Topology) -> None:
         """A node speaks again after a silence: what was told of it and its GPUs before is over."""
         self._reboot.pop(node, None)
+        self._rejected.pop(node, None)
         if self._told:
             self._told = {e: k for e, k in self._told.items() if e != node and node not in topology.above(e)}
 
@@ -58,10 +70,12 @@ class HostFacts:
         return {
             "told": {e: dict(k) for e, k in self._told.items()},
             "reboot": {e: list(k) for e, k in self._reboot.items()},
+            "rejected": {e: dict(k) for e, k in self._rejected.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._told, self._reboot = dict(state["told"]), {e: list(k) for e, k in state["reboot"].items()}
+        self._rejected = {e: dict(k) for e, k in state.get("rejected", {}).items()}
 
 
 def _fatal(event: Event) -> str | None:

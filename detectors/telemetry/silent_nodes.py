@@ -266,8 +266,14 @@ class SilentNodes:
         if jobs.state in ("ended", "hangs"):
             how = "ended with it" if jobs.state == "ended" else "has made no step since"
             return "page", "host", f"{jobs.job} {how}: the host or its network is dead"
-        what = f"{jobs.job} ran on it and tells nothing" if jobs.job else "no job ran on it and nothing was told before"
         late = known.time - since > known.dead_seconds * SECOND
+        if rules := known.facts.rejected(node, since):
+            return (
+                ("page" if late else "ticket"),
+                "rejected",
+                f"what it sends arrives and is rejected (rule {rules}): see dead letters",
+            )
+        what = f"{jobs.job} ran on it and tells nothing" if jobs.job else "no job ran on it and nothing was told before"
         return ("page" if late else "ticket"), "unknown", f"{what}: host or agent, cannot tell which"
 
     def _supplied(self, known: Known) -> set[str]:

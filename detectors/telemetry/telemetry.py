@@ -72,6 +72,7 @@ class Telemetry(Detector):
             "event:xid",
             "event:sxid",
             "event:gpu_lost",
+            "event:messages_rejected",
         ),
         *("event:job_start", "event:job_end", "event:maintenance_start", "event:maintenance_end"),
     )

@@ -18,6 +18,8 @@ from pipeline.records import SECOND, Finding, Frame, Level
 
 _LOOKS = 2  # measurements in a row: a clock that is being set is right a moment later; chosen
 _FAR = 1e10  # s of a jump at most: three hundred years; chosen
+_ALL = "site:all"  # of whom the pipeline tells what most senders share
+_MUCH = 0.2  # share by which an error must change to be told anew, at least by ticket_seconds; chosen
 _RIGHT = 600 * SECOND  # after so long without a measurement nothing is known of a clock any more; chosen
 
 
@@ -31,7 +33,9 @@ class TelemetryClock(Detector):
     more are a ticket whatever the offset is in between: something sets the clock to and fro.
 
     An error that the pipeline measured from the arrival of messages is judged alike (event `clock_error`): the node's
-    times are corrected by it, so that its telemetry is judged in the right frame.
+    times are corrected by it, so that its telemetry is judged in the right frame. An error that most senders share is
+    one ticket on `site:all`: the clock of the pipeline or brokers, or a delay of all messages. One that changes by much
+    is told anew.
 
     Source: chronyd's tracking, whose word the offset is, and arrival times by the clock of pipeline or brokers.
 
@@ -67,6 +71,8 @@ class TelemetryClock(Detector):
         return [rule(f"offsets of {self.suspect_seconds:g} s, {_LOOKS} times in a row, and on jumps that were logged")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        for other in frames.values():
+            self._measure(other)
         frame = frames.get("node")
         if frame is None:
             return []
@@ -87,19 +93,28 @@ class TelemetryClock(Detector):
         return self._tell(frame)
 
     def _hear(self, frame: Frame) -> None:
-        """Takes the jumps of a frame or more, and forgets those of yesterday; takes what the pipeline measured."""
+        """Takes the jumps of a frame or more, and forgets those of yesterday."""
         for event in frame.events:
-            error = number(event.data.get("seconds"), -_FAR, _FAR) if event.kind == "clock_error" else None
-            if error:
-                self.measured[event.entity] = [self.measured.get(event.entity, [event.time])[0], error]
-            elif error is not None:
-                self.measured.pop(event.entity, None)
             jump = number(event.data.get("seconds"), -_FAR, _FAR) if event.kind == "clock_jump" else None
             if jump is not None and abs(jump) >= self.ticket_seconds:
                 self.jumped.setdefault(event.entity, []).append([event.time, jump])
         day = frame.time - 24 * 3600 * SECOND
         kept = {e: [jump for jump in known if jump[0] > day][-64:] for e, known in self.jumped.items()}
         self.jumped = {e: known for e, known in kept.items() if known}
+
+    def _measure(self, frame: Frame) -> None:
+        """Takes what the pipeline measured; an error that changed by much begins anew, so that its figure is told."""
+        for event in frame.events:
+            error = number(event.data.get("seconds"), -_FAR, _FAR) if event.kind == "clock_error" else None
+            since, before = self.measured.get(event.entity, [event.time, error or 0.0])
+            if error is None:
+                continue
+            if abs(error - before) > max(self.ticket_seconds, _MUCH * abs(before)):
+                since = event.time
+                self.conditions.pop(event.entity, None)
+            self.measured[event.entity] = [since, error]
+            if not error:
+                del self.measured[event.entity]
 
     def _tell(self, frame: Frame) -> list[Finding]:
         wrong = {frame.entities[i]: i for i in np.flatnonzero(self.looks[: len(frame.entities)] >= _LOOKS).tolist()}
@@ -122,6 +137,9 @@ class TelemetryClock(Detector):
         error = self.measured[entity][1]
         way = "ahead" if error > 0 else "behind"
         summary = f"Clock of {entity}: {abs(error):.0f} s {way}, its times are corrected"
+        if entity == _ALL:
+            ours = "our clock or the brokers' is behind" if error > 0 else "our clock is ahead, or messages are late"
+            summary = f"Most senders seem {abs(error):.0f} s {way}: {ours}"
         compared = Compared(error, 0.0, None, "own past", 0, abs(error), "s")
         told = evidence("over when messages arrive with the right time", compared, way=way)
         signals = ("event:clock_error",)

@@ -112,6 +112,16 @@ def silent_sites(database: Database) -> dict[str, dict[str, object]]:
     return {entity.partition(":")[2]: json.loads(data) for entity, data in rows}
 
 
+def clock_errors(database: Database) -> dict[str, float]:
+    """Entity -> error of its clock (s) as the newest event `clock_error` has it, of those that are wrong."""
+    with database.lock:
+        rows = database.connection.execute(
+            "SELECT entity, arg_max(CAST(data ->> '$.seconds' AS DOUBLE), time) AS seconds FROM events "
+            "WHERE kind = 'clock_error' GROUP BY entity HAVING seconds <> 0"
+        ).fetchall()
+    return dict(rows)
+
+
 def upgraded(database: Database, nodes: Sequence[str], now: int) -> str:
     """The version that the agents of at least half of `nodes` changed to within UPGRADED; empty if there is none."""
     with contextlib.closing(database.cursor()) as cursor:

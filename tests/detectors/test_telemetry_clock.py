@@ -54,3 +54,19 @@ def test_a_clock_nobody_measures_and_senseless_events_say_nothing():
 @pytest.mark.parametrize("seconds", [10**400, float("inf"), [5], "30"])
 def test_a_jump_that_is_no_number_of_seconds_is_none(seconds):
     assert shown([0.0] * 5, [(k, "clock_jump", {"seconds": seconds}) for k in range(4)]) == []
+
+
+def test_an_error_that_most_senders_share_is_one_ticket_that_names_our_clock():
+    detector, topology, found = TelemetryClock(), Topology({n: ["rack:r"] for n in NODES}), []
+    for minute, error in ((0, -45.0), (1, None), (2, -300.0), (3, None), (4, 0.0), (5, None)):
+        time = START + minute * 60 * SECOND
+        event = Event(time, "site:all", "clock_error", {"seconds": error, "senders": 8})
+        frames = {"node": Frame(time, "node", NODES, {"node.load1": np.ones(2)}, topology)}
+        if error is not None:
+            frames["site"] = Frame(time, "site", (), {}, topology, (event,))
+        found += detector.observe(frames)
+    assert [(f.entity, f.level, f.onset) for f in found] == [
+        ("site:all", "ticket", START + at * 60 * SECOND) for at in (0, 0, 2, 2)
+    ], "an error that changed by much is a new finding, so that the ticket has its figure"
+    assert found[-1].summary == "Most senders seem 300 s behind: our clock is ahead, or messages are late"
+    assert all(len(f.summary) <= 80 for f in found)

@@ -271,11 +271,12 @@ def test_made_up_nodes_with_wrong_clocks_store_no_more_events_than_the_bound(
     monkeypatch.setattr("pipeline.senders.REPORTED", 5)
     rig.send("a", error=HOUR)
     rig.drain()
-    for number in range(20):
-        rig.send(f"ghost{number}", error=HOUR)
-    rig.drain()
-    rig.send("a", error=2 * HOUR)
-    rig.drain()
+    for second in range(31):
+        for number in range(20):
+            rig.send(f"ghost{number}", error=(number + 2) * HOUR)
+        rig.send("a", error=HOUR if second < 30 else 30 * HOUR)
+        rig.drain()
+        rig.clock += SECOND
     assert wrong_clocks(rig) == (6, 0), "five clocks, and another amount of one of them"
     assert len(rig.ingest.progress.clock_errors) == 21, "all are corrected and counted"
 
@@ -375,3 +376,64 @@ def test_a_clock_of_ours_that_is_set_back_keeps_no_dead_sender_alive(rig: Rig) -
 def test_where_the_last_right_clock_falls_silent_the_wrong_ones_that_were_corrected_are_judged(rig: Rig) -> None:
     drained(rig, 5, ("a", -HOUR), ("right", 0))
     assert drained(rig, 60, ("a", -HOUR)) == rig.clock - SECOND
+
+
+# --- one clock that is ours, or a delay of all ----------------------------------------------------------------------
+
+
+def clock_events(rig: Rig) -> list[tuple[str, float]]:
+    query = "SELECT entity, CAST(data ->> '$.seconds' AS DOUBLE) FROM events WHERE kind = 'clock_error' ORDER BY time"
+    return rig.database.connection.execute(query).fetchall()
+
+
+def fleet(rig: Rig, seconds: int, error: int, *own: tuple[str, int], nodes: str = "abcdefgh") -> None:
+    """Some nodes whose clocks seem to have one error, and others with errors of their own, for so long."""
+    for second in range(0, seconds, 5):
+        for i, node in enumerate(nodes):
+            if (second // 5 + i) % 2 == 0:  # they send every 10 s, at other moments
+                rig.send(node, error=error)
+        for node, its in own:
+            rig.send(node, error=its)
+        rig.drain()
+        rig.clock += 5 * SECOND
+
+
+def test_an_error_that_most_senders_share_is_one_report_and_blames_none_of_them(rig: Rig) -> None:
+    fleet(rig, 60, 0)
+    fleet(rig, 120, -300 * SECOND)
+    assert clock_events(rig) == [("site:all", -300.0)]
+    fleet(rig, 120, 0)
+    assert clock_events(rig) == [("site:all", -300.0), ("site:all", 0.0)]
+
+
+def test_a_shared_error_that_changes_is_told_with_its_new_figure(rig: Rig) -> None:
+    fleet(rig, 120, -45 * SECOND)
+    fleet(rig, 120, -300 * SECOND)
+    told = clock_events(rig)
+    assert (told[0], told[-1]) == (("site:all", -45.0), ("site:all", -300.0))
+    assert {entity for entity, _ in told} == {"site:all"}
+
+
+def test_a_clock_that_is_wrong_by_another_amount_than_the_others_is_its_own(rig: Rig) -> None:
+    fleet(rig, 120, -300 * SECOND, ("odd", HOUR))
+    assert sorted(clock_events(rig)) == [("node:odd", 3600.0), ("site:all", -300.0)]
+
+
+def test_of_two_senders_nobody_can_tell_that_the_error_is_ours(rig: Rig) -> None:
+    fleet(rig, 120, HOUR, nodes="ab")
+    assert sorted(clock_events(rig)) == [("node:a", 3600.0), ("node:b", 3600.0)]
+
+
+def test_half_of_the_senders_are_not_most(rig: Rig) -> None:
+    fleet(rig, 30, 0, ("x", 0), ("y", 0), nodes="ab")
+    fleet(rig, 60, 0, ("x", HOUR), ("y", HOUR), nodes="ab")
+    assert sorted(clock_events(rig)) == [("node:x", 3600.0), ("node:y", 3600.0)]
+
+
+def test_a_restart_goes_on_with_what_was_reported(rig: Rig) -> None:
+    fleet(rig, 120, -300 * SECOND, ("odd", HOUR))
+    before = clock_events(rig)
+    rig.stop()
+    rig.start()
+    fleet(rig, 60, -300 * SECOND, ("odd", HOUR))
+    assert clock_events(rig) == before

@@ -14,11 +14,11 @@ from agents.collector import Collector, Device
 from agents.collectors.jobs import Jobs
 from agents.collectors.training import Training
 from agents.training import Steps
+from pipeline.assembly import known_topology
 from pipeline.blast import blast_radius
 from pipeline.config import Config
 from pipeline.ended import EndedRanks
 from pipeline.records import SECOND, Event
-from pipeline.service import known_topology
 from pipeline.store.entities import load_entities
 from pipeline.topology import Topology
 from tests.agents.proc_tree import ProcTree

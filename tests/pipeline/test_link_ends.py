@@ -19,10 +19,10 @@ from agents.collector import Collector, NoData
 from agents.collectors.fabric import Fabric
 from agents.collectors.infiniband import Infiniband
 from pipeline import wire
+from pipeline.assembly import known_topology
 from pipeline.config import Config
 from pipeline.engine import Engine
 from pipeline.records import SECOND, Origin
-from pipeline.service import known_topology
 from pipeline.store.entities import load_entities
 from pipeline.topology import Topology
 from tests.agents.rdma_node import RdmaNode, write

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.assembly import known_topology
 from pipeline.config import Config
 from pipeline.folding import Folding
 from pipeline.incidents import Desk
 from pipeline.links import Links
 from pipeline.records import SECOND, Event, Finding, Level
-from pipeline.service import known_topology
 from pipeline.store.entities import load_entities
 from pipeline.topology import Topology
 from tests.pipeline.conftest import NOW, Site

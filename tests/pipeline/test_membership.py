@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pipeline.assembly import known_topology
+from pipeline.config import Config
 from pipeline.engine import Engine
 from pipeline.frames import Framer
 from pipeline.incidents import QUIET, Desk
@@ -12,6 +14,8 @@ from pipeline.ingest import Committed
 from pipeline.membership import REMEMBERED, Membership
 from pipeline.presence import LastSeen
 from pipeline.records import SECOND, Event, Finding, Rows
+from pipeline.settings import build
+from pipeline.store.entities import Entities
 from pipeline.topology import Topology
 from tests.pipeline.test_ended import NOW, rank, told
 
@@ -218,3 +222,20 @@ def test_the_live_pipeline_follows_jobs_from_their_instant_on_as_a_replay_does(s
     engine.advance(NOW + 60 * SECOND)
     first, second = {"rank:81.0": "node:n0"}, {"rank:81.0": "node:n1"}
     assert list(judge.seen.values()) == [first, second, second, {}, {}]
+
+
+def test_no_inventory_replaces_a_line_of_the_topology_file(tmp_path):
+    path = tmp_path / "topology.toml"
+    path.write_text(
+        'version = 1\n[rack]\nr0 = ["row:a"]\n[node]\nn0 = ["rack:r0"]\n'
+        '[attributes]\n"rack:r0" = { location = "hall 1" }\n'
+    )
+    topology = known_topology(Entities(), build(Config, {"topology": {"path": str(path)}}, "test"))
+    lines = {
+        "rack:r0": {"parents": ["row:evil"], "attributes": {"location": "moon"}},
+        "node:n0": {"parents": ["rack:evil"], "attributes": {"sku": "hgx"}},
+        "gpu:n0.0": {"parents": ["node:n0"]},
+    }
+    Membership(topology).learn([Event(NOW, "node:n9", "inventory", {"entities": lines})])
+    assert topology.above("gpu:n0.0") == ("node:n0", "rack:r0", "row:a")
+    assert topology.attributes == {"rack:r0": {"location": "hall 1"}, "node:n0": {"sku": "hgx"}}

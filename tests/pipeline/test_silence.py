@@ -400,3 +400,26 @@ def test_a_wall_clock_that_is_set_forward_by_a_month_deletes_no_telemetry(line: 
     line.jump = 0
     line.run(10)
     assert line.rows("SELECT count(*) FROM node") == [(before,)]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_after_a_clock_that_was_a_month_ahead_came_back_judging_goes_on(line: Line, restart: bool) -> None:
+    line.run(60, *NODES)
+    line.jump = 30 * 86_400
+    line.run(75, *NODES)
+    line.jump = 0.0
+    if restart:
+        line.restart()
+    line.run(120, *NODES)
+    judged = line.service.health()["watermark"]
+    assert judged is not None
+    assert line.wall() - 60 * SECOND <= judged <= line.wall(), "judging stood until the clock reached its future again"
+    assert line.service.unready() == []
+    assert line.service.engine is not None
+    assert line.service.counters()["fleetpulse_rows_unjudged"] > 0, "what is dated in the future is counted"
+    line.run(120, *NODES[:4])
+    assert ("node:n5", "ticket") in [row[:2] for row in line.incidents()]
+    if restart:
+        return  # the rest takes long, and is the same
+    line.run(720, *NODES)
+    assert {state for *_, state in line.incidents()} == {"resolved"}
