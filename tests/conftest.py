@@ -65,6 +65,14 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
             pass
 
 
+@pytest.fixture(autouse=True)
+def _umask() -> Iterator[None]:
+    """Commands close the umask of their process, which here is that of all later tests too."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 def need_broker() -> None:
     """Skips (or fails, see tests/parts.py) where no broker of our own can be started."""
     if lacking := missing():
