@@ -52,6 +52,13 @@ class Stream:
         """Messages given up since the agent started, in the queue and in the spool."""
         return self.queue.given_up - self._skipped + (0 if self.spool is None else self.spool.dropped)
 
+    @property
+    def why_lost(self) -> str:
+        """Why the newest of the lost messages was given up."""
+        if self.spool is None or self.queue.given_up > self._skipped:
+            return self.trouble or SLOW
+        return self.spool.why_lost
+
     def open(self) -> None:
         """Opens the spool; counts what an agent before it accepted and did not write. Raises OSError, SpoolError."""
         settings = self._settings

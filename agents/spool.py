@@ -31,6 +31,7 @@ class Spool:
     epoch:   16 random bytes; (topic, node, epoch, sequence) never means two messages.
     dropped: messages given up since the spool was opened, those in dropped segments included.
     trouble: why the last sync lost something; None when all is well.
+    why_lost: why the newest of `dropped` was given up, also when all is well again; empty if none was.
     max_bytes: 0 = as much as disk.cap allows.
     """
 
@@ -48,6 +49,7 @@ class Spool:
         self.max_bytes, self.free_bytes = max_bytes or disk.cap(self.home), free_bytes
         self.segment_bytes = min(segment_bytes, self.max_bytes // 4)  # so that the cap never costs more than a quarter
         self.trouble: str | None = None
+        self.why_lost = ""
         self._boot_id = disk.boot_id()
         self._pending: list[bytes] = []
         self._waiting = self._dropped_before = 0
@@ -94,6 +96,7 @@ class Spool:
         self.sync()
         if count > 0:
             first, self.next = self.next, self.next + count
+            self.why_lost = cause
             self._lose(first, self.next, cause)
             if self._mark >= 0:
                 self._move_mark()
@@ -162,7 +165,7 @@ class Spool:
             self._open()
         except (OSError, SpoolError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            self.trouble = f"{self.home}: cannot be made anew: {why}; tried again at the next sync"
+            self._blame(f"cannot be made anew: {why}; tried again at the next sync")
             return
         self._dropped_before, self._vanished = dropped, False
 
@@ -235,7 +238,7 @@ class Spool:
                 self._write(data, first, behind)
                 return
             except OSError as error:
-                self.trouble = f"{self.home}: {error.strerror}"
+                self._blame(error.strerror or str(error))
                 self._vanished |= error.errno in _GONE
                 if not self._room_made(error, first):
                     self._lose(first, behind, "spool full" if error.errno in _FULL else "write failed")
@@ -249,8 +252,12 @@ class Spool:
         try:
             return error.errno in _FULL and self._retention.drop_oldest()
         except OSError as other:
-            self.trouble = f"{self.home}: {error.strerror}, and nothing can be unlinked: {other.strerror}"
+            self._blame(f"{error.strerror}, and nothing can be unlinked: {other.strerror}")
             return False
+
+    def _blame(self, why: str) -> None:
+        """Names what costs, or may cost, messages: before they are counted, as another thread reads both."""
+        self.trouble = self.why_lost = f"{self.home}: {why}"
 
     def _lose(self, first: int, behind: int, cause: str) -> None:
         self._retention.lose(first, behind, cause)
@@ -261,11 +268,11 @@ class Spool:
         """Keeps to max_bytes, and to one segment while less than free_bytes would be left to others."""
         kept = self._retention
         while kept.size + size > self.max_bytes:
-            self.trouble = f"{self.home}: holds its {self.max_bytes} bytes ([spool] max_bytes)"
+            self._blame(f"holds its {self.max_bytes} bytes ([spool] max_bytes)")
             if not kept.drop_oldest():
                 raise OSError(errno.ENOSPC, "message is larger than [spool] max_bytes")
         while kept.several and disk.free(self.home) < self.free_bytes + size:
-            self.trouble = f"{self.home}: less than {self.free_bytes} bytes free on its disk ([spool] free_bytes)"
+            self._blame(f"no room on its disk but the {self.free_bytes} bytes left to others ([spool] free_bytes)")
             kept.drop_oldest()
 
     def _write(self, data: bytes, first: int, behind: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from agents.flusher import Flusher, Stream
+from agents.flusher import SLOW, Flusher, Stream
 from pipeline.config import Spool as Settings
 from pipeline.records import Event, Origin
 
@@ -162,5 +162,5 @@ class Spools:
 
 
 def _why(stream: Stream) -> str:
-    trouble = (stream.spool.trouble if stream.spool is not None else None) or stream.trouble
-    return trouble or "the disk is too slow: more waits than [spool] queue_bytes and queue_seconds allow"
+    why = stream.why_lost
+    return why if why != SLOW else f"{SLOW}: more waited than [spool] queue_bytes and queue_seconds allow"

@@ -151,7 +151,7 @@ def test_a_disk_that_never_answers_again_costs_what_does_not_fit_into_memory_as_
     wait_for(lambda: len(times(drain(node.spool)[0])) > 5, "the first ticks")
     before = len(times(drain(node.spool)[0]))
     node.disk("all ever")
-    wait_for(lambda: "losing data: the disk is too slow" in node.log, "the loss is reported", 300)
+    wait_for(lambda: "losing data: the disk was too slow" in node.log, "the loss is reported", 300)
     node.disk("sync 0")
     wait_for(lambda: len(times(drain(node.spool)[0])) > before + 20, "it goes on by itself")
     assert node.end() == 0

@@ -63,6 +63,7 @@ def test_on_a_full_disk_collection_goes_on_and_what_is_lost_is_counted_exactly(s
             spool.append(b"%04d" % i + bytes(12_000), wire.TELEMETRY_KIND, sent=1)
             spool.sync()
         assert (spool.next, spool.trouble) == (1200, None)
+        assert "no room on its disk" in spool.why_lost  # well again, and still known
         lost = spool.dropped
     messages, gaps = drain(small_disk)
     first = messages[0].offset
