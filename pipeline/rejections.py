@@ -64,7 +64,7 @@ class Rejections:
                 continue
             self._fleet = self._fleet or Streak(now, now)
             self._fleet.add(rule, now)
-            if (node := _sender(message)) in known:
+            if (node := (message.sender or b"").decode("utf-8", "replace")) in known:
                 self._senders.setdefault(node, Streak(now, now)).add(rule, now)
         if admitted:
             self._fleet = None
@@ -113,9 +113,3 @@ class Rejections:
     def _data(self, node: str) -> dict[str, object]:
         streak = self._senders[node]
         return {"count": sum(streak.rules.values()), "rules": dict(streak.rules), "since": iso(streak.first)}
-
-
-def _sender(message: Message) -> str:
-    """Who the folder of the spool or the key of the record says has sent it."""
-    partition = message.partition
-    return partition.name if partition.spooled else (message.key or b"").decode("utf-8", "replace")

@@ -27,11 +27,10 @@ class SenderCheck:
         if node is None:
             if partition.spooled or self._keys is None:
                 return
-            node = (message.key or b"").decode(errors="replace")
+            node = (message.sender or b"").decode(errors="replace")
         if fault := name_fault((node,)):  # before anything is kept of it, such as its clock
             raise Rejected("name", fault)
-        bound = partition.name.encode() if partition.spooled else message.key
-        if bound != node.encode():
+        if message.sender != node.encode():
             raise Rejected("sender", f"message of node {node!r} {_instead(message)}")
         if partition.spooled or self._keys is None:
             return

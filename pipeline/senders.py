@@ -74,7 +74,8 @@ class Senders:
         """An event `clock_error` for each clock that became wrong, wrong by another amount, or right again; one of ALL
         in place of those that share an error with most senders."""
         errors = {n: e for n, e in self.clock_errors.items() if now - self.arrivals.get(n, now) < GONE}
-        alive = {n: self.interval(n) for n, heard in self._heard.items() if -ALIVE <= now - heard <= self._witness(n)}
+        heard = self._heard.items() if errors else ()
+        alive = {n: self.interval(n) for n, last in heard if -ALIVE <= now - last <= self._witness(n)}
         common, own = self._common.split(errors, alive, now)
         due = {f"node:{node}": error for node, error in own.items()}
         # what is reported stays until it is right, or turns out to be shared

@@ -39,6 +39,11 @@ class Message:
     key: bytes | None = None
     signature: bytes | None = None
 
+    @property
+    def sender(self) -> bytes | None:
+        """The node that the folder of the spool or the key of the record names; None for a record without a key."""
+        return self.partition.name.encode() if self.partition.spooled else self.key
+
 
 class Transport(Protocol):
     """What ingest needs of a transport. All calls come from one thread; none blocks longer than a second."""
