@@ -288,7 +288,7 @@ def _replay(given: argparse.Namespace) -> int:
 
 
 def _score(given: argparse.Namespace) -> int:
-    from detectors.score import score, shown
+    from detectors.scoring.score import score, shown
 
     files = {"incidents": given.incidents, "topology": given.topology, "meta": given.meta, "json_file": given.json}
     files |= {"clean": given.clean, "events": given.events}

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from detectors.method import kernel
-from detectors.method.streams import LEARN, Channel, Streams
+from detectors.base import kernel
+from detectors.base.streams import LEARN, Channel, Streams
 from pipeline.records import SECOND
 
 _STATE_BYTES = 24  # of a stream, read and written

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from detectors.anomaly.anomaly import Anomaly
-from detectors.detector import Detector
+from detectors.base.detector import Detector
 from detectors.heat.coolant import Coolant
 from detectors.heat.coolant_edge import CoolantEdge
 from detectors.heat.coolant_leak import CoolantLeak

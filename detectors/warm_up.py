@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector
+from detectors.base.detector import Detector
 from detectors.runner import Runner
 from pipeline.frames import Framer
 from pipeline.records import SECOND, Rows

@@ -18,8 +18,8 @@ import pytest
 from agents.collector import Collector
 from agents.collectors import COLLECTORS
 from detectors import DETECTORS
-from detectors.detector import Detector
-from detectors.method.streams import Streams
+from detectors.base.detector import Detector
+from detectors.base.streams import Streams
 from pipeline import config
 from pipeline.api import routes_incidents, routes_mutes, routes_process, routes_read
 from pipeline.arguments import COMMANDS

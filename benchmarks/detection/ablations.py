@@ -26,11 +26,11 @@ from benchmarks.detection.results import fingerprint, result_of, scored
 from benchmarks.detection.scenarios import TUNE, Run
 from benchmarks.detection.tables import number, share
 from detectors import configured
-from detectors.detector import Detector
+from detectors.base.cohorts import Peers
+from detectors.base.detector import Detector
+from detectors.base.streams import Streams
 from detectors.heat.coolant import Coolant
-from detectors.method.cohorts import Peers
-from detectors.method.streams import Streams
-from detectors.score import merge
+from detectors.scoring.score import merge
 from detectors.straggler.straggler import Straggler
 from pipeline.records import Frame
 

@@ -21,7 +21,7 @@ from agents.sim.chunk import Chunk
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Scenario
 from detectors import configured
-from detectors.detector import Detector
+from detectors.base.detector import Detector
 from detectors.replay import Cases
 from detectors.runner import Runner
 from pipeline.frames import Framer

@@ -11,8 +11,8 @@ from benchmarks.detection import goals
 from benchmarks.detection.results import Result, scored
 from benchmarks.detection.scenarios import NAMES, SUITES, Run, kinds_of
 from benchmarks.detection.tables import bounds, interval, number, share, table
-from detectors.score import merge, with_field_rates
 from detectors.scoring.matching import row_of
+from detectors.scoring.score import merge, with_field_rates
 
 Score = Mapping[str, Any]
 Line = tuple[Run, int, Result]

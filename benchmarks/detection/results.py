@@ -22,7 +22,7 @@ from agents.sim.calendar import stage_entity
 from agents.sim.scenario import Scenario
 from benchmarks.detection.judge import Judged
 from benchmarks.detection.scenarios import kinds_of
-from detectors.score import score
+from detectors.scoring.score import score
 from pipeline.records import iso
 from pipeline.text_files import write_topology
 from pipeline.topology import Topology, kind_of
@@ -30,7 +30,7 @@ from pipeline.topology import Topology, kind_of
 ROOT = Path(__file__).parents[2]
 _JUDGED = ("agents/sim", "detectors", "pipeline", "benchmarks/detection/judge.py")
 _NOT_JUDGED = (
-    *("detectors/scoring", "detectors/score.py", "detectors/intervals.py"),
+    "detectors/scoring",
     *("pipeline/api", "pipeline/respond", "pipeline/store", "pipeline/transport"),
 )
 """Code that decides what is said, and what below it does not."""

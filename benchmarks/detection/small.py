@@ -16,7 +16,7 @@ from agents.sim.scenario import Fleet, Line, Rates, Scenario
 from benchmarks.detection.judge import judge
 from benchmarks.detection.results import ROOT, result_of, scored
 from benchmarks.detection.scenarios import INTERVAL, NAMES, kinds_of
-from detectors.score import merge
+from detectors.scoring.score import merge
 
 TABLE = ROOT / "tests" / "detectors" / "scenario_suite.toml"
 SEED = 7  # one of those to tune on

@@ -21,7 +21,7 @@ from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 from benchmarks.detection.judge import Judged, Trial
 from benchmarks.detection.scenarios import GPUS, INTERVAL, REPORT, TUNE
 from detectors import configured
-from detectors.intervals import wilson
+from detectors.scoring.figures import wilson
 from pipeline.records import LEVELS, SECOND, from_iso
 
 _LASTS, _QUIET = 3600.0, 1800.0  # s of a fault, and before the first one: a stream learns in 200 s

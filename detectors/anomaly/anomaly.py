@@ -9,16 +9,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from detectors.anomaly import change_kernel
+from detectors.anomaly import changes as change_kernel
 from detectors.anomaly.changes import LASTS, PEERS, Changes, Order
-from detectors.detector import Detector, notes, part
-from detectors.method.budget import DAY_S
-from detectors.method.cohorts import likeness
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import Compared, evidence
-from detectors.method.gates import Gates
-from detectors.method.members import members
-from detectors.method.streams import USUAL_STEP
+from detectors.base.budget import DAY_S
+from detectors.base.cohorts import likeness
+from detectors.base.detector import Detector, notes, part
+from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.gates import Gates
+from detectors.base.streams import USUAL_STEP
+from detectors.base.topology_index import members
 from pipeline.records import Finding, Frame, Level
 from pipeline.signals import CATALOGUE, Signal
 from pipeline.topology import kind_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.kernel import compiled
+from detectors.base.kernel import compiled
 
 Bools = NDArray[np.bool_]
 _FEWEST, _SHARE = 4, 0.2  # members of a cohort, and share of it, that must be at work; chosen

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.edge_events import told
+from detectors.base.event_data import told
 from pipeline.records import SECOND, Frame
 
 KINDS = ("flow_collapse", "pressure_collapse")

@@ -9,18 +9,18 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, memory, notes, part
+from detectors.base import topology_index
+from detectors.base.budget import rule
+from detectors.base.cohorts import likeness
+from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.findings import Open, close, tell
+from detectors.base.gates import Gates
+from detectors.base.streams import Channel, Step, Streams
 from detectors.heat.balance import Balance
 from detectors.heat.coolant_budget import in_words
 from detectors.heat.coolant_kernel import LEAST, PEERS, collapsed, held, slopes, together
 from detectors.heat.coolant_loops import Loops, Seen, finding, level_of
 from detectors.heat.coolant_shared import Shared, Shift, blamed
-from detectors.method import forgiven
-from detectors.method.budget import rule
-from detectors.method.cohorts import likeness
-from detectors.method.conditions import Open, close, tell
-from detectors.method.gates import Gates
-from detectors.method.streams import Channel, Step, Streams
 from pipeline.records import SECOND, Finding, Frame
 from pipeline.signals import CATALOGUE
 from pipeline.topology import kind_of
@@ -168,7 +168,7 @@ class Coolant(Detector):
         self.forgiven.append(entity)
 
     def _forgiven(self, frame: Frame) -> None:
-        mask = forgiven.take(self.forgiven, frame)
+        mask = topology_index.take(self.forgiven, frame)
         if mask is None:
             return
         for piece in (self.flow, self.warmth, self.pressure, self.speed, self.shared, self.balance):

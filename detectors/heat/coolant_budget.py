@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from detectors.method.budget import DAY_S, arl0
-from detectors.method.streams import ALONE, USUAL_STEP, Channel
+from detectors.base.budget import DAY_S, arl0
+from detectors.base.streams import ALONE, USUAL_STEP, Channel
 
 
 def in_words(channel: Channel) -> str:

@@ -9,13 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, memory, notes
+from detectors.base.budget import rule
+from detectors.base.detector import Detector, memory, notes
+from detectors.base.event_data import Told, number, read_event, told, values
+from detectors.base.findings import Open, close, evidence, tell
 from detectors.heat.coolant_loops import DOUBTED
-from detectors.method.budget import rule
-from detectors.method.conditions import Open, close, tell
-from detectors.method.edge_events import Told, read_event, told, values
-from detectors.method.evidence import evidence
-from detectors.method.told import number
 from pipeline.records import SECOND, Event, Finding, Frame, Level
 from pipeline.signals import CATALOGUE
 from pipeline.topology import Topology

@@ -8,13 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from detectors.detector import Detector, notes, part
+from detectors.base.budget import rule
+from detectors.base.detector import Detector, notes, part
+from detectors.base.event_data import read_event, told, values
+from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.gates import Gates
 from detectors.heat.reservoir import Reservoirs, in_words
-from detectors.method.budget import rule
-from detectors.method.conditions import Open, close, tell
-from detectors.method.edge_events import read_event, told, values
-from detectors.method.evidence import Compared, evidence
-from detectors.method.gates import Gates
 from pipeline.records import LEVELS, SECOND, Event, Finding, Frame, Level, finite
 from pipeline.signals import CATALOGUE
 from pipeline.topology import Topology

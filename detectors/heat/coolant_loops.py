@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.findings import Compared, evidence
+from detectors.base.streams import Step
+from detectors.base.throttle import bits_of, has
+from detectors.base.topology_index import Homes
 from detectors.heat.coolant_kernel import PEERS
 from detectors.heat.thermal_bits import HEAT
-from detectors.method.evidence import Compared, evidence
-from detectors.method.homes import Homes
-from detectors.method.streams import Step
-from detectors.method.throttle import bits_of, has
 from pipeline.records import LEVELS, SECOND, Finding, Frame, Level, finite
 
 Floats = NDArray[np.float64]

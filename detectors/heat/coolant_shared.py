@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Part
+from detectors.base.detector import Part
+from detectors.base.findings import Compared, evidence
+from detectors.base.streams import Channel, Step, Streams
+from detectors.base.topology_index import EVERYTHING
 from detectors.heat.coolant_loops import DOUBTED, MOVED, SHARE, Loops, throttled
-from detectors.method.evidence import Compared, evidence
-from detectors.method.members import EVERYTHING
-from detectors.method.streams import Channel, Step, Streams
 from pipeline.records import SECOND, Finding, Frame, Level, finite
 
 Bools = NDArray[np.bool_]

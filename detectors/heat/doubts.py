@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.streams import Step
+from detectors.base.streams import Step
 from pipeline.records import SECOND
 
 Bools = NDArray[np.bool_]

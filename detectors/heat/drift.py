@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.mann_kendall import z_of_rows
+from detectors.base.statistics import z_of_rows
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.kernel import compiled
+from detectors.base.streams import Step
 from detectors.heat.resistance import Measured
-from detectors.method.kernel import compiled
-from detectors.method.streams import Step
 from pipeline.records import SECOND
 
 Bools = NDArray[np.bool_]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.kernel import compiled
+from detectors.base.kernel import compiled
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

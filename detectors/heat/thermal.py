@@ -10,7 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, memory, notes, part
+from detectors.base import topology_index
+from detectors.base.budget import rule
+from detectors.base.cohorts import Peers
+from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.findings import Open, close
+from detectors.base.gates import Gates
+from detectors.base.group_events import GroupEvents, Quantity
+from detectors.base.streams import Channel, Step, Streams
 from detectors.heat import thermal_bits
 from detectors.heat.attended import attended
 from detectors.heat.collapses import KINDS, Collapses
@@ -20,13 +27,6 @@ from detectors.heat.loop_shift import LoopShift
 from detectors.heat.resistance import Measured, Resistance, Supplies
 from detectors.heat.thermal_patterns import Blamed, Heat, Units, blamed, told
 from detectors.heat.unread import READINGS, Shared, Unread
-from detectors.method import forgiven
-from detectors.method.budget import rule
-from detectors.method.cohorts import Peers
-from detectors.method.conditions import Open, close
-from detectors.method.gates import Gates
-from detectors.method.group_events import GroupEvents, Quantity
-from detectors.method.streams import Channel, Step, Streams
 from pipeline.records import SECOND, Finding, Frame
 
 Bools = NDArray[np.bool_]
@@ -235,7 +235,7 @@ class Thermal(Detector):
         if exchanged:
             names = {e.entity for e in exchanged}
             anew = anew | np.fromiter((e in names for e in frame.entities), bool, n)
-        if (no_fault := forgiven.take(self.forgiven, frame)) is not None:
+        if (no_fault := topology_index.take(self.forgiven, frame)) is not None:
             anew = anew | no_fault
             self.excused[:n] |= no_fault & (self.bits[:n] > 0)
             self.unread.excuse(frame, no_fault)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.findings import evidence
+from detectors.base.kernel import compiled
 from detectors.heat.thermal_patterns import CLOSE_K, Blamed, Heat
-from detectors.method.evidence import evidence
-from detectors.method.kernel import compiled
 from pipeline.records import SECOND, Frame, Level
 
 Bools = NDArray[np.bool_]

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from detectors.detector import Detector, notes
-from detectors.method.budget import rule
-from detectors.method.conditions import Open, close, tell
-from detectors.method.edge_events import Told, read_event, told
-from detectors.method.evidence import evidence
-from detectors.method.told import number, text
+from detectors.base.budget import rule
+from detectors.base.detector import Detector, notes
+from detectors.base.event_data import Told, number, read_event, text, told
+from detectors.base.findings import Open, close, evidence, tell
 from pipeline.records import SECOND, Event, Finding, Frame, Level
 from pipeline.topology import Topology, kind_of
 

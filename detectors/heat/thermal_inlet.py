@@ -10,12 +10,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, notes, part
-from detectors.method import forgiven
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import Compared, evidence
-from detectors.method.gates import Gates
-from detectors.method.streams import Channel, Step, Streams
+from detectors.base import topology_index
+from detectors.base.detector import Detector, notes, part
+from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.gates import Gates
+from detectors.base.streams import Channel, Step, Streams
 from pipeline.records import SECOND, Finding, Frame, Level
 from pipeline.topology import Topology
 
@@ -104,7 +103,7 @@ class ThermalInlet(Detector):
         if frame is None or not len(frame.entities):
             return []
         self._places.look(frame)
-        if (mask := forgiven.take(self.forgiven, frame)) is not None:
+        if (mask := topology_index.take(self.forgiven, frame)) is not None:
             self.warmth.forget(mask)
             self.speeds.forget(mask)
         inlets, groups = self._places.inlets, self._places.groups

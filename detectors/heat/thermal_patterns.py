@@ -14,10 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.streams import Step
 from detectors.heat.resistance import Measured
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import Compared, evidence
-from detectors.method.streams import Step
 from pipeline.records import SECOND, Finding, Frame, Level
 from pipeline.topology import kind_of
 

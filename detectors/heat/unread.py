@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.cohorts import Cohorts, Spans
+from detectors.base.findings import evidence
 from detectors.heat.thermal_patterns import Blamed
-from detectors.method.cohorts import Cohorts, Spans
-from detectors.method.evidence import evidence
 from pipeline.records import SECOND, Frame, Level
 from pipeline.topology import kind_of
 

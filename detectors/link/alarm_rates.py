@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
+from detectors.base.budget import DAY_S
 from detectors.link.window import CHANCE, LENGTH
-from detectors.method.budget import DAY_S
 
 _NODES = 1000
 LINKS = 8  # ports of a node, as in NVIDIA's DGX H100

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.counters import TOPS, rise, says_nothing
+from detectors.base.state import grown, one_length
 from detectors.link.loops import unmoved
-from detectors.method.counters import TOPS, rise, says_nothing
-from detectors.method.lengths import grown, one_length
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]

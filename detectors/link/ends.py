@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.cohorts import Key
+from detectors.base.state import grown
 from detectors.link.counters import Floats
-from detectors.method.cohorts import Key
-from detectors.method.lengths import grown
 from pipeline.links import PEER
 from pipeline.records import Frame, finite
 from pipeline.topology import Topology

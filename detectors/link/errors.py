@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.state import grown, one_length
 from detectors.link.counters import Places, Readings
 from detectors.link.window import LENGTH, Window
-from detectors.method.lengths import grown, one_length
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.medians import grouped_median
+from detectors.base.statistics import grouped_median
 from pipeline.records import SECOND, Frame
 
 Floats = NDArray[np.float64]

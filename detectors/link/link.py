@@ -9,7 +9,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, notes, part
+from detectors.base.cohorts import Cohorts
+from detectors.base.detector import Detector, notes, part
+from detectors.base.findings import REPEAT, Open, close, evidence, tell
+from detectors.base.gates import Gates
+from detectors.base.streams import LEARN, USUAL_STEP
 from detectors.link.alarm_rates import LINKS, RULES, of_sum, of_window
 from detectors.link.cause import Losses
 from detectors.link.counters import Floats, Lives, Places
@@ -19,11 +23,6 @@ from detectors.link.speeds import Speeds
 from detectors.link.state import UP, Leaves, PortStates
 from detectors.link.storms import Erring, Storms
 from detectors.link.trouble import PACKET_COUNTERS, Seen, Trouble, troubles
-from detectors.method.cohorts import Cohorts
-from detectors.method.conditions import REPEAT, Open, close, tell
-from detectors.method.evidence import evidence
-from detectors.method.gates import Gates
-from detectors.method.streams import LEARN, USUAL_STEP
 from pipeline.records import LEVELS, SECOND, Finding, Frame, Level
 
 _BRING_UP = 120.0

@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, notes, part
+from detectors.base.cohorts import Cohorts
+from detectors.base.detector import Detector, notes, part
+from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.gates import Gates
 from detectors.link.leaf_traffic import ERRORS, MARKS, WAIT, LeafTraffic
-from detectors.method.cohorts import Cohorts
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import Compared, evidence
-from detectors.method.gates import Gates
 from pipeline.records import SECOND, Finding, Frame, Level
 
 Bools = NDArray[np.bool_]

@@ -9,15 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, memory, notes, part
+from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.gates import SETTLES, Gates
+from detectors.base.streams import LEARN
 from detectors.link.alarm_rates import RULES, of_sum
 from detectors.link.loops import lanes_step
 from detectors.link.nvlink_log import NEWS, Heard, hear
 from detectors.link.tallies import Tallies
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import evidence
-from detectors.method.gates import SETTLES, Gates
-from detectors.method.streams import LEARN
 from pipeline.records import SECOND, Finding, Frame
 
 COUNTERS = tuple(

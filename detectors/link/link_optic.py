@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from detectors.detector import Detector, notes, part
+from detectors.base.cohorts import Peers
+from detectors.base.detector import Detector, notes, part
+from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.gates import Gates
 from detectors.link.alarm_rates import LINKS, of_trend
 from detectors.link.optic_history import HOUR, OpticHistory
 from detectors.link.optic_looks import Looks
-from detectors.method.cohorts import Peers
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import evidence
-from detectors.method.gates import Gates
 from pipeline.records import Finding, Frame, iso
 
 Verdicts = dict[str, dict[str, Any]]

@@ -9,17 +9,16 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, memory, notes, part
+from detectors.base.cohorts import Peers
+from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.event_data import number, text
+from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.gates import Gates
+from detectors.base.statistics import grouped_median
 from detectors.link.alarm_rates import LINKS, RULES, of_sum
 from detectors.link.loops import idle_since
 from detectors.link.pcie_lanes import CONFIRM, Best
 from detectors.link.tallies import Tallies
-from detectors.method.cohorts import Peers
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import Compared, evidence
-from detectors.method.gates import Gates
-from detectors.method.medians import grouped_median
-from detectors.method.told import number, text
 from pipeline.records import SECOND, Finding, Frame, Level
 
 Bools = NDArray[np.bool_]

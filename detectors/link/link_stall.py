@@ -9,17 +9,16 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, memory, part
-from detectors.detector import notes as plain
+from detectors.base.cohorts import Peers
+from detectors.base.detector import Detector, memory, part
+from detectors.base.detector import notes as plain
+from detectors.base.event_data import text
+from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.gates import Gates
 from detectors.link.counters import Floats, Lives, Places, Readings
 from detectors.link.ends import Ends
 from detectors.link.loops import bytes_step
 from detectors.link.waiting import WAITS, Waiting
-from detectors.method.cohorts import Peers
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import Compared, evidence
-from detectors.method.gates import Gates
-from detectors.method.told import text
 from pipeline.records import LEVELS, SECOND, Finding, Frame, Level
 
 ERRORS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.kernel import compiled
+from detectors.base.kernel import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from detectors.method.told import text, whole
+from detectors.base.event_data import text, whole
 from pipeline.records import SECOND, Event, Frame
 
 Heard = dict[str, dict[str, Any]]

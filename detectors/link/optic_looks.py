@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.findings import Compared
+from detectors.base.statistics import grouped_mad, grouped_median
 from detectors.link.optic_history import HOURS, OpticHistory
 from detectors.link.steps_and_trends import Trend, row_median, trend
-from detectors.method.evidence import Compared
-from detectors.method.medians import grouped_mad, grouped_median
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.state import one_length
+from detectors.base.streams import LEARN
 from detectors.link.loops import best_step
-from detectors.method.lengths import one_length
-from detectors.method.streams import LEARN
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]

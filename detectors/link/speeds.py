@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from detectors.base.gates import Gates
 from detectors.link.pcie_lanes import Best
-from detectors.method.gates import Gates
 from pipeline.records import Frame
 
 _FASTEST = 10_000_000.0

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.state import grown, one_length
+from detectors.base.streams import LEARN
 from detectors.link.counters import Floats, Places, Readings
-from detectors.method.lengths import grown, one_length
-from detectors.method.streams import LEARN
 from pipeline.records import SECOND, Event
 
 DOWN, UP = 1, 2

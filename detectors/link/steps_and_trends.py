@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.mann_kendall import z_of
+from detectors.base.statistics import z_of
 
 Floats = NDArray[np.float64]
 

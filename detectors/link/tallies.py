@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.counters import says_nothing
+from detectors.base.state import grown
 from detectors.link.counters import Lives, Places, Readings
-from detectors.method.counters import says_nothing
-from detectors.method.lengths import grown
 from pipeline.records import SECOND, Frame
 
 Floats = NDArray[np.float64]

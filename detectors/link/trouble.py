@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.findings import Compared
+from detectors.base.gates import Gates
 from detectors.link import ends as link_ends
 from detectors.link.cause import CONGESTION, CORRUPTION, Losses
 from detectors.link.ends import Link, Modules
 from detectors.link.errors import PACKETS, PHYSICAL, Errors
 from detectors.link.speeds import Speeds
 from detectors.link.state import PortStates, began
-from detectors.method.evidence import Compared
-from detectors.method.gates import Gates
 from pipeline.links import PEER
 from pipeline.records import SECOND, Frame, Level
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.state import grown
 from detectors.link.counters import Places, Readings
-from detectors.method.lengths import grown
 from pipeline.records import Frame
 
 FAR, OWN = "nic.port_tx_wait", "nic.tx_pause"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.lengths import grown
+from detectors.base.state import grown
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]

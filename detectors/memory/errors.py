@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.counters import says_nothing
 from detectors.memory.growth import Bools, Floats, Growth
-from detectors.method.counters import says_nothing
 from pipeline.records import SECOND, Frame
 
 _OWN = ("gpu.dram_corrected", "gpu.dram_uncorrected")

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.counters import rise, says_nothing
-from detectors.method.lengths import one_length
+from detectors.base.counters import rise, says_nothing
+from detectors.base.state import one_length
 from pipeline.records import SECOND, Frame
 
 Floats = NDArray[np.float64]

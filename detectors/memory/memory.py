@@ -12,7 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, memory, notes, part
+from detectors.base.cohorts import Peers
+from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.gates import Gates
 from detectors.memory import rows
 from detectors.memory.cells import MEM
 from detectors.memory.errors import Errors
@@ -20,10 +23,6 @@ from detectors.memory.host import Host
 from detectors.memory.rates import HOUR, Rates
 from detectors.memory.standing import Standing
 from detectors.memory.words import CLEARS, Trouble, budget, counted, of_host, within, worst
-from detectors.method.cohorts import Peers
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import Compared, evidence
-from detectors.method.gates import Gates
 from detectors.xid.levels import UNCONTAINED, number, resets
 from pipeline.records import SECOND, Finding, Frame, finite
 

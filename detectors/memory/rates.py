@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.budget import GPUS
+from detectors.base.budget import GPUS
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from detectors.base.counters import says_nothing
 from detectors.memory.growth import Growth
-from detectors.method.counters import says_nothing
 from pipeline.records import Frame
 
 _COUNTERS = ("gpu.sram_corrected", "gpu.rows_corrected", "gpu.rows_uncorrected")

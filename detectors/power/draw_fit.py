@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.cohorts import Key
+from detectors.base.cohorts import Key
 from pipeline.records import SECOND, Frame
 
 Bools = NDArray[np.bool_]

@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from detectors.detector import Detector, memory, notes, part
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import evidence
-from detectors.method.feeds import SIGNALS as FEED_SIGNALS
-from detectors.method.feeds import Feeds
-from detectors.method.gates import Gates
-from detectors.method.homes import Homes
-from detectors.method.throttle import bits_of, has
+from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.gates import Gates
+from detectors.base.power_feeds import SIGNALS as FEED_SIGNALS
+from detectors.base.power_feeds import Feeds
+from detectors.base.throttle import bits_of, has
+from detectors.base.topology_index import Homes
 from detectors.power import sags
 from detectors.power.supplies import INPUT, OUTPUT, PULLED, STATUS, Lost, Supplies
 from detectors.power.supplies import SIGNALS as SUPPLY_SIGNALS

@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from detectors.detector import Detector, memory, notes, part
-from detectors.method.budget import GPUS, in_words
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import Compared, evidence
-from detectors.method.gates import Gates
-from detectors.method.group_events import GroupEvents, Quantity
-from detectors.method.streams import Channel, Step, Streams
-from detectors.method.throttle import CAPPED, THROTTLE, bits_of, has
+from detectors.base.budget import GPUS, in_words
+from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.gates import Gates
+from detectors.base.group_events import GroupEvents, Quantity
+from detectors.base.streams import Channel, Step, Streams
+from detectors.base.throttle import CAPPED, THROTTLE, bits_of, has
 from detectors.power.draw_fit import Bools, DrawFit, Floats
 from detectors.straggler.seats import Seats
 from pipeline.records import SECOND, Finding, Frame, Level

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from detectors.method.evidence import Compared, evidence
+from detectors.base.findings import Compared, evidence
 from detectors.power.voltages import DEEP, OF_FEEDS, OF_RAILS, OF_SUPPLIES, TOLD, Departure, Voltages
 from pipeline.records import Finding, Level, finite
 from pipeline.topology import Topology

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.feeds import LIVE
-from detectors.method.homes import Homes
-from detectors.method.kernel import compiled
+from detectors.base.kernel import compiled
+from detectors.base.power_feeds import LIVE
+from detectors.base.topology_index import Homes
 from detectors.telemetry.silence import shared
 from pipeline.records import SECOND, Frame
 from pipeline.signals import CATALOGUE

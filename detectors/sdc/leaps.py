@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.budget import DAY_S, GPUS
-from detectors.method.streams import USUAL_STEP
+from detectors.base.budget import DAY_S, GPUS
+from detectors.base.streams import USUAL_STEP
 from pipeline.records import SECOND
 
 SAMPLES = 1000 * GPUS * DAY_S / USUAL_STEP

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from detectors.method.told import text, whole
+from detectors.base.event_data import text, whole
 from detectors.sdc.votes import word
 from pipeline.records import Event
 

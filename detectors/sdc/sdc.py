@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from detectors.detector import Detector, notes, part
-from detectors.method.budget import DAY_S, GPUS
-from detectors.method.conditions import Open, close, tell
-from detectors.method.gates import Gates
-from detectors.method.told import text
+from detectors.base.budget import DAY_S, GPUS
+from detectors.base.detector import Detector, notes, part
+from detectors.base.event_data import text
+from detectors.base.findings import Open, close, tell
+from detectors.base.gates import Gates
 from detectors.sdc.ledger import UPSET, Ledger, Record
 from detectors.sdc.tested import Tested, Users
 from detectors.sdc.votes import Verdict, Votes, complete

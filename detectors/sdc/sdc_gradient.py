@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, memory, notes
-from detectors.method.cohorts import Peers
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import Compared, evidence
-from detectors.method.medians import grouped_median
-from detectors.method.streams import USUAL_STEP
+from detectors.base.cohorts import Peers
+from detectors.base.detector import Detector, memory, notes
+from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.statistics import grouped_median
+from detectors.base.streams import USUAL_STEP
 from detectors.sdc.leaps import FORGOTTEN, SAMPLES, by_chance, heavy, in_series, lasts, normal, rate, remember
 from pipeline.records import SECOND, Finding, Frame, Level
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from detectors.detector import Detector, notes, part
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import evidence
+from detectors.base.detector import Detector, notes, part
+from detectors.base.findings import Open, close, evidence, tell
 from detectors.sdc.rounds import Dissent, Rounds
 from pipeline.records import SECOND, Event, Finding, Frame, Level
 from pipeline.topology import Topology, kind_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from detectors.method.told import text
+from detectors.base.event_data import text
 from pipeline.records import Event, Frame
 
 _JOBS = 2048  # jobs remembered, the oldest ended ones go first; chosen

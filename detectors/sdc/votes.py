@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from detectors.method.told import text, whole
+from detectors.base.event_data import text, whole
 from detectors.sdc.places import places
 from detectors.sdc.poll import Known, Poll
 from pipeline.records import SECOND, Event

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from detectors.method.evidence import evidence
+from detectors.base.findings import evidence
 from detectors.sdc.tested import NAMED
 from pipeline.records import Level, iso
 from pipeline.topology import kind_of

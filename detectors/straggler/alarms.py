@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from detectors.method.budget import DAY_S, GPUS, arl0, in_words, rule
-from detectors.method.streams import ALONE, Channel
+from detectors.base.budget import DAY_S, GPUS, arl0, in_words, rule
+from detectors.base.streams import ALONE, Channel
 from pipeline.records import SECOND
 
 

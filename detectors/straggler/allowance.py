@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from detectors.method.streams import Bools
+from detectors.base.streams import Bools
 from pipeline.records import SECOND
 
 MOST = 4 * 3600 * SECOND

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.evidence import Compared
-from detectors.method.streams import Floats, Step
+from detectors.base.findings import Compared
+from detectors.base.streams import Floats, Step
 from detectors.straggler.places import MOST, Places
 from detectors.straggler.struck import Struck
 

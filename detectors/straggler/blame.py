@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.evidence import Compared
-from detectors.method.moved import LEAST_COHORT
-from detectors.method.streams import Bools, Floats
+from detectors.base.cohort_shift import LEAST_COHORT
+from detectors.base.findings import Compared
+from detectors.base.streams import Bools, Floats
 from detectors.straggler.causes import Cause, Causes
 from detectors.straggler.places import Places
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.lengths import grown
-from detectors.method.streams import LEARN, Bools, Floats
+from detectors.base.state import grown
+from detectors.base.streams import LEARN, Bools, Floats
 from detectors.straggler.flicker import Flicker
 
 SEVERAL = 4

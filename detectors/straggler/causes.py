@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method import kernel
-from detectors.method.lengths import grown
-from detectors.method.streams import LEARN, Bools, Channel, Streams
-from detectors.method.throttle import CAPPED, THROTTLE, bits_of, has, named
+from detectors.base import kernel
+from detectors.base.state import grown
+from detectors.base.streams import LEARN, Bools, Channel, Streams
+from detectors.base.throttle import CAPPED, THROTTLE, bits_of, has, named
 from detectors.straggler.caps import SEVERAL
 from detectors.straggler.places import MOST, Places
 from detectors.straggler.pressure import Pressure

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.cohorts import Spans
-from detectors.method.streams import Bools
+from detectors.base.cohorts import Spans
+from detectors.base.streams import Bools
 from detectors.straggler.allowance import Allowance
 from pipeline.records import SECOND, Frame
 

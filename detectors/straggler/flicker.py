@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.lengths import grown
-from detectors.method.streams import Bools
+from detectors.base.state import grown
+from detectors.base.streams import Bools
 
 _YOUNG = 100  # samples after which it is known whether a bit flickers; chosen: two caps in them change it four times
 _FLICKERS = 0.05

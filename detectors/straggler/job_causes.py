@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method import kernel
-from detectors.method.evidence import Compared, evidence
-from detectors.method.streams import Bools
+from detectors.base import kernel
+from detectors.base.findings import Compared, evidence
+from detectors.base.streams import Bools
 from detectors.straggler.outside_jobs import NUMBERS, STILL, JobsOutside
 from detectors.straggler.ports import DOUBLED, ERRORS, KINDS, SENT
 from pipeline.records import SECOND, Finding, Frame

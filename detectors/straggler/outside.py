@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.streams import Bools, Floats, Step
+from detectors.base.streams import Bools, Floats, Step
 from detectors.straggler.watched import Watched
 from pipeline.records import SECOND, Frame
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method import kernel
-from detectors.method.streams import LEARN, Bools, Channel, Floats, Streams
+from detectors.base import kernel
+from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
 from detectors.straggler.causes import calm
 from detectors.straggler.ports import QUIET, Ports, median_by_job
 from detectors.straggler.pressure import Pressure

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method import kernel
-from detectors.method.evidence import Compared, evidence
-from detectors.method.streams import Step
-from detectors.method.throttle import CAPPED, THROTTLE, has, named
+from detectors.base import kernel
+from detectors.base.findings import Compared, evidence
+from detectors.base.streams import Step
+from detectors.base.throttle import CAPPED, THROTTLE, has, named
 from detectors.straggler.outside import Sight, units
 from detectors.straggler.seats import PEERS
 from pipeline.records import SECOND, Finding, Level

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method import kernel
-from detectors.method.streams import LEARN, Bools, Channel, Floats, Streams
+from detectors.base import kernel
+from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
 from detectors.straggler.places import Places
 from pipeline.records import SECOND, Frame
 

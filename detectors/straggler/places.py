@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method import kernel
-from detectors.method.homes import Homes
+from detectors.base import kernel
+from detectors.base.topology_index import Homes
 from pipeline.records import SECOND, Frame
 from pipeline.topology import Topology, kind_of
 

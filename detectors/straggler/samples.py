@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.gates import SETTLES, Gates
-from detectors.method.streams import Bools, Floats
-from detectors.method.told import seconds, whole
+from detectors.base.event_data import seconds, whole
+from detectors.base.gates import SETTLES, Gates
+from detectors.base.streams import Bools, Floats
 from detectors.straggler.places import Places
 from pipeline.records import SECOND, Event, Frame
 

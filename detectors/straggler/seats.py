@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.cohorts import Index, Peers
-from detectors.method.streams import Bools
+from detectors.base.cohorts import Index, Peers
+from detectors.base.streams import Bools
 from pipeline.records import SECOND, Frame
 from pipeline.topology import Topology, kind_of
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.lengths import grown
-from detectors.method.streams import LEARN, Bools, Floats
+from detectors.base.state import grown
+from detectors.base.streams import LEARN, Bools, Floats
 from detectors.straggler.causes import Cause
 from detectors.straggler.places import Places
 from detectors.straggler.ring import RING

@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, memory, notes, part
-from detectors.method import kernel
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import evidence
-from detectors.method.group_events import HOLD, GroupEvents, Quantity
-from detectors.method.streams import LEARN, Bools, Channel, Floats, Step, Streams
+from detectors.base import kernel
+from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.group_events import HOLD, GroupEvents, Quantity
+from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.straggler import ring
 from detectors.straggler.alarms import of_ranks
 from detectors.straggler.beside import beside

@@ -9,13 +9,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, memory, notes, part
-from detectors.method import forgiven, kernel
-from detectors.method.conditions import Open, close, tell
-from detectors.method.gates import Gates
-from detectors.method.group_events import GroupEvents, Quantity
-from detectors.method.streams import LEARN, Bools, Channel, Floats, Step, Streams
-from detectors.method.throttle import CAPPED, IDLE, THROTTLE, bits_of, has
+from detectors.base import kernel, topology_index
+from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.findings import Open, close, tell
+from detectors.base.gates import Gates
+from detectors.base.group_events import GroupEvents, Quantity
+from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
+from detectors.base.throttle import CAPPED, IDLE, THROTTLE, bits_of, has
 from detectors.straggler.alarms import of_gpus
 from detectors.straggler.crowds import Crowds
 from detectors.straggler.outside import Sight, Signs
@@ -133,7 +133,7 @@ class StragglerInferred(Detector):
         if frame is None or not len(frame.entities):
             return []
         self.grow(len(frame.entities))
-        if (mask := forgiven.take(self.forgiven, frame)) is not None:
+        if (mask := topology_index.take(self.forgiven, frame)) is not None:
             self._forget(mask)
         working = self._renew(frames, frame)
         self.seats.hear(frame, frames.get("rank"))

@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, memory, notes, part
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import Compared, evidence
-from detectors.method.streams import Bools, Floats
-from detectors.method.throttle import CAPPED, bits_of, has
-from detectors.method.told import whole
+from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.event_data import whole
+from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.streams import Bools, Floats
+from detectors.base.throttle import CAPPED, bits_of, has
 from detectors.straggler.alarms import of_jobs
 from detectors.straggler.pace import LOOK, Paces
 from detectors.straggler.places import Places

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method import kernel
-from detectors.method.streams import LEARN, Bools, Floats, Step, Streams
+from detectors.base import kernel
+from detectors.base.streams import LEARN, Bools, Floats, Step, Streams
 from detectors.straggler.allowance import Allowance
 from detectors.straggler.places import MOST, PEERS, Places
 from pipeline.records import SECOND

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method import kernel
-from detectors.method.streams import Bools, Floats, Step, Streams
+from detectors.base import kernel
+from detectors.base.streams import Bools, Floats, Step, Streams
 from detectors.straggler.blame import Suspicion
 from detectors.straggler.causes import Cause, Causes
 from detectors.straggler.places import Places

@@ -7,8 +7,8 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.gates import Gates
-from detectors.method.streams import Bools, Floats, Streams
+from detectors.base.gates import Gates
+from detectors.base.streams import Bools, Floats, Streams
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.seats import Seats
 

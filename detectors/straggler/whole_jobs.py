@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from detectors.method.conditions import Open, close, tell
-from detectors.method.streams import Bools, Channel
-from detectors.method.throttle import CAPPED, has
+from detectors.base.findings import Open, close, tell
+from detectors.base.streams import Bools, Channel
+from detectors.base.throttle import CAPPED, has
 from detectors.straggler.job_causes import Slow, slow_jobs
 from detectors.straggler.outside_jobs import LOOK, JobsOutside
 from detectors.straggler.watched import Watched

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from detectors.method import kernel
-from detectors.method.cohorts import Peers
-from detectors.method.streams import LEARN, Channel, Step, Streams
-from detectors.telemetry.instrument_climate import Climate
-from detectors.telemetry.instruments import RHYTHM, Bools, Floats, Middles, Still, Swing
+from detectors.base import kernel
+from detectors.base.cohorts import Peers
+from detectors.base.streams import LEARN, Channel, Step, Streams
+from detectors.telemetry.instruments import RHYTHM, Bools, Climate, Floats, Middles, Still, Swing
 from pipeline.records import SECOND, Frame
 
 HOLD = 600

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.homes import Homes
+from detectors.base.topology_index import Homes
 from detectors.telemetry import instrument_kernel
 from pipeline.records import SECOND, Frame
 from pipeline.signals import CATALOGUE

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from detectors.method.homes import Homes
+from detectors.base.topology_index import Homes
 from detectors.telemetry.silence import Bools, shared
 from detectors.telemetry.silent_nodes import Known, Silence, clock
 from detectors.telemetry.silent_readers import Gone, Readers

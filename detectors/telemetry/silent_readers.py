@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.homes import Homes
+from detectors.base.topology_index import Homes
 from detectors.telemetry.silence import GIVEN_UP, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSeen
 from pipeline.records import SECOND
 from pipeline.signals import CATALOGUE

@@ -1,26 +1,89 @@
-"""Finds who fell silent, and why: a dead host, a dead agent, a feed without power, a GPU whose firmware hangs."""
+"""Finds devices that stopped reporting, and why: dead host, dead agent, feed without power, hung GPU firmware.
+
+Also reports messages that agents lost: their samples are missing for good, although nothing was silent.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from detectors.detector import Detector, notes, part
-from detectors.method.budget import rule
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import evidence
-from detectors.method.feeds import SIGNALS as FEED_SIGNALS
-from detectors.method.feeds import Feeds
-from detectors.method.gates import Gates
-from detectors.telemetry.holes import Holes
+import numpy as np
+
+from detectors.base.budget import rule
+from detectors.base.detector import Detector, notes, part
+from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.gates import Gates
+from detectors.base.power_feeds import SIGNALS as FEED_SIGNALS
+from detectors.base.power_feeds import Feeds
 from detectors.telemetry.host_facts import HostFacts
-from detectors.telemetry.losses import Losses
 from detectors.telemetry.silence import LastSeen
 from detectors.telemetry.silent_devices import SilentDevices
 from detectors.telemetry.silent_jobs import SilentJobs
-from detectors.telemetry.silent_nodes import Known, Silence, SilentNodes
+from detectors.telemetry.silent_nodes import Holes, Known, Silence, SilentNodes
 from pipeline.records import SECOND, Finding, Frame, Level
+
+HOLDS = 600 * SECOND
+"""A loss is over when none followed for so long: the Desk's own quiet; chosen."""
+
+
+class Losses:
+    """Per agent what it lost lately: gap events, else growth of agent.dropped."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, dict[str, Any]] = {}
+        self._dropped = np.empty(0)
+
+    def look(self, frames: Mapping[str, Frame], time: int) -> Iterator[Silence]:
+        """Losses that hold now."""
+        for event in (e for f in frames.values() for e in f.events if e.kind == "gap"):
+            first, following = event.data.get("first"), event.data.get("next")
+            lost = following - first if isinstance(first, int) and isinstance(following, int) else None
+            count = max(lost, 1) if lost is not None else 1
+            self._add(event.entity, event.time, count, str(event.data.get("cause") or "no cause told"))
+        frame = frames.get("agent")
+        if frame is not None and "agent.dropped" in frame.values:
+            self._count(frame)
+        self._lost = {e: k for e, k in self._lost.items() if time - k["last"] <= HOLDS}
+        for entity, known in sorted(self._lost.items()):
+            yield self._silence(entity, known)
+
+    def _count(self, frame: Frame) -> None:
+        """Growth of the counter, where no event told of the loss lately; it begins anew with the agent."""
+        now = frame["agent.dropped"]
+        if len(now) > len(self._dropped):
+            self._dropped = np.append(self._dropped, np.full(len(now) - len(self._dropped), np.nan))
+        before = self._dropped[: len(now)]
+        for i in np.flatnonzero(now > before).tolist():
+            entity = frame.entities[i]
+            if entity not in self._lost or self._lost[entity]["cause"] == _DROPPED:
+                self._add(entity, frame.time, int(now[i] - before[i]), _DROPPED)
+        known = ~np.isnan(now)
+        before[known] = now[known]
+
+    def _add(self, entity: str, time: int, count: int, cause: str) -> None:
+        known = self._lost.setdefault(entity, {"since": time, "last": time, "messages": 0, "cause": cause})
+        known["last"], known["cause"] = max(time, known["last"]), cause
+        known["messages"] += count
+
+    def _silence(self, entity: str, known: Mapping[str, Any]) -> Silence:
+        summary = f"The agent of {entity} lost {known['messages']} messages for good: {known['cause']}"
+        more = {"messages": known["messages"], "reason": known["cause"]}
+        clears = f"over when {HOLDS // SECOND} s pass without a loss"
+        signals = ("agent.dropped",)
+        key, since = f"{entity}|lost", known["since"]
+        return Silence(key, entity, since, "ticket", float(known["messages"]), summary, "loss", clears, signals, more)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"lost": {e: dict(k) for e, k in self._lost.items()}, "dropped": self._dropped.copy()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._lost, self._dropped = dict(state["lost"]), state["dropped"]
+
+
+_DROPPED = "its spool was full or could not be written"
+
 
 WATCHED: Mapping[str, str] = {
     "node": "node.load1",

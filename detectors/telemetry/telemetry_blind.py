@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from detectors.detector import Detector, notes
-from detectors.method.budget import rule
-from detectors.method.conditions import Open, close, tell
-from detectors.method.edge_events import values
-from detectors.method.evidence import evidence
+from detectors.base.budget import rule
+from detectors.base.detector import Detector, notes
+from detectors.base.event_data import values
+from detectors.base.findings import Open, close, evidence, tell
 from pipeline.records import SECOND, Event, Finding, Frame, Level
 
 _SIGNALS = {"bmc": "bmc.reachable", "exporter": "exporter.up"}

@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from detectors.detector import Detector, memory, notes, part
-from detectors.method.budget import rule
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import Compared, evidence
-from detectors.method.gates import Gates
-from detectors.method.told import number
+from detectors.base.budget import rule
+from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.event_data import number
+from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.gates import Gates
 from pipeline.records import SECOND, Finding, Frame, Level
 
 _LOOKS = 2  # measurements in a row: a clock that is being set is right a moment later; chosen

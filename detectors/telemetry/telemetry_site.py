@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from detectors.detector import Detector
-from detectors.method.budget import rule
-from detectors.method.evidence import evidence
+from detectors.base.budget import rule
+from detectors.base.detector import Detector
+from detectors.base.findings import evidence
 from pipeline.records import SECOND, Event, Finding, Frame, from_iso
 from pipeline.topology import Topology
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from detectors.method.told import text, whole
+from detectors.base.event_data import text, whole
 from detectors.xid.levels import (
     ALL,
     COPY,

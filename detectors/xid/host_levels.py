@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from detectors.method.told import text
+from detectors.base.event_data import text
 from pipeline.records import Event, Level
 
 _KERNEL: Mapping[str, tuple[Level, str]] = {

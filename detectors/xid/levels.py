@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from detectors.method.told import text, whole
+from detectors.base.event_data import text, whole
 from pipeline.records import LEVELS, Event, Level
 from pipeline.signals import CATALOGUE
 

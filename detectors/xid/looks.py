@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.conditions import REPEAT
-from detectors.method.places import Places
+from detectors.base.findings import REPEAT
+from detectors.base.topology_index import Places
 from detectors.xid import cases
 from detectors.xid.cases import Case
 from pipeline.records import SECOND, Frame

@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector, memory, notes, part
-from detectors.method.budget import rule
-from detectors.method.conditions import Open, tell
-from detectors.method.evidence import evidence
-from detectors.method.gates import Gates
-from detectors.method.places import Jobs
-from detectors.method.told import seconds, text
+from detectors.base.budget import rule
+from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.event_data import seconds, text
+from detectors.base.findings import Open, evidence, tell
+from detectors.base.gates import Gates
+from detectors.base.topology_index import Jobs
 from detectors.xid import cases as xid_cases
 from detectors.xid import host_levels, looks, servers
 from detectors.xid import levels as xid_levels

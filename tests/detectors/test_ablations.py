@@ -10,9 +10,9 @@ import pytest
 from benchmarks.detection.ablations import FILE, VARIANTS, kept, pieces, read, row
 from benchmarks.detection.results import scored
 from detectors import configured
+from detectors.base.cohorts import Peers
+from detectors.base.streams import Streams
 from detectors.heat.coolant import Coolant
-from detectors.method.cohorts import Peers
-from detectors.method.streams import Streams
 from detectors.straggler.straggler import Straggler
 from pipeline.records import SECOND, Frame, iso
 from pipeline.topology import Topology

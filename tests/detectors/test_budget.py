@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from detectors import explain
-from detectors.detector import Detector, part
-from detectors.method.budget import arl0, budget, in_words, threshold_for
-from detectors.method.streams import Channel, Streams
+from detectors.base.budget import arl0, budget, in_words, threshold_for
+from detectors.base.detector import Detector, part
+from detectors.base.streams import Channel, Streams
 from pipeline.records import SECOND
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from detectors import configured
-from detectors.detector import Detector
+from detectors.base.detector import Detector
 
 EVERY = configured()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from detectors.method.cohorts import Peers
+from detectors.base.cohorts import Peers
 from pipeline.frames import Frame
 from pipeline.records import SECOND
 from pipeline.topology import Topology

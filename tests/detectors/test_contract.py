@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from detectors import DETECTORS, configured, listing
-from detectors.method.evidence import CLEARS, COMPARED
+from detectors.base.findings import CLEARS, COMPARED
 from detectors.runner import Runner
 from pipeline.errors import ConfigError
 from pipeline.records import LEVELS, SECOND, Event, Frame

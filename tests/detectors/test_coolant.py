@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from detectors.base.cohorts import likeness
 from detectors.heat.coolant import Coolant
-from detectors.method.cohorts import likeness
 from pipeline.records import LEVELS, SECOND, Event
 from tests.detectors.conftest import Site
 

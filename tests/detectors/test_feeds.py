@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.method.feeds import Feeds
+from detectors.base.power_feeds import Feeds
 from pipeline.records import SECOND, Frame
 from pipeline.topology import Topology
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from detectors.method.gates import LONGEST, SETTLES, Gates
+from detectors.base.gates import LONGEST, SETTLES, Gates
 from pipeline.records import SECOND, Event, Frame
 from pipeline.topology import Topology
 

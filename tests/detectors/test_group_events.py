@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.method.cohorts import Peers
-from detectors.method.gates import Gates
-from detectors.method.group_events import HOLD, GroupEvents, Quantity
-from detectors.method.streams import Channel, Streams
+from detectors.base.cohorts import Peers
+from detectors.base.gates import Gates
+from detectors.base.group_events import HOLD, GroupEvents, Quantity
+from detectors.base.streams import Channel, Streams
 from pipeline.frames import Frame
 from pipeline.records import SECOND, Event
 from pipeline.topology import Topology

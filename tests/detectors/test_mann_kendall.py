@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.method.mann_kendall import z_of_rows
+from detectors.base.statistics import z_of_rows
 
 SERIES = st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(math.nan)), min_size=1, max_size=20)
 

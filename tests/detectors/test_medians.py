@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.method.medians import grouped_mad, grouped_median
+from detectors.base.statistics import grouped_mad, grouped_median
 
 SECOND = 1_000_000
 values_and_groups = st.lists(

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from detectors.detector import Detector, part
-from detectors.method.members import members
-from detectors.method.streams import Channel, Streams
+from detectors.base.detector import Detector, part
+from detectors.base.streams import Channel, Streams
+from detectors.base.topology_index import members
 from detectors.runner import Runner
 from pipeline.records import SECOND, Event, Frame
 from pipeline.topology import Topology

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from detectors import DETECTORS, configured
-from detectors.detector import Detector, memory, notes
+from detectors.base.detector import Detector, memory, notes
 from detectors.runner import Runner
 from pipeline.records import SECOND, Event, Finding, Frame
 from pipeline.topology import Topology

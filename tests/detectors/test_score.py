@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from detectors.score import COUNTS, Alert, Heard, Meta, Truth, World, judge, merge, with_field_rates
 from detectors.scoring.counts import BY_CAUSE, BY_FAMILY, DELTA_MIN
+from detectors.scoring.score import COUNTS, Alert, Heard, Meta, Truth, World, judge, merge, with_field_rates
 from pipeline.records import SECOND, Event
 from pipeline.topology import Topology
 

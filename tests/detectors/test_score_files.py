@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from detectors.score import COLUMNS, as_heard, as_truth, judge, merge, rows, score, shown, summary
 from detectors.scoring.inputs import Meta
+from detectors.scoring.score import COLUMNS, as_heard, as_truth, judge, merge, rows, score, shown, summary
 from detectors.scoring.world import World
 from pipeline.errors import UsageError
 from pipeline.records import SECOND, Finding, Incident, iso

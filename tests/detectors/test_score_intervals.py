@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.intervals import poisson, wilson
-from detectors.scoring.delays import reached
+from detectors.scoring.figures import poisson, reached, wilson
 
 
 @pytest.mark.parametrize(  # Garwood (1936), Biometrika 28, 437-442

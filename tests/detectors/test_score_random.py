@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.score import Alert, Heard, Meta, Truth, World, judge
 from detectors.scoring.matching import match
+from detectors.scoring.score import Alert, Heard, Meta, Truth, World, judge
 from pipeline.records import SECOND
 from pipeline.topology import Topology
 
@@ -239,7 +239,7 @@ def test_all_figures_are_those_of_the_second_scorer(some, said):
 @FEW
 @given(st.lists(st.tuples(*CASES), min_size=1, max_size=4))
 def test_runs_together_have_the_sum_of_what_each_has(cases):
-    from detectors.score import merge
+    from detectors.scoring.score import merge
 
     results = [judge(some, Heard(tuple(said)), WORLD, Meta(5.0)) for some, said in cases]
     whole = merge(results)

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from detectors.score import (
+from detectors.scoring.alerts import heard
+from detectors.scoring.counts import GOAL_S, HOLD_S
+from detectors.scoring.matching import counting
+from detectors.scoring.score import (
     Alert,
     Heard,
     Meta,
@@ -21,9 +24,6 @@ from detectors.score import (
     summary,
     with_field_rates,
 )
-from detectors.scoring.alerts import heard
-from detectors.scoring.counts import GOAL_S, HOLD_S
-from detectors.scoring.matching import counting
 from pipeline.records import SECOND, Event, iso
 from pipeline.topology import Topology
 

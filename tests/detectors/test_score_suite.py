@@ -67,11 +67,11 @@ def test_each_finished_run_is_told_with_its_rate_and_the_time_that_is_left(tmp_p
 
 
 def test_the_fingerprint_follows_what_decides_what_is_said_and_nothing_else(tmp_path):
-    for name in ("agents/sim/fleet.py", "detectors/link.py", "detectors/score.py", "pipeline/api/server.py"):
+    for name in ("agents/sim/fleet.py", "detectors/link.py", "detectors/scoring/score.py", "pipeline/api/server.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("a = 1\n")
     first = results.fingerprint(tmp_path)
-    for name in ("detectors/score.py", "pipeline/api/server.py"):
+    for name in ("detectors/scoring/score.py", "pipeline/api/server.py"):
         (tmp_path / name).write_text("a = 2\n")
     assert results.fingerprint(tmp_path) == first
     (tmp_path / "detectors/link.py").write_text("a = 2\n")

@@ -6,7 +6,7 @@ import pytest
 
 from agents.sim.scenario import Fleet, Scenario, demo
 from benchmarks.detection.judge import judge
-from detectors.score import COUNTS
+from detectors.scoring.score import COUNTS
 from pipeline.records import SECOND
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.method.throttle import bits_of
+from detectors.base.throttle import bits_of
 from detectors.straggler.straggler import Straggler
 from detectors.straggler.straggler_inferred import StragglerInferred
 from detectors.straggler.straggler_job import StragglerJob

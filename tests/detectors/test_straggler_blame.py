@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.method import kernel
+from detectors.base import kernel
 from detectors.straggler.straggler import Straggler
 from pipeline.records import SECOND, Event
 from tests.detectors.cases.straggler import CASE, GPUS, GUILTY, NODES, RANKS, SIZE, WIDTH, quiet, topology

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from detectors import configured
-from detectors.method.budget import arl0
-from detectors.method.streams import ALONE, Channel
+from detectors.base.budget import arl0
+from detectors.base.streams import ALONE, Channel
 
 
 def lines(name, **settings):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.method import kernel
-from detectors.method.streams import LEARN, Channel, Streams
+from detectors.base import kernel
+from detectors.base.streams import LEARN, Channel, Streams
 from pipeline.records import SECOND
 
 START, TICK = 1_790_000_000 * SECOND, 10 * SECOND

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.method.streams import Channel, Streams
+from detectors.base.streams import Channel, Streams
 from pipeline.records import SECOND
 
 SIZE, TICKS, TICK = 24, 60, 10 * SECOND

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.method.homes import Homes
+from detectors.base.topology_index import Homes
 from detectors.telemetry.silent_jobs import SilentJobs
 from detectors.telemetry.telemetry import Telemetry
 from pipeline.records import SECOND, Event, Frame

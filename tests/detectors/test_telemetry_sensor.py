@@ -9,8 +9,7 @@ import pytest
 
 from detectors.telemetry.gpu_instruments import Wrong
 from detectors.telemetry.instruments import Middles, Swing
-from detectors.telemetry.plant_instruments import LoopInstruments
-from detectors.telemetry.telemetry_sensor import TelemetrySensor
+from detectors.telemetry.telemetry_sensor import LoopInstruments, TelemetrySensor
 from pipeline.frames import class_of
 from pipeline.records import SECOND, Event, Frame
 from pipeline.topology import Topology

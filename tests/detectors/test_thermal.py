@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from detectors.base.gates import SETTLES
 from detectors.heat.thermal import Thermal
-from detectors.method.gates import SETTLES
 from pipeline.records import SECOND, Event, Frame
 from tests.detectors.cases.thermal import CASE, GPUS, GUILTY, PLATE, SUPPLY, WIDTH, heat, topology
 

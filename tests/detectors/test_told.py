@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.method.told import LONGEST_S, number, seconds, text, whole
+from detectors.base.event_data import LONGEST_S, number, seconds, text, whole
 
 HOSTILE = [None, True, "7", [7], {"a": 1}, float("nan"), float("inf"), -float("inf"), 10**400, -1, 1e300]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.detector import Detector
+from detectors.base.detector import Detector
 from pipeline.frames import class_of
 from pipeline.records import SECOND, Event, Finding, Frame, Level
 from pipeline.topology import Topology

@@ -1,4 +1,9 @@
-"""Medians of groups over whole columns, for detectors that compare without the common kernel."""
+"""Group medians over whole columns, and a test for a steady rise.
+
+The trend test is the z of Mann (1945), Econometrica 13, 245-259, with Kendall's variance: n(n-1)(2n+5)/18 without ties;
+z counts one less than the sum of the signs, for continuity. Hourly means have hardly a tie, and with ties the true
+variance is smaller, so z is too small rather than too large.
+"""
 
 from __future__ import annotations
 
@@ -29,3 +34,18 @@ def grouped_mad(values: Floats, groups: NDArray[np.int32]) -> tuple[Floats, NDAr
     """(N,) median absolute deviation from the group's median, and the group's size."""
     median, _ = grouped_median(values, groups)
     return grouped_median(np.abs(values - median), groups)
+
+
+def z_of(score: Floats, n: NDArray[np.int64]) -> Floats:
+    """z of sums of signs over all pairs of `n` values each; 0 where there are no pairs."""
+    variance = n * (n - 1.0) * (2.0 * n + 5.0) / 18.0
+    return np.asarray((score - np.sign(score)) / np.sqrt(np.maximum(variance, 1.0)))
+
+
+def z_of_rows(series: Floats) -> Floats:
+    """(N,) z of each row of (N, T); NaN are instants without a value."""
+    score = np.zeros(len(series))
+    for lag in range(1, series.shape[1]):
+        later, earlier = series[:, lag:], series[:, :-lag]  # a comparison with NaN is neither more nor less
+        score += (later > earlier).sum(axis=1) - (later < earlier).sum(axis=1)
+    return z_of(score, np.isfinite(series).sum(axis=1))

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.conditions import Open, close, tell
-from detectors.method.evidence import evidence
-from detectors.method.gates import Gates
-from detectors.method.moved import LEAST_COHORT, LINGERS, MOST
-from detectors.method.places import Jobs
-from detectors.method.streams import LIFT, Step
+from detectors.base.cohort_shift import LEAST_COHORT, LINGERS, MOST
+from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.gates import Gates
+from detectors.base.streams import LIFT, Step
+from detectors.base.topology_index import Jobs
 from pipeline.records import SECOND, Finding, Frame
 from pipeline.topology import kind_of
 

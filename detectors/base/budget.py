@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from detectors.method.streams import ALONE, SLACK, USUAL_STEP, Channel
+from detectors.base.streams import ALONE, SLACK, USUAL_STEP, Channel
 
 _OVERSHOOT = 1.166  # mean excess over the threshold of a normal walk: Siegmund's correction
 DAY_S = 86_400.0

@@ -1,4 +1,8 @@
-"""What every finding shows for itself, under the same names whichever detector speaks."""
+"""Evidence of a finding, under the same names in all detectors, and when a condition is reported.
+
+A condition is reported when it begins, when its level rises, and every minute while it holds: the Desk takes ten
+minutes without a report for its end.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.records import finite
+from pipeline.records import LEVELS, SECOND, Level, finite
 
 CLEARS = "clears"
 """Key of the sentence that says what would end the condition; every finding has it."""
@@ -41,3 +45,33 @@ class Compared:
 def evidence(clears: str, compared: Compared | None = None, **more: Any) -> Mapping[str, Any]:
     """The evidence of a finding: comparison, whatever else tells, and what would clear it."""
     return {**(compared.as_evidence() if compared else {}), **more, CLEARS: clears}
+
+
+REPEAT = 60 * SECOND
+SET_BACK = 600 * SECOND  # a clock that goes back by as much was set; frames come out of order by less. Chosen
+Open = dict[str, dict[str, Any]]
+
+
+def tell(conditions: Open, key: str, time: int, onset: int, level: Level) -> tuple[int, Level] | None:
+    """Onset and level to report now, or None if nothing is due. The onset of the first report stays; levels rise."""
+    known = conditions.get(key)
+    if known is None:
+        conditions[key] = {"onset": min(onset, time), "level": level, "told": time}
+        return min(onset, time), level
+    if time < known["onset"]:
+        if known["onset"] - time < SET_BACK:  # out of order: that is no news of it
+            return None
+        known["onset"] = time
+    rises = LEVELS.index(level) > LEVELS.index(known["level"])
+    if rises:
+        known["level"] = level
+    elif 0 <= time - known["told"] < REPEAT:
+        return None
+    known["told"] = time
+    return known["onset"], known["level"]
+
+
+def close(conditions: Open, holding: set[str]) -> None:
+    """Forgets the conditions that no longer hold."""
+    for key in [k for k in conditions if k not in holding]:
+        del conditions[key]

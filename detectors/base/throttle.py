@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from detectors.method.streams import Bools
+from detectors.base.streams import Bools
 
 IDLE, CAPPED = 0x1, 0x4
 """Nothing to do; a software power cap, which is policy."""

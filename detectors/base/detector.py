@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from detectors.method.budget import in_words
-from detectors.method.lengths import one_length
-from detectors.method.members import members
-from detectors.method.streams import Streams
+from detectors.base.budget import in_words
+from detectors.base.state import one_length
+from detectors.base.streams import Streams
+from detectors.base.topology_index import members
 from pipeline.records import Event, Finding, Frame
 from pipeline.signals import Signal
 from pipeline.topology import Topology

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method import kernel
-from detectors.method.conditions import SET_BACK
-from detectors.method.moved import Moved
+from detectors.base import kernel
+from detectors.base.cohort_shift import Moved
+from detectors.base.findings import SET_BACK
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]
@@ -48,7 +48,7 @@ class Channel:
     floor:     least scale, in units of the transformed signal (0.01 = 1 % where it is a logarithm).
     delta:     least smoothed effect that matters, in the same units; below it statistics alone mean nothing.
     phi:       autocorrelation of neighbouring samples; it widens the scale by sqrt((1 + phi) / (1 - phi)).
-    threshold: of the sum at a tick of 10 s; detectors.method.budget tells what it costs in false alarms.
+    threshold: of the sum at a tick of 10 s; detectors.base.budget tells what it costs in false alarms.
     both:      whether less than normal is harm too.
     clip:      False: samples count in full (for the ablation).   frozen: False: a fault is learnt (likewise).
     """

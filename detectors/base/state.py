@@ -1,5 +1,7 @@
-"""How long arrays of one cell per entity are: they grow together, and whether those of a snapshot belong together, as
-compiled loops take that on trust and write where none is."""
+"""Arrays with one cell per entity: they grow together, and a restored set must have one length.
+
+Compiled loops do not check lengths and would write out of bounds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the edge rules of agents tell, as detectors read it: events of the frames, checked, in order of time."""
+"""Reads the data of events: values from other programs are checked before use, edge events come in order of time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,38 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from detectors.method.told import number
 from pipeline.records import Event, Frame
+
+LONGEST_S = 86_400.0
+"""Seconds that anything told lasts at most: what is longer is a mistake, or is told anew. Chosen."""
+
+
+def number(value: object, low: float = 0.0, high: float = 2.0**63) -> float | None:
+    """A finite number within [low, high], else None; truths and texts are no numbers."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) and low <= found <= high else None
+
+
+def whole(value: object, low: int = 0, high: int = 2**63) -> int | None:
+    """An integer within [low, high], else None."""
+    found = number(value, low, high)
+    return int(found) if found is not None and found == int(found) else None
+
+
+def seconds(value: object, most: float = LONGEST_S) -> float | None:
+    """How long something took or will take: above 0, at most `most`."""
+    found = number(value)
+    return None if found is None or found <= 0 else min(found, most)
+
+
+def text(value: object) -> str:
+    """A text, "" for anything else."""
+    return value if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, slots=True)

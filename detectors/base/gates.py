@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.method.told import seconds
+from detectors.base.event_data import seconds
 from pipeline.records import SECOND, Event, Frame
 from pipeline.topology import Topology
 

@@ -1,0 +1,1 @@
+"""What all detectors share: the Detector class, state, cohorts, streams, findings, false alarm budgets."""

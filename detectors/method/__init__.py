@@ -1,1 +1,0 @@
-"""What detectors share: the kernel, cohorts, gates, evidence, conditions, and what thresholds cost."""
