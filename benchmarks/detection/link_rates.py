@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.link.errors import Counted, Errors, Setting
+from detectors.link.error_counts import Counted, Errors, Setting
 from detectors.link.link import Link
 from pipeline.records import SECOND, Frame
 from pipeline.topology import Topology

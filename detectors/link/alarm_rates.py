@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from detectors.base.budget import DAY_S
-from detectors.link.window import CHANCE, LENGTH
+from detectors.link.error_counts import CHANCE, LENGTH
 
 _NODES = 1000
 LINKS = 8  # ports of a node, as in NVIDIA's DGX H100

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.counters import TOPS, rise, says_nothing
+from detectors.base.kernel import compiled
 from detectors.base.state import grown, one_length
-from detectors.link.loops import unmoved
 from pipeline.records import SECOND
 
 Floats = NDArray[np.float64]
@@ -122,3 +122,15 @@ class Readings:
         self.last, self.gone, self.anew = state["last"], state["gone"], state["anew"]
         self.peak, self.born = state["peak"], bool(self.anew.any())
         self.before = int(state["before"])
+
+
+@compiled
+def unmoved(now: Floats, last: Floats, gone: NDArray[np.int64]) -> bool:
+    """Whether each reads as it did, and what was missing still is."""
+    for i in range(len(now)):
+        if now[i] == last[i]:
+            if gone[i] != 0:
+                return False
+        elif now[i] == now[i] or gone[i] == 0:
+            return False
+    return True

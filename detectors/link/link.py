@@ -15,14 +15,13 @@ from detectors.base.findings import REPEAT, Open, close, evidence, tell
 from detectors.base.gates import Gates
 from detectors.base.streams import LEARN, USUAL_STEP
 from detectors.link.alarm_rates import LINKS, RULES, of_sum, of_window
-from detectors.link.cause import Losses
+from detectors.link.best_values import Speeds
 from detectors.link.counters import Floats, Lives, Places
 from detectors.link.ends import Ends, Modules
-from detectors.link.errors import PACKETS, PHYSICAL, Errors, Setting
-from detectors.link.speeds import Speeds
-from detectors.link.state import UP, Leaves, PortStates
-from detectors.link.storms import Erring, Storms
-from detectors.link.trouble import PACKET_COUNTERS, Seen, Trouble, troubles
+from detectors.link.error_counts import PACKETS, PHYSICAL, Errors, Setting
+from detectors.link.leaf_faults import Erring, Leaves, Storms
+from detectors.link.port_states import UP, PortStates
+from detectors.link.port_troubles import PACKET_COUNTERS, Losses, Seen, Trouble, troubles
 from pipeline.records import LEVELS, SECOND, Finding, Frame, Level
 
 _BRING_UP = 120.0

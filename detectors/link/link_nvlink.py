@@ -1,4 +1,7 @@
-"""Finds NVLinks that err, slow down or fall out, and says which end of a link it is as far as that can be told."""
+"""Finds NVLinks that err, slow down or fall out, and says which end of a link it is as far as that can be told.
+
+What the driver's log says of NVLinks: XIDs of that class and SXids of the switches, kept while they are news.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,68 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.detector import Detector, memory, notes, part
+from detectors.base.event_data import text, whole
 from detectors.base.findings import Open, close, evidence, tell
 from detectors.base.gates import SETTLES, Gates
+from detectors.base.kernel import compiled
 from detectors.base.streams import LEARN
 from detectors.link.alarm_rates import RULES, of_sum
-from detectors.link.loops import lanes_step
-from detectors.link.nvlink_log import NEWS, Heard, hear
 from detectors.link.tallies import Tallies
-from pipeline.records import SECOND, Finding, Frame
+from pipeline.records import SECOND, Event, Finding, Frame
 
+Heard = dict[str, dict[str, Any]]
+
+CODES = frozenset({74, 136, *range(144, 151)})
+"""XIDs of NVLinks by NVIDIA's catalogue: 74 and 136 to Hopper, 144 to 150 on Blackwell."""
+NEWS = 900 * SECOND
+"""So long a message stands for what it tells of, if nothing else does; chosen: a driver repeats itself within that."""
+_MOST_LINKS = 1 << 16  # no device has as many; chosen
+_APART = 30 * SECOND  # two messages of one window are one burst
+
+
+def hear(heard: Heard, frames: Mapping[str, Frame], time: int) -> None:
+    """Takes the messages of an instant and forgets old ones.
+
+    Left out are those that the table calls harmless and those whose `root` says that they are consequences.
+    """
+    for event in sorted(_messages(frames), key=lambda e: (e.time, e.entity, e.kind)):
+        known = heard.get(event.entity)
+        if known is None:
+            known = heard[event.entity] = {"since": event.time, "last": event.time, "bursts": 1, "codes": []}
+        elif event.time - known["last"] >= _APART:
+            known["bursts"] += 1
+        known["last"] = max(known["last"], event.time)
+        number = whole(event.data.get(event.kind))
+        code = f"{event.kind.upper().replace('SXID', 'SXid')} {'without a number' if number is None else number}"
+        known["codes"] = [*dict.fromkeys([*known["codes"], code])][:8]
+        known["text"] = text(event.data.get("text"))[:200]
+        known["fatal"] = known.get("fatal", False) or event.data.get("fatal") is True
+        if (link := _link(event)) is not None:
+            known["link"] = link
+        if event.kind == "sxid":
+            known["switch"] = text(event.data.get("switch")) or "a switch"
+    for entity in [e for e, known in heard.items() if time - known["last"] > NEWS]:
+        del heard[entity]
+
+
+def _messages(frames: Mapping[str, Frame]) -> list[Event]:
+    events = [e for frame in frames.values() for e in frame.events if e.kind in ("xid", "sxid")]
+    return [
+        e
+        for e in events
+        if e.data.get("severity") != "info"
+        and not e.data.get("root")
+        and (e.kind == "sxid" or e.data.get("class") == "nvlink" or whole(e.data.get("xid")) in CODES)
+    ]
+
+
+def _link(event: Event) -> int | None:
+    """The link's number, where the message has it."""
+    detail = event.data.get("detail")
+    return whole(detail.get("link"), 0, _MOST_LINKS) if isinstance(detail, Mapping) else None
+
+
+Floats = NDArray[np.float64]
 COUNTERS = tuple(
     f"nvlink.{name}"
     for name in (
@@ -238,3 +294,35 @@ def _end(entity: str, links: int, said: Mapping[str, dict[str, Any]]) -> str:
     if entity.startswith("node:"):
         return "links of half of its GPUs: what joins them, an NVSwitch or the board"
     return "several links of one GPU: its end" if links > 1 else "cannot tell which end: GPU, NVSwitch or between"
+
+
+@compiled
+def lanes_step(
+    state: Floats,
+    speed: Floats,
+    links: NDArray[np.void],
+    time: int,
+    limits: tuple[int, int, float],
+) -> None:
+    """One sample of each NVLink. limits: samples that confirm, the top of counts, and the least share of its best."""
+    confirm, top, least = limits
+    for i in range(len(state)):
+        link = links[i]
+        told, fast = np.isfinite(state[i]), np.isfinite(speed[i])
+        up = told and state[i] != 0
+        if fast:
+            link.held = min(link.held + 1, top) if np.float32(speed[i]) == link.newest else 1
+            link.newest = speed[i]
+            if link.held >= confirm and speed[i] > link.best:
+                link.best = speed[i]
+        low = (told and not up and link.was_up) or (fast and speed[i] < least * link.best)
+        if low:
+            if link.low == 0:
+                link.since = time
+            link.low = min(link.low + 1, top)
+        elif told or fast:
+            link.low = 0
+        if up:
+            link.was_up = True
+        if told or fast:
+            link.count = min(link.count + 1, top)

@@ -14,13 +14,14 @@ from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.event_data import number, text
 from detectors.base.findings import Compared, Open, close, evidence, tell
 from detectors.base.gates import Gates
+from detectors.base.kernel import compiled
 from detectors.base.statistics import grouped_median
 from detectors.link.alarm_rates import LINKS, RULES, of_sum
-from detectors.link.loops import idle_since
-from detectors.link.pcie_lanes import CONFIRM, Best
+from detectors.link.best_values import CONFIRM, Best
 from detectors.link.tallies import Tallies
 from pipeline.records import SECOND, Finding, Frame, Level
 
+Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Said = dict[str, dict[str, Any]]
 
@@ -239,3 +240,14 @@ class LinkPcie(Detector):
             evidence(clears, None, **(worst["compared"] or {}), **facts),
             signals,
         )
+
+
+@compiled
+def idle_since(load: Floats, busy: float, idle: NDArray[np.int64], time: int) -> None:
+    """Since when each device has been idle; 0: it is at work. Who does not tell stays as it was."""
+    for i in range(len(load)):
+        if load[i] < busy:
+            if idle[i] == 0:
+                idle[i] = time
+        elif np.isfinite(load[i]):
+            idle[i] = 0

@@ -15,12 +15,11 @@ from detectors.base.event_data import seconds, text
 from detectors.base.findings import Open, evidence, tell
 from detectors.base.gates import Gates
 from detectors.base.topology_index import Jobs
+from detectors.xid import cases, levels, schedule
 from detectors.xid import cases as xid_cases
-from detectors.xid import host_levels, looks, servers
 from detectors.xid import levels as xid_levels
-from detectors.xid.cases import Case
-from detectors.xid.looks import QUIET, REPEATED
-from detectors.xid.programs import Programs
+from detectors.xid.cases import Case, Programs
+from detectors.xid.schedule import QUIET, REPEATED
 from pipeline.records import SECOND, Event, Finding, Frame, Level
 from pipeline.topology import Topology, kind_of
 
@@ -29,7 +28,7 @@ _GPU = ("gpu_lost", "gpu_back", "slow_call", "nvml_refused", "counter_reset")
 _HOST = ("kernel", "aer", "sel", "redfish", "gpu_count")
 _KINDS = frozenset((*_XIDS, *_GPU, *_HOST))
 _CLEARS = "a reset or reboot, the driver's all-clear (recovery action none), the GPU's return, or a person"
-_TAKEN = f"was taken away, for nothing was heard of it and its server for {looks.GONE // SECOND // 3600} h"
+_TAKEN = f"was taken away, for nothing was heard of it and its server for {schedule.GONE // SECOND // 3600} h"
 _BACK, _WELL, _COUNTED = "was reset or is back", "needs nothing any more, its driver says", "has all of its GPUs again"
 _LONG_CALL = 60.0  # s of one call to the driver that are a ticket: ten times its own timeout of 6 s; chosen
 _SIGNALS = ("event:xid",)
@@ -86,7 +85,7 @@ class Xid(Detector):
     gates: Gates = part(Gates)
     programs: Programs = part(Programs)
     _jobs: Jobs = field(default_factory=Jobs, init=False, repr=False)
-    _looks: looks.Looks = field(default_factory=looks.Looks, init=False, repr=False)
+    _looks: schedule.Looks = field(default_factory=schedule.Looks, init=False, repr=False)
 
     def budget(self) -> list[str]:
         return [rule("facts that driver, kernel or BMC logged")]
@@ -102,7 +101,7 @@ class Xid(Detector):
             found += self._take(event, topology, time)
         found += self._look(frames.get("gpu"), time)
         for entity in self._looks.strangers(self.cases, frames, topology):
-            found += self._ended(entity, time, looks.STRANGE)
+            found += self._ended(entity, time, schedule.STRANGE)
         if self.cases or self.programs.blamed:
             due = self._looks.due(self.cases, frames, time, lambda node: self._jobs.gpus(node, topology))
             found += self._renewed(due, frames, time, topology)
@@ -141,7 +140,7 @@ class Xid(Detector):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
-        self._looks = looks.Looks(self.cases)
+        self._looks = schedule.Looks(self.cases)
 
     def _take(self, event: Event, topology: Topology, time: int) -> list[Finding]:
         if event.kind in _XIDS:
@@ -161,12 +160,12 @@ class Xid(Detector):
             self._fact(event, event.entity, "slow_call", (level, words))
         elif event.kind == "nvml_refused":
             self._fact(event, event.entity, "nvml_refused", ("suspect", "refuses calls that it had answered"))
-        elif gpu and (known := host_levels.GPU_PATTERNS.get(str(event.data.get("pattern")))):
+        elif gpu and (known := levels.GPU_PATTERNS.get(str(event.data.get("pattern")))):
             self._fact(event, event.entity, str(event.data["pattern"]), known)
-        elif told := host_levels.told(event):
+        elif told := levels.told(event):
             kind, level, words = told
             where = event.entity if gpu else topology.above_of_kind(event.entity, "node") or event.entity
-            self._fact(event, where, kind, (level, words), kind in host_levels.PCIE)
+            self._fact(event, where, kind, (level, words), kind in levels.PCIE)
         return []
 
     def _case(self, entity: str, time: int) -> Case:
@@ -219,7 +218,7 @@ class Xid(Detector):
         if present >= expected:
             case = self.cases.get(event.entity)
             return self._ended(event.entity, time, _COUNTED) if case and set(case["facts"]) == {"gpu_count"} else []
-        words = servers.lacking(present, expected, event.data.get("missing"))
+        words = cases.lacking(present, expected, event.data.get("missing"))
         self._fact(event, event.entity, "gpu_count", ("page", words), True)
         return []
 
@@ -249,7 +248,7 @@ class Xid(Detector):
             known = self.conditions.get(entity)
             if self._looks.life(entity, frames, topology) * SECOND > case["last"]:
                 found += self._ended(entity, time, _BACK)
-            elif case.get("away", 0) > looks.GONE:
+            elif case.get("away", 0) > schedule.GONE:
                 found += self._ended(entity, time, _TAKEN)
             elif time - case["last"] > QUIET and not case["fresh"] and not _held(case, known):
                 del self.cases[entity]
@@ -273,10 +272,10 @@ class Xid(Detector):
         waits = case["fresh"] and time - case["fresh"] < self.settle * SECOND
         server = topology.above_of_kind(entity, "node") or ""
         mates = self._jobs.gpus(server, topology) if case["facts"] else frozenset()
-        if (waits and not xid_cases.certain(case)) or servers.reloads(case, self.cases, mates, time):
+        if (waits and not xid_cases.certain(case)) or cases.reloads(case, self.cases, mates, time):
             return []
         case["fresh"] = 0
-        if xid_cases.of_a_link(case) or (entity == server and servers.is_of_a_gpu(case, self.cases, mates)):
+        if xid_cases.of_a_link(case) or (entity == server and cases.is_of_a_gpu(case, self.cases, mates)):
             return []
         level = xid_cases.level(case, self._own)
         if level is None:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.detection.link_rates import alarms, delays
-from detectors.link.cause import Losses
-from detectors.link.errors import Cohort, likelihood
+from detectors.link.error_counts import Cohort, likelihood
 from detectors.link.link import Link
+from detectors.link.port_troubles import Losses
 from detectors.runner import Runner
 from pipeline.records import SECOND, Event, Frame
 from pipeline.topology import Topology

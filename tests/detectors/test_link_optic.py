@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detectors.link.link_optic import LinkOptic
-from detectors.link.steps_and_trends import row_median, since_step, trend
+from detectors.link.optic_history import row_median, since_step, trend
 from pipeline.records import SECOND, Event, Finding, Frame, from_iso
 from pipeline.topology import Topology
 from tests.detectors.cases.case import START

@@ -9,10 +9,9 @@ import pytest
 from benchmarks.detection.sdc_coverage import START, anew
 from detectors.runner import Runner
 from detectors.sdc.ledger import Ledger
-from detectors.sdc.poll import MOST, Poll
 from detectors.sdc.sdc import SdcVote
 from detectors.sdc.sdc_replica import SdcReplica
-from detectors.sdc.votes import Unjust, Verdict
+from detectors.sdc.votes import MOST, Poll, Unjust, Verdict
 from pipeline.records import SECOND, Event, Frame
 from pipeline.topology import Topology
 

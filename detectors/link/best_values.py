@@ -1,4 +1,7 @@
-"""What each device's PCIe link once did and does now: lanes and speed, confirmed over some samples."""
+"""What each device's PCIe link once did and does now: lanes and speed, confirmed over some samples.
+
+Ports that were trained to less than they ran at: lanes or a step of speed were lost at a retrain.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.gates import Gates
+from detectors.base.kernel import compiled
 from detectors.base.state import one_length
 from detectors.base.streams import LEARN
-from detectors.link.loops import best_step
-from pipeline.records import SECOND
+from pipeline.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -80,3 +84,65 @@ class Best:
         one_length(state)
         for name in ("best", "newest", "counts", "times"):
             setattr(self, name, np.array(state[name]))
+
+
+_FASTEST = 10_000_000.0
+"""Mbit/s that no port has: what a driver tells that does not know (all bits set) is above it."""
+
+
+@dataclass
+class Speeds(Best):
+    """The speed of each port while it is up, and the highest that it has held. A part() of a detector."""
+
+    def take(self, frame: Frame) -> None:
+        """Takes one instant; a port that is down tells the speed that it trains at, which says nothing."""
+        speed = frame["nic.speed"]
+        told = (speed > 0) & (speed < _FASTEST) & (frame["nic.state"] >= 1)
+        self.step(np.where(told, speed, np.nan), told, frame.time)
+
+    def slow(self, frame: Frame, gates: Gates) -> list[int]:
+        """Ports that are slower than they were; what they are set to by people at work is what is wanted."""
+        low = self.below(frame.time)
+        if not low.any():
+            return []
+        found = np.flatnonzero(low & self.learnt(len(low))).tolist()
+        for i in [i for i in found if gates.in_work(frame.entities[i], frame.topology, frame.time)]:
+            self.best[i] = self.newest[i]
+            self.counts[1, i] = 0
+            found.remove(i)
+        return found
+
+
+@compiled
+def best_step(
+    values: Floats,
+    judged: Bools,
+    levels: tuple[Floats, Floats],
+    counts: NDArray[np.int32],
+    times: NDArray[np.int64],
+    time: int,
+    limits: tuple[int, int],
+) -> None:
+    """One sample of each device's link. levels: best, newest. limits: samples that confirm, and the top of counts."""
+    (best, newest), (confirm, top) = levels, limits
+    for i in range(len(values)):
+        value = values[i]
+        if not np.isfinite(value):
+            continue
+        times[1, i] = time
+        if not (judged[i] or value >= best[i]):
+            continue
+        counts[0, i] = min(counts[0, i] + 1, top) if value == newest[i] else 1
+        newest[i] = value
+        if value > best[i] and counts[0, i] >= confirm:
+            best[i] = value
+        if value < best[i]:
+            if counts[1, i] == 0:
+                times[0, i] = time
+            counts[1, i] = min(counts[1, i] + 1, top)
+        else:
+            counts[1, i] = 0
+            times[2, i] = time
+        counts[2, i] = min(counts[2, i] + 1, top)
+        if judged[i]:
+            counts[3, i] = min(counts[3, i] + 1, top)

@@ -1,12 +1,11 @@
-"""Which ports are up, down or flapping, and which leaves took their ports with them."""
+"""Which ports are up, down or flapping."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from detectors.base.state import grown, one_length
 from detectors.base.streams import LEARN
@@ -15,8 +14,6 @@ from pipeline.records import SECOND, Event
 
 DOWN, UP = 1, 2
 UP_WORDS = frozenset({"up", "active", "1", "true"})
-RETURNS = 120 * SECOND
-"""After a leaf is back its last ports train their links; they are its own trouble until then. Chosen."""
 FASTEST = 1.0
 """Flaps a second beyond which a counter of transitions tells something else: a link trains for seconds. Chosen."""
 _APART = 90 * SECOND  # three polls of 30 s, as fabrics are read; chosen
@@ -144,85 +141,3 @@ def began(times: list[int], quiet: float) -> int:
     """First flap after the last quiet spell (s)."""
     gap = quiet * SECOND
     return next((b for a, b in zip(times[-2::-1], times[:0:-1], strict=True) if b - a > gap), times[0])
-
-
-class Leaves:
-    """Leaves that fell: more than a share of their ports are down, and went down within seconds of each other."""
-
-    def __init__(self) -> None:
-        self.fallen: dict[str, int] = {}  # leaf -> since when
-        self.ports: dict[str, tuple[int, int]] = {}  # leaf that has fallen -> (ports that are down, all below it)
-        self.back: dict[str, int] = {}  # leaf that had fallen -> when it was back, with some ports before others
-
-    def excuses(self, leaf: str, time: int) -> bool:
-        """Whether what a port of a leaf does now is the leaf's: it has fallen, or is only just back."""
-        return leaf in self.fallen or time - self.back.get(leaf, -RETURNS) <= RETURNS
-
-    def stand(self, time: int) -> None:
-        """No port is down."""
-        self._renew({}, time)
-
-    def _renew(self, standing: dict[str, int], time: int) -> None:
-        if self.fallen or self.back:
-            self.back |= {leaf: time for leaf in self.fallen if leaf not in standing}
-            self.back = {leaf: at for leaf, at in self.back.items() if 0 <= time - at <= RETURNS}
-        self.fallen = standing
-        if not standing:
-            self.ports = {}
-
-    def judge(
-        self,
-        states: PortStates,
-        groups: NDArray[np.int32],
-        leaf_of: Callable[[int], str],
-        least: int,
-        share: float,
-        within: float,
-        time: int,
-    ) -> NDArray[np.bool_]:
-        """(N,) ports below a leaf that fell; `groups` numbers ports by their leaf, -1 without one."""
-        n, groups = len(groups), groups + 1
-        down = (states.down[:n] > 0) & states.was_up[:n] & (states.count[:n] > LEARN) & (groups > 0)
-        total = int(groups.max()) + 1
-        size = np.bincount(groups, states.was_up[:n] & (groups > 0), total)
-        part = np.bincount(groups, down, total) / np.maximum(size, 1)
-        together = np.bincount(groups, _together(down, states.down[:n], groups, total, within), total)
-        fell = np.zeros(total, np.bool_)
-        standing: dict[str, int] = {}
-        self.ports = {}
-        first, since = _first(down, states.down[:n], groups, total)
-        below, lost = np.bincount(groups, minlength=total), np.bincount(groups, states.down[:n] > 0, total)
-        for group in np.flatnonzero((part > share) & (size >= least)).tolist():
-            leaf = leaf_of(int(first[group]))
-            if leaf in self.fallen or together[group] > share * size[group]:
-                standing[leaf] = self.fallen.get(leaf, int(since[group]))
-                self.ports[leaf] = int(lost[group]), int(below[group])
-                fell[group] = True
-        self._renew(standing, time)
-        return np.asarray(fell[groups])
-
-    def snapshot(self) -> dict[str, dict[str, int]]:
-        return {"fallen": dict(self.fallen), "back": dict(self.back)}
-
-    def restore(self, state: Mapping[str, Mapping[str, int]]) -> None:
-        self.fallen, self.back = dict(state["fallen"]), dict(state["back"])
-
-
-def _first(
-    down: NDArray[np.bool_], since: NDArray[np.int64], groups: NDArray[np.int32], total: int
-) -> tuple[Places, NDArray[np.int64]]:
-    """By group: its first port that is down, and when the first of them went down."""
-    places = np.flatnonzero(down)
-    first, oldest = np.full(total, len(down)), np.full(total, np.iinfo(np.int64).max)
-    np.minimum.at(first, groups[places], places)
-    np.minimum.at(oldest, groups[places], since[places])
-    return first, oldest
-
-
-def _together(
-    down: NDArray[np.bool_], since: NDArray[np.int64], groups: NDArray[np.int32], total: int, within: float
-) -> NDArray[np.bool_]:
-    """Ports that went down within seconds of their leaf's newest; the grid is as fine as that can be told."""
-    newest = np.zeros(total, np.int64)
-    np.maximum.at(newest, groups, np.where(down, since, 0))
-    return np.asarray(down & (since >= newest[groups] - within * SECOND))
