@@ -135,7 +135,7 @@ def _print(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: str)
 def _agent(given: argparse.Namespace) -> int:
     config = _config_of_service(given)
     if given.replay_recording is None and given.speed is None:
-        from agents import agent
+        from agents.node import agent
 
         return agent.run(config)
     from agents.recording import command
@@ -175,12 +175,12 @@ def _demo(given: argparse.Namespace) -> int:
 
 
 def _doctor(given: argparse.Namespace) -> int:
-    from agents import examination
+    from agents.node import doctor as node_doctor
     from pipeline import doctor
 
     config = _config(given)
-    collectors = doctor.examine(config, [examination.asking(config)])  # first: it forks, before others bring threads
-    checks = [*doctor.examine(config), *doctor.examine(config, [examination.agent]), *collectors]
+    collectors = doctor.examine(config, [node_doctor.asking(config)])  # first: it forks, before others bring threads
+    checks = [*doctor.examine(config), *doctor.examine(config, [node_doctor.agent]), *collectors]
     if given.output == "table":
         sys.stdout.write(doctor.as_text(checks))
     else:
@@ -189,9 +189,9 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _check(given: argparse.Namespace) -> int:
-    from agents.check import command
+    from agents.node.health import check
 
-    return command.run(lambda: _config(given), given.nagios, given.timeout, given.output)
+    return check.run(lambda: _config(given), given.nagios, given.timeout, given.output)
 
 
 def _signals(given: argparse.Namespace) -> int:
@@ -207,7 +207,7 @@ def _once(given: argparse.Namespace) -> int:
         from agents.recording import command
 
         return command.once(config, given.replay_recording, given.output)
-    from agents import agent
+    from agents.node import agent
 
     return agent.render_once(config, given.output)
 

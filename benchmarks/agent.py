@@ -135,7 +135,7 @@ def looks(found: list[Batch]) -> list[tuple[str, float, int]]:
 
 
 def labels(costs: dict[int, Cost]) -> list[str]:
-    """What each process is: the agent first, workers under their own names (agents/workers/children.py)."""
+    """What each process is: the agent first, workers under their own names (agents/node/workers/processes.py)."""
     return ["agent" if i == 0 else cost.name for i, cost in enumerate(costs.values())]
 
 

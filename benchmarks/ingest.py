@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from agents.spool import Spool
+from agents.node.spool.spool import Spool
 from benchmarks.fleet import Fleet, bare, cpu, raw
 from pipeline import wire
 from pipeline.ingest import Ingest

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.workers.looking import Worker
+from agents.node.workers.pool import Worker
 from benchmarks.trouble import KINDS, MOODS
 
 if TYPE_CHECKING:
-    from agents.agent import Agent
+    from agents.node.agent import Agent
     from benchmarks.stormwatch import Watch
 
 SHORT, LONG = 10.0, 900.0

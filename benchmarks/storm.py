@@ -22,8 +22,8 @@ import threading
 import time
 from pathlib import Path
 
-from agents.agent import Agent
 from agents.collectors import configured
+from agents.node.agent import Agent
 from benchmarks import node_files
 from benchmarks.mischief import Mischief
 from benchmarks.stormwatch import Watch, report

@@ -17,7 +17,7 @@ from pipeline.records import SECOND, TELEMETRY
 from pipeline.transport.spool import SpoolTransport
 
 if TYPE_CHECKING:
-    from agents.agent import Agent
+    from agents.node.agent import Agent
     from benchmarks.mischief import Mischief
 
 TOLD_S = 30.0

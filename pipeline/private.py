@@ -22,7 +22,7 @@ SECRET_KEYS = ("token_file", "password_file", "key_file", "headers_file")
 """Keys, in any section, of files that hold a secret."""
 _OTHERS, _WRITABLE = 0o077, 0o022
 _STATUS = frozenset({"status.json", "status.json.new"})
-"""The agent's word on its fitness, which it makes readable for `fleetpulse check` of any user (agents/fitness.py)."""
+"""The agent's status file, which any user may read for `fleetpulse check` (agents/node/health/report.py)."""
 _NAMED = 3  # open paths that one message names; chosen: the mend covers all of them
 
 

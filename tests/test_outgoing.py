@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agents.check import incidents
+from agents.node.health import incidents
 from agents.otlp.http import Post
 from agents.sources.jobs.kubelet import Kubelet, Refused
 from dashboards.client import ApiError, Client

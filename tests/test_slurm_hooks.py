@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.fitness import Fitness, open_fitness
+from agents.node.health.report import Fitness, open_fitness
 from pipeline.config import load
 from pipeline.records import Event, Origin
 from tests.parts import do_without

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.check import status
 from agents.collectors.jobs import Jobs
+from agents.node.health import status_file
 from agents.sources.training import place
 from tests.parts import do_without
 
@@ -104,10 +104,10 @@ def test_nothing_in_the_unit_takes_what_the_collectors_need() -> None:
 def test_what_others_read_and_write_is_where_the_service_lets_them() -> None:
     """Job facts, which root's prolog writes, must not lie in the folder that goes with the service."""
     lines = (DEPLOY / UNIT).read_text().splitlines()
-    assert f"RuntimeDirectory={status.RUN.relative_to('/run')}" in lines
+    assert f"RuntimeDirectory={status_file.RUN.relative_to('/run')}" in lines
     assert "RuntimeDirectoryMode=0755" in lines
-    assert Path(place.SYSTEM).parent == status.RUN
-    assert not Jobs().facts.is_relative_to(status.RUN)
+    assert Path(place.SYSTEM).parent == status_file.RUN
+    assert not Jobs().facts.is_relative_to(status_file.RUN)
 
 
 UNDER_THE_UNITS_MEMORY_RULE = """
@@ -115,7 +115,7 @@ import ctypes, os, sys
 PR_SET_MDWE, REFUSE_EXEC_GAIN = 65, 1  # include/uapi/linux/prctl.h, Linux 6.3
 if ctypes.CDLL(None).prctl(PR_SET_MDWE, REFUSE_EXEC_GAIN, 0, 0, 0):
     sys.exit(77)
-program = "import ctypes, pynvml; from agents.agent import run; print('well')"
+program = "import ctypes, pynvml; from agents.node.agent import run; print('well')"
 os.execv(sys.executable, [sys.executable, "-c", program])
 """
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from agents.batches import merged
 from agents.collector import Collector, Device, Reading, wall_clock
+from agents.node.batches import merged
 from agents.sources.rows import readings
 from agents.sources.scrape.mapping import load
 from pipeline.errors import ConfigError

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from agents.producer import for_good
+from agents.node.uplink.client import for_good
 from pipeline.config import Kafka
 from pipeline.errors import Permanent, Retryable
 from pipeline.transport import brokers, clients
 from pipeline.transport.topics import OTLP
 
 ANSWER_S = 30.0
-"""How long the brokers may take to acknowledge; that of the telemetry's own producer (agents/producer.py)."""
+"""How long the brokers may take to acknowledge; that of the telemetry's own producer (agents/node/uplink/client.py)."""
 BLOCK_MS = 5000
 """How long finding the topic may take; this thread has nothing else to do. Chosen."""
 CLOSE_S = 0.5

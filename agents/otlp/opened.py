@@ -8,9 +8,9 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from agents.collector import Device
+from agents.node.snapshot import Snapshot
 from agents.otlp.export import Export, about
 from agents.otlp.outbox import Outbox
-from agents.snapshot import Snapshot
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.records import Batch, Origin

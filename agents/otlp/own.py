@@ -14,9 +14,9 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricsData
 from opentelemetry.sdk.resources import Resource
 
+from agents.node.snapshot import Snapshot
 from agents.otlp.prometheus import Exposition
 from agents.otlp.requests import encoded
-from agents.snapshot import Snapshot
 from pipeline.records import SECOND
 
 BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)

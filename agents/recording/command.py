@@ -8,13 +8,13 @@ import threading
 import time as clock_time
 from pathlib import Path
 
-from agents import agent
 from agents.collectors import configured
-from agents.once import Output
+from agents.node import agent
+from agents.node.once import Output
+from agents.node.workers.pool import Looking
 from agents.recording.playback import collectors
 from agents.recording.tape import Tape
 from agents.recording.writer import RecordingWriter
-from agents.workers.looking import Looking
 from pipeline.config import Config
 from pipeline.errors import UsageError
 from pipeline.records import SECOND

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.batches import blocks, merged
 from agents.collector import Collector, Device, Reading
+from agents.node.batches import blocks, merged
 from pipeline.errors import UsageError
 from pipeline.records import Block, Event, finite, iso
 from pipeline.signals import CATALOGUE, of_class
@@ -30,7 +30,7 @@ MAX_ENTITIES = 10_000
 
 
 class Delivery(Protocol):
-    """What one look brought; see agents.workers.errand.Delivery. took: s."""
+    """What one look brought; see agents.node.workers.read_server.Delivery. took: s."""
 
     @property
     def state(self) -> str: ...

@@ -16,14 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.sim.arrival import Arrival
-from agents.sim.bounds import LONGEST, YEARS
+from agents.node.uplink.uplink import open_uplink
 from agents.sim.chunk import Chunk
 from agents.sim.fleet import TICKS_FOR_EVER, FleetSimulator
 from agents.sim.scenario import Scenario
-from agents.sim.scenario_file import load
-from agents.sim.stream import Outlets, Pace
-from agents.uplink import open_uplink
+from agents.sim.scenario_file import LONGEST, YEARS, load
+from agents.sim.stream import Arrival, Outlets, Pace
 from pipeline.config import Config
 from pipeline.errors import UsageError
 from pipeline.records import SECOND, Event, iso

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agents.sim.faults.compute import Straggler
 from agents.sim.faults.cooling import CoolantLoss
 from agents.sim.faults.corruption import SilentDataCorruption
 from agents.sim.faults.kind import Kind
 from agents.sim.faults.link import LinkDegradation
+from agents.sim.faults.slow import Straggler
 from agents.sim.kinds import KINDS
 from agents.sim.physics.noise import generator
 from pipeline.records import from_iso

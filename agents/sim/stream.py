@@ -1,4 +1,4 @@
-"""From chunks to spools, and on to Kafka: one agent's telemetry and events per simulated node, at a chosen pace.
+"""Sends chunks of a simulated fleet to spools and Kafka: telemetry and events of each node, at a chosen speed.
 
 A tick is due at `begin + max(0, seconds - backfill) / speed`; what lies in the back-fill is due at once. Messages hold
 about a second of real time, at most BLOCK ticks, so that a fast stream is not a flood of small ones.
@@ -8,23 +8,60 @@ from __future__ import annotations
 
 import hashlib
 import resource
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.sim.arrival import Arrival
+from agents.node.spool import disk
+from agents.node.spool.spool import Spool
 from agents.sim.chunk import Chunk
 from agents.sim.fleet import BLOCK, FleetSimulator
-from agents.spool import Spool
 from pipeline import config, wire
 from pipeline.errors import SpoolError
 from pipeline.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
+
+if TYPE_CHECKING:
+    from agents.node.uplink.sender import Sender
+
+
+BACKLOG = 32 << 20
+"""Bytes spooled and perhaps not acknowledged after which a simulation waits for the brokers; chosen: a second of what
+one core makes. Of a small spool it is a quarter: what was sent makes room there only segment by segment."""
+POLL_S = 0.02
+"""Between two looks whether all has arrived; chosen: the sender itself needs milliseconds."""
+
+GRACE_S = 0.5
+"""What a simulation that is to end still gives a healthy broker; chosen: an answer takes milliseconds."""
+
+
+class Arrival:
+    """A Sender, and how far a simulation may run ahead of it. `wait` answers True when somebody wants the end."""
+
+    def __init__(self, sender: Sender, spool: config.Spool, wait: Callable[[float], bool]) -> None:
+        self.sender, self.backlog = sender, min(BACKLOG, (spool.max_bytes or disk.cap(spool.directory)) // 4)
+        self._wait = wait
+
+    def wait(self) -> bool:
+        """Until all that is spooled is acknowledged, however long the brokers are away; False if somebody ends that."""
+        ticket = self.sender.ask()
+        while not self.sender.settled(ticket):
+            if self._wait(POLL_S):
+                return self._last_chance(ticket)
+        return True
+
+    def _last_chance(self, ticket: int) -> bool:
+        end = time.monotonic() + GRACE_S
+        while not self.sender.settled(ticket) and not self.sender.trouble() and time.monotonic() < end:
+            time.sleep(POLL_S)
+        return self.sender.settled(ticket)
+
 
 SYNC_EVERY = SECOND
 """Least time between two syncs of all spools (us): each costs a disk flush per spool. Chosen."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.sim.calendar import stage_entity
+from agents.sim.fleet import stage_entity
 from agents.sim.scenario import Scenario
 from benchmarks.detection.judge import Judged
 from benchmarks.detection.scenarios import kinds_of

@@ -85,7 +85,7 @@ _FILES = (
 
 
 def _with_generations(signals: Iterable[Signal]) -> Iterator[Signal]:
-    """All signals, and for each class that counts the start of its counters' present life (agents/generations.py)."""
+    """All signals, and for each class that counts the start of its counters' present life (agents/node/counter_generations.py)."""
     counting: dict[str, None] = {}
     for signal in signals:
         yield signal

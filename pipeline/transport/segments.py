@@ -1,4 +1,4 @@
-"""The spool on disk, as its writer (agents/spool.py) and its readers (pipeline/transport/spool.py) share it.
+"""The spool on disk, as its writer (agents/node/spool/spool.py) and its readers (pipeline/transport/spool.py) share it.
 
     DIRECTORY/NODE/TOPIC/lock                      held by the one writer
     DIRECTORY/NODE/TOPIC/ORDINAL-EPOCH/            one run of sequences; made anew only if one could be used twice

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agents.batches import blocks, check
 from agents.collector import NoData
 from agents.collectors.nvml import Nvml
+from agents.node.batches import blocks, check
 from tests.agents import nvml_stub
 
 START = 1_800_000_000_000_000

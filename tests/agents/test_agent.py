@@ -16,8 +16,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from agents.agent import Agent, run
 from agents.collector import Collector, Device, NoData, Reading
+from agents.node.agent import Agent, run
 from pipeline import wire
 from pipeline.config import Agent as AgentSection
 from pipeline.config import Config
@@ -327,7 +327,7 @@ def test_an_interval_that_cannot_be_is_refused(tmp_path: Path) -> None:
 PROGRAM = """
 import sys
 from pathlib import Path
-from agents.agent import run
+from agents.node.agent import run
 from pipeline.config import Agent, Config, Spool
 sys.exit(run(Config(agent=Agent("n1", 0.05), spool=Spool(Path(sys.argv[1])))))
 """
@@ -350,7 +350,7 @@ def test_a_signal_ends_the_agent_cleanly_within_two_seconds(tmp_path: Path, drai
 
 LOADED = """
 import sys
-import agents.agent
+import agents.node.agent
 import agents.collectors
 heavy = {"duckdb", "pyarrow", "pandas", "streamlit", "fastapi", "numba", "torch", "pynvml"} & set(sys.modules)
 print(sorted(heavy))

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.agent import Agent
 from agents.collectors.host import Host
-from agents.sender import Sender
-from agents.uplink import open_uplink
+from agents.node.agent import Agent
+from agents.node.uplink.sender import Sender
+from agents.node.uplink.uplink import open_uplink
 from pipeline import wire
 from pipeline.config import Agent as AgentSection
 from pipeline.config import Config, Kafka, Pipeline, Spool
@@ -100,7 +100,7 @@ def test_what_the_spool_lost_in_an_outage_is_told_as_an_event(own_broker: Broker
 PROGRAM = """
 import sys
 from pathlib import Path
-from agents.agent import run
+from agents.node.agent import run
 from pipeline.config import Agent, Config, Kafka, Pipeline, Spool
 spool, brokers = Path(sys.argv[1]), Kafka(bootstrap_servers=sys.argv[2])
 sys.exit(run(Config(agent=Agent("n1", 0.05), spool=Spool(spool), kafka=brokers, pipeline=Pipeline(transport="kafka"))))
@@ -135,7 +135,7 @@ def test_sigterm_in_an_outage_ends_the_agent_within_2_s_and_its_log_is_one_line_
 
 def test_over_the_spool_nothing_of_kafka_is_loaded(tmp_path: Path) -> None:
     program = PROGRAM.split("sys.exit")[0] + (
-        "from agents.agent import Agent as A\n"
+        "from agents.node.agent import Agent as A\n"
         "A(Config(agent=Agent('n1'), spool=Spool(spool)), []).close()\n"
         "print('kafka' in sys.modules)"
     )

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.batches import blocks, check
 from agents.collector import NoData, Reading
 from agents.collectors.amd import Amd
+from agents.node.batches import blocks, check
 from agents.sources.accelerators import amd
 from agents.sources.accelerators.columns import Columns
 from tests.agents.bindings import install, pci, recorded

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.batches import batch, blocks, check, inventory_event, wire_column
 from agents.collector import Device, Reading
+from agents.node.batches import batch, blocks, check, inventory_event, wire_column
 from pipeline.records import Origin
 from pipeline.signals import CATALOGUE, Signal
 

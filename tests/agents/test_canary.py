@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.agent import Agent
 from agents.canaries.child import Child, program
 from agents.canaries.cpu import LONGEST_REST_S, Pace
 from agents.canaries.known import known
@@ -28,6 +27,7 @@ from agents.canaries.turns import Cores, Turns, cores
 from agents.collector import NoData
 from agents.collectors import configured
 from agents.collectors.canary import Canary
+from agents.node.agent import Agent
 from detectors.runner import Runner
 from detectors.sdc.sdc import SdcVote
 from pipeline import wire

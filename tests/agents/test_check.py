@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.check import incidents, status, verdict
-from agents.fitness import open_fitness
+from agents.node.health import check, incidents, status_file
+from agents.node.health.report import open_fitness
 from pipeline.arguments import parser
 from pipeline.config import Config, load
 from pipeline.records import SECOND, Event, Origin
@@ -150,12 +150,12 @@ def without_agent(node: Node) -> None:
 
 def stale(node: Node) -> None:
     node.tell(LOST)
-    change(node, since_boot=status.since_boot() - 31)
+    change(node, since_boot=status_file.since_boot() - 31)
 
 
 def of_the_future(node: Node) -> None:
     node.tell(LOST)
-    change(node, since_boot=status.since_boot() + 100)
+    change(node, since_boot=status_file.since_boot() + 100)
 
 
 def of_another_boot(node: Node) -> None:
@@ -307,8 +307,8 @@ def test_an_incident_concerns_a_node_by_its_cause_or_a_member(over: dict[str, An
 
 @given(st.text(max_size=600))
 def test_nothing_in_a_text_breaks_the_line(text: str) -> None:
-    row = verdict.Row("x", verdict.CRITICAL, "", "", text)
-    said = verdict.Verdict((row,)).line(0.1, 5)
+    row = check.Row("x", check.CRITICAL, "", "", text)
+    said = check.Verdict((row,)).line(0.1, 5)
     assert said.isprintable() or not set(said) & set("\n\r\x00")
     assert said.count("|") == 1
     assert len(said.splitlines()) == 1
@@ -371,13 +371,13 @@ def test_a_verdict_that_cannot_be_said_is_unknown(node: Node, words: str, where:
 
 
 def test_the_status_of_the_running_agent_wins_over_that_in_the_spool(tmp_path: Path) -> None:
-    running, kept = status.places(Config(), tmp_path)
+    running, kept = status_file.places(Config(), tmp_path)
     assert running.parent == tmp_path
     assert kept.name == "status.json"
 
 
 def test_what_is_certain_wins_over_what_is_not_known() -> None:
-    rows = [verdict.Row(state, state, "", "", "") for state in (verdict.OK, verdict.UNKNOWN, verdict.WARNING)]
-    assert verdict.Verdict(tuple(rows)).state == verdict.WARNING
-    assert verdict.Verdict(tuple(rows[:2])).state == verdict.UNKNOWN
-    assert verdict.Verdict((*rows, verdict.Row("x", verdict.CRITICAL, "", "", ""))).state == verdict.CRITICAL
+    rows = [check.Row(state, state, "", "", "") for state in (check.OK, check.UNKNOWN, check.WARNING)]
+    assert check.Verdict(tuple(rows)).state == check.WARNING
+    assert check.Verdict(tuple(rows[:2])).state == check.UNKNOWN
+    assert check.Verdict((*rows, check.Row("x", check.CRITICAL, "", "", ""))).state == check.CRITICAL

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.batches import wire_column
 from agents.collector import Collector, NoData, Reading
 from agents.collectors import COLLECTORS, configured
 from agents.collectors.network import Network
+from agents.node.batches import wire_column
 from pipeline.errors import ConfigError
 from pipeline.signals import CATALOGUE, kinds_of
 

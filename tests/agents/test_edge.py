@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.collector import Reading
-from agents.edge import Edge
-from agents.edge import edge as edges
+from agents.node.edge import Edge
+from agents.node.edge import rules as edges
 from pipeline import config
 from pipeline.records import SECOND, Event
 from pipeline.signals import CATALOGUE

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agents.collector import Reading
-from agents.edge import Edge
+from agents.node.edge import Edge
 from pipeline.config import Edge as Settings
 from pipeline.records import SECOND, Event
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agents.collector import Reading
-from agents.edge import Edge
+from agents.node.edge import Edge
 from agents.sim.faults import CoolantLoss, Straggler
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Line, Scenario

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from agents.collector import Collector, Device, Reading
-from agents.workers.errand import LENGTH, LOOK, LOOK_AND_TELL, Delivery, serve, unpacked
+from agents.node.workers.read_server import LENGTH, LOOK, LOOK_AND_TELL, Delivery, serve, unpacked
 
 FIRST, SECOND = ("pump:a.1", "pump:a.2"), ("pump:b.1",)
 

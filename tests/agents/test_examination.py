@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents import examination, rights
 from agents.collector import Reading
 from agents.collectors import COLLECTORS
-from agents.once import Look
+from agents.node import doctor
+from agents.node.once import Look
 from pipeline.config import Config
 from pipeline.records import Event
 from tests.agents import nvml_stub
@@ -26,7 +26,7 @@ NOTHING: frozenset[str] = frozenset()
 
 
 def test_a_collector_that_brings_something_is_ok_and_says_how_much() -> None:
-    found = examination.judged(WELL)
+    found = doctor.judged(WELL)
     assert (found.name, found.state, found.found) == ("collector nvme", "ok", "1 signals of 1 entity")
 
 
@@ -51,14 +51,14 @@ def test_a_collector_that_brings_something_is_ok_and_says_how_much() -> None:
 def test_what_is_not_there_is_news_and_what_is_closed_to_us_a_warning_each_with_its_mend(
     reason: str, state: str, mend: str
 ) -> None:
-    found = examination.judged(Look("kernel_log", 1, (), f"no data: {reason}"))
+    found = doctor.judged(Look("kernel_log", 1, (), f"no data: {reason}"))
     assert found.state == state
     assert mend in found.mend
 
 
 @pytest.mark.parametrize("trouble", ["hung: no answer within 5 s", "fault: OSError: bus error"])
 def test_a_collector_that_hangs_or_fails_fails_the_check(trouble: str) -> None:
-    found = examination.judged(Look("host", 1, (), trouble))
+    found = doctor.judged(Look("host", 1, (), trouble))
     assert (found.state, found.found) == ("fail", trouble)
 
 
@@ -92,7 +92,7 @@ REFUSALS = (
 @pytest.mark.parametrize("reason", REFUSALS)
 def test_a_refused_permission_is_a_warning_with_a_mend_and_a_fail_where_it_is_a_fault(reason: str) -> None:
     for state, judged in (("no data", "warn"), ("fault", "fail")):
-        found = examination.judged(Look("ipmi", 1, (), f"{state}: {reason}"))
+        found = doctor.judged(Look("ipmi", 1, (), f"{state}: {reason}"))
         assert (found.state, bool(found.mend)) == (judged, True)
 
 
@@ -113,7 +113,7 @@ def texts_of_permissions() -> list[str]:
 def test_every_text_of_a_collector_that_speaks_of_a_permission_is_a_warning() -> None:
     found = texts_of_permissions()
     assert len(found) >= 4
-    judged = {text: examination.judged(Look("ipmi", 1, (), f"no data: {text}")).state for text in found}
+    judged = {text: doctor.judged(Look("ipmi", 1, (), f"no data: {text}")).state for text in found}
     assert {text: state for text, state in judged.items() if state != "warn"} == {}
 
 
@@ -160,7 +160,7 @@ WELL_GPUS: dict[str, list[float]] = {"present": [1, 1, 1], "power": [300, 300, 3
     ],
 )
 def test_a_gpu_that_failed_fails_the_check_and_is_named(look: Look, said: str) -> None:
-    found = examination.judged(look)
+    found = doctor.judged(look)
     assert found.state == "fail"
     assert found.found.startswith(said)
     assert found.mend
@@ -178,7 +178,7 @@ def test_a_gpu_that_failed_fails_the_check_and_is_named(look: Look, said: str) -
     ],
 )
 def test_gpus_that_answer_are_ok(look: Look) -> None:
-    assert examination.judged(look).state == "ok"
+    assert doctor.judged(look).state == "ok"
 
 
 def test_doctor_is_not_green_on_a_node_whose_gpu_is_lost(nvml_library: Path, tmp_path: Path) -> None:
@@ -199,11 +199,11 @@ def test_doctor_is_not_green_on_a_node_whose_gpu_is_lost(nvml_library: Path, tmp
 
 
 def test_each_right_names_the_drop_in_that_gives_it() -> None:
-    for right in rights.RIGHTS:
+    for right in doctor.RIGHTS:
         if right.drop_in:
-            text = (ROOT / "deploy" / rights.DROP_INS / f"{right.drop_in}.example").read_text()
-            assert rights.mend(right.collector, right.capabilities).startswith(
-                f"cp deploy/{rights.DROP_INS}/{right.drop_in}"
+            text = (ROOT / "deploy" / doctor.DROP_INS / f"{right.drop_in}.example").read_text()
+            assert doctor.mend(right.collector, right.capabilities).startswith(
+                f"cp deploy/{doctor.DROP_INS}/{right.drop_in}"
             )
             assert all(f"AmbientCapabilities={' '.join(right.capabilities)}" in text for _ in "x") or "Groups=" in text
         else:
@@ -213,51 +213,51 @@ def test_each_right_names_the_drop_in_that_gives_it() -> None:
 
 def test_every_right_is_of_a_collector_that_exists() -> None:
     known = {collector.name for collector in COLLECTORS}
-    assert {right.collector for right in rights.RIGHTS} <= known
+    assert {right.collector for right in doctor.RIGHTS} <= known
 
 
 def test_a_part_that_is_closed_to_a_working_collector_is_a_warning_with_what_it_costs(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvme0").touch()
-    (found,) = examination.missing_rights([WELL], NOTHING, tmp_path)
+    (found,) = doctor.missing_rights([WELL], NOTHING, tmp_path)
     assert (found.name, found.state) == ("collector nvme", "warn")
     assert found.found == "no CAP_SYS_ADMIN and CAP_DAC_READ_SEARCH"
     assert "media errors" in found.meaning
     assert "nvme.conf" in found.mend
-    everything = frozenset(name for right in rights.RIGHTS for name in right.capabilities)
-    assert examination.missing_rights([WELL], everything, tmp_path) == []
+    everything = frozenset(name for right in doctor.RIGHTS for name in right.capabilities)
+    assert doctor.missing_rights([WELL], everything, tmp_path) == []
     (tmp_path / "dev/nvme0").unlink()
-    assert examination.missing_rights([WELL], NOTHING, tmp_path) == []
+    assert doctor.missing_rights([WELL], NOTHING, tmp_path) == []
 
 
 def test_files_that_are_open_to_us_need_no_capability(tmp_path: Path) -> None:
     zone = tmp_path / "sys/class/powercap/intel-rapl:0"
     zone.mkdir(parents=True)
     (zone / "energy_uj").write_text("1\n")
-    assert examination.missing_rights([Look("powercap", 1)], NOTHING, tmp_path) == []
+    assert doctor.missing_rights([Look("powercap", 1)], NOTHING, tmp_path) == []
 
 
 @pytest.mark.parametrize(("value", "state"), [(1.0, "ok"), (0.0, "warn")])
 def test_a_clock_that_nobody_keeps_is_a_warning(value: float, state: str) -> None:
     reading = Reading("node", ("node:n1",), {"node.clock_synchronized": np.array([value])})
-    (found,) = examination.clock([Look("clock", 1, (reading,))])
+    (found,) = doctor.clock([Look("clock", 1, (reading,))])
     assert (found.name, found.state) == ("node clock", state)
-    assert examination.clock([]) == []
+    assert doctor.clock([]) == []
 
 
 def test_the_capabilities_of_a_process_are_read_from_the_kernel() -> None:
     if shutil.which("setpriv") is None:
         pytest.skip("no setpriv (util-linux) to run a process with fewer rights")
-    program = "from agents import rights; print(*sorted(rights.held()))"
+    program = "from agents.node import doctor; print(*sorted(doctor.held()))"
     line = ["setpriv", "--bounding-set=-syslog,-sys_admin", "--inh-caps=-all", sys.executable, "-c", program]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     if "setpriv" in done.stderr:
         pytest.skip(f"this user cannot give rights up: {done.stderr.strip()}")
-    assert done.stdout.split() == sorted(rights.held() - {"CAP_SYSLOG", "CAP_SYS_ADMIN"})
+    assert done.stdout.split() == sorted(doctor.held() - {"CAP_SYSLOG", "CAP_SYS_ADMIN"})
 
 
 def test_the_collectors_of_this_host_are_asked_and_none_hangs() -> None:
-    found = examination.collectors(Config())
+    found = doctor.collectors(Config())
     assert {f"collector {c.name}" for c in COLLECTORS if c().wanted()} <= {check.name for check in found}
     assert [check for check in found if check.state == "fail"] == []
 

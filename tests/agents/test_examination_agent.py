@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.check import status
-from agents.examination import agent
-from agents.spool import Spool
+from agents.node.doctor import agent
+from agents.node.health import status_file
+from agents.node.spool.spool import Spool
 from pipeline.config import Agent, Config
 from pipeline.config import Spool as SpoolSettings
 from pipeline.records import TELEMETRY
@@ -23,7 +23,7 @@ def config(tmp_path: Path) -> Config:
 
 def said(config: Config, seconds_ago: float) -> None:
     """The agent's status, as if it were written so long ago."""
-    path = status.in_spool(config.spool.directory, "n1")
+    path = status_file.in_spool(config.spool.directory, "n1")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{}")
     os.utime(path, (time.time() - seconds_ago,) * 2)

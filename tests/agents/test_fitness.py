@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.agent import Agent
 from agents.canaries.problems import PROBLEMS
 from agents.canaries.rounds import Task, asked
-from agents.check import status
 from agents.collector import Collector, Reading
-from agents.fitness import MOST, Fitness, open_fitness
-from agents.fitness_rules import RULES, names
+from agents.node.agent import Agent
+from agents.node.health import status_file
+from agents.node.health.report import MOST, Fitness, open_fitness
+from agents.node.health.rules import RULES, names
 from pipeline.config import Agent as AgentSection
 from pipeline.config import Check, Config
 from pipeline.config import Spool as SpoolSection
@@ -191,12 +191,12 @@ def test_fatal_errors_outlive_a_restart_of_the_agent_but_no_boot(tmp_path: Path)
     told(made(tmp_path), event("xid", **FATAL), event("flow_collapse", "cdu:a", state="active"))
     assert told(made(tmp_path)) == ["xid.119 gpu:n1.3"]
     file = tmp_path / "n1" / "status.json"
-    file.write_text(file.read_text().replace(status.boot(), "another"))
+    file.write_text(file.read_text().replace(status_file.boot(), "another"))
     assert told(made(tmp_path)) == []
 
 
 @given(st.one_of(st.binary(max_size=200), st.recursive(st.none() | st.text() | st.integers(), st.lists).map(
-    lambda value: json.dumps({"version": 1, "node": "n1", "boot": status.boot(), "conditions": value}).encode()
+    lambda value: json.dumps({"version": 1, "node": "n1", "boot": status_file.boot(), "conditions": value}).encode()
 )))  # fmt: skip
 def test_no_file_that_was_left_stops_the_agent(tmp_path_factory: pytest.TempPathFactory, left: bytes) -> None:
     folder = tmp_path_factory.mktemp("spool")
@@ -208,7 +208,7 @@ def test_no_file_that_was_left_stops_the_agent(tmp_path_factory: pytest.TempPath
 def test_a_storm_of_errors_stays_bounded(tmp_path: Path) -> None:
     fitness = made(tmp_path)
     assert len(told(fitness, *(event("xid", f"gpu:n1.{i}", **FATAL) for i in range(2 * MOST)))) == MOST
-    assert (tmp_path / "n1" / "status.json").stat().st_size < status.MOST_BYTES
+    assert (tmp_path / "n1" / "status.json").stat().st_size < status_file.MOST_BYTES
 
 
 def test_a_storm_of_warnings_shuts_no_critical_condition_out(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.batches import blocks, check
 from agents.collector import NoData
 from agents.collectors.gaudi import Gaudi
+from agents.node.batches import blocks, check
 from tests.agents.bindings import install, pci, recorded
 
 HABANA = ("0x1da3", "0x120000", "0x1020")

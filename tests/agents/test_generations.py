@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import Reading
-from agents.generations import Generations
+from agents.node.counter_generations import Generations
 from pipeline.records import SECOND, Event
 
 START = 1_767_225_600 * SECOND

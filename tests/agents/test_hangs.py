@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from agents.agent import MIND_S, PATIENCE, Agent
 from agents.collector import HANG_S, Collector, Reading
 from agents.collectors import COLLECTORS, MOST_DEADLINE_S
 from agents.collectors.redfish import Redfish
+from agents.node.agent import MIND_S, PATIENCE, Agent
 from agents.sources.redfish.bmcs import Bmc
 from pipeline.config import Agent as AgentSection
 from pipeline.config import Config

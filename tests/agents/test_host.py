@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.batches import wire_column
 from agents.collector import NoData, Reading
 from agents.collectors.host import Host
+from agents.node.batches import wire_column
 from agents.sources import diskstats, kernel_text
 from agents.sources.procfile import MAX_LIST, ProcFile
 from pipeline.signals import CATALOGUE

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.batches import check, wire_column
 from agents.collector import NoData
 from agents.collectors.hwmon import MAX_FLAGS, MAX_SENSORS, RESCAN_S, Hwmon
+from agents.node.batches import check, wire_column
 from pipeline.signals import CATALOGUE
 
 SECOND = 1_000_000

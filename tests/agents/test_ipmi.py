@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.batches import check, wire_column
 from agents.collector import NoData, Reading
 from agents.collectors.ipmi import Ipmi
+from agents.node.batches import check, wire_column
 from agents.sources.ipmi.log import LOOK_BACK_S, MAX_ENTRIES
 from pipeline.records import Event
 from pipeline.signals import CATALOGUE

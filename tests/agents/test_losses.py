@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.losses import WAITING, Losses
+from agents.node.uplink.sender import WAITING, Losses
 from pipeline.transport import Partition
 
 ONE, OTHER = (Partition("telemetry.v1", node, "0a") for node in ("n0", "n1"))

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.batches import blocks, check
 from agents.collector import NoData, Reading
 from agents.collectors.neuron import Neuron
+from agents.node.batches import blocks, check
 from agents.sources.accelerators import child, neuron
 from tests.agents.bindings import FIXTURES, pci
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.notify import Notify
+from agents.node.systemd import Notify
 
 ROOT = Path(__file__).parents[2]
 Manager = Callable[[str], socket.socket]
@@ -124,7 +124,7 @@ def test_a_manager_that_reads_nothing_never_blocks_and_gets_the_status_later(man
 PROGRAM = """
 import sys
 from pathlib import Path
-from agents.agent import run
+from agents.node.agent import run
 from agents.collectors.host import Host
 from pipeline.config import Agent, Config, Spool
 sys.exit(run(Config(agent=Agent("n1", 0.1), spool=Spool(Path(sys.argv[1]))), collectors=[Host()]))

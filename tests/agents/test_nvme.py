@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.batches import wire_column
 from agents.collector import NoData, Reading
 from agents.collectors.nvme import Nvme
+from agents.node.batches import wire_column
 from agents.sources import nvme_log
 from pipeline.signals import CATALOGUE
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.agent import once, render_once
-from agents.check import status
 from agents.collector import Collector, Device, NoData, Reading
-from agents.fitness import open_fitness
-from agents.once import slow_disk
+from agents.node.agent import once, render_once
+from agents.node.health import status_file
+from agents.node.health.report import open_fitness
+from agents.node.once import slow_disk
 from pipeline.config import Agent, Config, Spool
 from pipeline.records import Event, Origin
 
@@ -54,7 +54,7 @@ def test_a_slow_disk_of_the_running_agent_is_said_on_stderr(
     config = replace(config, spool=Spool(tmp_path / "spool"))
     render_once(config, "json")
     assert "spool:" not in capsys.readouterr().err
-    status.in_spool(tmp_path / "spool", "n1").parent.mkdir(parents=True)
+    status_file.in_spool(tmp_path / "spool", "n1").parent.mkdir(parents=True)
     now = time.time_ns() // 1000
     fitness = open_fitness(config, Origin("local", "n1", bytes(16), False), lambda subject, text: None, {})
     slow = {"state": "active", "since": now, "seconds": 7.0, "waiting": 9, "lost": 0}
@@ -64,7 +64,7 @@ def test_a_slow_disk_of_the_running_agent_is_said_on_stderr(
 
 
 def test_a_disk_that_gives_no_answer_does_not_hold_it_up(tmp_path: Path, config: Config) -> None:
-    place = status.in_spool(tmp_path / "spool", "n1")
+    place = status_file.in_spool(tmp_path / "spool", "n1")
     place.parent.mkdir(parents=True)
     os.mkfifo(place)  # opening it waits for a writer that never comes
     began = time.monotonic()

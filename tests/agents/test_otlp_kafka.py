@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from agents.node.agent import open_telemetry
 from agents.otlp.broker import Broker
-from agents.telemetry import open_telemetry
 from pipeline.config import Config, Opentelemetry, Pipeline
 from pipeline.errors import Retryable
 from pipeline.records import SECOND, Batch, Block, Origin

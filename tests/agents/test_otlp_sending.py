@@ -25,11 +25,12 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 
+from agents.node.agent import open_telemetry
+from agents.node.snapshot import CollectorResult, Snapshot
 from agents.otlp import outbox as outboxes
 from agents.otlp.http import Post
 from agents.otlp.opened import Telemetry
 from agents.otlp.outbox import Outbox
-from agents.telemetry import Look, Snapshot, open_telemetry
 from pipeline.config import Config, Opentelemetry, Pipeline, load
 from pipeline.errors import ConfigError, Permanent, Retryable
 from pipeline.records import SECOND, Batch, Block, Origin
@@ -126,7 +127,7 @@ def test_telemetry_and_the_agents_own_metrics_arrive_at_a_collector(collector: C
     said: Said = []
     telemetry = opened(Opentelemetry(endpoint=collector.url + "/", metrics="all", interval=1.0), said)
     telemetry.take(gpu(T0, 300))
-    telemetry.observe(Snapshot(T0, (Look("nvml", "ok", 0.002),)))
+    telemetry.observe(Snapshot(T0, (CollectorResult("nvml", "ok", 0.002),)))
     until(lambda: len(collector.requests) == 2)
     telemetry.close(5.0)
     names = set().union(*(by_name(request) for request in collector.requests))
@@ -283,7 +284,7 @@ def test_over_tls_only_a_collector_that_is_trusted_gets_anything(tmp_path: Path)
 def test_nothing_is_loaded_where_nothing_is_configured() -> None:
     program = (
         "import sys; from pipeline.config import Config; from pipeline.records import Origin\n"
-        "from agents.telemetry import open_telemetry\n"
+        "from agents.node.agent import open_telemetry\n"
         "assert open_telemetry(Config(), Origin('s', 'n', bytes(16)), print) is None\n"
         "print([m for m in sys.modules if m.startswith(('opentelemetry', 'agents.otlp', 'urllib.request', 'http'))])"
     )
@@ -339,7 +340,7 @@ def test_kafka_is_made_without_a_broker() -> None:
 
 SNAPSHOT = Snapshot(
     T0,
-    (Look("nvml", "ok", 0.002), Look("host", "hung", 5.0)),
+    (CollectorResult("nvml", "ok", 0.002), CollectorResult("host", "hung", 5.0)),
     restarts={"host": 1},
     spool_bytes=4096,
     dropped=2,

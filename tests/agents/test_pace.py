@@ -6,8 +6,7 @@ from collections import deque
 
 import pytest
 
-from agents.pace import Pace
-from agents.streams import Stream
+from agents.node.uplink.streams import Pace, Stream
 from pipeline import wire
 from pipeline.transport import Message, Partition
 

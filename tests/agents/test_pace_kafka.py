@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.pace import BURST_S, Pace
-from agents.sender import Sender
-from agents.spool import Spool
+from agents.node.spool.spool import Spool
+from agents.node.uplink.sender import Sender
+from agents.node.uplink.streams import BURST_S, Pace
 from pipeline import wire
 from pipeline.records import TELEMETRY
 from tests.kafka_broker import Address

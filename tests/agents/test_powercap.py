@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.batches import check
 from agents.collector import NoData
 from agents.collectors.powercap import Powercap
+from agents.node.batches import check
 
 MISSING = np.iinfo(np.uint64).max
 RANGE = 262_143_328_850

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 import fleetpulse
 from agents.collector import Collector, Device, NoData, Reading
 from agents.collectors.host import Host
+from agents.node.workers.pool import Delivery, Looking
 from agents.recording import writer as writing
 from agents.recording.files import telemetry
 from agents.recording.playback import collectors, column, renamed
 from agents.recording.tape import Tape
 from agents.recording.writer import RecordingWriter
-from agents.workers.looking import Delivery, Looking
 from pipeline import wire
 from pipeline.declarations import read_events, read_topology
 from pipeline.errors import UsageError

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.batches import wire_column
 from agents.collector import NoData, Reading
 from agents.collectors.redfish import Redfish
+from agents.node.batches import wire_column
+from agents.node.workers.pool import Looking
 from agents.sources.redfish import listen as listening
 from agents.sources.redfish import watch as watching
 from agents.sources.redfish.bmcs import Bmc
-from agents.workers.looking import Looking
 from pipeline.records import SECOND, Event
 from pipeline.signals import CATALOGUE, kinds_of
 from tests.agents.redfish_double import Double

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from agents import flow
-from agents.producer import Client, Times
-from agents.sender import Sender
-from agents.spool import Spool
+from agents.node.spool.spool import Spool
+from agents.node.uplink import sender as flow
+from agents.node.uplink.client import Client, Times
+from agents.node.uplink.sender import Sender
 from pipeline import wire
 from pipeline.config import Kafka
 from pipeline.errors import ConfigError

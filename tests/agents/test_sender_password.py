@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 
-from agents.producer import Times
-from agents.sender import Sender
-from agents.spool import Spool
+from agents.node.spool.spool import Spool
+from agents.node.uplink.client import Times
+from agents.node.uplink.sender import Sender
 from pipeline import wire
 from pipeline.records import TELEMETRY
 from tests.kafka_broker import Broker

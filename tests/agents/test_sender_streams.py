@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agents.outlook import QUIET_S, Outlook
-from agents.spool import Spool
-from agents.streams import WINDOW, Stream, Streams
-from agents.uplink import only_reader
+from agents.node.spool.spool import Spool
+from agents.node.uplink.link_state import QUIET_S, Outlook
+from agents.node.uplink.streams import WINDOW, Stream, Streams
+from agents.node.uplink.uplink import only_reader
 from pipeline import wire
 from pipeline.config import Kafka
 from pipeline.records import EVENTS, TELEMETRY

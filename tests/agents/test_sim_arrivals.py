@@ -8,13 +8,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from agents.sim import arrivals
-from agents.sim.arrivals import draw
+from agents.sim import story
 from agents.sim.kinds import KINDS
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 from agents.sim.scenario import Fleet, Line, Rates, Scenario
 from agents.sim.scenario_file import parse
+from agents.sim.story import draw
 from pipeline.errors import UsageError
 
 DAY = 86_400.0
@@ -59,7 +59,7 @@ def test_faults_come_as_often_as_published(layout: Layout) -> None:
 
 
 def test_the_worst_twentieth_of_the_nodes_holds_near_half_of_the_hazard() -> None:
-    places = arrivals._Places(Layout(4000, 8), generator(1, 1), True)
+    places = story._Places(Layout(4000, 8), generator(1, 1), True)
     hazard = np.sort(places.hazard)[::-1]
     assert hazard.mean() == pytest.approx(1.0)
     assert 0.38 < hazard[:200].sum() / hazard.sum() < 0.56  # 44 % by frailty alone

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from agents.collector import Reading
-from agents.edge import Edge
+from agents.node.edge import Edge
 from agents.sim.faults.cooling import CoolantLeak, CoolantLoss
-from agents.sim.faults.sensor import SensorFault
+from agents.sim.faults.telemetry import SensorFault
 from agents.sim.fleet import FleetSimulator
 from agents.sim.kinds import KINDS, listing
 from agents.sim.scenario import Fleet, Line, Scenario

@@ -20,7 +20,7 @@ from agents.sim.faults import (
 )
 from agents.sim.faults.kind import Kind
 from agents.sim.fleet import FleetSimulator
-from agents.sim.physics.optics import failures
+from agents.sim.physics.ports import failures
 from agents.sim.scenario import Fleet, Line, Scenario
 
 ONSET, END = 1200.0, 2400.0

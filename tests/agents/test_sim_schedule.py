@@ -7,12 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from agents.sim.calendar import in_order
 from agents.sim.chunk import Chunk
 from agents.sim.confounders.jobs import JobRestart
 from agents.sim.confounders.nodes import Maintenance
 from agents.sim.effects import Happening
-from agents.sim.fleet import FleetSimulator
+from agents.sim.fleet import FleetSimulator, in_order
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario

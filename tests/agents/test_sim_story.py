@@ -7,9 +7,9 @@ import pytest
 
 from agents.sim.confounders.jobs import JobRestart
 from agents.sim.confounders.nodes import Maintenance
-from agents.sim.faults.compute import Straggler
 from agents.sim.faults.gpu import GpuEngineFault
 from agents.sim.faults.job import JobHang
+from agents.sim.faults.slow import Straggler
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 from agents.sim.schedule import Schedule, Stay

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.accepted import AcceptedCount, folder
-from agents.flusher import SLOW, Stream
-from agents.waiting import BITE, WaitingMessages
+from agents.node.spool.accepted_count import AcceptedCount, folder
+from agents.node.spool.writer import BITE, SLOW, Stream, WaitingMessages
 from pipeline import wire
 from pipeline.config import Spool as Settings
 from pipeline.records import EVENTS, TELEMETRY, Event, Origin
@@ -30,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from pathlib import Path
-from agents.agent import run
+from agents.node.agent import run
 from agents.collectors.host import Host
 from pipeline.config import Agent, Config, Spool
 settings = Spool(Path(sys.argv[1]), free_bytes=0, queue_bytes=int(sys.argv[2]))

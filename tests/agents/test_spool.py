@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.spool import Spool
+from agents.node.spool.spool import Spool
 from pipeline import wire
 from pipeline.errors import GapError, SpoolError
 from pipeline.transport import Message, segments
@@ -425,7 +425,7 @@ def test_a_disk_filled_by_others_costs_counted_records_and_never_the_agent(small
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from agents.spool import Spool
+from agents.node.spool.spool import Spool
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 spool = Spool(Path(sys.argv[1]), "n1", "telemetry.v1", free_bytes=0)
 for i in range(100):
@@ -448,7 +448,7 @@ def test_a_write_cut_short_goes_to_a_new_segment(tmp_path: Path, drain: Drain) -
 WRITER = """
 import sys
 from pathlib import Path
-from agents.spool import Spool
+from agents.node.spool.spool import Spool
 spool = Spool(Path(sys.argv[1]), "n1", "telemetry.v1", segment_bytes=4096, free_bytes=0)
 while True:
     for _ in range(3):

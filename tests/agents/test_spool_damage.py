@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import disk
-from agents.spool import Spool
+from agents.node.spool import disk
+from agents.node.spool.spool import Spool
 from pipeline import wire
 from pipeline.transport import Message, segments
 from pipeline.transport.spool import SpoolTransport

@@ -10,9 +10,9 @@ from threading import Semaphore
 
 import pytest
 
-from agents import disk
-from agents.spool import Spool
-from agents.spools import Spools
+from agents.node.spool import disk
+from agents.node.spool.spool import Spool
+from agents.node.spool.spools import Spools
 from pipeline import wire
 from pipeline.config import Spool as Settings
 from pipeline.records import SECOND, TELEMETRY, Origin

@@ -17,9 +17,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.batches import check
 from agents.collector import NoData
 from agents.collectors.tpu import Tpu
+from agents.node.batches import check
 from agents.sources.accelerators import tpu
 from agents.sources.protobuf import Malformed
 from tests.agents.bindings import pci

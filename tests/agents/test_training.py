@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.batches import check
 from agents.collector import NoData, Reading
 from agents.collectors import configured
 from agents.collectors.training import Training
+from agents.node.batches import check
 from agents.sources.training import datagram, doorway, sending
 from agents.sources.training.datagram import Sender
 from agents.sources.training.place import places

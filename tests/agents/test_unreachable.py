@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents import examination
 from agents.collector import Reading
 from agents.collectors.redfish import Redfish
-from agents.once import once, render_once
+from agents.node import doctor
+from agents.node.once import once, render_once, unreachable
 from agents.sources.redfish.bmcs import Bmc
-from agents.unreachable import unreachable
 from pipeline.config import Agent, Config
 from pipeline.records import Event
 from tests.agents.redfish_double import Double
@@ -40,7 +39,7 @@ def test_doctor_fails_a_bmc_whose_port_is_closed_and_once_says_so(
     closed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [Redfish(bmcs=(Bmc("b", closed, allow_http=True),))]
-    found = {check.name: check for check in examination.collectors(CONFIG, asked)}["collector redfish"]
+    found = {check.name: check for check in doctor.collectors(CONFIG, asked)}["collector redfish"]
     assert found.state == "fail"
     assert found.found.startswith("bmc:b: ")
     assert "refused" in found.found
@@ -57,7 +56,7 @@ def test_doctor_fails_a_bmc_that_we_may_not_read(tmp_path: Path, password: str |
         path.write_text(password)
     with Double(cdu()) as double:
         bmc = Bmc("b", double.url, double.user, path, allow_http=True)
-        found = examination.collectors(CONFIG, [Redfish(bmcs=(bmc,))])[0]
+        found = doctor.collectors(CONFIG, [Redfish(bmcs=(bmc,))])[0]
     assert found.state == "fail"
     assert said in found.found
 
@@ -70,7 +69,7 @@ def test_once_shows_the_values_of_a_bmc_that_answers_within_seconds(tmp_path: Pa
         (look,) = once(CONFIG, [Redfish(bmcs=(Bmc("b", double.url, double.user, path, allow_http=True),))])
     signals = {name for reading in look.readings for name in reading.columns}
     assert {"coolant.flow", "leak.state", "bmc.reachable"} <= signals
-    assert examination.judged(look).state == "ok"
+    assert doctor.judged(look).state == "ok"
 
 
 def test_an_exporter_that_is_down_is_named_with_its_reason_and_one_that_is_back_is_not() -> None:

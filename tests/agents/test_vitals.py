@@ -14,8 +14,8 @@ import pytest
 from agents.collector import Reading, Rhythm
 from agents.collectors.host import Host
 from agents.collectors.network import Network
-from agents.vitals import Vitals
-from agents.workers.looking import Looking
+from agents.node.self_metrics import Vitals
+from agents.node.workers.pool import Looking
 from pipeline.records import SECOND
 from pipeline.signals import CATALOGUE
 
@@ -82,7 +82,7 @@ def test_a_lane_whose_collectors_must_all_wait_gets_no_process(monkeypatch: pyte
     (worker,) = made.workers
     worker.vacate()
     worker._until = math.inf
-    monkeypatch.setattr("agents.workers.looking.in_process", lambda *_: pytest.fail("a process for nobody"))
+    monkeypatch.setattr("agents.node.workers.pool.in_process", lambda *_: pytest.fail("a process for nobody"))
     made._open_lane(worker.collector.lane)
     assert worker.place is None
     made.close(5.0)

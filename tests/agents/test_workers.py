@@ -19,10 +19,10 @@ from agents.collector import Collector
 from agents.collectors.host import Host
 from agents.collectors.network import Network
 from agents.collectors.versions import Versions
-from agents.workers import worker as limits
-from agents.workers.looking import Delivery, Looking, Worker
-from agents.workers.nursery import RUNNING, Nursery
-from agents.workers.place import Place
+from agents.node.workers import worker as limits
+from agents.node.workers.pool import Delivery, Looking, Worker
+from agents.node.workers.processes import RUNNING, Nursery
+from agents.node.workers.worker import Place
 from pipeline.records import SECOND
 
 ROOT = Path(__file__).parents[2]
@@ -374,7 +374,7 @@ lock = open(sys.argv[1] + "/lock", "w")
 from pathlib import Path
 from agents.collectors.network import Network
 from agents.collectors.versions import Versions
-from agents.workers.looking import Looking
+from agents.node.workers.pool import Looking
 looking = Looking([Network(root=Path(sys.argv[1])), Versions()], "n1")
 found = looking.tick(1_767_225_600_000_000, 10.0)
 parents = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in looking.pids]

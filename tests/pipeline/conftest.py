@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from agents.spool import Spool
+from agents.node.spool.spool import Spool
 from pipeline import config, wire
 from pipeline.admission import Admission, Stored
 from pipeline.config import Limits

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from kafka import TopicPartition
 
-from agents.producer import Times
-from agents.sender import Sender
-from agents.spool import Spool
+from agents.node.spool.spool import Spool
+from agents.node.uplink.client import Times
+from agents.node.uplink.sender import Sender
 from pipeline import config, wire
 from pipeline.records import SECOND, TELEMETRY, Batch, Block, Origin
 from pipeline.service import Service

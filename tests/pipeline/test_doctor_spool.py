@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.spool import Spool as Writer
+from agents.node.spool.spool import Spool as Writer
 from pipeline import doctor, doctor_spool, wire
 from pipeline.checks import Check
 from pipeline.config import Config, Spool

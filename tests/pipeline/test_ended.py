@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from agents.batches import inventory_event, merged
 from agents.collector import Collector, Device
 from agents.collectors.jobs import Jobs
 from agents.collectors.training import Training
+from agents.node.batches import inventory_event, merged
 from agents.training import Steps
 from pipeline.assembly import known_topology
 from pipeline.blast import blast_radius

@@ -14,7 +14,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from agents.spool import Spool
+from agents.node.spool.spool import Spool
 from pipeline import config as configuration
 from pipeline import wire
 from pipeline.errors import Retryable

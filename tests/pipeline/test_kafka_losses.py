@@ -12,7 +12,7 @@ import pytest
 from kafka import TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
 
-from agents import producer
+from agents.node.uplink import client
 from pipeline import ingest, wire
 from pipeline.records import TELEMETRY
 from pipeline.transport import kafka as transport
@@ -107,9 +107,9 @@ def test_a_message_that_the_topic_does_not_admit_is_passed_over_counted_and_told
 def test_keys_that_move_to_new_partitions_cost_nothing(
     kafka: Address, new_line: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = producer._settings
+    settings = client._settings
     brisk: Callable[[Any], dict[str, Any]] = lambda times: {**settings(times), "metadata_max_age_ms": 500}  # noqa: E731
-    monkeypatch.setattr(producer, "_settings", brisk)  # the client looks for new partitions every five minutes
+    monkeypatch.setattr(client, "_settings", brisk)  # the client looks for new partitions every five minutes
     line = new_line(make_topics(kafka), nodes=[f"n{i}" for i in range(8)]).begin()
     line.well()
     with admin_of(kafka) as admin:

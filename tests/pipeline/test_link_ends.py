@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.batches import batch, inventory_event
 from agents.collector import Collector, NoData
 from agents.collectors.fabric import Fabric
 from agents.collectors.infiniband import Infiniband
+from agents.node.batches import batch, inventory_event
 from pipeline import wire
 from pipeline.assembly import known_topology
 from pipeline.config import Config

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.fitness import READABLE
-from agents.spool import Spool
+from agents.node.health.report import READABLE
+from agents.node.spool.spool import Spool
 from pipeline import config as configuration
 from pipeline import doctor, private
 from pipeline.config import Api, Config, Kafka, Store

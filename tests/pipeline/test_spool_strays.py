@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.spool import Spool
+from agents.node.spool.spool import Spool
 from pipeline import wire
 from pipeline.errors import GapError
 from pipeline.transport import segments

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.spool import Spool
+from agents.node.spool.spool import Spool
 from pipeline import wire
 from pipeline.transport import Partition, segments
 from pipeline.transport import spool as spool_transport

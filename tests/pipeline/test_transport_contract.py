@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import pytest
 from kafka import TopicPartition
 
-from agents.spool import Spool
+from agents.node.spool.spool import Spool
 from pipeline import wire
 from pipeline.errors import GapError, Retryable
 from pipeline.transport import Message, Partition, Transport, clients

@@ -11,7 +11,7 @@ from agents.sim.effects import Effects, Moment
 from agents.sim.faults.host import contend
 from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
 from agents.sim.faults.link import flap
-from agents.sim.faults.service import serve
+from agents.sim.faults.restriction import serve
 from agents.sim.layout import Layout
 from agents.sim.physics import canary
 from agents.sim.schedule import Stop

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from agents.sim.effects import Effects
 from agents.sim.faults.cooling import warm_air
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
-from agents.sim.faults.sensor import LINGERS, misread
+from agents.sim.faults.telemetry import LINGERS, misread
 from agents.sim.physics.gpus import BOARD_W, EXPONENT
 from agents.sim.physics.noise import Floats
 

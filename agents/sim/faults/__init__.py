@@ -1,7 +1,5 @@
 """Kinds of faults, by the part that breaks."""
 
-from agents.sim.faults.clock import ClockStuck
-from agents.sim.faults.compute import Straggler
 from agents.sim.faults.cooling import CoolantLeak, CoolantLoss, FacilityWater, Recirculation
 from agents.sim.faults.corruption import SilentDataCorruption
 from agents.sim.faults.gpu import GpuEngineFault, GpuOffBus, GspTimeout
@@ -15,9 +13,8 @@ from agents.sim.faults.nvlink import NvlinkError
 from agents.sim.faults.optic import OpticDegradation
 from agents.sim.faults.power import PduTrip, PsuLoss
 from agents.sim.faults.restriction import NodeRestriction
-from agents.sim.faults.sensor import SensorFault
-from agents.sim.faults.slow import ColdPlate, PcieDowngrade
-from agents.sim.faults.telemetry import TelemetryGap
+from agents.sim.faults.slow import ClockStuck, ColdPlate, PcieDowngrade, Straggler
+from agents.sim.faults.telemetry import SensorFault, TelemetryGap
 
 FAULTS: tuple[type[Kind], ...] = (
     GpuOffBus,

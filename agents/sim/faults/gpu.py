@@ -8,7 +8,7 @@ from typing import ClassVar
 from agents.sim.effects import Effects
 from agents.sim.faults.kind import HOUR, Attribution, Detectability, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
-from agents.sim.physics.xids import Line, address, tell
+from agents.sim.physics.kernel_log import Line, address, log_xids
 from agents.sim.schedule import Stop
 
 _REBOOT = 240.0  # s that a training server needs to boot; chosen
@@ -61,7 +61,7 @@ class GpuOffBus(Kind):
         node, onset, back = node_of(fault.device, effects.layout), fault.onset, fault.end - self._boots(fault)
         effects.gpu.gone.add(fault.device, effects.within(onset, fault.end))
         hang(effects, fault.device, onset, onset + self.dies_after)
-        tell(effects, fault.device, self._lines(onset))
+        log_xids(effects, fault.device, self._lines(onset))
         name, entity = effects.layout.node_names[node], fault.entity
         pci = address(int(entity.rpartition(".")[2]))
         width = effects.layout.gpus_per_node
@@ -115,7 +115,7 @@ class GpuEngineFault(Kind):
             lines = [self._line(begin, fault), Line(begin + 0.1, 43, "Ch 00000010", True)]
             if self.origin == "hardware":
                 lines.append(Line(begin + 0.3, 154, RESET))
-            tell(effects, device, lines)
+            log_xids(effects, device, lines)
         hang(effects, fault.device, fault.onset, fault.onset + 10.0)
         if self.origin == "hardware":
             reset(effects, fault.device, fault.end)
@@ -170,7 +170,7 @@ class GspTimeout(Kind):
             if self.code == "119"
             else "GSP task exception: store access page fault (cause:0xf) @ pc:0xffffffff93003d42, partition:4#0"
         )
-        tell(effects, fault.device, [Line(logged, int(self.code or 119), text), Line(logged + 0.5, 154, RESET)])
+        log_xids(effects, fault.device, [Line(logged, int(self.code or 119), text), Line(logged + 0.5, 154, RESET)])
         effects.gpu.gone.add(fault.device, effects.within(fault.onset, fault.end))
         hang(effects, fault.device, fault.onset, fault.end)
         waited = round(fault.end - fault.onset, 3)

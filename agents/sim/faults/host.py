@@ -10,7 +10,7 @@ import numpy as np
 from agents.sim.effects import Effects
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
-from agents.sim.physics import kernel_lines
+from agents.sim.physics import kernel_log
 from agents.sim.schedule import Stop
 
 _TOLD_EVERY = 60.0  # s between two lines of corrected errors: the kernel bounds what it says; chosen
@@ -103,9 +103,9 @@ class HostFault(Kind):
         elif self.part == "ssd":
             node.io_pressure.lift(fault.device, effects.within(fault.onset, min(death + 600.0, dead)))
             for after, text in _DISK.items():
-                kernel_lines.tell(effects, fault.device, fault.onset + after, text)
+                kernel_log.log_line(effects, fault.device, fault.onset + after, text)
         elif self.part in ("cpu", "io_board"):
-            kernel_lines.tell(effects, fault.device, death, _LAST_WORDS[self.part])
+            kernel_log.log_line(effects, fault.device, death, _LAST_WORDS[self.part])
         node.dead.add(fault.device, effects.within(dead, fault.end))
         node.reset.add(fault.device, effects.at(fault.end))
 
@@ -116,8 +116,8 @@ class HostFault(Kind):
         effects.node.uncorrected.add(fault.device, effects.at(death))
         errors = max(1, round(self.corrected_rate * _TOLD_EVERY))
         for moment in np.arange(fault.onset + 5, death - 1, _TOLD_EVERY).tolist():
-            kernel_lines.tell(effects, fault.device, moment, f"EDAC MC0: {errors} CE memory read error on {_MODULE}")
-        kernel_lines.tell(effects, fault.device, death, f"EDAC MC0: 1 UE memory read error on {_MODULE}")
+            kernel_log.log_line(effects, fault.device, moment, f"EDAC MC0: {errors} CE memory read error on {_MODULE}")
+        kernel_log.log_line(effects, fault.device, death, f"EDAC MC0: 1 UE memory read error on {_MODULE}")
 
 
 _MODULE = "CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x3f2a1c offset:0x0 grain:32)"

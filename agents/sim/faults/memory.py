@@ -13,8 +13,8 @@ from agents.sim.effects import Channel, Effects
 from agents.sim.faults.gpu import RESET, hang, node_of, reset
 from agents.sim.faults.kind import DAY, HOUR, Chain, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
+from agents.sim.physics.kernel_log import Line, log_xids
 from agents.sim.physics.memory import DRAM_CORRECTED
-from agents.sim.physics.xids import Line, tell
 from agents.sim.schedule import Stop
 
 _DIES = 5.0  # s until a job has ended of whose processes one was killed; chosen
@@ -103,7 +103,7 @@ class HbmCorrectedBurst(Kind):
         if moment is not None:
             gpu.rows_corrected.add(device, effects.at(moment))
             gpu.rows_pending.add(device, effects.within(moment, fault.end))
-            tell(effects, device, [_remapped(fault, moment)])
+            log_xids(effects, device, [_remapped(fault, moment)])
             reset(effects, device, fault.end)
 
     def detectable(self, fault: Fault) -> float:
@@ -149,7 +149,7 @@ class HbmContained(Kind):
         for moment in self.hits(fault):
             lines = [_dbe(fault, moment), _remapped(fault, moment + 0.01)]
             killed = [Line(moment + 0.02, 94, "Contained: SM (0x1). RST: No, D-RST: No", True)]
-            tell(effects, device, lines + killed)
+            log_xids(effects, device, lines + killed)
             gpu.dram_uncorrected.add(device, effects.at(moment))
             gpu.rows_uncorrected.add(device, effects.at(moment))
         gpu.rows_pending.add(device, effects.within(fault.onset, fault.end))
@@ -188,7 +188,7 @@ class HbmUncontained(Kind):
         gpu, device, onset = effects.gpu, fault.device, fault.onset
         lines = [_dbe(fault, onset), _remapped(fault, onset + 0.01)]
         lines.append(Line(onset + 0.02, 95, "Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No", True))
-        tell(effects, device, [*lines, Line(onset + 0.5, 154, RESET)])
+        log_xids(effects, device, [*lines, Line(onset + 0.5, 154, RESET)])
         gpu.dram_uncorrected.add(device, int(self.errors) * effects.at(onset))
         gpu.rows_uncorrected.add(device, effects.at(onset))
         gpu.rows_pending.add(device, effects.within(onset, fault.end))
@@ -229,7 +229,7 @@ class RemapFailure(Kind):
         device, onset = fault.device, self.fails(fault)
         self._wear(fault, effects)
         failed = Line(onset + 0.01, 64, f"Row Remapper: New row ({_row(fault)}) could not be marked for remapping")
-        tell(effects, device, [_dbe(fault, onset), failed, Line(onset + 0.5, 154, RESET)])
+        log_xids(effects, device, [_dbe(fault, onset), failed, Line(onset + 0.5, 154, RESET)])
         effects.gpu.dram_uncorrected.add(device, effects.at(onset))
         effects.gpu.rows_failed.add(device, effects.within(onset, fault.end))
         hang(effects, device, onset, onset + _DIES)
@@ -239,7 +239,7 @@ class RemapFailure(Kind):
         """Rows that ECC still corrects are remapped, each at its second error, until the bank has no more."""
         length = self.fails(fault) - fault.onset
         rows = fault.onset + length * (np.arange(_SPARE_ROWS) + 0.5 * fault.rng(7).random(_SPARE_ROWS)) / _SPARE_ROWS
-        tell(effects, fault.device, [_remapped(fault, float(row), k) for k, row in enumerate(rows)])
+        log_xids(effects, fault.device, [_remapped(fault, float(row), k) for k, row in enumerate(rows)])
         _count(effects, effects.gpu.rows_corrected, fault.device, rows)
         _count(effects, effects.gpu.dram_corrected, fault.device, np.repeat(rows, 2))
         effects.gpu.rows_pending.add(fault.device, effects.within(float(rows[0]), fault.end))
@@ -271,7 +271,7 @@ class SramEcc(Kind):
         assert self.corrected is not None
         device, onset = fault.device, fault.onset
         lines = [_dbe(fault, onset, "SM"), Line(onset + 0.02, 94, "Contained: SM (0x1). RST: Yes, D-RST: No", True)]
-        tell(effects, device, [*lines, Line(onset + 0.5, 154, RESET)])
+        log_xids(effects, device, [*lines, Line(onset + 0.5, 154, RESET)])
         effects.gpu.sram_uncorrected.add(device, effects.at(onset))
         length = min(600.0, fault.end - onset)
         _count(effects, effects.gpu.sram_corrected, device, onset + length * fault.rng(5).random(int(self.corrected)))

@@ -12,7 +12,7 @@ from agents.sim.effects import Effects
 from agents.sim.faults.gpu import hang, node_of, reset
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
-from agents.sim.physics.xids import Line, tell
+from agents.sim.physics.kernel_log import Line, log_xids
 from agents.sim.schedule import Stop
 from agents.sources.kernel.events import WORDS, Interpreter
 from agents.sources.kernel.gpu_places import GpuPlaces
@@ -99,7 +99,7 @@ class NvlinkError(Kind):
         word = "0x10000" if self._fatal() else "0x20"
         text = f"NVLink: {severity} error detected on link {link}({word}, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"
         for moment in moments:
-            tell(effects, fault.device, [Line(moment, 74, text)])
+            log_xids(effects, fault.device, [Line(moment, 74, text)])
         moment = round((fault.onset + 0.1) * SECOND) / SECOND
         if effects.holds(moment):
             code, what = (

@@ -1,4 +1,4 @@
-"""GPUs that do their work more slowly: a cold plate that wears, a PCIe link that trained to less."""
+"""Slow GPUs: heat, a worn cold plate, a clock that is stuck low, a PCIe link trained to less."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from agents.sim.effects import Effects
+from agents.sim.faults.gpu import node_of, reset
 from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
-from agents.sim.physics.xids import address
+from agents.sim.layout import Index, Layout
+from agents.sim.physics.kernel_log import address
+from agents.sim.schedule import Stop
 
 _SEEN_FROM = 0.08  # share of resistance from which a detector is asked to see it
 
@@ -89,3 +92,99 @@ class PcieDowngrade(Kind):
         split = {name: n for name, n in (("RxErr", count // 4), ("BadTLP", count - count // 4)) if n}
         if count:
             effects.tell(fault.onset, f"node:{node}", "aer", None, **told, total=count, errors=split)
+
+
+THERMAL_BITS = (0x20, 0x40)  # NVML clock event reasons: software and hardware thermal slowdown
+
+
+@dataclass(frozen=True)
+class Straggler(Kind):
+    """GPU slowed by heat (bad thermal contact): SM clock falls, a throttle bit is set, the whole job waits for it."""
+
+    name = "straggler"
+    row = 11
+    strikes = "gpu"
+    detectability = "soft"
+    attribution = "gpu"
+    seen = (
+        "its rank's compute time, its clock, temperature and throttle bits; everybody's step time as far as its rank "
+        "is then among the slowest, as in the last stage"
+    )
+    unseen = "who is slow, from step times alone: all ranks of the job share them"
+    rate = Rate(0.3, "1M GPU-hours", "Llama 3: 0.28 thermal; slow ones are those of cold_plate")
+    lasts = Span(1200.0, 2 * HOUR)
+    signals = ("rank.compute_time", "gpu.sm_clock", "gpu.throttle_reasons", "gpu.temperature")
+    ranges: ClassVar = {"slowdown": (0.10, 0.30), "reason": (0.0, 1.0)}
+    limits: ClassVar = {"slowdown": (0.0, 0.9), "reason": (0, 1), "ramp": (1.0, 1e6)}
+    severe = "slowdown"
+    effect_unit = "time"
+    loaded = True
+    slowdown: float | None = None  # share of the SM clock that is lost
+    reason: float | None = None  # which thermal bit is set: below 0.5 the software's (0x20), else the hardware's (0x40)
+    ramp: float = 60.0  # time until the slowdown is fully grown (s)
+
+    def effect(self) -> float:
+        assert self.slowdown is not None
+        return 1 / (1 - self.slowdown) - 1
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.slowdown is not None
+        assert self.reason is not None
+        gpu, grown = effects.gpu, effects.ramp(fault.onset, fault.end, self.ramp)
+        gpu.clock.scale(fault.device, 1 - np.float32(self.slowdown) * grown)
+        gpu.hot.lift(fault.device, grown)
+        bit = THERMAL_BITS[int(self.reason >= 0.5)]
+        gpu.reasons.add(fault.device, np.where(grown > 0, np.uint64(bit), np.uint64(0)))
+
+
+_OUT_S = 600.0  # s that a node is out for drain, reset and check; chosen, as after GspTimeout
+
+
+@dataclass(frozen=True)
+class ClockStuck(Kind):
+    """Clock of a GPU, or of all of its node, is stuck low or lost its lock: no throttle bit is set, until a reset."""
+
+    name = "clock_stuck"
+    row = 12
+    strikes = "gpu"
+    detectability = "soft"
+    attribution = "gpu"
+    seen = (
+        "SM clock below its peers' under load without a bit that says why, power and temperature lower, its rank's "
+        "compute time; the job's steps only as far as its rank is then among the slowest; the reset at the end"
+    )
+    unseen = "why; anything while the GPU is idle, whose clock is low in any case"
+    rate = Rate(0.3, "1M GPU-hours", "assumed; seen once after a vendor diagnostic")
+    lasts = Span(1800.0, 2 * HOUR, DAY)  # until somebody resets it; assumed
+    signals = ("gpu.sm_clock", "gpu.power", "gpu.temperature", "rank.compute_time", "event:counter_reset")
+    ranges: ClassVar = {"lost": (0.05, 0.40)}
+    limits: ClassVar = {"lost": (0.0, 0.8)}  # below a fifth of its clock a GPU is idle or shut down
+    choices: ClassVar = {"extent": ("gpu", "gpu", "gpu", "node")}  # assumed
+    severe = "lost"
+    effect_unit = "clock"
+    loaded = True
+    lost: float | None = None  # share of the SM clock
+    extent: str | None = None  # "gpu": this one; "node": all GPUs of its node by the same share
+
+    def guilty(self, fault: Fault, layout: Layout) -> tuple[str, ...]:
+        if self.extent == "gpu":
+            return (fault.entity,)
+        names = layout.entities["gpu"]
+        node = layout.entities["node"][node_of(fault.device, layout)]
+        return node, *(names[gpu] for gpu in self._gpus(fault, layout).tolist())
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.lost is not None
+        gpus = self._gpus(fault, effects.layout)
+        effects.gpu.clock.scale(gpus, 1 - np.float32(self.lost) * effects.within(fault.onset, fault.end))
+        for gpu in gpus.tolist():
+            reset(effects, gpu, fault.end)
+
+    def stops(self, fault: Fault, layout: Layout) -> Stop:
+        return Stop(fault.end, (node_of(fault.device, layout),), _OUT_S)
+
+    def _gpus(self, fault: Fault, layout: Layout) -> Index:
+        """Numbers of the GPUs whose clock is low."""
+        if self.extent == "gpu":
+            return np.array([fault.device])
+        return layout.gpus_of(np.array([node_of(fault.device, layout)]))

@@ -1,11 +1,105 @@
-"""The watch itself."""
+"""Faults of the monitoring itself: broken sensors, and telemetry that is missing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from agents.sim.effects import Effects
-from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.sim.effects import Collapse, Effects, Tamper
+from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
+from agents.sim.physics.instruments import grain
+from pipeline.signals import CATALOGUE
+
+SIGNALS = {
+    "gpu": ("gpu.temperature", "gpu.power"),
+    "coolant": ("coolant.flow", "coolant.supply_temperature"),
+    "sensor": ("sensor.temperature",),
+}
+"""Class of an instrument -> what may be wrong of it."""
+LINGERS = 40.0
+"""Seconds after its end in which an agent's edge rule still speaks of an instrument's jump; more than its 15 + 10."""
+_PER_K = {"gpu.power": 10.0, "coolant.flow": 0.03}
+"""What a bias of 1 K is in a signal that is no temperature: W; share of the reading. Chosen: 2 to 15 K are then 20 to
+150 W of 700, and 6 to 45 % of the flow."""
+
+
+@dataclass(frozen=True)
+class SensorFault(Kind):
+    """An instrument stands still, tells too much or too little, or swings: only its own number moves, nothing else."""
+
+    name = "sensor_fault"
+    row = 30
+    strikes = "instrument"
+    detectability = "soft"
+    attribution = "instrument"
+    seen = (
+        "a reading that never changes, that jumps by K while nothing that hangs together with it does, or that swings"
+    )
+    unseen = "a bias that has been there since the beginning"
+    rate = Rate(5.0, "1M sensor-hours", "assumed")
+    lasts = Span(2 * HOUR, DAY, 7 * DAY)
+    signals = tuple(name for names in SIGNALS.values() for name in names)
+    ranges: ClassVar = {"size": (2.0, 15.0), "which": (0.0, 1.0)}
+    limits: ClassVar = {"size": (0.0, 100.0), "which": (0.0, 1.0)}
+    choices: ClassVar = {"mode": ("stuck", "biased", "noisy"), "direction": ("up", "down")}
+    severe = "size"
+    lingers = LINGERS
+    size: float | None = None  # K of the bias, or standard deviation of the noise
+    which: float | None = None  # which signal of the instrument, from its first (0) to its last (1)
+    mode: str | None = None  # "stuck", "biased" or "noisy"
+    direction: str | None = None  # "up": a bias tells too much; "down": too little
+
+    def severity(self) -> float | None:
+        """None of one that stands still: no size makes it worse."""
+        return None if self.mode == "stuck" else super().severity()
+
+    def parameters(self) -> dict[str, object]:
+        """Without those that mean nothing to one that stands still."""
+        void = ("size", "direction") if self.mode == "stuck" else ()
+        return {**super().parameters(), **dict.fromkeys(void)}
+
+    def act(self, fault: Fault, effects: Effects) -> None:
+        assert self.size is not None
+        assert self.which is not None
+        assert self.mode is not None
+        size = self.size if self.direction == "up" else -self.size
+        misread(fault, effects, self.mode, size, self.which, fault.onset)
+
+
+def misread(fault: Fault, effects: Effects, mode: str, size: float, which: float, since: float) -> None:
+    """Lets a signal of an instrument stand still ("stuck"), lie by `size` K or its like ("biased"), or swing."""
+    device_class, device = effects.layout.instrument(fault.device)
+    signal = reads(device_class, which)
+    when = effects.within(since, fault.end)
+    if mode == "biased" and signal == "coolant.flow" and size < 0:
+        flow = 1 + _PER_K[signal] * size
+        effects.collapses.append(Collapse(device, since, fault.end, flow, 1.0, fault.rng_key, real=False))
+    ticks = effects.time[when]
+
+    def change(true: NDArray[Any]) -> NDArray[Any]:
+        if mode == "stuck":
+            return true
+        step = _PER_K.get(signal, 1.0) * (true if signal == "coolant.flow" else 1.0)
+        swing = np.ones(len(true)) if mode == "biased" else _draws(fault, ticks)
+        low, high = CATALOGUE[signal].valid
+        return grain(signal, np.clip(true + step * size * swing, low, high).astype(np.float32))
+
+    jump = (since if size > 0 else fault.end, abs(size)) if mode == "biased" else None
+    effects.tampers.append(Tamper(signal, device, when, change, fault.number if mode == "stuck" else None, jump))
+
+
+def _draws(fault: Fault, ticks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A normal draw for each tick, whatever block it lies in."""
+    return np.array([fault.rng(round(tick * 1e6)).standard_normal() for tick in ticks.tolist()])
+
+
+def reads(device_class: str, which: float) -> str:
+    """The signal of an instrument that `which`, 0 to 1, means."""
+    names = SIGNALS[device_class]
+    return names[min(int(which * len(names)), len(names) - 1)]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""What the agents' edge rules say of a loop whose flow collapses: the very rules, at one look a second."""
+"""Edge events of a simulated fleet: the agents' own rules for flow, pressure and temperature at one reading per second.
+
+Temperatures are evaluated for all GPUs of a loop at once (agents/node/edge/temperature.py).
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,19 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from agents.edge.collapse import LEARN, WELL, CollapseRule
-from agents.sim.effects import Collapse, Effects, Moment
-from agents.sim.physics.noise import generator
+from agents.node.edge.coolant import LEARN, WELL, CollapseRule
+from agents.node.edge.temperature import CALM, CALM_LOOKS, COOLEST, LONGEST, ROUNDING, SHORTEST
+from agents.sim.effects import Collapse, Effects, Moment, Tamper
+from agents.sim.physics.noise import Floats, generator
 from pipeline.config import Edge as Settings
 from pipeline.records import SECOND, Event
 
 TELLS = WELL + 5.0
 """Seconds after its end within which the end of a collapse is told."""
-_LONGEST = 1800.0  # s of a fall that are looked at: a slower one becomes the usual value; chosen
+_LONGEST_FALL = 1800.0  # s of a fall that are looked at: a slower one becomes the usual value; chosen
 _NOISE = 0.006  # of a flow meter and of its pressure gauge; as agents/sim/physics/facility.py has it
 _KEY = 9
 
@@ -26,12 +31,12 @@ def collapses(effects: Effects, flow: NDArray[Any], pressure: float) -> None:
     """Tells what the rules say of the block's collapses; `flow` and `pressure`: what the loops usually show."""
     for collapse in effects.collapses:
         entity = effects.layout.entities["coolant"][collapse.loop]
-        for time, kind, data in _said(collapse, float(flow[collapse.loop]), pressure):
+        for time, kind, data in _collapse_events(collapse, float(flow[collapse.loop]), pressure):
             effects.tell(time, entity, kind, **data)
 
 
 @lru_cache(64)
-def _said(collapse: Collapse, flow: float, pressure: float) -> tuple[tuple[float, str, dict[str, Any]], ...]:
+def _collapse_events(collapse: Collapse, flow: float, pressure: float) -> tuple[tuple[float, str, dict[str, Any]], ...]:
     """(second, kind, data) of all events of one collapse: some long ones are asked for in hundreds of blocks."""
     settings, shared = Settings(), (dict[str, set[str]](), dict[tuple[str, str], float]())
     rules = (
@@ -58,7 +63,7 @@ def _said(collapse: Collapse, flow: float, pressure: float) -> tuple[tuple[float
 def _seconds(collapse: Collapse) -> Iterator[int]:
     """Looks from before the fall to its bottom, and from the bottom to well after its end."""
     begin, end = math.ceil(collapse.onset), math.ceil(collapse.end)
-    bottom = min(begin + math.ceil(min(collapse.ramp, _LONGEST)) + LEARN, end)
+    bottom = min(begin + math.ceil(min(collapse.ramp, _LONGEST_FALL)) + LEARN, end)
     yield from range(begin - LEARN - 1, bottom)
     yield from range(max(bottom, end - 3), end + round(TELLS))
 
@@ -68,3 +73,106 @@ def left(collapse: Collapse, second: int) -> float:
     if second >= collapse.end:
         return 1.0
     return 1 - (1 - collapse.flow) * min(max((second - collapse.onset) / collapse.ramp, 0.0), 1.0)
+
+
+WATCHED = 120
+"""Seconds from the onset in which rises are looked for: several times the lag of a plate. Chosen."""
+_WATCHED = ("gpu.temperature", "coolant.supply_temperature")  # by agents/node/edge/rules.py
+HEAT_J_K = 440.0
+"""J/K of a GPU with its plate: without flow it warms by 2.3 K/s at 1 kW."""
+LEAST_FLOW = 0.05
+"""Share of the flow whose cooling a standing loop has in any case: convection, and the air about the board; chosen."""
+_SLOWDOWN_C, _SHUTDOWN_C, _GIVE_BACK, _OFF = 87.0, 95.0, 0.003, 0.11
+"""As agents/sim/physics/gpus.py has them: Celsius, share of the power per K and second, and of a GPU that is shut."""
+_MOVED = 0.08  # share by which the power of a GPU under load moves within a minute, after the rule's filter
+_SHORTEST, _LONGEST_SPAN = SHORTEST // SECOND, LONGEST // SECOND
+
+
+def rises(effects: Effects, heat: Floats, power: Floats, resistance: Floats, warming: float) -> None:
+    """Tells what agents see of the block's collapses. (GPUs,) heat and power just before the onset; K/W of the plates
+    and of the coolant on its way."""
+    layout = effects.layout
+    for collapse in effects.collapses:
+        if collapse.real and collapse.onset <= effects.until and collapse.onset + WATCHED >= effects.since:
+            gpus = layout.gpus_of(layout.nodes_below("coolant", collapse.loop))
+            plate = resistance[gpus] + np.float32(warming), np.float32(0.7) * resistance[gpus] + np.float32(warming)
+            for time, gpu, data in _rise_events(collapse, heat[gpus], power[gpus], plate):
+                effects.tell(time, layout.entities["gpu"][int(gpus[gpu])], "temperature_rise", **data)
+
+
+def jumps(effects: Effects, tamper: Tamper, entity: str, readings: NDArray[Any]) -> None:
+    """Tells what an agent sees of an instrument that jumps up: (ticks,) its readings in the block."""
+    if tamper.jump is None or tamper.signal not in _WATCHED:
+        return
+    second, size = tamper.jump
+    look, limit = float(np.ceil(second)) + 1, Settings().temperature_slope  # the middle of three readings is one late
+    value = float(readings[min(int(np.searchsorted(effects.time, look)), len(readings) - 1)])
+    moved = _MOVED if tamper.signal.startswith("gpu.") else 0.0
+    unexplained = size - ROUNDING - moved * max(value - COOLEST, 0)
+    if not unexplained / _SHORTEST > limit:
+        return
+    calm = look + min(_LONGEST_SPAN, np.ceil(unexplained / (CALM * limit))) + CALM_LOOKS - 1
+    told = {"value": value, "power_moved": moved, "limit": limit, "signal": tamper.signal}
+    began = {"rise": size, "seconds": float(_SHORTEST), "slope": unexplained / _SHORTEST}
+    effects.tell(look, entity, "temperature_rise", state="active", since=Moment(look - _SHORTEST), **told, **began)
+    ended = {"rise": 0.0, "seconds": float(_LONGEST_SPAN), "slope": -ROUNDING / _LONGEST_SPAN}
+    effects.tell(calm, entity, "temperature_rise", state="cleared", since=Moment(look), **told, **ended)
+
+
+def _rise_events(
+    collapse: Collapse, heat: Floats, power: Floats, plate: tuple[Floats, Floats]
+) -> Iterator[tuple[float, int, dict[str, Any]]]:
+    """(second, GPU, data) of the events; `plate`: K/W of each, and K/W that it has more when its flow is halved."""
+    first, limit = int(np.floor(collapse.onset)) - _LONGEST_SPAN, Settings().temperature_slope
+    warm, drawn = _warm(collapse, heat, power, plate, first)
+    looks = np.rint(warm)[:-1]  # the middle of three readings that rise is the second
+    explained = (_MOVED + 1 - drawn[:-1]) * np.maximum(looks - COOLEST, 0)
+    slopes = np.stack([_slope(looks, explained, d) for d in range(_SHORTEST, _LONGEST_SPAN + 1)])
+    best = slopes.max(axis=0)
+    for gpu in np.flatnonzero((best > limit).any(axis=0)).tolist():
+        at = int(np.argmax(best[:, gpu] > limit))
+        within = int(np.argmax(slopes[:, at, gpu])) + _SHORTEST
+        calm = np.convolve(best[at:, gpu] < CALM * limit, np.ones(CALM_LOOKS), "valid") == CALM_LOOKS
+        moments = [("active", at, Moment(first + 1 + at - within))]
+        if calm.any():
+            moments.append(("cleared", at + int(np.argmax(calm)) + CALM_LOOKS - 1, Moment(first + 1 + at)))
+        for state, look, since in moments:
+            steepest = int(np.argmax(slopes[:, look, gpu])) + _SHORTEST
+            yield (
+                float(first + 1 + look),
+                gpu,
+                {
+                    "state": state,
+                    "since": since,
+                    "value": float(looks[look, gpu]),
+                    "rise": float(looks[look, gpu] - looks[max(look - steepest, 0), gpu]),
+                    "seconds": float(steepest),
+                    "slope": float(best[look, gpu]),
+                    "power_moved": _MOVED,
+                    "limit": limit,
+                    "signal": "gpu.temperature",
+                },
+            )
+
+
+def _warm(
+    collapse: Collapse, heat: Floats, power: Floats, plate: tuple[Floats, Floats], first: int
+) -> tuple[Floats, Floats]:
+    """(seconds, GPUs) temperatures from `first` on, and the share of the power that heat has left."""
+    now, found, rest, shares = heat.astype(np.float64), [], np.ones(len(heat)), []
+    for second in range(first, first + _LONGEST_SPAN + WATCHED):
+        more = plate[1] * (1 / max(left(collapse, second), LEAST_FLOW) - 1)
+        coolant = heat - power * plate[0]
+        target = coolant + rest * power * (plate[0] + more)
+        now = np.minimum(now + (1 - np.exp(-1 / (HEAT_J_K * (plate[0] + more)))) * (target - now), _SHUTDOWN_C)
+        rest = np.where(now >= _SHUTDOWN_C, _OFF, np.clip(rest - _GIVE_BACK * (now - _SLOWDOWN_C), _OFF, 1))
+        found.append(now)
+        shares.append(rest)
+    return np.asarray(found, np.float32), np.asarray(shares, np.float32)
+
+
+def _slope(looks: Floats, explained: NDArray[Any], seconds: int) -> NDArray[Any]:
+    """(looks, GPUs) K/s that nothing explains over so many seconds; below any limit before there are so many."""
+    out = np.full(looks.shape, -1.0)
+    out[seconds:] = (looks[seconds:] - looks[:-seconds] - ROUNDING - explained[seconds:]) / seconds
+    return out

@@ -1,6 +1,7 @@
-"""What stands beside the nodes: coolant loops (supply, flow, pump, reservoir), leak ropes and distribution units.
+"""Cooling and power beside the GPUs: coolant loops, leak detectors, distribution units, power supplies, air and fans.
 
-The coolant takes the heat away: return - supply = 15.1 K per kW and L/min (PG25: 1.02 kg/L, 3.9 kJ/kg K).
+The coolant takes the heat away: return - supply = 15.1 K per kW and L/min (PG25: 1.02 kg/L, 3.9 kJ/kg K). The working
+power supplies of a node share its power, so the others carry the load of a lost one.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.sim.effects import Effects
-from agents.sim.layout import Layout
-from agents.sim.physics.edge import collapses
-from agents.sim.physics.edge_heat import LEAST_FLOW
+from agents.sim.layout import PSUS, Layout
+from agents.sim.physics.edge import LEAST_FLOW, collapses
 from agents.sim.physics.gpus import SHUTDOWN_C
 from agents.sim.physics.noise import Drift, Floats, generator
 from agents.sim.physics.state import State
 from pipeline.signals import CATALOGUE
+from pipeline.signals.coolant import HEALTH
 
 SUPPLY_C = 32.0  # warm-water cooling; chosen
 _PG25, _CAPTURE = 15.1, 0.85  # K L/min per kW; share of a node's heat that goes into the coolant
@@ -117,3 +118,76 @@ class Facility:
 def _stepped(values: NDArray[Any], step: float) -> NDArray[np.float32]:
     """Rounded to what a controller tells."""
     return np.asarray(np.rint(values / step) * step, np.float32)
+
+
+_SHARING, _NOISE = 0.02, 0.005  # spread of the shares, as active load sharing leaves it; noise of a reading. Chosen
+_PSU_VOLTS, _VOLTS_SD = 230.0, 0.8  # V of a phase; chosen
+_CRITICAL, _NO_INPUT = HEALTH.index("critical"), 1  # psu.input_status: loss_of_input
+
+
+class Psus:
+    """Shares of all power supplies, which stay as they are; nothing goes from one block to the next."""
+
+    def __init__(self, layout: Layout, seed: int) -> None:
+        rng = generator(seed, 55)
+        self.layout, self.seed = layout, seed
+        share = 1 + _SHARING * rng.uniform(-1, 1, (layout.nodes, PSUS))
+        self._share: Floats = (share / share.sum(axis=1, keepdims=True)).astype(np.float32)
+
+    def advance(self, block: int, power: NDArray[Any], effects: Effects) -> dict[str, NDArray[Any]]:
+        """Columns of class psu from the power of the GPUs."""
+        rng, site = generator(self.seed, 56, block), effects.site
+        shape = len(power), self.layout.nodes * PSUS
+        draw = power.reshape(len(power), self.layout.nodes, -1).sum(axis=2, dtype=np.float32) + np.float32(HOST_W)
+        lost = np.broadcast_to(site.psu_lost.values | site.psu_unfed.values, shape)
+        noise = rng.standard_normal((2, *shape), np.float32)
+        given = draw[:, :, None] * self._shares(site.psu_lost or site.psu_unfed, lost)
+        unfed = np.broadcast_to(site.psu_unfed.values, shape)
+        return {
+            "psu.output_power": np.rint(given.reshape(shape) * (1 + np.float32(_NOISE) * noise[0])),
+            "psu.input_voltage": np.where(
+                unfed, np.float32(0), np.float32(_PSU_VOLTS) + np.float32(_VOLTS_SD) * noise[1]
+            ),
+            "psu.status": np.where(lost, np.uint8(_CRITICAL), np.uint8(0)),
+            "psu.input_status": np.where(unfed, np.uint8(_NO_INPUT), np.uint8(0)),
+        }
+
+    def _shares(self, touched: object, lost: NDArray[np.bool_]) -> NDArray[Any]:
+        """(ticks or 1, nodes, supplies) share of the node's power that each gives; 0 where none is left to give."""
+        if not touched:
+            return self._share[None]
+        gone = lost.reshape(len(lost), -1, PSUS)
+        left = np.where(gone, np.float32(0), self._share)
+        shared = left / np.maximum(left.sum(axis=2, keepdims=True), np.float32(1e-6))
+        return np.asarray(np.where(gone.any(axis=2, keepdims=True), shared, self._share), np.float32)
+
+
+_INLET_C, _RACK_SD, _NODE_SD = 24.0, 0.6, 0.4  # Celsius, K: within ASHRAE's 18 to 27 for air; spreads are chosen
+_DAILY, _DRIFT = 0.4, 0.2  # K over a day, and from minute to minute; chosen
+_FAN_RPM, _FAN_MOST, _PER_K = 6000.0, 12_000.0, 900.0  # at _INLET_C, at most, per K above; chosen as server fans run
+_STEP = 60.0  # rpm in which BMCs count a fan; chosen
+
+
+class Sensors:
+    """Inlet and fan of each node, in turn; advances block by block."""
+
+    def __init__(self, layout: Layout, interval: float, seed: int, state: State) -> None:
+        rng, n = generator(seed, 57), layout.nodes
+        self.layout, self.seed = layout, seed
+        rack = rng.normal(0, _RACK_SD, layout.racks)[layout.rack_of_node]
+        self._inlet = (_INLET_C + rack + rng.normal(0, _NODE_SD, n)).astype(np.float32)
+        self._fan = (1 + 0.02 * rng.standard_normal(n).clip(-3, 3)).astype(np.float32)
+        self._drift = Drift(state, "node.inlet", rng, n, 0.9, interval)
+
+    def advance(self, block: int, effects: Effects) -> dict[str, NDArray[Any]]:
+        """Columns of class sensor: a temperature has no speed, and a fan no temperature."""
+        rng, ticks = generator(self.seed, 58, block), len(effects.time)
+        daily = _DAILY * np.sin(2 * np.pi * effects.time / 86_400 - 2).astype(np.float32)
+        drift = np.float32(_DRIFT) * self._drift.draw(rng, ticks)
+        inlet = self._inlet + daily[:, None] + drift + effects.node.inlet.values
+        speed = (_FAN_RPM + _PER_K * np.maximum(inlet - _INLET_C, 0)) * self._fan * effects.node.fans.values
+        shape = ticks, 2 * self.layout.nodes
+        warmth, fan = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
+        warmth[:, 0::2] = np.rint(inlet * 2) / 2  # BMCs tell halves of a degree
+        fan[:, 1::2] = np.rint(np.minimum(speed, _FAN_MOST) / _STEP) * _STEP
+        return {"sensor.temperature": warmth, "sensor.fan_speed": fan}

@@ -1,15 +1,16 @@
-"""GPUs: power follows load and clock, temperature follows power with a lag, heat takes the clock down.
+"""GPUs: power follows load and clock, temperature follows power with a lag, heat reduces the clock.
 
     P = idle + (P_load - idle) * level * load * clock^1.7  C dT/dt = P - (T - T_supply) / R(flow)
     R(flow) = R_th * (0.3 + 0.7 / flow) + warming / flow   clock falls while T is above 87 C; above 95 C it is shut down
 
-R_th is about 0.03 K/W for a cold plate of H100 class, and the coolant warms by about 5 K on its way at full load. The
-level is the job's: models differ in what they draw. Shapes and spreads are fitted to [AcmeTrace] where nothing else is
-said; its GPUs are air-cooled, so that their temperatures were not.
+R_th is about 0.03 K/W for a cold plate of H100 class; the coolant warms by about 5 K at full load. The level is a
+property of the job: models differ in the power they draw and in the memory they fill. Shapes and spreads are fitted to
+[AcmeTrace] unless stated otherwise; its GPUs are air-cooled, so its temperatures were not used.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,51 @@ from numpy.typing import NDArray
 
 from agents.sim.effects import Effects
 from agents.sim.layout import Layout
-from agents.sim.physics.appetite import Appetite
-from agents.sim.physics.edge_heat import HEAT_J_K, LEAST_FLOW, rises
+from agents.sim.physics.edge import HEAT_J_K, LEAST_FLOW, rises
 from agents.sim.physics.jobs import Tempo
 from agents.sim.physics.lives import resets
 from agents.sim.physics.memory import Memory
 from agents.sim.physics.noise import Counter, Drift, Floats, generator, rare
 from agents.sim.physics.state import State
-from agents.sim.schedule import Stay
+from agents.sim.schedule import Job, Stay
+
+_LIGHT = 0.25  # share by which the lightest job draws less than the most; most sit at the limit [AcmeTrace]
+_FILLED = (0.65, 0.96)  # share of the memory that a job fills; quartiles in [AcmeTrace] 0.67, 0.77 and 0.78
+_STAGE, _RANK_SD, _MOST_DEMAND = (
+    0.04,
+    0.005,
+    0.985,
+)  # pipeline stages hold different layers, ranks nearly the same; chosen
+
+
+class Appetite:
+    """Of all jobs; drawn from the seed and a job's number, so that a job keeps it wherever it moves."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._filled = cache(self._of_ranks)
+
+    def level(self, number: int) -> float:
+        """Share of the power above idle that a job draws."""
+        return float(1 - _LIGHT * generator(self.seed, 22, number).random() ** 2)
+
+    def of(self, stays: list[Stay], effects: Effects) -> tuple[Floats, NDArray[np.float64]]:
+        """(ticks, GPUs) level of power and share of memory; 1 where no job runs."""
+        level = np.ones(effects.job_of_gpu.shape, np.float32)
+        filled = np.ones(effects.job_of_gpu.shape)
+        for stay in stays:
+            on = np.flatnonzero(effects.within(stay.begin, stay.end))
+            where = np.s_[:, stay.gpus] if len(on) == len(level) else np.ix_(on, stay.gpus)
+            level[where], filled[where] = self.level(stay.job.number), self._filled(stay.job)
+        return level, filled
+
+    def _of_ranks(self, job: Job) -> NDArray[np.float64]:
+        """(ranks,) share of the memory that each fills."""
+        rng = generator(self.seed, 23, job.number)
+        level = rng.uniform(*_FILLED)
+        stages = rng.uniform(-_STAGE, _STAGE, job.stages)[job.stage_of_rank]
+        return np.minimum(level + stages + _RANK_SD * rng.standard_normal(job.ranks).clip(-3, 3), _MOST_DEMAND)
+
 
 CLOCK, MEMORY_CLOCK, MEMORY = 1755.0, 2619, 80 * 2**30  # MHz, MHz, bytes of an H100 SXM under load
 _PAGE = 2**21  # bytes in which CUDA takes device memory

@@ -1,4 +1,4 @@
-"""Instruments: what is read of the plant. Sensors break, values are lost, nodes fall silent, clocks run late."""
+"""Instruments: the readings of the plant. Sensors break, values are lost, nodes fall silent, clocks run late."""
 
 from __future__ import annotations
 
@@ -8,14 +8,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.sim.effects import Effects
+from agents.sim.effects import Effects, Tamper
 from agents.sim.layout import Layout
-from agents.sim.physics.edge_heat import jumps
-from agents.sim.physics.noise import generator
+from agents.sim.physics.edge import jumps
+from agents.sim.physics.noise import Floats, generator
 from agents.sim.physics.state import State
-from agents.sim.physics.tampering import tampered
 from pipeline.records import SECOND
 from pipeline.signals import CATALOGUE
+
+
+def tampered(values: NDArray[Any], tamper: Tamper, held: NDArray[np.float64]) -> NDArray[Any]:
+    """A column as it is read; `held` keeps by number of the fault at what reading an instrument stands still."""
+    out = values.copy()
+    true = out[tamper.when, tamper.device]
+    if tamper.hold is not None and np.isnan(held[tamper.hold]):
+        known = true[np.isfinite(true)]
+        held[tamper.hold] = known[0] if len(known) else np.nan
+    said = true if tamper.hold is None else np.full_like(true, held[tamper.hold])
+    out[tamper.when, tamper.device] = tamper.change(said)
+    return out
+
+
+def grain(signal: str, values: Floats) -> Floats:
+    """Values in the steps in which the instrument of a signal tells them: GPUs give whole degrees and watts."""
+    return np.rint(values) if signal.startswith("gpu.") else values
+
 
 _MISSING, _JITTER = 70, 71  # keys of the generators that lose values and date samples
 _LATEST = 0.9  # of a tick; later samples would overtake the next tick's

@@ -1,7 +1,7 @@
 """Lives of counters: whose counters begin anew, and how agents tell it.
 
 After a reboot an agent has no past: it tells nothing, and the generation is that of the new life. A device that is
-reset while its node stays up makes the event counter_reset beside (agents/generations.py).
+reset while its node stays up makes the event counter_reset beside (agents/node/counter_generations.py).
 """
 
 from __future__ import annotations

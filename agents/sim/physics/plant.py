@@ -9,15 +9,13 @@ from numpy.typing import NDArray
 
 from agents.sim.effects import Effects
 from agents.sim.layout import Layout
-from agents.sim.physics.facility import SUPPLY_C, Facility
+from agents.sim.physics.facility import SUPPLY_C, Facility, Psus, Sensors
 from agents.sim.physics.gpus import Gpus
 from agents.sim.physics.hosts import Hosts
 from agents.sim.physics.jobs import Jobs
-from agents.sim.physics.links import Links
 from agents.sim.physics.lives import Lives
 from agents.sim.physics.nvlink import Nvlinks
-from agents.sim.physics.psus import Psus
-from agents.sim.physics.sensors import Sensors
+from agents.sim.physics.ports import Links
 from agents.sim.physics.state import State
 from agents.sim.schedule import Schedule
 from pipeline.records import SECOND

@@ -18,7 +18,7 @@ def turn(before: int, now: int, bits: int, saturates: bool) -> Turn:
     """What happened to a counter of `bits` between two looks.
 
     saturated: it stands at its ceiling. wrapped: it fell from the top tenth of its range to the lowest, and is one that
-    does not saturate (agents/generations.py draws the line there too). reset: it went back otherwise.
+    does not saturate (agents/node/counter_generations.py draws the line there too). reset: it went back otherwise.
     """
     ceiling = (1 << bits) - 1
     if now == before == ceiling and saturates:

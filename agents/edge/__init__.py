@@ -1,5 +1,0 @@
-"""Rules that cannot wait for the stream: each tick's readings -> events that are spooled ahead of its telemetry."""
-
-from agents.edge.edge import Edge
-
-__all__ = ["Edge"]

@@ -1,0 +1,1 @@
+"""The agent of one node: its loop, and the commands that read the node once."""

@@ -1,0 +1,1 @@
+"""The spools of a node: durable queues on its disk."""

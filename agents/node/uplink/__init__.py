@@ -1,0 +1,1 @@
+"""From the spools to Kafka."""

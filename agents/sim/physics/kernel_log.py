@@ -1,0 +1,83 @@
+"""Kernel log lines of simulated nodes, XIDs included, parsed by the code with which agents read the real log."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from agents.sim.effects import Effects
+from agents.sources.kernel.events import WORDS, Interpreter
+from agents.sources.kernel.gpu_places import GpuPlaces
+from agents.sources.kernel.kmsg import Record
+from agents.sources.kernel.patterns import Patterns, load
+from agents.sources.kernel.patterns import load as load_patterns
+from agents.sources.xids.table import shipped
+from agents.xids import Folding
+from pipeline.records import SECOND
+
+_BUSES = (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)  # of the eight GPUs of a node, as HGX H100 servers have them
+_MOST = 32  # GPUs of a node, as scenarios allow
+_NOBODY = "pid='<unknown>', name=<unknown>"
+
+
+class Line(NamedTuple):
+    """One line of the driver: seconds after the start, code, text. user: a process's doing."""
+
+    moment: float
+    code: int
+    text: str
+    user: bool = False
+
+
+def address(index: int) -> str:
+    """PCI address of a node's GPU, as the driver writes it."""
+    domain, place = divmod(index, len(_BUSES))
+    return f"{domain:04x}:{_BUSES[place]:02x}:00"
+
+
+def log_xids(effects: Effects, device: int, lines: Sequence[Line]) -> None:
+    """Tells the XIDs of one GPU whose moments fall into the block; `lines` are all of one fault, so that they join."""
+    times = [round(line.moment * SECOND) for line in lines]
+    if not any(effects.holds(time / SECOND) for time in times):
+        return
+    entity = effects.layout.entities["gpu"][device]
+    node, _, index = entity.removeprefix("gpu:").rpartition(".")
+    first, read = zlib.crc32(f"{entity} {times[0]}".encode()) % 1_000_000, _interpreter(node)
+    events = []
+    for number, (line, time) in enumerate(zip(lines, times, strict=True)):
+        who = f"pid={4000 + first % 60_000}, name=python3" if line.user else _NOBODY
+        text = f"NVRM: Xid (PCI:{address(int(index))}): {line.code}, {who}, {line.text}"
+        told = read.event(Record(first + number, 0, 3, 0, text), effects.start + time)
+        assert told is not None
+        events.append(told[1])
+    for event in Folding().take(events, max(event.time for event in events)):
+        effects.tell((event.time - effects.start) / SECOND, event.entity, "xid", **event.data)
+
+
+@cache
+def _interpreter(node: str) -> Interpreter:
+    places = GpuPlaces(Path("/proc/driver/nvidia"), {address(index): index for index in range(_MOST)})
+    return Interpreter(node, shipped(), load_patterns(None, WORDS), places, Path("/sys"))
+
+
+_NOWHERE = Path("/dev/null")  # the devices of the machine that simulates are none of the fleet's
+
+
+def log_line(effects: Effects, node: int, moment: float, text: str) -> None:
+    """The event that an agent makes of a line, if its moment falls into the block."""
+    if not effects.holds(moment):
+        return
+    name = effects.layout.node_names[node]
+    sequence = zlib.crc32(f"{name} {moment} {text}".encode()) % 1_000_000
+    read = Interpreter(name, shipped(), _patterns(), GpuPlaces(_NOWHERE), _NOWHERE)
+    told = read.event(Record(sequence, 0, 3, 0, text), round(moment * SECOND))
+    assert told is not None, text
+    effects.tell(moment, told[1].entity, "kernel", node, **told[1].data)
+
+
+@cache
+def _patterns() -> Patterns:
+    return load(None, WORDS)

@@ -1,0 +1,344 @@
+"""Network ports and their optics: traffic follows the job, congestion follows traffic; only faults cause many errors.
+
+Raw bit errors of an optic wander; error correction hides them up to a cliff:
+
+corrected bits = bits * raw BER             RS(544,514) corrects 15 symbols of 10 bits in a codeword of 544
+failed codewords = codewords * P(Binomial(544, 1 - (1 - BER)^10) > 15): none at 1e-5, one in hours at 2.4e-4
+"""
+
+from __future__ import annotations
+
+from math import comb
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.sim.effects import Channel, Effects
+from agents.sim.layout import Layout
+from agents.sim.physics.jobs import Tempo
+from agents.sim.physics.lives import resets
+from agents.sim.physics.noise import Counter, Drift, Floats, generator, rare
+from agents.sim.physics.state import State
+
+LINE_RATE = 4.25e11  # bits/s on the wire of a 400G port: IEEE 802.3 400GBASE-R, 8 lanes of 53.125 Gb/s PAM4 in pairs
+_LEVEL, _LEVEL_SD = -7.5, 0.5  # log10 of the raw BER; published PAM4 links lie at 1e-8 to 1e-6. Spread chosen
+_BEST, _WORST = -9.5, -6.0  # of a sound port; chosen
+_WANDER, _WANDER_SPREAD, _TAU = 0.06, 0.6, 17_640.0
+"""Wander of log10 BER: its spread (median of ports, and sd of its logarithm between them) and correlation time (s), as
+measured hourly on 50 coherent optical ports over 7 to 15 days [Alibaba transport]."""
+_QUICK, _QUICK_TAU = 0.5, 1200.0
+"""Greatest share of its variance that moves within the hour, which ports have from none to this, and its time constant
+(s): what one port's readings remember of the hour before lies between 0.5 and 0.99, same source."""
+_KNOT_S = 600.0  # between these moments error rates are interpolated; chosen: half of the quick part's time
+_STEADY, _JUMP_EVERY = 0.2, 16_200.0
+"""Share of its variance that moves steadily; the rest comes in jumps, one in so many seconds. Fitted to the same ports'
+steps from hour to hour: half of them within 0.024 of each other, one in fifty beyond 0.13."""
+_WHITE = 0.023  # share: 0.01 decade from reading to reading, same source
+_MOVES, _MOVE, _MOVE_SD = 1 / (120 * 86_400), 1.5, 0.3
+"""Level changes per port and second: 6 of those 50 ports moved once in 15 days by about 1.5 decades (re-tuned)."""
+_BITS, _CODEWORD, _MENDED = 10, 544, 15  # of RS(544,514): bits of a symbol, symbols of a codeword, symbols it mends
+_GRID = np.linspace(-4.5, -2.0, 51)
+_MOST = 1e5  # failed codewords per second beyond which a link has long gone down; chosen
+_MODULE_C, _MODULE_SD, _RX_MW, _RX_DB = 47.0, 3.0, 1.2, 0.8  # of a 400G DR4 module, and between modules; chosen
+_READ_EVERY = 60.0  # s between two readings of a module's EEPROM, as the agent does
+_TOP = 0xFFFF  # what a module that does not answer gives: as temperature -1/256 C, as power 6.5535 mW (CMIS)
+
+
+def failures(log_ber: NDArray[Any]) -> NDArray[np.float64]:
+    """Codewords per second that error correction gives up, by the log10 of the raw BER."""
+    return np.asarray(np.where(log_ber < _GRID[0], 0.0, 10 ** np.interp(log_ber, _GRID, _FAILED)))
+
+
+def _table() -> NDArray[np.float64]:
+    """log10 of the failed codewords per second on the grid."""
+    symbol = 1 - (1 - 10.0**_GRID) ** _BITS
+    share = [
+        sum(comb(_CODEWORD, k) * p**k * (1 - p) ** (_CODEWORD - k) for k in range(_MENDED + 1, 60)) for p in symbol
+    ]
+    return np.log10(np.minimum(np.array(share) * LINE_RATE / (_BITS * _CODEWORD), _MOST))
+
+
+_FAILED = _table()
+
+
+class Optics:
+    """State of the optics of all ports; advances block by block."""
+
+    def __init__(self, layout: Layout, interval: float, seed: int, state: State) -> None:
+        rng, n = generator(seed, 33), layout.gpus
+        self.interval, self.seed, self.state = interval, seed, state
+        self._spread = _WANDER * np.exp(_WANDER_SPREAD * rng.standard_normal(n))
+        level = (_LEVEL + _LEVEL_SD * rng.standard_normal(n)).clip(_BEST, _WORST)
+        state["optic.level"], state["optic.wander"] = level, rng.standard_normal(n)
+        state["optic.quick"], quick = rng.standard_normal(n), rng.uniform(0, _QUICK, n)
+        self._slowly, self._quickly = np.sqrt(1 - quick) * self._spread, np.sqrt(quick) * self._spread
+        self._heat = (_MODULE_C + _MODULE_SD * rng.standard_normal(n)).astype(np.float32)
+        self._light = _RX_MW * 10 ** (_RX_DB * rng.standard_normal(n) / 10)
+        past = rng.integers(10**17, 10**18, n)
+        self._bits = Counter(state, "nic.phy_bits", past)
+        self._mended = Counter(state, "nic.phy_corrected_bits", (past * 10**level).astype(np.int64))
+
+    def advance(
+        self, block: int, down: NDArray[np.bool_], reset: NDArray[np.bool_] | None, effects: Effects
+    ) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64] | None]:
+        """(columns of class nic, failed codewords in each tick; None if there is none)."""
+        rng, ticks = generator(self.seed, 34, block), len(effects.time)
+        log_ber = self._ber(rng, ticks, effects)
+        per_tick = LINE_RATE * self.interval
+        bits = np.full(down.shape, int(per_tick), np.int64)
+        mean = np.float32(per_tick) * np.exp2(log_ber * np.float32(np.log2(10)))
+        mended = mean + np.sqrt(mean + (np.float32(_WHITE) * mean) ** 2) * rng.standard_normal(mean.shape, np.float32)
+        mended = np.maximum(mended, 0).astype(np.int64)
+        if effects.port.down:
+            bits[down] = 0
+            mended[down] = 0
+        columns: dict[str, NDArray[Any]] = {
+            "nic.phy_bits": self._bits.add(bits, reset),
+            "nic.phy_corrected_bits": self._mended.add(mended, reset),
+            **self._module(rng, effects),
+        }
+        return columns, self._failed(block, log_ber, down, effects)
+
+    def _ber(self, rng: np.random.Generator, ticks: int, effects: Effects) -> Floats:
+        """(ticks, ports) log10 of the raw BER: level and wander, on from the last block, and what faults add."""
+        level, wander, long = self.state["optic.level"], self.state["optic.wander"], ticks * self.interval
+        before = level + self._slowly * wander
+        phi, often = np.exp(-long / _TAU), 1 - np.exp(-long / _JUMP_EVERY)
+        steady, jumps = rng.standard_normal((2, len(level)))
+        jumps *= (rng.random(len(level)) < often) / np.sqrt(often)
+        pushed = np.sqrt(_STEADY) * steady + np.sqrt(1 - _STEADY) * jumps  # unit variance
+        wander = phi * wander + np.sqrt(1 - phi * phi) * pushed
+        moved, size = rng.random(len(level)) < _MOVES * long, rng.normal(_MOVE, _MOVE_SD, len(level))
+        level = np.where(moved, level + np.where(level > _LEVEL, -size, size), level).clip(_BEST, _WORST)
+        self.state["optic.level"], self.state["optic.wander"] = level, wander
+        change = (level + self._slowly * wander - before).astype(np.float32)
+        share = (np.arange(1, ticks + 1, dtype=np.float32) / np.float32(ticks))[:, None]
+        log_ber = before.astype(np.float32) + share * change + self._flicker(rng, ticks)
+        added = effects.port.raw_ber
+        if added:
+            total = np.log10(10.0**log_ber + 10.0 ** added.whole())
+            log_ber = np.where(added.whole() > _BEST - 3, total, log_ber).astype(np.float32)
+        return np.asarray(log_ber, np.float32)
+
+    def _flicker(self, rng: np.random.Generator, ticks: int) -> Floats:
+        """(ticks, ports) the quick part of the wander, interpolated between moments some minutes apart."""
+        knots = max(1, round(ticks * self.interval / _KNOT_S))
+        phi = np.exp(-ticks * self.interval / knots / _QUICK_TAU)
+        path = [self.state["optic.quick"]]
+        for step in rng.standard_normal((knots, len(path[0]))):
+            path.append(phi * path[-1] + np.sqrt(1 - phi * phi) * step)
+        self.state["optic.quick"] = path[-1]
+        at = np.arange(1, ticks + 1) * (knots / ticks)
+        weights = np.maximum(1 - np.abs(at[:, None] - np.arange(knots + 1)), 0).astype(np.float32)
+        return np.asarray(weights @ (self._quickly * np.array(path)).astype(np.float32))
+
+    def _failed(
+        self, block: int, log_ber: Floats, down: NDArray[np.bool_], effects: Effects
+    ) -> NDArray[np.int64] | None:
+        """Codewords beyond mending; draws of their own, so that the sound ports stay as they are."""
+        if not effects.port.raw_ber:
+            return None
+        rate = np.where(down, 0, failures(log_ber))
+        return np.asarray(generator(self.seed, 35, block).poisson(rate * self.interval), np.int64)
+
+    def _module(self, rng: np.random.Generator, effects: Effects) -> dict[str, NDArray[Any]]:
+        """What the EEPROM says, read once a minute: 1/256 K and 0.1 uW are its steps (CMIS)."""
+        hold, ticks = max(1, round(_READ_EVERY / self.interval)), len(effects.time)
+        hold = min(hold, ticks)
+        shape = (-(-ticks // hold), len(self._heat))
+        port = effects.port
+        heat = self._heat + np.float32(0.3) * rng.standard_normal(shape, np.float32)
+        light = self._light * (1 + 0.02 * rng.standard_normal(shape, np.float32))
+        if port.module_temperature:
+            heat = heat + port.module_temperature.whole()[::hold]
+        if port.rx_power:
+            light = light * 10 ** (port.rx_power.whole()[::hold] / 10)
+        heat, light = np.rint(heat * 256) / 256, np.rint(light * 1e4) / 1e4
+        if port.sentinel:
+            silent = port.sentinel.whole()[::hold]
+            heat, light = np.where(silent, -1 / 256, heat), np.where(silent, _TOP / 1e4, light)
+        return {
+            "nic.module_temperature": np.repeat(heat.astype(np.float32), hold, axis=0)[:ticks],
+            "nic.rx_power_min": np.repeat(light.astype(np.float32), hold, axis=0)[:ticks],
+        }
+
+
+SPEED = 400_000.0  # Mbit/s of an NDR or 400 GbE port
+_LINE, _IDLE, _PACKET = 50e9, 2e4, 4096  # bytes/s of the line and of an idle port, bytes per packet (RoCE MTU)
+_TRAFFIC_LEVEL = (0.10, 0.26)  # of the line, on the mean: drawn for each job; quartiles of senders [AcmeTrace]
+_BURST, _LEAP_SHARE, _LEAP = 0.015, 0.01, (2.0, 4.0)
+"""Of a node's ports together: spread of the logarithm from tick to tick (where in its step the job is), and ticks in
+which the traffic is a multiple, as between the same senders. What a port does beside its node: 2 %. Counters of
+steady ports stray by 2 % about their median of 6 min [cisco-ie telemetry]; collectives are less smooth than those."""
+_SAVED = 0.05  # of the line, that a checkpoint sends: 11 GB of optimizer state of each GPU in its 45 s; chosen
+_SYMBOL_PER_HOUR = 0.01  # background per port: BER 7e-18 at 400 Gb/s, far better than the 1e-15 of factory tests
+_DROP_PER_HOUR, _SEQUENCE_PER_HOUR, _RECOVERY_PER_HOUR = 0.01, 0.05, 0.001  # per port; chosen
+_WAIT_TICKS = 1e6  # ticks of port_xmit_wait in a second; its unit is the device's own (IBTA 16.1.4.1). Chosen
+_WAITS, _MARKED, _CNP_SHARE = 0.01, 40.0, 0.25
+"""Of a training port: share of the time without credits, marked packets per second (the bursts of a collective), and
+congestion notifications per marked packet: a NIC sends one in 50 us and flow at most. Chosen."""
+_CRC_SHARE = (
+    0.3  # of failed codewords that hit a packet and not the idle pattern, at a quarter of the line rate; chosen
+)
+_RETRAIN = 30.0  # symbol errors while a link that comes up is trained, on the mean; chosen
+_NARROW, _CEILING = 1 << 32, (1 << 16) - 1  # a 32-bit register; where the classic counter of symbol errors stops (IBTA)
+_COUNTERS = (
+    *("rx_bytes", "tx_bytes", "rx_packets", "tx_packets", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
+    *("crc_errors", "carrier_changes", "symbol_errors", "link_recoveries", "link_downs", "port_tx_wait"),
+    *("ack_timeouts", "out_of_sequence", "cnp_sent", "cnp_handled", "ecn_marked", "req_cqe_errors"),
+)
+Counts = NDArray[np.int64]
+
+
+class Links:
+    """State of all ports; advances block by block."""
+
+    def __init__(self, layout: Layout, interval: float, seed: int, state: State) -> None:
+        rng, n = generator(seed, 30), layout.gpus
+        self.layout, self.interval, self.seed = layout, interval, seed
+        self._drift = Drift(state, "link", rng, n, 0.5, interval)
+        self._burst = Drift(state, "link.burst", rng, layout.nodes, 0.37, interval)
+        self._levels: list[float] = []  # of the jobs
+        past = rng.integers(10**14, 10**15, (2, n))
+        flips, symbols = 2 * rng.integers(1, 4, n), rng.poisson(0.5, n)
+        starts = {
+            "rx_bytes": past[0],
+            "tx_bytes": past[1],
+            "rx_packets": past[0] // _PACKET,
+            "tx_packets": past[1] // _PACKET,
+            "carrier_changes": flips,
+            "symbol_errors": symbols,
+            "link_downs": flips // 2,
+            "port_tx_wait": past[1] // 10**6,
+            "ecn_marked": past[0] // 10**8,
+            "cnp_sent": past[0] // 10**9,
+            "cnp_handled": past[1] // 10**9,
+        }
+        self._counters = {
+            name: Counter(state, f"nic.{name}", starts.get(name, np.zeros(n, np.int64))) for name in _COUNTERS
+        }
+        self._optics = Optics(layout, interval, seed, state)
+
+    def advance(self, block: int, tempo: Tempo, effects: Effects) -> dict[str, NDArray[Any]]:
+        """Columns of class nic."""
+        rng, harm = generator(self.seed, 31, block), generator(self.seed, 32, block)
+        port, shape, anew = effects.port, tempo.load.shape, resets(effects, "nic")
+        down = np.broadcast_to(port.down.values, shape)
+        optical, failed = self._optics.advance(block, down, anew, effects)
+        noise = self._drift.draw(rng, shape[0])
+        growth = self._traffic(rng, tempo, noise, down | port.stalled.values, effects)
+        growth |= self._congestion(rng, harm, tempo, noise, effects)
+        growth |= self._errors(rng, harm, failed, effects, shape)
+        columns: dict[str, NDArray[Any]] = {
+            "nic.state": (~down).astype(np.uint8),
+            "nic.speed": np.where(down, np.float32(np.nan), np.float32(SPEED)),  # sysfs has none while it is down
+            **optical,
+        }
+        none = np.zeros(shape, np.int64)
+        for name, counter in self._counters.items():
+            gained = growth.get(name)
+            if gained is not None or anew is not None:
+                columns[f"nic.{name}"] = counter.add(none if gained is None else gained, anew)
+            else:
+                columns[f"nic.{name}"] = counter.still(shape[0])
+        return columns | self._misread(columns, effects)
+
+    def _traffic(
+        self, rng: np.random.Generator, tempo: Tempo, noise: Floats, still: NDArray[np.bool_], effects: Effects
+    ) -> dict[str, Counts]:
+        """Bytes and packets within each tick."""
+        ticks, width = len(tempo.pace), self.layout.gpus_per_node
+        burst = np.exp(np.float32(_BURST) * self._burst.draw(rng, ticks))
+        leaps = rng.random(burst.shape, np.float32) < _LEAP_SHARE
+        burst[leaps] *= rng.uniform(*_LEAP, int(leaps.sum())).astype(np.float32)
+        share = self._level(effects) * tempo.pace * (1 + np.float32(0.02) * noise)
+        share *= np.repeat(burst, width, axis=1) * effects.port.goodput.values
+        share += np.float32(_SAVED) * tempo.saving
+        rate = _IDLE + _LINE * np.clip(share, 0, 1).astype(np.float64)
+        sent = np.asarray(np.where(still, 0, rate) * self.interval, np.int64)
+        received = sent + rng.integers(0, 1 << 16, sent.shape)
+        received[still] = 0
+        packets = {"rx_packets": received // _PACKET, "tx_packets": sent // _PACKET}
+        return {"rx_bytes": received, "tx_bytes": sent, **packets}
+
+    def _level(self, effects: Effects) -> Floats:
+        """(ticks, ports) share of the line that the job there uses at full pace; of no job 0."""
+        job = effects.job_of_gpu
+        for number in range(len(self._levels), int(job.max()) + 1):
+            self._levels.append(float(generator(self.seed, 36, number).uniform(*_TRAFFIC_LEVEL)))
+        return np.asarray([*self._levels, 0.0], np.float32)[job]
+
+    def _congestion(
+        self, rng: np.random.Generator, harm: np.random.Generator, tempo: Tempo, noise: Floats, effects: Effects
+    ) -> dict[str, Counts]:
+        """What a busy network says of itself: it follows the traffic, and is no fault of the port."""
+        port, pace = effects.port, tempo.pace
+        wait = np.float32(_WAITS) * pace * np.maximum(1 + np.float32(0.3) * noise, 0)
+        wait = np.minimum(wait + port.wait.values * (pace > 0), 1)
+        mean = np.float32(_MARKED * self.interval) * pace
+        marked = mean + np.sqrt(mean * 4) * rng.standard_normal(pace.shape, np.float32)  # bursts: twice Poisson's sd
+        marked = np.maximum(marked, 0).astype(np.int64)
+        if port.cnp:
+            marked += self._struck(harm, port.cnp) * (pace > 0) * round(1 / _CNP_SHARE)
+        sent = (marked * _CNP_SHARE).astype(np.int64)
+        # the packets that one node marks as congested were sent by the same rail's port of the node before it
+        obeyed = np.roll(sent, -self.layout.gpus_per_node, axis=1) * (pace > 0)
+        waited = (wait * np.float32(_WAIT_TICKS * self.interval)).astype(np.int64)
+        return {"port_tx_wait": waited, "ecn_marked": marked, "cnp_sent": sent, "cnp_handled": obeyed}
+
+    def _errors(
+        self,
+        rng: np.random.Generator,
+        harm: np.random.Generator,
+        failed: Counts | None,
+        effects: Effects,
+        shape: tuple[int, int],
+    ) -> dict[str, Counts]:
+        """What rarely happens to sound ports; a counter that is not named here stands still."""
+        port, hours = effects.port, self.interval / 3600
+        found = {
+            "rx_dropped": rare(rng, _DROP_PER_HOUR * hours, shape),
+            "symbol_errors": rare(rng, _SYMBOL_PER_HOUR * hours, shape),
+            "out_of_sequence": rare(rng, _SEQUENCE_PER_HOUR * hours, shape),
+            "link_recoveries": rare(rng, _RECOVERY_PER_HOUR * hours, shape),
+        }
+        struck = (
+            ("symbol_errors", port.symbols),
+            ("crc_errors", port.crc),
+            ("link_recoveries", port.recoveries),
+            ("ack_timeouts", port.timeouts),
+            ("req_cqe_errors", port.cqe),
+        )
+        for name, channel in struck:
+            if channel:
+                found[name] = found.get(name, 0) + self._struck(harm, channel)
+        if failed is not None:
+            hit = harm.binomial(failed, _CRC_SHARE)
+            found["symbol_errors"] += failed
+            found["crc_errors"] = found.get("crc_errors", 0) + hit
+        if port.flips:
+            flips = port.flips.whole()
+            found |= {"carrier_changes": flips, "link_downs": port.drops.whole()}
+            found["symbol_errors"] += harm.poisson(_RETRAIN * np.maximum(flips - port.drops.whole(), 0))
+        if "crc_errors" in found:
+            found["rx_errors"] = found["crc_errors"]
+            found["out_of_sequence"] += found["crc_errors"]  # what is thrown away is missed by the next packet
+        return found
+
+    def _struck(self, rng: np.random.Generator, rate: Channel) -> Counts:
+        """(ticks, ports) errors that faults make; draws of their own, so that the sound ports stay as they are."""
+        return rng.poisson(rate.whole() * self.interval)
+
+    def _misread(self, columns: dict[str, NDArray[Any]], effects: Effects) -> dict[str, NDArray[Any]]:
+        """Counters that do not show what they counted: registers that are too narrow, full, or not readable."""
+        port, out = effects.port, {}
+        if port.narrow:
+            stood = port.narrow.whole()
+            for name in ("nic.rx_packets", "nic.tx_packets"):
+                narrow = (columns[name] + stood.astype(np.uint64)) % np.uint64(_NARROW)
+                out[name] = np.where(stood > 0, narrow, columns[name])
+        if port.saturated or port.sentinel:
+            stuck = np.where(port.saturated.values, np.uint64(_CEILING), columns["nic.symbol_errors"])
+            out["nic.symbol_errors"] = np.where(port.sentinel.values, np.uint64(_NARROW - 1), stuck)
+        return out
