@@ -1,4 +1,7 @@
-"""Finds coolant loops that lose flow or deliver warm coolant, against their own past and the other loops."""
+"""Finds coolant loops that lose flow or deliver warm coolant, against their own past and the other loops.
+
+What the thresholds of loops cost in false alarms: each is judged by its own past, at a higher threshold.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import topology_index
-from detectors.base.budget import rule
+from detectors.base.budget import DAY_S, arl0, rule
 from detectors.base.cohorts import likeness
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Open, close, tell
 from detectors.base.gates import Gates
-from detectors.base.streams import Channel, Step, Streams
-from detectors.heat.balance import Balance
-from detectors.heat.coolant_budget import in_words
-from detectors.heat.coolant_kernel import LEAST, PEERS, collapsed, held, slopes, together
-from detectors.heat.coolant_loops import Loops, Seen, finding, level_of
+from detectors.base.streams import ALONE, USUAL_STEP, Bools, Channel, Floats, Step, Streams
+from detectors.heat.coolant_loops import (
+    LEAST,
+    PEERS,
+    Balance,
+    Loops,
+    Seen,
+    collapsed,
+    finding,
+    held,
+    level_of,
+    slopes,
+    together,
+)
 from detectors.heat.coolant_shared import Shared, Shift, blamed
 from pipeline.records import SECOND, Finding, Frame
 from pipeline.signals import CATALOGUE
 from pipeline.topology import kind_of
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
+
+def in_words(channel: Channel) -> str:
+    """The budget of a loop's stream, such as that of one CDU, as one line."""
+    threshold, sides = channel.limit(USUAL_STEP) + ALONE, 1 + channel.both
+    run = arl0(threshold) / sides
+    days = run * USUAL_STEP / DAY_S
+    return (
+        f"threshold {threshold:g} at {USUAL_STEP:g} s ({channel.threshold:g}, and {ALONE:g} more for what is judged by"
+        f" its own past): a sound loop passes it once in {run:.2g} ticks ({days / 365.25:,.0f} years), which is at most"
+        f" {1000 / days:.2g} suspects per 1,000 loop-days, before hold and corroboration"
+    )
+
+
 _REMEMBERED = 6 * 3600 * SECOND  # that it was rapid, or jumped; chosen
 _SIGNALS = ("coolant.flow", "coolant.supply_temperature", "coolant.pressure", "pump.speed")
 _VALID = np.array([CATALOGUE[signal].valid for signal in _SIGNALS])[:, :, None]

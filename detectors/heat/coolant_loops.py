@@ -1,22 +1,112 @@
-"""What a coolant loop's departure means: lost flow or a broken meter, warm water or a new set-point."""
+"""What a coolant loop's departure means: lost flow or a broken meter, warm water or a new set-point.
+
+Whether the coolant still carries off what the GPUs draw: tells a flow that fell from a flow meter that lies.
+
+Heat balance: kW = L/min * K / 15.1 for 25 % propylene glycol. Where less flows, what flows warms by more and carries
+the same heat; where only the meter says so, the heat reckoned from it falls with it. What share of the GPUs' draw
+a loop or branch takes is its own (0.75 to 0.95 for cold plates, the rest is air), so it is compared with its own past.
+Idle GPUs, a return that is not measured or GPUs that tell no power leave it unknown: then the meter is not believed.
+
+The compiled loops of coolant.py: loops are few, so that calls of NumPy cost more than what they reckon.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.findings import Compared, evidence
-from detectors.base.streams import Step
+from detectors.base.kernel import compiled
+from detectors.base.streams import Bools, Floats, Step
 from detectors.base.throttle import bits_of, has
 from detectors.base.topology_index import Homes
-from detectors.heat.coolant_kernel import PEERS
-from detectors.heat.thermal_bits import HEAT
+from detectors.heat.throttling import HEAT
 from pipeline.records import LEVELS, SECOND, Finding, Frame, Level, finite
 
-Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+PEERS = 4  # loops below which the median is no witness, and a loop is judged by its own past alone; chosen
+LEAST = 1e-3  # of a unit: the logarithm of what stands still; chosen
+_LEAST_FLOW = 1.0  # L/min; a loop that runs with less is idle; chosen
+_BACK, _WELL = 0.02, 5  # share that a flow may lack, as meters err, and samples for which, until it is back; chosen
+_FAST_S, _SLOW_S = 30.0, 120.0  # of the two means of the supply whose difference is its slope; chosen
+_RAPID = 0.5  # K/min; ASHRAE TC 9.9 allows 20 K/h, which is 0.33: half as much again, as two moves may meet; chosen
+_JUMP_K, _JUMP_K_S = 1.5, 0.1  # K at once, and K/s: litres of coolant warm within minutes, a sensor at once; chosen
+
+
+@compiled
+def together(departure: Floats, groups: NDArray[np.int32]) -> Floats:
+    """(K, N) median departure of comparable loops that are measured, of K signals; NaN where fewer than PEERS."""
+    shift, room = np.full(departure.shape, np.nan), np.empty(departure.shape[1])
+    for k in range(departure.shape[0]):
+        for group in range(groups.max() + 1 if len(groups) else 0):
+            count = 0
+            for i in range(len(groups)):
+                if groups[i] == group and math.isfinite(departure[k, i]):
+                    room[count] = departure[k, i]
+                    count += 1
+            if count >= PEERS:
+                ranked = np.sort(room[:count])
+                middle = (ranked[(count - 1) // 2] + ranked[count // 2]) / 2
+                for i in range(len(groups)):
+                    if groups[i] == group:
+                        shift[k, i] = middle
+    return shift
+
+
+@compiled
+def collapsed(flow: Floats, expected: Floats, gate: Bools, share: float, time: int, low: Ints, low_since: Ints) -> None:
+    """Counts samples in a row with less than a share of the expected flow."""
+    for i in range(len(flow)):
+        usual = math.exp(-expected[i])
+        if math.isfinite(flow[i]) and math.isfinite(usual) and (usual >= _LEAST_FLOW) and gate[i]:
+            bad = flow[i] < share * usual
+            if bad and ((low[i] == 0) or (low_since[i] > time)):
+                low_since[i] = time
+            low[i] = low[i] + 1 if bad else 0
+
+
+@compiled
+def held(
+    lost: Floats, effect: NDArray[np.float32], delta: float, time: int, large: Ints, well: Ints, back: Bools
+) -> None:
+    """Since when the flow is down by what matters; whether one that was down is back. lost: ln below the expected."""
+    for i in range(len(lost)):
+        if not effect[i] >= delta:
+            large[i] = 0
+        elif (large[i] == 0) or (large[i] > time):  # the clock may have gone back
+            large[i] = time
+        if math.isfinite(lost[i]):
+            well[i] = well[i] + 1 if lost[i] < max(_BACK, effect[i] / 4) else 0
+        back[i] = well[i] >= _WELL
+
+
+@compiled
+def slopes(
+    supply: Floats, time: int, last: Floats, at: Ints, fast: Floats, slow: Floats, rapid_at: Ints, jumped_at: Ints
+) -> None:
+    """Notes when the supply rose faster than a set-point, or jumped within one sample."""
+    for i in range(len(supply)):
+        now = supply[i]
+        if not math.isfinite(now):
+            continue
+        seconds = max((time - at[i]) / SECOND, 0.0)
+        step = abs(now - last[i])
+        if (at[i] > 0) and (step > _JUMP_K) and (step > _JUMP_K_S * seconds):
+            jumped_at[i] = time
+        for state, lag in ((fast, _FAST_S), (slow, _SLOW_S)):
+            if math.isnan(state[i]):
+                state[i] = now
+            state[i] += (1 - math.exp(-seconds / lag)) * (now - state[i])
+        if (fast[i] - slow[i]) * 60 / (_SLOW_S - _FAST_S) >= _RAPID:
+            rapid_at[i] = time
+        last[i], at[i] = now, time
+
+
 MOVED = 0.05  # ln by which pressure or speed must move to bear a flow out; above the noise of both; chosen
 SHARE = 0.3  # of the flow's departure: a valve that closes raises the head of a pump by a part of it; chosen
 _CALM = 0.1  # ln; a pressure that swings by more says nothing; chosen
@@ -204,3 +294,82 @@ def _balance(seen: Seen, i: int, loops: Loops) -> dict[str, float | None]:
     mine = loops.of(frame.entities[i], seen.gpus)
     drawn = float(np.nansum(seen.gpus["gpu.power"][mine])) / 1000 if seen.gpus is not None and len(mine) else 0.0
     return {"heat_kw": round(carried, 1), "heat_share": round(carried / drawn, 2) if drawn > 1 else None}
+
+
+_EVERY = 30 * SECOND  # the water of a loop takes minutes to warm: less often than each frame is soon enough; chosen
+_ALIKE = 0.5  # share of the flow's fall up to which the heat may have fallen too, and the flow is believed; chosen
+_SEEN = 0.8  # share of the fall that the samples with a known heat must show: five minutes of them at least; chosen
+_LEARN = 20  # samples before anything rests on it: the replay contract
+_FOLLOWS = 1 / 240  # of a sample: two hours, in which a usual share changes; chosen
+_SMOOTH = 0.15  # of a sample: three minutes; chosen
+_STEADY = 0.1  # ln by which the draw may be off its mean: water warms minutes after the GPUs; chosen
+_DRAWS = 0.25  # of a sample: the two minutes of a loop's water; chosen
+_CELLS = ("usual", "samples", "lost", "fallen", "drawn")
+
+
+@dataclass
+class Balance:
+    """(N,) of the loops and branches; a part() of a detector. It learns only while the flow is as usual.
+
+    usual, samples: -ln of the share.   drawn: ln W of late.   lost, fallen: ln by which heat and flow are below usual,
+    smoothed over the same samples since the flow fell, so that what was known before it fell bears nothing out.
+    """
+
+    cells: Floats = field(default_factory=lambda: np.zeros((len(_CELLS), 0)))
+    last: int = 0
+    _key: tuple[int, ...] = ()
+    _rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
+    _gpus: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
+
+    def follow(self, frame: Frame, gpus: Frame | None, loops: Loops, calm: Bools, fallen: Floats) -> None:
+        """One instant. calm: (N,) whose flow is as usual, and on whom nobody works; fallen: ln, 0 whose is not."""
+        if 0 <= frame.time - self.last < _EVERY:
+            return
+        self.last, n = frame.time, len(frame.entities)
+        if n > self.cells.shape[1]:
+            self.cells = np.hstack([self.cells, np.zeros((len(_CELLS), n - self.cells.shape[1]))])
+        self.cells[2:4, np.flatnonzero(fallen == 0)] = 0.0
+        if gpus is None:
+            return
+        usual, samples, lost, fell, drew = self.cells[:, :n]
+        drawn = np.log(self._drawn(frame, gpus, loops))
+        off = np.where(drew == 0, 0.0, drawn - drew)
+        drew += np.where(np.isfinite(drawn), np.where(drew == 0, drawn, _DRAWS * off), 0.0)
+        warmed = frame["coolant.return_temperature"] - frame["coolant.supply_temperature"]
+        heat = frame["coolant.flow"] * np.where(warmed >= LEAST_DT, warmed, np.nan) / PG25
+        value = drawn - np.log(1000 * np.where(heat > 0, heat, np.nan))
+        known = np.isfinite(value) & (np.abs(off) <= _STEADY)
+        learns = known & calm
+        samples += learns
+        usual += np.where(learns, np.maximum(1 / np.maximum(samples, 1), _FOLLOWS) * (value - usual), 0.0)
+        told = known & (samples >= _LEARN) & (fallen != 0) & np.isfinite(fallen)
+        lost += np.where(told, _SMOOTH * (value - usual - lost), 0.0)
+        fell += np.where(told, _SMOOTH * (fallen - fell), 0.0)
+
+    def flows_less(self, i: int, fallen: float) -> bool:
+        """Whether a fall of the flow by `fallen` (ln) is real: the heat was seen since and did not fall with it."""
+        if i >= self.cells.shape[1]:
+            return False
+        lost, fell = self.cells[2:4, i]
+        return bool(fell >= _SEEN * fallen and abs(lost) <= _ALIKE * fell)
+
+    def _drawn(self, frame: Frame, gpus: Frame, loops: Loops) -> Floats:
+        """(N,) W that the GPUs of each draw; NaN where there are none."""
+        key = (id(gpus.topology), gpus.topology.version, len(gpus.entities), len(frame.entities))
+        if key != self._key:
+            mine = [loops.of(e, gpus) for e in frame.entities]
+            self._rows = np.repeat(np.arange(len(mine)), [len(m) for m in mine])
+            self._gpus = np.concatenate(mine) if mine else np.empty(0, np.int64)
+            self._key = key
+        power = gpus["gpu.power"][self._gpus]
+        drawn = np.bincount(self._rows, np.where(power > 0, power, 0.0), minlength=len(frame.entities))
+        return np.where(drawn > 0, drawn, np.nan)
+
+    def forget(self, mask: Bools) -> None:
+        self.cells[:, np.flatnonzero(mask[: self.cells.shape[1]])] = 0.0
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"cells": self.cells.copy(), "last": self.last}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.cells, self.last = state["cells"], state["last"]

@@ -10,13 +10,11 @@ from numpy.typing import NDArray
 
 from detectors.base.detector import Part
 from detectors.base.findings import Compared, evidence
-from detectors.base.streams import Channel, Step, Streams
+from detectors.base.streams import Bools, Channel, Floats, Step, Streams
 from detectors.base.topology_index import EVERYTHING
 from detectors.heat.coolant_loops import DOUBTED, MOVED, SHARE, Loops, throttled
 from pipeline.records import SECOND, Finding, Frame, Level, finite
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 _FOLLOWS = (
     0.5  # share of the lost flow by which the GPUs' power fell too: valves and pumps then follow the load; chosen
 )

@@ -17,20 +17,15 @@ from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Open, close
 from detectors.base.gates import Gates
 from detectors.base.group_events import GroupEvents, Quantity
-from detectors.base.streams import Channel, Step, Streams
-from detectors.heat import thermal_bits
-from detectors.heat.attended import attended
-from detectors.heat.collapses import KINDS, Collapses
-from detectors.heat.doubts import Doubts
+from detectors.base.streams import Bools, Channel, Step, Streams
+from detectors.heat import throttling
 from detectors.heat.drift import SURE, Drifts, trend_in_words
-from detectors.heat.loop_shift import LoopShift
+from detectors.heat.exclusions import KINDS, Collapses, Doubts, LoopShift, attended
 from detectors.heat.resistance import Measured, Resistance, Supplies
-from detectors.heat.thermal_patterns import Blamed, Heat, Units, blamed, told
-from detectors.heat.unread import READINGS, Shared, Unread
+from detectors.heat.thermal_blame import Blamed, Heat, Units, blamed, told
+from detectors.heat.throttling import READINGS, Shared, Unread
 from pipeline.records import SECOND, Finding, Frame
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 _TOGETHER = Quantity(
     ("gpu.temperature", "gpu.power"), "lose their heat worse than the others", "lose it better than the others"
 )
@@ -165,8 +160,8 @@ class Thermal(Detector):
         last[last >= shared.since] = 0  # that was how it began for the whole loop
         usual = self._usual(step, frame.time)
         self.bits_last[:n] = np.where(slowed & usual & ~shared.members, frame.time, last)
-        said = thermal_bits.chronic(frame, self.conditions, self.bits_last[:n], usual | ~step.judged)
-        said |= thermal_bits.blamed(frame, slowed, self.bits_since, heat, groups, self.hold, ~usual, shared.members)
+        said = throttling.chronic(frame, self.conditions, self.bits_last[:n], usual | ~step.judged)
+        said |= throttling.blamed(frame, slowed, self.bits_since, heat, groups, self.hold, ~usual, shared.members)
         return {e: one for e, one in said.items() if known.isdisjoint((e, *one.evidence["gpus"]))}
 
     def _shared(self, frame: Frame, slowed: Bools, working: Bools) -> Shared:
@@ -202,7 +197,7 @@ class Thermal(Detector):
     def _slowed(self, frame: Frame, working: Bools) -> Bools:
         """Who says that heat slows it down, but for those at work on."""
         n, reasons = len(frame.entities), frame["gpu.throttle_reasons"]
-        on = thermal_bits.follow(self.bits[:n], self.bits_since[:n], reasons, frame.time)
+        on = throttling.follow(self.bits[:n], self.bits_since[:n], reasons, frame.time)
         self.excused[:n] &= self.bits[:n] > 0
         return np.asarray(on & ~working)
 
@@ -273,7 +268,7 @@ class Thermal(Detector):
         margin, at = frame["gpu.thermal_margin"], frame["gpu.slowdown_margin"]
         left = margin - np.where(np.isfinite(at), at, 0.0)
         left = np.where(np.isfinite(left), left, self.slowdown - frame["gpu.temperature"])
-        throttled = thermal_bits.told(reasons)
+        throttled = throttling.told(reasons)
         memory_told = np.isfinite(seen.above) & memory_step.judged
         warmer = seen.rise * -np.expm1(-step.effect)  # K that the core is warmer for its resistance
         doubted = self.doubts.settle(memory_told, memory_step, warmer, step, self.hold, frame.time)

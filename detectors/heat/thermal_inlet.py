@@ -14,11 +14,10 @@ from detectors.base import topology_index
 from detectors.base.detector import Detector, notes, part
 from detectors.base.findings import Compared, Open, close, evidence, tell
 from detectors.base.gates import Gates
-from detectors.base.streams import Channel, Step, Streams
+from detectors.base.streams import Bools, Channel, Step, Streams
 from pipeline.records import SECOND, Finding, Frame, Level
 from pipeline.topology import Topology
 
-Bools = NDArray[np.bool_]
 _INLET = re.compile(r"inlet|intake|ambient|\bfront\b", re.IGNORECASE)  # as makers of servers name it
 _FEWEST = 3  # inlets of a rack, or racks, from which a median is one; chosen
 _MOST = 0.6  # share of a rack's inlets, and of a row's racks, that share one reason; chosen

@@ -1,11 +1,16 @@
 """Health of memory: corrected and uncorrected errors of GPUs and servers, rows replaced and rows that cannot be.
 
 This is memory health and says nothing about silent corruption: what ECC counts was seen.
+
+What is remembered of the memory of each GPU.
+
+What is wrong with a memory, in words: troubles, what ends them, and how long spare rows will last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -16,17 +21,104 @@ from detectors.base.cohorts import Peers
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Compared, Open, close, evidence, tell
 from detectors.base.gates import Gates
-from detectors.memory import rows
-from detectors.memory.cells import MEM
-from detectors.memory.errors import Errors
-from detectors.memory.host import Host
-from detectors.memory.rates import HOUR, Rates
-from detectors.memory.standing import Standing
-from detectors.memory.words import CLEARS, Trouble, budget, counted, of_host, within, worst
+from detectors.base.streams import Bools
+from detectors.memory.error_counters import Errors, Standing
+from detectors.memory.error_rates import (
+    HOUR,
+    LEAST_DAYS,
+    LEAST_ROWS,
+    ROW_FIELDS,
+    Host,
+    Rates,
+    count_replaced_rows,
+    find_spent,
+    positive,
+    update_row_history,
+)
 from detectors.xid.levels import UNCONTAINED, number, resets
-from pipeline.records import SECOND, Finding, Frame, finite
+from pipeline.records import LEVELS, SECOND, Finding, Frame, Level, finite
 
-Bools = NDArray[np.bool_]
+MEM = np.dtype(
+    [
+        ("lost", "<f8"),  # uncorrected errors of device memory in this life
+        ("lost_at", "<i8"),
+        ("lost_rows", "<f8"),  # rows replaced when the first came
+        ("chip", "<f8"),  # uncorrected errors of caches and registers in this life
+        ("chip_at", "<i8"),
+        *ROW_FIELDS,
+        ("heard_at", "<i8"),  # the newest reading of what follows
+        ("pending_at", "<i8"),  # since when a row waits for a reset; 0: none does
+        ("failed_at", "<i8"),
+        ("many_at", "<i8"),  # since when corrected errors of caches are above the limit
+        ("threshold_at", "<i8"),
+    ]
+)
+
+
+_RESET = "a reset of the GPU, after which its driver counts anew"
+_RESET_OR_DAY = f"{_RESET}, or a day after the first of them; what broke then is still to be looked for"
+CLEARS: Mapping[str, str] = {
+    "gpu.rows_failed": "the exchange of the GPU",
+    "gpu.sram_uncorrected": _RESET_OR_DAY,
+    "gpu.sram_corrected": _RESET,
+    "gpu.dram_uncorrected": _RESET_OR_DAY,
+    "gpu.rows_corrected": "the exchange of the GPU, or spare rows that last for two months again",
+    "gpu.rows_pending": "a reset of the GPU, which replaces the row",
+    "gpu.sram_threshold": "the exchange of the GPU",
+    "gpu.banks_none": "the exchange of the GPU",
+    "gpu.dram_corrected": "a day without a corrected error, or a reset of the GPU",
+    "host": "the reboot after the module was exchanged; else a day without corrected errors, or after uncorrected ones",
+}
+"""By the signal that is worst."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One thing that is wrong."""
+
+    level: Level
+    since: int
+    text: str
+    signal: str
+
+
+def worst(troubles: Sequence[Trouble]) -> Trouble:
+    """The loudest; of equals the first."""
+    return max(troubles, key=lambda trouble: LEVELS.index(trouble.level))
+
+
+def within(hours: float) -> str:
+    """`20 min`, `2.5 h`."""
+    return f"{max(hours * 60, 1):.0f} min" if hours < 1 else f"{hours:.1f} h"
+
+
+def counted(errors: float, what: str) -> str:
+    """`1 corrected error`, `2 corrected errors`."""
+    return f"{errors:.0f} {what} error{'' if errors == 1 else 's'}"
+
+
+def budget(rows: float, first: float, days: float, limit: float) -> str:
+    """How many rows were replaced, and when none can be any more at the rate of the last `days`."""
+    if math.isnan(rows):
+        return "cannot tell: replaced rows are not told"
+    used = f"{rows:.0f} rows replaced, {limit:.0f} fail the GPU"
+    grown = rows - first
+    if grown < LEAST_ROWS or days < LEAST_DAYS:
+        return f"{used}; cannot tell for how long the rest lasts: {grown:.0f} in the last {days:.1f} days"
+    left = max(limit - rows, 0.0) / (grown / days)
+    return f"{used}; at {grown / days:.2g} a day the rest lasts {left:,.0f} days, less where all are of one bank"
+
+
+def of_host(cell: Any, host: Host, time: int) -> Trouble:
+    """What is wrong with a server's memory, or with one of its modules."""
+    what = "memory" if host.device_class == "node" else "module"
+    if cell["lost"]:
+        text = f"{counted(cell['lost'], 'uncorrected')} of its {what}: drain, find and exchange the module"
+        return Trouble("page", int(cell["lost_at"]), text, host.uncorrected)
+    text = f"more than {host.limit:.0f} corrected errors of its {what} a day: plan to exchange the module"
+    return Trouble("ticket", int(cell["since"]), text, host.corrected)
+
+
 _STEADY = 60 * SECOND  # after announced work: memory needs no warm-up; chosen
 _DAY = 24 * 3600 * SECOND
 _SAID = 120 * SECOND  # between a counter's growth and the XID of it; counters are read every 10 s or more; chosen
@@ -144,7 +236,7 @@ class Memory(Detector):
     def _of_gpus(self, frame: Frame, holding: set[str]) -> list[Finding]:
         self.grow(len(frame.entities))
         gate = ~self.gates.working(frame, _STEADY)
-        bad = self._counted(frame, gate) | self._flagged(frame) | rows.some(frame["gpu.banks_none"])
+        bad = self._counted(frame, gate) | self._flagged(frame) | positive(frame["gpu.banks_none"])
         found = []
         for i in np.flatnonzero(bad & gate).tolist():
             if troubles := self._troubles(frame, i):
@@ -155,8 +247,8 @@ class Memory(Detector):
     def _counted(self, frame: Frame, gate: Bools) -> Bools:
         """(N,) whose counters tell of trouble."""
         grown, anew, watched = self.growth.look(frame)
-        n, cells, replaced = len(frame.entities), self.cells[: len(frame.entities)], rows.replaced(frame)
-        rows.note(cells, replaced, frame.time)
+        n, cells, replaced = len(frame.entities), self.cells[: len(frame.entities)], count_replaced_rows(frame)
+        update_row_history(cells, replaced, frame.time)
         watched = np.where(gate, watched, 0.0)
         bursts = self.rates.step(None if grown is None else grown[0], watched, self._peers.of(frame), frame.time)
         if anew is not None:
@@ -180,8 +272,8 @@ class Memory(Detector):
     def _flagged(self, frame: Frame) -> Bools:
         """(N,) of whom a state, or a limit, tells of trouble."""
         cells = self.cells[: len(frame.entities)]
-        replaced = rows.replaced(frame)
-        bad = rows.spent(cells, replaced, frame.time, self.row_limit)
+        replaced = count_replaced_rows(frame)
+        bad = find_spent(cells, replaced, frame.time, self.row_limit)
         for signal, name in _FLAGS.items():
             limit = self.sram_limit if name == "many_at" else 0.0
             reading, since = frame[signal], cells[name]
@@ -224,7 +316,7 @@ class Memory(Detector):
         if cell["spent_at"]:
             text = f"spare rows of its memory run out ({self._rows_left(frame, i)}): plan an exchange"
             found.append(Trouble("ticket", int(cell["spent_at"]), text, "gpu.rows_corrected"))
-        if rows.some(frame["gpu.banks_none"][i]):
+        if positive(frame["gpu.banks_none"][i]):
             text = f"{frame['gpu.banks_none'][i]:.0f} banks of its memory have no spare row left: plan an exchange"
             found.append(Trouble("ticket", time, text, "gpu.banks_none"))
         burst = self.rates.cells[i]
@@ -240,7 +332,7 @@ class Memory(Detector):
         cell = self.cells[i]
         at, said = self.said.get(frame.entities[i], [0, ""])
         said = said if abs(at - int(cell["lost_at"])) <= _SAID or at > cell["lost_at"] else ""
-        replaced = cell["pending_at"] > 0 or rows.replaced(frame)[i] > cell["lost_rows"] >= 0
+        replaced = cell["pending_at"] > 0 or count_replaced_rows(frame)[i] > cell["lost_rows"] >= 0
         what = f"{counted(cell['lost'], 'uncorrected')} of its memory"
         since, signal = int(cell["lost_at"]), "gpu.dram_uncorrected"
         if said == "uncontained":
@@ -253,7 +345,7 @@ class Memory(Detector):
 
     def _rows_left(self, frame: Frame, i: int) -> str:
         days = (frame.time - int(self.cells[i]["rows_at"])) / _DAY
-        return budget(float(rows.replaced(frame)[i]), float(self.cells[i]["rows"]), days, self.row_limit)
+        return budget(float(count_replaced_rows(frame)[i]), float(self.cells[i]["rows"]), days, self.row_limit)
 
     def _finding(self, frame: Frame, i: int, troubles: list[Trouble]) -> Finding | None:
         entity, lead = frame.entities[i], worst(troubles)

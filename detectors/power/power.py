@@ -15,7 +15,7 @@ from detectors.base.power_feeds import SIGNALS as FEED_SIGNALS
 from detectors.base.power_feeds import Feeds
 from detectors.base.throttle import bits_of, has
 from detectors.base.topology_index import Homes
-from detectors.power import sags
+from detectors.power import voltages
 from detectors.power.supplies import INPUT, OUTPUT, PULLED, STATUS, Lost, Supplies
 from detectors.power.supplies import SIGNALS as SUPPLY_SIGNALS
 from detectors.power.voltages import MAINS, RAIL, Voltages
@@ -98,10 +98,10 @@ class Power(Detector):
         self.voltages.look(frames, time)
         held = self._brakes(frames.get("gpu"), time)
         lost = [each for each in self.supplies.lost(topology, time) if not self._worked_on(each, topology, time)]
-        off = list(sags.findings(self.voltages, held, topology, time, self.name, self._quiet(topology, time)))
+        off = list(voltages.findings(self.voltages, held, topology, time, self.name, self._quiet(topology, time)))
         of_lost = list(self._lost(lost, held, time))
         paged = (each for each, finding in zip(lost, of_lost, strict=True) if finding.level == "page")
-        excused = {node for each in paged for node in each.chassis} | sags.below(held, off, topology)
+        excused = {node for each in paged for node in each.chassis} | voltages.below(held, off, topology)
         found = [*of_lost, *self._dark(topology, time), *off]
         found += self._held(excused, held, topology, time)
         if not found and not self.conditions:

@@ -12,7 +12,7 @@ from detectors.base.cohort_shift import LEAST_COHORT
 from detectors.base.findings import Compared
 from detectors.base.streams import Bools, Floats
 from detectors.straggler.causes import Cause, Causes
-from detectors.straggler.places import Places
+from detectors.straggler.rank_slots import Places
 
 _PART = 0.5  # of a node's ranks that are slow together: then the node is slow, not its GPUs one by one; chosen
 _SOME = 0.25  # of them that keep it blamed, so that the blame does not flicker; chosen

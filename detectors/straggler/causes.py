@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 
 from detectors.base import kernel
 from detectors.base.state import grown
-from detectors.base.streams import LEARN, Bools, Channel, Streams
+from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
 from detectors.base.throttle import CAPPED, THROTTLE, bits_of, has, named
-from detectors.straggler.caps import SEVERAL
-from detectors.straggler.places import MOST, Places
+from detectors.straggler.mass_throttling import stepped
+from detectors.straggler.power_caps import SEVERAL
 from detectors.straggler.pressure import Pressure
-from detectors.straggler.struck import stepped
+from detectors.straggler.rank_slots import MOST, Places
 from pipeline.records import SECOND, Frame
 
-Floats = NDArray[np.float64]
 SIGNALS = (
     *("gpu.sm_clock", "gpu.throttle_reasons", "gpu.power", "gpu.pcie_width", "gpu.pcie_generation"),
     "node.cpu_pressure",

@@ -1,32 +1,150 @@
-"""Finds ranks that compute slower than their own pipeline stage, and says which GPU or node is to blame, and why."""
+"""Finds ranks that compute slower than their own pipeline stage, and says which GPU or node is to blame, and why.
+
+A slow rank beside its peers, as people are told it: what they lead one to expect, and how far it is from that.
+
+Whether slow ranks are worth a page: what proves it, for how long it must last, and who merely lost a lead.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.findings import Compared, Open, close, evidence, tell
 from detectors.base.group_events import HOLD, GroupEvents, Quantity
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
-from detectors.straggler import ring
-from detectors.straggler.alarms import of_ranks
-from detectors.straggler.beside import beside
+from detectors.straggler.alarm_budget import of_ranks
 from detectors.straggler.blame import Suspicion, blamed, causes_of, sentence, words
-from detectors.straggler.caps import Caps
 from detectors.straggler.causes import CLOCK, POLICY, SIGNALS, Cause, Causes, calm
-from detectors.straggler.latecomers import Latecomers
-from detectors.straggler.places import MOST, PEERS, Places
-from detectors.straggler.samples import Samples
-from detectors.straggler.started import Started
-from detectors.straggler.struck import Struck, stepped
-from detectors.straggler.urgency import lags, level_of, since_start
+from detectors.straggler.mass_throttling import Struck, stepped
+from detectors.straggler.power_caps import Caps
+from detectors.straggler.rank_slots import MOST, PEERS, Places
+from detectors.straggler.step_samples import RECENT, RING, Samples, record_steps
+from detectors.straggler.untrusted_baselines import Latecomers, Started
 from pipeline.records import SECOND, Finding, Frame, Level
+
+
+class Kept(Protocol):
+    """What the detector `straggler` keeps by slot."""
+
+    places: Places
+    struck: Struck
+    count: NDArray[np.int64]
+    newest: Floats
+    usual: Floats
+    recent: NDArray[Any]
+
+
+def beside(of: Kept, slots: Sequence[int], step: Step) -> tuple[int, Compared]:
+    """The worst of some slow ranks, beside peers that are not slow with it."""
+    worst = slots[int(np.argmax(step.effect[slots]))]
+    cohort, mates, usual = _expected(of, worst, slots, step)
+    # one quick step does not make a slow rank a fast one: the newest step, or how slow it has been of late
+    late = float(step.effect[worst]) if step.on[worst] else float(np.median(of.recent["stage"][worst]))
+    late += float(of.usual[worst]) - usual if step.on[worst] else 0.0
+    slowdown, expected = float(np.exp(max(of.newest[worst] - usual, late))), float(np.exp(usual))
+    spread = expected * float(step.spread[worst]) if np.isfinite(step.spread[worst]) else None
+    return worst, Compared(expected * slowdown, expected, spread, cohort, mates, slowdown - 1, "s")
+
+
+def _expected(of: Kept, slot: int, slots: Sequence[int], step: Step) -> tuple[str, int, float]:
+    """With whom a rank is compared, how many they are, and the ln(time) that they lead one to expect."""
+    own, places = bool(step.on[slot]), of.places
+    numbers = places.groups if own else places.of["stage"]
+    alike = (numbers == numbers[slot]) & (numbers[slot] >= 0) & (places.at >= 0) & (of.count[: len(numbers)] > 0)
+    alike[list(slots)] = False
+    alike &= ~of.struck.out[: len(alike)]
+    mates = np.flatnonzero(alike)
+    if not own and len(mates):
+        return places.entity("stage", slot) or "own past", len(mates), float(np.median(of.newest[mates]))
+    usual = float(of.usual[slot])
+    if len(slots) > MOST * (len(slots) + len(mates)) and len(mates):
+        # the median lies between the slow and the others, who seem quicker by as much as it has moved
+        usual += float(np.nan_to_num(np.median(of.newest[mates] - of.usual[mates])))
+    return places.cohort(slot), len(mates), usual
+
+
+class KeptToo(Protocol):
+    """Settings of the detector `straggler`, and what it keeps by slot."""
+
+    delta: float
+    hold: float
+    start_hold: float
+    peers: int
+    places: Places
+    causes: Causes
+    started: Started
+    streams: Streams
+    recent: NDArray[Any]
+    above: NDArray[np.int64]
+    behind: NDArray[np.int64]
+    lagged: NDArray[np.int64]
+    newest: Floats
+    usual: Floats
+
+
+def level_of(
+    of: KeptToo, suspicion: Suspicion, seen: Sequence[Cause], late: Bools, doubt: Bools, time: int, step: Step
+) -> Level:
+    """Page with a physical cause at once, else after the hold and only among enough peers.
+
+    What a power cap that comes or goes may explain is no page: neither clocks nor sums say more by then. Nor is who
+    was quicker than its stage and is no slower than the others now: nobody waits for it. late: (slots,) from lags();
+    doubt: (S,) what their sums say may be of a cap.
+    """
+    slots = np.array(suspicion.slots)
+    if not late.any():
+        return "suspect"
+    if doubt[slots].all():
+        return "page" if any(cause.physical and cause.signal != "gpu.sm_clock" for cause in seen) else "suspect"
+    if any(of.causes.proves(cause, slots) for cause in seen):
+        return "page"
+    on = slots[step.on[slots]]
+    held = [s for s in on.tolist() if of.above[s] and np.median(of.recent["own"][s]) >= of.delta / 2]
+    if not held or (suspicion.unsure and not seen):
+        return "suspect"
+    if np.median(of.newest[held] - of.usual[held]) < of.delta / 2:
+        return "suspect"  # its newest steps are as they should be: who comes now would find nothing
+    since = float(np.median(of.above[held]))  # one of a node may have paused before
+    enough = bool(seen) or int(step.size[held].max()) >= of.peers
+    return "page" if enough and time - since >= of.hold * SECOND else "suspect"
+
+
+def lags(of: KeptToo, slots: NDArray[np.intp], step: Step, time: int) -> tuple[Bools, list[int]]:
+    """(slots,) who is slower than its stage now; and those that have not been for the hold: that is their usual."""
+    departs = of.streams.cells[kernel.BASELINE, slots] + step.effect[slots]
+    late = np.minimum(departs, np.median(of.recent["stage"][slots], axis=1)) >= of.delta / 2
+    late |= (of.behind[slots] > 0) | ~of.places.by_stage[slots]
+    of.lagged[slots[late]] = time
+    since = np.maximum(of.above[slots], of.lagged[slots])
+    over = ~late & (of.above[slots] > 0) & (time - since >= of.hold * SECOND)
+    return np.asarray(late), slots[over].tolist()
+
+
+def since_start(of: KeptToo, suspicion: Suspicion, seen: Sequence[Cause], time: int) -> tuple[Level, list[Cause]]:
+    """Of those that are a suspect otherwise: how urgent it is that they have been slow since their first sample.
+
+    That their stage had not learnt before does not matter here: its present times are what they are compared with.
+    """
+    slots, told = list(suspicion.slots), list(seen)
+    since = of.started.since(slots, of.behind)
+    if since is None or time - since < of.hold * SECOND:
+        return "suspect", told
+    found = of.started.causes(slots, of.causes.capped, of.places)
+    if not found[0].physical and of.started.by_design(slots, of.behind, of.places):
+        return "suspect", told
+    if time - since >= of.start_hold * SECOND:
+        of.started.note(slots, of.places, time)
+    elif not found[0].physical:
+        return "suspect", told
+    return "page" if found[0].physical else "ticket", [*told, *found]
+
 
 _TOGETHER = Quantity(("rank.compute_time",), "compute longer than the others", "compute quicker than the others")
 _LASTS = 120 * SECOND  # without a sample for so long, a rank is not slow but silent; chosen: two repeats
@@ -96,7 +214,7 @@ class Straggler(Detector):
     started: Started = part(Started)
     streams: Streams = part(lambda: Streams(Channel(0.01, 0.03)))
     group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
-    recent: NDArray[Any] = memory(0, ring.RECENT)
+    recent: NDArray[Any] = memory(0, RECENT)
     count: NDArray[np.int64] = memory(0, np.int64)
     rose: NDArray[np.int64] = memory(0, np.int64)
     above: NDArray[np.int64] = memory(0, np.int64)
@@ -112,7 +230,7 @@ class Straggler(Detector):
         self.streams.channel = Channel(0.01, self.delta, threshold=self.threshold)
 
     def budget(self) -> list[str]:
-        return of_ranks(self.streams.channel, CLOCK, self.ratio, ring.RING)
+        return of_ranks(self.streams.channel, CLOCK, self.ratio, RING)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         told, frame = self.samples.hear(frames), frames.get("rank")
@@ -230,7 +348,7 @@ class Straggler(Detector):
         limit, behind, close_by = np.log(self.ratio), self.behind[:size], np.empty(size, bool)
         recent = self.recent["stage"][:size], self.recent["own"][:size]
         kept = self.newest[:size], self.usual[:size], *recent, self.count[:size], behind
-        if ring.take(times, gate, expected, stage, float(limit), LEARN, *kept, close_by):
+        if record_steps(times, gate, expected, stage, float(limit), LEARN, *kept, close_by):
             # half of the limit ends it, so that a ratio near the limit does not flicker
             near = np.flatnonzero(close_by)
             typical, since = np.median(self.recent["stage"][near], axis=1), behind[near]

@@ -16,13 +16,12 @@ from detectors.base.gates import Gates
 from detectors.base.group_events import GroupEvents, Quantity
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import CAPPED, IDLE, THROTTLE, bits_of, has
-from detectors.straggler.alarms import of_gpus
-from detectors.straggler.crowds import Crowds
-from detectors.straggler.outside import Sight, Signs
-from detectors.straggler.outside_words import suspects
-from detectors.straggler.ports import ERRORS, MARKS, SENT, WAITS
+from detectors.straggler.alarm_budget import of_gpus
+from detectors.straggler.gpu_placement import PEERS, Seats
+from detectors.straggler.gpu_verdicts import Sight, Signs, suspects
+from detectors.straggler.job_throughput import ERRORS, MARKS, SENT, WAITS
+from detectors.straggler.mass_throttling import Crowds
 from detectors.straggler.pressure import Pressure
-from detectors.straggler.seats import PEERS, Seats
 from detectors.straggler.whole_jobs import WholeJobs
 from pipeline.records import SECOND, Finding, Frame
 

@@ -1,19 +1,166 @@
-"""Whole jobs that straggler_inferred says are slower: when that is told, and of which jobs nothing is."""
+"""Whole jobs that straggler_inferred says are slower: when that is told, and of which jobs nothing is.
+
+Why a job is slower as a whole, seen from the outside, and what is said of it: the network, its data, its clocks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from detectors.base.findings import Open, close, tell
+from detectors.base import kernel
+from detectors.base.findings import Compared, Open, close, evidence, tell
 from detectors.base.streams import Bools, Channel
 from detectors.base.throttle import CAPPED, has
-from detectors.straggler.job_causes import Slow, slow_jobs
-from detectors.straggler.outside_jobs import LOOK, JobsOutside
-from detectors.straggler.watched import Watched
+from detectors.straggler.gpu_verdicts import Watched
+from detectors.straggler.job_throughput import DOUBLED, ERRORS, KINDS, LOOK, NUMBERS, SENT, STILL, JobsOutside
 from pipeline.records import SECOND, Finding, Frame
+
+_POLICY = 0.25  # more of its GPUs under a power cap than usual: policy; as straggler_job
+_IO, _TIMES = 0.2, 3.0  # share of the time in which tasks wait for I/O, as straggler_job has it, and times that before
+_ACTIVE, _POWER, _CLOCK = 0.03, 0.05, 0.03
+"""Least fall of a job's SM activity (twice the daily swing of 1 to 2 % of Dubey et al., 2024, section 3.3.4), power and
+SM clock (two of NVML's steps) that show that its GPUs wait or are slow. Chosen."""
+_MOST = 0.5  # of a job's ports on a leaf or rail that must wait for it to be blamed; as link_congestion
+_ERRS, _FEW = 0.5, 2  # share of the last looks in which a port erred; ports that err by themselves; chosen
+Why = Literal["network", "io", "clock", "waits"]
+Network = tuple[str, str, tuple[str, ...]]
+"""Entity, how it shows in words, and signals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A job that is slower as a whole. entity: itself, or the part of the network that stands out; how: in words."""
+
+    job: str
+    entity: str
+    why: Why
+    how: str
+    since: int
+    traffic: bool
+    now: Mapping[str, float]
+    usual: Mapping[str, float]
+    effect: float
+    score: float
+    signals: tuple[str, ...]
+
+    @property
+    def seen(self) -> bool:
+        """Whether something outside its GPUs is seen that makes it slow."""
+        return self.why in ("network", "io")
+
+    def finding(self, time: int, onset: int, detector: str) -> Finding:
+        number, unit = ("sent", "By/s") if self.traffic else ("active", "1")
+        now, usual, network = self.now[number], self.usual[number], self.why == "network"
+        told = (
+            f"its ports send {now / 1e9:.2f} GB/s each, not {usual / 1e9:.2f}"
+            if self.traffic
+            else f"SMs of its GPUs are active {100 * now:.0f} % of the time, not {100 * usual:.0f} %"
+        )
+        made = "the network slows it" if network else "the job itself became slower"
+        return Finding(
+            time,
+            onset,
+            self.entity,
+            detector,
+            "ticket",
+            self.score,
+            f"{self.job} is {100 * self.effect:.0f} % slower than before, all of it, for "
+            f"{(time - onset) / SECOND / 60:.0f} min: {told}; {made}: {self.how}; no node stands out",
+            evidence(
+                f"it is less than {100 * STILL:.0f} % slower than before",
+                Compared(now, usual, None, "own past", 0, self.effect, unit),
+                job=self.job,
+                attribution="NETWORK" if network else "JOB",
+                cause=self.how,
+                **{f"{name}_share": self._share(name) for name in ("active", "power", "clock")},
+            ),
+            self.signals,
+        )
+
+    def _share(self, name: str) -> float | None:
+        """Of what is usual; None where that is not known."""
+        now, usual = self.now[name], self.usual[name]
+        return round(now / usual, 4) if usual > 0 and np.isfinite(now) else None
+
+
+def slow_jobs(jobs: JobsOutside, nics: Frame | None) -> list[Slow]:
+    """Jobs that are slower than their own past, and why; policy, and more work in each step, are no reason."""
+    found = [_why(jobs, name, slot, nics) for name, slot in jobs.slow()]
+    return [one for one in found if one is not None]
+
+
+def _why(jobs: JobsOutside, job: str, slot: int, nics: Frame | None) -> Slow | None:
+    now, usual = ({name: float(cells[name][slot]) for name in NUMBERS} for cells in (jobs.now, jobs.usual))
+    less = {name: 1 - now[name] / usual[name] if usual[name] > 0 else 0.0 for name in NUMBERS}
+    traffic = bool(jobs.sends()[slot])
+    if not less["sent" if traffic else "active"] >= STILL or now["capped"] - usual["capped"] >= _POLICY:
+        return None
+    why: Why = "waits"
+    signals: tuple[str, ...] = ("gpu.sm_active",)
+    entity, how = job, "its GPUs wait, and what for is not seen"
+    if traffic and nics is not None and (network := _network(jobs, job, slot, nics)) is not None:
+        why, (entity, how, signals) = "network", network
+    elif now["io"] >= _IO and now["io"] >= _TIMES * usual["io"]:
+        why, signals = "io", ("node.io_pressure",)
+        how = f"tasks on its nodes wait for I/O {100 * now['io']:.0f} % of the time"
+    elif less["clock"] >= _CLOCK:
+        why, signals = "clock", ("gpu.sm_clock",)
+        how = f"SM clocks of its GPUs are {100 * less['clock']:.0f} % lower, all alike"
+    elif not (less["active"] >= _ACTIVE or less["power"] >= _POWER):
+        return None  # as busy as ever: it does more in each step
+    streams = jobs.sent if traffic else jobs.active
+    effect, score = -float(np.expm1(-streams.cells[kernel.EFFECT, slot])), float(streams.cells[kernel.UP, slot])
+    told = tuple(dict.fromkeys((SENT if traffic else "gpu.sm_active", *signals)))
+    return Slow(job, entity, why, how, int(jobs.since[slot]), traffic, now, usual, effect, score, told)
+
+
+def _network(jobs: JobsOutside, job: str, slot: int, nics: Frame) -> Network | None:
+    """The part of the network that slows a job; None where its ports are as ever."""
+    ports, n = jobs.ports, len(nics.entities)
+    mine = np.flatnonzero((ports.job[:n] == slot) & np.isfinite(ports.sent[:n]))
+    if not len(mine):
+        return None
+    erring = mine[ports.errs[mine] >= _ERRS]
+    if 0 < len(erring) <= _FEW:
+        port = nics.entities[int(erring[np.argmax(ports.errs[erring])])]
+        return job, f"{port} errs in most minutes", ERRORS  # the detectors of links blame the port
+    over = ports.excess[:, mine] >= DOUBLED
+    row = int(np.argmax(over.sum(axis=1)))
+    what, signals = KINDS[row]
+    if (part := _stands_out(mine, over[row], nics)) is not None:
+        entity, those = part
+        times = float(np.exp(np.median(ports.excess[row, those])))
+        return entity, f"its {len(those)} ports on {entity} {what} {times:.1f} times as much as before", signals
+    if np.count_nonzero(over[row]) > _MOST * len(mine):
+        times = float(np.exp(np.median(ports.excess[row, mine])))
+        return job, f"its ports {what} {times:.1f} times as much as before", signals
+    return None
+
+
+def _stands_out(mine: NDArray[np.intp], over: Bools, nics: Frame) -> tuple[str, NDArray[np.intp]] | None:
+    """The rail on all leaves of which most of a job's ports wait, else the leaf with most such ports; with its ports.
+
+    None if most leaves that the job has wait: then it is what lies over them, or the job itself.
+    """
+    leaves: dict[str, list[int]] = {}
+    for place, port in enumerate(mine.tolist()):
+        leaves.setdefault(nics.topology.above_of_kind(nics.entities[port], "leaf") or "", []).append(place)
+    waiting = {leaf for leaf, places in leaves.items() if leaf and over[places].sum() > max(1, _MOST * len(places))}
+    if not waiting or (len(leaves) > 1 and len(waiting) > _MOST * len(leaves)):
+        return None
+    rails: dict[str, list[str]] = {}
+    for leaf, places in leaves.items():
+        rails.setdefault(nics.topology.above_of_kind(nics.entities[mine[places[0]]], "rail") or "", []).append(leaf)
+    whole = [rail for rail, parts in rails.items() if rail and len(parts) > 1 and waiting.issuperset(parts)]
+    if len(whole) == 1:
+        return whole[0], mine[[place for leaf in rails[whole[0]] for place in leaves[leaf]]]
+    most = max(sorted(waiting), key=lambda leaf: over[leaves[leaf]].sum())
+    return most, mine[leaves[most]]
 
 
 class WholeJobs:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.memory.memory import Memory
-from detectors.memory.words import budget
+from detectors.memory.memory import Memory, budget
 from pipeline.frames import class_of
 from pipeline.records import SECOND, Event, Frame
 from pipeline.topology import Topology

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from detectors.power.draw_fit import DrawFit
-from detectors.power.power_draw import PowerDraw
+from detectors.power.power_draw import DrawFit, PowerDraw
 from pipeline.records import SECOND, Event, Frame
 from tests.detectors.cases.power_draw import CASE, COUNT, GPUS, GUILTY, WIDTH, drawn, topology
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from detectors.straggler.caps import Caps, Ruling
+from detectors.straggler.power_caps import Caps, Ruling
 
 GROUPS = np.zeros(40, np.int32)
 ALL = np.ones(40, bool)

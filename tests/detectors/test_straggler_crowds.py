@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.straggler import allowance
+from detectors.straggler import mass_throttling
 from detectors.straggler.straggler_inferred import StragglerInferred
 from pipeline.records import SECOND
 from pipeline.topology import Topology, kind_of
@@ -67,7 +67,7 @@ def test_of_a_fleet_without_racks_a_few_are_found_one_by_one_unless_all_of_it_is
 
 
 def test_who_throttles_with_others_is_excused_for_four_hours_at_most(monkeypatch):
-    monkeypatch.setattr(allowance, "MOST", 1800 * SECOND)
+    monkeypatch.setattr(mass_throttling, "ALLOWED", 1800 * SECOND)
     found = told(FEW, 300, stuck=False)
     assert pages(found) == {site.GPUS[i] for i in FEW}
     assert min(f.time for f in found) >= START + (SINCE + 180) * 10 * SECOND

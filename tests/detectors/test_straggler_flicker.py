@@ -7,8 +7,7 @@ import copy
 import numpy as np
 import pytest
 
-from detectors.straggler.caps import Caps, Ruling
-from detectors.straggler.flicker import Flicker
+from detectors.straggler.power_caps import Caps, Flicker, Ruling
 from detectors.straggler.straggler import Straggler
 from pipeline.records import SECOND
 from tests.detectors.cases import straggler as site

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.straggler import outside_words
-from detectors.straggler.outside_words import Suspect
+from detectors.straggler import gpu_verdicts
+from detectors.straggler.gpu_verdicts import Suspect
 from detectors.straggler.straggler_inferred import StragglerInferred
 from pipeline.records import SECOND, Event
 from pipeline.topology import Topology
@@ -478,7 +478,7 @@ def test_words_are_made_only_when_they_are_due(monkeypatch):
     words = Suspect.finding
     monkeypatch.setattr(Suspect, "finding", lambda self, *told: (made.append(self), words(self, *told))[1])
     built = []
-    clocked = outside_words._clocked
-    monkeypatch.setattr(outside_words, "_clocked", lambda *told: (built.append(1), clocked(*told))[1])
+    clocked = gpu_verdicts._clocked
+    monkeypatch.setattr(gpu_verdicts, "_clocked", lambda *told: (built.append(1), clocked(*told))[1])
     watched(clocks([5], 0.85, 0x40), 120)
     assert 5 <= len(built) == len(made) <= 15

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.straggler import allowance
+from detectors.straggler import mass_throttling
 from detectors.straggler.straggler import Straggler
 from pipeline.records import SECOND
 from tests.detectors.cases import straggler as site
@@ -127,7 +127,7 @@ def test_a_well_rank_that_becomes_slow_is_found_though_others_of_its_stage_throt
 
 
 def test_it_is_still_found_once_the_others_have_used_up_their_allowance(monkeypatch):
-    monkeypatch.setattr(allowance, "MOST", 1800 * SECOND)
+    monkeypatch.setattr(mass_throttling, "ALLOWED", 1800 * SECOND)
 
     def change(tick, values):
         blinks(tick, values, SOME)
@@ -141,7 +141,7 @@ def test_it_is_still_found_once_the_others_have_used_up_their_allowance(monkeypa
 
 @pytest.mark.parametrize("ranks", [SOME, list(range(10))])
 def test_who_throttles_with_others_is_excused_for_four_hours_at_most(monkeypatch, ranks):
-    monkeypatch.setattr(allowance, "MOST", 1800 * SECOND)
+    monkeypatch.setattr(mass_throttling, "ALLOWED", 1800 * SECOND)
 
     def change(tick, values):
         blinks(tick, values, ranks, factor=1.0)
@@ -155,11 +155,11 @@ def test_who_throttles_with_others_is_excused_for_four_hours_at_most(monkeypatch
 
 
 def test_an_allowance_runs_down_as_slowly_as_it_runs_up_and_holes_in_the_telemetry_do_not_spend_it():
-    one, steps = allowance.Allowance(), 4 * 3600 // 30
+    one, steps = mass_throttling.Allowance(), 4 * 3600 // 30
     spent = [bool(one.take(np.array([tick <= 2 * steps]), tick * 30 * SECOND)[0]) for tick in range(1, 3 * steps)]
     assert spent.index(True) in (steps - 1, steps)
     assert all(spent[steps + 1 : -2])
-    other = allowance.Allowance()
+    other = mass_throttling.Allowance()
     other.take(np.array([True]), 30 * SECOND)
     assert not other.take(np.array([True]), 10**6 * SECOND)[0]
     assert not other.take(np.array([True, True]), 5 * SECOND).any()  # a clock that went back

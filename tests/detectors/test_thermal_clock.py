@@ -7,12 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detectors.heat.collapses import Collapses
 from detectors.heat.coolant import Coolant
-from detectors.heat.coolant_leak import CoolantLeak
+from detectors.heat.coolant_leak import CoolantLeak, Reservoirs
 from detectors.heat.drift import Drifts
-from detectors.heat.loop_shift import LoopShift
-from detectors.heat.reservoir import Reservoirs
+from detectors.heat.exclusions import Collapses, LoopShift
 from detectors.heat.resistance import Resistance
 from detectors.heat.thermal_edge import ThermalEdge
 from pipeline.frames import Frame

@@ -11,7 +11,7 @@ from agents.sim.faults.cooling import FacilityWater
 from agents.sim.scenario import Fleet, Line, Scenario
 from benchmarks.detection.judge import Trial
 from detectors.heat.thermal import Thermal
-from detectors.heat.unread import SILENT, Unread
+from detectors.heat.throttling import SILENT, Unread
 from pipeline.frames import class_of
 from pipeline.records import SECOND, Event
 from pipeline.topology import Topology

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
+from detectors.base.streams import Floats
 from detectors.base.topology_index import Homes
 from pipeline.records import SECOND, Frame
 from pipeline.topology import Topology, kind_of
 
 Ints = NDArray[np.int32]
-Floats = NDArray[np.float64]
 PEERS = 8
 """Ranks below which a cohort says nothing about scale."""
 MOST = 0.3

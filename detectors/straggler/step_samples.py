@@ -1,4 +1,7 @@
-"""What ranks say of their steps: the logarithm of their compute time, once per step, and whether it may be judged."""
+"""What ranks say of their steps: the logarithm of their compute time, once per step, and whether it may be judged.
+
+The newest steps of each rank, compiled: which of them a rank has taken now, and who is far behind of late.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from numpy.typing import NDArray
 
 from detectors.base.event_data import seconds, whole
 from detectors.base.gates import SETTLES, Gates
+from detectors.base.kernel import compiled
 from detectors.base.streams import Bools, Floats
-from detectors.straggler.places import Places
+from detectors.straggler.rank_slots import Places
 from pipeline.records import SECOND, Event, Frame
 
 HEARD = frozenset({"job_start", "version", "reset", "maintenance_start", "maintenance_end", "digest", "checkpoint"})
@@ -199,3 +203,46 @@ class Samples:
         self.gates.restore(state["gates"])
         for name in state.keys() - {"gates"}:
             setattr(self, name, state[name])
+
+
+Singles = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Ints = NDArray[np.int64]
+RING = 10  # samples whose median tells: one ratio of a single step is noise
+RECENT = np.dtype([("stage", "<f8", (RING,)), ("own", "<f8", (RING,))])
+
+
+@compiled
+def record_steps(
+    times: Doubles,
+    gate: NDArray[np.bool_],
+    expected: Doubles,
+    stage: Doubles,
+    limit: float,
+    learn: int,
+    newest: Doubles,
+    usual: Doubles,
+    by_stage: Doubles,
+    by_own: Doubles,
+    count: Ints,
+    behind: Ints,
+    near: NDArray[np.bool_],
+) -> int:
+    """Keeps what each rank took, beside its stage and beside its own normal; how many are `near` the limit.
+
+    by_stage, by_own: (S, RING) the newest departures.   behind: since when each is far behind, 0 not.
+    """
+    found = 0
+    for i in range(len(times)):
+        near[i] = False
+        if not (gate[i] and np.isfinite(times[i])):
+            continue
+        newest[i], usual[i] = times[i], expected[i]
+        at = count[i] % RING
+        residual = times[i] - stage[i]
+        by_stage[i, at], by_own[i, at] = residual, times[i] - expected[i]
+        count[i] += 1
+        if count[i] > learn and (residual > limit / 2 or behind[i] > 0):
+            near[i] = True
+            found += 1
+    return found

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.findings import Compared, Open, close, evidence, tell
-from detectors.base.streams import Step
+from detectors.base.streams import Bools, Step
 from detectors.heat.resistance import Measured
 from pipeline.records import SECOND, Finding, Frame, Level
 from pipeline.topology import kind_of
 
-Bools = NDArray[np.bool_]
 _MOST = 0.6  # share of the judged members of a unit that have one reason; half may be chance of a small unit; chosen
 _FEWEST = {"node": 3, "rack": 2}  # members below which a unit is not blamed; chosen
 _MEMBER = 0.75  # share of delta from which another GPU of the unit counts as moved too; chosen
