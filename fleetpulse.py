@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
-    from pipeline.config import Config
+    from pipeline.config.sections import Config
 
 ON_NODES = ("agent", "once", "record", "doctor")
 SERVICES = ("agent", "pipeline", "dashboard", "up", "demo", "simulate")
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from pipeline.errors import FleetpulseError
+    from pipeline.model.errors import FleetpulseError
 
     try:
         if given.command in ON_NODES:
@@ -104,7 +104,7 @@ def _say(line: str) -> None:
 
 
 def _config(given: argparse.Namespace) -> Config:
-    from pipeline.config import load
+    from pipeline.config.sections import load
 
     return load(given.config)
 
@@ -195,9 +195,9 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def _signals(given: argparse.Namespace) -> int:
-    from pipeline.signals import listing
+    from pipeline.model import signals
 
-    _print(listing.rows(), listing.COLUMNS, given.output)
+    _print(signals.listing_rows(), signals.LISTING_COLUMNS, given.output)
     return 0
 
 
@@ -260,7 +260,7 @@ def _mutes(given: argparse.Namespace) -> int:
 
 def _simulate(given: argparse.Namespace) -> int:
     from agents.sim import command, kinds
-    from pipeline.errors import UsageError
+    from pipeline.model.errors import UsageError
     from pipeline.recorder import RecordingWriter
     from pipeline.stopping import Stop
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 HANG_S = 20.0
 """A source that a collector's own thread has waited for so long is reported as not answering, however long the thread

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.collector import Reading
-from pipeline.records import Event
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import Event
+from pipeline.model.signals import CATALOGUE
 
 _OWN = ("gpu.present", "gpu.call_latency_max", "gpu.field_latency")
 """What the collector says of a GPU itself, whether or not the GPU tells anything."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 SAME = 10 * SECOND
 """How far apart two sources may see one XID; chosen: looks are 1 s apart and a busy node delays some."""

@@ -13,7 +13,7 @@ from typing import Any
 from agents.collector import Collector
 from agents.sources.xids.table import SEVERITIES, Table, Xid, load, shipped
 from agents.xid_pairs import SAME, Pairs
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 FOLLOWS = 60 * SECOND
 """How long after its root a consequence may come; chosen: a GPU off the bus showed its SXid after 12 s, and channels

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from benchmarks import node_files
 from benchmarks.processes import Cost, Session, wait_for
 from pipeline import wire
-from pipeline.errors import GapError
-from pipeline.records import TELEMETRY, Batch
+from pipeline.model.errors import GapError
+from pipeline.model.records import TELEMETRY, Batch
 from pipeline.transport.spool import SpoolTransport
 
 ROOT = Path(__file__).parents[1]
@@ -190,7 +190,7 @@ def main() -> None:
         run(Path(name), "spool alone", "", options.seconds, options.settle)
     if options.kafka:
         from benchmarks.kafka import PATIENT, make_topics
-        from pipeline.config import Kafka
+        from pipeline.config.sections import Kafka
         from tests.kafka_broker import Broker, missing
 
         if lacking := missing():

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import Session
-from pipeline.records import SECOND, from_iso
+from pipeline.model.records import SECOND, from_iso
 
 ROOT = Path(__file__).parents[1]
 HISTORY = 1800

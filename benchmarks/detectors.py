@@ -17,7 +17,7 @@ import numpy as np
 
 from detectors.base import kernel
 from detectors.base.streams import LEARN, Channel, Streams
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 _STATE_BYTES = 24  # of a stream, read and written
 _INPUT_BYTES = 16  # residual, scale, widening and limit, float32 each, read

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from pipeline import wire
 from pipeline.ingest import COMMIT_ROWS
-from pipeline.records import SECOND, Batch, Block, Origin, Rows
-from pipeline.signals import Signal
+from pipeline.model.records import SECOND, Batch, Block, Origin, Rows
+from pipeline.model.signals import Signal
 from pipeline.store import schema
 from pipeline.store.append import append_rows
 

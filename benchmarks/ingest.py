@@ -20,7 +20,7 @@ from agents.node.spool.spool import Spool
 from benchmarks.fleet import Fleet, bare, cpu, raw
 from pipeline import wire
 from pipeline.ingest import Ingest
-from pipeline.records import TELEMETRY
+from pipeline.model.records import TELEMETRY
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport.spool import SpoolTransport

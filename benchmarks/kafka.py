@@ -25,9 +25,9 @@ from pathlib import Path
 
 from benchmarks.fleet import Fleet, cpu, raw
 from pipeline import wire
-from pipeline.config import Kafka
+from pipeline.config.sections import Kafka
 from pipeline.ingest import Ingest
-from pipeline.records import TELEMETRY
+from pipeline.model.records import TELEMETRY
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport import clients, topics

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.watched import Api, Watched
-from pipeline.records import iso
+from pipeline.model.records import iso
 from tests.kafka_broker import Broker, BrokerError, missing
 
 LENIENT = {"broker.session.timeout.ms": "3000"}

@@ -28,9 +28,9 @@ from benchmarks import node_files
 from benchmarks.mischief import Mischief
 from benchmarks.stormwatch import Watch, report
 from benchmarks.trouble import KINDS
-from pipeline.config import Agent as Section
-from pipeline.config import Config, Spool
-from pipeline.records import SECOND
+from pipeline.config.sections import Agent as Section
+from pipeline.config.sections import Config, Spool
+from pipeline.model.records import SECOND
 from tests.agents import nvml_stub
 
 ROOT = Path(__file__).parents[1]

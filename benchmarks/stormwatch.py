@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import wire
-from pipeline.errors import GapError
-from pipeline.records import SECOND, TELEMETRY
+from pipeline.model.errors import GapError
+from pipeline.model.records import SECOND, TELEMETRY
 from pipeline.transport.spool import SpoolTransport
 
 if TYPE_CHECKING:

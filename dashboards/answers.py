@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from pipeline.records import LEVELS, Finding, Incident, Severity, State, from_iso
+from pipeline.model.records import LEVELS, Finding, Incident, Severity, State, from_iso
 
 NodeState = Literal["ok", "watch", "degraded", "critical", "no_data"]
 NODE_STATES: tuple[NodeState, ...] = get_args(NodeState)

@@ -11,7 +11,7 @@ import altair as alt
 from dashboards.answers import Point, Series
 from dashboards.theme import Palette
 from dashboards.words import amount, clock, entity_name, quantity, unit_name
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 HEIGHT = 250
 """Pixels that leave evidence and buttons above the fold at 1440 x 900. Chosen."""

@@ -15,9 +15,9 @@ from urllib.parse import quote, urlencode
 from dashboards import answers, voices
 from dashboards.answers import Detail, Fleet, Happening, Series
 from dashboards.voices import Mute, Panel
-from pipeline.errors import FleetpulseError, UsageError
+from pipeline.model.errors import FleetpulseError, UsageError
+from pipeline.model.records import Incident, State, iso
 from pipeline.outgoing import opener
-from pipeline.records import Incident, State, iso
 
 T = TypeVar("T")
 Act = Literal["acknowledge", "comment", "resolve", "not_a_fault"]

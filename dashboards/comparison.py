@@ -8,8 +8,8 @@ from typing import Any
 from dashboards import words
 from dashboards.answers import Detail
 from dashboards.words import quantity
-from pipeline.records import Finding
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import Finding
+from pipeline.model.signals import CATALOGUE
 
 COMPARED = ("value", "expected", "spread", "cohort", "peers", "effect", "unit")
 """Names in the evidence of a finding that compares a device with others or with its own past."""

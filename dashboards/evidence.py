@@ -10,8 +10,8 @@ from typing import Any
 from dashboards import comparison, words
 from dashboards.answers import Detail, Happening
 from dashboards.voices import Mute
-from pipeline.records import LEVELS, SECOND, Finding, Incident
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import LEVELS, SECOND, Finding, Incident
+from pipeline.model.signals import CATALOGUE
 
 BEFORE = 30 * 60 * SECOND
 """Least that is shown before the onset: enough to see what was usual. Chosen."""

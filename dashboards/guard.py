@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipeline.config import Config
+from pipeline.config.sections import Config
 from pipeline.hosts import host_of, is_loopback, named, same_origin
 
 HEADERS = {

@@ -9,7 +9,7 @@ from dashboards.answers import NODE_STATES, Fleet
 from dashboards.evidence import Ballot
 from dashboards.voices import Detector
 from dashboards.words import NODE_STATE, SEVERITY, STATE, amount, clock, entity_name, joined
-from pipeline.records import Severity, State
+from pipeline.model.records import Severity, State
 
 MOST_SQUARES = 256
 """Voters drawn one by one; of more, only the results are shown. Chosen."""

@@ -15,9 +15,9 @@ from typing import Any
 
 from dashboards.client import API_TOKEN_FILE, API_URL, token_of
 from pipeline import talk
-from pipeline.config import Config
-from pipeline.errors import Refused, UsageError
+from pipeline.config.sections import Config
 from pipeline.hosts import is_loopback
+from pipeline.model.errors import Refused, UsageError
 
 MESSAGE_BYTES = 200 << 20
 """Longest message over a WebSocket: Streamlit's own default, server.maxMessageSize."""

@@ -18,7 +18,7 @@ import streamlit as st
 from dashboards.answers import Detail, Fleet, Happening, Series
 from dashboards.client import API_TOKEN_FILE, API_URL, Act, ApiError, Client, token_of
 from dashboards.voices import Mute, Panel
-from pipeline.records import SECOND, Incident, State
+from pipeline.model.records import SECOND, Incident, State
 
 T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:8600"

@@ -7,7 +7,7 @@ from typing import Any
 from dashboards.answers import Fleet
 from dashboards.snapshot import INTERVAL, Answer
 from dashboards.words import clock
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 ROUNDS = 3
 """Missed refreshes after which an answer is no longer the present; as the stamp has it (freshness.js)."""

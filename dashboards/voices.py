@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboards.answers import listed, moment
-from pipeline.records import from_iso
+from pipeline.model.records import from_iso
 
 
 @dataclass(frozen=True, slots=True)

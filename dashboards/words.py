@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.records import SECOND, Severity, State, from_iso, iso
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import SECOND, Severity, State, from_iso, iso
+from pipeline.model.signals import CATALOGUE
 
 SEVERITY: Mapping[Severity, str] = {"page": "CRITICAL", "ticket": "WARNING", "watch": "WATCH"}
 STATE: Mapping[State, str] = {

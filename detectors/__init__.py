@@ -35,8 +35,8 @@ from detectors.telemetry.telemetry_clock import TelemetryClock
 from detectors.telemetry.telemetry_sensor import TelemetrySensor
 from detectors.telemetry.telemetry_site import TelemetrySite
 from detectors.xid.xid import Xid
-from pipeline.errors import ConfigError, UsageError
-from pipeline.settings import build
+from pipeline.config.settings import build
+from pipeline.model.errors import ConfigError, UsageError
 
 DETECTORS: tuple[type[Detector], ...] = (
     *(Straggler, StragglerInferred, StragglerJob),

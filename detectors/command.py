@@ -7,8 +7,8 @@ from typing import Any
 
 from detectors import explain, listing
 from pipeline import client
-from pipeline.config import Config
-from pipeline.errors import FleetpulseError
+from pipeline.config.sections import Config
+from pipeline.model.errors import FleetpulseError
 
 COLUMNS = ("name", "family", "class", "needs", "wants", "blind")
 FARES = ("off", "errors")

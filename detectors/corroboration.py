@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from pipeline.links import PEER
-from pipeline.records import SECOND, Finding
-from pipeline.topology import Topology, kind_of
+from pipeline.model.links import PEER
+from pipeline.model.records import SECOND, Finding
+from pipeline.model.topology import Topology, kind_of
 
 _HEAT = ("thermal", "thermal_edge", "coolant", "coolant_edge", "coolant_leak")
 _CABLE = ("link", "link_stall", "link_pcie", "link_nvlink")

@@ -20,15 +20,15 @@ import numpy as np
 
 from detectors import configured
 from detectors.runner import Runner
-from pipeline.config import Config
-from pipeline.errors import UsageError
-from pipeline.frames import Framer, Instant
-from pipeline.membership import Membership
+from pipeline.config.sections import Config
+from pipeline.frames import Framer
+from pipeline.model.errors import UsageError
+from pipeline.model.membership import Membership
+from pipeline.model.records import SECOND, Event, Finding, Incident, Instant, Level, Rows
+from pipeline.model.signals import CATALOGUE, Signal
+from pipeline.model.topology import Topology
 from pipeline.presence import LastSeen
 from pipeline.recordings import FOREVER, Recording, read_events, read_signals, read_topology
-from pipeline.records import SECOND, Event, Finding, Incident, Level, Rows
-from pipeline.signals import CATALOGUE, Signal
-from pipeline.topology import Topology
 from pipeline.voice import Voice, check_rules
 
 OK, FINDINGS = 0, 1

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from detectors.base.detector import Detector
 from detectors.base.state import fitting
 from detectors.corroboration import Corroboration
-from pipeline.records import LEVELS, SECOND, Event, Finding, Frame, Level
-from pipeline.signals import CATALOGUE, Signal
-from pipeline.topology import Topology
+from pipeline.model.records import LEVELS, SECOND, Event, Finding, Frame, Level
+from pipeline.model.signals import CATALOGUE, Signal
+from pipeline.model.topology import Topology
 
 LATELY = 3600.0
 """s for which a signal that was measured counts as there; chosen: a node's reboot or a job's end takes less."""

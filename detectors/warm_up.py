@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from detectors.base.detector import Detector
 from detectors.runner import Runner
 from pipeline.frames import Framer
-from pipeline.records import SECOND, Rows
-from pipeline.signals import CATALOGUE, CLASSES
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Rows
+from pipeline.model.signals import CATALOGUE, CLASSES
+from pipeline.model.topology import Topology
 
 _DEVICES = 16  # of each class, one on each of so many nodes; chosen: twice the smallest cohort that is compared
 _INSTANTS = 30  # chosen: after them every loop that a learning detector calls has been called

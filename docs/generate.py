@@ -17,13 +17,17 @@ from agents.sim.faults import FAULTS
 from agents.sim.faults.kind import Kind
 from agents.sim.kinds import describe
 from detectors import listing
-from pipeline.signals import CATALOGUE, CLASSES, Signal, kinds_of, of_class
-from pipeline.signals.events import EVENT_KINDS
-from pipeline.signals.otel import metrics
+from pipeline.model.signals import CATALOGUE
+from pipeline.model.signals import CLASSES
+from pipeline.model.signals import Signal
+from pipeline.model.signals import kinds_of
+from pipeline.model.signals import of_class
+from pipeline.model.event_kinds import EVENT_KINDS
+from pipeline.model.signals.otel import metrics
 
 INTRODUCTION = """# Signals
 
-What Fleetpulse measures. Written from the catalogue in `pipeline/signals/` by `make docs`; a new signal is one line there.
+What Fleetpulse measures. Written from the catalogue in `pipeline/model/signals/` by `make docs`; a new signal is one line there.
 
 A counter is shipped raw, as the device gives it, and turned into a rate where it is judged. A value outside *valid* is a
 broken reading and counts as missing. *Column* is the name in the SQL view of the class: `SELECT time, entity, sm_clock FROM gpu`.
@@ -101,7 +105,7 @@ def collectors_of(signal: str) -> str:
 
 EVENTS = """# Events
 
-What agents tell of that happens at an instant. Written from `pipeline/signals/events.py` by `make docs`. Events lie in the table `events`
+What agents tell of that happens at an instant. Written from `pipeline/model/event_kinds.py` by `make docs`. Events lie in the table `events`
 (`SELECT time, entity, kind, data FROM events`) and overtake telemetry on their way.
 
 | kind | happens to | what | data | source |

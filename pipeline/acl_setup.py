@@ -24,8 +24,8 @@ from kafka.admin import (
 )
 from kafka.errors import KafkaError, KafkaTimeoutError, SecurityDisabledError
 
-from pipeline.config import Kafka
-from pipeline.errors import Unreachable, UsageError
+from pipeline.config.sections import Kafka
+from pipeline.model.errors import Unreachable, UsageError
 from pipeline.topic_setup import CONNECT_S
 from pipeline.transport import clients, topics
 from pipeline.transport.kafka_watch import GROUP

@@ -15,20 +15,19 @@ import duckdb
 
 from pipeline import wire
 from pipeline.columns import MOST_NEW, MOST_OF_SENDER
-from pipeline.config import Limits
-from pipeline.errors import Rejected, UsageError
+from pipeline.config.sections import Limits
 from pipeline.event_owners import claim_named, owned_part
-from pipeline.lineage import MAX_DEPTH, Lineage
-from pipeline.names import MAX_NAME, MAX_TEXT, entity_fault, name_fault, quoted, text_fault
+from pipeline.model.errors import Rejected, UsageError
+from pipeline.model.event_kinds import EVENT_KINDS
+from pipeline.model.names import MAX_NAME, MAX_TEXT, entity_fault, name_fault, quoted, text_fault
+from pipeline.model.records import Event, EventBatch
+from pipeline.model.signals import kinds_of
+from pipeline.model.topology import MAX_DEPTH, Lineage, kind_of
 from pipeline.ownership import Owners
 from pipeline.population import FORGET, Known, Population
-from pipeline.records import Event, EventBatch
 from pipeline.sender_check import SenderCheck
 from pipeline.sequences import Sequences
-from pipeline.signals import kinds_of
-from pipeline.signals.events import EVENT_KINDS
 from pipeline.store.owners import save_claims
-from pipeline.topology import kind_of
 from pipeline.transport import Message
 
 MAX_PARENTS = 16  # of one entity; chosen: a node has a rack, a PDU or two, a loop, its leaves and rails

@@ -21,8 +21,8 @@ from typing import Any
 
 from pipeline.cases import Change
 from pipeline.incidents import Desk, Present
-from pipeline.records import SECOND, Finding, Incident, Level, finite
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Finding, Incident, Level, finite
+from pipeline.model.topology import Topology
 
 MOST_WAITING = 1000
 """Early findings that may wait for their frames; of more, all stay as people see them. Chosen: it bounds the work."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipeline.config import Config, Notify
-from pipeline.errors import UsageError
-from pipeline.lineage import Lineage
+from pipeline.config.sections import Config, Notify
+from pipeline.model.errors import UsageError
+from pipeline.model.topology import Lineage, Topology
 from pipeline.offsets import stored_offsets
 from pipeline.recordings import read_topology
 from pipeline.store.database import Database
 from pipeline.store.entities import Entities
-from pipeline.topology import Topology
 from pipeline.transport import Transport
 from pipeline.transport.spool import SpoolTransport
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.topology import Topology, kind_of
+from pipeline.model.topology import Topology, kind_of
 
 _PARTS = frozenset({"nvlink", "neuroncore", "sensor", "dimm", "disk", "filesystem", "service", "agent", "collector"})
 """Kinds that no work is placed on: hundreds of them lie below a node, and would hide how many GPUs do."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from pipeline.errors import UsageError
-from pipeline.records import LEVELS, SECOND, Finding, Incident, Level, Severity
-from pipeline.topology import kind_of
+from pipeline.model.errors import UsageError
+from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level, Severity
+from pipeline.model.topology import kind_of
 
 SEVERITIES: tuple[Severity, ...] = ("watch", "ticket", "page")
 Kind = Literal[

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 PATIENCE = 10 * SECOND
 """How long one that was there before the outage is waited for, from the first that is back and from its last message;

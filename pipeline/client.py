@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Config
-from pipeline.errors import FleetpulseError, NoAnswer, OverLimit, Refused, Unreachable, UsageError, WrongQuery
+from pipeline.config.sections import Config
+from pipeline.model.errors import FleetpulseError, NoAnswer, OverLimit, Refused, Unreachable, UsageError, WrongQuery
 from pipeline.outgoing import opener
 
 WRONG_QUERY = "urn:fleetpulse:wrong-query"

@@ -7,7 +7,7 @@ from typing import Any
 
 import duckdb
 
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 from pipeline.store.database import Database
 
 FUTURE = 3600 * SECOND

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 BOUND = 5 * SECOND
 """Default of [pipeline] clock_bound: agents are synchronised by NTP to milliseconds, and half a frame does no harm."""

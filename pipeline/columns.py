@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 
 from pipeline import wire
-from pipeline.errors import Rejected, WireError
-from pipeline.signals import CLASSES, column_of, of_class
+from pipeline.model.errors import Rejected, WireError
+from pipeline.model.signals import CLASSES, column_of, of_class
 from pipeline.store.schema import RESERVED
 
 MOST_NEW = 512

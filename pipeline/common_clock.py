@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 LEAST = 3
 """Senders alive of which most must agree; chosen: of two, nobody can tell which one is wrong."""

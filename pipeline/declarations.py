@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.errors import UsageError
-from pipeline.records import Event, from_iso
-from pipeline.signals import Kind, Signal, with_declared
-from pipeline.topology import Topology
+from pipeline.model.errors import UsageError
+from pipeline.model.records import Event, from_iso
+from pipeline.model.signals import Kind, Signal, with_declared
+from pipeline.model.topology import Topology
 
 VERSION = 1
 _KEYS = ("unit", "kind", "class", "help", "interval", "valid", "harm", "states", "normal")

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import client
-from pipeline.config import Config
-from pipeline.errors import NoAnswer, Unreachable
+from pipeline.config.sections import Config
 from pipeline.heartbeat import STANDS_STILL
+from pipeline.model.errors import NoAnswer, Unreachable
 from pipeline.supervise import Child, Stopped, Supervisor, report_death, say
 
 POLL_S = 1.0

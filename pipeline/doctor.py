@@ -19,9 +19,9 @@ from typing import Any
 
 from pipeline import client, private
 from pipeline.checks import Check
-from pipeline.config import Config
+from pipeline.config.sections import Config
 from pipeline.doctor_spool import disk_speed, spool_files
-from pipeline.errors import FleetpulseError, NoAnswer, Unreachable
+from pipeline.model.errors import FleetpulseError, NoAnswer, Unreachable
 from pipeline.respond import delivery
 
 LEAST_PYTHON = (3, 11)

@@ -14,8 +14,8 @@ from contextlib import closing
 from kafka.errors import KafkaError
 
 from pipeline.checks import Check
-from pipeline.config import Config, Kafka
-from pipeline.errors import ConfigError
+from pipeline.config.sections import Config, Kafka
+from pipeline.model.errors import ConfigError
 from pipeline.transport import brokers, clients, diagnosis, topic_state, topics
 from pipeline.transport.troubles import MISSING, Trouble, of_error
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pipeline.checks import Check
-from pipeline.config import Config
+from pipeline.config.sections import Config
 from pipeline.transport import segments
 from pipeline.transport.salvage import Strays
 

@@ -18,20 +18,20 @@ from typing import Any, Protocol
 from pipeline.arrivals import ArrivalDesk, Early
 from pipeline.cases import Change
 from pipeline.clock_return import FUTURE, clamped, dated_later
-from pipeline.errors import Ended, UsageError
-from pipeline.frames import Framer, Instant, select
+from pipeline.config.sections import ModeRule
+from pipeline.frames import Framer
 from pipeline.ingest import Committed
-from pipeline.membership import Membership
-from pipeline.modes import ModeRule
+from pipeline.model.errors import Ended, UsageError
+from pipeline.model.membership import Membership
+from pipeline.model.records import SECOND, Event, EventBatch, Finding, Frame, Instant, Origin, Rows, iso, select
+from pipeline.model.signals import CLASSES
+from pipeline.model.topology import Topology
 from pipeline.presence import LastSeen
-from pipeline.records import SECOND, Event, EventBatch, Finding, Frame, Origin, Rows, iso
-from pipeline.signals import CLASSES
 from pipeline.store import ledger, mutes
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.store.events import write_events
 from pipeline.store.reread import reread
-from pipeline.topology import Topology
 from pipeline.voice import MOST_MUTES, Mute, Voice, check_rules, checked, doubt
 
 log = logging.getLogger("fleetpulse.engine")

@@ -18,10 +18,10 @@ from dataclasses import replace
 from types import UnionType
 from typing import Any
 
-from pipeline.errors import Rejected
+from pipeline.model.errors import Rejected
+from pipeline.model.records import Event
+from pipeline.model.topology import kind_of
 from pipeline.ownership import SHARED_KINDS, Owners
-from pipeline.records import Event
-from pipeline.topology import kind_of
 
 Refused = dict[str, str]
 QUIETEN = frozenset({"maintenance_start", "maintenance_end", "version"})

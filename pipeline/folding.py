@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.cases import SEVERITIES, UNEXPLAINED, Case, Condition
-from pipeline.links import PEER
-from pipeline.topology import Topology, kind_of
+from pipeline.model.links import PEER
+from pipeline.model.topology import Topology, kind_of
 
 LEAST_UNITS = 3
 """Children in trouble that put their parent under suspicion: two coincide too often, four delay the page. Chosen."""

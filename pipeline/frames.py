@@ -9,44 +9,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.records import Event, Frame, Rows
-from pipeline.signals import CATALOGUE, CLASS_OF_KIND, Signal
-from pipeline.topology import Topology, kind_of
+from pipeline.model.records import Event, Frame, Instant, Rows, select
+from pipeline.model.signals import CATALOGUE, Signal, class_of
+from pipeline.model.topology import Topology
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-
-def class_of(entity: str) -> str:
-    """Device class whose frames carry the events of `entity`: that of its kind, else the kind itself."""
-    kind = kind_of(entity)
-    return CLASS_OF_KIND.get(kind, kind)
-
-
-@dataclass(frozen=True, slots=True)
-class Instant:
-    """All frames of one cell, by device class. `end` is the cell's end: state after it covers everything before it.
-
-    seen:  device class -> names of its devices by id, and which of the first of them had a sample of whatever signal.
-    ended: entities that are no more since then, such as the ranks of a job (pipeline.membership).
-    """
-
-    time: int
-    end: int
-    frames: Mapping[str, Frame]
-    seen: Mapping[str, tuple[Sequence[str], Bools]] = field(default_factory=dict)
-    ended: tuple[str, ...] = ()
-
-    @property
-    def events(self) -> Iterator[Event]:
-        """Those of all frames."""
-        return (event for frame in self.frames.values() for event in frame.events)
 
 
 class Framer:
@@ -226,9 +200,3 @@ def as_float(column: NDArray[Any]) -> Floats:
     if column.dtype.kind == "u":
         out[column == np.iinfo(column.dtype).max] = np.nan
     return out
-
-
-def select(rows: Rows, mask: NDArray[np.bool_]) -> Rows:
-    """The rows where `mask` holds."""
-    columns = {name: column[mask] for name, column in rows.columns.items()}
-    return Rows(rows.device_class, rows.time[mask], rows.device[mask], columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 FRAMES = 3
 """Frames of [pipeline] frame after which judging that does not move is reported (DESIGN: three frames)."""

@@ -23,11 +23,11 @@ from pipeline.cases import (
     incident_id,
     order_within_instant,
 )
-from pipeline.errors import Refused
 from pipeline.folding import EXPLAINS, PLANT, Folding
+from pipeline.model.errors import Refused
+from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level
+from pipeline.model.topology import Topology, kind_of
 from pipeline.mutes import Mutes
-from pipeline.records import LEVELS, SECOND, Finding, Incident, Level
-from pipeline.topology import Topology, kind_of
 
 QUIET = 600 * SECOND
 """Quiet with telemetry present that ends a condition: ten repeats of a detector that repeats each minute. Chosen."""

@@ -19,11 +19,11 @@ from pipeline.admission import Admission
 from pipeline.catchup import CatchUp
 from pipeline.clocks import BOUND
 from pipeline.columns import Columns
-from pipeline.errors import GapError, Retryable, WireError
 from pipeline.intake import NEWER, Arrival, DeadLetter, Item, decode_item, to_rows
 from pipeline.letters import LetterLimits, newer_letters, stored_bytes
+from pipeline.model.errors import GapError, Retryable, WireError
+from pipeline.model.records import SECOND, Event, EventBatch, Rows
 from pipeline.offsets import Offsets
-from pipeline.records import SECOND, Event, EventBatch, Rows
 from pipeline.rejections import Rejections
 from pipeline.senders import Senders
 from pipeline.store.append import NEVER

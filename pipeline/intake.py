@@ -9,9 +9,8 @@ import numpy as np
 
 from pipeline import wire
 from pipeline.columns import Columns
-from pipeline.errors import NewerWireError, Rejected, WireError
-from pipeline.frames import select
-from pipeline.records import Event, EventBatch, Rows
+from pipeline.model.errors import NewerWireError, Rejected, WireError
+from pipeline.model.records import Event, EventBatch, Rows, select
 from pipeline.store.devices import BARRED, Devices
 from pipeline.transport import Message
 

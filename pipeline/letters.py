@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import duckdb
 
 from pipeline.intake import NEWER, DeadLetter
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 from pipeline.transport import Message, Partition
 
 PER_MINUTE = 60

@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 from pipeline import client
-from pipeline.config import Config
-from pipeline.errors import UsageError
-from pipeline.records import from_iso
+from pipeline.config.sections import Config
+from pipeline.model.errors import UsageError
+from pipeline.model.records import from_iso
 
 COLUMNS = ("id", "detector", "scope", "since", "until", "ended", "ended_by", "user", "reason")
 _PATH = "/api/v1/mutes"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.records import LEVELS, Level
+from pipeline.model.records import LEVELS, Level
 
 
 @dataclass(slots=True)

@@ -7,10 +7,9 @@ from typing import Any
 
 from pipeline.arrivals import ArrivalDesk
 from pipeline.cases import Change
-from pipeline.config import Config
+from pipeline.config.sections import ANY, Config
 from pipeline.engine import Engine, Judge
-from pipeline.errors import Retryable
-from pipeline.modes import ANY
+from pipeline.model.errors import Retryable
 
 
 class Notes:

@@ -8,8 +8,8 @@ from typing import Any
 
 from pipeline import client
 from pipeline.api.query import Queries
-from pipeline.config import Config
-from pipeline.errors import FleetpulseError, Unreachable
+from pipeline.config.sections import Config
+from pipeline.model.errors import FleetpulseError, Unreachable
 from pipeline.store.opening import open_file
 
 

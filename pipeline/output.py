@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from pipeline.records import finite
+from pipeline.model.records import finite
 
 Form = Literal["table", "json", "jsonl", "csv"]
 FORMS: tuple[Form, ...] = ("table", "json", "jsonl", "csv")

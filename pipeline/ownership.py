@@ -20,9 +20,9 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 from pipeline import wire
-from pipeline.config import Admission
-from pipeline.records import SECOND
-from pipeline.topology import kind_of
+from pipeline.config.sections import Admission
+from pipeline.model.records import SECOND
+from pipeline.model.topology import kind_of
 
 NODE_KINDS = frozenset(
     {

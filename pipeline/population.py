@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from pipeline.config import Limits
-from pipeline.records import SECOND
-from pipeline.signals import CLASS_OF_KIND
-from pipeline.topology import kind_of
+from pipeline.config.sections import Limits
+from pipeline.model.records import SECOND
+from pipeline.model.signals import CLASS_OF_KIND
+from pipeline.model.topology import kind_of
 
 FORGET = 24 * 3600 * SECOND
 """An entity that nobody named for one to two of these counts no more (chosen: inventory comes every hour)."""

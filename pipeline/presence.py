@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.frames import Instant
-from pipeline.records import SECOND
-from pipeline.signals import CLASSES, of_class
+from pipeline.model.records import SECOND, Instant
+from pipeline.model.signals import CLASSES, of_class
 
 PRESENT = 60 * SECOND
 """An entity without a sample for this long is not known to be quiet: six frames of 10 s. Chosen."""

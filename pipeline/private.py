@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.config import Config
+    from pipeline.config.sections import Config
 
 UMASK = 0o077
 FOLDER, FILE = 0o700, 0o600

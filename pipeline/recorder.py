@@ -13,8 +13,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import UsageError
-from pipeline.records import Event, finite
+from pipeline.model.errors import UsageError
+from pipeline.model.records import Event, finite
 from pipeline.text_files import event_json, json_line, write_topology
 
 GROUP_ROWS = 1 << 17

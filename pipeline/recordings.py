@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.declarations import read_events, read_signals, read_topology
-from pipeline.errors import UsageError
-from pipeline.records import Rows, from_iso
-from pipeline.signals import CATALOGUE, Signal
+from pipeline.model.errors import UsageError
+from pipeline.model.records import Rows, from_iso
+from pipeline.model.signals import CATALOGUE, Signal
 
 __all__ = ["Recording", "read_events", "read_signals", "read_topology"]
 

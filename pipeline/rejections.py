@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from pipeline.records import SECOND, TELEMETRY, Event, EventBatch, Origin, iso
+from pipeline.model.records import SECOND, TELEMETRY, Event, EventBatch, Origin, iso
 from pipeline.transport import Message
 
 KIND = "messages_rejected"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.errors import Rejected
-from pipeline.names import name_fault
+from pipeline.model.errors import Rejected
+from pipeline.model.names import name_fault
 from pipeline.signatures import NodeKeys
 from pipeline.transport import Message
 

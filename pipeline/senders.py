@@ -8,8 +8,8 @@ import duckdb
 
 from pipeline.clocks import BOUND, SenderClock
 from pipeline.common_clock import CommonClock
-from pipeline.records import SECOND, Event, EventBatch, Origin
-from pipeline.signals import CLASSES
+from pipeline.model.records import SECOND, Event, EventBatch, Origin
+from pipeline.model.signals import CLASSES
 from pipeline.store.append import insert, times
 from pipeline.store.database import Database
 from pipeline.store.events import clock_errors

@@ -20,15 +20,15 @@ from pipeline.admission import RULES, Admission, Stored
 from pipeline.api.backend import Health, Sources
 from pipeline.api.server import create_app, serve
 from pipeline.assembly import known_topology, linked, open_transport
-from pipeline.config import Config
+from pipeline.config.sections import Config
 from pipeline.engine import Engine, Judge
-from pipeline.errors import ConfigError, Ended, Retryable
 from pipeline.heartbeat import JudgingProgress
 from pipeline.ingest import Ingest
 from pipeline.intake import NEWER
-from pipeline.lineage import Lineage
+from pipeline.model.errors import ConfigError, Ended, Retryable
+from pipeline.model.records import SECOND, iso
+from pipeline.model.topology import Lineage
 from pipeline.notes import Notes
-from pipeline.records import SECOND, iso
 from pipeline.respond.outbox import Notifier
 from pipeline.sender_check import SenderCheck
 from pipeline.silence import SilenceWatch, shared_by

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline import private
-from pipeline.config import Config
-from pipeline.errors import Unreachable, UsageError
+from pipeline.config.sections import Config
+from pipeline.model.errors import Unreachable, UsageError
 
 
 def init(config: Config, say: Callable[[str], None], acls: bool = False) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.errors import ConfigError, Retryable
+from pipeline.model.errors import ConfigError, Retryable
 from pipeline.transport.segments import folder_name
 
 HEADER = "fleetpulse-signature"

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.records import SECOND, Event, iso
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, iso
+from pipeline.model.topology import Topology
 
 PATIENCE_S = 35.0
 """Seconds without a message of any agent of a site. Chosen: agents send every 5 s, so that seven in a row are missing,

@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TextIO
 
-from pipeline.names import cleaned
-from pipeline.records import SECOND, iso
+from pipeline.model.names import cleaned
+from pipeline.model.records import SECOND, iso
 
 OURS = "fleetpulse."
 LINES = 20

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.records import Event, iso
-from pipeline.topology import kind_of
+from pipeline.model.records import Event, iso
+from pipeline.model.topology import kind_of
 
 
 def event_json(event: Event) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from kafka.errors import (
     for_code,
 )
 
-from pipeline.config import Kafka
-from pipeline.errors import Unreachable, UsageError
+from pipeline.config.sections import Kafka
+from pipeline.model.errors import Unreachable, UsageError
 from pipeline.transport import clients, diagnosis, topic_state, topics
 from pipeline.transport.topics import Topic
 from pipeline.transport.troubles import of_error

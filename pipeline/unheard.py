@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from pipeline.records import Finding, finite
+from pipeline.model.records import Finding, finite
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeline.errors import ConfigError, UsageError
-from pipeline.modes import ANY, Mode, ModeRule
-from pipeline.records import LEVELS, SECOND, Finding, Level, iso
-from pipeline.topology import Topology, kind_of
+from pipeline.config.sections import ANY, Mode, ModeRule
+from pipeline.model.errors import ConfigError, UsageError
+from pipeline.model.records import LEVELS, SECOND, Finding, Level, iso
+from pipeline.model.topology import Topology, kind_of
 from pipeline.unheard import Unheard
 
 LONGEST_MUTE = 30 * 86_400 * SECOND

@@ -31,9 +31,9 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from pipeline.errors import NewerWireError, WireError
-from pipeline.records import Batch, Block, Event, EventBatch, Origin
-from pipeline.signals import TYPES
+from pipeline.model.errors import NewerWireError, WireError
+from pipeline.model.records import Batch, Block, Event, EventBatch, Origin
+from pipeline.model.signals import TYPES
 
 VERSION = 1
 TELEMETRY_KIND, EVENTS_KIND = 1, 2

@@ -13,14 +13,14 @@ import pyarrow as pa
 
 from pipeline import wire
 from pipeline.admission import Admission
-from pipeline.errors import GapError, Retryable, WireError
 from pipeline.intake import DeadLetter, Item
 from pipeline.letters import LetterLimits, remove_letters
-from pipeline.names import cleaned
+from pipeline.model.errors import GapError, Retryable, WireError
+from pipeline.model.names import cleaned
+from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Rows
+from pipeline.model.signals import Signal, column_of
 from pipeline.offsets import Offsets, stored_offsets
-from pipeline.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Rows
 from pipeline.sequences import Sequences
-from pipeline.signals import Signal, column_of
 from pipeline.store import schema
 from pipeline.store.append import append_rows, insert, registered, times
 from pipeline.store.events import write_events

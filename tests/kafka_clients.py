@@ -12,7 +12,7 @@ from typing import Any
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.errors import KafkaError
 
-from pipeline.config import Kafka
+from pipeline.config.sections import Kafka
 from pipeline.transport import clients, topics
 from tests.kafka_broker import Address
 from tests.kafka_security import MECHANISM

@@ -20,12 +20,12 @@ from agents.collectors import COLLECTORS
 from detectors import DETECTORS
 from detectors.base.detector import Detector
 from detectors.base.streams import Streams
-from pipeline import config
 from pipeline.api import routes_incidents, routes_mutes, routes_process, routes_read
 from pipeline.arguments import COMMANDS
-from pipeline.records import SECOND, Frame
-from pipeline.signals import of_class
-from pipeline.topology import Topology
+from pipeline.config import sections
+from pipeline.model.records import SECOND, Frame
+from pipeline.model.signals import of_class
+from pipeline.model.topology import Topology
 
 ROOT = Path(__file__).parents[1]
 
@@ -67,7 +67,7 @@ def keys(cls: Any, section: str = "") -> Iterator[tuple[str, Field[Any]]]:
             yield section, one
 
 
-@pytest.mark.parametrize(("section", "key"), [(s, f) for s, f in keys(config.Config) if s])
+@pytest.mark.parametrize(("section", "key"), [(s, f) for s, f in keys(sections.Config) if s])
 def test_every_key_is_documented_with_its_default(section: str, key: Field[Any]) -> None:
     lists = {"notify.webhooks": "###", "admission.speaks_for": "###", "modes": "##"}
     heading = f"{lists[section]} [[{section}]]" if section in lists else f"## [{section}]"

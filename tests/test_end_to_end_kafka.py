@@ -14,9 +14,9 @@ import pytest
 import detectors
 from agents.sim.command import Order, simulate
 from detectors.runner import Runner
-from pipeline import config
-from pipeline.errors import Retryable
-from pipeline.records import SECOND, from_iso
+from pipeline.config import sections
+from pipeline.model.errors import Retryable
+from pipeline.model.records import SECOND, from_iso
 from pipeline.service import Service
 from tests.kafka_broker import Address
 from tests.kafka_clients import make_topics
@@ -57,12 +57,12 @@ ROWS = "SELECT count(*), sum(hash(t)) FROM {} t"
 class Run:
     """One whole path: simulate, transport, ingest, detectors, Desk. The clock stands just after the scenario's end."""
 
-    def __init__(self, folder: Path, transport: str, base: config.Config) -> None:
+    def __init__(self, folder: Path, transport: str, base: sections.Config) -> None:
         self.config = dataclasses.replace(
             base,
-            spool=config.Spool(folder / "spool", free_bytes=0),
-            store=config.Store(folder / "store.duckdb"),
-            pipeline=config.Pipeline(transport=transport),  # type: ignore[arg-type] # one of the two
+            spool=sections.Spool(folder / "spool", free_bytes=0),
+            store=sections.Store(folder / "store.duckdb"),
+            pipeline=sections.Pipeline(transport=transport),  # type: ignore[arg-type] # one of the two
         )
         (folder / "scenario.toml").write_text(SCENARIO)
         order = Order(str(folder / "scenario.toml"), 3, transport, 0.0)
@@ -107,7 +107,7 @@ def test_the_identical_scenario_over_spool_and_over_kafka_gives_identical_findin
     runs = []
     for transport in ("spool", "kafka"):
         (tmp_path / transport).mkdir()
-        run = Run(tmp_path / transport, transport, config.Config(kafka=make_topics(kafka)))
+        run = Run(tmp_path / transport, transport, sections.Config(kafka=make_topics(kafka)))
         try:
             run.judge(runs[0][0] if runs else 0)
             queries = [FINDINGS, INCIDENTS, *(ROWS.format(c) for c in ("gpu", "nic", "node", "rank", "events"))]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.records import TELEMETRY
+from pipeline.model.records import TELEMETRY
 from pipeline.transport import topics
 from tests.kafka_broker import Address, Broker, BrokerError
 from tests.kafka_clients import admin_of, kafka_of, make_topics, read, refusal, write

@@ -18,8 +18,8 @@ from agents.otlp.http import Post
 from agents.sources.jobs.kubelet import Kubelet, Refused
 from dashboards.client import ApiError, Client
 from pipeline import client, outgoing
-from pipeline.config import Api, Check, Config, Opentelemetry
-from pipeline.errors import Permanent, Unreachable
+from pipeline.config.sections import Api, Check, Config, Opentelemetry
+from pipeline.model.errors import Permanent, Unreachable
 
 TOKEN = "a-token-of-some-length"
 ROOT = Path(__file__).parents[1]

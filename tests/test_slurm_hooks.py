@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from agents.node.health.report import Fitness, open_fitness
-from pipeline.config import load
-from pipeline.records import Event, Origin
+from pipeline.config.sections import load
+from pipeline.model.records import Event, Origin
 from tests.parts import do_without
 from tests.slurm_cluster import HOOKS, Cluster, SlurmError, missing
 

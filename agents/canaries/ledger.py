@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 WATCHED = 12
 """Right rounds running after which a device is trusted again: two more than detectors/sdc.py wants."""

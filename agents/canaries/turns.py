@@ -11,7 +11,7 @@ from typing import Any
 
 from agents.canaries.child import Child
 from agents.canaries.ledger import MOST_EVENTS, Ledger
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 SAVED = 2.0
 """Turns whose unused time is kept. Chosen: a node that was busy for a day must not catch up at once."""

@@ -38,8 +38,8 @@ from agents.collectors.tpu import Tpu
 from agents.collectors.training import Training
 from agents.collectors.versions import Versions
 from agents.collectors.xid import XidEvents
-from pipeline.errors import ConfigError
-from pipeline.settings import build, check, place
+from pipeline.config.settings import build, check, place
+from pipeline.model.errors import ConfigError
 
 COLLECTORS: tuple[type[Collector], ...] = (
     Host,

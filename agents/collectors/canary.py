@@ -23,8 +23,8 @@ from agents.canaries.room import PYTORCH, limit
 from agents.canaries.turns import Cores, Turns, cores
 from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
 from agents.sources.nvml.places import memory_of_the_service
-from pipeline.records import SECOND
-from pipeline.settings import wants
+from pipeline.config.settings import wants
+from pipeline.model.records import SECOND
 
 COUNTS_S = 3600.0
 """How often counts are told: they serve to see how much was tested, over days. Chosen."""

@@ -14,7 +14,7 @@ import numpy as np
 from agents.collector import Collector, Device, NoData, Reading, Rhythm
 from agents.sources import chrony
 from agents.sources.chrony import Tracking
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 _REPORT_S = 60.0
 _STA_UNSYNC, _STA_NANO = 0x0040, 0x2000  # linux/timex.h

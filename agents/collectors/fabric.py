@@ -23,7 +23,7 @@ from agents.sources.fabric.share import Share, Table
 from agents.sources.fabric.view import MOST_PORTS, View
 from agents.sources.nics.ceilings import Ceilings
 from agents.sources.nics.rdma_table import Counter
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 _MISSING = np.iinfo(np.uint64).max
 _ACTIVE, _LINK_UP = 4, 5  # IBTA specification 14.2.5.6: PortState, PortPhysicalState

@@ -22,7 +22,7 @@ from agents.sources.nics.ports import SOFTWARE, RdmaPort, rdma_ports
 from agents.sources.nics.rdma_facts import port_facts
 from agents.sources.nics.rdma_table import COUNTERS, Counter
 from agents.sources.nics.roles import ROLES
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 _MISSING = np.iinfo(np.uint64).max
 _ACTIVE, _LINK_UP = 4, 5  # IBTA specification 14.2.5.6: PortState, PortPhysicalState

@@ -21,7 +21,7 @@ from agents.sources.ipmi.log import Log, event_time
 from agents.sources.ipmi.records import NON_LINEAR, Factors, Sensor, alarm_of
 from agents.sources.ipmi.repository import Walk, stamp
 from agents.sources.rows import Row, readings
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 _CHASSIS, _SENSOR, _APP, _GROUP = 0x00, 0x04, 0x06, 0x2C  # network functions
 _GET_STATUS = 0x01  # Get Chassis Status, section 28.2

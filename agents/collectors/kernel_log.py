@@ -20,9 +20,9 @@ from agents.sources.kernel.kmsg import Kmsg, Record
 from agents.sources.kernel.log_place import LogPlace
 from agents.sources.kernel.repeats import Repeats
 from agents.sources.xids import table as xid_table
-from pipeline.errors import ConfigError
-from pipeline.records import SECOND, Event
-from pipeline.settings import wants
+from pipeline.config.settings import wants
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import SECOND, Event
 
 RECORDS = 10_000
 """Most records of one look; chosen: about 0.2 s of work. What is more waits in the kernel's ring for the next look."""

@@ -13,7 +13,7 @@ from agents.collector import Collector, Device, NoData, Reading, wall_clock
 from agents.sources.command import Command, CommandError
 from agents.sources.lldp import Neighbour, parse_neighbours
 from agents.sources.nics.ports import SOFTWARE, owners
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 _MOST_OUTPUT = 4 << 20
 """Most bytes of one answer; chosen: 16 KiB for each of the most interfaces that are taken."""

@@ -18,7 +18,7 @@ from agents.sources.nics.net_facts import interface_facts
 from agents.sources.nics.ports import SOFTWARE, RdmaPort, is_virtual_function, owners, wanted
 from agents.sources.nics.roles import ROLES
 from agents.sources.procfile import ProcFile
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 _ERRORS_S, _RESCAN_S = 5.0, 30.0
 _TRAFFIC = {

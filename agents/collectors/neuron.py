@@ -16,7 +16,7 @@ from agents.sources.accelerators import neuron
 from agents.sources.accelerators.child import Child
 from agents.sources.accelerators.columns import Columns
 from agents.sources.accelerators.places import PCI, prefix
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 INSTALLED = "/opt/aws/neuron/bin/neuron-monitor"
 """Where the package aws-neuronx-tools puts it."""

@@ -17,8 +17,8 @@ from agents.sources.nvml.facts import Facts
 from agents.sources.nvml.links import count_links
 from agents.sources.nvml.look import GPU_SIGNALS, LINK_SIGNALS, PROCESSES_EVERY, Look, Slow
 from agents.sources.nvml.places import Place, Places, address, fitted, keep, memory_of_the_service, recall
-from pipeline.records import SECOND, Event
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import SECOND, Event
+from pipeline.model.signals import CATALOGUE
 
 RHYTHMS = (3600, 300, 60, 30, 10, 5, 1)
 EVERY: Mapping[str, float] = {name: CATALOGUE[name].interval or 1 for name in (*GPU_SIGNALS, *LINK_SIGNALS)}

@@ -18,7 +18,7 @@ from agents.collector import Collector, NoData, Reading, wall_clock
 from agents.collector import Device as Entity
 from agents.sources.kernel_text import column, counts
 from agents.sources.procfile import text_of
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NVIDIA = "0x10de"

@@ -13,9 +13,9 @@ from agents.collector import Collector, Device, Reading, wall_clock
 from agents.node.batches import merged
 from agents.sources.rows import readings
 from agents.sources.scrape.mapping import load
-from pipeline.errors import ConfigError
-from pipeline.records import Event
-from pipeline.settings import wants
+from pipeline.config.settings import wants
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import Event
 
 if TYPE_CHECKING:
     from agents.sources.scrape.scraper import Scrape

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
 from agents.sources.redfish.bmcs import Bmc
 from agents.sources.rows import column
-from pipeline.errors import ConfigError
-from pipeline.records import Event
-from pipeline.signals import of_class
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import Event
+from pipeline.model.signals import of_class
 
 if TYPE_CHECKING:
     from agents.sources.redfish.watch import Watch

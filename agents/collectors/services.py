@@ -14,7 +14,7 @@ import numpy as np
 from agents.collector import Collector, Device, NoData, Reading, wall_clock
 from agents.sources.dbus import Bus, Refused
 from agents.sources.kernel_text import counts
-from pipeline.records import SECOND, Event, iso
+from pipeline.model.records import SECOND, Event, iso
 
 _SYSTEMD, _ROOT = "org.freedesktop.systemd1", "/org/freedesktop/systemd1"
 _MANAGER, _PROPERTIES = "org.freedesktop.systemd1.Manager", "org.freedesktop.DBus.Properties"

@@ -16,9 +16,9 @@ from typing import ClassVar
 from agents.collector import Collector, Device, NoData, Reading, wall_clock
 from agents.sources.kernel_text import column
 from agents.sources.procfile import text_of
-from pipeline.errors import ConfigError
-from pipeline.records import SECOND, Event
-from pipeline.settings import wants
+from pipeline.config.settings import wants
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import SECOND, Event
 
 _MAX_STAT = 1024  # bytes; 52 numbers and a name of at most 64 (kernel fs/proc/array.c)
 MAX_PROCESSES = 32768

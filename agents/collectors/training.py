@@ -22,7 +22,7 @@ from agents.sources.training.doorway import Doorway
 from agents.sources.training.owners import JobOwners, uids_of
 from agents.sources.training.place import SYSTEM, places
 from agents.sources.training.ranks import COUNTERS, GAUGES, Ranks
-from pipeline.settings import wants
+from pipeline.config.settings import wants
 
 _REFUSED_S = 60.0
 SAY_S = 600.0
@@ -96,7 +96,7 @@ class Training(Collector):
             gpu = (f"gpu:{self._node}.{sender.gpu}",) if sender.gpu >= 0 else ()
             if gpu and uid not in self._trusted and not self._owners.may_name(gpu[0], uid):
                 gpu = ()  # of another user's job: digests of this rank must not page it, nor clear it
-            # `node` marks who told of it, so that it leaves the topology when it ends (pipeline/ended.py)
+            # `node` marks who told of it, so that it leaves the topology when it ends (pipeline/model/membership.py)
             facts = {"node": self._node, "world_size": sender.world or None, "group": sender.group or None, "uid": uid}
             told = {key: value for key, value in facts.items() if value is not None}
             found[entity] = Device((*stage, job, *gpu, f"node:{self._node}"), told)

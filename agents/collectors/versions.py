@@ -16,7 +16,7 @@ from typing import ClassVar
 from agents.collector import Collector, Device, Reading, Rhythm, wall_clock
 from agents.sources.kernel_text import counts
 from agents.sources.procfile import number_of, text_of
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 _VERSIONS_S = 3600.0
 _MODULES = ("nvidia", "mlx5_core", "gdrdrv", "nvidia_peermem", "lustre", "mmfs26", "knem", "efa", "ena")

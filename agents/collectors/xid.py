@@ -15,9 +15,9 @@ from agents.collector import Collector, NoData, Reading, wall_clock
 from agents.sources.xids import table as xid_table
 from agents.sources.xids.table import Table
 from agents.sources.xids.text import normal_pci
-from pipeline.errors import ConfigError
-from pipeline.records import Event
-from pipeline.settings import wants
+from pipeline.config.settings import wants
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import Event
 
 MOST = 256
 """Most events of one look; chosen: what is more waits in the driver for the next look."""

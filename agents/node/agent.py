@@ -29,10 +29,10 @@ from agents.node.uplink.uplink import open_uplink
 from agents.node.workers.pool import Delivery, Looking, Worker
 from agents.xids import folding_for
 from pipeline import wire
-from pipeline.config import Config
-from pipeline.errors import ConfigError
-from pipeline.names import cleaned
-from pipeline.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Origin, iso
+from pipeline.config.sections import Config
+from pipeline.model.errors import ConfigError
+from pipeline.model.names import cleaned
+from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Origin, iso
 from pipeline.stopping import Stop
 from pipeline.transport.segments import folder_name
 

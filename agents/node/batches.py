@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.collector import Device, Reading
-from pipeline.names import MAX_NAME, cleaned, entity_fault
-from pipeline.records import Batch, Block, Event, Origin
-from pipeline.signals import CATALOGUE, Signal
+from pipeline.model.names import MAX_NAME, cleaned, entity_fault
+from pipeline.model.records import Batch, Block, Event, Origin
+from pipeline.model.signals import CATALOGUE, Signal
 
 
 @cache

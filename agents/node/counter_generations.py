@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from agents.collector import Reading
 from agents.node.spool.disk import AtOnce, SmallFiles
-from pipeline.records import SECOND, Event
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import SECOND, Event
+from pipeline.model.signals import CATALOGUE
 
 _MISSING = np.iinfo(np.uint64).max
 _WRAP = 1 << 32

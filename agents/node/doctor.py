@@ -25,7 +25,7 @@ from agents.gpu_failures import failures
 from agents.node.health import status_file
 from agents.node.once import UNHEARD, Look, once, unreachable
 from pipeline.checks import Check
-from pipeline.config import Config
+from pipeline.config.sections import Config
 
 DROP_INS = "fleetpulse-agent.service.d"
 _NAMES = re.compile(r"\bCAP_[A-Z_]+")

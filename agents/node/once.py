@@ -19,9 +19,9 @@ from agents.collectors import configured
 from agents.node.batches import blocks
 from agents.node.health import status_file
 from agents.node.workers.pool import Delivery, Looking, Worker, both
-from pipeline.config import Config
-from pipeline.records import iso
-from pipeline.signals import CATALOGUE
+from pipeline.config.sections import Config
+from pipeline.model.records import iso
+from pipeline.model.signals import CATALOGUE
 
 _SIGNALS = {"bmc": "bmc.reachable", "exporter": "exporter.up"}
 _EVENTS = frozenset({"bmc_lost", "exporter"})

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agents.collector import Device, Reading, Rhythm
 from agents.node.workers.pool import Looking, Worker
-from pipeline.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE
 
 EVERY_S, MEMORY_EVERY_S = 10.0, 60.0
 _STATES = CATALOGUE["collector.state"].states

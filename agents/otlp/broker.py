@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from agents.node.uplink.client import for_good
-from pipeline.config import Kafka
-from pipeline.errors import Permanent, Retryable
+from pipeline.config.sections import Kafka
+from pipeline.model.errors import Permanent, Retryable
 from pipeline.transport import brokers, clients
 from pipeline.transport.topics import OTLP
 

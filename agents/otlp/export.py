@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from agents.collector import Device
 from agents.otlp.layout import Column, Group, Layout
-from pipeline.records import SECOND, Batch, Origin
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import SECOND, Batch, Origin
+from pipeline.model.signals import CATALOGUE
 
 LAYOUTS = 4
 """Layouts kept; chosen: signals of 10, 30 and 60 s make that many, each of about 0.5 MiB with 8 GPUs."""

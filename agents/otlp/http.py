@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Mapping
 
 from agents.otlp import protobuf
-from pipeline.config import Opentelemetry
-from pipeline.errors import ConfigError, Permanent, Retryable
+from pipeline.config.sections import Opentelemetry
+from pipeline.model.errors import ConfigError, Permanent, Retryable
 from pipeline.outgoing import is_loopback_url, opener
 
 TIMEOUT_S = 10.0

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from agents.otlp import protobuf
 from agents.otlp.template import Series, Template
-from pipeline.signals import CATALOGUE, otel
-from pipeline.signals.otel import SCHEMA, Metric
+from pipeline.model.signals import CATALOGUE, otel
+from pipeline.model.signals.otel import SCHEMA, Metric
 
 MICROSECOND, SECOND = 1_000, 1_000_000_000
 """In ns, OTLP's unit of time."""

@@ -11,9 +11,9 @@ from agents.collector import Device
 from agents.node.snapshot import Snapshot
 from agents.otlp.export import Export, about
 from agents.otlp.outbox import Outbox
-from pipeline.config import Config
-from pipeline.errors import ConfigError
-from pipeline.records import Batch, Origin
+from pipeline.config.sections import Config
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import Batch, Origin
 
 if TYPE_CHECKING:
     from agents.otlp.own import Metrics

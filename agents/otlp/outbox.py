@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from pipeline.errors import Permanent, Retryable
+from pipeline.model.errors import Permanent, Retryable
 
 MAX_BYTES = 4 << 20
 """Waiting at most; chosen: of a node with 8 GPUs about 15 requests, 2.5 minutes at the usual interval."""

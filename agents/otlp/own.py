@@ -17,7 +17,7 @@ from opentelemetry.sdk.resources import Resource
 from agents.node.snapshot import Snapshot
 from agents.otlp.prometheus import Exposition
 from agents.otlp.requests import encoded
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Of the histogram of looks, in s; chosen: two to a decade, from a file in /proc to a hung driver's deadline."""

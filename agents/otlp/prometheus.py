@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from opentelemetry.sdk.metrics.export import Histogram, HistogramDataPoint, Metric, MetricsData, NumberDataPoint, Sum
 
-from pipeline.errors import ConfigError
+from pipeline.model.errors import ConfigError
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _UNITS = {"s": "seconds", "By": "bytes"}

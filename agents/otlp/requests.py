@@ -15,7 +15,7 @@ from opentelemetry.sdk.metrics.export import (
 )
 
 from agents.otlp import protobuf
-from pipeline.signals.otel import SCHEMA
+from pipeline.model.signals.otel import SCHEMA
 
 
 def encoded(data: MetricsData | None, resource: Mapping[str, str | bool], version: str) -> bytes:

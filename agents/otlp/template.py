@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.otlp import protobuf
-from pipeline.signals.otel import Instrument
+from pipeline.model.signals.otel import Instrument
 
 _HEAD = np.dtype(
     # NumberDataPoint: start_time_unix_nano = 2, time_unix_nano = 3, as_double = 4 or as_int = 6, flags = 8

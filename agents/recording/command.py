@@ -15,9 +15,9 @@ from agents.node.workers.pool import Looking
 from agents.recording.playback import collectors
 from agents.recording.tape import Tape
 from agents.recording.writer import RecordingWriter
-from pipeline.config import Config
-from pipeline.errors import UsageError
-from pipeline.records import SECOND
+from pipeline.config.sections import Config
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND
 from pipeline.stopping import Stop
 
 PATIENCE = 0.5

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.declarations import read_topology
-from pipeline.errors import UsageError
-from pipeline.records import Event, from_iso
-from pipeline.signals import CATALOGUE
-from pipeline.topology import Topology
+from pipeline.model.errors import UsageError
+from pipeline.model.records import Event, from_iso
+from pipeline.model.signals import CATALOGUE
+from pipeline.model.topology import Topology
 
 VERSION = 1
 TAIL_BYTES = 1 << 20

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from agents.collector import Collector, Device, NoData, Reading
 from agents.recording.tape import Tape
-from pipeline.records import Event
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import Event
+from pipeline.model.signals import CATALOGUE
 
 
 @dataclass

@@ -18,9 +18,9 @@ from typing import Generic, Protocol, TypeVar
 from agents.collector import wall_clock
 from agents.recording import files
 from agents.recording.files import About, Change, Row
-from pipeline.errors import UsageError
-from pipeline.records import SECOND, Event, from_iso
-from pipeline.signals import CATALOGUE
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND, Event, from_iso
+from pipeline.model.signals import CATALOGUE
 
 MAX_EVENTS = 10_000
 """Events kept for a collector that nobody asks meanwhile; chosen: 60 s of the most that a collector may send."""

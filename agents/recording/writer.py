@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from agents.collector import Collector, Device, Reading
 from agents.node.batches import blocks, merged
-from pipeline.errors import UsageError
-from pipeline.records import Block, Event, finite, iso
-from pipeline.signals import CATALOGUE, of_class
+from pipeline.model.errors import UsageError
+from pipeline.model.records import Block, Event, finite, iso
+from pipeline.model.signals import CATALOGUE, of_class
 from pipeline.text_files import event_json, json_line, topology_text
 
 VERSION = 1

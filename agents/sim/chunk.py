@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from agents.sim.fleet import TICKS_FOR_EVER, FleetSimulator
 from agents.sim.scenario import Scenario
 from agents.sim.scenario_file import LONGEST, YEARS, load
 from agents.sim.stream import Arrival, Outlets, Pace
-from pipeline.config import Config
-from pipeline.errors import UsageError
-from pipeline.records import SECOND, Event, iso
+from pipeline.config.sections import Config
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND, Event, iso
 
 BACKFILLED = "back-fill sent"
 """What is said when the history of --backfill is durable and real time begins; the demo waits for these words."""

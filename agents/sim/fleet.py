@@ -22,7 +22,7 @@ from agents.sim.physics.state import State
 from agents.sim.scenario import DEFAULT_START, Scenario
 from agents.sim.schedule import Schedule, Stay
 from agents.sim.story import Story, lines
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 INVENTORY_EVERY = 3600.0  # s; the design's hourly inventory
 _FIRST = {"inventory": 0, "job_end": 1, "job_start": 2}  # of the same moment; everything else comes after

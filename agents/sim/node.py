@@ -17,7 +17,7 @@ from agents.sim.chunk import Chunk
 from agents.sim.command import utc_now
 from agents.sim.fleet import TICKS_FOR_EVER, FleetSimulator
 from agents.sim.scenario import Fleet, Scenario
-from pipeline.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE
 
 
 @dataclass

@@ -12,7 +12,7 @@ from agents.sim.faults.link import LinkDegradation
 from agents.sim.faults.slow import Straggler
 from agents.sim.kinds import KINDS
 from agents.sim.physics.noise import generator
-from pipeline.records import from_iso
+from pipeline.model.records import from_iso
 
 FAULTS = 5  # key of the generators that draw faults
 _LIVE_SDC = 0.6  # chance of a wrong digest per round: minutes show it, where most real defects take days; chosen

@@ -17,9 +17,9 @@ from typing import Any
 
 from agents.sim.kinds import KINDS
 from agents.sim.scenario import Fleet, Jobs, Line, Live, Rates, Scenario, demo
-from pipeline.errors import UsageError
-from pipeline.records import from_iso, iso
-from pipeline.settings import build
+from pipeline.config.settings import build
+from pipeline.model.errors import UsageError
+from pipeline.model.records import from_iso, iso
 
 YEARS = 10
 LONGEST = YEARS * 365.25 * 86_400.0  # s; twice the life of a training cluster; chosen

@@ -25,8 +25,8 @@ from agents.sim.physics.noise import generator
 from agents.sim.scenario import FAULTS, Line, Scenario, live_lines
 from agents.sim.scenario_file import MOST_EVENTS
 from agents.sim.schedule import Job, Schedule, Stop, plan
-from pipeline.errors import UsageError
-from pipeline.records import SECOND, iso
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND, iso
 
 _FRAILTY, _INFANT, _INFANT_DAYS, _INFANT_MOST = 0.2, 0.7, 30.0, 3.0
 _OLDEST_DAYS, _TEMPERATURE_SD = 730.0, 2.0  # of a node; K between nodes. Chosen

@@ -23,9 +23,10 @@ from agents.node.spool import disk
 from agents.node.spool.spool import Spool
 from agents.sim.chunk import Chunk
 from agents.sim.fleet import BLOCK, FleetSimulator
-from pipeline import config, wire
-from pipeline.errors import SpoolError
-from pipeline.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
+from pipeline import wire
+from pipeline.config import sections
+from pipeline.model.errors import SpoolError
+from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
 
 if TYPE_CHECKING:
     from agents.node.uplink.sender import Sender
@@ -44,7 +45,7 @@ GRACE_S = 0.5
 class Arrival:
     """A Sender, and how far a simulation may run ahead of it. `wait` answers True when somebody wants the end."""
 
-    def __init__(self, sender: Sender, spool: config.Spool, wait: Callable[[float], bool]) -> None:
+    def __init__(self, sender: Sender, spool: sections.Spool, wait: Callable[[float], bool]) -> None:
         self.sender, self.backlog = sender, min(BACKLOG, (spool.max_bytes or disk.cap(spool.directory)) // 4)
         self._wait = wait
 
@@ -101,7 +102,7 @@ class Outlets:
     def __init__(
         self,
         simulator: FleetSimulator,
-        settings: config.Spool,
+        settings: sections.Spool,
         site: str,
         now: Callable[[], int],
         arrival: Arrival | None = None,
@@ -188,7 +189,7 @@ class Outlets:
         numbers = {f"node:{origin.node}": number for number, origin in enumerate(self._origins)} if found else {}
         return [(numbers[event.entity], event) for event in found]
 
-    def _open(self, node: str, topic: str, settings: config.Spool) -> Spool:
+    def _open(self, node: str, topic: str, settings: sections.Spool) -> Spool:
         sizes = {"max_bytes": settings.max_bytes, "segment_bytes": settings.segment_bytes}
         try:
             spool = Spool(settings.directory, node, topic, **sizes, free_bytes=settings.free_bytes)

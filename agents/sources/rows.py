@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.collector import Reading
-from pipeline.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE
 
 Row = Mapping[str, float | None]
 """What one device gives: signal -> value; None or NaN = missing now. Its signals are the same at every look."""

@@ -32,7 +32,7 @@ from detectors.base.streams import Streams
 from detectors.heat.coolant import Coolant
 from detectors.scoring.score import merge
 from detectors.straggler.straggler import Straggler
-from pipeline.records import Frame
+from pipeline.model.records import Frame
 
 FILE = "ablations.json"
 CLEAN = Run("clean", "all", 256, 0.5)

@@ -11,7 +11,7 @@ from agents.sim.faults.kind import DAY, Fault
 from agents.sim.faults.optic import OpticDegradation
 from agents.sim.kinds import KINDS
 from benchmarks.detection.tables import interval, number, share
-from pipeline.records import SECOND, from_iso
+from pipeline.model.records import SECOND, from_iso
 
 UNMEASURED = "not yet measured"
 LINKS_PER_NODE = 8

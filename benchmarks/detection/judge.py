@@ -26,9 +26,9 @@ from detectors.replay import Cases
 from detectors.runner import Runner
 from pipeline.frames import Framer
 from pipeline.incidents import Desk
-from pipeline.membership import Membership
-from pipeline.records import LEVELS, SECOND, Finding, Incident, Rows
-from pipeline.topology import Topology
+from pipeline.model.membership import Membership
+from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Rows
+from pipeline.model.topology import Topology
 
 STEP = 10 * SECOND
 """Grid of the frames: the default of [pipeline] frame."""

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from detectors.link.error_counts import Counted, Errors, Setting
 from detectors.link.link import Link
-from pipeline.records import SECOND, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Frame
+from pipeline.model.topology import Topology
 
 SPEED = 400_000.0  # Mbit/s
 INTERVAL = 10  # s; the default of [pipeline] frame

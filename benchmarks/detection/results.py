@@ -23,9 +23,9 @@ from agents.sim.scenario import Scenario
 from benchmarks.detection.judge import Judged
 from benchmarks.detection.scenarios import kinds_of
 from detectors.scoring.score import score
-from pipeline.records import iso
+from pipeline.model.records import iso
+from pipeline.model.topology import Topology, kind_of
 from pipeline.text_files import write_topology
-from pipeline.topology import Topology, kind_of
 
 ROOT = Path(__file__).parents[2]
 _JUDGED = ("agents/sim", "detectors", "pipeline", "benchmarks/detection/judge.py")

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.sdc.sdc import SdcVote
-from pipeline.records import SECOND, Event, Finding, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Finding, Frame
+from pipeline.model.topology import Topology
 
 DECADES = (-8.0, 0.0)  # powers of ten of the share of products in which a defect shows [SDCHunter]
 REACHED = 0.4  # synthetic tests find less than 40 % of defective GPUs [SDCHunter]

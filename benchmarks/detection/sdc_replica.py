@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from detectors.sdc.sdc_replica import SdcReplica
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.topology import Topology
 
 STAGES, REPLICAS, BUCKETS = 4, 16, 4
 EVERY, STEP_S = 100, 5.0  # steps between two digests; s of a step

@@ -22,7 +22,7 @@ from benchmarks.detection.judge import Judged, Trial
 from benchmarks.detection.scenarios import GPUS, INTERVAL, REPORT, TUNE
 from detectors import configured
 from detectors.scoring.figures import wilson
-from pipeline.records import LEVELS, SECOND, from_iso
+from pipeline.model.records import LEVELS, SECOND, from_iso
 
 _LASTS, _QUIET = 3600.0, 1800.0  # s of a fault, and before the first one: a stream learns in 200 s
 _AT_ONCE = 1e-4  # days in which the plate wears: within one tick

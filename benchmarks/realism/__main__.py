@@ -21,7 +21,7 @@ from benchmarks.realism.page import CLOSE, FIGURES, OFF, WIDTH, page
 from benchmarks.realism.quantities import QUANTITIES, Compared, compare
 from benchmarks.realism.real import A100_W, RATED_W, Real
 from benchmarks.realism.simulated import BOARD_W, BUSY, FULL, ROOT, SCENARIOS, SERVER_W, Simulated, simulate
-from pipeline.errors import UsageError
+from pipeline.model.errors import UsageError
 
 SEED = 7
 

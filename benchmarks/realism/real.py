@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from benchmarks.realism import measures
 from benchmarks.realism.sample import Floats, Sample, in_time, sample
 from benchmarks.realism.series import SECONDS, read, stages
-from pipeline.errors import UsageError
-from pipeline.records import from_iso
+from pipeline.model.errors import UsageError
+from pipeline.model.records import from_iso
 
 A100_W, RATED_W, PORT = 400.0, 6500.0, 25_000.0
 """Board limit of an A100 SXM and greatest power of a DGX A100 (NVIDIA data sheets); MB/s of a 200 Gb/s port."""

@@ -15,8 +15,8 @@ from agents.sim.physics.jobs import WARM_UP
 from benchmarks.realism import measures
 from benchmarks.realism.sample import Floats, Sample, in_time, sample
 from benchmarks.realism.series import SECONDS, first_parents, rate, read, stages
-from pipeline.errors import UsageError
-from pipeline.signals import CATALOGUE
+from pipeline.model.errors import UsageError
+from pipeline.model.signals import CATALOGUE
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = ("hall", "weeks", "second")

@@ -15,7 +15,7 @@ import streamlit as st
 from dashboards import theme
 from dashboards.answers import NODE_STATES, Node
 from dashboards.words import NODE_STATE
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 NEVER = 65_535
 """The age (s) that stands for "never seen", and the longest that is told apart: 18 h."""

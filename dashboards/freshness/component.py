@@ -13,7 +13,7 @@ import streamlit as st
 from dashboards import theme
 from dashboards.answers import Fleet
 from dashboards.snapshot import INTERVAL, Answer
-from pipeline.records import SECOND, iso
+from pipeline.model.records import SECOND, iso
 
 _HERE = Path(__file__).parent
 _stamp = st.components.v2.component(

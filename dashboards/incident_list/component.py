@@ -11,7 +11,7 @@ import streamlit as st
 from dashboards import theme
 from dashboards.markup import TONES
 from dashboards.words import SEVERITY, STATE, age, amount, entity_name, plain
-from pipeline.records import SECOND, Incident
+from pipeline.model.records import SECOND, Incident
 
 MOST = 200
 """Incidents listed at once; more are counted. Chosen."""

@@ -14,7 +14,7 @@ from dashboards.snapshot import Answer
 from dashboards.unknown import statement, unknown_since
 from dashboards.views import parts
 from dashboards.words import NODE_STATE, age, ago, amount, entity_name, plain
-from pipeline.records import SECOND, Incident
+from pipeline.model.records import SECOND, Incident
 
 SHOWN = 6
 """Open incidents under the map; the others are one click away. Chosen."""

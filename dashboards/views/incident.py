@@ -11,7 +11,7 @@ from dashboards.client import Act, ApiError
 from dashboards.theme import PALETTES
 from dashboards.views import muting, parts
 from dashboards.words import STATE, advice, age, clock, entity_name, joined, plain
-from pipeline.records import SECOND, Incident
+from pipeline.model.records import SECOND, Incident
 
 _SAID = "fleetpulse.said"
 _DONE: dict[Act, str] = {

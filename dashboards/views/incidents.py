@@ -11,7 +11,7 @@ from dashboards.incident_list.component import MOST, incident_list
 from dashboards.unknown import statement, unknown_since
 from dashboards.views import fleet, parts
 from dashboards.words import STATE, amount
-from pipeline.records import Incident
+from pipeline.model.records import Incident
 
 ALL = "all"
 UNRESOLVED = "unresolved"

@@ -9,7 +9,7 @@ from dashboards.answers import Detail
 from dashboards.client import ApiError
 from dashboards.voices import Mute
 from dashboards.words import age, clock, detector_name, scope_name
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 _SAID = "fleetpulse.mute.said"
 HOURS = {"1 h": 1.0, "8 h": 8.0, "24 h": 24.0, "7 d": 168.0}

@@ -18,9 +18,9 @@ from detectors.base.findings import Compared, Open, close, evidence, tell
 from detectors.base.gates import Gates
 from detectors.base.streams import USUAL_STEP
 from detectors.base.topology_index import members
-from pipeline.records import Finding, Frame, Level
-from pipeline.signals import CATALOGUE, Signal
-from pipeline.topology import kind_of
+from pipeline.model.records import Finding, Frame, Level
+from pipeline.model.signals import CATALOGUE, Signal
+from pipeline.model.topology import kind_of
 
 _SIGNALS = ("custom.value",)
 _NEVER = "rank"  # ranks wait for each other: who is blamed for that must know what it looks at

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.kernel import compiled
-from pipeline.records import Frame
-from pipeline.signals import Signal
+from pipeline.model.records import Frame
+from pipeline.model.signals import Signal
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 Bools = NDArray[np.bool_]
 MOST = 0.3  # share of a cohort on one side above which the cohort is the event

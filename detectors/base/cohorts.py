@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.records import Frame
-from pipeline.topology import Topology
+from pipeline.model.records import Frame
+from pipeline.model.topology import Topology
 
 Key = tuple[int, ...]
 OWN = frozenset(

@@ -21,9 +21,9 @@ from detectors.base.budget import in_words
 from detectors.base.state import one_length
 from detectors.base.streams import Streams
 from detectors.base.topology_index import members
-from pipeline.records import Event, Finding, Frame
-from pipeline.signals import Signal
-from pipeline.topology import Topology
+from pipeline.model.records import Event, Finding, Frame
+from pipeline.model.signals import Signal
+from pipeline.model.topology import Topology
 
 _STATE = "fleetpulse.state"
 _PART = "fleetpulse.part"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.records import Event, Frame
+from pipeline.model.records import Event, Frame
 
 LONGEST_S = 86_400.0
 """Seconds that anything told lasts at most: what is longer is a mistake, or is told anew. Chosen."""

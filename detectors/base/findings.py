@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.records import LEVELS, SECOND, Level, finite
+from pipeline.model.records import LEVELS, SECOND, Level, finite
 
 CLEARS = "clears"
 """Key of the sentence that says what would end the condition; every finding has it."""

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.event_data import seconds
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.topology import Topology
 
 LONGEST = 24 * 3600 * SECOND
 """Announced work whose end nobody tells is over after so long; longer work is announced anew. Chosen."""

@@ -19,8 +19,8 @@ from detectors.base.findings import Open, close, evidence, tell
 from detectors.base.gates import Gates
 from detectors.base.streams import LIFT, Step
 from detectors.base.topology_index import Jobs
-from pipeline.records import SECOND, Finding, Frame
-from pipeline.topology import kind_of
+from pipeline.model.records import SECOND, Finding, Frame
+from pipeline.model.topology import kind_of
 
 Bools = NDArray[np.bool_]
 HOLD = 600 * SECOND

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.records import SECOND, Frame
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import SECOND, Frame
+from pipeline.model.signals import CATALOGUE
 
 SIGNALS = ("power.voltage", "power.draw", "power.breaker", "power.state")
 _LEARNT = ("power.voltage", "power.draw")

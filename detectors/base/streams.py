@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from detectors.base import kernel
 from detectors.base.cohort_shift import Moved
 from detectors.base.findings import SET_BACK
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]

@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.records import Frame
-from pipeline.topology import Topology, kind_of
+from pipeline.model.records import Frame
+from pipeline.model.topology import Topology, kind_of
 
 
 class Homes:

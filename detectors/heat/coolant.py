@@ -33,9 +33,9 @@ from detectors.heat.coolant_loops import (
     together,
 )
 from detectors.heat.coolant_shared import Shared, Shift, blamed
-from pipeline.records import SECOND, Finding, Frame
-from pipeline.signals import CATALOGUE
-from pipeline.topology import kind_of
+from pipeline.model.records import SECOND, Finding, Frame
+from pipeline.model.signals import CATALOGUE
+from pipeline.model.topology import kind_of
 
 
 def in_words(channel: Channel) -> str:

@@ -14,9 +14,9 @@ from detectors.base.detector import Detector, memory, notes
 from detectors.base.event_data import Told, number, read_event, told, values
 from detectors.base.findings import Open, close, evidence, tell
 from detectors.heat.coolant_loops import DOUBTED
-from pipeline.records import SECOND, Event, Finding, Frame, Level
-from pipeline.signals import CATALOGUE
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Finding, Frame, Level
+from pipeline.model.signals import CATALOGUE
+from pipeline.model.topology import Topology
 
 _KINDS = ("flow_collapse", "pressure_collapse")
 _SIGNALS = ("coolant.flow", "coolant.pressure", "coolant.supply_pressure")

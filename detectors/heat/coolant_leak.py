@@ -19,9 +19,9 @@ from detectors.base.findings import Compared, Open, close, evidence, tell
 from detectors.base.gates import Gates
 from detectors.base.streams import Floats
 from detectors.heat.drift import SURE, Drifts, trend_in_words
-from pipeline.records import LEVELS, SECOND, Event, Finding, Frame, Level, finite
-from pipeline.signals import CATALOGUE
-from pipeline.topology import Topology
+from pipeline.model.records import LEVELS, SECOND, Event, Finding, Frame, Level, finite
+from pipeline.model.signals import CATALOGUE
+from pipeline.model.topology import Topology
 
 _BIN_S = 120  # of which a mean is kept: a float on moving water is noisy from second to second; chosen
 _BINS = 60  # two hours

@@ -26,7 +26,7 @@ from detectors.base.streams import Bools, Floats, Step
 from detectors.base.throttle import bits_of, has
 from detectors.base.topology_index import Homes
 from detectors.heat.throttling import HEAT
-from pipeline.records import LEVELS, SECOND, Finding, Frame, Level, finite
+from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level, finite
 
 Ints = NDArray[np.int64]
 PEERS = 4  # loops below which the median is no witness, and a loop is judged by its own past alone; chosen

@@ -13,7 +13,7 @@ from detectors.base.findings import Compared, evidence
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
 from detectors.base.topology_index import EVERYTHING
 from detectors.heat.coolant_loops import DOUBTED, MOVED, SHARE, Loops, throttled
-from pipeline.records import SECOND, Finding, Frame, Level, finite
+from pipeline.model.records import SECOND, Finding, Frame, Level, finite
 
 _FOLLOWS = (
     0.5  # share of the lost flow by which the GPUs' power fell too: valves and pumps then follow the load; chosen

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from detectors.base.statistics import z_of_rows
 from detectors.base.streams import Bools, Floats
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 HOURS = 48  # two days: the day's own swing is in it twice
 SURE = 5.0  # z of Mann-Kendall: 3e-7 one-sided by chance, some 0.7 a year of hourly looks at 256 devices

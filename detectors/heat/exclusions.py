@@ -20,7 +20,7 @@ from detectors.base.event_data import told
 from detectors.base.kernel import compiled
 from detectors.base.streams import Bools, Floats, Step
 from detectors.heat.resistance import Measured
-from pipeline.records import SECOND, Frame
+from pipeline.model.records import SECOND, Frame
 
 _MOVED = 0.06  # of a logarithm: all GPUs of a cohort at once; a supply sensor that lies by 2 K of 30; chosen
 _SHIFT_SETTLES = 300 * SECOND  # in which nobody is judged: dies, coolant and filters are where they go by then; chosen

@@ -18,7 +18,7 @@ import numpy as np
 
 from detectors.base.kernel import compiled
 from detectors.base.streams import Bools, Floats
-from pipeline.records import SECOND, Frame
+from pipeline.model.records import SECOND, Frame
 
 LAG_S = 15.0  # of a die behind its power: 440 J/K * 0.035 K/W; between the published 10 and 20 s
 HIGHEST = 5000.0  # W; more is no reading of a board

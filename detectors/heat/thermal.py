@@ -24,7 +24,7 @@ from detectors.heat.exclusions import KINDS, Collapses, Doubts, LoopShift, atten
 from detectors.heat.resistance import Measured, Resistance, Supplies
 from detectors.heat.thermal_blame import Blamed, Heat, Units, blamed, told
 from detectors.heat.throttling import READINGS, Shared, Unread
-from pipeline.records import SECOND, Finding, Frame
+from pipeline.model.records import SECOND, Finding, Frame
 
 _TOGETHER = Quantity(
     ("gpu.temperature", "gpu.power"), "lose their heat worse than the others", "lose it better than the others"

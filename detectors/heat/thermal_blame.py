@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from detectors.base.findings import Compared, Open, close, evidence, tell
 from detectors.base.streams import Bools, Step
 from detectors.heat.resistance import Measured
-from pipeline.records import SECOND, Finding, Frame, Level
-from pipeline.topology import kind_of
+from pipeline.model.records import SECOND, Finding, Frame, Level
+from pipeline.model.topology import kind_of
 
 _MOST = 0.6  # share of the judged members of a unit that have one reason; half may be chance of a small unit; chosen
 _FEWEST = {"node": 3, "rack": 2}  # members below which a unit is not blamed; chosen

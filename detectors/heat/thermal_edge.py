@@ -10,8 +10,8 @@ from detectors.base.budget import rule
 from detectors.base.detector import Detector, notes
 from detectors.base.event_data import Told, number, read_event, text, told
 from detectors.base.findings import Open, close, evidence, tell
-from pipeline.records import SECOND, Event, Finding, Frame, Level
-from pipeline.topology import Topology, kind_of
+from pipeline.model.records import SECOND, Event, Finding, Frame, Level
+from pipeline.model.topology import Topology, kind_of
 
 _KIND = "temperature_rise"
 _TOGETHER = 60 * SECOND  # rises this close to each other have one reason: racks of a loop heat up within a minute

@@ -15,8 +15,8 @@ from detectors.base.detector import Detector, notes, part
 from detectors.base.findings import Compared, Open, close, evidence, tell
 from detectors.base.gates import Gates
 from detectors.base.streams import Bools, Channel, Step, Streams
-from pipeline.records import SECOND, Finding, Frame, Level
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Finding, Frame, Level
+from pipeline.model.topology import Topology
 
 _INLET = re.compile(r"inlet|intake|ambient|\bfront\b", re.IGNORECASE)  # as makers of servers name it
 _FEWEST = 3  # inlets of a rack, or racks, from which a median is one; chosen

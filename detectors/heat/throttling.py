@@ -21,8 +21,8 @@ from detectors.base.findings import evidence
 from detectors.base.kernel import compiled
 from detectors.base.streams import Bools, Floats
 from detectors.heat.thermal_blame import CLOSE_K, Blamed, Heat
-from pipeline.records import SECOND, Frame, Level
-from pipeline.topology import kind_of
+from pipeline.model.records import SECOND, Frame, Level
+from pipeline.model.topology import kind_of
 
 HEAT = np.uint64(0x20 | 0x40)  # NVML clock event reasons: software and hardware thermal slowdown
 _SLOWDOWN, _BRAKE = np.uint64(0x8), np.uint64(0x80)  # hardware slowdown: heat, unless the power brake is told too

@@ -16,7 +16,7 @@ from detectors.base.gates import Gates
 from detectors.base.kernel import compiled
 from detectors.base.state import one_length
 from detectors.base.streams import LEARN
-from pipeline.records import SECOND, Frame
+from pipeline.model.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

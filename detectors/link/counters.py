@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from detectors.base.counters import TOPS, rise, says_nothing
 from detectors.base.kernel import compiled
 from detectors.base.state import grown, one_length
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]

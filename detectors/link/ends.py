@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from detectors.base.cohorts import Key
 from detectors.base.state import grown
 from detectors.link.counters import Floats
-from pipeline.links import PEER
-from pipeline.records import Frame, finite
-from pipeline.topology import Topology
+from pipeline.model.links import PEER
+from pipeline.model.records import Frame, finite
+from pipeline.model.topology import Topology
 
 MODULE = ("nic.rx_power_min", "nic.tx_power_min", "nic.module_temperature")
 FAINT = 0.5

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from detectors.base.state import grown, one_length
 from detectors.link.counters import Places, Readings
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 LENGTH = 300.0
 """s: within it a BER of 1e-13 is to be found. Chosen."""

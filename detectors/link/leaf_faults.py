@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from detectors.base.streams import LEARN
 from detectors.link.port_states import PortStates
-from pipeline.records import SECOND, Level
+from pipeline.model.records import SECOND, Level
 
 FABRIC = "fabric:all"
 SHARE = 0.3  # of the ports that are watched; chosen: of a leaf's 32 ports ten never fail within minutes

@@ -22,7 +22,7 @@ from detectors.link.error_counts import PACKETS, PHYSICAL, Errors, Setting
 from detectors.link.leaf_faults import Erring, Leaves, Storms
 from detectors.link.port_states import UP, PortStates
 from detectors.link.port_troubles import PACKET_COUNTERS, Losses, Seen, Trouble, troubles
-from pipeline.records import LEVELS, SECOND, Finding, Frame, Level
+from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level
 
 _BRING_UP = 120.0
 """s in which a port that has begun a new life (boot, driver loaded anew) comes up: what it does then is no fault."""

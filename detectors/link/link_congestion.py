@@ -20,7 +20,7 @@ from detectors.base.detector import Detector, notes, part
 from detectors.base.findings import Compared, Open, close, evidence, tell
 from detectors.base.gates import Gates
 from detectors.base.statistics import grouped_median
-from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.model.records import SECOND, Finding, Frame, Level
 
 Floats = NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from detectors.base.kernel import compiled
 from detectors.base.streams import LEARN
 from detectors.link.alarm_rates import RULES, of_sum
 from detectors.link.tallies import Tallies
-from pipeline.records import SECOND, Event, Finding, Frame
+from pipeline.model.records import SECOND, Event, Finding, Frame
 
 Heard = dict[str, dict[str, Any]]
 

@@ -19,7 +19,7 @@ from detectors.base.gates import Gates
 from detectors.base.statistics import grouped_mad, grouped_median
 from detectors.link.alarm_rates import LINKS, of_trend
 from detectors.link.optic_history import HOUR, HOURS, OpticHistory, Trend, row_median, trend
-from pipeline.records import Finding, Frame, iso
+from pipeline.model.records import Finding, Frame, iso
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

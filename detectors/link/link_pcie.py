@@ -19,7 +19,7 @@ from detectors.base.statistics import grouped_median
 from detectors.link.alarm_rates import LINKS, RULES, of_sum
 from detectors.link.best_values import CONFIRM, Best
 from detectors.link.tallies import Tallies
-from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.model.records import SECOND, Finding, Frame, Level
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

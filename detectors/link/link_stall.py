@@ -27,7 +27,7 @@ from detectors.base.kernel import compiled
 from detectors.base.state import grown
 from detectors.link.counters import Floats, Lives, Places, Readings
 from detectors.link.ends import Ends
-from pipeline.records import LEVELS, SECOND, Finding, Frame, Level
+from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level
 
 FAR, OWN = "nic.port_tx_wait", "nic.tx_pause"
 WAITS = (FAR, OWN)

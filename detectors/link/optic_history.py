@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.statistics import z_of
-from pipeline.records import SECOND, Frame
+from pipeline.model.records import SECOND, Frame
 
 _NORMAL = 1.4826  # MAD to standard deviation of a normal distribution
 _STEP = 0.25  # from one hour to the next, in the series' unit (decades): six hours of the steepest trend; chosen

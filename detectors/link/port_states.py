@@ -10,7 +10,7 @@ import numpy as np
 from detectors.base.state import grown, one_length
 from detectors.base.streams import LEARN
 from detectors.link.counters import Floats, Places, Readings
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 DOWN, UP = 1, 2
 UP_WORDS = frozenset({"up", "active", "1", "true"})

@@ -24,8 +24,8 @@ from detectors.link.counters import Floats
 from detectors.link.ends import Link, Modules
 from detectors.link.error_counts import PACKETS, PHYSICAL, Errors
 from detectors.link.port_states import PortStates, began
-from pipeline.links import PEER
-from pipeline.records import SECOND, Frame, Level
+from pipeline.model.links import PEER
+from pipeline.model.records import SECOND, Frame, Level
 
 CORRUPTION, CONGESTION = 0.2, 0.5
 """Rank correlation of losses with utilisation below which it is corruption, and above which congestion; chosen."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from detectors.base.counters import says_nothing
 from detectors.base.state import grown
 from detectors.link.counters import Lives, Places, Readings
-from pipeline.records import SECOND, Frame
+from pipeline.model.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

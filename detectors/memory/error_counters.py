@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from detectors.base.counters import rise, says_nothing
 from detectors.base.state import one_length
 from detectors.base.streams import Bools, Floats
-from pipeline.records import SECOND, Frame
+from pipeline.model.records import SECOND, Frame
 
 _LEAP = 2.0**16
 """Errors in one reading above which a second one must confirm them; chosen: far above any real burst of uncorrected

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from detectors.base.budget import GPUS
 from detectors.base.streams import Bools, Floats
 from detectors.memory.error_counters import Growth
-from pipeline.records import SECOND, Frame
+from pipeline.model.records import SECOND, Frame
 
 HOUR = 3600.0
 GPU_CELL = np.dtype(

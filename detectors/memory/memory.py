@@ -36,7 +36,7 @@ from detectors.memory.error_rates import (
     update_row_history,
 )
 from detectors.xid.levels import UNCONTAINED, number, resets
-from pipeline.records import LEVELS, SECOND, Finding, Frame, Level, finite
+from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level, finite
 
 MEM = np.dtype(
     [

@@ -21,8 +21,8 @@ from detectors.power.supplies import SIGNALS as SUPPLY_SIGNALS
 from detectors.power.voltages import MAINS, RAIL, Voltages
 from detectors.power.voltages import SIGNALS as VOLTAGE_SIGNALS
 from detectors.telemetry.silence import LastSeen, shared
-from pipeline.records import LEVELS, SECOND, Finding, Frame, Level
-from pipeline.topology import Topology, kind_of
+from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level
+from pipeline.model.topology import Topology, kind_of
 
 BRAKE = 0x80
 """NVML clock event reason HwPowerBrakeSlowdown: the board was told from outside to slow down, by half by default."""

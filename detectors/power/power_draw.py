@@ -21,7 +21,7 @@ from detectors.base.group_events import GroupEvents, Quantity
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import CAPPED, THROTTLE, bits_of, has
 from detectors.straggler.gpu_placement import Seats
-from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.model.records import SECOND, Finding, Frame, Level
 
 _DAY = 86_400.0  # s after which a sample counts 1/e
 _READY = 300.0  # s of somebody's work before a line is believed; chosen

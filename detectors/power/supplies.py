@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from detectors.base.topology_index import Homes
 from detectors.telemetry.silence import shared
-from pipeline.records import SECOND, Frame
-from pipeline.signals import CATALOGUE
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Frame
+from pipeline.model.signals import CATALOGUE
+from pipeline.model.topology import Topology
 
 SIGNALS = ("psu.status", "psu.input_status", "psu.output_power", "psu.capacity")
 LOOKS = 2

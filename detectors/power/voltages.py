@@ -18,9 +18,9 @@ from detectors.base.power_feeds import LIVE
 from detectors.base.streams import Bools, Floats
 from detectors.base.topology_index import Homes
 from detectors.telemetry.silence import shared
-from pipeline.records import SECOND, Finding, Frame, Level, finite
-from pipeline.signals import CATALOGUE
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Finding, Frame, Level, finite
+from pipeline.model.signals import CATALOGUE
+from pipeline.model.topology import Topology
 
 OF_FEEDS = ("power.voltage", "power.voltage_line1", "power.voltage_line2", "power.voltage_line3")
 OF_SUPPLIES, OF_RAILS, TOLD = "psu.input_voltage", "sensor.voltage", "psu.input_status"

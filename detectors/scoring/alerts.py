@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.records import LEVELS, SECOND, Level
+from pipeline.model.records import LEVELS, SECOND, Level
 
 Row = Mapping[str, Any]
 SEEN_AFTER = 60 * SECOND

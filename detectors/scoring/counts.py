@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.records import Level
-from pipeline.topology import kind_of
+from pipeline.model.records import Level
+from pipeline.model.topology import kind_of
 
 
 @dataclass(frozen=True, slots=True)

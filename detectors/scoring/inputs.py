@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from detectors.scoring.counts import COUNTS
-from pipeline.errors import UsageError
-from pipeline.records import LEVELS, SECOND, from_iso
+from pipeline.model.errors import UsageError
+from pipeline.model.records import LEVELS, SECOND, from_iso
 
 _DAY = 86_400 * SECOND
 CLASSES = ("hard", "soft", "invisible", "benign")

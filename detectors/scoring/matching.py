@@ -15,8 +15,8 @@ from detectors.scoring.alerts import Alert
 from detectors.scoring.counts import ANY, COUNTS, SOFT, Counting
 from detectors.scoring.inputs import Truth
 from detectors.scoring.world import World
-from pipeline.records import SECOND, Level
-from pipeline.topology import kind_of
+from pipeline.model.records import SECOND, Level
+from pipeline.model.topology import kind_of
 
 LEAD, GRACE = 60 * SECOND, 600 * SECOND
 """How long before the onset and after the end an alert still belongs to an event."""

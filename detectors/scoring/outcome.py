@@ -16,7 +16,7 @@ from detectors.scoring.inputs import Meta, Truth
 from detectors.scoring.matching import FREE, GRACE, LEAD, counting, fits, match, related, within
 from detectors.scoring.records import EventRecord, FalseRecord, Records, RunRecord
 from detectors.scoring.world import World
-from pipeline.records import SECOND, iso
+from pipeline.model.records import SECOND, iso
 
 
 class Case:

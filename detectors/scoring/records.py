@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from detectors.scoring.counts import NOT_FOUND
-from pipeline.errors import UsageError
+from pipeline.model.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,10 @@ from detectors.scoring.outcome import recorded
 from detectors.scoring.records import Records, together
 from detectors.scoring.table import COLUMNS, rows, shown, summary
 from detectors.scoring.world import World
-from pipeline.errors import UsageError
+from pipeline.model.errors import UsageError
+from pipeline.model.records import Finding, Incident
+from pipeline.model.topology import Topology
 from pipeline.recordings import read_events, read_topology
-from pipeline.records import Finding, Incident
-from pipeline.topology import Topology
 
 FIELD_RATES = (6.5, 2.34)
 """Failures per 1,000 node-days of Meta's RSC-1 and RSC-2 (Kokolis et al., "Revisiting Reliability", 2024)."""

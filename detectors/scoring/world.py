@@ -6,9 +6,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from pipeline.links import PEER
-from pipeline.records import Event
-from pipeline.topology import Topology, kind_of
+from pipeline.model.links import PEER
+from pipeline.model.records import Event
+from pipeline.model.topology import Topology, kind_of
 
 
 class World:

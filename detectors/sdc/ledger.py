@@ -16,8 +16,8 @@ import numpy as np
 
 from detectors.base.event_data import text
 from detectors.sdc.votes import Unjust, Verdict
-from pipeline.records import Event, Frame
-from pipeline.topology import kind_of
+from pipeline.model.records import Event, Frame
+from pipeline.model.topology import kind_of
 
 PRIOR: Mapping[str, float] = {"gpu": 1.3e-3, "cpu": 5.6e-6}
 """Share of devices that are defective: 13 of some 10,000 GPUs over 35M GPU-hours (AEGIS, OSDI 2026); 3.61 of 10,000

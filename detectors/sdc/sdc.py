@@ -17,8 +17,8 @@ from detectors.base.findings import Open, close, evidence, tell
 from detectors.base.gates import Gates
 from detectors.sdc.ledger import NAMED, UPSET, Ledger, Record, Tested, Users
 from detectors.sdc.votes import Verdict, Votes, complete
-from pipeline.records import SECOND, Event, Finding, Frame, Level, iso
-from pipeline.topology import Topology, kind_of
+from pipeline.model.records import SECOND, Event, Finding, Frame, Level, iso
+from pipeline.model.topology import Topology, kind_of
 
 FLOOR = (
     "a canary is a floor: synthetic tests find under 40 % of defective GPUs (SDCHunter, OSDI 2026), and of those that "

@@ -23,7 +23,7 @@ from detectors.base.detector import Detector, memory, notes
 from detectors.base.findings import Compared, Open, close, evidence, tell
 from detectors.base.statistics import grouped_median
 from detectors.base.streams import USUAL_STEP
-from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.model.records import SECOND, Finding, Frame, Level
 
 SAMPLES = 1000 * GPUS * DAY_S / USUAL_STEP
 """Of ranks, in 1,000 node-days."""

@@ -14,8 +14,8 @@ from detectors.base.detector import Detector, notes, part
 from detectors.base.event_data import text, whole
 from detectors.base.findings import Open, close, evidence, tell
 from detectors.sdc.votes import word
-from pipeline.records import SECOND, Event, Finding, Frame, Level
-from pipeline.topology import Topology, kind_of
+from pipeline.model.records import SECOND, Event, Finding, Frame, Level
+from pipeline.model.topology import Topology, kind_of
 
 _OPEN = 8  # steps of a series that wait at once: ranks of a synchronous job are a step apart at most; chosen
 _LATELY = 4  # rounds: whom one of so many last ones lacked is not waited for; chosen

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from detectors.base.event_data import text, whole
-from pipeline.records import SECOND, Event
-from pipeline.topology import kind_of
+from pipeline.model.records import SECOND, Event
+from pipeline.model.topology import kind_of
 
 
 def places(devices: Iterable[str]) -> int:

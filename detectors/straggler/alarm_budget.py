@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from detectors.base.budget import DAY_S, GPUS, arl0, in_words, rule
 from detectors.base.streams import ALONE, Channel
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 
 def of_ranks(times: Channel, clocks: Channel, ratio: float, steps: int) -> list[str]:

@@ -17,7 +17,7 @@ from detectors.straggler.mass_throttling import stepped
 from detectors.straggler.power_caps import SEVERAL
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import MOST, Places
-from pipeline.records import SECOND, Frame
+from pipeline.model.records import SECOND, Frame
 
 SIGNALS = (
     *("gpu.sm_clock", "gpu.throttle_reasons", "gpu.power", "gpu.pcie_width", "gpu.pcie_generation"),

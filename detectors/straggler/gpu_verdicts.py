@@ -22,7 +22,7 @@ from detectors.base.streams import Bools, Floats, Step, Streams
 from detectors.base.throttle import CAPPED, THROTTLE, has, named
 from detectors.straggler.gpu_placement import PEERS, Seats
 from detectors.straggler.pressure import Pressure
-from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.model.records import SECOND, Finding, Frame, Level
 
 
 class Watched(Protocol):

@@ -20,7 +20,7 @@ from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
 from detectors.straggler.causes import calm
 from detectors.straggler.gpu_placement import PEERS, Seats
 from detectors.straggler.pressure import Pressure
-from pipeline.records import SECOND, Frame
+from pipeline.model.records import SECOND, Frame
 
 SENT = "nic.tx_bytes"
 WAITS = ("nic.port_tx_wait", "nic.rx_pause_duration")

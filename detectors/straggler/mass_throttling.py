@@ -26,7 +26,7 @@ from detectors.base import kernel
 from detectors.base.cohorts import Spans
 from detectors.base.streams import LEARN, Bools, Floats, Step, Streams
 from detectors.straggler.rank_slots import MOST, PEERS, Places
-from pipeline.records import SECOND, Frame
+from pipeline.model.records import SECOND, Frame
 
 ALLOWED = 4 * 3600 * SECOND
 """Half a shift: whoever mends coolant or power has come by then, or nobody minds. Chosen."""

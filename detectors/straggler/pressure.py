@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.records import Frame
+from pipeline.model.records import Frame
 
 _SMOOTH = 0.3  # about 3 samples of memory; chosen
 

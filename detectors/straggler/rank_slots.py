@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from detectors.base import kernel
 from detectors.base.streams import Floats
 from detectors.base.topology_index import Homes
-from pipeline.records import SECOND, Frame
-from pipeline.topology import Topology, kind_of
+from pipeline.model.records import SECOND, Frame
+from pipeline.model.topology import Topology, kind_of
 
 Ints = NDArray[np.int32]
 PEERS = 8

@@ -16,7 +16,7 @@ from detectors.base.gates import SETTLES, Gates
 from detectors.base.kernel import compiled
 from detectors.base.streams import Bools, Floats
 from detectors.straggler.rank_slots import Places
-from pipeline.records import SECOND, Event, Frame
+from pipeline.model.records import SECOND, Event, Frame
 
 HEARD = frozenset({"job_start", "version", "reset", "maintenance_start", "maintenance_end", "digest", "checkpoint"})
 _ANEW = frozenset({"version", "reset", "maintenance_end"})

@@ -27,7 +27,7 @@ from detectors.straggler.power_caps import Caps
 from detectors.straggler.rank_slots import MOST, PEERS, Places
 from detectors.straggler.step_samples import RECENT, RING, Samples, record_steps
 from detectors.straggler.untrusted_baselines import Latecomers, Started
-from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.model.records import SECOND, Finding, Frame, Level
 
 
 class Kept(Protocol):

@@ -23,7 +23,7 @@ from detectors.straggler.job_throughput import ERRORS, MARKS, SENT, WAITS
 from detectors.straggler.mass_throttling import Crowds
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.whole_jobs import WholeJobs
-from pipeline.records import SECOND, Finding, Frame
+from pipeline.model.records import SECOND, Finding, Frame
 
 _BUSY, _BUSY_UTILIZATION = 0.3, 0.5
 """Least SM activity, and where that is not told least utilization, of a GPU that trains: one that writes a checkpoint

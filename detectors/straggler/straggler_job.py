@@ -22,7 +22,7 @@ from detectors.straggler.alarm_budget import of_jobs
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import Places
 from detectors.straggler.step_samples import Samples
-from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.model.records import SECOND, Finding, Frame, Level
 
 LOOK = 30 * SECOND
 """How often the pace of jobs is judged: some steps of a large job. Chosen."""

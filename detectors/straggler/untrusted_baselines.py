@@ -25,7 +25,7 @@ from detectors.straggler.causes import Cause
 from detectors.straggler.mass_throttling import ALLOWED
 from detectors.straggler.rank_slots import Places
 from detectors.straggler.step_samples import RING
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 CLOCK = 0.8
 """Share of its stage's SM clock from which a GPU is slow itself: identical ones differ by at most 22 % (Sinha et al.,

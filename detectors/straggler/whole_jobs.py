@@ -18,7 +18,7 @@ from detectors.base.streams import Bools, Channel
 from detectors.base.throttle import CAPPED, has
 from detectors.straggler.gpu_verdicts import Watched
 from detectors.straggler.job_throughput import DOUBLED, ERRORS, KINDS, LOOK, NUMBERS, SENT, STILL, JobsOutside
-from pipeline.records import SECOND, Finding, Frame
+from pipeline.model.records import SECOND, Finding, Frame
 
 _POLICY = 0.25  # more of its GPUs under a power cap than usual: policy; as straggler_job
 _IO, _TIMES = 0.2, 3.0  # share of the time in which tasks wait for I/O, as straggler_job has it, and times that before

@@ -12,7 +12,7 @@ from detectors.base import kernel
 from detectors.base.cohorts import Peers
 from detectors.base.streams import LEARN, Channel, Step, Streams
 from detectors.telemetry.instruments import RHYTHM, Bools, Climate, Floats, Middles, Still, Swing
-from pipeline.records import SECOND, Frame
+from pipeline.model.records import SECOND, Frame
 
 HOLD = 600
 """s that a shift must last: benign slowdowns and their heat last 30 to 300 s, twice the longest; chosen."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from detectors.base.event_data import text, whole
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.topology import Topology
 
 REMEMBERED = 24 * 3600 * SECOND
 """A fault that nobody mended may take so long to end a host, as a disk that is read-only; chosen."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from detectors.base.cohorts import Index
 from detectors.telemetry import instrument_kernel
-from pipeline.records import Frame
+from pipeline.model.records import Frame
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from detectors.base.topology_index import Homes
 from detectors.telemetry import instrument_kernel
-from pipeline.records import SECOND, Frame
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import SECOND, Frame
+from pipeline.model.signals import CATALOGUE
 
 MISSED = 3
 """Instants in a row without a sample before anybody is silent, so that a pause of the pipeline is nobody's; chosen."""

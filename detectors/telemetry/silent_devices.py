@@ -11,7 +11,7 @@ from detectors.base.topology_index import Homes
 from detectors.telemetry.silence import Bools, shared
 from detectors.telemetry.silent_nodes import Known, Silence, clock
 from detectors.telemetry.silent_readers import Gone, Readers
-from pipeline.records import SECOND, Level
+from pipeline.model.records import SECOND, Level
 
 IN_NODES = ("gpu", "nic", "psu")
 PLANT = ("coolant", "power")

@@ -19,8 +19,8 @@ from detectors.telemetry.host_facts import HostFacts
 from detectors.telemetry.silence import KNOWN, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSeen, shared
 from detectors.telemetry.silent_jobs import SilentJobs, Verdict
 from detectors.telemetry.silent_readers import Gone, Readers
-from pipeline.records import SECOND, Frame, Level, iso
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Frame, Level, iso
+from pipeline.model.topology import Topology
 
 BOOT = 900 * SECOND
 """A boot that was asked for takes no longer: a server of 8 GPUs needs 5 to 10 min; chosen."""

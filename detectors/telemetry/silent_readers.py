@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from detectors.base.topology_index import Homes
 from detectors.telemetry.silence import GIVEN_UP, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSeen
-from pipeline.records import SECOND
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import SECOND
+from pipeline.model.signals import CATALOGUE
 
 FEW = 4
 """Nodes below which it may be chance, and each is told for itself; chosen: a chassis often holds two or three."""

@@ -22,7 +22,7 @@ from detectors.telemetry.silence import LastSeen
 from detectors.telemetry.silent_devices import SilentDevices
 from detectors.telemetry.silent_jobs import SilentJobs
 from detectors.telemetry.silent_nodes import Holes, Known, Silence, SilentNodes
-from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.model.records import SECOND, Finding, Frame, Level
 
 HOLDS = 600 * SECOND
 """A loss is over when none followed for so long: the Desk's own quiet; chosen."""

@@ -10,7 +10,7 @@ from detectors.base.budget import rule
 from detectors.base.detector import Detector, notes
 from detectors.base.event_data import values
 from detectors.base.findings import Open, close, evidence, tell
-from pipeline.records import SECOND, Event, Finding, Frame, Level
+from pipeline.model.records import SECOND, Event, Finding, Frame, Level
 
 _SIGNALS = {"bmc": "bmc.reachable", "exporter": "exporter.up"}
 _MEANING = {

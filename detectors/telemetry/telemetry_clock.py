@@ -13,7 +13,7 @@ from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.event_data import number
 from detectors.base.findings import Compared, Open, close, evidence, tell
 from detectors.base.gates import Gates
-from pipeline.records import SECOND, Finding, Frame, Level
+from pipeline.model.records import SECOND, Finding, Frame, Level
 
 _LOOKS = 2  # measurements in a row: a clock that is being set is right a moment later; chosen
 _FAR = 1e10  # s of a jump at most: three hundred years; chosen

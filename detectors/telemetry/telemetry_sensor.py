@@ -22,8 +22,8 @@ from detectors.base.streams import Channel, Streams
 from detectors.base.topology_index import members
 from detectors.telemetry.gpu_instruments import HOLD, STILL, GpuInstruments, Wrong
 from detectors.telemetry.instruments import K_ERROR, RHYTHM, Bools, Climate, LoopMeans, Shift, Still, Swing
-from pipeline.records import SECOND, Finding, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Finding, Frame
+from pipeline.model.topology import Topology
 
 LEAST_FLOW, LEAST_SUPPLY_K, LEAST_INLET_K = 0.05, 1.5, 2.2
 """Shifts that are one: twice the error of a flow meter; several times a thermometer's; chosen."""

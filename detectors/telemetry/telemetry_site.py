@@ -9,8 +9,8 @@ from typing import ClassVar
 from detectors.base.budget import rule
 from detectors.base.detector import Detector
 from detectors.base.findings import evidence
-from pipeline.records import SECOND, Event, Finding, Frame, from_iso
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Finding, Frame, from_iso
+from pipeline.model.topology import Topology
 
 _MOST = 10**7  # agents that are believed; a larger number is no count
 

@@ -31,8 +31,8 @@ from detectors.xid.levels import (
     resets,
     wanted,
 )
-from pipeline.records import LEVELS, SECOND, Event, Level
-from pipeline.topology import Topology, kind_of
+from pipeline.model.records import LEVELS, SECOND, Event, Level
+from pipeline.model.topology import Topology, kind_of
 
 Case = dict[str, Any]
 _MOST_TIMES = 10**6  # that one event says it stands for at most

@@ -18,8 +18,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from detectors.base.event_data import text, whole
-from pipeline.records import LEVELS, Event, Level
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import LEVELS, Event, Level
+from pipeline.model.signals import CATALOGUE
 
 RECOVERY = 154
 """Tells what the driver wants done, which goes before what the catalogue says of the XID that it is about."""

@@ -16,8 +16,8 @@ from detectors.base.findings import REPEAT
 from detectors.base.topology_index import Places
 from detectors.xid import cases
 from detectors.xid.cases import Case
-from pipeline.records import SECOND, Frame
-from pipeline.topology import Topology, kind_of
+from pipeline.model.records import SECOND, Frame
+from pipeline.model.topology import Topology, kind_of
 
 QUIET = 600 * SECOND
 """After which what does not hold is over, as for the Desk."""

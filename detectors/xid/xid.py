@@ -20,8 +20,8 @@ from detectors.xid import cases as xid_cases
 from detectors.xid import levels as xid_levels
 from detectors.xid.cases import Case, Programs
 from detectors.xid.schedule import QUIET, REPEATED
-from pipeline.records import SECOND, Event, Finding, Frame, Level
-from pipeline.topology import Topology, kind_of
+from pipeline.model.records import SECOND, Event, Finding, Frame, Level
+from pipeline.model.topology import Topology, kind_of
 
 _XIDS = ("xid", "sxid", "recovery_action")
 _GPU = ("gpu_lost", "gpu_back", "slow_call", "nvml_refused", "counter_reset")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import WrongQuery
+from pipeline.model.errors import WrongQuery
 
 ARROW = "application/vnd.apache.arrow.stream"
 TRUNCATED_HEADER = "X-Truncated"

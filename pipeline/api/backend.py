@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypedDict
 
 import duckdb
 
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 
 
 class Sources(TypedDict):

@@ -10,9 +10,9 @@ import duckdb
 
 from pipeline.api.backend import Health
 from pipeline.api.places import node_of
-from pipeline.records import SECOND, iso
-from pipeline.signals import CLASSES
-from pipeline.topology import Topology, kind_of
+from pipeline.model.records import SECOND, iso
+from pipeline.model.signals import CLASSES
+from pipeline.model.topology import Topology, kind_of
 
 SILENT = 60 * SECOND
 """Age of a node's newest row from which it counts as silent (DESIGN: one minute; six frames of 10 s)."""

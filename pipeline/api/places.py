@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 
 
 class Places:

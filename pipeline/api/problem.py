@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from pipeline.client import OVER_LIMIT, REFUSED, WRONG_QUERY
-from pipeline.errors import OverLimit, Refused, Retryable, UsageError, WrongQuery
+from pipeline.model.errors import OverLimit, Refused, Retryable, UsageError, WrongQuery
 
 KINDS: Mapping[type[Exception], str] = {WrongQuery: WRONG_QUERY, OverLimit: OVER_LIMIT, Refused: REFUSED}
 """The `type` of a problem by its error, the special before the general."""

@@ -20,8 +20,8 @@ from pipeline.api.query_channel import Channel
 from pipeline.api.query_host import QueryHost
 from pipeline.api.query_process import KINDS
 from pipeline.api.query_scan import Scans
-from pipeline.config import Api
-from pipeline.errors import OverLimit, Retryable
+from pipeline.config.sections import Api
+from pipeline.model.errors import OverLimit, Retryable
 
 ANSWER_BYTES = 64 << 20
 """Bytes of one answer at most (chosen: 100,000 rows of 80 columns as Arrow); beyond that it is truncated."""

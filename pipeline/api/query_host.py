@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.api.query_channel import Channel
 from pipeline.api.query_process import NONE
-from pipeline.errors import Retryable
+from pipeline.model.errors import Retryable
 
 _ROOT = Path(__file__).parents[2]
 _ENVIRON = {

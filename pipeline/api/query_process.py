@@ -24,7 +24,7 @@ import pyarrow as pa
 from pipeline.api import answer, sandbox
 from pipeline.api.query_channel import Channel
 from pipeline.api.query_tables import StoreTable
-from pipeline.errors import FleetpulseError, OverLimit, Refused, WrongQuery
+from pipeline.model.errors import FleetpulseError, OverLimit, Refused, WrongQuery
 
 KINDS: dict[str, type[FleetpulseError]] = {"wrong": WrongQuery, "limit": OverLimit, "refused": Refused}
 """How an error of a query is named between the processes."""

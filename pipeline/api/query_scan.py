@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from pipeline.api.sandbox import TABLES
-from pipeline.errors import OverLimit, Refused
+from pipeline.model.errors import OverLimit, Refused
 
 TOGETHER = 32
 """Scans that one query may have open (chosen: the longest documented query reads 4 tables; each takes a thread)."""

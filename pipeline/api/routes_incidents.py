@@ -14,7 +14,7 @@ from pipeline.api import models
 from pipeline.api.guard import USER
 from pipeline.api.service import answer, service_of
 from pipeline.blast import blast_radius
-from pipeline.records import State, iso
+from pipeline.model.records import State, iso
 from pipeline.store import ledger
 
 router = APIRouter(prefix="/api/v1/incidents")

@@ -15,7 +15,7 @@ from pipeline.api.sending import QueryResponse
 from pipeline.api.series import Peers, series
 from pipeline.api.service import answer, service_of
 from pipeline.api.timeline import timeline
-from pipeline.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE
 
 router = APIRouter(prefix="/api/v1")
 Entity = Annotated[str, Query(min_length=3, max_length=200, pattern=r"^[^:]+:.+$", description="kind:name")]

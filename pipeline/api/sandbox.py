@@ -14,8 +14,8 @@ from typing import Any
 import duckdb
 
 from pipeline.api.functions import SCALARS, TABLE_FUNCTIONS
-from pipeline.errors import OverLimit, Refused, WrongQuery
-from pipeline.signals import CLASSES
+from pipeline.model.errors import OverLimit, Refused, WrongQuery
+from pipeline.model.signals import CLASSES
 
 TABLES = frozenset(CLASSES) | {
     "entities", "links", "events", "findings", "incidents", "history", "mutes", "gaps", "dead_letter", "losses",

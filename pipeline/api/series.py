@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import duckdb
 
-from pipeline.errors import UsageError
-from pipeline.records import SECOND, iso
-from pipeline.signals import CATALOGUE, CLASS_OF_KIND, Signal, kinds_of
-from pipeline.topology import Topology, kind_of
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND, iso
+from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, Signal, kinds_of
+from pipeline.model.topology import Topology, kind_of
 
 Peers = Literal["auto", "rack", "stage", "loop", "class"]
 MOST_PEERS = 512

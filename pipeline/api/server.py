@@ -18,9 +18,9 @@ from pipeline.api import problem, routes_incidents, routes_mutes, routes_process
 from pipeline.api.backend import Backend
 from pipeline.api.guard import Guard
 from pipeline.api.service import Service
-from pipeline.config import Api, Config
+from pipeline.config.sections import Api, Config
 from pipeline.connections import affordable, protocol, raise_file_limit
-from pipeline.errors import ConfigError, Unreachable
+from pipeline.model.errors import ConfigError, Unreachable
 
 _LOG = logging.getLogger(__name__)
 _STARTS_WITHIN = 10.0

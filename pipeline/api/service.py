@@ -15,9 +15,9 @@ from pipeline.api.backend import Backend
 from pipeline.api.places import Places
 from pipeline.api.query import Queries
 from pipeline.api.series import Span
-from pipeline.config import Config
-from pipeline.errors import UsageError
-from pipeline.records import SECOND, from_iso
+from pipeline.config.sections import Config
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND, from_iso
 
 HOUR = 3600 * SECOND
 LONGEST = 366 * 24 * HOUR

@@ -9,8 +9,8 @@ import duckdb
 
 from pipeline.api.places import above
 from pipeline.api.series import Span
-from pipeline.records import iso
-from pipeline.topology import Topology, kind_of
+from pipeline.model.records import iso
+from pipeline.model.topology import Topology, kind_of
 
 # Canary digests and inventory come all the time; a digest tells something only where a finding quotes it.
 _ITEMS = """

@@ -9,9 +9,9 @@ import re
 import secrets
 from pathlib import Path
 
-from pipeline.config import Api
-from pipeline.errors import ConfigError
+from pipeline.config.sections import Api
 from pipeline.hosts import is_loopback
+from pipeline.model.errors import ConfigError
 
 SHORTEST = 16
 """Characters of a token at least (chosen: 16 random letters cannot be guessed over a network)."""

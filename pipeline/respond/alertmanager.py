@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.folding import family_of
-from pipeline.records import Incident, iso
+from pipeline.model.records import Incident, iso
 
 STILL_FIRING = "0001-01-01T00:00:00Z"
 """`endsAt` of every firing alert: Go's zero time, which receivers of Alertmanager look for."""

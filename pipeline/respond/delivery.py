@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.config import Webhook
-from pipeline.errors import ConfigError, Refused
+from pipeline.config.sections import Webhook
+from pipeline.model.errors import ConfigError, Refused
 
 TIMEOUT_S = 15.0
 """From connecting to the answer's status. Chosen: shorter than any group interval of Alertmanager."""

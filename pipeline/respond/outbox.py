@@ -22,10 +22,10 @@ from typing import Literal, Protocol, TypeVar
 import duckdb
 
 from pipeline.cases import Change
-from pipeline.config import Notify
-from pipeline.errors import ConfigError
+from pipeline.config.sections import Notify
 from pipeline.heartbeat import Heartbeat
-from pipeline.records import SECOND
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import SECOND
 from pipeline.respond import alertmanager, delivery
 from pipeline.respond.alertmanager import Sender
 from pipeline.respond.payloads import payloads_of

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from pipeline.cases import Change
-from pipeline.config import Webhook
-from pipeline.records import Incident
+from pipeline.config.sections import Webhook
+from pipeline.model.records import Incident
 from pipeline.respond import alertmanager
 from pipeline.respond.alertmanager import Sender
 from pipeline.store.ledger import Payload

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from pipeline.records import SECOND, iso
+from pipeline.model.records import SECOND, iso
 
 FAILURES = 3
 """Failures in a row after which a receiver counts as down. Chosen: 0, 1 and 6 s, a restart of a small service."""

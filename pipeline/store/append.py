@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.records import Rows
-from pipeline.signals import column_of
+from pipeline.model.records import Rows
+from pipeline.model.signals import column_of
 
 TIME = pa.timestamp("us", "UTC")
 _SPARSE = 64  # ids per row from which on sorting the rows costs less than a cell for each id; chosen

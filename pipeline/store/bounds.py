@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import duckdb
 
-from pipeline.config import Store
-from pipeline.records import SECOND
-from pipeline.signals import CLASSES
+from pipeline.config.sections import Store
+from pipeline.model.records import SECOND
+from pipeline.model.signals import CLASSES
 from pipeline.store.database import Database
 
 HOUR = 3600 * SECOND

@@ -14,8 +14,8 @@ from pathlib import Path
 import duckdb
 
 from pipeline import private
-from pipeline.errors import FleetpulseError, Retryable, UsageError
-from pipeline.signals import CATALOGUE, Signal
+from pipeline.model.errors import FleetpulseError, Retryable, UsageError
+from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.store import schema
 from pipeline.store.faults import explained
 from pipeline.store.opening import open_file

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 
 import duckdb
 
-from pipeline.lineage import Lineage
-from pipeline.names import entity_fault, quoted
+from pipeline.model.names import entity_fault, quoted
+from pipeline.model.signals import CLASSES
+from pipeline.model.topology import Lineage, Topology
 from pipeline.population import FORGET, Known
-from pipeline.signals import CLASSES
 from pipeline.store.retention import newest_row
-from pipeline.topology import Topology
 
 log = logging.getLogger("fleetpulse.store")
 

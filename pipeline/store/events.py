@@ -9,12 +9,11 @@ from collections.abc import Collection, Sequence
 import duckdb
 import pyarrow as pa
 
-from pipeline.ended import ATTRIBUTE
-from pipeline.membership import inventory
-from pipeline.records import SECOND, EventBatch
+from pipeline.model.membership import ATTRIBUTE, inventory
+from pipeline.model.records import SECOND, EventBatch
+from pipeline.model.topology import kind_of
 from pipeline.store.append import NEVER, TIME, insert, times
 from pipeline.store.database import Database
-from pipeline.topology import kind_of
 
 UPGRADED = 1800 * SECOND
 """How long an upgrade of agents may be the reason of their silence. Chosen."""
@@ -85,7 +84,7 @@ def _end(
     """Takes out ranks that their node names no longer, and the stages and jobs that nobody is in any more.
 
     told: (site, node) of the inventories; known: all that these name; left: what nobody may be in by now. The same as
-    pipeline/ended.py does in memory.
+    pipeline/model/membership.py does in memory.
     """
     gone = connection.execute(
         f"""DELETE FROM entity WHERE kind = 'rank' AND contains(attributes, '"{ATTRIBUTE}"')

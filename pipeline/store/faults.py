@@ -14,7 +14,7 @@ from pathlib import Path
 
 import duckdb
 
-from pipeline.errors import DamagedStore, FleetpulseError, Unreachable, UsageError, WireError
+from pipeline.model.errors import DamagedStore, FleetpulseError, Unreachable, UsageError, WireError
 
 RECOVERY = "docs/store.md, section Recovery"
 _OF_MESSAGE = (

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import duckdb
 
 from pipeline.cases import Change
-from pipeline.records import LEVELS, Finding, Incident, finite, iso
+from pipeline.model.records import LEVELS, Finding, Incident, finite, iso
 
 
 @dataclass(frozen=True, slots=True)

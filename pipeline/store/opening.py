@@ -8,7 +8,7 @@ from pathlib import Path
 
 import duckdb
 
-from pipeline.errors import DamagedStore, UsageError
+from pipeline.model.errors import DamagedStore, UsageError
 from pipeline.store.faults import RECOVERY, explained
 
 MAGIC, MAGIC_AT = b"DUCK", 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import duckdb
 
-from pipeline.config import Admission
+from pipeline.config.sections import Admission
 from pipeline.ownership import Claim, Owners
 from pipeline.store.append import insert, times
 from pipeline.store.database import Database

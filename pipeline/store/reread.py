@@ -9,8 +9,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from pipeline.records import SECOND, Event, Rows
-from pipeline.signals import CATALOGUE, column_of
+from pipeline.model.records import SECOND, Event, Rows
+from pipeline.model.signals import CATALOGUE, column_of
 from pipeline.store.database import Database
 
 CHUNK = 60 * SECOND

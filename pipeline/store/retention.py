@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import duckdb
 
-from pipeline.records import SECOND
-from pipeline.signals import CLASSES
+from pipeline.model.records import SECOND
+from pipeline.model.signals import CLASSES
 from pipeline.store.database import Database
 
 DAY = 24 * 3600 * SECOND

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 
 import duckdb
 
-from pipeline.errors import DamagedStore, UsageError
-from pipeline.signals import CATALOGUE, CLASSES, Signal, of_class
+from pipeline.model.errors import DamagedStore, UsageError
+from pipeline.model.signals import CATALOGUE, CLASSES, Signal, of_class
 
 SCHEMA_VERSION = 1
 RESERVED = ("time", "entity", "device", "late")  # columns of tables and views of a class that are no signals
@@ -104,7 +104,7 @@ WITH port AS MATERIALIZED (
 SELECT a.entity, b.entity AS peer FROM port a JOIN port b ON a.far = b.own
 UNION SELECT b.entity, a.entity FROM port a JOIN port b ON a.far = b.own
 UNION SELECT a.entity, b.entity FROM port a JOIN port b ON a.far = b.switch AND a.far_number = b.number"""
-"""Both ends of each cable, a row for each end, by the GUIDs that pipeline/links.py joins by."""
+"""Both ends of each cable, a row for each end, by the GUIDs that pipeline/model/links.py joins by."""
 
 
 def create(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal] = CATALOGUE) -> None:

@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Kafka
-from pipeline.errors import ConfigError
+from pipeline.config.sections import Kafka
+from pipeline.model.errors import ConfigError
 
 RECONNECT_MS = 1000
 """Longest pause between two tries to connect. The client's 30 s would leave agents silent for half a minute after a

@@ -15,7 +15,7 @@ from kafka.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionE
 from kafka.net.compat import KafkaNetClient
 
 from pipeline import wire
-from pipeline.config import Kafka
+from pipeline.config.sections import Kafka
 from pipeline.transport import brokers, topics
 
 API_VERSION = (3, 9)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from kafka.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError
 
-from pipeline.config import Kafka
-from pipeline.errors import ConfigError
+from pipeline.config.sections import Kafka
+from pipeline.model.errors import ConfigError
 from pipeline.transport import Message, clients, topics
 from pipeline.transport.troubles import MISSING, of_error
 

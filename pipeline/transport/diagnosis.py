@@ -6,8 +6,8 @@ import logging
 import time
 from collections import deque
 
-from pipeline.config import Kafka
-from pipeline.errors import ConfigError
+from pipeline.config.sections import Kafka
+from pipeline.model.errors import ConfigError
 from pipeline.transport import brokers
 from pipeline.transport.handshake import why_not
 from pipeline.transport.troubles import Trouble, of_error

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.config import Kafka
+from pipeline.config.sections import Kafka
 from pipeline.transport import brokers
 from pipeline.transport.troubles import CREDENTIAL, PROTOCOL, UNREACHABLE, Kind, Trouble, of_tls
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import CorruptRecordError, KafkaError, LogTruncationError, OffsetOutOfRangeError
 
-from pipeline.config import Kafka
-from pipeline.errors import GapError, Retryable
+from pipeline.config.sections import Kafka
+from pipeline.model.errors import GapError, Retryable
 from pipeline.transport import Message, Partition, brokers, clients, topics
 from pipeline.transport.dead_letters import DeadLetterTopics
 from pipeline.transport.kafka_stream import Stream

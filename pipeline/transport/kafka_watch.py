@@ -15,8 +15,8 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.errors import KafkaError, NoError, for_code
 from kafka.structs import OffsetAndMetadata
 
-from pipeline.config import Kafka
-from pipeline.errors import ConfigError
+from pipeline.config.sections import Kafka
+from pipeline.model.errors import ConfigError
 from pipeline.transport import Partition, clients, diagnosis
 
 log = logging.getLogger("fleetpulse.kafka")

@@ -26,7 +26,7 @@ from typing import Literal
 from urllib.parse import quote, unquote
 
 from pipeline import private, wire
-from pipeline.errors import SpoolError
+from pipeline.model.errors import SpoolError
 from pipeline.transport.checksum import crc32c
 
 HEAD = struct.Struct("<IIQ")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import GapError
+from pipeline.model.errors import GapError
 from pipeline.transport import Message, Partition, segments
 from pipeline.transport.cursors import Cursors
 from pipeline.transport.salvage import Strays, end_of, find_sound

@@ -9,7 +9,7 @@ from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
 from kafka.errors import NoError, UnknownTopicOrPartitionError, for_code
 
-from pipeline.config import Kafka
+from pipeline.config.sections import Kafka
 from pipeline.transport.topics import READ, SAFE_REPLICAS, Topic
 
 

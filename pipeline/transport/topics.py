@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline import wire
-from pipeline.config import Kafka
-from pipeline.records import EVENTS, TELEMETRY
+from pipeline.config.sections import Kafka
+from pipeline.model.records import EVENTS, TELEMETRY
 
 READ = (TELEMETRY, EVENTS)
 """Topics that the pipeline reads."""

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.config import Kafka
+from pipeline.config.sections import Kafka
 
 Kind = Literal["unreachable", "credential", "certificate", "protocol", "forbidden", "missing topic"]
 

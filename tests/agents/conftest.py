@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import GapError
+from pipeline.model.errors import GapError
 from pipeline.transport import Message
 from pipeline.transport.spool import SpoolTransport
 from tests.agents import nvml_stub

@@ -9,7 +9,7 @@ import numpy as np
 from agents.sim.faults.kind import Kind
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Line, Scenario
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 ONSET, END = 900.0, 2400.0
 WITHIN = slice(130, 235)

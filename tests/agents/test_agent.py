@@ -19,11 +19,11 @@ import pytest
 from agents.collector import Collector, Device, NoData, Reading
 from agents.node.agent import Agent, run
 from pipeline import wire
-from pipeline.config import Agent as AgentSection
-from pipeline.config import Config
-from pipeline.config import Spool as SpoolSection
-from pipeline.errors import ConfigError, SpoolError
-from pipeline.records import EVENTS, SECOND, TELEMETRY, Batch, Event
+from pipeline.config.sections import Agent as AgentSection
+from pipeline.config.sections import Config
+from pipeline.config.sections import Spool as SpoolSection
+from pipeline.model.errors import ConfigError, SpoolError
+from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Event
 from pipeline.transport import Message
 
 Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]
@@ -328,7 +328,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from agents.node.agent import run
-from pipeline.config import Agent, Config, Spool
+from pipeline.config.sections import Agent, Config, Spool
 sys.exit(run(Config(agent=Agent("n1", 0.05), spool=Spool(Path(sys.argv[1])))))
 """
 

@@ -19,9 +19,9 @@ from agents.node.agent import Agent
 from agents.node.uplink.sender import Sender
 from agents.node.uplink.uplink import open_uplink
 from pipeline import wire
-from pipeline.config import Agent as AgentSection
-from pipeline.config import Config, Kafka, Pipeline, Spool
-from pipeline.records import EVENTS, TELEMETRY
+from pipeline.config.sections import Agent as AgentSection
+from pipeline.config.sections import Config, Kafka, Pipeline, Spool
+from pipeline.model.records import EVENTS, TELEMETRY
 from tests.kafka_broker import Address, Broker, held
 from tests.kafka_clients import make_topics, read
 
@@ -101,7 +101,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from agents.node.agent import run
-from pipeline.config import Agent, Config, Kafka, Pipeline, Spool
+from pipeline.config.sections import Agent, Config, Kafka, Pipeline, Spool
 spool, brokers = Path(sys.argv[1]), Kafka(bootstrap_servers=sys.argv[2])
 sys.exit(run(Config(agent=Agent("n1", 0.05), spool=Spool(spool), kafka=brokers, pipeline=Pipeline(transport="kafka"))))
 """

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agents.collector import Device, Reading
 from agents.node.batches import batch, blocks, check, inventory_event, wire_column
-from pipeline.records import Origin
-from pipeline.signals import CATALOGUE, Signal
+from pipeline.model.records import Origin
+from pipeline.model.signals import CATALOGUE, Signal
 
 
 def column(name: str, *values: float, dtype: Any = None) -> list[float]:

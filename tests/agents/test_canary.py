@@ -31,14 +31,14 @@ from agents.node.agent import Agent
 from detectors.runner import Runner
 from detectors.sdc.sdc import SdcVote
 from pipeline import wire
-from pipeline.config import Agent as AgentSection
-from pipeline.config import Config
-from pipeline.config import Spool as SpoolSection
-from pipeline.errors import ConfigError
+from pipeline.config.sections import Agent as AgentSection
+from pipeline.config.sections import Config
+from pipeline.config.sections import Spool as SpoolSection
 from pipeline.frames import Framer
-from pipeline.records import EVENTS, SECOND, Event
-from pipeline.signals import CATALOGUE
-from pipeline.topology import Topology
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import EVENTS, SECOND, Event
+from pipeline.model.signals import CATALOGUE
+from pipeline.model.topology import Topology
 from pipeline.transport import Message
 
 Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]

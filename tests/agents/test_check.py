@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from agents.node.health import check, incidents, status_file
 from agents.node.health.report import open_fitness
 from pipeline.arguments import parser
-from pipeline.config import Config, load
-from pipeline.records import SECOND, Event, Origin
+from pipeline.config.sections import Config, load
+from pipeline.model.records import SECOND, Event, Origin
 
 ROOT = Path(__file__).parents[2]
 LINE = re.compile(r"(OK|WARNING|CRITICAL|UNKNOWN) - ([^|\n]+) \| (age=[\d.]+s;;30;0 )?critical=\d+;;;0 warning=\d+;;;0 "

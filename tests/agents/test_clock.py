@@ -21,7 +21,7 @@ from agents.collector import NoData
 from agents.collectors import clock
 from agents.collectors.clock import Clock, Kept
 from agents.sources import chrony
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 CHRONYD = shutil.which("chronyd") or shutil.which("chronyd", path="/usr/sbin:/usr/local/sbin")
 

@@ -13,8 +13,8 @@ from agents.collector import Collector, NoData, Reading
 from agents.collectors import COLLECTORS, configured
 from agents.collectors.network import Network
 from agents.node.batches import wire_column
-from pipeline.errors import ConfigError
-from pipeline.signals import CATALOGUE, kinds_of
+from pipeline.model.errors import ConfigError
+from pipeline.model.signals import CATALOGUE, kinds_of
 
 # --- every member ----------------------------------------------------------------------------------------------------
 

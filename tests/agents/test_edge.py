@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from agents.collector import Reading
 from agents.node.edge import Edge
 from agents.node.edge import rules as edges
-from pipeline import config
-from pipeline.records import SECOND, Event
-from pipeline.signals import CATALOGUE
-from pipeline.signals.events import EVENT_KINDS
+from pipeline.config import sections
+from pipeline.model.event_kinds import EVENT_KINDS
+from pipeline.model.records import SECOND, Event
+from pipeline.model.signals import CATALOGUE
 
 START = 1_790_000_000 * SECOND
 NOT_READ = 255
@@ -24,7 +24,7 @@ class Watch:
     """Shows values to the rules, one look a second unless told otherwise."""
 
     def __init__(self, **how: object) -> None:
-        self.edge, self.time = Edge(config.Edge(**how)), START  # type: ignore[arg-type]
+        self.edge, self.time = Edge(sections.Edge(**how)), START  # type: ignore[arg-type]
 
     def see(self, device_class: str, entity: str, step: float = 1.0, **values: float) -> list[Event]:
         self.time += round(step * SECOND)
@@ -215,7 +215,7 @@ def test_rules_can_be_turned_off_and_thresholds_moved() -> None:
 
 
 def test_what_is_watched_and_told_is_bounded() -> None:
-    edge = Edge(config.Edge())
+    edge = Edge(sections.Edge())
     names = tuple(f"leak_detector:x.{i}" for i in range(edges.MOST_WATCHED + 500))
     states = np.full(len(names), 2, np.uint8)
     first = edge.take(START, [Reading("leak", names, {"leak.state": states})])

@@ -7,8 +7,8 @@ import pytest
 
 from agents.collector import Reading
 from agents.node.edge import Edge
-from pipeline.config import Edge as Settings
-from pipeline.records import SECOND, Event
+from pipeline.config.sections import Edge as Settings
+from pipeline.model.records import SECOND, Event
 
 START = 1_790_000_000 * SECOND
 COOLANT = 32.0

@@ -10,8 +10,8 @@ from agents.node.edge import Edge
 from agents.sim.faults import CoolantLoss, Straggler
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Line, Scenario
-from pipeline.config import Edge as Settings
-from pipeline.records import SECOND, Event
+from pipeline.config.sections import Edge as Settings
+from pipeline.model.records import SECOND, Event
 
 CLASSES = ("gpu", "coolant")
 

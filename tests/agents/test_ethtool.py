@@ -21,7 +21,7 @@ from agents.collector import NoData
 from agents.collectors.ethtool import EthtoolStatistics
 from agents.sources.nics.ethtool_calls import Ethtool, chosen, count_of, driver_of, fec_mode, names_of
 from agents.sources.nics.ethtool_table import STATISTICS
-from pipeline.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE
 from tests.agents.rdma_node import RdmaNode, h100
 from tests.agents.test_nic_modules import NAMES, qsfp
 

@@ -16,8 +16,8 @@ from agents.collector import Reading
 from agents.collectors import COLLECTORS
 from agents.node import doctor
 from agents.node.once import Look
-from pipeline.config import Config
-from pipeline.records import Event
+from pipeline.config.sections import Config
+from pipeline.model.records import Event
 from tests.agents import nvml_stub
 
 ROOT = Path(__file__).parents[2]

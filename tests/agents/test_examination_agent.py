@@ -11,9 +11,9 @@ import pytest
 from agents.node.doctor import agent
 from agents.node.health import status_file
 from agents.node.spool.spool import Spool
-from pipeline.config import Agent, Config
-from pipeline.config import Spool as SpoolSettings
-from pipeline.records import TELEMETRY
+from pipeline.config.sections import Agent, Config
+from pipeline.config.sections import Spool as SpoolSettings
+from pipeline.model.records import TELEMETRY
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from agents.sources.fabric import share as shares
 from agents.sources.fabric import view as views
 from agents.sources.fabric.links import Link, Peer
 from agents.sources.fabric.view import View
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 LEAF, SPINE = "b0cf:0e03:0000:000a", "b0cf:0e03:0000:000f"
 NOW = 1_800_000_000 * SECOND

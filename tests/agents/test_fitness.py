@@ -20,12 +20,12 @@ from agents.node.agent import Agent
 from agents.node.health import status_file
 from agents.node.health.report import MOST, Fitness, open_fitness
 from agents.node.health.rules import RULES, names
-from pipeline.config import Agent as AgentSection
-from pipeline.config import Check, Config
-from pipeline.config import Spool as SpoolSection
-from pipeline.records import SECOND, Event, Origin
-from pipeline.signals import CATALOGUE
-from pipeline.signals.events import EVENT_KINDS
+from pipeline.config.sections import Agent as AgentSection
+from pipeline.config.sections import Check, Config
+from pipeline.config.sections import Spool as SpoolSection
+from pipeline.model.event_kinds import EVENT_KINDS
+from pipeline.model.records import SECOND, Event, Origin
+from pipeline.model.signals import CATALOGUE
 
 PROBLEM = next(problem for problem in PROBLEMS if problem.name == "gemm-f32-down5")
 ROUND = Task("cpu", "v1", (PROBLEM,), 0, {PROBLEM.instance(0): "right"})

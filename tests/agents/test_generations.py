@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agents.collector import Reading
 from agents.node.counter_generations import Generations
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 START = 1_767_225_600 * SECOND
 MISSING = np.iinfo(np.uint64).max

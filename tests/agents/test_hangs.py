@@ -19,10 +19,10 @@ from agents.collectors import COLLECTORS, MOST_DEADLINE_S
 from agents.collectors.redfish import Redfish
 from agents.node.agent import MIND_S, PATIENCE, Agent
 from agents.sources.redfish.bmcs import Bmc
-from pipeline.config import Agent as AgentSection
-from pipeline.config import Config
-from pipeline.config import Spool as SpoolSection
-from pipeline.records import SECOND, Event
+from pipeline.config.sections import Agent as AgentSection
+from pipeline.config.sections import Config
+from pipeline.config.sections import Spool as SpoolSection
+from pipeline.model.records import SECOND, Event
 
 START = 1_800_000_000 * SECOND
 PROMISED_S = 30.0

@@ -15,7 +15,7 @@ from agents.collectors.host import Host
 from agents.node.batches import wire_column
 from agents.sources import diskstats, kernel_text
 from agents.sources.procfile import MAX_LIST, ProcFile
-from pipeline.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE
 
 SERVER = {
     "proc/loadavg": "3.50 2.25 1.00 4/1200 4711\n",

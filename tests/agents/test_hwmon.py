@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agents.collector import NoData
 from agents.collectors.hwmon import MAX_FLAGS, MAX_SENSORS, RESCAN_S, Hwmon
 from agents.node.batches import check, wire_column
-from pipeline.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE
 
 SECOND = 1_000_000
 

@@ -14,9 +14,9 @@ from agents.collector import NoData, Reading
 from agents.collectors import configured
 from agents.collectors.infiniband import Infiniband
 from agents.sources.nics.rdma_table import COUNTERS
-from pipeline.errors import ConfigError
-from pipeline.records import SECOND
-from pipeline.signals import CATALOGUE
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import SECOND
+from pipeline.model.signals import CATALOGUE
 from tests.agents.rdma_node import CLASSIC, HARDWARE, RdmaNode, h100, write
 
 MISSING = 2**64 - 1

@@ -11,9 +11,9 @@ from agents.collector import NoData, Reading
 from agents.collectors.ipmi import Ipmi
 from agents.node.batches import check, wire_column
 from agents.sources.ipmi.log import LOOK_BACK_S, MAX_ENTRIES
-from pipeline.records import Event
-from pipeline.signals import CATALOGUE
-from pipeline.signals.events import EVENT_KINDS
+from pipeline.model.event_kinds import EVENT_KINDS
+from pipeline.model.records import Event
+from pipeline.model.signals import CATALOGUE
 from tests.agents.bmc import Board, DirectBmc, event, full, server
 
 NOW = 1_800_000_000_000_000  # us

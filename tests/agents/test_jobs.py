@@ -17,7 +17,7 @@ from agents.collectors.jobs import Jobs
 from agents.sources.jobs import processes
 from agents.sources.jobs.pods import Pod
 from agents.sources.jobs.processes import Processes
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 from tests.agents.proc_tree import ProcTree
 
 POD = "0b1c2d3e-1111-2222-3333-444455556666"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agents.collectors.jobs import Jobs
-from pipeline.records import Event
+from pipeline.model.records import Event
 from tests.agents.kubelet_double import KubeletDouble
 from tests.kubernetes_cluster import Cluster, missing
 from tests.parts import do_without

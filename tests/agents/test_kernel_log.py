@@ -16,8 +16,8 @@ from agents.collectors.kernel_log import KernelLog
 from agents.sources.kernel.kmsg import Kmsg
 from agents.sources.kernel.log_place import LogPlace
 from agents.sources.kernel.repeats import Repeats
-from pipeline.records import SECOND, Event
-from pipeline.signals.events import EVENT_KINDS
+from pipeline.model.event_kinds import EVENT_KINDS
+from pipeline.model.records import SECOND, Event
 
 NOW = 1_800_000_000 * SECOND
 UPTIME = 5_000 * SECOND

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agents.collectors import configured
 from agents.sources.kernel.kmsg import TEXT
 from agents.sources.kernel.patterns import load, shipped
-from pipeline.errors import ConfigError
+from pipeline.model.errors import ConfigError
 
 FIXTURE = Path(__file__).parent / "fixtures" / "kernel_lines.tsv"
 LINES = [line.split("\t") for line in FIXTURE.read_text().splitlines() if not line.startswith("#")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agents.sources.nics.edges import BURST, REFILL_S, Edges
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 PORT = "port:n1.mlx5_0"
 

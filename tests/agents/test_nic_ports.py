@@ -21,7 +21,7 @@ from agents.sources.nics.edges import BURST, REFILL_S
 from agents.sources.nics.hardware import link_value
 from agents.sources.nics.ports import interface_of, owners, rdma_ports
 from agents.sources.nics.roles import Facts, carrying, default_routes, near_gpu, role, shares_switch
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 from tests.agents.rdma_node import RdmaNode, h100, write
 
 

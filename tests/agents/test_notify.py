@@ -126,7 +126,7 @@ import sys
 from pathlib import Path
 from agents.node.agent import run
 from agents.collectors.host import Host
-from pipeline.config import Agent, Config, Spool
+from pipeline.config.sections import Agent, Config, Spool
 sys.exit(run(Config(agent=Agent("n1", 0.1), spool=Spool(Path(sys.argv[1]))), collectors=[Host()]))
 """
 

@@ -19,7 +19,7 @@ from agents.collector import NoData, Reading
 from agents.collectors.nvme import Nvme
 from agents.node.batches import wire_column
 from agents.sources import nvme_log
-from pipeline.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE
 
 MISSING = 2**64 - 1
 LOGS = st.one_of(st.binary(max_size=600), st.binary(min_size=512, max_size=512))

@@ -10,7 +10,7 @@ from agents.collectors import COLLECTORS
 from agents.collectors.nvml import ACTIONS, EVERY, Nvml
 from agents.sources.nvml.fields import GPU_FIELDS, LINK_FIELDS
 from agents.sources.xids.text import RECOVERY
-from pipeline.signals import CATALOGUE, of_class
+from pipeline.model.signals import CATALOGUE, of_class
 from tests.agents import nvml_stub
 from tests.agents.nvml_machine import Machine, Steps
 

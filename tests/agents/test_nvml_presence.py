@@ -10,7 +10,7 @@ import pytest
 
 from agents.collectors.nvml import Nvml
 from agents.sources.nvml.places import Places, address, boot, fitted, keep, recall
-from pipeline.signals.events import EVENT_KINDS
+from pipeline.model.event_kinds import EVENT_KINDS
 from tests.agents.nvml_machine import Machine, Steps, events, plug
 
 BUSES = [0x10, 0x18, 0x20, 0x28]

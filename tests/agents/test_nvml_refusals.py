@@ -8,7 +8,7 @@ import pytest
 
 from agents.sources.nvml.places import Place
 from agents.sources.nvml.refusals import SELDOM, SOON, Refusals
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 from tests.agents.nvml_machine import Machine, Steps, events
 
 MISSING = str(2**64 - 1)

@@ -20,8 +20,8 @@ from agents.node.agent import once, render_once
 from agents.node.health import status_file
 from agents.node.health.report import open_fitness
 from agents.node.once import slow_disk
-from pipeline.config import Agent, Config, Spool
-from pipeline.records import Event, Origin
+from pipeline.config.sections import Agent, Config, Spool
+from pipeline.model.records import Event, Origin
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from agents.collector import Device
 from agents.otlp import protobuf
 from agents.otlp.export import LAYOUTS, Export
-from pipeline.records import SECOND, Batch, Block, Origin
-from pipeline.signals import CATALOGUE, of_class, otel
+from pipeline.model.records import SECOND, Batch, Block, Origin
+from pipeline.model.signals import CATALOGUE, of_class, otel
 
 ORIGIN = Origin("dc1", "n1", bytes(16))
 T0 = 1_767_225_600 * SECOND

@@ -14,9 +14,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from agents.node.agent import open_telemetry
 from agents.otlp.broker import Broker
-from pipeline.config import Config, Opentelemetry, Pipeline
-from pipeline.errors import Retryable
-from pipeline.records import SECOND, Batch, Block, Origin
+from pipeline.config.sections import Config, Opentelemetry, Pipeline
+from pipeline.model.errors import Retryable
+from pipeline.model.records import SECOND, Batch, Block, Origin
 from pipeline.transport.topics import OTLP
 from tests.kafka_broker import Address, held
 from tests.kafka_clients import delete_topics, make_topics, read
@@ -60,8 +60,8 @@ def test_a_topic_that_is_not_there_is_named(kafka: Address) -> None:
 
 def test_brokers_that_are_away_are_tried_again_later() -> None:
     program = (
-        "import sys; from agents.otlp.broker import Broker; from pipeline.config import Kafka\n"
-        "from pipeline.errors import Retryable\n"
+        "import sys; from agents.otlp.broker import Broker; from pipeline.config.sections import Kafka\n"
+        "from pipeline.model.errors import Retryable\n"
         "broker = Broker(Kafka(bootstrap_servers=sys.argv[1]), 'n1')\n"
         "try: broker(b'x')\n"
         "except Retryable as error: print(error)\n"

@@ -31,9 +31,9 @@ from agents.otlp import outbox as outboxes
 from agents.otlp.http import Post
 from agents.otlp.opened import Telemetry
 from agents.otlp.outbox import Outbox
-from pipeline.config import Config, Opentelemetry, Pipeline, load
-from pipeline.errors import ConfigError, Permanent, Retryable
-from pipeline.records import SECOND, Batch, Block, Origin
+from pipeline.config.sections import Config, Opentelemetry, Pipeline, load
+from pipeline.model.errors import ConfigError, Permanent, Retryable
+from pipeline.model.records import SECOND, Batch, Block, Origin
 
 ROOT = Path(__file__).parents[2]
 ORIGIN = Origin("dc1", "n1", bytes(16))
@@ -283,7 +283,7 @@ def test_over_tls_only_a_collector_that_is_trusted_gets_anything(tmp_path: Path)
 
 def test_nothing_is_loaded_where_nothing_is_configured() -> None:
     program = (
-        "import sys; from pipeline.config import Config; from pipeline.records import Origin\n"
+        "import sys; from pipeline.config.sections import Config; from pipeline.model.records import Origin\n"
         "from agents.node.agent import open_telemetry\n"
         "assert open_telemetry(Config(), Origin('s', 'n', bytes(16)), print) is None\n"
         "print([m for m in sys.modules if m.startswith(('opentelemetry', 'agents.otlp', 'urllib.request', 'http'))])"

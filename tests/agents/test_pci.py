@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agents.collector import NoData, Reading
 from agents.collectors import pci
 from agents.collectors.pci import Pci, aer, total
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 CORRECTABLE = ("RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout", "NonFatalErr", "CorrIntErr", "HeaderOF")
 MISSING = 2**64 - 1

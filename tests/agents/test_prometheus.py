@@ -26,8 +26,8 @@ from agents.sources.scrape.mapping import Metric, Names, load, shipped
 from agents.sources.scrape.scraper import Scraper
 from agents.sources.scrape.series import page
 from agents.sources.scrape.translation import merged, translate
-from pipeline.errors import ConfigError
-from pipeline.signals import CATALOGUE
+from pipeline.model.errors import ConfigError
+from pipeline.model.signals import CATALOGUE
 from tests.parts import do_without
 
 DCGM = """# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).

@@ -29,9 +29,9 @@ from agents.recording.tape import Tape
 from agents.recording.writer import RecordingWriter
 from pipeline import wire
 from pipeline.declarations import read_events, read_topology
-from pipeline.errors import UsageError
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND, TELEMETRY, Event
 from pipeline.recordings import Recording
-from pipeline.records import SECOND, TELEMETRY, Event
 
 ROOT = Path(__file__).parents[2]
 T0 = 1_767_225_600 * SECOND

@@ -14,9 +14,9 @@ from agents.sources.redfish import client as clients
 from agents.sources.redfish.bmcs import Bmc
 from agents.sources.redfish.rows import Place
 from agents.sources.redfish.schedule import FAST_ALONE_MOST_S, Schedule, Target
-from pipeline.errors import ConfigError
-from pipeline.records import Event
-from pipeline.settings import build
+from pipeline.config.settings import build
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import Event
 from tests.agents.redfish_double import Double
 from tests.agents.redfish_faults import Fault
 from tests.agents.redfish_trees import FLOW, LEAK, cdu

@@ -19,8 +19,8 @@ from agents.node.workers.pool import Looking
 from agents.sources.redfish import listen as listening
 from agents.sources.redfish import watch as watching
 from agents.sources.redfish.bmcs import Bmc
-from pipeline.records import SECOND, Event
-from pipeline.signals import CATALOGUE, kinds_of
+from pipeline.model.records import SECOND, Event
+from pipeline.model.signals import CATALOGUE, kinds_of
 from tests.agents.redfish_double import Double
 from tests.agents.redfish_faults import Fault, redirect, refusal, wrong_types
 from tests.agents.redfish_tree import ROOT, SSE_URI, Tree

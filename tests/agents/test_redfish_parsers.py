@@ -17,9 +17,9 @@ from agents.sources.redfish.resources import RESOURCES, fits
 from agents.sources.redfish.rows import Found, Place, Row
 from agents.sources.redfish.stream import MAX_EVENT, Parser, records
 from agents.sources.redfish.units import Units
-from pipeline.signals import CATALOGUE
-from pipeline.signals.coolant import HEALTH
-from pipeline.topology import Topology
+from pipeline.model.signals import CATALOGUE
+from pipeline.model.signals.signal import HEALTH
+from pipeline.model.topology import Topology
 
 PLACE = Place("b1", ("X",), ("rack:r1",))
 

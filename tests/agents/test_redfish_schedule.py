@@ -17,7 +17,7 @@ from agents.sources.redfish.rows import Place, Row
 from agents.sources.redfish.schedule import BACKOFF_MOST_S, FAST_IN_A_ROW, PAUSE_SHARE, Schedule, Target
 from agents.sources.redfish.session import Session, password_of
 from agents.sources.redfish.units import STALE_S, Units
-from pipeline.errors import ConfigError
+from pipeline.model.errors import ConfigError
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 
 from agents.collectors.redfish import Redfish
 from agents.sources.redfish.bmcs import Bmc
-from pipeline.records import Event
+from pipeline.model.records import Event
 from tests.agents.redfish_double import Double
 from tests.agents.redfish_trees import cdu
 

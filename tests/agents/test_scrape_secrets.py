@@ -15,7 +15,7 @@ from agents.collectors import configured
 from agents.collectors.prometheus import Endpoint, Prometheus
 from agents.sources.scrape.fetch import Fetch, Unreachable
 from agents.sources.scrape.mapping import load
-from pipeline.errors import ConfigError
+from pipeline.model.errors import ConfigError
 from tests.agents.exporter_double import OK, peer
 
 # --- tokens and addresses --------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from agents.node.uplink.link_state import QUIET_S, Outlook
 from agents.node.uplink.streams import WINDOW, Stream, Streams
 from agents.node.uplink.uplink import only_reader
 from pipeline import wire
-from pipeline.config import Kafka
-from pipeline.records import EVENTS, TELEMETRY
+from pipeline.config.sections import Kafka
+from pipeline.model.records import EVENTS, TELEMETRY
 from pipeline.transport import Message, Partition
 from pipeline.transport.spool import SpoolTransport
 from tests.kafka_broker import held

@@ -15,7 +15,7 @@ from agents.sim.physics.noise import generator
 from agents.sim.scenario import Fleet, Line, Rates, Scenario
 from agents.sim.scenario_file import parse
 from agents.sim.story import draw
-from pipeline.errors import UsageError
+from pipeline.model.errors import UsageError
 
 DAY = 86_400.0
 

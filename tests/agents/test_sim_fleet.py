@@ -10,8 +10,8 @@ from agents.sim.faults import CoolantLoss, Straggler
 from agents.sim.fleet import FleetSimulator
 from agents.sim.layout import FACILITY
 from agents.sim.scenario import Fleet, Line, Scenario
-from pipeline.signals import CATALOGUE
-from pipeline.topology import Topology
+from pipeline.model.signals import CATALOGUE
+from pipeline.model.topology import Topology
 
 
 def quiet(nodes: int = 4, duration: float = 7200.0, interval: float = 10.0, **more: object) -> Scenario:

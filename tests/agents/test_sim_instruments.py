@@ -14,8 +14,8 @@ from agents.sim.faults.telemetry import SensorFault
 from agents.sim.fleet import FleetSimulator
 from agents.sim.kinds import KINDS, listing
 from agents.sim.scenario import Fleet, Line, Scenario
-from pipeline.config import Edge as Settings
-from pipeline.records import SECOND, Event
+from pipeline.config.sections import Edge as Settings
+from pipeline.model.records import SECOND, Event
 from tests.agents.sim_hour import END, ONSET, SEED, WITHIN, quiet, struck
 
 

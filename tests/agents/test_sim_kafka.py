@@ -12,11 +12,11 @@ import pytest
 
 from agents.sim.command import BACKFILLED, Order, simulate
 from pipeline import wire
-from pipeline.config import Config, Kafka, Spool
-from pipeline.errors import ConfigError
+from pipeline.config.sections import Config, Kafka, Spool
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import EVENTS, TELEMETRY
 from pipeline.recorder import RecordingWriter
 from pipeline.recordings import read_events
-from pipeline.records import EVENTS, TELEMETRY
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import make_topic, make_topics, read
 

@@ -17,9 +17,9 @@ from agents.sim.kinds import KINDS
 from agents.sim.layout import Layout
 from agents.sim.scenario import Fleet, Line, Scenario
 from agents.sim.scenario_file import parse
-from pipeline.records import from_iso
-from pipeline.signals import CATALOGUE
-from pipeline.signals.events import EVENT_KINDS
+from pipeline.model.event_kinds import EVENT_KINDS
+from pipeline.model.records import from_iso
+from pipeline.model.signals import CATALOGUE
 
 ONSET, END, TICKS = 1200.0, 2400.0, 360
 FLEET = Fleet(16, 4)

@@ -7,7 +7,7 @@ import pytest
 
 from agents.collector import NoData
 from agents.sim.node import SimulatedNode
-from pipeline.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE
 
 
 def opened(**fields: int) -> SimulatedNode:

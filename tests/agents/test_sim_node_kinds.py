@@ -18,9 +18,9 @@ from agents.sim.physics import canary
 from agents.sim.scenario import Fleet, Line, Scenario
 from agents.sim.scenario_file import parse
 from agents.sources.kernel.patterns import load
-from pipeline.errors import UsageError
-from pipeline.records import Event
-from pipeline.signals.events import EVENT_KINDS
+from pipeline.model.errors import UsageError
+from pipeline.model.event_kinds import EVENT_KINDS
+from pipeline.model.records import Event
 
 NODES, TICK, NODE = 9, 10.0, 1  # jobs on nodes 0 to 4 and 5 to 7, a spare one; node 1 is struck
 ONSET, END = 1205.0, 2105.0

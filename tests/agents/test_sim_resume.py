@@ -8,7 +8,7 @@ import pytest
 from agents.sim.chunk import Chunk
 from agents.sim.fleet import BLOCK, FleetSimulator
 from agents.sim.scenario import Fleet, Jobs, Rates, Scenario
-from pipeline.errors import UsageError
+from pipeline.model.errors import UsageError
 
 BUSY = Scenario(4 * 3600.0, 10.0, None, Fleet(24, 4, 0.01, 5.0), jobs=Jobs(1.0), rates=Rates(200.0, 50.0))
 """A fleet in which about a hundred things happen in four hours."""

@@ -11,8 +11,8 @@ from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import demo
 from agents.sim.scenario_file import load
 from agents.sim.story import Story
-from pipeline.errors import UsageError
-from pipeline.records import iso
+from pipeline.model.errors import UsageError
+from pipeline.model.records import iso
 
 BASE = "version = 1\nduration = 600\ninterval = 10\n"
 

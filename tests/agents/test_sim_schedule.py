@@ -17,7 +17,7 @@ from agents.sim.physics.noise import generator
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 from agents.sim.schedule import Schedule, Stay, Stop, partitions, plan
 from agents.sim.story import Story
-from pipeline.signals.events import EVENT_KINDS
+from pipeline.model.event_kinds import EVENT_KINDS
 
 DAY = 86_400.0
 FOR_EVER = 0.0

@@ -11,7 +11,7 @@ from agents.sim.faults.power import PduTrip, PsuLoss
 from agents.sim.fleet import FleetSimulator
 from agents.sim.layout import PSUS
 from agents.sim.scenario import Fleet, Line, Rates, Scenario
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 from tests.agents.sim_hour import END, ONSET, WITHIN, Run, only_within, quiet, struck
 
 

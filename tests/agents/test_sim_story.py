@@ -13,7 +13,7 @@ from agents.sim.faults.slow import Straggler
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 from agents.sim.schedule import Schedule, Stay
-from pipeline.errors import UsageError
+from pipeline.model.errors import UsageError
 
 DAY = 86_400.0
 

@@ -19,8 +19,8 @@ import pytest
 from agents.node.spool.accepted_count import AcceptedCount, folder
 from agents.node.spool.writer import BITE, SLOW, Stream, WaitingMessages
 from pipeline import wire
-from pipeline.config import Spool as Settings
-from pipeline.records import EVENTS, TELEMETRY, Event, Origin
+from pipeline.config.sections import Spool as Settings
+from pipeline.model.records import EVENTS, TELEMETRY, Event, Origin
 from pipeline.transport import Message
 from tests.agents import nvml_stub
 
@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 from agents.node.agent import run
 from agents.collectors.host import Host
-from pipeline.config import Agent, Config, Spool
+from pipeline.config.sections import Agent, Config, Spool
 settings = Spool(Path(sys.argv[1]), free_bytes=0, queue_bytes=int(sys.argv[2]))
 sys.exit(run(Config(agent=Agent("n1", 0.1), spool=settings), collectors=[Host()]))
 """

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from agents.node.spool.spool import Spool
 from pipeline import wire
-from pipeline.errors import GapError, SpoolError
+from pipeline.model.errors import GapError, SpoolError
 from pipeline.transport import Message, segments
 from pipeline.transport.spool import SpoolTransport
 

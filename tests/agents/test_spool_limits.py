@@ -14,8 +14,8 @@ from agents.node.spool import disk
 from agents.node.spool.spool import Spool
 from agents.node.spool.spools import Spools
 from pipeline import wire
-from pipeline.config import Spool as Settings
-from pipeline.records import SECOND, TELEMETRY, Origin
+from pipeline.config.sections import Spool as Settings
+from pipeline.model.records import SECOND, TELEMETRY, Origin
 from pipeline.transport import Message
 
 Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]

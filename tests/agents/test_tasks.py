@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agents.collector import NoData, Reading
 from agents.collectors import tasks
 from agents.collectors.tasks import Tasks, task
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 SLEEPER = """
 #include <unistd.h>

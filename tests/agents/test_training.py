@@ -30,7 +30,7 @@ from agents.sources.training.datagram import Sender
 from agents.sources.training.place import places
 from agents.sources.training.sending import Sending
 from agents.training import Steps, TrainerSteps, replica_digest
-from pipeline.errors import ConfigError
+from pipeline.model.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 20.0

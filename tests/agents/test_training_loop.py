@@ -19,8 +19,8 @@ import pytest
 
 import detectors
 from detectors.runner import Runner
-from pipeline import config
-from pipeline.errors import Retryable
+from pipeline.config import sections
+from pipeline.model.errors import Retryable
 from pipeline.service import Service
 
 ROOT = Path(__file__).parents[2]
@@ -66,8 +66,8 @@ class Store:
     """The pipeline over the agent's spool."""
 
     def __init__(self, folder: Path) -> None:
-        settings = config.Config(
-            spool=config.Spool(folder / "spool", free_bytes=0), store=config.Store(folder / "store.duckdb")
+        settings = sections.Config(
+            spool=sections.Spool(folder / "spool", free_bytes=0), store=sections.Store(folder / "store.duckdb")
         )
         self.service = Service(settings, Runner(detectors.configured({}, "")))
         self.service.start()

@@ -13,8 +13,8 @@ from agents.collectors.redfish import Redfish
 from agents.node import doctor
 from agents.node.once import once, render_once, unreachable
 from agents.sources.redfish.bmcs import Bmc
-from pipeline.config import Agent, Config
-from pipeline.records import Event
+from pipeline.config.sections import Agent, Config
+from pipeline.model.records import Event
 from tests.agents.redfish_double import Double
 from tests.agents.redfish_trees import cdu
 

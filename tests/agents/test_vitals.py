@@ -16,8 +16,8 @@ from agents.collectors.host import Host
 from agents.collectors.network import Network
 from agents.node.self_metrics import Vitals
 from agents.node.workers.pool import Looking
-from pipeline.records import SECOND
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import SECOND
+from pipeline.model.signals import CATALOGUE
 
 START = 1_767_225_600 * SECOND
 

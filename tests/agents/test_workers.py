@@ -23,7 +23,7 @@ from agents.node.workers import worker as limits
 from agents.node.workers.pool import Delivery, Looking, Worker
 from agents.node.workers.processes import RUNNING, Nursery
 from agents.node.workers.worker import Place
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 ROOT = Path(__file__).parents[2]
 START = 1_767_225_600 * SECOND

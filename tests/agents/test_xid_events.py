@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.signals.events import EVENT_KINDS
+from pipeline.model.event_kinds import EVENT_KINDS
 from tests.agents import nvml_stub
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.xid_pairs import HOLD, KEPT, MOST, SAME, Pairs
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 T0 = 1_800_000_000 * SECOND
 

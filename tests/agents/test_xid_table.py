@@ -14,7 +14,7 @@ from agents.collectors.xid import XidEvents
 from agents.sources.kernel import patterns as kernel_patterns
 from agents.sources.xids import table as xid_table
 from agents.sources.xids.table import SEVERITIES, SHIPPED, load
-from pipeline.errors import ConfigError
+from pipeline.model.errors import ConfigError
 
 KEYS = {"codes", "name", "class", "severity", "action", "then", "products", "follows", "peers"}
 CLASSES = "application driver firmware gpu memory nvlink pcie power c2c security configuration consequence"

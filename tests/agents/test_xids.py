@@ -16,7 +16,7 @@ from agents.collectors.xid import XidEvents
 from agents.sources.xids.table import load
 from agents.xid_pairs import HOLD, SAME
 from agents.xids import FOLLOWS, MOST, REPLAYED, Folding, folding_for
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 T0 = 1_800_000_000 * SECOND
 MS = 1000

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from dashboards.client import API_TOKEN_FILE, API_URL
-from pipeline.records import SECOND, iso
+from pipeline.model.records import SECOND, iso
 from tests.parts import do_without
 
 NOW = 1_767_268_800 * SECOND  # 2026-01-01T12:00:00Z

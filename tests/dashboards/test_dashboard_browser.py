@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from dashboards import snapshot
-from pipeline.records import SECOND, iso
+from pipeline.model.records import SECOND, iso
 from tests.dashboards.test_dashboard_serve import free_port, healthy
 
 pytestmark = pytest.mark.chromium
@@ -24,7 +24,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 SCRIPT = """
 import sys
 from dashboards import serve
-from pipeline.config import Config, Dashboard
+from pipeline.config.sections import Config, Dashboard
 sys.exit(serve.run(Config(dashboard=Dashboard(port=int(sys.argv[1]), api_url=sys.argv[2]))))
 """
 

@@ -7,7 +7,7 @@ import pytest
 from dashboards.answers import Point, Series
 from dashboards.charts import legend_names, peers_chart, table
 from dashboards.theme import PALETTES
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 
 def series(values: list[float | None], peers: int = 7, peer_kind: str = "rack", step: int = 10) -> Series:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dashboards.client import ApiError, Client, token_of
-from pipeline.errors import UsageError
+from pipeline.model.errors import UsageError
 
 
 def test_all_answers_become_types(api: Any) -> None:

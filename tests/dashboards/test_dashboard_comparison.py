@@ -8,7 +8,7 @@ import pytest
 
 from dashboards import comparison, evidence
 from dashboards.answers import Detail
-from pipeline.records import SECOND, Finding, Incident
+from pipeline.model.records import SECOND, Finding, Incident
 
 NOON = 1_767_268_800 * SECOND
 COMPARED = {"value": 0.61, "expected": 0.43, "spread": 0.006, "cohort": "stage:81.2", "peers": 511, "effect": 0.42}

@@ -8,7 +8,7 @@ import pytest
 
 from dashboards import evidence
 from dashboards.answers import Detail, Happening, Notification, detail_of
-from pipeline.records import SECOND, Finding, from_iso, iso
+from pipeline.model.records import SECOND, Finding, from_iso, iso
 
 NOON = from_iso("2026-01-01T12:00:00Z")
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dashboards.guard import names
-from pipeline.config import Config, Dashboard, Notify
+from pipeline.config.sections import Config, Dashboard, Notify
 from pipeline.talk import LINES
 from tests.dashboards.test_dashboard_serve import free_port, healthy
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 from dashboards import serve
-from pipeline.config import Config, Dashboard
+from pipeline.config.sections import Config, Dashboard
 board = Dashboard(port=int(sys.argv[1]), api_url="http://127.0.0.1:9", names=("Fleet.example.org",))
 sys.exit(serve.run(Config(dashboard=board)))
 """

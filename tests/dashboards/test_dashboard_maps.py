@@ -11,7 +11,7 @@ from dashboards.fleet_map.component import NEVER, map_data, natural
 from dashboards.freshness.component import stamp_data
 from dashboards.incident_list.component import MOST, in_order, rows
 from dashboards.snapshot import Answer
-from pipeline.records import SECOND, Incident, iso
+from pipeline.model.records import SECOND, Incident, iso
 
 NOW = 1_767_268_800 * SECOND
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from dashboards import markup
 from dashboards.answers import Fleet, Node
 from dashboards.evidence import Ballot
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 EVIL = '<script>alert("x")</script>'
 

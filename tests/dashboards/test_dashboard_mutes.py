@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.records import SECOND, iso
+from pipeline.model.records import SECOND, iso
 from tests.dashboards.conftest import NOW, detector_table, mute_table
 from tests.dashboards.test_dashboard_pages import incident_script, page, shown
 

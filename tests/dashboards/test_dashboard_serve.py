@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from dashboards import serve
-from pipeline.config import Api, Config, Dashboard
-from pipeline.errors import Refused, UsageError
+from pipeline.config.sections import Api, Config, Dashboard
+from pipeline.model.errors import Refused, UsageError
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 from dashboards import serve
-from pipeline.config import Config, Dashboard
+from pipeline.config.sections import Config, Dashboard
 sys.exit(serve.run(Config(dashboard=Dashboard(port=int(sys.argv[1]), api_url=sys.argv[2]))))
 """
 

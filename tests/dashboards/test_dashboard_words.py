@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dashboards import words
-from pipeline.records import SECOND, from_iso
+from pipeline.model.records import SECOND, from_iso
 
 NOON = from_iso("2026-01-01T12:00:00Z")
 

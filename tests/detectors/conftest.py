@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.frames import class_of
-from pipeline.records import SECOND, Event, Finding, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Finding, Frame
+from pipeline.model.signals import class_of
+from pipeline.model.topology import Topology
 
 START = 1_790_000_000 * SECOND
 STEP = 10 * SECOND

@@ -14,8 +14,8 @@ from detectors.base.cohorts import Peers
 from detectors.base.streams import Streams
 from detectors.heat.coolant import Coolant
 from detectors.straggler.straggler import Straggler
-from pipeline.records import SECOND, Frame, iso
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Frame, iso
+from pipeline.model.topology import Topology
 
 META = {"nodes": 1, "gpus": 8, "start": iso(0), "end": iso(86_400 * SECOND)}
 NAMES = tuple(f"gpu:n{n}.{i}" for n in range(4) for i in range(8))

@@ -8,10 +8,10 @@ import pytest
 from detectors import configured
 from detectors.anomaly.anomaly import Anomaly
 from detectors.runner import Runner
-from pipeline.records import SECOND, Event, Frame
-from pipeline.signals import with_declared
-from pipeline.signals.signal import Signal
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.signals import with_declared
+from pipeline.model.signals.signal import Signal
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START
 
 GAUGES = [Signal(f"m{i}", "1", "gauge", "node", "f8", f"metric {i}") for i in range(4)]

@@ -10,9 +10,9 @@ import pytest
 
 from detectors import configured
 from detectors.runner import Runner
-from pipeline.records import SECOND, Event, Frame
-from pipeline.signals import CATALOGUE
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.signals import CATALOGUE
+from pipeline.model.topology import Topology
 
 START = 1_790_000_000 * SECOND
 

@@ -11,7 +11,7 @@ from detectors import explain
 from detectors.base.budget import arl0, budget, in_words, threshold_for
 from detectors.base.detector import Detector, part
 from detectors.base.streams import Channel, Streams
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 
 @pytest.mark.parametrize(("threshold", "ticks"), [(15, 2.5e7), (18, 5.2e8), (20, 4.0e9)])

@@ -6,8 +6,8 @@ import numpy as np
 
 from detectors.base.cohorts import Peers
 from pipeline.frames import Frame
-from pipeline.records import SECOND
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND
+from pipeline.model.topology import Topology
 
 
 def frame(entities, topology):

@@ -11,9 +11,9 @@ import pytest
 from detectors import DETECTORS, configured, listing
 from detectors.base.findings import CLEARS, COMPARED
 from detectors.runner import Runner
-from pipeline.errors import ConfigError
-from pipeline.records import LEVELS, SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import LEVELS, SECOND, Event, Frame
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START, cases
 
 CASES = cases()

@@ -7,7 +7,7 @@ import pytest
 
 from detectors.base.cohorts import likeness
 from detectors.heat.coolant import Coolant
-from pipeline.records import LEVELS, SECOND, Event
+from pipeline.model.records import LEVELS, SECOND, Event
 from tests.detectors.conftest import Site
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from detectors.heat.coolant import Coolant
-from pipeline.records import SECOND
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import Case
 
 RACKS = 5

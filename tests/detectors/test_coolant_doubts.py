@@ -11,8 +11,8 @@ from detectors.heat.coolant import Coolant
 from detectors.heat.coolant_edge import CoolantEdge
 from detectors.heat.thermal import Thermal
 from pipeline.frames import Frame
-from pipeline.records import SECOND, Event, Finding
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Finding
+from pipeline.model.topology import Topology
 from tests.detectors.cases.thermal_inlet import CASE as INLETS
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from detectors.heat.coolant_leak import CoolantLeak
-from pipeline.frames import class_of
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.signals import class_of
+from pipeline.model.topology import Topology
 
 START = 1_790_000_000 * SECOND
 LOOPS = ("cdu:c0", "cdu:c1")

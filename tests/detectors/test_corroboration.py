@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from detectors.corroboration import Corroboration
-from pipeline.records import SECOND, Finding
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Finding
+from pipeline.model.topology import Topology
 
 START = 1_790_000_000 * SECOND
 TOPOLOGY = Topology({"rank:7.0": ["stage:7.0", "gpu:n0.0"], "gpu:n0.0": ["node:n0"], "node:n0": ["cdu:c0"]})

@@ -14,7 +14,7 @@ from benchmarks.detection.results import scored
 from benchmarks.detection.scenarios import HELD_OUT, NAMES, REPORT, SCALES, Run, family, held_out, is_fault, kinds_of
 from benchmarks.detection.small import scenarios
 from benchmarks.detection.trials import STANDS_ON, TRIALS, TRIED, read, write
-from pipeline.records import SECOND, from_iso, iso
+from pipeline.model.records import SECOND, from_iso, iso
 
 START = from_iso("2026-01-01T00:00:00Z")
 META = {"nodes": 1000, "gpus": 8000, "start": iso(START), "cpu_seconds": 1.0, "samples": 1e6}

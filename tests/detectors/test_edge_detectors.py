@@ -11,8 +11,8 @@ from detectors.heat.coolant_leak import CoolantLeak
 from detectors.heat.thermal_edge import ThermalEdge
 from detectors.runner import Runner
 from pipeline.incidents import QUIET, Desk
-from pipeline.records import SECOND, Event
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event
+from pipeline.model.topology import Topology
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 ROPE, LOOP = "leak_detector:c0.hose", "cdu:c0"

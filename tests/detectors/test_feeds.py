@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from detectors.base.power_feeds import Feeds
-from pipeline.records import SECOND, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Frame
+from pipeline.model.topology import Topology
 
 T0, STEP = 1_790_000_000 * SECOND, 30
 NAMES = ("pdu:p0", "pdu:p1")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from detectors.base.gates import LONGEST, SETTLES, Gates
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.topology import Topology
 
 T0 = 1_790_000_000 * SECOND
 TOPOLOGY = Topology({"gpu:n0.0": ["node:n0"], "gpu:n1.0": ["node:n1"], "node:n0": ["rack:r1"], "node:n1": ["rack:r1"]})

@@ -10,8 +10,8 @@ from detectors.base.gates import Gates
 from detectors.base.group_events import HOLD, GroupEvents, Quantity
 from detectors.base.streams import Channel, Streams
 from pipeline.frames import Frame
-from pipeline.records import SECOND, Event
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event
+from pipeline.model.topology import Topology
 
 SIZE, LEARNT = 32, 400
 GPUS = tuple(f"gpu:n{i // 8}.{i % 8}" for i in range(SIZE))

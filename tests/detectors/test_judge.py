@@ -13,7 +13,7 @@ from agents.sim.faults.slow import Straggler
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 from benchmarks.detection.judge import PARTS, STEP, Trial, judge
 from benchmarks.detection.results import result_of
-from pipeline.records import LEVELS, iso
+from pipeline.model.records import LEVELS, iso
 
 BROKEN = Scenario(
     duration=2.5 * 3600,

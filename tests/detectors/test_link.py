@@ -9,8 +9,8 @@ import pytest
 
 from detectors.link.link import Link
 from detectors.runner import Runner
-from pipeline.records import SECOND, Event
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event
+from pipeline.model.topology import Topology
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 PORT = "port:n1.p2"  # index 6

@@ -13,9 +13,9 @@ from detectors.link.link_stall import LinkStall
 from detectors.runner import Runner
 from pipeline import wire
 from pipeline.assembly import known_topology
-from pipeline.config import Config
+from pipeline.config.sections import Config
 from pipeline.engine import Engine
-from pipeline.records import SECOND, Batch, Block, Event, Origin
+from pipeline.model.records import SECOND, Batch, Block, Event, Origin
 from pipeline.store.entities import load_entities
 from tests.pipeline.conftest import Site
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detectors.link.link_congestion import LinkCongestion
-from pipeline.records import SECOND, Finding, Frame
+from pipeline.model.records import SECOND, Finding, Frame
 from tests.detectors.cases.case import START
 from tests.detectors.cases.link_congestion import FAULT, PORTS, RAILS, STRUCK, TICKS, counted, topology
 

@@ -12,8 +12,8 @@ from detectors.link.error_counts import Cohort, likelihood
 from detectors.link.link import Link
 from detectors.link.port_troubles import Losses
 from detectors.runner import Runner
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.topology import Topology
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 PORT, FAR = "port:n1.p2", "port:n2.p2"  # indices 6 and 10: FAR plays the other end of the cable

@@ -9,8 +9,8 @@ import numpy as np
 from detectors.link.link import Link
 from detectors.runner import Runner
 from pipeline.incidents import Desk
-from pipeline.records import SECOND, Finding, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Finding, Frame
+from pipeline.model.topology import Topology
 
 START, STEP, AT = 1_790_000_000 * SECOND, 10 * SECOND, 65
 

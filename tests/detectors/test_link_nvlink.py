@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from detectors.link.link_nvlink import LinkNvlink
-from pipeline.frames import class_of
-from pipeline.records import SECOND, Event, Finding, Frame
+from pipeline.model.records import SECOND, Event, Finding, Frame
+from pipeline.model.signals import class_of
 from tests.detectors.cases.case import START
 from tests.detectors.cases.link_nvlink import LINKS, topology, values
 

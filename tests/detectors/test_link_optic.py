@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from detectors.link.link_optic import LinkOptic
 from detectors.link.optic_history import row_median, since_step, trend
-from pipeline.records import SECOND, Event, Finding, Frame, from_iso
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Finding, Frame, from_iso
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START
 
 HOUR = 3600 * SECOND

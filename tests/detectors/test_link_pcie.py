@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from detectors.link.link_pcie import LinkPcie
-from pipeline.records import SECOND, Event, Finding, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Finding, Frame
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START
 from tests.detectors.cases.link_pcie import GPUS, PORTS, topology, values
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from detectors.link.link_stall import LinkStall
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.topology import Topology
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 PORT, NODE, SIX = "port:n1.p2", "node:n1", 6

@@ -7,8 +7,8 @@ import pytest
 
 from detectors.link.link import Link
 from detectors.runner import Runner
-from pipeline.records import SECOND, Finding, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Finding, Frame
+from pipeline.model.topology import Topology
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 NODES, RAILS = 10, 4

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.detection.link_rates import alarms, delays
 from detectors.link.error_counts import CHANCE, LENGTH, Window, at_least
 from detectors.link.link import Link
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 

@@ -12,8 +12,8 @@ from detectors.base.detector import Detector, part
 from detectors.base.streams import Channel, Streams
 from detectors.base.topology_index import members
 from detectors.runner import Runner
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.topology import Topology
 
 GPUS = tuple(f"gpu:n{n}.{i}" for n in range(3) for i in range(2))
 TOPOLOGY = Topology(

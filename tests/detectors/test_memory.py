@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detectors.memory.memory import Memory, budget
-from pipeline.frames import class_of
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.signals import class_of
+from pipeline.model.topology import Topology
 
 T0 = 1_790_000_000 * SECOND
 COUNTS = ("dram_corrected", "dram_uncorrected", "sram_corrected", "sram_uncorrected", "rows_corrected")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from detectors.power.power import Power, _joined
-from pipeline.frames import class_of
-from pipeline.records import SECOND, Event, Finding, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Finding, Frame
+from pipeline.model.signals import class_of
+from pipeline.model.topology import Topology
 
 START, FAULT = 1_790_000_000 * SECOND, 40
 NAMES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.power.power_draw import DrawFit, PowerDraw
-from pipeline.records import SECOND, Event, Frame
+from pipeline.model.records import SECOND, Event, Frame
 from tests.detectors.cases.power_draw import CASE, COUNT, GPUS, GUILTY, WIDTH, drawn, topology
 
 SINCE, TICKS = 120, 300

@@ -9,8 +9,8 @@ import pytest
 
 from detectors.power.power import Power
 from detectors.runner import Runner
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.topology import Topology
 
 START, FAULT = 1_790_000_000 * SECOND, 30
 NAMES = {

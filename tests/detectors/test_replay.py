@@ -12,11 +12,10 @@ import pytest
 from detectors import configured
 from detectors.replay import replay
 from detectors.runner import Runner
-from pipeline.config import Config, Pipeline
-from pipeline.errors import UsageError
+from pipeline.config.sections import Config, ModeRule, Pipeline
 from pipeline.incidents import Desk
-from pipeline.modes import ModeRule
-from pipeline.records import SECOND, iso
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND, iso
 
 START = 1_790_000_000 * SECOND
 FIELDS = ["time", "onset", "entity", "detector", "level", "score", "summary", "evidence", "signals"]

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from detectors.replay import replay
-from pipeline.config import Config
+from pipeline.config.sections import Config
 from pipeline.incidents import Desk
-from pipeline.records import SECOND, iso
+from pipeline.model.records import SECOND, iso
 
 START = 1_790_000_000 * SECOND
 STEP = 10 * SECOND

@@ -13,8 +13,8 @@ import pytest
 from detectors import DETECTORS, configured
 from detectors.base.detector import Detector, memory, notes
 from detectors.runner import Runner
-from pipeline.records import SECOND, Event, Finding, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Finding, Frame
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import cases
 
 START = 1_790_000_000 * SECOND

@@ -9,8 +9,8 @@ import pytest
 
 from detectors.scoring.counts import BY_CAUSE, BY_FAMILY, DELTA_MIN
 from detectors.scoring.score import COUNTS, Alert, Heard, Meta, Truth, World, judge, merge, with_field_rates
-from pipeline.records import SECOND, Event
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event
+from pipeline.model.topology import Topology
 
 T0 = 1_790_000_000 * SECOND
 HOUR = 3600

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from detectors.scoring.inputs import Meta
 from detectors.scoring.score import COLUMNS, as_heard, as_truth, judge, merge, rows, score, shown, summary
 from detectors.scoring.world import World
-from pipeline.errors import UsageError
-from pipeline.records import SECOND, Finding, Incident, iso
-from pipeline.topology import Topology
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND, Finding, Incident, iso
+from pipeline.model.topology import Topology
 
 T0 = 1_790_000_000 * SECOND
 TOPOLOGY = '[rank]\n"7.0" = ["stage:7.0", "job:7", "gpu:n0.0"]\n[gpu]\n"n0.0" = ["node:n0"]\n'

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from detectors.scoring.matching import match
 from detectors.scoring.score import Alert, Heard, Meta, Truth, World, judge
-from pipeline.records import SECOND
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND
+from pipeline.model.topology import Topology
 
 PARENTS = {"rank:7.0": ["job:7", "gpu:a"], "gpu:a": ["node:n"], "gpu:b": ["node:n"], "node:n": ["rack:r"]}
 ABOVE = {

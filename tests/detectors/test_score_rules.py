@@ -24,8 +24,8 @@ from detectors.scoring.score import (
     summary,
     with_field_rates,
 )
-from pipeline.records import SECOND, Event, iso
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, iso
+from pipeline.model.topology import Topology
 
 T0 = 1_790_000_000 * SECOND
 HOUR = 3600

@@ -11,8 +11,8 @@ from benchmarks.detection.sdc_replica import measured
 from detectors.sdc.ledger import chance_of_right, odds
 from detectors.sdc.sdc import SdcVote
 from detectors.sdc.sdc_replica import SdcReplica
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.topology import Topology
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 BAD = "gpu:n1.1"  # index 5

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detectors.sdc.sdc_gradient import SAMPLES, SdcGradient, by_chance, heavy, normal, rate
-from pipeline.records import SECOND, Frame
+from pipeline.model.records import SECOND, Frame
 from tests.detectors.cases.sdc import GPUS
 from tests.detectors.cases.sdc_gradient import CASE, shown
 

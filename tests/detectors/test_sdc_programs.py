@@ -12,8 +12,8 @@ from detectors.sdc.ledger import Ledger
 from detectors.sdc.sdc import SdcVote
 from detectors.sdc.sdc_replica import SdcReplica
 from detectors.sdc.votes import MOST, Poll, Unjust, Verdict
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.topology import Topology
 
 ROUND, DAY = 1800 * SECOND, 86_400 * SECOND
 BAD = (None, "x", [], ["a"], {}, {"a": 1}, True, -1, 10**30, 10**5000, math.nan, math.inf, 1.5, "")

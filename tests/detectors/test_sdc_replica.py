@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from detectors.sdc.sdc_replica import SdcReplica
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 from tests.detectors.cases.case import START, Case
 from tests.detectors.cases.sdc import GPUS
 from tests.detectors.cases.sdc_replica import CASE, RANKS, topology

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.sdc.sdc_gradient import SdcGradient, by_chance, in_series, remember
-from pipeline.records import SECOND, Frame
+from pipeline.model.records import SECOND, Frame
 from tests.detectors.cases.case import START
 from tests.detectors.cases.sdc import GPUS
 from tests.detectors.cases.sdc_gradient import CASE, shown

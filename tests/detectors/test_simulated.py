@@ -7,7 +7,7 @@ import pytest
 from agents.sim.scenario import Fleet, Scenario, demo
 from benchmarks.detection.judge import judge
 from detectors.scoring.score import COUNTS
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 
 @pytest.fixture

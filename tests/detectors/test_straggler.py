@@ -7,7 +7,7 @@ import pytest
 
 from detectors.runner import Runner
 from detectors.straggler.straggler import Straggler
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 

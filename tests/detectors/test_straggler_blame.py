@@ -7,7 +7,7 @@ import pytest
 
 from detectors.base import kernel
 from detectors.straggler.straggler import Straggler
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 from tests.detectors.cases.straggler import CASE, GPUS, GUILTY, NODES, RANKS, SIZE, WIDTH, quiet, topology
 
 NODE = slice(4, 8)  # the ranks of node:n1

@@ -7,8 +7,8 @@ import pytest
 
 from detectors.straggler import mass_throttling
 from detectors.straggler.straggler_inferred import StragglerInferred
-from pipeline.records import SECOND
-from pipeline.topology import Topology, kind_of
+from pipeline.model.records import SECOND
+from pipeline.model.topology import Topology, kind_of
 from tests.detectors.cases import straggler_inferred as site
 from tests.detectors.cases.case import START, Case
 

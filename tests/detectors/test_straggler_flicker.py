@@ -9,7 +9,7 @@ import pytest
 
 from detectors.straggler.power_caps import Caps, Flicker, Ruling
 from detectors.straggler.straggler import Straggler
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 from tests.detectors.cases import straggler as site
 from tests.detectors.cases.case import Case
 

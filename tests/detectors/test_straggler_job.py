@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detectors.straggler.straggler_job import StragglerJob
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 from tests.detectors.cases.straggler import CASE, HOSTS, NODES, SIZE, quiet, topology
 
 SINCE = 60

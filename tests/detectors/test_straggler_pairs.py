@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detectors.straggler.straggler import Straggler
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import Case
 
 WIDTH, SIZE, SINCE = 8, 16, 120

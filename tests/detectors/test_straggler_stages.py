@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from detectors.straggler.straggler import Straggler
-from pipeline.records import SECOND, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Frame
+from pipeline.model.topology import Topology
 
 START = 1_790_000_000 * SECOND
 SINCE = 80

@@ -7,8 +7,8 @@ import pytest
 
 from detectors.runner import Runner
 from detectors.straggler.straggler import Straggler
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.topology import Topology
 
 START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 HOUR = 360  # ticks

@@ -7,7 +7,7 @@ import pytest
 
 from detectors.straggler import mass_throttling
 from detectors.straggler.straggler import Straggler
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 from tests.detectors.cases import straggler as site
 from tests.detectors.cases.case import START, Case
 

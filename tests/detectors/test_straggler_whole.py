@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from detectors.straggler.straggler_inferred import StragglerInferred
-from pipeline.records import SECOND, Event
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event
+from pipeline.model.topology import Topology
 from tests.detectors.cases import straggler_inferred as site
 from tests.detectors.cases.case import START, Case
 

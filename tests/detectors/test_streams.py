@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from detectors.base import kernel
 from detectors.base.streams import LEARN, Channel, Streams
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 START, TICK = 1_790_000_000 * SECOND, 10 * SECOND
 TIMES = Channel(floor=0.01, delta=0.03, phi=0.0)

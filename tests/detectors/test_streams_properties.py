@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detectors.base.streams import Channel, Streams
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 SIZE, TICKS, TICK = 24, 60, 10 * SECOND
 GROUPS = (np.arange(SIZE) % 3).astype(np.int32) - 1

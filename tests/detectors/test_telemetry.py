@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from detectors.telemetry.host_facts import HostFacts
 from detectors.telemetry.silent_jobs import SilentJobs
 from detectors.telemetry.telemetry import Telemetry
-from pipeline.frames import class_of
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.signals import class_of
+from pipeline.model.topology import Topology
 
 START, RACKS, NODES, GPUS = 1_790_000_000 * SECOND, 2, 4, 4
 NAMES = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.telemetry.telemetry_blind import TelemetryBlind
-from pipeline.records import SECOND, Event, Finding, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Finding, Frame
+from pipeline.model.topology import Topology
 
 START = 1_790_000_000 * SECOND
 NAN = float("nan")

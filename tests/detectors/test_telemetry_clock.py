@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from detectors.telemetry.telemetry_clock import TelemetryClock
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.topology import Topology
 
 START = 1_790_000_000 * SECOND
 NODES = ("node:a", "node:b")

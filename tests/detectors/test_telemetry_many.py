@@ -8,8 +8,8 @@ import pytest
 from detectors.base.topology_index import Homes
 from detectors.telemetry.silent_jobs import SilentJobs
 from detectors.telemetry.telemetry import Telemetry
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.topology import Topology
 
 T0 = 1_790_000_000 * SECOND
 COUNT, GPUS, SUPPLIES = 60, 4, 4

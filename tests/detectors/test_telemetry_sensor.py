@@ -10,9 +10,9 @@ import pytest
 from detectors.telemetry.gpu_instruments import Wrong
 from detectors.telemetry.instruments import Middles, Swing
 from detectors.telemetry.telemetry_sensor import LoopInstruments, TelemetrySensor
-from pipeline.frames import class_of
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.signals import class_of
+from pipeline.model.topology import Topology
 
 START, FAULT, END = 1_790_000_000 * SECOND, 160, 320
 NODES = tuple(f"node:n{n}" for n in range(4))

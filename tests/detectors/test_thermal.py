@@ -7,7 +7,7 @@ import pytest
 
 from detectors.base.gates import SETTLES
 from detectors.heat.thermal import Thermal
-from pipeline.records import SECOND, Event, Frame
+from pipeline.model.records import SECOND, Event, Frame
 from tests.detectors.cases.thermal import CASE, GPUS, GUILTY, PLATE, SUPPLY, WIDTH, heat, topology
 
 AT = GPUS.index(GUILTY)

@@ -14,8 +14,8 @@ from detectors.heat.exclusions import Collapses, LoopShift
 from detectors.heat.resistance import Resistance
 from detectors.heat.thermal_edge import ThermalEdge
 from pipeline.frames import Frame
-from pipeline.records import SECOND, Event
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event
+from pipeline.model.topology import Topology
 from tests.detectors.cases.thermal import CASE, GPUS, PLATE, SUPPLY, heat, topology
 
 HOUR = 3600 * SECOND

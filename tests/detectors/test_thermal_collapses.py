@@ -9,7 +9,7 @@ from detectors import configured
 from detectors.corroboration import LATE, Corroboration
 from detectors.heat.exclusions import Collapses
 from detectors.heat.thermal import Thermal
-from pipeline.records import SECOND, Event, Finding
+from pipeline.model.records import SECOND, Event, Finding
 from tests.detectors.cases.thermal import CASE, GPUS, GUILTY, PLATE, SUPPLY, heat, topology
 
 AT = GPUS.index(GUILTY)

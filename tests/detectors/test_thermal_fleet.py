@@ -6,7 +6,7 @@ import pytest
 
 from detectors.heat.thermal import Thermal
 from pipeline.incidents import Desk
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 from tests.detectors.cases.thermal import CASE, GPUS, WIDTH
 from tests.detectors.test_thermal_unread import SINCE, first, hot, shown
 

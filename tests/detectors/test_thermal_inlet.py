@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detectors.heat.thermal_inlet import ThermalInlet
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 from tests.detectors.cases.thermal_inlet import CASE, NODES, PER_RACK, air, topology
 
 RACK = np.arange(NODES) // PER_RACK

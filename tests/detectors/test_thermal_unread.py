@@ -12,9 +12,9 @@ from agents.sim.scenario import Fleet, Line, Scenario
 from benchmarks.detection.judge import Trial
 from detectors.heat.thermal import Thermal
 from detectors.heat.throttling import SILENT, Unread
-from pipeline.frames import class_of
-from pipeline.records import SECOND, Event
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event
+from pipeline.model.signals import class_of
+from pipeline.model.topology import Topology
 from tests.detectors.cases.thermal import CASE, GPUS, PLATE, SUPPLY, WIDTH, heat, topology
 
 LOOP, SINCE, HEAT = "cdu:c1", 80, 0x40

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from agents.sources.xids.table import shipped
 from detectors.xid import levels as xid_levels
 from detectors.xid.xid import Xid
-from pipeline.frames import class_of
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.signals import class_of
+from pipeline.model.topology import Topology
 
 T0 = 1_790_000_000 * SECOND
 GPUS = tuple(f"gpu:n{n}.{i}" for n in range(2) for i in range(4))

@@ -10,8 +10,8 @@ import pytest
 from detectors.runner import Runner
 from detectors.xid import cases as xid_cases
 from detectors.xid.xid import Xid
-from pipeline.records import SECOND, Event, Frame
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Frame
+from pipeline.model.topology import Topology
 
 T0, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 GPUS = tuple(f"gpu:n{n}.{i}" for n in range(2) for i in range(4))

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from agents.node.spool.spool import Spool
-from pipeline import config, wire
+from pipeline import wire
 from pipeline.admission import Admission, Stored
-from pipeline.config import Limits
+from pipeline.config import sections
+from pipeline.config.sections import Limits
 from pipeline.ingest import Ingest
-from pipeline.lineage import Lineage
-from pipeline.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
+from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
+from pipeline.model.topology import Lineage
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.store.entities import load_entities
@@ -25,7 +26,7 @@ from pipeline.transport.spool import SpoolTransport
 from tests.pipeline.outbox_line import Desk, Receiver
 
 if TYPE_CHECKING:
-    from pipeline.config import Kafka
+    from pipeline.config.sections import Kafka
     from tests.pipeline.kafka_line import Line
 
 NOW = 1_900_000_000 * SECOND  # later than the times of all cases
@@ -47,13 +48,13 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.spools = folder, {}
-        self.rules = config.Admission()
+        self.rules = sections.Admission()
         self.database: Database | None = None
         self.limits = Limits()
 
     def speaks_for_all(self, node: str) -> None:
         """From the next `open` on `node` may report every entity, as where a test has one sender for a whole fleet."""
-        self.rules = config.Admission(speaks_for=(config.SpeaksFor(node, ("*:*",)),))
+        self.rules = sections.Admission(speaks_for=(sections.SpeaksFor(node, ("*:*",)),))
 
     def spool(self, node: str, topic: str = TELEMETRY) -> Spool:
         if (node, topic) not in self.spools:

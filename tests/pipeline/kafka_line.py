@@ -21,8 +21,9 @@ from kafka import TopicPartition
 from agents.node.spool.spool import Spool
 from agents.node.uplink.client import Times
 from agents.node.uplink.sender import Sender
-from pipeline import config, wire
-from pipeline.records import SECOND, TELEMETRY, Batch, Block, Origin
+from pipeline import wire
+from pipeline.config import sections
+from pipeline.model.records import SECOND, TELEMETRY, Batch, Block, Origin
 from pipeline.service import Service
 from pipeline.store.database import Database
 from pipeline.transport import clients
@@ -92,12 +93,12 @@ class Books:
 class Line:
     """Spools with a writer, a Sender, and a Service in its thread. Everything can be ended and begun by itself."""
 
-    def __init__(self, folder: Path, kafka: config.Kafka, nodes: Iterable[str] = NODES, times: Times = BRISK) -> None:
-        self.config = config.Config(
-            spool=config.Spool(folder / "spool", free_bytes=0),
+    def __init__(self, folder: Path, kafka: sections.Kafka, nodes: Iterable[str] = NODES, times: Times = BRISK) -> None:
+        self.config = sections.Config(
+            spool=sections.Spool(folder / "spool", free_bytes=0),
             kafka=kafka,
-            store=config.Store(folder / "store.duckdb"),
-            pipeline=config.Pipeline(transport="kafka"),
+            store=sections.Store(folder / "store.duckdb"),
+            pipeline=sections.Pipeline(transport="kafka"),
         )
         self.nodes, self.said = tuple(nodes), list[str]()
         self.spools = {node: Spool(folder / "spool", node, TELEMETRY, free_bytes=0) for node in self.nodes}

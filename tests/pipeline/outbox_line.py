@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cases import Change
-from pipeline.config import Notify, Webhook
-from pipeline.records import SECOND, Incident
+from pipeline.config.sections import Notify, Webhook
+from pipeline.model.records import SECOND, Incident
 from pipeline.respond.outbox import Notifier
 from pipeline.store import ledger
 from pipeline.store.database import Database

@@ -9,8 +9,8 @@ from itertools import zip_longest
 import numpy as np
 
 from pipeline import wire
-from pipeline.errors import GapError, Retryable, WireError
-from pipeline.records import EVENTS, TELEMETRY, Batch, Block, Origin
+from pipeline.model.errors import GapError, Retryable, WireError
+from pipeline.model.records import EVENTS, TELEMETRY, Batch, Block, Origin
 from pipeline.transport import Message, Partition
 
 ONE, TWO, WORD = Partition(TELEMETRY, "0", "id"), Partition(TELEMETRY, "1", "id"), Partition(EVENTS, "0", "id")

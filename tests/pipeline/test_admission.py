@@ -13,11 +13,11 @@ from pipeline import wire
 from pipeline.admission import MAX_DATA, MAX_NESTING, MAX_PARENTS, Admission
 from pipeline.assembly import known_topology
 from pipeline.columns import MOST_NEW, MOST_OF_SENDER
-from pipeline.config import Config, Limits
-from pipeline.lineage import MAX_DEPTH
-from pipeline.names import MAX_NAME, MAX_TEXT
+from pipeline.config.sections import Config, Limits
+from pipeline.model.names import MAX_NAME, MAX_TEXT
+from pipeline.model.records import SECOND, Batch, Block, Event, EventBatch, Origin
+from pipeline.model.topology import MAX_DEPTH
 from pipeline.population import FORGET, Population
-from pipeline.records import SECOND, Batch, Block, Event, EventBatch, Origin
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.store.entities import load_entities

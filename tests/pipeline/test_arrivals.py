@@ -16,7 +16,7 @@ from pipeline import arrivals
 from pipeline.arrivals import ArrivalDesk, Early
 from pipeline.cases import Change
 from pipeline.incidents import REFINE, Desk
-from pipeline.records import SECOND, Finding, Incident
+from pipeline.model.records import SECOND, Finding, Incident
 from tests.pipeline.test_incidents import START, STEP, fleet, found, story
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import Store
-from pipeline.records import SECOND
+from pipeline.config.sections import Store
+from pipeline.model.records import SECOND
 from pipeline.store import bounds
 from pipeline.store.bounds import BOUNDS, DAY, HOUR, losses, trim
 from pipeline.store.database import Database

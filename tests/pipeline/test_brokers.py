@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import Kafka
-from pipeline.errors import ConfigError
+from pipeline.config.sections import Kafka
+from pipeline.model.errors import ConfigError
 from pipeline.transport import brokers
 from tests.kafka_broker import Broker
 from tests.kafka_clients import kafka_of, make_topics, read, write

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.catchup import PATIENCE, TOGETHER, CatchUp
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 T0 = 1_780_000_000 * SECOND
 LATENESS = 30 * SECOND

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pipeline import client
-from pipeline.config import Api, Config
-from pipeline.errors import FleetpulseError, OverLimit, Refused, Unreachable, UsageError, WrongQuery
+from pipeline.config.sections import Api, Config
+from pipeline.model.errors import FleetpulseError, OverLimit, Refused, Unreachable, UsageError, WrongQuery
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 from pipeline import wire
 from pipeline.clocks import BOUND, WINDOW, SenderClock
 from pipeline.ingest import Ingest
-from pipeline.records import SECOND, Batch, Block, Event, EventBatch, Origin
+from pipeline.model.records import SECOND, Batch, Block, Event, EventBatch, Origin
 from pipeline.senders import SAVE_EVERY, SLOW
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import Config, load
-from pipeline.errors import ConfigError
-from pipeline.settings import build
+from pipeline.config.sections import Config, load
+from pipeline.config.settings import build
+from pipeline.model.errors import ConfigError
 
 
 def written(folder: Path, text: str) -> Path:

@@ -16,8 +16,8 @@ import duckdb
 import pytest
 
 from pipeline import doctor
-from pipeline.config import Config, Store
-from pipeline.errors import DamagedStore, FleetpulseError, Unreachable, UsageError
+from pipeline.config.sections import Config, Store
+from pipeline.model.errors import DamagedStore, FleetpulseError, Unreachable, UsageError
 from pipeline.store.database import Database
 
 Spoil = Callable[[Path], None]
@@ -169,7 +169,7 @@ def test_a_file_that_this_user_may_not_read_is_a_wrong_path(sound: Path, tmp_pat
     program = f"""
 import os
 from pathlib import Path
-from pipeline.errors import UsageError
+from pipeline.model.errors import UsageError
 from pipeline.store.opening import open_file
 os.getuid() or os.setuid(65534)  # root may read all
 try:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pipeline.config import Kafka
-from pipeline.records import TELEMETRY
+from pipeline.config.sections import Kafka
+from pipeline.model.records import TELEMETRY
 from pipeline.transport import Message, Partition, topics
 from pipeline.transport.dead_letters import PAUSE_S, DeadLetterTopics
 from tests.kafka_broker import Address, held

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import Webhook
-from pipeline.errors import ConfigError, Refused
+from pipeline.config.sections import Webhook
+from pipeline.model.errors import ConfigError, Refused
 from pipeline.respond.delivery import check, check_address, judge, post
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline import demo
-from pipeline.config import Agent, Api, Config, Dashboard, Notify, Store, Webhook, load
+from pipeline.config.sections import Agent, Api, Config, Dashboard, Notify, Store, Webhook, load
 from pipeline.supervise import Supervisor
 
 

@@ -18,8 +18,8 @@ from kafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from pipeline.config import Kafka
-from pipeline.errors import ConfigError
+from pipeline.config.sections import Kafka
+from pipeline.model.errors import ConfigError
 from pipeline.transport import brokers, clients, diagnosis
 from tests.kafka_broker import HOST, Address, Broker, held
 from tests.kafka_clients import kafka_of, untidy_refusals

@@ -18,8 +18,8 @@ import duckdb
 import pytest
 
 from pipeline import doctor
-from pipeline.config import Api, Config, Notify, Spool, Store, Webhook
-from pipeline.errors import Unreachable
+from pipeline.config.sections import Api, Config, Notify, Spool, Store, Webhook
+from pipeline.model.errors import Unreachable
 
 
 @pytest.fixture

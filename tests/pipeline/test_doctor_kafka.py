@@ -12,7 +12,7 @@ from kafka.admin import ConfigResource
 
 from pipeline import doctor, doctor_kafka, topic_setup
 from pipeline.checks import Check
-from pipeline.config import Config, Kafka, Pipeline, Store
+from pipeline.config.sections import Config, Kafka, Pipeline, Store
 from pipeline.transport import topic_state, topics
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import SECONDS, admin_of, delete_topics, kafka_of, make_topics, read, untidy_refusals

@@ -12,7 +12,7 @@ import pytest
 from agents.node.spool.spool import Spool as Writer
 from pipeline import doctor, doctor_spool, wire
 from pipeline.checks import Check
-from pipeline.config import Config, Spool
+from pipeline.config.sections import Config, Spool
 from pipeline.transport import segments
 
 

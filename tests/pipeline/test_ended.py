@@ -16,11 +16,11 @@ from agents.node.batches import inventory_event, merged
 from agents.training import Steps
 from pipeline.assembly import known_topology
 from pipeline.blast import blast_radius
-from pipeline.config import Config
-from pipeline.ended import EndedRanks
-from pipeline.records import SECOND, Event
+from pipeline.config.sections import Config
+from pipeline.model.membership import EndedRanks
+from pipeline.model.records import SECOND, Event
+from pipeline.model.topology import Topology
 from pipeline.store.entities import load_entities
-from pipeline.topology import Topology
 from tests.agents.proc_tree import ProcTree
 from tests.pipeline.conftest import Site
 

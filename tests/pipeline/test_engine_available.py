@@ -7,8 +7,8 @@ from typing import Any
 from detectors import configured
 from detectors.runner import Runner
 from pipeline.engine import Engine
-from pipeline.records import SECOND
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND
+from pipeline.model.topology import Topology
 
 STEP = 10 * SECOND
 T0 = 1_780_000_000 * SECOND

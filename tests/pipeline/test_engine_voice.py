@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.config.sections import ModeRule
 from pipeline.engine import Engine
-from pipeline.errors import ConfigError, UsageError
-from pipeline.modes import ModeRule
-from pipeline.records import Finding
+from pipeline.model.errors import ConfigError, UsageError
+from pipeline.model.records import Finding
+from pipeline.model.topology import Topology
 from pipeline.store import mutes
-from pipeline.topology import Topology
 from pipeline.voice import doubt
 from tests.pipeline.test_engine import STEP, T0, HotForThree, Running
 

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.frames import Framer, as_float, class_of
-from pipeline.records import SECOND, Event, Rows
-from pipeline.topology import Topology
+from pipeline.frames import Framer, as_float
+from pipeline.model.records import SECOND, Event, Rows
+from pipeline.model.signals import class_of
+from pipeline.model.topology import Topology
 
 STEP = 10 * SECOND
 NAMES = {"gpu": ["gpu:a.0", "gpu:a.1", "gpu:b.0"], "nic": ["port:a.x"]}

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from agents.node.spool.spool import Spool
-from pipeline import config as configuration
 from pipeline import wire
-from pipeline.errors import Retryable
+from pipeline.config import sections as configuration
+from pipeline.config.settings import build
 from pipeline.ingest import Ingest
-from pipeline.records import SECOND, TELEMETRY, Batch, Block, Origin
+from pipeline.model.errors import Retryable
+from pipeline.model.records import SECOND, TELEMETRY, Batch, Block, Origin
 from pipeline.service import Service
-from pipeline.settings import build
 from tests.pipeline.test_service import Nothing
 
 T0 = 1_780_000_000 * SECOND

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline import wire
 from pipeline.ingest import Ingest
+from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Origin
 from pipeline.offsets import SPOOLS
-from pipeline.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Origin
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from tests.pipeline.shared_log import ONE, TWO, WORD, SharedLog, one_row

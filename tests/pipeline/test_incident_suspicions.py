@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pipeline.records import Finding
+from pipeline.model.records import Finding
 from tests.pipeline.test_incidents import START, Case, fleet, found
 
 

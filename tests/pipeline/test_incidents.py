@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.blast import blast_radius
-from pipeline.errors import Refused, UsageError
 from pipeline.incidents import KEPT, QUIET, REFINE, REOPEN, Change, Desk
-from pipeline.records import SECOND, Finding, Incident, Level
-from pipeline.topology import Topology
+from pipeline.model.errors import Refused, UsageError
+from pipeline.model.records import SECOND, Finding, Incident, Level
+from pipeline.model.topology import Topology
 
 START = 1_790_000_000 * SECOND
 STEP = 10 * SECOND

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import pipeline.ingest
 from pipeline import wire
-from pipeline.errors import Retryable
-from pipeline.records import SECOND, TELEMETRY, Batch, Block, Event, Origin
+from pipeline.model.errors import Retryable
+from pipeline.model.records import SECOND, TELEMETRY, Batch, Block, Event, Origin
 from pipeline.transport import Partition
 
 T0 = 1_780_000_000 * SECOND

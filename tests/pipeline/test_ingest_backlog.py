@@ -9,9 +9,9 @@ from typing import NoReturn
 import duckdb
 import pytest
 
-from pipeline.errors import Retryable
 from pipeline.ingest import MUTE, Ingest
-from pipeline.records import SECOND
+from pipeline.model.errors import Retryable
+from pipeline.model.records import SECOND
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport import Partition

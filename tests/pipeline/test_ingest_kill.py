@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 T0 = 1_780_000_000 * SECOND
 NODES, MESSAGES, KILLS = 4, 600, 8
@@ -63,7 +63,7 @@ def _body(node: str, message: int) -> bytes:
     import numpy as np
 
     from pipeline import wire
-    from pipeline.records import Batch, Block, Origin
+    from pipeline.model.records import Batch, Block, Origin
 
     columns = {"gpu.temperature": np.full((1, 2), message, "f4")}
     block = Block("gpu", (f"gpu:{node}.0", f"gpu:{node}.1"), columns)

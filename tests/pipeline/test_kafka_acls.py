@@ -12,8 +12,8 @@ from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 from kafka.errors import KafkaError
 
 from pipeline import acl_setup, setup
-from pipeline.config import Config
-from pipeline.errors import UsageError
+from pipeline.config.sections import Config
+from pipeline.model.errors import UsageError
 from tests.kafka_broker import Address, Broker, External
 from tests.kafka_clients import admin_of, kafka_of, make_topics, read, untidy_refusals, write
 from tests.kafka_security import MECHANISM, Security

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import topic_setup
-from pipeline.records import TELEMETRY
+from pipeline.model.records import TELEMETRY
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import delete_topics, kafka_of, make_topics
 from tests.parts import do_without

@@ -14,7 +14,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 
 from agents.node.uplink import client
 from pipeline import ingest, wire
-from pipeline.records import TELEMETRY
+from pipeline.model.records import TELEMETRY
 from pipeline.transport import kafka as transport
 from pipeline.transport import topics
 from tests.kafka_broker import Address, Broker

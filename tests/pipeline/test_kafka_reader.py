@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.errors import GapError, Retryable
-from pipeline.records import TELEMETRY
+from pipeline.model.errors import GapError, Retryable
+from pipeline.model.records import TELEMETRY
 from pipeline.transport import Partition
 from pipeline.transport.kafka import KafkaTransport
 from tests.kafka_broker import Broker

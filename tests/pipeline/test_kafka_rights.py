@@ -17,8 +17,8 @@ from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailable
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from pipeline import doctor, topic_setup
-from pipeline.config import Config, Pipeline
-from pipeline.errors import Unreachable
+from pipeline.config.sections import Config, Pipeline
+from pipeline.model.errors import Unreachable
 from pipeline.transport import clients, topics
 from tests.kafka_broker import Address, Broker, External
 from tests.kafka_clients import SECONDS, admin_of, kafka_of, read, write

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import wire
-from pipeline.errors import ConfigError
-from pipeline.records import TELEMETRY
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import TELEMETRY
 from pipeline.service import Service
 from tests.kafka_broker import Address
 from tests.kafka_clients import make_topics, write

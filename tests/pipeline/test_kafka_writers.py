@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import Retryable
 from pipeline.ingest import Ingest
+from pipeline.model.errors import Retryable
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport.kafka import KafkaTransport
@@ -109,7 +109,7 @@ READER = """
 import sys, time
 from pathlib import Path
 from pipeline import ingest as module
-from pipeline.config import Kafka
+from pipeline.config.sections import Kafka
 from pipeline.ingest import Ingest
 from pipeline.offsets import stored_offsets
 from pipeline.store.database import Database

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from pipeline.errors import WireError
+from pipeline.model.errors import WireError
 from pipeline.wire import Layouts
 
 

@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from pipeline.cases import Change
-from pipeline.records import SECOND, Finding, Incident, Level, iso
+from pipeline.model.records import SECOND, Finding, Incident, Level, iso
 from pipeline.store import ledger
 from pipeline.store.database import Database
 from pipeline.store.ledger import Payload

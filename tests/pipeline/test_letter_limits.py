@@ -9,11 +9,11 @@ import pytest
 
 from pipeline import wire
 from pipeline.admission import Admission
-from pipeline.config import Store
+from pipeline.config.sections import Store
 from pipeline.ingest import Ingest
 from pipeline.intake import NEWER, DeadLetter
 from pipeline.letters import PAYLOAD_BYTES, PER_MINUTE, LetterLimits
-from pipeline.records import SECOND, TELEMETRY
+from pipeline.model.records import SECOND, TELEMETRY
 from pipeline.sender_check import SenderCheck
 from pipeline.signatures import sign
 from pipeline.store.bounds import HOUR, trim

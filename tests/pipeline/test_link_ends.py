@@ -20,11 +20,11 @@ from agents.collectors.infiniband import Infiniband
 from agents.node.batches import batch, inventory_event
 from pipeline import wire
 from pipeline.assembly import known_topology
-from pipeline.config import Config
+from pipeline.config.sections import Config
 from pipeline.engine import Engine
-from pipeline.records import SECOND, Origin
+from pipeline.model.records import SECOND, Origin
+from pipeline.model.topology import Topology
 from pipeline.store.entities import load_entities
-from pipeline.topology import Topology
 from tests.agents.rdma_node import RdmaNode, write
 from tests.fabric import SimulatedFabric, fabric
 from tests.pipeline.conftest import Site

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.assembly import known_topology
-from pipeline.config import Config
+from pipeline.config.sections import Config
 from pipeline.folding import Folding
 from pipeline.incidents import Desk
-from pipeline.links import Links
-from pipeline.records import SECOND, Event, Finding, Level
+from pipeline.model.links import Links
+from pipeline.model.records import SECOND, Event, Finding, Level
+from pipeline.model.topology import Topology
 from pipeline.store.entities import load_entities
-from pipeline.topology import Topology
 from tests.pipeline.conftest import NOW, Site
 
 HOST, FAR = "port:n1.mlx5_0", "port:leaf1.2"

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from pipeline.assembly import known_topology
-from pipeline.config import Config
+from pipeline.config.sections import Config
+from pipeline.config.settings import build
 from pipeline.engine import Engine
 from pipeline.frames import Framer
 from pipeline.incidents import QUIET, Desk
 from pipeline.ingest import Committed
-from pipeline.membership import REMEMBERED, Membership
+from pipeline.model.membership import REMEMBERED, Membership
+from pipeline.model.records import SECOND, Event, Finding, Rows
+from pipeline.model.topology import Topology
 from pipeline.presence import LastSeen
-from pipeline.records import SECOND, Event, Finding, Rows
-from pipeline.settings import build
 from pipeline.store.entities import Entities
-from pipeline.topology import Topology
 from tests.pipeline.test_ended import NOW, rank, told
 
 PLACES = {f"gpu:n{n}.{i}": (f"node:n{n}",) for n in range(3) for i in range(2)}

@@ -11,9 +11,9 @@ from detectors import configured
 from detectors.runner import Runner
 from pipeline.engine import Engine
 from pipeline.frames import Framer
-from pipeline.records import SECOND, Event, Finding, Rows
+from pipeline.model.records import SECOND, Event, Finding, Rows
+from pipeline.model.topology import Topology
 from pipeline.store.reread import reread
-from pipeline.topology import Topology
 
 T0 = 1_780_000_000 * SECOND
 STEP = 10 * SECOND

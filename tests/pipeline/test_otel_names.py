@@ -12,7 +12,7 @@ from opentelemetry.semconv._incubating.attributes import hw_attributes
 from opentelemetry.semconv._incubating.metrics import hw_metrics, system_metrics
 from opentelemetry.semconv.schemas import Schemas
 
-from pipeline.signals import CATALOGUE, otel
+from pipeline.model.signals import CATALOGUE, otel
 
 
 def published(module: ModuleType) -> dict[str, tuple[str, str]]:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import Notify, Webhook
-from pipeline.errors import ConfigError
-from pipeline.records import SECOND
+from pipeline.config.sections import Notify, Webhook
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import SECOND
 from pipeline.respond import outbox
 from pipeline.respond.outbox import KEEP_S, RETRY_S, WATCHDOG_S, Notifier
 from tests.pipeline.outbox_line import START, Desk, Receiver
@@ -152,8 +152,8 @@ def test_kill_9_between_enqueue_and_delivery_loses_nothing(desk: Desk, receiver:
         import os, signal, sys
         sys.path.insert(0, {str(ROOT)!r})
         from pipeline.cases import Change
-        from pipeline.config import Notify, Webhook
-        from pipeline.records import Incident
+        from pipeline.config.sections import Notify, Webhook
+        from pipeline.model.records import Incident
         from pipeline.respond import delivery
         from pipeline.respond.outbox import Notifier
         from pipeline.store import ledger

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 from pipeline.respond.outbox import KEEP_S, RETRY_S
 from tests.pipeline.outbox_line import Desk, Receiver
 

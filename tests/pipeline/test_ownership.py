@@ -7,12 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from pipeline import config, wire
-from pipeline.config import SpeaksFor
-from pipeline.errors import ConfigError
+from pipeline import wire
+from pipeline.config import sections
+from pipeline.config.sections import SpeaksFor
+from pipeline.config.settings import build
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import SECOND, Batch, Block, Event, Origin
 from pipeline.ownership import KEEP_CLAIMS, RANK_TAKEOVER, Claim, Owners
-from pipeline.records import SECOND, Batch, Block, Event, Origin
-from pipeline.settings import build
 from tests.pipeline.conftest import NOW
 
 TAKEOVER = 600 * SECOND
@@ -188,7 +189,7 @@ def test_claims_that_nobody_renews_are_dropped_from_memory_and_store(site):
 
 
 def test_the_configuration_gives_entities_to_a_sender_and_to_no_other():
-    rules = config.Admission(speaks_for=(SpeaksFor("row3", ("cdu:row3-*", "gpu:wafer*")),))
+    rules = sections.Admission(speaks_for=(SpeaksFor("row3", ("cdu:row3-*", "gpu:wafer*")),))
     owners = Owners(rules, {"cdu:row3-1": Claim("h1", NOW, NOW, True)}, {"h1": NOW, "row3": NOW})
     assert owners.claim("row3", "cdu:row3-1", NOW) is None
     assert owners.claim("row3", "gpu:wafer7.0", NOW) is None
@@ -208,7 +209,7 @@ def test_the_configuration_gives_entities_to_a_sender_and_to_no_other():
 )
 def test_a_rule_that_cannot_work_is_refused_at_the_start(table):
     with pytest.raises(ConfigError, match="admission"):
-        build(config.Admission, table, "fleetpulse.toml", "admission")
+        build(sections.Admission, table, "fleetpulse.toml", "admission")
 
 
 # --- ranks and jobs --------------------------------------------------------------------------------------------------
@@ -387,7 +388,7 @@ def test_no_sender_quietens_what_is_not_its_own(site, kind, entity):
 
 
 def test_a_scheduler_announces_work_on_what_the_configuration_gives_it():
-    owners = Owners(config.Admission(speaks_for=(SpeaksFor("slurm", ("rack:*", "job:*")),)))
+    owners = Owners(sections.Admission(speaks_for=(SpeaksFor("slurm", ("rack:*", "job:*")),)))
     assert owners.holds("slurm", "rack:a")
     assert owners.holds("slurm", "job:81")
     assert not owners.holds("h1", "rack:a")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pipeline.cases import Change
-from pipeline.config import Webhook
-from pipeline.records import SECOND, Incident, iso
+from pipeline.config.sections import Webhook
+from pipeline.model.records import SECOND, Incident, iso
 from pipeline.respond import alertmanager
 from pipeline.respond.alertmanager import Sender
 from pipeline.respond.payloads import FORMATS, payloads_of

@@ -14,11 +14,11 @@ import pytest
 
 from agents.node.health.report import READABLE
 from agents.node.spool.spool import Spool
-from pipeline import config as configuration
 from pipeline import doctor, private
-from pipeline.config import Api, Config, Kafka, Store
-from pipeline.config import Spool as SpoolSection
-from pipeline.records import TELEMETRY
+from pipeline.config import sections as configuration
+from pipeline.config.sections import Api, Config, Kafka, Store
+from pipeline.config.sections import Spool as SpoolSection
+from pipeline.model.records import TELEMETRY
 from pipeline.transport import segments
 
 ROOT = Path(__file__).parents[2]

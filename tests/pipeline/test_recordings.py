@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import UsageError
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND, Event
+from pipeline.model.signals import CATALOGUE
 from pipeline.recorder import RecordingWriter, TelemetryWriter
 from pipeline.recordings import Recording, read_events, read_signals, read_topology
-from pipeline.records import SECOND, Event
-from pipeline.signals import CATALOGUE
 from pipeline.text_files import write_topology
 
 T0 = 1_767_225_600 * SECOND

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import UsageError
+from pipeline.model.errors import UsageError
 from pipeline.recorder import RecordingWriter
 from pipeline.recordings import Recording, read_events, read_signals, read_topology
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.records import Finding, Incident, finite, from_iso, iso
+from pipeline.model.records import Finding, Incident, finite, from_iso, iso
 
 
 @given(st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(2199, 12, 31)))

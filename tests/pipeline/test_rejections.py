@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline import wire
-from pipeline.records import Batch, Block, Origin
+from pipeline.model.records import Batch, Block, Origin
 from tests.pipeline.test_silence import NODES, Line
 
 

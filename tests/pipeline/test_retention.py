@@ -4,11 +4,11 @@ import numpy as np
 
 from pipeline import wire
 from pipeline.engine import Engine
-from pipeline.records import SECOND, Batch, Block, Event, Origin
+from pipeline.model.records import SECOND, Batch, Block, Event, Origin
+from pipeline.model.topology import Topology
 from pipeline.store import append, ledger, retention
 from pipeline.store.devices import Devices
 from pipeline.store.retention import DAY
-from pipeline.topology import Topology
 
 T0 = 1_780_000_000 * SECOND
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline import config, wire
+from pipeline import wire
 from pipeline.admission import Admission
-from pipeline.errors import Retryable
+from pipeline.config import sections
 from pipeline.ingest import Ingest
-from pipeline.records import SECOND, Batch, Block, Origin
+from pipeline.model.errors import Retryable
+from pipeline.model.records import SECOND, Batch, Block, Origin
 from pipeline.sender_check import SenderCheck
 from pipeline.sequences import WINDOW, Sequences
 from pipeline.signatures import RENEW_S, NodeKeys, sign
@@ -195,7 +196,7 @@ def test_a_key_is_replaced_without_a_gap_and_one_taken_away_ends_within_a_minute
 def test_a_key_that_protects_nothing_is_refused(tmp_path, text, mode, reason):
     key_file(tmp_path, "h2", text)
     (tmp_path / "h2.key").chmod(mode)
-    with pytest.raises(config.ConfigError, match=reason):
+    with pytest.raises(sections.ConfigError, match=reason):
         NodeKeys(tmp_path).signing("h2")
     assert reason in NodeKeys(tmp_path).wrong("h2", "t", b"x", b"")
 

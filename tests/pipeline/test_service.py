@@ -15,12 +15,12 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from pipeline import config as configuration
-from pipeline.errors import ConfigError, Retryable
-from pipeline.modes import ModeRule
-from pipeline.records import SECOND
+from pipeline.config import sections as configuration
+from pipeline.config.sections import ModeRule
+from pipeline.config.settings import build
+from pipeline.model.errors import ConfigError, Retryable
+from pipeline.model.records import SECOND
 from pipeline.service import Service
-from pipeline.settings import build
 from tests.until import until
 
 T0 = 1_780_000_000 * SECOND

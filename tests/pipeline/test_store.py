@@ -7,9 +7,9 @@ import duckdb
 import numpy as np
 import pytest
 
-from pipeline.errors import UsageError
-from pipeline.records import SECOND, Event, EventBatch, Origin, Rows
-from pipeline.signals import CATALOGUE, CLASSES, Signal, of_class
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND, Event, EventBatch, Origin, Rows
+from pipeline.model.signals import CATALOGUE, CLASSES, Signal, of_class
 from pipeline.store import mutes, schema
 from pipeline.store.append import append_rows
 from pipeline.store.database import Database

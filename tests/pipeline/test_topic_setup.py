@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import setup, topic_setup
-from pipeline.config import Config, Kafka, Pipeline, Spool, Store
-from pipeline.errors import Unreachable, UsageError
+from pipeline.config.sections import Config, Kafka, Pipeline, Spool, Store
+from pipeline.model.errors import Unreachable, UsageError
 from pipeline.transport import topic_state, topics
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import admin_of, delete_topics, kafka_of, read, write

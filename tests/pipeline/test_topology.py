@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import UsageError
-from pipeline.topology import Topology, kind_of
+from pipeline.model.errors import UsageError
+from pipeline.model.topology import Topology, kind_of
 
 FLEET = Topology(
     {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import UsageError
-from pipeline.topology import Topology
+from pipeline.model.errors import UsageError
+from pipeline.model.topology import Topology
 
 KINDS = ("rank", "stage", "gpu", "node", "rack")
 NAMES = [f"{kind}:{number}" for kind in KINDS for number in range(3)]

@@ -14,7 +14,7 @@ from kafka import TopicPartition
 
 from agents.node.spool.spool import Spool
 from pipeline import wire
-from pipeline.errors import GapError, Retryable
+from pipeline.model.errors import GapError, Retryable
 from pipeline.transport import Message, Partition, Transport, clients
 from pipeline.transport.kafka import KafkaTransport
 from pipeline.transport.spool import SpoolTransport

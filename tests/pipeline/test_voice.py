@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config import load
-from pipeline.errors import ConfigError, UsageError
-from pipeline.modes import ModeRule
-from pipeline.records import SECOND, Finding
-from pipeline.topology import Topology
+from pipeline.config.sections import ModeRule, load
+from pipeline.model.errors import ConfigError, UsageError
+from pipeline.model.records import SECOND, Finding
+from pipeline.model.topology import Topology
 from pipeline.voice import Mute, Voice, checked
 
 T0 = 1_780_000_000 * SECOND

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from pipeline import wire
-from pipeline.errors import WireError
-from pipeline.records import Batch, Block, Event, EventBatch, Origin
+from pipeline.model.errors import WireError
+from pipeline.model.records import Batch, Block, Event, EventBatch, Origin
 
 GOLDEN = Path(__file__).parent / "golden"
 EPOCH = bytes(range(16))

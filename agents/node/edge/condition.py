@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 AGAIN = 60 * SECOND
 """Between two beginnings of one condition; chosen: as often as detectors repeat what holds."""

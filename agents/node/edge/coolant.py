@@ -9,8 +9,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from agents.node.edge.condition import LOOKS, Condition, event
-from pipeline.records import SECOND, Event
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import SECOND, Event
+from pipeline.model.signals import CATALOGUE
 
 LEARN = 30
 """Looks that make a usual value; chosen: half a minute at 1 s, longer than a pump takes to start."""

@@ -10,9 +10,9 @@ import numpy as np
 from agents.collector import Reading
 from agents.node.edge.coolant import CollapseRule, LeakRule
 from agents.node.edge.temperature import RiseRule
-from pipeline.config import Edge as Settings
-from pipeline.records import Event
-from pipeline.signals import CATALOGUE
+from pipeline.config.sections import Edge as Settings
+from pipeline.model.records import Event
+from pipeline.model.signals import CATALOGUE
 
 MOST_WATCHED = 2048
 """Entities whose past is kept, each below 10 KiB; chosen: 64 BMCs of 32 sensors each. Those beyond are not watched."""

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from agents.node.edge.condition import Condition, event
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 ROUNDING = 1.0
 """K; half a kelvin at each end: nvmlDeviceGetTemperature gives whole degrees."""

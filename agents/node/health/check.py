@@ -23,8 +23,8 @@ from typing import Any
 from agents.node.health import status_file
 from agents.node.health.rules import COLLECTOR, INCIDENTS, names
 from agents.node.health.status_file import STALE_S, Condition
-from pipeline.config import Config
-from pipeline.errors import ConfigError, FleetpulseError
+from pipeline.config.sections import Config
+from pipeline.model.errors import ConfigError, FleetpulseError
 
 OK, WARNING, CRITICAL, UNKNOWN = "OK", "WARNING", "CRITICAL", "UNKNOWN"
 NAGIOS = {OK: 0, WARNING: 1, CRITICAL: 2, UNKNOWN: 3}

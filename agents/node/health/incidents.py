@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Check
+from pipeline.config.sections import Check
 from pipeline.outgoing import opener
 
 MOST_BYTES = 8 << 20

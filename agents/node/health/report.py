@@ -21,9 +21,9 @@ from agents.node.health.rules import RULES, Rule
 from agents.node.health.status_file import Condition
 from agents.node.spool.disk import AtOnce, SmallFiles
 from agents.node.workers.worker import Worker
-from pipeline.config import Config
-from pipeline.records import Event, Origin
-from pipeline.signals import CATALOGUE
+from pipeline.config.sections import Config
+from pipeline.model.records import Event, Origin
+from pipeline.model.signals import CATALOGUE
 
 EVERY_S = 10.0
 """How often the file is written though nothing changed; a third of what makes it stale."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # `fleetpulse check` reads the names of the rules and must not wait for NumPy, which records load
-    from pipeline.records import Event
+    from pipeline.model.records import Event
 
 Level = Literal["critical", "warning"]
 Data = Mapping[str, Any]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pipeline.config import Config
+from pipeline.config.sections import Config
 
 VERSION = 1
 RUN = Path("/run/fleetpulse/agent")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline import private
-from pipeline.errors import SpoolError
+from pipeline.model.errors import SpoolError
 from pipeline.transport import segments
 
 _LEAST_CAP = 1 << 16

@@ -15,7 +15,7 @@ from pathlib import Path
 from agents.node.spool import disk
 from agents.node.spool.retention import Retention, Segment
 from pipeline import private, wire
-from pipeline.errors import SpoolError
+from pipeline.model.errors import SpoolError
 from pipeline.transport import segments
 from pipeline.transport.salvage import Strays
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from agents.node.spool.writer import SLOW, Flusher, Stream
-from pipeline.config import Spool as Settings
-from pipeline.records import Event, Origin
+from pipeline.config.sections import Spool as Settings
+from pipeline.model.records import Event, Origin
 
 QUIET_S = 600.0
 """A spool that lost nothing for so long is well again; chosen: longer than a 4 MiB segment takes to fill."""

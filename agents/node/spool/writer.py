@@ -19,9 +19,9 @@ from agents.node.spool import accepted_count
 from agents.node.spool.accepted_count import AcceptedCount
 from agents.node.spool.spool import Spool
 from agents.node.workers.processes import HARMLESS
-from pipeline.config import Spool as Settings
-from pipeline.errors import SpoolError
-from pipeline.records import EVENTS, TELEMETRY, Origin
+from pipeline.config.sections import Spool as Settings
+from pipeline.model.errors import SpoolError
+from pipeline.model.records import EVENTS, TELEMETRY, Origin
 from pipeline.transport import segments
 
 BITE = 1 << 20

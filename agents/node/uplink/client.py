@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import Kafka
+from pipeline.config.sections import Kafka
 from pipeline.transport import brokers
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from agents.node.uplink.streams import Stream
-from pipeline.config import Kafka
+from pipeline.config.sections import Kafka
 from pipeline.transport import diagnosis, topics
 
 QUIET_S = 10.0

@@ -19,9 +19,9 @@ from queue import Empty, SimpleQueue
 from agents.node.uplink.client import Client, Outcome, Times, for_good, keys_of
 from agents.node.uplink.link_state import Outlook
 from agents.node.uplink.streams import Pace, Stream, Streams
-from pipeline.config import Kafka
-from pipeline.errors import ConfigError
-from pipeline.records import Event
+from pipeline.config.sections import Kafka
+from pipeline.model.errors import ConfigError
+from pipeline.model.records import Event
 from pipeline.transport import Partition, brokers
 from pipeline.transport.spool import SpoolTransport
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from pipeline import wire
-from pipeline.errors import GapError, WireError
+from pipeline.model.errors import GapError, WireError
 from pipeline.transport import Message, Partition
 from pipeline.transport.spool import SpoolTransport
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.node.spool.disk import AtOnce, SmallFiles
-from pipeline.config import Config
+from pipeline.config.sections import Config
 from pipeline.transport import segments
 
 if TYPE_CHECKING:

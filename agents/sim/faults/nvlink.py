@@ -19,7 +19,7 @@ from agents.sources.kernel.gpu_places import GpuPlaces
 from agents.sources.kernel.kmsg import Record
 from agents.sources.kernel.patterns import load as load_patterns
 from agents.sources.xids.table import shipped
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 _FATAL = 0.9  # share of the bandwidth from which on the job does not go on; chosen
 _INSIDE = 0.10  # of a rank's step, in collectives between the GPUs of its node; chosen, tensor parallelism hides most

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from agents.sim.effects import Collapse, Effects, Tamper
 from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
 from agents.sim.physics.instruments import grain
-from pipeline.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE
 
 SIGNALS = {
     "gpu": ("gpu.temperature", "gpu.power"),

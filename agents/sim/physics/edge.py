@@ -17,8 +17,8 @@ from agents.node.edge.coolant import LEARN, WELL, CollapseRule
 from agents.node.edge.temperature import CALM, CALM_LOOKS, COOLEST, LONGEST, ROUNDING, SHORTEST
 from agents.sim.effects import Collapse, Effects, Moment, Tamper
 from agents.sim.physics.noise import Floats, generator
-from pipeline.config import Edge as Settings
-from pipeline.records import SECOND, Event
+from pipeline.config.sections import Edge as Settings
+from pipeline.model.records import SECOND, Event
 
 TELLS = WELL + 5.0
 """Seconds after its end within which the end of a collapse is told."""

@@ -17,8 +17,8 @@ from agents.sim.physics.edge import LEAST_FLOW, collapses
 from agents.sim.physics.gpus import SHUTDOWN_C
 from agents.sim.physics.noise import Drift, Floats, generator
 from agents.sim.physics.state import State
-from pipeline.signals import CATALOGUE
-from pipeline.signals.coolant import HEALTH
+from pipeline.model.signals import CATALOGUE
+from pipeline.model.signals.signal import HEALTH
 
 SUPPLY_C = 32.0  # warm-water cooling; chosen
 _PG25, _CAPTURE = 15.1, 0.85  # K L/min per kW; share of a node's heat that goes into the coolant

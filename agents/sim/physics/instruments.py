@@ -13,8 +13,8 @@ from agents.sim.layout import Layout
 from agents.sim.physics.edge import jumps
 from agents.sim.physics.noise import Floats, generator
 from agents.sim.physics.state import State
-from pipeline.records import SECOND
-from pipeline.signals import CATALOGUE
+from pipeline.model.records import SECOND
+from pipeline.model.signals import CATALOGUE
 
 
 def tampered(values: NDArray[Any], tamper: Tamper, held: NDArray[np.float64]) -> NDArray[Any]:

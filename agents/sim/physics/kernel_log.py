@@ -16,7 +16,7 @@ from agents.sources.kernel.patterns import Patterns, load
 from agents.sources.kernel.patterns import load as load_patterns
 from agents.sources.xids.table import shipped
 from agents.xids import Folding
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 _BUSES = (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)  # of the eight GPUs of a node, as HGX H100 servers have them
 _MOST = 32  # GPUs of a node, as scenarios allow

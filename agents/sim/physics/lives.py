@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from agents.sim.effects import Effects
 from agents.sim.layout import Layout
 from agents.sim.physics.state import State
-from pipeline.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE
 
 CLASSES = ("gpu", "nvlink", "nic", "node")
 """Classes of a node's own counters."""

@@ -18,7 +18,7 @@ from agents.sim.physics.nvlink import Nvlinks
 from agents.sim.physics.ports import Links
 from agents.sim.physics.state import State
 from agents.sim.schedule import Schedule
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 Columns = dict[str, NDArray[Any]]
 

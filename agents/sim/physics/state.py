@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import UsageError
+from pipeline.model.errors import UsageError
 
 
 class State(dict[str, NDArray[Any]]):

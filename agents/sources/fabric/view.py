@@ -10,7 +10,7 @@ from agents.collector import Device
 from agents.sources.fabric.links import Link, Peer, Place
 from agents.sources.fabric.switches import Facts, leaves, names
 from agents.sources.nics.edges import Edges
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 MOST_PORTS = 16_384
 """Most ports that are followed; chosen: their inventory fits one answer of a worker (8 MiB). `include` divides more."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from agents.sources.jobs.members import MAX_RANKS, Rank
 from agents.sources.nvml.places import boot, memory_of_the_service
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 GONE_LOOKS = 2
 """A rank none of whose processes is left for so many looks has ended: a restart takes less than two of 10 s. Chosen."""

@@ -14,7 +14,7 @@ from agents.sources.kernel.patterns import Found, Patterns
 from agents.sources.xids import text as xid_text
 from agents.sources.xids.table import Table
 from agents.sources.xids.text import SXidLine, XidLine
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 WORDS = ("NVRM: Xid (", "SXid (", "NVRM: GPU at PCI:")
 """What the prefilter must let through for this module."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agents.sources.xids.table import SEVERITIES, entries, read_toml
-from pipeline.errors import ConfigError
-from pipeline.settings import wants
+from pipeline.config.settings import wants
+from pipeline.model.errors import ConfigError
 
 SHIPPED = Path(__file__).with_name("kernel_log.toml")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 MOST_KEYS = 4096
 """Most different things that are told apart; chosen: patterns times devices of a large node are some hundreds."""

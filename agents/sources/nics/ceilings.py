@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from agents.sources.nics.rdma_table import Counter
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 Turn = Literal["", "saturated", "wrapped", "reset"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.records import SECOND, Event
+from pipeline.model.records import SECOND, Event
 
 BURST = 20
 """Most events of one port in a burst; chosen: ten flaps are told one by one, then the counters tell how many."""

@@ -21,7 +21,7 @@ from typing import Literal, get_args
 
 from agents.sources.nics.attribute import names_in, once
 from agents.sources.procfile import ProcFile
-from pipeline.settings import wants
+from pipeline.config.settings import wants
 
 Role = Literal["compute", "storage", "management", "unused"]
 _KNOWN = get_args(Role)

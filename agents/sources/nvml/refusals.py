@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from agents.sources.nvml.places import Place
-from pipeline.records import SECOND
+from pipeline.model.records import SECOND
 
 SOON = 10 * SECOND
 """First wait for what was told before; doubled each time it is refused again. Chosen: the rhythm of most signals."""

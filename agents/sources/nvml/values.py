@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE
 
 MISSING = np.iinfo(np.uint64).max
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from agents.sources.redfish.subjects import DEFAULT, SUBJECTS
-from pipeline.errors import ConfigError
-from pipeline.settings import wants
+from pipeline.config.settings import wants
+from pipeline.model.errors import ConfigError
 
 _SECTION = "[[collector.redfish.bmcs]]"
 _SECONDS = wants("seconds, at least 0.2 and at most 86400", lambda value: 0.2 <= value <= 86_400)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from pipeline.signals.coolant import HEALTH
+from pipeline.model.signals.signal import HEALTH
 
 PREFIX = "/redfish/v1"
 """Below this all resources of a service lie (DSP0266, 6.3)."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agents.sources.redfish.rows import Row
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 MAX_ENTITIES = 4096
 """Most entities of one BMC; chosen: twice a floor PDU with 1000 outlets and their circuits."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agents.sources.redfish.document import Document
-from pipeline.signals.coolant import HEALTH, WELL
+from pipeline.model.signals.signal import HEALTH, WELL
 
 Values = Mapping[str, float | None]
 _FACTS = {

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from pipeline.errors import ConfigError
+from pipeline.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

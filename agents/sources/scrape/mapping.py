@@ -38,9 +38,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.errors import ConfigError
-from pipeline.settings import build
-from pipeline.signals import CATALOGUE, CLASS_OF_KIND, CLASSES, Signal
+from pipeline.config.settings import build
+from pipeline.model.errors import ConfigError
+from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, CLASSES, Signal
 
 SHIPPED = Path(__file__).with_name("mappings")
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # Prometheus data model, label names

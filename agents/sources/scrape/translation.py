@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from agents.collector import Device
 from agents.sources.scrape.mapping import Metric, Names
 from agents.sources.scrape.series import Page, Series
-from pipeline.signals import CATALOGUE
+from pipeline.model.signals import CATALOGUE
 
 NAME = 200
 """Most characters of an entity that labels make; chosen: longer ones are no names of devices."""

@@ -25,7 +25,7 @@ from agents.sources.training.datagram import (
     parsed,
     sender_of,
 )
-from pipeline.records import Event
+from pipeline.model.records import Event
 
 MAX_RANKS = 256
 """Most ranks of one node; chosen: twice the 128 cores of the largest Trainium node."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError
-from pipeline.settings import wants
+from pipeline.config.settings import wants
+from pipeline.model.errors import ConfigError
 
 SHIPPED = Path(__file__).with_name("xid.toml")
 SEVERITIES = ("info", "warning", "critical")

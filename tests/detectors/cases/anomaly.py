@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from detectors.anomaly.anomaly import Anomaly
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import Case
 
 NAMES = tuple(f"custom:exporter.series{i}" for i in range(12))

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.detector import Detector
-from pipeline.frames import class_of
-from pipeline.records import SECOND, Event, Finding, Frame, Level
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, Finding, Frame, Level
+from pipeline.model.signals import class_of
+from pipeline.model.topology import Topology
 
 START = 1_790_000_000 * SECOND
 Values = dict[str, dict[str, NDArray[np.float64]]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.heat.coolant import Coolant
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import Case
 
 LOOPS = tuple(f"cdu:c{i}" for i in range(5))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from detectors.heat.coolant_edge import CoolantEdge
-from pipeline.records import SECOND, Event
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START, Case
 from tests.detectors.cases.coolant import LOOPS
 from tests.detectors.cases.coolant import instant as loops

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.heat.coolant_leak import CoolantLeak
-from pipeline.records import SECOND, Event
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START, Case
 
 ROPES = ("leak_detector:c0.tray", "leak_detector:c0.hose")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.link.link import Link
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import Case, Shown
 
 PORTS = tuple(f"port:n{n}.p{p}" for n in range(4) for p in range(4))

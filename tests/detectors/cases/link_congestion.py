@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.link.link_congestion import LinkCongestion
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import Case, Shown
 
 NODES, RAILS = 8, 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.link.link_pcie import LinkPcie
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import Case, Shown
 
 GPUS = tuple(f"gpu:n{n}.{g}" for n in range(4) for g in range(4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.memory.memory import Memory
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import Case, Shown
 
 GPUS = tuple(f"gpu:n{n}.{i}" for n in range(2) for i in range(8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.power.power import Power
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import Case, Shown
 
 NODES = tuple(f"node:n{n}" for n in range(4))

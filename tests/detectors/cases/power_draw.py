@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.power.power_draw import PowerDraw
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import Case, Shown, Values
 
 NODES, WIDTH = 4, 8

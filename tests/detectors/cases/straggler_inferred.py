@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.straggler.straggler_inferred import StragglerInferred
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import Case, Shown
 
 NODES, WIDTH, STAGES = 8, 4, 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.telemetry.telemetry import Telemetry
-from pipeline.records import SECOND, Event
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START, Case, Shown
 
 NODES = tuple(f"node:n{n}" for n in range(6))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.telemetry.telemetry_blind import TelemetryBlind
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import Case
 
 NAMES = {"bmc": ("bmc:row1", "bmc:row2"), "exporter": ("exporter:facility",)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.telemetry.telemetry_clock import TelemetryClock
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import Case, Shown
 
 NODES = tuple(f"node:n{n}" for n in range(6))

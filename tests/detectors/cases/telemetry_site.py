@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from detectors.telemetry.telemetry_site import TelemetrySite
-from pipeline.records import SECOND, Event, iso
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event, iso
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START, Case
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from detectors.heat.thermal_edge import ThermalEdge
-from pipeline.records import SECOND, Event
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START, Case
 
 GPUS = tuple(f"gpu:n{n}.{i}" for n in range(4) for i in range(4))

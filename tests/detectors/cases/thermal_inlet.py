@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.heat.thermal_inlet import ThermalInlet
-from pipeline.records import Event
-from pipeline.topology import Topology
+from pipeline.model.records import Event
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import Case, Values
 
 NODES, PER_RACK = 32, 8

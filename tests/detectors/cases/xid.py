@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.xid.xid import Xid
-from pipeline.records import SECOND, Event
-from pipeline.topology import Topology
+from pipeline.model.records import SECOND, Event
+from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START, Case, Shown
 
 GPUS = tuple(f"gpu:n{n}.{i}" for n in range(2) for i in range(4))

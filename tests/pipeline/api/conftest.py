@@ -19,11 +19,11 @@ from detectors import configured
 from detectors.runner import Runner
 from pipeline.api.backend import Health
 from pipeline.api.server import create_app
-from pipeline.config import Api, Config
-from pipeline.records import SECOND
+from pipeline.config.sections import Api, Config
+from pipeline.model.records import SECOND
+from pipeline.model.topology import Topology
 from pipeline.store import ledger, mutes
 from pipeline.store.database import Database
-from pipeline.topology import Topology
 from pipeline.voice import Mute, checked, doubt
 
 NOW = 1_790_000_000 * SECOND

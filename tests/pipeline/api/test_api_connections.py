@@ -18,7 +18,7 @@ import pytest
 from pipeline import connections
 from pipeline.api import sending
 from pipeline.api.server import Serving, create_app, serve
-from pipeline.config import Api, Config
+from pipeline.config.sections import Api, Config
 
 MOST = 40
 CONFIG = Config(api=Api(port=0, connections=MOST))

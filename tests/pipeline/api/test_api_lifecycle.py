@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pipeline.api.server import Serving, create_app, serve
-from pipeline.config import Api, Config
-from pipeline.errors import ConfigError
+from pipeline.config.sections import Api, Config
+from pipeline.model.errors import ConfigError
 
 CONFIG = Config(api=Api(port=0, sql_seconds=60.0))
 

@@ -12,7 +12,7 @@ import pytest
 
 import fleetpulse
 from pipeline.api.server import create_app, serve
-from pipeline.config import Api, Config
+from pipeline.config.sections import Api, Config
 
 Call = Callable[..., tuple[int, str, str]]
 ADD = ("add", "straggler", "rack:r1", "--hours", "8", "--reason", "new paste")

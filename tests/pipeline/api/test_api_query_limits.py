@@ -22,8 +22,8 @@ from pipeline.api.query import Queries
 from pipeline.api.query_host import QueryHost
 from pipeline.api.query_scan import TOGETHER, select
 from pipeline.api.query_tables import terms, words
-from pipeline.config import Api
-from pipeline.errors import OverLimit, Refused, Retryable
+from pipeline.config.sections import Api
+from pipeline.model.errors import OverLimit, Refused, Retryable
 from pipeline.store.database import Database
 from tests.until import until
 
@@ -284,7 +284,7 @@ def test_nothing_is_left_when_the_pipeline_is_killed() -> None:
 import duckdb, os, sys, threading, time
 from pipeline.api.query import Queries
 from pipeline.api.query_host import QueryHost
-from pipeline.config import Api
+from pipeline.config.sections import Api
 queries = Queries(duckdb.connect().cursor, Api(sql_seconds=60.0))
 text = "SELECT sum(a.range * b.range) FROM range(100000000) a, range(100000000) b"
 threading.Thread(target=queries.run, args=(text,), daemon=True).start()

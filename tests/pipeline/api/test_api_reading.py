@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.api import models
 from pipeline.api.routes_read import _ENTITIES
-from pipeline.records import SECOND, iso
+from pipeline.model.records import SECOND, iso
 from pipeline.store import schema
 from pipeline.store.database import Database
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from pipeline.api import functions, sandbox
 from pipeline.api.query import Queries
-from pipeline.config import Api
-from pipeline.errors import OverLimit, Refused, Retryable, WrongQuery
+from pipeline.config.sections import Api
+from pipeline.model.errors import OverLimit, Refused, Retryable, WrongQuery
 from pipeline.store.database import Database
 
 GOOD = """

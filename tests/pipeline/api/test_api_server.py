@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.api import models
 from pipeline.api.server import create_app
-from pipeline.config import Api, Config
-from pipeline.errors import ConfigError
+from pipeline.config.sections import Api, Config
+from pipeline.model.errors import ConfigError
 
 ADA = {"Authorization": "Bearer ada-has-a-long-token"}
 

@@ -9,8 +9,8 @@ import pytest
 from dashboards.client import token_of
 from pipeline import setup
 from pipeline.api import tokens
-from pipeline.config import Api, Config, Spool, Store
-from pipeline.errors import UsageError
+from pipeline.config.sections import Api, Config, Spool, Store
+from pipeline.model.errors import UsageError
 
 
 def config(folder: Path, token_file: Path) -> Config:

@@ -1,10 +1,13 @@
-"""Signals of the class gpu: one GPU. One line per signal."""
+"""Signals of accelerators: gpu (one GPU), nvlink (one NVLink of a GPU), neuroncore (AWS Trainium, Inferentia).
+
+One line per signal.
+"""
 
 from __future__ import annotations
 
-from pipeline.signals.signal import Signal
+from pipeline.model.signals.signal import Signal
 
-SIGNALS: tuple[Signal, ...] = (
+GPU_SIGNALS: tuple[Signal, ...] = (
     # work
     Signal("gpu.utilization", "1", "gauge", "gpu", "f4", "Share of the last sample period in which a kernel ran", "nvmlDeviceGetUtilizationRates", "hw.gpu.utilization", (0, 1), interval=5),
     Signal("gpu.memory_utilization", "1", "gauge", "gpu", "f4", "Share of the last sample period in which device memory was read or written", "nvmlDeviceGetUtilizationRates", "", (0, 1), interval=5),
@@ -165,4 +168,59 @@ SIGNALS: tuple[Signal, ...] = (
     Signal("gpu.canary_mismatches", "{run}", "counter", "gpu", "u8", "Rounds of them of which an answer was not the known one", "canary", harm="up", interval=3600),
     Signal("gpu.canary_yields", "{run}", "counter", "gpu", "u8", "Rounds given up because a compute process appeared", "canary", interval=3600),
     Signal("gpu.canary_busy_time", "ms", "counter", "gpu", "u8", "Time of this GPU that the problems took", "canary", interval=3600),
+)  # fmt: skip
+
+
+NVLINK_SIGNALS: tuple[Signal, ...] = (
+    Signal("nvlink.state", "1", "state", "nvlink", "u1", "Whether the link is active", "NVML field 165, nvmlDeviceGetNvLinkState", "hw.network.up", (0, 3), states=("down", "up", "sleep", "traffic off"), normal=("up", "sleep"), interval=10),
+    Signal("nvlink.speed", "Mbit/s", "gauge", "nvlink", "f4", "Speed of the link in one direction, 8 times the megabytes that NVML gives", "NVML field 164", "hw.network.bandwidth.limit", (0, 1e7), harm="down", interval=60),
+    Signal("nvlink.replay_errors", "{error}", "counter", "nvlink", "u8", "Packets sent again (Hopper and older)", "NVML field 161, nvmlDeviceGetNvLinkErrorCounter", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.recovery_errors", "{error}", "counter", "nvlink", "u8", "Times that the link recovered from an error (Hopper and older)", "NVML field 162, nvmlDeviceGetNvLinkErrorCounter", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.crc_errors", "{error}", "counter", "nvlink", "u8", "Packets with a wrong checksum (Hopper and older)", "NVML field 163, nvmlDeviceGetNvLinkErrorCounter", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.tx_data", "KiBy", "counter", "nvlink", "u8", "Payload sent", "NVML field 138", "hw.network.io", interval=10),
+    Signal("nvlink.rx_data", "KiBy", "counter", "nvlink", "u8", "Payload received", "NVML field 139", "hw.network.io", interval=10),
+    Signal("nvlink.tx_packets", "{packet}", "counter", "nvlink", "u8", "Packets sent (Blackwell and newer)", "NVML field 201", "hw.network.packets", interval=10),
+    Signal("nvlink.tx_bytes", "By", "counter", "nvlink", "u8", "Bytes sent", "NVML field 202", "hw.network.io", interval=10),
+    Signal("nvlink.rx_packets", "{packet}", "counter", "nvlink", "u8", "Packets received (Blackwell and newer)", "NVML field 203", "hw.network.packets", interval=10),
+    Signal("nvlink.rx_bytes", "By", "counter", "nvlink", "u8", "Bytes received", "NVML field 204", "hw.network.io", interval=10),
+    Signal("nvlink.malformed_packets", "{error}", "counter", "nvlink", "u8", "Malformed packets", "NVML field 206", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.buffer_overruns", "{error}", "counter", "nvlink", "u8", "Packets lost for want of buffers", "NVML field 207", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.rx_errors", "{error}", "counter", "nvlink", "u8", "Packets received with an error", "NVML field 208", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.rx_remote_errors", "{error}", "counter", "nvlink", "u8", "Packets received that the other end had marked bad", "NVML field 209", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.rx_general_errors", "{error}", "counter", "nvlink", "u8", "Other errors in receiving", "NVML field 210", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.integrity_errors", "{error}", "counter", "nvlink", "u8", "Times that local errors passed their threshold", "NVML field 211", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.tx_discards", "{packet}", "counter", "nvlink", "u8", "Packets discarded before they were sent", "NVML field 212", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.recoveries_succeeded", "{event}", "counter", "nvlink", "u8", "Recoveries of the link that succeeded", "NVML field 213", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.recoveries_failed", "{event}", "counter", "nvlink", "u8", "Recoveries of the link that failed", "NVML field 214", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.recoveries", "{event}", "counter", "nvlink", "u8", "Recoveries of the link", "NVML field 215", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.effective_errors", "{error}", "counter", "nvlink", "u8", "Errors left after forward error correction", "NVML field 219", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.symbol_errors", "{error}", "counter", "nvlink", "u8", "Symbol errors", "NVML field 221", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.plr_blocks", "{block}", "counter", "nvlink", "u8", "Blocks sent under physical layer retry", "NVML field 294", interval=10),
+    Signal("nvlink.plr_retries", "{block}", "counter", "nvlink", "u8", "Blocks sent again by physical layer retry", "NVML field 295", "hw.errors", harm="up", interval=10),
+    Signal("nvlink.effective_ber", "1", "gauge", "nvlink", "f4", "Bit error rate after forward error correction; 0: too low to be told", "NVML field 220", "", (0, 1), harm="up", interval=10),
+    Signal("nvlink.symbol_ber", "1", "gauge", "nvlink", "f4", "Symbol error rate; 0: too low to be told", "NVML field 222", "", (0, 1), harm="up", interval=10),
+    Signal("nvlink.raw_ber", "1", "gauge", "nvlink", "f4", "Bit error rate before forward error correction; 0: too low to be told", "NVML field 293", "", (0, 1), harm="up", interval=10),
+    Signal("nvlink.fec_0", "{block}", "counter", "nvlink", "u8", "Blocks that needed no error correction", "NVML field 235", interval=10),
+    Signal("nvlink.fec_1", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended one symbol", "NVML field 236", interval=10),
+    Signal("nvlink.fec_2", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended 2 symbols", "NVML field 237", interval=10),
+    Signal("nvlink.fec_3", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended 3 symbols", "NVML field 238", interval=10),
+    Signal("nvlink.fec_4", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended 4 symbols", "NVML field 239", interval=10),
+    Signal("nvlink.fec_5", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended 5 symbols", "NVML field 240", interval=10),
+    Signal("nvlink.fec_6", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended 6 symbols", "NVML field 241", interval=10),
+    Signal("nvlink.fec_7", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended 7 symbols", "NVML field 242", interval=10),
+    Signal("nvlink.fec_8", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended 8 symbols", "NVML field 243", interval=10),
+    Signal("nvlink.fec_9", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended 9 symbols", "NVML field 244", interval=10),
+    Signal("nvlink.fec_10", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended 10 symbols", "NVML field 245", interval=10),
+    Signal("nvlink.fec_11", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended 11 symbols", "NVML field 246", interval=10),
+    Signal("nvlink.fec_12", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended 12 symbols", "NVML field 247", interval=10),
+    Signal("nvlink.fec_13", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended 13 symbols", "NVML field 248", interval=10),
+    Signal("nvlink.fec_14", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended 14 symbols", "NVML field 249", interval=10),
+    Signal("nvlink.fec_15", "{block}", "counter", "nvlink", "u8", "Blocks in which error correction mended 15 symbols", "NVML field 250", interval=10),
+)  # fmt: skip
+
+
+NEURONCORE_SIGNALS: tuple[Signal, ...] = (
+    Signal("neuroncore.utilization", "1", "gauge", "neuroncore", "f4", "Share of the last period in which the core worked; 0 where no program holds it", "neuron-monitor neuroncore_counters", "", (0, 1), interval=5),
+    Signal("neuroncore.flops", "{operation}/s", "gauge", "neuroncore", "f8", "Floating point operations per second in the last period", "neuron-monitor neuroncore_counters", "", (0, 1e18), interval=5),
+    Signal("neuroncore.memory_used", "By", "gauge", "neuroncore", "f8", "Device memory that programs hold for this core", "neuron-monitor memory_used", "", (0, 2e12), interval=5),
 )  # fmt: skip

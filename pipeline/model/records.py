@@ -5,7 +5,7 @@ Every `time`, `onset`, `opened` and the like is an int: UTC microseconds since 1
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.topology import Topology
+from pipeline.model.topology import Topology
 
 SECOND = 1_000_000
 Level = Literal["suspect", "ticket", "page"]
@@ -97,6 +97,12 @@ class Rows:
     columns: Mapping[str, NDArray[Any]]
 
 
+def select(rows: Rows, mask: NDArray[np.bool_]) -> Rows:
+    """The rows where `mask` holds."""
+    columns = {name: column[mask] for name, column in rows.columns.items()}
+    return Rows(rows.device_class, rows.time[mask], rows.device[mask], columns)
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One instant of one device class, aligned and read-only.
@@ -120,6 +126,26 @@ class Frame:
 
 Frames = Mapping[str, Frame]
 """The frames of one instant by device class: what a detector observes. A class without news is absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """All frames of one cell, by device class. `end` is the cell's end: state after it covers everything before it.
+
+    seen:  device class -> names of its devices by id, and which of the first of them had a sample of whatever signal.
+    ended: entities that are no more since then, such as the ranks of a job (pipeline.model.membership).
+    """
+
+    time: int
+    end: int
+    frames: Mapping[str, Frame]
+    seen: Mapping[str, tuple[Sequence[str], NDArray[np.bool_]]] = field(default_factory=dict)
+    ended: tuple[str, ...] = ()
+
+    @property
+    def events(self) -> Iterator[Event]:
+        """Those of all frames."""
+        return (event for frame in self.frames.values() for event in frame.events)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ port, `phy_...` those of the physical layer as the driver tells them.
 
 from __future__ import annotations
 
-from pipeline.signals.signal import Signal
+from pipeline.model.signals.signal import Signal
 
 _LINK = ("down", "up")
 _USABLE = ("unusable", "usable")
@@ -15,7 +15,7 @@ _LOGICAL = ("no_change", "down", "init", "armed", "active", "active_defer")
 _PHYSICAL = ("no_change", "sleep", "polling", "disabled", "training", "link_up", "link_recovery", "phy_test")
 # linux/ethtool.h: enum ethtool_fec_config_bits
 _FEC = ("none", "auto", "off", "rs", "baser", "llrs")
-SIGNALS: tuple[Signal, ...] = (
+NIC_SIGNALS: tuple[Signal, ...] = (
     Signal("nic.state", "1", "state", "nic", "u1", "Whether the link carries traffic", "/sys/class/infiniband/DEV/ports/P/state: ACTIVE; /sys/class/net/IF/operstate", "hw.network.up", (0, 1), states=_LINK, normal=("up",)),
     Signal("nic.logical_state", "1", "state", "nic", "u1", "State that the subnet manager gave the port", "/sys/class/infiniband/DEV/ports/P/state", "", (0, 5), states=_LOGICAL, normal=("active",)),
     Signal("nic.phys_state", "1", "state", "nic", "u1", "State of the physical link", "/sys/class/infiniband/DEV/ports/P/phys_state", "", (0, 7), states=_PHYSICAL, normal=("link_up",)),

@@ -11,6 +11,10 @@ from typing import Literal
 
 Kind = Literal["gauge", "counter", "state"]
 TYPES = ("u1", "u2", "u4", "u8", "f4", "f8")
+HEALTH = ("ok", "warning", "critical", "unavailable", "absent", "standby", "disabled")
+"""States of a part as its BMC has them: Redfish Status.Health and, where that is not bad, Status.State."""
+WELL = ("ok", "absent", "standby", "disabled")
+"""States of HEALTH that are no fault: a bay may be empty, and a spare may stand by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ With several steps between two looks the durations are means; with none the last
 
 from __future__ import annotations
 
-from pipeline.signals.signal import Signal
+from pipeline.model.signals.signal import Signal
 
-SIGNALS: tuple[Signal, ...] = (
+RANK_SIGNALS: tuple[Signal, ...] = (
     Signal("rank.step", "{step}", "counter", "rank", "u8", "Training steps finished", "training"),
     Signal("rank.step_time", "s", "gauge", "rank", "f4", "Length of the last step, waiting for other ranks included; the mean where a look saw several", "training", "", (0, 1e6), harm="up"),
     Signal("rank.compute_time", "s", "gauge", "rank", "f4", "Forward and backward computation of the last step, before any collective; the mean where a look saw several", "training", "", (0, 1e6), harm="up"),

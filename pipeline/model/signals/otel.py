@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pipeline.signals import CATALOGUE, Signal
+from pipeline.model.signals import CATALOGUE, Signal
 
 SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
 PREFIX = "fleetpulse."

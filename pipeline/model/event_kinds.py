@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.signals import CLASS_OF_KIND
+from pipeline.model.signals import CLASS_OF_KIND
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,34 +1,30 @@
-"""The signal catalogue as data: a file per device class, a line per signal, and what every part may ask about it."""
+"""The signal catalogue: every signal that Fleetpulse measures, by device class.
+
+One file per family of device classes; a new signal is one line in its class.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from pipeline.signals import (
-    agent,
-    battery,
-    bmc,
-    canary,
-    collector,
-    coolant,
-    custom,
-    dimm,
-    disk,
-    exporter,
-    filesystem,
-    gpu,
-    leak,
-    neuroncore,
-    nic,
-    node,
-    nvlink,
-    power,
-    psu,
-    rank,
-    sensor,
-    service,
+from pipeline.model.signals.agent import AGENT_SIGNALS, COLLECTOR_SIGNALS, CUSTOM_SIGNALS, EXPORTER_SIGNALS
+from pipeline.model.signals.coolant import COOLANT_SIGNALS, LEAK_SIGNALS
+from pipeline.model.signals.gpu import GPU_SIGNALS, NEURONCORE_SIGNALS, NVLINK_SIGNALS
+from pipeline.model.signals.nic import NIC_SIGNALS
+from pipeline.model.signals.node import (
+    BMC_SIGNALS,
+    CANARY_SIGNALS,
+    DIMM_SIGNALS,
+    DISK_SIGNALS,
+    FILESYSTEM_SIGNALS,
+    NODE_SIGNALS,
+    SENSOR_SIGNALS,
+    SERVICE_SIGNALS,
 )
-from pipeline.signals.signal import TYPES, Kind, Signal, column_of
+from pipeline.model.signals.power import BATTERY_SIGNALS, POWER_SIGNALS, PSU_SIGNALS
+from pipeline.model.signals.rank import RANK_SIGNALS
+from pipeline.model.signals.signal import TYPES, Kind, Signal, column_of
 
 __all__ = [
     "CATALOGUE",
@@ -37,6 +33,7 @@ __all__ = [
     "TYPES",
     "Kind",
     "Signal",
+    "class_of",
     "column_of",
     "kinds_of",
     "of_class",
@@ -78,9 +75,29 @@ _FURTHER: Mapping[str, tuple[str, ...]] = {
 CLASS_OF_KIND: Mapping[str, str] = {kind: c for c, main in CLASSES.items() for kind in (main, *_FURTHER.get(c, ()))}
 """Kind of entity -> the device class that it bears."""
 
-_FILES = (
-    *(gpu, nvlink, neuroncore, nic, node, sensor, dimm, disk, filesystem, service),
-    *(power, psu, battery, coolant, leak, bmc, rank, canary, agent, collector, exporter, custom),
+_DECLARED: tuple[Signal, ...] = (
+    *GPU_SIGNALS,
+    *NVLINK_SIGNALS,
+    *NEURONCORE_SIGNALS,
+    *NIC_SIGNALS,
+    *NODE_SIGNALS,
+    *SENSOR_SIGNALS,
+    *DIMM_SIGNALS,
+    *DISK_SIGNALS,
+    *FILESYSTEM_SIGNALS,
+    *SERVICE_SIGNALS,
+    *POWER_SIGNALS,
+    *PSU_SIGNALS,
+    *BATTERY_SIGNALS,
+    *COOLANT_SIGNALS,
+    *LEAK_SIGNALS,
+    *BMC_SIGNALS,
+    *RANK_SIGNALS,
+    *CANARY_SIGNALS,
+    *AGENT_SIGNALS,
+    *COLLECTOR_SIGNALS,
+    *EXPORTER_SIGNALS,
+    *CUSTOM_SIGNALS,
 )
 
 
@@ -96,14 +113,18 @@ def _with_generations(signals: Iterable[Signal]) -> Iterator[Signal]:
         yield Signal(f"{c}.generation", "s", "state", c, "u4", text, "agent")
 
 
-CATALOGUE: Mapping[str, Signal] = {
-    signal.name: signal for signal in _with_generations(signal for file in _FILES for signal in file.SIGNALS)
-}
+CATALOGUE: Mapping[str, Signal] = {signal.name: signal for signal in _with_generations(_DECLARED)}
 
 
 def kinds_of(device_class: str) -> tuple[str, ...]:
     """All kinds of entity that bear a device class, the main one first."""
     return (CLASSES[device_class], *_FURTHER.get(device_class, ()))
+
+
+def class_of(entity: str) -> str:
+    """Device class whose frames carry the events of `entity`: that of its kind, else the kind itself."""
+    kind = entity.split(":", 1)[0]
+    return CLASS_OF_KIND.get(kind, kind)
 
 
 def of_class(device_class: str, catalogue: Mapping[str, Signal] = CATALOGUE) -> tuple[Signal, ...]:
@@ -114,3 +135,13 @@ def of_class(device_class: str, catalogue: Mapping[str, Signal] = CATALOGUE) -> 
 def with_declared(declared: Iterable[Signal]) -> dict[str, Signal]:
     """The catalogue with `declared` signals added; a declaration wins over a line of the same name."""
     return {**CATALOGUE, **{signal.name: signal for signal in declared}}
+
+
+_LISTED = {"name": "signal", "unit": "unit", "kind": "kind", "device_class": "class", "column": "column"}
+_LISTED |= {"type": "type", "otel": "otel", "source": "source", "help": "help"}
+LISTING_COLUMNS = list(_LISTED.values())
+
+
+def listing_rows() -> list[dict[str, Any]]:
+    """Plain data, in the order of the catalogue."""
+    return [{shown: getattr(signal, name) for name, shown in _LISTED.items()} for signal in CATALOGUE.values()]

@@ -1,18 +1,13 @@
-"""Signals of the class coolant: a coolant distribution unit (cdu), its connectors, pumps, reservoirs, filters, loops.
+"""Signals of liquid cooling: coolant (CDU, connector, pump, reservoir, filter, loop) and leak. One line per signal.
 
-One line per signal. A cdu bears flow, temperatures and pressures of its secondary side, the one to the racks.
+A cdu has the flow, temperatures and pressures of its secondary side, which feeds the racks.
 """
 
 from __future__ import annotations
 
-from pipeline.signals.signal import Signal
+from pipeline.model.signals.signal import HEALTH, WELL, Signal
 
-HEALTH = ("ok", "warning", "critical", "unavailable", "absent", "standby", "disabled")
-"""States of a part as its BMC has them: Redfish Status.Health and, where that is not bad, Status.State."""
-WELL = ("ok", "absent", "standby", "disabled")
-"""States of HEALTH that are no fault: a bay may be empty, and a spare may stand by."""
-
-SIGNALS: tuple[Signal, ...] = (
+COOLANT_SIGNALS: tuple[Signal, ...] = (
     Signal("coolant.flow", "L/min", "gauge", "coolant", "f4", "Coolant flow of the loop or connector", "Redfish CoolantConnector FlowLitersPerMinute; simulator", "", (0, 50_000), harm="down"),
     Signal("coolant.supply_temperature", "Cel", "gauge", "coolant", "f4", "Coolant temperature to the racks", "Redfish CoolantConnector SupplyTemperatureCelsius; simulator", "hw.temperature", (-20, 120), harm="up"),
     Signal("coolant.return_temperature", "Cel", "gauge", "coolant", "f4", "Coolant temperature from the racks", "Redfish CoolantConnector ReturnTemperatureCelsius; simulator", "hw.temperature", (-20, 120), harm="up"),
@@ -43,4 +38,13 @@ SIGNALS: tuple[Signal, ...] = (
     Signal("loop.level", "1", "gauge", "coolant", "f4", "Coolant in the loop as a share of what should be", "Redfish CoolingLoop CoolantLevelPercent", "", (0, 1), harm="down", interval=30),
     Signal("loop.level_state", "", "state", "coolant", "u1", "What the BMC says of the coolant's level in the loop", "Redfish CoolingLoop CoolantLevelStatus", "", (0, 2), ("ok", "warning", "critical"), ("ok",), "up", interval=30),
     Signal("loop.quality", "", "state", "coolant", "u1", "What the BMC says of the coolant's quality", "Redfish CoolingLoop CoolantQuality", "", (0, 2), ("ok", "warning", "critical"), ("ok",), "up", interval=30),
+)  # fmt: skip
+
+
+_REACTIONS = ("none", "force_off", "graceful_shutdown", "force_restart", "graceful_restart")
+LEAK_SIGNALS: tuple[Signal, ...] = (
+    Signal("leak.state", "", "state", "leak", "u1", "What the detector says", "Redfish LeakDetector DetectorState", "hw.status", states=("ok", "warning", "critical", "unavailable", "absent"), normal=("ok", "absent"), harm="up", interval=5),
+    Signal("leak.warning_reaction", "", "state", "leak", "u1", "What the BMC itself does at a warning", "Redfish LeakDetector WarningReactionType", states=_REACTIONS, interval=5),
+    Signal("leak.critical_reaction", "", "state", "leak", "u1", "What the BMC itself does at a critical leak", "Redfish LeakDetector CriticalReactionType", states=_REACTIONS, interval=5),
+    Signal("leak.reaction_delay", "s", "gauge", "leak", "f4", "Time from the detection to the BMC's reaction", "Redfish LeakDetector ReactionDelaySeconds", "", (0, 1e6), interval=5),
 )  # fmt: skip

@@ -1,6 +1,7 @@
-"""One TOML file -> the dataclass of whoever owns the section. Unknown keys are errors with a suggestion.
+"""The configuration file: one dataclass per section, and `load`, which reads the TOML file.
 
-Read from --config, else FLEETPULSE_CONFIG, else ./fleetpulse.toml, else defaults. FLEETPULSE__SECTION__KEY overrides.
+Read from --config, else FLEETPULSE_CONFIG, else ./fleetpulse.toml, else defaults. FLEETPULSE__SECTION__KEY overrides a
+key. Unknown keys are errors with a suggestion.
 """
 
 from __future__ import annotations
@@ -14,11 +15,24 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pipeline.errors import ConfigError
-from pipeline.modes import ModeRule
-from pipeline.settings import Variable, build, wants
+from pipeline.config.settings import Variable, build, wants
+from pipeline.model.errors import ConfigError
+
+Mode = Literal["record", "notify", "act"]
+ANY = "*"
+_SCOPE = wants("an entity such as rack:r12, or * for everywhere", lambda v: v == ANY or ":" in v.strip(":"))
+
+
+@dataclass(frozen=True)
+class ModeRule:
+    """What a detector (* for all) may do on a scope (an entity and all below it, * for everywhere)."""
+
+    mode: Mode
+    detector: str = ANY
+    scope: str = field(default=ANY, metadata=_SCOPE)
+
 
 PREFIX = "FLEETPULSE__"
 

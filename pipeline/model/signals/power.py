@@ -1,14 +1,10 @@
-"""Signals of the class power: a distribution unit (pdu), shelf, chassis, circuit, outlet, or rail of a supply (output).
-
-One line per signal.
-"""
+"""Signals of power supply: power (PDU, shelf, chassis, circuit, outlet, output), psu, battery. One line per signal."""
 
 from __future__ import annotations
 
-from pipeline.signals.coolant import HEALTH, WELL
-from pipeline.signals.signal import Signal
+from pipeline.model.signals.signal import HEALTH, WELL, Signal
 
-SIGNALS: tuple[Signal, ...] = (
+POWER_SIGNALS: tuple[Signal, ...] = (
     Signal("power.draw", "W", "gauge", "power", "f4", "Power delivered to what is fed; of a chassis, drawn", "Redfish PowerWatts, RailPowerWatts; simulator", "hw.power", (0, 1e7), interval=30),
     Signal("power.voltage", "V", "gauge", "power", "f4", "Voltage: of a pdu or circuit its input, of an outlet or rail its output", "Redfish Voltage, RailVoltage; simulator", "hw.voltage", (0, 1e5), interval=30),
     Signal("power.current", "A", "gauge", "power", "f4", "Current", "Redfish CurrentAmps, RailCurrentAmps", "", (0, 1e5), harm="up", interval=30),
@@ -40,4 +36,35 @@ SIGNALS: tuple[Signal, ...] = (
     Signal("power.inlet_temperature", "Cel", "gauge", "power", "f4", "Temperature of the air that goes in", "Redfish ThermalMetrics; Thermal of PhysicalContext Intake", "hw.temperature", (-60, 120), harm="up", interval=30),
     Signal("power.exhaust_temperature", "Cel", "gauge", "power", "f4", "Temperature of the air that comes out", "Redfish ThermalMetrics; Thermal of PhysicalContext Exhaust", "hw.temperature", (-60, 150), harm="up", interval=30),
     Signal("power.ambient_temperature", "Cel", "gauge", "power", "f4", "Temperature of the air around", "Redfish ThermalMetrics TemperatureSummaryCelsius Ambient", "hw.host.ambient_temperature", (-60, 120), harm="up", interval=30),
+)  # fmt: skip
+
+
+PSU_SIGNALS: tuple[Signal, ...] = (
+    Signal("psu.input_power", "W", "gauge", "psu", "f4", "Power drawn from the feed", "Redfish PowerSupplyMetrics InputPowerWatts", "hw.power", (0, 1e6), interval=30),
+    Signal("psu.input_voltage", "V", "gauge", "psu", "f4", "Voltage of the feed", "Redfish PowerSupplyMetrics InputVoltage; Power LineInputVoltage", "hw.voltage", (0, 1e5), harm="down", interval=30),
+    Signal("psu.input_current", "A", "gauge", "psu", "f4", "Current drawn from the feed", "Redfish PowerSupplyMetrics InputCurrentAmps", "", (0, 1e4), interval=30),
+    Signal("psu.frequency", "Hz", "gauge", "psu", "f4", "Frequency of the feed", "Redfish PowerSupplyMetrics FrequencyHz", "", (0, 1000), interval=30),
+    Signal("psu.output_power", "W", "gauge", "psu", "f4", "Power given to the chassis", "Redfish PowerSupplyMetrics OutputPowerWatts; Power LastPowerOutputWatts", "hw.power_supply.usage", (0, 1e6), interval=30),
+    Signal("psu.energy", "J", "counter", "psu", "u8", "Energy drawn since the BMC's counter was reset", "Redfish PowerSupplyMetrics EnergykWh", "hw.energy", interval=30),
+    Signal("psu.capacity", "W", "gauge", "psu", "f4", "Power that the supply can give", "Redfish PowerSupply PowerCapacityWatts", "hw.power_supply.limit", (0, 1e6), harm="down", interval=30),
+    Signal("psu.efficiency", "1", "gauge", "psu", "f4", "Efficiency: the best of its ratings, or what an older BMC gives", "Redfish PowerSupply EfficiencyRatings; Power EfficiencyPercent", "", (0, 1), harm="down", interval=30),
+    Signal("psu.temperature", "Cel", "gauge", "psu", "f4", "Temperature of the supply", "Redfish PowerSupplyMetrics TemperatureCelsius", "hw.temperature", (-60, 200), harm="up", interval=30),
+    Signal("psu.fan_speed", "rpm", "gauge", "psu", "f4", "Speed of the supply's slowest fan", "Redfish PowerSupplyMetrics FanSpeedPercent SpeedRPM", "hw.fan.speed", (0, 100_000), harm="down", interval=30),
+    Signal("psu.fan_speed_ratio", "1", "gauge", "psu", "f4", "Drive of the supply's slowest fan", "Redfish PowerSupplyMetrics FanSpeedPercent", "hw.fan.speed_ratio", (0, 1.5), interval=30),
+    Signal("psu.status", "", "state", "psu", "u1", "What the BMC says of the supply", "Redfish PowerSupply Status", "hw.status", (0, 6), HEALTH, WELL, "up", interval=30),
+    Signal("psu.input_status", "", "state", "psu", "u1", "What the BMC says of the feed", "Redfish PowerSupply LineInputStatus", "", (0, 2), ("normal", "loss_of_input", "out_of_range"), ("normal",), "up", interval=30),
+)  # fmt: skip
+
+
+BATTERY_SIGNALS: tuple[Signal, ...] = (
+    Signal("battery.charge", "1", "gauge", "battery", "f4", "Charge that is left", "Redfish BatteryMetrics ChargePercent", "hw.battery.charge", (0, 1), harm="down", interval=300),
+    Signal("battery.health", "1", "gauge", "battery", "f4", "Capacity as a share of what it was when new", "Redfish Battery StateOfHealthPercent", "", (0, 1), harm="down", interval=300),
+    Signal("battery.stored", "J", "gauge", "battery", "f4", "Energy that is stored", "Redfish BatteryMetrics StoredEnergyWattHours", "", (0, 1e10), harm="down", interval=300),
+    Signal("battery.temperature", "Cel", "gauge", "battery", "f4", "Temperature of the battery", "Redfish BatteryMetrics TemperatureCelsius", "hw.temperature", (-60, 200), harm="up", interval=300),
+    Signal("battery.input_voltage", "V", "gauge", "battery", "f4", "Voltage at the input", "Redfish BatteryMetrics InputVoltage", "hw.voltage", (0, 1e5), interval=300),
+    Signal("battery.input_current", "A", "gauge", "battery", "f4", "Current into the battery", "Redfish BatteryMetrics InputCurrentAmps", "", (-1e5, 1e5), interval=300),
+    Signal("battery.output_current", "A", "gauge", "battery", "f4", "Current out of the battery, all outputs together", "Redfish BatteryMetrics OutputCurrentAmps", "", (-1e5, 1e5), interval=300),
+    Signal("battery.discharge_cycles", "1", "gauge", "battery", "f4", "Discharges so far, counted in full ones", "Redfish BatteryMetrics DischargeCycles", "", (0, 1e6), harm="up", interval=300),
+    Signal("battery.charge_state", "", "state", "battery", "u1", "Whether it charges or discharges", "Redfish Battery ChargeState", "", (0, 2), ("idle", "charging", "discharging"), ("idle", "charging"), "up", interval=300),
+    Signal("battery.status", "", "state", "battery", "u1", "What the BMC says of the battery", "Redfish Battery Status", "hw.status", (0, 6), HEALTH, WELL, "up", interval=300),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipeline.topology import Topology, kind_of
+from pipeline.model.topology import Topology, kind_of
 
 PEER = "peer"
 """The attribute that names the entity at the far end; it is always ours."""

@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.errors import ConfigError
+from pipeline.model.errors import ConfigError
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""The configuration file: its sections and how their values are checked."""

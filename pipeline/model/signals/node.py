@@ -1,0 +1,145 @@
+"""Signals of a server and its parts: node, sensor, dimm, disk, filesystem, service, bmc, canary. One line per signal."""
+
+from __future__ import annotations
+
+from pipeline.model.signals.signal import Signal
+
+NODE_SIGNALS: tuple[Signal, ...] = (
+    Signal("node.load1", "1", "gauge", "node", "f4", "Runnable tasks, 1-minute mean", "/proc/loadavg", "", (0, 1e6)),
+    Signal("node.load5", "1", "gauge", "node", "f4", "Runnable tasks, 5-minute mean", "/proc/loadavg", "", (0, 1e6)),
+    Signal("node.cpu_count", "{cpu}", "gauge", "node", "u2", "Logical processors online", "/proc/stat", "system.cpu.logical.count"),
+    Signal("node.cpu_busy_time", "ms", "counter", "node", "u8", "Processor time spent in user, system, interrupt and stolen work, all processors", "/proc/stat", "system.cpu.time"),
+    Signal("node.cpu_idle_time", "ms", "counter", "node", "u8", "Processor time spent idle or waiting for I/O, all processors", "/proc/stat", "system.cpu.time"),
+    Signal("node.cpu_user_time", "ms", "counter", "node", "u8", "Processor time spent in programs, niced ones too, all processors", "/proc/stat", "system.cpu.time"),
+    Signal("node.cpu_system_time", "ms", "counter", "node", "u8", "Processor time spent in the kernel, all processors", "/proc/stat", "system.cpu.time", harm="up"),
+    Signal("node.cpu_iowait_time", "ms", "counter", "node", "u8", "Processor time spent idle while a task waited for I/O, all processors", "/proc/stat", "system.cpu.time", harm="up"),
+    Signal("node.cpu_irq_time", "ms", "counter", "node", "u8", "Processor time spent in interrupts, hard and soft, all processors", "/proc/stat", "system.cpu.time", harm="up"),
+    Signal("node.cpu_steal_time", "ms", "counter", "node", "u8", "Processor time that the hypervisor gave to others, all processors", "/proc/stat", "system.cpu.time", harm="up"),
+    Signal("node.context_switches", "{switch}", "counter", "node", "u8", "Context switches, all processors", "/proc/stat", ""),
+    Signal("node.cpu_frequency_mean", "Hz", "gauge", "node", "f4", "Mean clock of the processors", "/sys/devices/system/cpu/cpufreq/policyN/scaling_cur_freq", "system.cpu.frequency", (0, 1e11), harm="down", interval=10),
+    Signal("node.cpu_frequency_min", "Hz", "gauge", "node", "f4", "Clock of the slowest processor", "/sys/devices/system/cpu/cpufreq/policyN/scaling_cur_freq", "system.cpu.frequency", (0, 1e11), harm="down", interval=10),
+    Signal("node.cpu_throttles", "1", "counter", "node", "u8", "Times that a processor package slowed down because it was hot", "/sys/devices/system/cpu/cpuN/thermal_throttle/package_throttle_count", "", harm="up", interval=10),
+    Signal("node.memory_total", "By", "gauge", "node", "f8", "Memory fitted", "/proc/meminfo", "system.memory.limit", (0, 1e15), interval=10),
+    Signal("node.memory_available", "By", "gauge", "node", "f8", "Memory that can be had without swapping", "/proc/meminfo", "system.memory.linux.available", (0, 1e15), harm="down", interval=10),
+    Signal("node.memory_cached", "By", "gauge", "node", "f8", "Memory that holds parts of files and can be dropped", "/proc/meminfo: Cached + Buffers", "system.memory.usage", (0, 1e15), interval=10),
+    Signal("node.memory_dirty", "By", "gauge", "node", "f8", "Memory that waits to be written to disks", "/proc/meminfo: Dirty + Writeback", "", (0, 1e15), harm="up", interval=10),
+    Signal("node.memory_kernel", "By", "gauge", "node", "f8", "Memory of the kernel that cannot be dropped", "/proc/meminfo: SUnreclaim", "", (0, 1e15), harm="up", interval=10),
+    Signal("node.memory_poisoned", "By", "gauge", "node", "f8", "Memory taken out of use after uncorrected errors", "/proc/meminfo: HardwareCorrupted", "", (0, 1e15), harm="up", interval=10),
+    Signal("node.memory_corrected", "{error}", "counter", "node", "u8", "Corrected memory errors of all memory controllers since boot", "/sys/devices/system/edac/mc/mcN/ce_count", "hw.errors", harm="up", interval=30),
+    Signal("node.memory_uncorrected", "{error}", "counter", "node", "u8", "Uncorrected memory errors of all memory controllers since boot", "/sys/devices/system/edac/mc/mcN/ue_count", "hw.errors", harm="up", interval=30),
+    Signal("node.hugepages_total", "By", "gauge", "node", "f8", "Memory set aside for huge pages of the default size", "/proc/meminfo: HugePages_Total", "", (0, 1e15), interval=10),
+    Signal("node.hugepages_free", "By", "gauge", "node", "f8", "Of them, not in use", "/proc/meminfo: HugePages_Free", "", (0, 1e15), interval=10),
+    Signal("node.swap_used", "By", "gauge", "node", "f8", "Swap in use", "/proc/meminfo", "system.paging.usage", (0, 1e15), harm="up", interval=10),
+    Signal("node.numa_free_min", "By", "gauge", "node", "f8", "Free memory of the NUMA node that has least of it", "/sys/devices/system/node/nodeN/meminfo", "", (0, 1e15), harm="down", interval=10),
+    Signal("node.numa_misses", "{page}", "counter", "node", "u8", "Pages that were taken from another NUMA node than was wanted", "/proc/vmstat: numa_miss", "", harm="up", interval=10),
+    Signal("node.oom_kills", "{process}", "counter", "node", "u8", "Processes that the kernel killed for want of memory", "/proc/vmstat: oom_kill", "", harm="up", interval=10),
+    Signal("node.cpu_pressure", "us", "counter", "node", "u8", "Time in which some task waited for a processor", "/proc/pressure/cpu", "", harm="up"),
+    Signal("node.memory_pressure", "us", "counter", "node", "u8", "Time in which some task waited for memory", "/proc/pressure/memory", "", harm="up"),
+    Signal("node.memory_pressure_full", "us", "counter", "node", "u8", "Time in which all tasks waited for memory", "/proc/pressure/memory", "", harm="up"),
+    Signal("node.io_pressure", "us", "counter", "node", "u8", "Time in which some task waited for I/O", "/proc/pressure/io", "", harm="up"),
+    Signal("node.io_pressure_full", "us", "counter", "node", "u8", "Time in which all tasks waited for I/O", "/proc/pressure/io", "", harm="up"),
+    Signal("node.uptime", "s", "gauge", "node", "f8", "Time since the kernel started", "/proc/uptime", "system.uptime", (0, 1e10)),
+    Signal("node.kernel_tainted", "1", "gauge", "node", "u4", "Bit mask of what the kernel has been through, as it gives it: 0x10 machine check, 0x80 oops, 0x200 warning, 0x4000 soft lockup", "/proc/sys/kernel/tainted", "", interval=60),
+    Signal("node.disk_used", "By", "gauge", "node", "f8", "Space in use on the root file system", "statvfs(/)", "system.filesystem.usage", (0, 1e18), interval=30),
+    Signal("node.disk_total", "By", "gauge", "node", "f8", "Size of the root file system", "statvfs(/)", "system.filesystem.limit", (0, 1e18), interval=30),
+    Signal("node.disk_read", "By", "counter", "node", "u8", "Bytes read from all whole disks", "/proc/diskstats", "system.disk.io", interval=10),
+    Signal("node.disk_written", "By", "counter", "node", "u8", "Bytes written to all whole disks", "/proc/diskstats", "system.disk.io", interval=10),
+    Signal("node.tasks_blocked", "{task}", "gauge", "node", "u4", "Processes in uninterruptible sleep (state D) at the look", "/proc/PID/stat", "system.process.count", harm="up", interval=30),
+    Signal("node.tasks_blocked_gpu", "{task}", "gauge", "node", "u4", "Of them, those of GPU driver and training: names that match [collector.tasks] gpu", "/proc/PID/stat", "system.process.count", harm="up", interval=30),
+    Signal("node.tasks_blocked_longest", "s", "gauge", "node", "f4", "How long one process at least has been in state D at every look without using a processor", "/proc/PID/stat", "", (0, 1e10), harm="up", interval=30),
+    Signal("node.training_refused", "{datagram}", "counter", "node", "u8", "Datagrams to the socket of training steps that were refused: damaged, of another user's rank, or too many", "training", interval=60),
+    Signal("node.clock_offset", "s", "gauge", "node", "f8", "What the clock has still to gain to be right, as its keeper last measured", "chronyd's tracking, else adjtimex", "", (-1e9, 1e9), interval=60),
+    Signal("node.clock_error_max", "s", "gauge", "node", "f8", "Most that the clock can be wrong; grows while nothing sets it", "adjtimex: maxerror", "", (0, 1e9), harm="up", interval=60),
+    Signal("node.clock_synchronized", "1", "state", "node", "u1", "Whether something keeps the clock, as the kernel has it", "adjtimex: STA_UNSYNC", "", (0, 1), states=("free", "synchronized"), normal=("synchronized",), interval=60),
+    Signal("node.clock_frequency", "ppm", "gauge", "node", "f4", "Correction of the clock's own rate", "adjtimex: freq", "", (-1000, 1000), interval=60),
+    Signal("node.clock_stratum", "1", "gauge", "node", "u1", "Steps from a reference clock; 0 none yet", "chronyd's tracking", "", (0, 16), harm="up", interval=60),
+    Signal("node.aer_correctable", "{error}", "counter", "node", "u8", "Corrected PCIe errors of all devices since each was found", "/sys/bus/pci/devices/ADDRESS/aer_dev_correctable", "hw.errors", harm="up", interval=30),
+    Signal("node.aer_nonfatal", "{error}", "counter", "node", "u8", "Uncorrected PCIe errors that left the link usable, all devices", "/sys/bus/pci/devices/ADDRESS/aer_dev_nonfatal", "hw.errors", harm="up", interval=30),
+    Signal("node.aer_fatal", "{error}", "counter", "node", "u8", "Uncorrected PCIe errors that cost the link, all devices", "/sys/bus/pci/devices/ADDRESS/aer_dev_fatal", "hw.errors", harm="up", interval=30),
+    Signal("node.gpu_pci", "{gpu}", "gauge", "node", "u2", "GPUs on the PCI bus", "/sys/bus/pci/devices/ADDRESS/{vendor,class}", "hw.status", (0, 1024), harm="down", interval=30),
+    Signal("node.gpu_driver", "{gpu}", "gauge", "node", "u2", "Of them, those that a driver has taken", "/sys/bus/pci/devices/ADDRESS/driver", "hw.status", (0, 1024), harm="down", interval=30),
+    Signal("node.gpu_expected", "{gpu}", "gauge", "node", "u2", "GPUs that should be there: as configured, else the most seen since the agent started", "[collector.pci] gpus_expected", "", (0, 1024), interval=30),
+    Signal("node.power", "W", "gauge", "node", "f4", "Power that the whole server draws, as its BMC measures it", "IPMI DCMI Get Power Reading", "hw.host.power", (0, 1e6), interval=60),
+    Signal("node.chassis_faults", "1", "state", "node", "u2", "Bit mask of what the BMC says of the chassis: 0x1 power overload, 0x2 interlock, 0x4 power fault, 0x8 power control fault, 0x10 opened, 0x20 drive fault, 0x40 cooling fault", "IPMI Get Chassis Status", "hw.status", harm="up", interval=60),
+)  # fmt: skip
+
+
+SENSOR_SIGNALS: tuple[Signal, ...] = (
+    Signal("sensor.temperature", "Cel", "gauge", "sensor", "f4", "Temperature", "hwmon tempN_input; IPMI sensor", "hw.temperature", (-100, 500), harm="up", interval=10),
+    Signal("sensor.voltage", "V", "gauge", "sensor", "f4", "Voltage", "hwmon inN_input; IPMI sensor", "hw.voltage", (-1000, 100_000), interval=10),
+    Signal("sensor.current", "A", "gauge", "sensor", "f4", "Current", "hwmon currN_input; IPMI sensor", "", (-1e5, 1e5), interval=10),
+    Signal("sensor.power", "W", "gauge", "sensor", "f4", "Power", "hwmon powerN_input; IPMI sensor", "hw.power", (0, 1e6), interval=10),
+    Signal("sensor.fan_speed", "rpm", "gauge", "sensor", "f4", "Speed of a fan", "hwmon fanN_input; IPMI sensor", "hw.fan.speed", (0, 100_000), harm="down", interval=10),
+    Signal("sensor.ratio", "1", "gauge", "sensor", "f4", "A share of the whole: drive of a fan, load of a supply, relative humidity", "hwmon humidityN_input; IPMI sensor in percent", "", (0, 10), interval=10),
+    Signal("sensor.energy", "uJ", "counter", "sensor", "u8", "Energy used; starts again at 0 after the sensor's attribute wraps_at", "powercap energy_uj; hwmon energyN_input", "hw.energy", interval=10, wraps=True),
+    Signal("sensor.alarm", "1", "state", "sensor", "u1", "What the chip or BMC itself says of its limits", "hwmon *_alarm, *_fault; IPMI threshold comparison", "hw.status", (0, 3), ("none", "alarm", "critical", "fault"), ("none",), "up", interval=10),
+    Signal("sensor.status", "1", "state", "sensor", "u2", "Bit mask of the states that a discrete sensor reports, by its attribute type; of a power_supply: 0x1 present, 0x2 failure, 0x4 failure predicted, 0x8 input lost, 0x10 input lost or out of range, 0x20 input out of range, 0x40 configuration error", "IPMI Get Sensor Reading", "hw.status", interval=60),
+)  # fmt: skip
+
+
+DIMM_SIGNALS: tuple[Signal, ...] = (
+    Signal("dimm.corrected", "{error}", "counter", "dimm", "u8", "Corrected memory errors since boot", "/sys/devices/system/edac/mc/mcN/dimmN/dimm_ce_count", "hw.errors", harm="up", interval=30),
+    Signal("dimm.uncorrected", "{error}", "counter", "dimm", "u8", "Uncorrected memory errors since boot", "/sys/devices/system/edac/mc/mcN/dimmN/dimm_ue_count", "hw.errors", harm="up", interval=30),
+)  # fmt: skip
+
+
+DISK_SIGNALS: tuple[Signal, ...] = (
+    Signal("disk.read", "By", "counter", "disk", "u8", "Bytes read since boot", "/proc/diskstats", "system.disk.io", interval=10),
+    Signal("disk.written", "By", "counter", "disk", "u8", "Bytes written since boot", "/proc/diskstats", "system.disk.io", interval=10),
+    Signal("disk.reads", "{operation}", "counter", "disk", "u8", "Reads completed since boot", "/proc/diskstats", "system.disk.operations", interval=10),
+    Signal("disk.writes", "{operation}", "counter", "disk", "u8", "Writes completed since boot", "/proc/diskstats", "system.disk.operations", interval=10),
+    Signal("disk.read_time", "ms", "counter", "disk", "u8", "Time that reads took, added up", "/proc/diskstats", "system.disk.operation_time", harm="up", interval=10),
+    Signal("disk.write_time", "ms", "counter", "disk", "u8", "Time that writes took, added up", "/proc/diskstats", "system.disk.operation_time", harm="up", interval=10),
+    Signal("disk.io_time", "ms", "counter", "disk", "u8", "Time in which at least one request was under way", "/proc/diskstats", "system.disk.io_time", harm="up", interval=10),
+    Signal("disk.in_flight", "{operation}", "gauge", "disk", "u4", "Requests under way at the look", "/proc/diskstats", "", harm="up", interval=10),
+    Signal("disk.state", "1", "state", "disk", "u1", "State of the NVMe controller", "/sys/class/nvme/nvmeN/state", "hw.status", (0, 6), states=("new", "live", "resetting", "connecting", "deleting", "dead", "other"), normal=("live",), interval=30),
+    Signal("disk.temperature", "Cel", "gauge", "disk", "f4", "Composite temperature", "NVMe log page 02h, else hwmon", "hw.temperature", (-100, 200), harm="up", interval=600),
+    Signal("disk.critical_warning", "1", "gauge", "disk", "u1", "Bit mask of warnings: 0x1 spare low, 0x2 temperature, 0x4 unreliable, 0x8 read-only, 0x10 backup of volatile memory failed, 0x20 persistent memory", "NVMe log page 02h, byte 0", "hw.physical_disk.smart", (0, 63), harm="up", interval=600),
+    Signal("disk.spare", "1", "gauge", "disk", "f4", "Spare capacity left, as a share", "NVMe log page 02h, byte 3", "hw.physical_disk.smart", (0, 1), harm="down", interval=600),
+    Signal("disk.spare_threshold", "1", "gauge", "disk", "f4", "Share of spare capacity below which the disk warns", "NVMe log page 02h, byte 4", "", (0, 1), interval=600),
+    Signal("disk.endurance_used", "1", "gauge", "disk", "f4", "Share of the rated life that is used up; may pass 1", "NVMe log page 02h, byte 5", "hw.physical_disk.endurance_utilization", (0, 2.55), harm="up", interval=600),
+    Signal("disk.media_errors", "{error}", "counter", "disk", "u8", "Reads and writes whose data could not be recovered", "NVMe log page 02h, bytes 160-175", "hw.errors", harm="up", interval=600),
+    Signal("disk.error_log_entries", "{entry}", "counter", "disk", "u8", "Entries of the error log over the disk's life", "NVMe log page 02h, bytes 176-191", "hw.physical_disk.smart", harm="up", interval=600),
+    Signal("disk.unsafe_shutdowns", "1", "counter", "disk", "u8", "Losses of power without notice over the disk's life", "NVMe log page 02h, bytes 144-159", "hw.physical_disk.smart", harm="up", interval=600),
+    Signal("disk.power_on_time", "h", "counter", "disk", "u8", "Hours under power over the disk's life", "NVMe log page 02h, bytes 128-143", "hw.physical_disk.smart", interval=600),
+    Signal("disk.lifetime_read", "{unit}", "counter", "disk", "u8", "Data read over the disk's life, in units of 512,000 bytes", "NVMe log page 02h, bytes 32-47", "hw.physical_disk.smart", interval=600),
+    Signal("disk.lifetime_written", "{unit}", "counter", "disk", "u8", "Data written over the disk's life, in units of 512,000 bytes", "NVMe log page 02h, bytes 48-63", "hw.physical_disk.smart", interval=600),
+    Signal("disk.hot_time", "min", "counter", "disk", "u4", "Time at or above the warning temperature over the disk's life", "NVMe log page 02h, bytes 192-195", "hw.physical_disk.smart", harm="up", interval=600),
+    Signal("disk.throttled_time", "s", "counter", "disk", "u8", "Time in which the disk slowed down because it was hot, over its life", "NVMe log page 02h, bytes 224-231", "hw.physical_disk.smart", harm="up", interval=600),
+)  # fmt: skip
+
+
+FILESYSTEM_SIGNALS: tuple[Signal, ...] = (
+    Signal("filesystem.mounted", "1", "state", "filesystem", "u1", "Whether it is mounted; it need not be unless configuration requires it", "/proc/self/mountinfo", "hw.status", (0, 1), states=("absent", "mounted"), normal=("mounted",), interval=30),
+    Signal("filesystem.responds", "1", "state", "filesystem", "u1", "Whether it answers in time", "statvfs", "hw.status", (0, 2), states=("hangs", "answers", "fails"), normal=("answers",), interval=30),
+    Signal("filesystem.latency", "s", "gauge", "filesystem", "f4", "How long it took to answer, or has not answered yet", "statvfs", "", (0, 1e9), harm="up", interval=30),
+    Signal("filesystem.read_only", "1", "state", "filesystem", "u1", "Whether the kernel refuses to write to it, as after an error", "/proc/self/mountinfo, options of the file system", "hw.status", (0, 1), states=("writable", "read-only"), normal=("writable",), interval=30),
+    Signal("filesystem.used", "By", "gauge", "filesystem", "f8", "Space in use", "statvfs", "system.filesystem.usage", (0, 1e18), interval=30),
+    Signal("filesystem.available", "By", "gauge", "filesystem", "f8", "Space that programs without privilege can still use", "statvfs", "system.filesystem.usage", (0, 1e18), harm="down", interval=30),
+    Signal("filesystem.total", "By", "gauge", "filesystem", "f8", "Size", "statvfs", "system.filesystem.limit", (0, 1e18), interval=30),
+    Signal("filesystem.files_used", "{file}", "gauge", "filesystem", "f8", "Inodes in use", "statvfs", "", (0, 1e18), harm="up", interval=30),
+    Signal("filesystem.files_total", "{file}", "gauge", "filesystem", "f8", "Inodes that there can be; missing where there is no such bound", "statvfs", "", (0, 1e18), interval=30),
+)  # fmt: skip
+
+
+SERVICE_SIGNALS: tuple[Signal, ...] = (
+    Signal("service.state", "1", "state", "service", "u1", "Whether it runs, as systemd has it; absent: configuration requires it and it is not installed", "systemd over D-Bus, ActiveState", "hw.status", (0, 7), states=("inactive", "active", "reloading", "failed", "activating", "deactivating", "maintenance", "absent"), normal=("active", "reloading"), interval=15),
+    Signal("service.restarts", "1", "counter", "service", "u4", "Times that systemd started it anew by itself", "systemd over D-Bus, NRestarts", "", harm="up", interval=15),
+)  # fmt: skip
+
+
+BMC_SIGNALS: tuple[Signal, ...] = (
+    Signal("bmc.reachable", "", "state", "bmc", "u1", "Whether the BMC answered when it was asked last", "any Redfish request", "", (0, 1), ("no", "yes"), ("yes",), "down", interval=10),
+    Signal("bmc.latency", "s", "gauge", "bmc", "f4", "Time of the newest answer", "any Redfish request, own timer", "", (0, 1e4), harm="up", interval=10),
+    Signal("bmc.pending", "s", "gauge", "bmc", "f4", "How long the request under way has been waiting for its answer; 0 where there is none", "any Redfish request, own timer", "", (0, 1e4), harm="up", interval=10),
+    Signal("bmc.requests", "{request}", "counter", "bmc", "u8", "Requests made since the collector started", "own count", interval=10),
+    Signal("bmc.failures", "{failure}", "counter", "bmc", "u8", "Requests without a useful answer, and parts of answers that could not be read, since the collector started", "own count", interval=10),
+)  # fmt: skip
+
+
+CANARY_SIGNALS: tuple[Signal, ...] = (
+    Signal("canary.runs", "{run}", "counter", "canary", "u8", "Problems with known answers that this core has computed", "own count", interval=3600),
+    Signal("canary.mismatches", "{run}", "counter", "canary", "u8", "Rounds of them of which an answer was wrong", "own count", harm="up", interval=3600),
+    Signal("canary.yields", "{run}", "counter", "canary", "u8", "Rounds given up because others needed the core", "own count", interval=3600),
+    Signal("canary.busy_time", "ms", "counter", "canary", "u8", "Processor time that the problems took", "getrusage(2)", interval=3600),
+)  # fmt: skip
