@@ -1,6 +1,6 @@
 """The page that somebody who adds a collector reads: Collector, Reading, NoData.
 
-A collector is a dataclass in `agents/collectors/NAME.py` and one line in `agents/collectors/__init__.py`. Its fields
+A collector is a dataclass in `agents/collectors/NAME.py` and one line in `agents/collectors/registry.py`. Its fields
 are its configuration (`[collector.NAME]`). It measures; it never judges, keeps history or sends.
 """
 

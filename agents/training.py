@@ -16,8 +16,7 @@
 It never waits, never raises and needs no agent. docs/training.md shows the rest.
 """
 
-from agents.sources.training.callbacks import TorchSteps, TrainerSteps
-from agents.sources.training.digest import replica_digest
-from agents.sources.training.steps import Step, Steps
+from agents.collectors.training.digest import replica_digest
+from agents.collectors.training.steps import Step, Steps, TorchSteps, TrainerSteps
 
 __all__ = ["Step", "Steps", "TorchSteps", "TrainerSteps", "replica_digest"]

@@ -22,7 +22,7 @@ import threading
 import time
 from pathlib import Path
 
-from agents.collectors import configured
+from agents.collectors.registry import configured
 from agents.node.agent import Agent
 from benchmarks import node_files
 from benchmarks.mischief import Mischief

@@ -24,12 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.sources.training.place import VARIABLE
+from agents.collectors.training.agent_socket import VARIABLE
 from agents.training import Steps, replica_digest
 
 COLLECTOR = """
 import select, sys, time, resource
-from agents.collectors.training import Training
+from agents.collectors.training.training import Training
 collector = Training(socket=sys.argv[1])
 collector.open("n1")
 before = resource.getrusage(resource.RUSAGE_SELF)

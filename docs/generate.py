@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-from agents.collectors import COLLECTORS
+from agents.collectors.registry import COLLECTORS
 from agents.sim.confounders import CONFOUNDERS
 from agents.sim.faults import FAULTS
 from agents.sim.faults.kind import Kind

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from agents.collector import Collector
-from agents.collectors import COLLECTORS
+from agents.collectors.registry import COLLECTORS
 from detectors import DETECTORS
 from detectors.base.detector import Detector
 from detectors.base.streams import Streams

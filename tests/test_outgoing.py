@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from agents.collectors.jobs.kubernetes import Kubelet, Refused
 from agents.node.health import incidents
 from agents.otlp.http import Post
-from agents.sources.jobs.kubelet import Kubelet, Refused
 from dashboards.client import ApiError, Client
 from pipeline import client, outgoing
 from pipeline.config.sections import Api, Check, Config, Opentelemetry

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.collectors.jobs import Jobs
+from agents.collectors.jobs.jobs import Jobs
+from agents.collectors.training import agent_socket
 from agents.node.health import status_file
-from agents.sources.training import place
 from tests.parts import do_without
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -106,7 +106,7 @@ def test_what_others_read_and_write_is_where_the_service_lets_them() -> None:
     lines = (DEPLOY / UNIT).read_text().splitlines()
     assert f"RuntimeDirectory={status_file.RUN.relative_to('/run')}" in lines
     assert "RuntimeDirectoryMode=0755" in lines
-    assert Path(place.SYSTEM).parent == status_file.RUN
+    assert Path(agent_socket.SYSTEM).parent == status_file.RUN
     assert not Jobs().facts.is_relative_to(status_file.RUN)
 
 

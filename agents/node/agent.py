@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from agents.collector import Collector, Device, Rhythm
-from agents.collectors import configured
+from agents.collectors.registry import configured
 from agents.node.batches import batch, inventory_event, merged, sendable
 from agents.node.counter_generations import Generations
 from agents.node.edge import Edge
@@ -38,7 +38,7 @@ from pipeline.transport.segments import folder_name
 
 if TYPE_CHECKING:
     from agents.node.uplink.sender import Sender
-    from agents.otlp.opened import Telemetry
+    from agents.otlp.export import Telemetry
 
 
 LOUD = frozenset(
@@ -71,7 +71,7 @@ def open_telemetry(config: Config, origin: Origin, say: Callable[[str, str], obj
         raise ConfigError(f'{where} metrics = "all": wants an endpoint, such as "http://127.0.0.1:4318"')
     if not (settings.endpoint or settings.kafka or settings.prometheus_port):
         return None
-    from agents.otlp.opened import opened
+    from agents.otlp.export import opened
 
     return opened(config, origin, say)
 

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from agents.collector import Collector, Reading
-from agents.collectors import configured
+from agents.collectors.registry import configured
 from agents.node.batches import blocks
 from agents.node.health import status_file
 from agents.node.workers.pool import Delivery, Looking, Worker, both

@@ -9,7 +9,7 @@ import urllib.request
 import zlib
 from collections.abc import Mapping
 
-from agents.otlp import protobuf
+from agents.otlp import messages
 from pipeline.config.sections import Opentelemetry
 from pipeline.model.errors import ConfigError, Permanent, Retryable
 from pipeline.outgoing import is_loopback_url, opener
@@ -65,7 +65,7 @@ def gzip(data: bytes) -> bytes:
 
 def _refused(answer: bytes) -> tuple[int, str]:
     try:
-        return protobuf.rejected(answer)
+        return messages.rejected(answer)
     except ValueError:  # a proxy's own page with 200; the points may have arrived, and nothing else can be known
         return 0, ""
 

@@ -8,13 +8,12 @@ import threading
 import time as clock_time
 from pathlib import Path
 
-from agents.collectors import configured
+from agents.collectors.registry import configured
 from agents.node import agent
 from agents.node.once import Output
 from agents.node.workers.pool import Looking
-from agents.recording.playback import collectors
-from agents.recording.tape import Tape
-from agents.recording.writer import RecordingWriter
+from agents.recording.files import RecordingWriter
+from agents.recording.playback import Tape, collectors
 from pipeline.config.sections import Config
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND

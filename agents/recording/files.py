@@ -1,4 +1,9 @@
-"""Reads the files of a recording, line by line; what is not complete at a file's end is passed over.
+"""Writes a recording: each tick is on disk, in whole lines, before the next; memory holds the inventory alone.
+
+A tick is one write(2) per file, so that killing the process leaves whole lines; only a disk without room or a lost
+machine can tear the last one, which readers pass over.
+
+Reads the files of a recording, line by line; what is not complete at a file's end is passed over.
 
 Errors are UsageErrors that name file and line. Times are UTC microseconds.
 """
@@ -6,20 +11,215 @@ Errors are UsageErrors that name file and line. Times are UTC microseconds.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.collector import Collector, Device, Reading
+from agents.node.batches import blocks, merged
 from pipeline.declarations import read_topology
 from pipeline.model.errors import UsageError
-from pipeline.model.records import Event, from_iso
-from pipeline.model.signals import CATALOGUE
+from pipeline.model.records import Block, Event, finite, from_iso, iso
+from pipeline.model.signals import CATALOGUE, of_class
 from pipeline.model.topology import Topology
+from pipeline.text_files import event_json, json_line, topology_text
 
 VERSION = 1
+MAX_ENTITIES = 10_000
+"""Entities that a recording remembers; chosen: ten times what a node with 8 GPUs, 8 NICs and their parts has."""
+
+
+class Delivery(Protocol):
+    """What one look brought; see agents.node.workers.read_server.Delivery. took: s."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def readings(self) -> tuple[Reading, ...]: ...
+    @property
+    def inventory(self) -> Mapping[str, Device] | None: ...
+    @property
+    def took(self) -> float: ...
+
+
+class RecordingWriter:
+    """One folder, which must be empty or absent. Raises UsageError where it is not or cannot be written."""
+
+    def __init__(self, directory: str | Path, node: str, interval: float, collectors: Sequence[Collector]) -> None:
+        self.directory = Path(directory)
+        self._files: dict[str, _File] = {}
+        self._states: dict[str, tuple[str, str]] = {}
+        self._devices: dict[str, dict[str, Device]] = {c.name: {} for c in collectors}
+        self._about: dict[str, Any] = {"version": VERSION, "node": node, "interval": interval}
+        self._seen: dict[str, dict[str, Any]] = {
+            c.name: {"signals": list(c.signals), "events": list(c.events), "deadline": c.deadline, "entities": []}
+            for c in collectors
+        }
+        claimed = {name for c in collectors for name in c.signals}
+        classes = dict.fromkeys(CATALOGUE[name].device_class for name in CATALOGUE if name in claimed)
+        self._columns = {c: tuple(s.name for s in of_class(c) if s.name in claimed) for c in classes}
+        _make_empty(self.directory)
+        self._describe()
+        for name in ("events.jsonl", "collectors.jsonl"):
+            self._append(name, "")
+
+    def tick(self, time: int, looks: Iterable[tuple[Collector, Delivery]]) -> None:
+        """Everything that was seen at one tick, later than all before."""
+        looks = list(looks)
+        self._remember(looks)
+        changes = self._changes(time, looks)
+        self._append("collectors.jsonl", "".join(map(json_line, changes)))
+        events = [(c.name, e) for c, d in looks for reading in d.readings for e in reading.events]
+        lines = [_event_line(time, event, collector=name) for name, event in events]
+        told = (Event(time, f"node:{self._about['node']}", "collector", _told(change)) for change in changes)
+        self._append("events.jsonl", "".join([*lines, *(_event_line(time, event) for event in told)]))
+        rows: dict[str, dict[str, dict[str, str]]] = {}
+        for block in blocks(reading for _, delivery in looks for reading in delivery.readings):
+            _merge(rows.setdefault(block.device_class, {}), block)
+        for device_class, found in rows.items():
+            self._append(f"telemetry-{device_class}.csv", self._lines(time, device_class, found))
+
+    def close(self) -> None:
+        """Releases the files; all is written already."""
+        for file in self._files.values():
+            file.close()
+
+    def _changes(self, time: int, looks: Iterable[tuple[Collector, Delivery]]) -> list[dict[str, Any]]:
+        """The lines of collectors.jsonl for this tick."""
+        changes: list[dict[str, Any]] = []
+        for collector, found in looks:
+            if self._states.get(collector.name) != (found.state, found.reason):
+                self._states[collector.name] = (found.state, found.reason)
+                row = {"time": iso(time), "collector": collector.name, "state": found.state, "reason": found.reason}
+                changes.append({**row, "latency": round(found.took, 6)})
+        return changes
+
+    def _lines(self, time: int, device_class: str, found: Mapping[str, Mapping[str, str]]) -> str:
+        names = self._columns[device_class]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if f"telemetry-{device_class}.csv" not in self._files:
+            writer.writerow(("time", "entity", *names))
+        for entity in sorted(found):
+            writer.writerow((iso(time), entity, *(found[entity].get(name, "") for name in names)))
+        return text.getvalue()
+
+    def _append(self, name: str, text: str) -> None:
+        if name not in self._files:
+            self._files[name] = _File(self.directory / name)
+        self._files[name].append(text)
+
+    def _remember(self, looks: Iterable[tuple[Collector, Delivery]]) -> None:
+        """Writes topology.toml and recording.json anew if an inventory brought something."""
+        changed = False
+        for collector, found in looks:
+            mine = self._devices[collector.name]
+            for entity, device in (found.inventory or {}).items():
+                room = entity in mine or sum(map(len, self._devices.values())) < MAX_ENTITIES
+                if room and mine.get(entity) != device:
+                    mine[entity], changed = device, True
+        if changed:
+            self._describe()
+
+    def _describe(self) -> None:
+        devices = merged(self._devices.values())
+        for name, mine in self._devices.items():
+            self._seen[name]["entities"] = list(mine)
+        parents = {entity: device.parents for entity, device in devices.items()}
+        facts = {entity: device.attributes for entity, device in devices.items() if device.attributes}
+        _replace(self.directory / "topology.toml", topology_text(parents, facts))
+        about = json.dumps({**self._about, "collectors": self._seen}, indent=1, ensure_ascii=False)
+        _replace(self.directory / "recording.json", about + "\n")
+
+
+class _File:
+    """A file that grows by whole texts: what could not be written whole is taken back."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._size = path, 0
+        try:
+            self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+
+    def append(self, text: str) -> None:
+        data, end = memoryview(text.encode()), self._size
+        try:
+            while data:
+                written = os.pwrite(self._handle, data, end)
+                data, end = data[written:], end + written
+        except OSError as error:
+            os.ftruncate(self._handle, self._size)
+            raise _cannot_write(self._path, error) from error
+        self._size = end
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+def _merge(rows: dict[str, dict[str, str]], block: Block) -> None:
+    """Adds a block of one tick: entity -> signal -> text; what is missing has none."""
+    for entity in block.entities:
+        rows.setdefault(entity, {})
+    for name, column in block.columns.items():
+        for entity, text in zip(block.entities, _texts(column[0]), strict=True):
+            if text:
+                rows[entity][name] = text
+
+
+def _texts(values: NDArray[Any]) -> list[str]:
+    """Each number so short that it reads back exactly in its own type; missing is empty."""
+    if values.dtype.kind == "u":
+        highest = np.iinfo(values.dtype).max
+        return ["" if value == highest else str(value) for value in values.tolist()]
+    short = values.dtype.itemsize < 8  # Python's own text of a float is that of 8 bytes
+    texts = [str(value) for value in values] if short else [repr(value) for value in values.tolist()]
+    return ["" if text == "nan" else text.removesuffix(".0") for text in texts]
+
+
+def _event_line(time: int, event: Event, **more: str) -> str:
+    row = event_json(event)
+    return json_line({**row, "data": finite(row["data"]), **more, "seen": iso(time)})
+
+
+def _told(change: Mapping[str, Any]) -> dict[str, Any]:
+    """The data of the event that an agent sends of a change of state."""
+    return {key: change[key] for key in ("collector", "state", "reason")}
+
+
+def _make_empty(directory: Path) -> None:
+    """The folder, made if it is not there. Raises UsageError if it holds anything."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise UsageError(f"{directory}: is not empty; wanted a new or an empty folder: recordings are never mixed")
+    except OSError as error:
+        raise _cannot_write(directory, error) from error
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a small file so that it is old or new, never half."""
+    fresh = path.with_name(path.name + ".part")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"{path}: cannot be written: {error.strerror}; wanted a folder with room, given by --output")
+
+
 TAIL_BYTES = 1 << 20
 """What is read of a file's end to find its last time; chosen far above the longest line, an event's 64 KiB."""
 

@@ -5,7 +5,7 @@ them, with stages and jobs that have no rank left. The newest event wins in any 
 start arrive within REMEMBERED of each other.
 
 A rank also ends when the inventory of its node no longer lists it. Its attribute `node` names that node
-(agents/collectors/jobs.py); ranks without it, such as simulated ones, stay.
+(agents/collectors/jobs/jobs.py); ranks without it, such as simulated ones, stay.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.canaries import cpu
-from agents.canaries.problems import Problem
+from agents.collectors.canary import cpu_program
+from agents.collectors.canary.problems import Problem
 
 
 class Fault:
@@ -39,4 +39,4 @@ class Fault:
 
 
 if __name__ == "__main__":
-    sys.exit(cpu.main(sys.argv[3:], Fault(int(sys.argv[1]), sys.argv[2])))
+    sys.exit(cpu_program.main(sys.argv[3:], Fault(int(sys.argv[1]), sys.argv[2])))

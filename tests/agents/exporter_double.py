@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agents.collector import Reading
-from agents.collectors.prometheus import Prometheus
+from agents.collectors.exporters.prometheus import Prometheus
 
 OK = b"HTTP/1.1 200 OK\r\n"
 

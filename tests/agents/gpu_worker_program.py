@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from agents.canaries.cpu import emit
+from agents.collectors.canary.cpu_program import emit
 
 if __name__ == "__main__":
     index = sys.argv[1]

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from agents.collector import NoData
-from agents.collectors.amd import Amd
-from agents.collectors.gaudi import Gaudi
+from agents.collectors.accelerators.amd import Amd
+from agents.collectors.accelerators.gaudi import Gaudi
 from tests.agents import nvml_stub
 from tests.agents.bindings import pci
 from tests.parts import do_without

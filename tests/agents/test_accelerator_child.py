@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from agents.sources.accelerators import child as children
-from agents.sources.accelerators.child import Child
+from agents.collectors.accelerators import monitor_program as children
+from agents.collectors.accelerators.monitor_program import Child
 
 
 def test_a_program_that_does_not_end_when_it_is_killed_is_told_and_followed_by_none(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agents.sources.accelerators.places import MAKERS, fitted, prefix
+from agents.collectors.accelerators.pci_devices import MAKERS, fitted, prefix
 from tests.agents.bindings import pci
 
 H100 = ("0x10de", "0x030200", "0x2330")

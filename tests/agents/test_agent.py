@@ -351,7 +351,7 @@ def test_a_signal_ends_the_agent_cleanly_within_two_seconds(tmp_path: Path, drai
 LOADED = """
 import sys
 import agents.node.agent
-import agents.collectors
+import agents.collectors.registry
 heavy = {"duckdb", "pyarrow", "pandas", "streamlit", "fastapi", "numba", "torch", "pynvml"} & set(sys.modules)
 print(sorted(heavy))
 """

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.amd import Amd
+from agents.collectors.accelerators import amd
+from agents.collectors.accelerators.amd import Amd
+from agents.collectors.accelerators.answers import Columns
 from agents.node.batches import blocks, check
-from agents.sources.accelerators import amd
-from agents.sources.accelerators.columns import Columns
 from tests.agents.bindings import install, pci, recorded
 
 MISSING = 2**64 - 1
@@ -228,10 +228,18 @@ NAMES = st.sampled_from(
 @given(st.dictionaries(NAMES, ANSWER, max_size=8), ANSWER)
 def test_no_answer_of_the_library_breaks_the_look(answer: dict[str, Any], pages: object) -> None:
     columns = Columns(Amd.signals, 1)
-    for meaning in (amd.activity, amd.power, amd.power_cap, amd.energy, amd.memory, amd.pcie, amd.metrics):
+    for meaning in (
+        amd.convert_activity,
+        amd.convert_power,
+        amd.convert_power_cap,
+        amd.convert_energy,
+        amd.convert_memory,
+        amd.convert_pcie,
+        amd.convert_metrics_table,
+    ):
         columns.put(0, meaning(answer))
-    columns.put(0, amd.clock("gpu.sm_clock", answer))
-    columns.put(0, amd.errors(answer, "gpu.ecc_corrected", "gpu.ecc_uncorrected", "gpu.ecc_deferred"))
-    columns.put(0, amd.bad_pages(pages))
-    assert all(isinstance(value, str) for value in amd.facts(answer).values())
+    columns.put(0, amd.convert_clock("gpu.sm_clock", answer))
+    columns.put(0, amd.convert_error_counts(answer, "gpu.ecc_corrected", "gpu.ecc_uncorrected", "gpu.ecc_deferred"))
+    columns.put(0, amd.convert_bad_pages(pages))
+    assert all(isinstance(value, str) for value in amd.describe_device(answer).values())
     blocks([Reading("gpu", ("gpu:n1.0",), columns.taken())])

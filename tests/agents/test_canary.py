@@ -17,16 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.canaries.child import Child, program
-from agents.canaries.cpu import LONGEST_REST_S, Pace
-from agents.canaries.known import known
-from agents.canaries.ledger import MOST_DEVICES, WATCHED, Ledger
-from agents.canaries.problems import PROBLEMS, VARIANTS, VERSION
-from agents.canaries.room import limit
-from agents.canaries.turns import Cores, Turns, cores
 from agents.collector import NoData
-from agents.collectors import configured
-from agents.collectors.canary import Canary
+from agents.collectors.canary.canary import Canary, limit
+from agents.collectors.canary.child_process import Child, program
+from agents.collectors.canary.cpu_program import LONGEST_REST_S, Pace
+from agents.collectors.canary.known_answers import known
+from agents.collectors.canary.ledger import MOST_DEVICES, WATCHED, Ledger
+from agents.collectors.canary.problems import PROBLEMS, VARIANTS, VERSION
+from agents.collectors.canary.schedule import Cores, Turns, cores
+from agents.collectors.registry import configured
 from agents.node.agent import Agent
 from detectors.runner import Runner
 from detectors.sdc.sdc import SdcVote
@@ -105,7 +104,7 @@ def test_counts_of_each_core_are_told() -> None:
 
 
 def test_its_program_runs_pinned_and_behind_everything_else_and_is_gone_afterwards() -> None:
-    child = Child(program("agents.canaries.cpu", "--cores", f"{BAD}", "--minutes", "1"))
+    child = Child(program("agents.collectors.canary.cpu_program", "--cores", f"{BAD}", "--minutes", "1"))
     try:
         until = time.monotonic() + PATIENCE_S
         while not child.lines() and time.monotonic() < until:
@@ -349,7 +348,7 @@ def test_threads_of_one_core_are_one_core(tmp_path: Path) -> None:
 def test_it_rests_between_problems_so_that_a_quota_is_left_to_others() -> None:
     began = time.monotonic()
     # a burn-in keeps its priority: a busy machine would give the idle one no time
-    child = Child(program("agents.canaries.cpu", "--cores", BAD, "--minutes", 0.0001, "--rest", 20))
+    child = Child(program("agents.collectors.canary.cpu_program", "--cores", BAD, "--minutes", 0.0001, "--rest", 20))
     while not child.ended() and time.monotonic() < began + PATIENCE_S:
         time.sleep(0.01)
     (result,) = [line for line in child.lines() if "digest" in line]

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.canaries import gpu_problems
-from agents.canaries.arithmetic import digest
-from agents.canaries.gpu_problems import PROBLEMS, VOTED, right
-from agents.canaries.known import known
+from agents.collectors.canary import gpu_problems
+from agents.collectors.canary.arithmetic import digest
+from agents.collectors.canary.gpu_problems import PROBLEMS, VOTED, right
+from agents.collectors.canary.known_answers import known
 from tests.agents import nvml_stub
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ PATIENCE_S = 60.0
 FREE = ("set nvmlDeviceGetComputeRunningProcesses_v3 0", "set nvmlDeviceGetUtilizationRates 0")
 UNUSED = (*FREE, "set nvmlDeviceGetMemoryInfo 600000000", "gpus 3")
 ATTEND = (
-    "import sys; from agents.canaries import gpu;"
+    "import sys; from agents.collectors.canary import gpu_program as gpu;"
     "work = lambda g, words: [sys.executable, sys.argv[1], words[1], sys.argv[2]];"
     "sys.exit(gpu.main(['--idle', sys.argv[3], '--seconds', '0.2'], work))"
 )
@@ -116,7 +116,7 @@ def test_a_job_that_comes_ends_the_worker_at_once_and_its_result_is_not_told(
 
 def test_without_a_driver_it_says_so_and_ends(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(tmp_path)}
-    words = [sys.executable, "-m", "agents.canaries.gpu", "--idle", "0"]
+    words = [sys.executable, "-m", "agents.collectors.canary.gpu_program", "--idle", "0"]
     ran = subprocess.run(words, env=environ, cwd=ROOT, capture_output=True, text=True)
     if ran.returncode == 0:
         pytest.skip("this machine has an NVIDIA driver")
@@ -136,8 +136,8 @@ def test_answers_that_are_shipped_for_gpus_are_computed_without_one(name: str) -
 SMALL = {"gemm": {"size": 64}, "alu": {"size": 4096}, "march": {}, "special": {"size": 4096}}
 ASK = """
 import json, sys
-from agents.canaries.problems import Problem
-from agents.canaries.torch_device import TorchDevice
+from agents.collectors.canary.problems import Problem
+from agents.collectors.canary.gpu_worker import TorchDevice
 def flip(stage, values):
     if stage in stages:
         flat = values.view(-1)
@@ -183,7 +183,7 @@ def test_a_value_that_changes_on_the_device_changes_its_answer(torch_python: str
 @pytest.mark.torch
 def test_a_worker_tells_a_round_of_known_and_one_of_voted_answers(torch_python: str) -> None:
     program = (
-        "import sys; from dataclasses import replace; from agents.canaries import gpu_worker as w;"
+        "import sys; from dataclasses import replace; from agents.collectors.canary import gpu_worker as w;"
         "w.PROBLEMS = tuple(replace(p, size=64) for p in w.PROBLEMS if p.format == 'f64' and p.work == 'gemm');"
         "w.VOTED = tuple(replace(p, size=4096) for p in w.VOTED);"
         "sys.exit(w.main(['--device', 'cpu', '--index', '6', '--seconds', '0']))"
@@ -207,7 +207,10 @@ def test_a_march_without_faults_has_an_answer_of_zeros() -> None:
 
 
 def test_a_gpu_that_is_cut_into_instances_is_not_used(nvml_library: Path) -> None:
-    program = "from agents.canaries.gpu import Gpus; g = Gpus(None); print([g.usable(one) for one in g.all]); g.close()"
+    program = (
+        "from agents.collectors.canary.gpu_program import Gpus\n"
+        "g = Gpus(None); print([g.usable(one) for one in g.all]); g.close()"
+    )
     environ = nvml_stub.environment(nvml_library, ("gpus 3", "mig 1")) | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=environ, cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[True, False, True]\n", "")

@@ -11,13 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.canaries import gpu_problems
-from agents.canaries.arithmetic import _ALU, compute, digest, march
-from agents.canaries.gpu_problems import ACCUMULATED_BITS, bits_of, fold
-from agents.canaries.known import known, right
-from agents.canaries.numbers import integers, words
-from agents.canaries.operands import DTYPES, exponent, operand, whole
-from agents.canaries.problems import EXACT_BITS, EXPONENTS, PROBLEMS, VARIANTS, VERSION, Problem, version_of
+from agents.collectors.canary import gpu_problems
+from agents.collectors.canary.arithmetic import _ALU, compute, digest, march
+from agents.collectors.canary.gpu_problems import ACCUMULATED_BITS, bits_of, fold
+from agents.collectors.canary.known_answers import known, right
+from agents.collectors.canary.problems import (
+    DTYPES,
+    EXACT_BITS,
+    EXPONENTS,
+    PROBLEMS,
+    VARIANTS,
+    VERSION,
+    Problem,
+    exponent,
+    integers,
+    operand,
+    version_of,
+    whole,
+    words,
+)
 
 PRODUCTS = [p for p in PROBLEMS if p.work == "gemm"]
 

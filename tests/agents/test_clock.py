@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData
-from agents.collectors import clock
 from agents.collectors.clock import Clock, Kept
+from agents.collectors.registry import clock
 from agents.sources import chrony
 from pipeline.model.records import SECOND
 

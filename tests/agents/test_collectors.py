@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from agents.collector import Collector, NoData, Reading
-from agents.collectors import COLLECTORS, configured
 from agents.collectors.network import Network
+from agents.collectors.registry import COLLECTORS, configured
 from agents.node.batches import wire_column
 from pipeline.model.errors import ConfigError
 from pipeline.model.signals import CATALOGUE, kinds_of

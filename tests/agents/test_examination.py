@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from agents.collector import Reading
-from agents.collectors import COLLECTORS
+from agents.collectors.registry import COLLECTORS
 from agents.node import doctor
 from agents.node.once import Look
 from pipeline.config.sections import Config
@@ -99,7 +99,7 @@ def test_a_refused_permission_is_a_warning_with_a_mend_and_a_fail_where_it_is_a_
 def texts_of_permissions() -> list[str]:
     """Every text of a collector or source that speaks of a right; what is put in at run time is `x`."""
     found = []
-    for path in [*(ROOT / "agents/collectors").glob("*.py"), *(ROOT / "agents/sources").rglob("*.py")]:
+    for path in [*(ROOT / "agents/collectors").rglob("*.py"), *(ROOT / "agents/sources").rglob("*.py")]:
         for part in ast.walk(ast.parse(path.read_text())):
             if isinstance(part, ast.Constant | ast.JoinedStr):
                 pieces = part.values if isinstance(part, ast.JoinedStr) else [part]

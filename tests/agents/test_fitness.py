@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.canaries.problems import PROBLEMS
-from agents.canaries.rounds import Task, asked
 from agents.collector import Collector, Reading
+from agents.collectors.canary.problems import PROBLEMS
+from agents.collectors.canary.rounds import Task, asked
 from agents.node.agent import Agent
 from agents.node.health import status_file
 from agents.node.health.report import MOST, Fitness, open_fitness

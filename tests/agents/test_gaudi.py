@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agents.collector import NoData
-from agents.collectors.gaudi import Gaudi
+from agents.collectors.accelerators.gaudi import Gaudi
 from agents.node.batches import blocks, check
 from tests.agents.bindings import install, pci, recorded
 

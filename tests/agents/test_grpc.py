@@ -17,10 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.sources.grpc import status
-from agents.sources.grpc.client import LONGEST_REQUEST, Channel, call
-from agents.sources.grpc.status import CallFailed
-from agents.sources.grpc.target import opener
+from agents import grpc as status
+from agents.grpc import LONGEST_REQUEST, CallFailed, Channel, call, opener
 
 SLOW_S = 20.0
 """Longer than any deadline of these tests."""

@@ -9,7 +9,7 @@ from google.protobuf import descriptor_pb2, struct_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.sources.protobuf import MOST_FIELDS, Malformed, Message, double, fixed, nested, tag, text, varint, whole
+from agents.protobuf import MOST_FIELDS, Malformed, Message, double, fixed, nested, tag, text, varint, whole
 
 WHOLE = st.integers(0, 2**64 - 1)
 

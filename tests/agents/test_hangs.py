@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from agents.collector import HANG_S, Collector, Reading
-from agents.collectors import COLLECTORS, MOST_DEADLINE_S
 from agents.collectors.redfish import Redfish
+from agents.collectors.registry import COLLECTORS, MOST_DEADLINE_S
 from agents.node.agent import MIND_S, PATIENCE, Agent
 from agents.sources.redfish.bmcs import Bmc
 from pipeline.config.sections import Agent as AgentSection

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from agents.collector import NoData, Reading
-from agents.collectors import configured
 from agents.collectors.infiniband import Infiniband
+from agents.collectors.registry import configured
 from agents.sources.nics.rdma_table import COUNTERS
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND

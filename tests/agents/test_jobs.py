@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from agents.collector import NoData
-from agents.collectors.jobs import Jobs
-from agents.sources.jobs import processes
-from agents.sources.jobs.pods import Pod
-from agents.sources.jobs.processes import Processes
+from agents.collectors.jobs import processes
+from agents.collectors.jobs.jobs import Jobs
+from agents.collectors.jobs.kubernetes import Pod
+from agents.collectors.jobs.processes import Processes
 from pipeline.model.records import SECOND, Event
 from tests.agents.proc_tree import ProcTree
 
@@ -268,7 +268,7 @@ def test_real_processes_with_torchruns_variables_are_seen_in_the_real_proc(make:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_users_environment_is_refused_by_the_kernel_and_counted() -> None:
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom agents.sources.jobs.processes import Processes\n"
+        "import os, sys\nfrom pathlib import Path\nfrom agents.collectors.jobs.processes import Processes\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "found = Processes(Path('/proc'), 'n1'); found.look()\nprint(len(found.refused))"
     )

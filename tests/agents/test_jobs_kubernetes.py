@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agents.collectors.jobs import Jobs
+from agents.collectors.jobs.jobs import Jobs
 from pipeline.model.records import Event
 from tests.agents.kubelet_double import KubeletDouble
 from tests.kubernetes_cluster import Cluster, missing

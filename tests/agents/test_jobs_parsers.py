@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.sources.jobs import cgroups, facts, pods, processes, visible
-from agents.sources.jobs.cgroups import Place, place_of
-from agents.sources.jobs.gpus import Gpus, find
-from agents.sources.jobs.identity import LONGEST_NAME, WANTED, clean, identify
-from agents.sources.jobs.visible import MOST, devices, listed
-from agents.sources.protobuf import Malformed
+from agents.collectors.jobs import gpu_assignment, kubernetes, processes, slurm_prolog
+from agents.collectors.jobs import processes as cgroups
+from agents.collectors.jobs.gpu_assignment import MOST, Gpus, devices, find, listed
+from agents.collectors.jobs.process_identity import LONGEST_NAME, WANTED, clean, identify
+from agents.collectors.jobs.processes import Place, place_of
+from agents.protobuf import Malformed
 from tests.agents.kubelet_double import KubeletDouble
 
 UID = "0b1c2d3e-1111-2222-3333-444455556666"
@@ -81,7 +81,7 @@ def test_whatever_an_environment_says_names_are_bounded_and_have_no_dot(environm
 @given(st.binary(max_size=2000))
 def test_of_any_bytes_only_wanted_variables_are_kept(environment: bytes) -> None:
     kept = processes.variables(environment)
-    assert kept.keys() <= WANTED | visible.WANTED | {"HOSTNAME"}
+    assert kept.keys() <= WANTED | gpu_assignment.WANTED | {"HOSTNAME"}
 
 
 def test_of_an_environment_only_wanted_variables_are_kept() -> None:
@@ -195,7 +195,7 @@ def test_any_control_group_is_read(text: bytes) -> None:
 
 
 def test_facts_follow_their_files_and_keep_wanted_keys_only(tmp_path: Path) -> None:
-    folder = facts.Folder(tmp_path)
+    folder = slurm_prolog.Folder(tmp_path)
     for name in ("81.env", ".81.x", "82.env.tmp.3", "x.env"):
         (tmp_path / name).write_text("# of the prolog\nSLURM_JOB_ID=81\nSLURM_JOB_GPUS=0,1\nAWS_SECRET=x\n\nno line\n")
     assert folder.look() == {"81": {"SLURM_JOB_ID": "81", "SLURM_JOB_GPUS": "0,1"}}
@@ -204,14 +204,14 @@ def test_facts_follow_their_files_and_keep_wanted_keys_only(tmp_path: Path) -> N
     assert folder.look() == {"81": {"SLURM_JOB_GPUS": "2"}}
     (tmp_path / "81.env").unlink()
     assert folder.look() == {}
-    assert facts.Folder(tmp_path / "absent").look() == {}
+    assert slurm_prolog.Folder(tmp_path / "absent").look() == {}
 
 
 @given(st.binary(max_size=500))
 def test_any_file_of_facts_is_read(text: bytes) -> None:
-    found = facts.parse(b"SLURM_JOB_ID=" + text)
-    assert found.keys() <= facts.KEYS
-    assert all(len(value) <= facts.MOST_VALUE for value in found.values())
+    found = slurm_prolog.parse(b"SLURM_JOB_ID=" + text)
+    assert found.keys() <= slurm_prolog.KEYS
+    assert all(len(value) <= slurm_prolog.MOST_VALUE for value in found.values())
 
 
 # --- pods ------------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def pod(labels: dict[str, str], **more: object) -> dict[str, object]:
     ],
 )
 def test_labels_name_the_job_and_sometimes_the_rank(labels: dict[str, str], job: str, rank: int | None) -> None:
-    (found,) = pods.listed(json.dumps({"items": [pod(labels)]}).encode()).values()
+    (found,) = kubernetes.listed(json.dumps({"items": [pod(labels)]}).encode()).values()
     assert (found.job, found.rank, found.uid, found.containers) == (job, rank, UID, (CONTAINER,))
     assert (found.wants, "app" in found.labels) == (1, False)
 
@@ -257,10 +257,10 @@ def test_labels_name_the_job_and_sometimes_the_rank(labels: dict[str, str], job:
 def test_one_bad_pod_costs_no_other_and_ended_ones_are_left_out() -> None:
     bad = [None, 3, {}, {"metadata": []}, {"metadata": {"name": 1}}, pod({}, status={"phase": "Succeeded"})]
     whole = {"items": [*bad, pod({}, spec={"containers": 3}, status=4)]}
-    assert list(pods.listed(json.dumps(whole).encode())) == [("ml", "p-0")]
+    assert list(kubernetes.listed(json.dumps(whole).encode())) == [("ml", "p-0")]
     for answer in (b"", b"[]", b'{"items": {}}', b"\xff", b'{"kind": "Status"}', b"[" * 100_000):
         with pytest.raises(ValueError, match=r"pods|Expecting|utf-8"):
-            pods.listed(answer)
+            kubernetes.listed(answer)
 
 
 def test_the_kubelets_answer_tells_devices_of_accelerators_once(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_the_kubelets_answer_tells_devices_of_accelerators_once(tmp_path: Path) 
     double.hold("ml", "a", {"c": {"nvidia.com/gpu": [UUID, UUID, "GPU-x::1"], "cpu": ["1"]}, "d": {"rdma/hca": ["h"]}})
     double.hold("ml", "b", {"c": {"aws.amazon.com/neuroncore": ["5"], "aws.amazon.com/neuron": ["2"]}})
     double.hold("ml", "cpu-only", {"c": {"memory": ["0"]}})
-    found = pods.resources(double.response())
+    found = kubernetes.resources(double.response())
     assert {key: one.devices for key, one in found.items()} == {
         ("ml", "a"): (UUID, "GPU-x"),
         ("ml", "b"): ("core:5", "2"),
@@ -279,7 +279,7 @@ def test_the_kubelets_answer_tells_devices_of_accelerators_once(tmp_path: Path) 
 @given(st.binary(max_size=300))
 def test_any_answer_of_a_kubelet_is_pods_or_malformed(answer: bytes) -> None:
     try:
-        found = pods.resources(answer)
+        found = kubernetes.resources(answer)
     except Malformed:
         return
-    assert len(found) <= pods.MAX_PODS
+    assert len(found) <= kubernetes.MAX_PODS

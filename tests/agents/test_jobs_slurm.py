@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agents.collector import Reading
-from agents.collectors.jobs import Jobs
+from agents.collectors.jobs.jobs import Jobs
 from tests.parts import do_without
 from tests.slurm_cluster import Cluster, missing
 

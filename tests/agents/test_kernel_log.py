@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agents.collector import NoData
-from agents.collectors import kernel_log
 from agents.collectors.kernel_log import KernelLog
+from agents.collectors.registry import kernel_log
 from agents.sources.kernel.kmsg import Kmsg
 from agents.sources.kernel.log_place import LogPlace
 from agents.sources.kernel.repeats import Repeats

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.collectors import configured
+from agents.collectors.registry import configured
 from agents.sources.kernel.kmsg import TEXT
 from agents.sources.kernel.patterns import load, shipped
 from pipeline.model.errors import ConfigError

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.neuron import Neuron
+from agents.collectors.accelerators import monitor_program, neuron
+from agents.collectors.accelerators.neuron import Neuron
 from agents.node.batches import blocks, check
-from agents.sources.accelerators import child, neuron
 from tests.agents.bindings import FIXTURES, pci
 
 DOCUMENTS = (FIXTURES / "neuron_trn1.jsonl").read_bytes().splitlines()
@@ -118,7 +118,7 @@ def test_a_document_is_read_by_device_and_core(made: Make) -> None:
 
 
 def test_a_core_that_no_program_holds_does_nothing() -> None:
-    report = neuron.parse(DOCUMENTS[0])
+    report = neuron.parse_report(DOCUMENTS[0])
     assert [report.devices[d]["gpu.utilization"] for d in (0, 1)] == [0, 0]
     assert report.failures == []
     assert "gpu.execution_latency" not in report.devices[0]
@@ -130,7 +130,7 @@ def test_joined_cores_of_a_trn2_lie_on_the_right_device() -> None:
     hardware |= {"neuron_device_type": "trainium2", "neuroncore_per_device_count": 8, "logical_neuroncore_config": 2}
     use = {"3": {"neuroncore_utilization": 40, "v3d": {"nc_v3.6": {}}}, "4": {"neuroncore_utilization": 90}}
     document["neuron_runtime_data"][0]["report"]["neuroncore_counters"]["neuroncores_in_use"] = use
-    report = neuron.parse(json.dumps(document).encode())
+    report = neuron.parse_report(json.dumps(document).encode())
     assert report.cores[0, 3]["neuroncore.utilization"] == pytest.approx(0.4)
     assert report.cores[1, 0]["neuroncore.utilization"] == pytest.approx(0.9)
 
@@ -152,7 +152,7 @@ def test_joined_cores_of_a_trn2_lie_on_the_right_device() -> None:
 )
 def test_what_is_no_document_is_a_value_error(broken: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever json says of it
-        neuron.parse(broken)
+        neuron.parse_report(broken)
 
 
 JSON = st.recursive(
@@ -182,7 +182,7 @@ def test_whatever_stands_at_whatever_place_of_a_document_the_look_goes_on(change
             place[path[-1]] = value
         except (KeyError, IndexError, TypeError):  # an earlier change took the place away
             continue
-    report = neuron.parse(json.dumps(document).encode())
+    report = neuron.parse_report(json.dumps(document).encode())
     assert len(report.devices) <= neuron.MOST_DEVICES
     assert len(report.cores) <= neuron.MOST_CORES
 
@@ -241,8 +241,8 @@ def test_a_torn_line_is_passed_over(made: Make) -> None:
 
 
 def test_a_line_without_end_is_given_up(made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "LONGEST_LINE", 100_000)
-    monkeypatch.setattr(child, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(monitor_program, "LONGEST_LINE", 100_000)
+    monkeypatch.setattr(monitor_program, "FIRST_PAUSE_S", 0.05)
     body = "while True: os.write(1, b'x' * 50000)"
     collector = made(b"", body)
     said = told_at_once(collector)

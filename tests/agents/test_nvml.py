@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from agents.collectors import COLLECTORS
 from agents.collectors.nvml import ACTIONS, EVERY, Nvml
+from agents.collectors.registry import COLLECTORS
 from agents.sources.nvml.fields import GPU_FIELDS, LINK_FIELDS
 from agents.sources.xids.text import RECOVERY
 from pipeline.model.signals import CATALOGUE, of_class

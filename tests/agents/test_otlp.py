@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from agents.collector import Device
-from agents.otlp import protobuf
+from agents.otlp import messages
 from agents.otlp.export import LAYOUTS, Export
 from pipeline.model.records import SECOND, Batch, Block, Origin
 from pipeline.model.signals import CATALOGUE, of_class, otel
@@ -215,24 +215,24 @@ def test_any_signals_with_any_values_decode_to_what_they_were(data: st.DataObjec
 
 @given(st.integers(0, 2**64 - 1))
 def test_numbers_are_written_as_protobuf_reads_them(value: int) -> None:
-    answer = protobuf.nested(1, protobuf.whole(1, value % 2**63) + protobuf.text(2, "why"))
+    answer = messages.nested(1, messages.whole(1, value % 2**63) + messages.text(2, "why"))
     found = ExportMetricsServiceResponse.FromString(answer)
     assert (found.partial_success.rejected_data_points, found.partial_success.error_message) == (value % 2**63, "why")
-    assert protobuf.rejected(found.SerializeToString()) == (value % 2**63, "why")
+    assert messages.rejected(found.SerializeToString()) == (value % 2**63, "why")
 
 
 @given(st.binary(max_size=60))
 def test_an_answer_of_any_bytes_is_read_or_refused(answer: bytes) -> None:
     try:
-        protobuf.rejected(answer)
+        messages.rejected(answer)
     except ValueError:
         return
 
 
 def test_an_empty_answer_refuses_nothing() -> None:
-    assert protobuf.rejected(b"") == (0, "")
+    assert messages.rejected(b"") == (0, "")
     empty = ExportMetricsServiceResponse(partial_success=ExportMetricsPartialSuccess())
-    assert protobuf.rejected(empty.SerializeToString()) == (0, "")
+    assert messages.rejected(empty.SerializeToString()) == (0, "")
 
 
 def test_torn_requests_are_seen_as_such_by_others() -> None:

@@ -28,8 +28,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from agents.node.agent import open_telemetry
 from agents.node.snapshot import CollectorResult, Snapshot
 from agents.otlp import outbox as outboxes
+from agents.otlp.export import Telemetry
 from agents.otlp.http import Post
-from agents.otlp.opened import Telemetry
 from agents.otlp.outbox import Outbox
 from pipeline.config.sections import Config, Opentelemetry, Pipeline, load
 from pipeline.model.errors import ConfigError, Permanent, Retryable

@@ -18,14 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.collector import Reading
-from agents.collectors import configured
-from agents.collectors.prometheus import Endpoint, Prometheus
-from agents.sources.scrape import fetch as fetching
-from agents.sources.scrape.fetch import Fetch, Unreachable
-from agents.sources.scrape.mapping import Metric, Names, load, shipped
-from agents.sources.scrape.scraper import Scraper
-from agents.sources.scrape.series import page
-from agents.sources.scrape.translation import merged, translate
+from agents.collectors.exporters import scraper as fetching
+from agents.collectors.exporters.mapping import Metric, Names, load, shipped
+from agents.collectors.exporters.prometheus import Endpoint, Prometheus
+from agents.collectors.exporters.scraper import Fetch, Scraper, Unreachable
+from agents.collectors.exporters.translation import merged, page, translate
+from agents.collectors.registry import configured
 from pipeline.model.errors import ConfigError
 from pipeline.model.signals import CATALOGUE
 from tests.parts import do_without

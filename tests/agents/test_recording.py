@@ -22,11 +22,9 @@ import fleetpulse
 from agents.collector import Collector, Device, NoData, Reading
 from agents.collectors.host import Host
 from agents.node.workers.pool import Delivery, Looking
-from agents.recording import writer as writing
-from agents.recording.files import telemetry
-from agents.recording.playback import collectors, column, renamed
-from agents.recording.tape import Tape
-from agents.recording.writer import RecordingWriter
+from agents.recording import files as writing
+from agents.recording.files import RecordingWriter, telemetry
+from agents.recording.playback import Tape, collectors, column, renamed
 from pipeline import wire
 from pipeline.declarations import read_events, read_topology
 from pipeline.model.errors import UsageError

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.collectors import configured
 from agents.collectors.redfish import Redfish
+from agents.collectors.registry import configured
 from agents.sources.redfish.bmcs import Bmc
 from agents.sources.redfish.client import Client, Failure
 from agents.sources.redfish.mailbox import EVENTS_PER_MINUTE, MAX_ENTITIES, Mailbox

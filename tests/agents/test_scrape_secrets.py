@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from agents.collector import Reading
-from agents.collectors import configured
-from agents.collectors.prometheus import Endpoint, Prometheus
-from agents.sources.scrape.fetch import Fetch, Unreachable
-from agents.sources.scrape.mapping import load
+from agents.collectors.exporters.mapping import load
+from agents.collectors.exporters.prometheus import Endpoint, Prometheus
+from agents.collectors.exporters.scraper import Fetch, Unreachable
+from agents.collectors.registry import configured
 from pipeline.model.errors import ConfigError
 from tests.agents.exporter_double import OK, peer
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agents.collectors.prometheus import Endpoint, Prometheus
-from agents.sources.scrape import fetch as fetching
-from agents.sources.scrape import scraper as scraping
-from agents.sources.scrape.fetch import Fetch, Unreachable
-from agents.sources.scrape.mapping import load
-from agents.sources.scrape.scraper import Scrape, Scraper
+from agents.collectors.exporters import scraper as fetching
+from agents.collectors.exporters import scraper as scraping
+from agents.collectors.exporters.mapping import load
+from agents.collectors.exporters.prometheus import Endpoint, Prometheus
+from agents.collectors.exporters.scraper import Fetch, Scrape, Scraper, Unreachable
 from tests.agents.exporter_double import OK, peer, until_told
 
 GIVEN = {"target": "t1", "node": "n1"}

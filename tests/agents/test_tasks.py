@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors import tasks
+from agents.collectors.registry import tasks
 from agents.collectors.tasks import Tasks, task
 from pipeline.model.records import SECOND
 

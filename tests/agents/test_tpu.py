@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData
-from agents.collectors.tpu import Tpu
+from agents.collectors.accelerators import tpu
+from agents.collectors.accelerators.tpu import Tpu
 from agents.node.batches import check
-from agents.sources.accelerators import tpu
-from agents.sources.protobuf import Malformed
+from agents.protobuf import Malformed
 from tests.agents.bindings import pci
 
 V5E = ("0x1ae0", "0x120000", "0x0063")
@@ -248,12 +248,12 @@ def test_many_devices_are_bounded(tmp_path: Path, libtpu: tuple[Libtpu, str, grp
 @given(st.binary(max_size=200))
 def test_no_answer_breaks_the_reader(data: bytes) -> None:
     with contextlib.suppress(Malformed):
-        tpu.metric(lambda method, request: data, tpu.USED)
+        tpu.read_metric(lambda method, request: data, tpu.USED)
     with contextlib.suppress(Malformed):
-        tpu.supported(lambda method, request: data)
+        tpu.list_supported_metrics(lambda method, request: data)
 
 
 @given(st.dictionaries(st.sampled_from(list(tpu.SIGNALS)), st.dictionaries(st.integers(0, 9), st.floats(), max_size=9)))
 def test_whatever_numbers_come_each_device_has_its_own(found: dict[str, dict[int, float]]) -> None:
     told = {device for values in found.values() for device in values}
-    assert tpu.by_signal(found).keys() <= told
+    assert tpu.group_by_device(found).keys() <= told

@@ -22,13 +22,12 @@ import numpy as np
 import pytest
 
 from agents.collector import NoData, Reading
-from agents.collectors import configured
-from agents.collectors.training import Training
+from agents.collectors.registry import configured
+from agents.collectors.training import agent_socket, datagram, training
+from agents.collectors.training.agent_socket import Sending, places
+from agents.collectors.training.datagram import Sender
+from agents.collectors.training.training import Training
 from agents.node.batches import check
-from agents.sources.training import datagram, doorway, sending
-from agents.sources.training.datagram import Sender
-from agents.sources.training.place import places
-from agents.sources.training.sending import Sending
 from agents.training import Steps, TrainerSteps, replica_digest
 from pipeline.model.errors import ConfigError
 
@@ -294,9 +293,9 @@ def test_a_socket_that_stays_full_is_left_for_another_one_at_the_path(path: Path
     path.unlink()
     with first, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as second:
         second.bind(str(path))
-        clock[0] = sending.STUCK_S / 2
+        clock[0] = agent_socket.STUCK_S / 2
         assert not sender.send(b"x")
-        clock[0] = sending.STUCK_S + 1
+        clock[0] = agent_socket.STUCK_S + 1
         assert not sender.send(b"x")
         assert sender.send(b"y")
         assert second.recv(10) == b"y"
@@ -416,7 +415,7 @@ def test_a_folder_that_is_missing_or_not_ours_is_no_data_with_its_mend(
     monkeypatch.delenv("FLEETPULSE_TRAINING_SOCKET", raising=False)
     (tmp_path / "own").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "own"))
-    monkeypatch.setattr("agents.sources.training.place.SYSTEM", str(tmp_path / "absent" / "t.sock"))
+    monkeypatch.setattr("agents.collectors.training.agent_socket.SYSTEM", str(tmp_path / "absent" / "t.sock"))
     own = Training()
     own.open("n1")
     assert (tmp_path / "own" / "fleetpulse" / "training.sock").is_socket()
@@ -477,7 +476,7 @@ def test_who_floods_the_socket_is_slowed_and_does_not_slow_a_look(collector: Tra
     began = time.perf_counter()
     collector.read()
     assert time.perf_counter() - began < 1.0
-    most = doorway.MAX_AT_ONCE * (0.5 / doorway.PAUSE_S + 2)
+    most = training.MAX_AT_ONCE * (0.5 / training.PAUSE_S + 2)
     assert 0 < collector._ranks.refused <= most + 600  # and what the kernel's queue held: 512 at most by default
 
 
@@ -557,7 +556,7 @@ def test_a_datagram_that_was_cut_short_is_refused_though_what_is_left_of_it_coul
 ) -> None:
     body = datagram.STEP_BODY.pack(*(getattr(datagram.Step(7, 0, 0, 0, 0), f) for f in datagram.Step.__slots__))
     whole = datagram.head(datagram.STEP, datagram.identity(Sender("cut", 0))) + body
-    monkeypatch.setattr(doorway, "MAX_DATAGRAM", len(whole))
+    monkeypatch.setattr(training, "MAX_DATAGRAM", len(whole))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.connect(str(path))
         other.send(whole + b"more")

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.collectors.training import Training
-from agents.sources.jobs.identity import clean
-from agents.sources.training import datagram, ranks
-from agents.sources.training.datagram import Checkpoint, Digests, Sender, Step, Unusable
-from agents.sources.training.ranks import Ranks
+from agents.collectors.jobs.process_identity import clean
+from agents.collectors.training import datagram, reported_ranks
+from agents.collectors.training.datagram import Checkpoint, Digests, Sender, Step, Unusable
+from agents.collectors.training.reported_ranks import Ranks
+from agents.collectors.training.training import Training
 
 WHO = Sender("81", 3, 8, "1", 3, "dp0")
 
@@ -202,7 +202,7 @@ def test_a_rank_of_another_user_is_not_taken_over() -> None:
     hand.ranks.receive(of(datagram.STEP, step(99)), 0, 1001)
     assert hand.values()["rank:81.3"]["rank.step"] == 5
     assert (hand.ranks.refused, "belongs to user 1000" in hand.ranks.reason) == (1, True)
-    hand.at = ranks.SILENT_S + 1
+    hand.at = reported_ranks.SILENT_S + 1
     assert hand.values() == {}
     hand.ranks.receive(of(datagram.STEP, step(99)), 0, 1001)
     assert hand.values()["rank:81.3"]["rank.step"] == 99
@@ -231,10 +231,10 @@ def test_totals_go_back_only_now_and_then() -> None:
 def test_one_user_leaves_room_for_others_and_memory_is_bounded() -> None:
     hand = Hand()
     for uid in range(4):
-        for rank in range(ranks.MAX_OF_USER + 50):
+        for rank in range(reported_ranks.MAX_OF_USER + 50):
             hand.ranks.receive(of(datagram.STEP, step(1), Sender(f"j{uid}", rank)), 0, uid)
-        assert len(hand.ranks.senders()) == min((uid + 1) * ranks.MAX_OF_USER, ranks.MAX_RANKS)
-    assert hand.ranks.refused == 2 * 50 + 2 * (ranks.MAX_OF_USER + 50)
+        assert len(hand.ranks.senders()) == min((uid + 1) * reported_ranks.MAX_OF_USER, reported_ranks.MAX_RANKS)
+    assert hand.ranks.refused == 2 * 50 + 2 * (reported_ranks.MAX_OF_USER + 50)
 
 
 def test_events_are_told_in_order_and_bounded() -> None:
@@ -243,8 +243,8 @@ def test_events_are_told_in_order_and_bounded() -> None:
     for number in range(40):
         hand.ranks.receive(of(datagram.DIGESTS, datagram.digests_body(number, many)), 0, 7)
     told = [event for _ in range(20) for event in hand.ranks.look().events]
-    assert len(told) == ranks.MAX_WAITING
-    assert hand.ranks.refused == 40 - ranks.MAX_WAITING // 128
+    assert len(told) == reported_ranks.MAX_WAITING
+    assert hand.ranks.refused == 40 - reported_ranks.MAX_WAITING // 128
     assert told[129].data == {"step": 1, "bucket": "b1", "digest": "0000000000000001", "group": "dp0"}
 
 
@@ -265,6 +265,6 @@ def test_no_datagram_whatever_spoils_a_look(sent: list[tuple[bytes, int]]) -> No
 
 def test_identities_that_are_remembered_are_bounded() -> None:
     hand = Hand()
-    for number in range(2 * ranks.MAX_RANKS + 10):
+    for number in range(2 * reported_ranks.MAX_RANKS + 10):
         hand.ranks.receive(of(datagram.STEP, step(1), Sender("j", number)), 0, 7)
-    assert 0 < len(hand.ranks._senders) <= 2 * ranks.MAX_RANKS
+    assert 0 < len(hand.ranks._senders) <= 2 * reported_ranks.MAX_RANKS

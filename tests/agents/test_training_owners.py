@@ -14,18 +14,16 @@ from typing import Any
 
 import pytest
 
-from agents.collectors.training import Training
-from agents.sources.jobs import members
-from agents.sources.jobs.cgroups import Place
-from agents.sources.jobs.gpus import Gpus
-from agents.sources.jobs.identity import identify
-from agents.sources.jobs.members import Sources
-from agents.sources.jobs.processes import Process
+from agents.collectors.jobs import ranks
+from agents.collectors.jobs.gpu_assignment import Gpus
+from agents.collectors.jobs.process_identity import identify
+from agents.collectors.jobs.processes import Place, Process
+from agents.collectors.jobs.ranks import Sources
+from agents.collectors.training import datagram
+from agents.collectors.training.datagram import STEP_BODY, Sender
+from agents.collectors.training.reported_ranks import JobOwners, Ranks, uids_of
+from agents.collectors.training.training import Training
 from agents.sources.nvml.places import boot
-from agents.sources.training import datagram
-from agents.sources.training.datagram import STEP_BODY, Sender
-from agents.sources.training.owners import JobOwners, uids_of
-from agents.sources.training.ranks import Ranks
 
 VICTIM, IMPOSTOR = 1001, 1002
 
@@ -136,7 +134,7 @@ def test_a_job_of_ones_own_names_no_gpu_that_another_users_job_holds(tmp_path: P
 
 def ranks_of(*processes: Process, **prolog: str) -> dict[str, Any]:
     told = {job: {"SLURM_JOB_UID": uid} for job, uid in prolog.items()}
-    found = members.ranks(Sources(processes, told, (), Gpus(), "n1"))
+    found = ranks.ranks(Sources(processes, told, (), Gpus(), "n1"))
     return {entity: rank.attributes["uid"] for entity, rank in found.items()}
 
 

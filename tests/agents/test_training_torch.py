@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agents.collectors.training import Training
+from agents.collectors.training.training import Training
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("torch_program.py")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.collectors import configured
 from agents.collectors.kernel_log import KernelLog
+from agents.collectors.registry import configured
 from agents.collectors.xid import XidEvents
 from agents.sources.kernel import patterns as kernel_patterns
 from agents.sources.xids import table as xid_table

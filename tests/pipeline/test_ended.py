@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agents.collector import Collector, Device
-from agents.collectors.jobs import Jobs
-from agents.collectors.training import Training
+from agents.collectors.jobs.jobs import Jobs
+from agents.collectors.training.training import Training
 from agents.node.batches import inventory_event, merged
 from agents.training import Steps
 from pipeline.assembly import known_topology

@@ -257,7 +257,7 @@ def run(channel: socket.socket) -> NoReturn:
         for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the agent ends us in its own time
             signal.signal(number, signal.SIG_IGN)
         end_with_parent(signal.SIGKILL)
-        importlib.import_module("agents.collectors")  # what the workers shall share
+        importlib.import_module("agents.collectors.registry")  # what the workers shall share
         children = Children()
         while True:
             request, handles, _, _ = socket.recv_fds(channel, _MAX, MOST)

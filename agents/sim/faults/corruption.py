@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.canaries.ledger import WATCHED
+from agents.collectors.canary.ledger import WATCHED
 from agents.sim.effects import Defect, Effects
 from agents.sim.faults.kind import DAY, HOUR, MONTH, Detectability, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout

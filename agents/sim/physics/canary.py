@@ -1,7 +1,7 @@
 """Canary rounds: every 120 s the GPUs of a node compute one known problem each; what is told is what agents tell.
 
 The problem changes from round to round, the same for all nodes. A GPU that is right tells one round in six hours, one
-that was wrong tells it at once, and then every round until it was right twelve times running (agents/canaries/ledger).
+that was wrong tells it at once, and then every round until it was right twelve times running (canary/ledger.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.canaries.ledger import WATCHED
+from agents.collectors.canary.ledger import WATCHED
 from agents.sim.effects import Defect, Effects, Happening, Moment
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator

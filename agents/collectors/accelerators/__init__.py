@@ -1,0 +1,1 @@
+"""Accelerators of AMD, AWS, Google and Intel, in the signals of any other GPU."""

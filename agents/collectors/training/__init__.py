@@ -1,0 +1,1 @@
+"""Training steps: what a training script sends, and the collector that receives it."""

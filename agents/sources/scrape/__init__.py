@@ -1,1 +1,0 @@
-"""Other exporters' metrics: fetched, read as series, and put under our own names by a mapping."""
