@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from agents.collector import Collector, Device, NoData, Reading
-from agents.sources.kernel_text import counts
 from agents.sources.procfile import number_of, text_of
+from agents.sources.rows import count_column
 
 _CONTROLLER = re.compile(r"mc\d+")
 _MODULE = re.compile(r"(dimm|rank)\d+")  # drivers that count by chip-select row name their modules rankN
@@ -61,12 +61,12 @@ class Edac(Collector):
             raise NoData(f"{self.root}: the memory controllers went away; wanted {self._controllers[0]}/ce_count")
         uncorrected = [number_of(controller / "ue_count") for controller in self._controllers]
         sums = {"node.memory_corrected": _sum(corrected), "node.memory_uncorrected": _sum(uncorrected)}
-        node = Reading("node", (f"node:{self._node}",), {signal: counts([n]) for signal, n in sums.items()})
+        node = Reading("node", (f"node:{self._node}",), {signal: count_column([n]) for signal, n in sums.items()})
         if not self._modules:
             return (node,)
         columns = {
-            "dimm.corrected": counts(number_of(path / "dimm_ce_count") for path in self._modules.values()),
-            "dimm.uncorrected": counts(number_of(path / "dimm_ue_count") for path in self._modules.values()),
+            "dimm.corrected": count_column(number_of(path / "dimm_ce_count") for path in self._modules.values()),
+            "dimm.uncorrected": count_column(number_of(path / "dimm_ue_count") for path in self._modules.values()),
         }
         return (node, Reading("dimm", tuple(self._modules), columns))
 

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 from agents.collector import Collector, Device, NoData, Reading, Rhythm
 from agents.sources import diskstats, kernel_text
 from agents.sources.diskstats import Disks
-from agents.sources.kernel_text import Values, column
+from agents.sources.kernel_text import Values
 from agents.sources.procfile import ProcFile, text_of
+from agents.sources.rows import value_column
 
 _FAST = ("loadavg", "stat", "uptime", "pressure/cpu", "pressure/memory", "pressure/io")
 _SLOW = ("meminfo", "vmstat", "diskstats")
@@ -62,7 +63,7 @@ class Host(Collector):
         for resource in ("cpu", "memory", "io"):
             self._add(values, f"pressure/{resource}", partial(kernel_text.pressure, resource))
         disks = self._slow(values) if self._rhythm.due(_SLOW_S) else ()
-        columns = {name: column(value) for name, value in values.items()}
+        columns = {name: value_column(value) for name, value in values.items()}
         return (Reading("node", (f"node:{self._node}",), columns), *disks)
 
     def inventory(self) -> Mapping[str, Device]:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from agents.collector import Collector, Device, NoData, Reading, Rhythm
 from agents.sources import nvme_log
 from agents.sources.calls import Answer, Calls
-from agents.sources.kernel_text import counts
 from agents.sources.procfile import number_of, text_of
+from agents.sources.rows import count_column
 
 _CONTROLLER = re.compile(r"nvme\d+")
 _STATES = ("new", "live", "resetting", "connecting", "deleting", "dead")  # drivers/nvme/host/sysfs.c
@@ -92,7 +92,7 @@ class Nvme(Collector):
         logs = [self._log(answers[disk]) for disk in self._disks]
         temperatures = [log.get("disk.temperature", self._warmth(d)) for d, log in zip(self._disks, logs, strict=True)]
         gauges = {s: np.array([log.get(s, np.nan) for log in logs]) for s in nvme_log.GAUGES}
-        counters = {s: counts(_whole(log.get(s)) for log in logs) for s in nvme_log.COUNTERS}
+        counters = {s: count_column(_whole(log.get(s)) for log in logs) for s in nvme_log.COUNTERS}
         return {**gauges, **counters, "disk.temperature": np.array(temperatures)}
 
     def _log(self, answer: Answer[bytes]) -> dict[str, float | int]:

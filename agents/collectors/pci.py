@@ -16,8 +16,8 @@ from typing import ClassVar
 
 from agents.collector import Collector, NoData, Reading, wall_clock
 from agents.collector import Device as Entity
-from agents.sources.kernel_text import column, counts
 from agents.sources.procfile import text_of
+from agents.sources.rows import count_column, value_column
 from pipeline.model.records import SECOND, Event
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -100,9 +100,9 @@ class Pci(Collector):
         present = [name for name in names if name in self._gpus]
         driven = sum((self.root / name / "driver").is_symlink() for name in present)
         expected = self.gpus_expected or len(self._gpus)
-        columns = {f"node.aer_{kind}": counts([sums[kind]]) for kind in _KINDS}
-        columns |= {"node.gpu_pci": column(len(present)), "node.gpu_driver": column(driven)}
-        columns["node.gpu_expected"] = column(expected)
+        columns = {f"node.aer_{kind}": count_column([sums[kind]]) for kind in _KINDS}
+        columns |= {"node.gpu_pci": value_column(len(present)), "node.gpu_driver": value_column(driven)}
+        columns["node.gpu_expected"] = value_column(expected)
         events += self._counted(present, expected)
         return (Reading("node", (f"node:{self._node}",), columns, tuple(events)),)
 

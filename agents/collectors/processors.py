@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from agents.collector import Collector, Device, NoData, Reading
-from agents.sources.kernel_text import counts
 from agents.sources.procfile import ProcFile, number_of, text_of
+from agents.sources.rows import count_column
 
 MAX_POLICIES = 1024
 """Most frequency domains of one node, each of which is an open file; chosen: twice two processors of 256 threads."""
@@ -49,7 +49,7 @@ class Processors(Collector):
         columns = {
             "node.cpu_frequency_mean": np.array([np.mean(clocks) if clocks else np.nan]),
             "node.cpu_frequency_min": np.array([min(clocks, default=np.nan)]),
-            "node.cpu_throttles": counts([sum(told) if told and len(told) == len(throttles) else None]),
+            "node.cpu_throttles": count_column([sum(told) if told and len(told) == len(throttles) else None]),
         }
         return (Reading("node", (f"node:{self._node}",), columns),)
 

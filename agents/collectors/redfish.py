@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
 from agents.sources.redfish.bmcs import Bmc
-from agents.sources.rows import column
+from agents.sources.rows import signal_column
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import Event
 from pipeline.model.signals import of_class
@@ -143,5 +143,5 @@ def _reading(device_class: str, rows: Mapping[str, Mapping[str, float]]) -> Read
     return Reading(
         device_class,
         tuple(rows),
-        {signal: column(signal, [row.get(signal) for row in rows.values()]) for signal in signals},
+        {signal: signal_column(signal, [row.get(signal) for row in rows.values()]) for signal in signals},
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from agents.collector import Collector, Device, NoData, Reading, wall_clock
 from agents.sources.dbus import Bus, Refused
-from agents.sources.kernel_text import counts
+from agents.sources.rows import count_column
 from pipeline.model.records import SECOND, Event, iso
 
 _SYSTEMD, _ROOT = "org.freedesktop.systemd1", "/org/freedesktop/systemd1"
@@ -92,7 +92,7 @@ class Services(Collector):
         if not units:
             raise NoData(f"none of these is installed: {', '.join(self._names)}")
         states = [_STATES.index(u.state) if u.state in _STATES else np.nan for u in units.values()]
-        columns = {"service.state": np.array(states), "service.restarts": counts(restarts)}
+        columns = {"service.state": np.array(states), "service.restarts": count_column(restarts)}
         return (Reading("service", tuple(map(self._entity, units)), columns, events),)
 
     def inventory(self) -> Mapping[str, Device]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from agents.collector import Collector, Device, NoData, Reading, wall_clock
-from agents.sources.kernel_text import column
 from agents.sources.procfile import text_of
+from agents.sources.rows import value_column
 from pipeline.config.settings import wants
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND, Event
@@ -108,9 +108,9 @@ class Tasks(Collector):
             self._waits[pid] = known if known is not None and known.task == found else _Wait(found, now)
         waits = self._waits.values()
         columns = {
-            "node.tasks_blocked": column(len(waits)),
-            "node.tasks_blocked_gpu": column(sum(self._gpu.search(wait.task.comm) is not None for wait in waits)),
-            "node.tasks_blocked_longest": column(max((now - w.since for w in waits), default=0) / SECOND),
+            "node.tasks_blocked": value_column(len(waits)),
+            "node.tasks_blocked_gpu": value_column(sum(self._gpu.search(wait.task.comm) is not None for wait in waits)),
+            "node.tasks_blocked_longest": value_column(max((now - w.since for w in waits), default=0) / SECOND),
         }
         return (Reading("node", (f"node:{self._node}",), columns, tuple(self._events(now))),)
 

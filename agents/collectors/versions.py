@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from agents.collector import Collector, Device, Reading, Rhythm, wall_clock
-from agents.sources.kernel_text import counts
 from agents.sources.procfile import number_of, text_of
+from agents.sources.rows import count_column
 from pipeline.model.records import Event
 
 _VERSIONS_S = 3600.0
@@ -63,7 +63,7 @@ class Versions(Collector):
 
     def read(self) -> tuple[Reading, ...]:
         events = self._changes() if self._rhythm.due(_VERSIONS_S) else ()
-        tainted = counts([number_of(self.proc / "sys/kernel/tainted")])
+        tainted = count_column([number_of(self.proc / "sys/kernel/tainted")])
         return (Reading("node", (f"node:{self._node}",), {"node.kernel_tainted": tainted}, events),)
 
     def inventory(self) -> Mapping[str, Device]:

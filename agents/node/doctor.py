@@ -1,7 +1,7 @@
 """The node's part of `fleetpulse doctor`: reads each collector once, as the agent does, and checks privileges.
 
 Absent hardware is information, not a failure. A missing privilege is a warning with its fix. A collector that fails or
-hangs is a failure, and so is a lost GPU (agents/gpu_failures.py). The result holds for the user who runs the command;
+hangs is a failure, and so is a lost GPU (collectors/gpu/failures.py). The result is for the user who runs the command;
 the privileges of the agent are in its own log. The drop-in files that grant privileges are in
 deploy/fleetpulse-agent.service.d; docs/agent.md lists what else each one allows.
 """

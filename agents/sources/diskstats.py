@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from agents.collector import Reading
-from agents.sources.kernel_text import Values, counts
+from agents.sources.kernel_text import Values
+from agents.sources.rows import count_column
 
 _SECTOR = 512  # bytes; the unit of /proc/diskstats whatever the disk's own (kernel Documentation/admin-guide/iostats)
 _NOT_WHOLE = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")  # no disks, or layers over disks that are counted already
@@ -55,7 +56,7 @@ class Disks:
                 for signal, value in values.items():
                     sums[signal] += value
         self.seen = tuple(f"disk:{self._node}.{disk}" for disk in disks)
-        columns = {signal: counts(values[signal] for values in disks.values()) for signal in _FIELDS}
+        columns = {signal: count_column(values[signal] for values in disks.values()) for signal in _FIELDS}
         read = sum(values["disk.read"] for values in disks.values())
         written = sum(values["disk.written"] for values in disks.values())
         return Reading("disk", self.seen, columns), {"node.disk_read": read, "node.disk_written": written}

@@ -7,25 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 Values = dict[str, float | int]
 BROKEN = (ValueError, IndexError, OverflowError)
 _TAIL = re.compile(r"\nctxt (\d+)")
-_LARGEST = np.iinfo(np.uint64).max  # also how a missing count is written
-
-
-def counts(numbers: Iterable[int | None]) -> NDArray[np.uint64]:
-    """One count per device; None and what no counter can hold are missing."""
-    return np.array([_LARGEST if n is None or not 0 <= n < _LARGEST else n for n in numbers], np.uint64)
-
-
-def column(value: float | int) -> NDArray[Any]:
-    """A value of a single device as the column of a reading."""
-    return counts([value]) if isinstance(value, int) else np.array([value])
 
 
 def load(text: str) -> Values:

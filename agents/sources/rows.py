@@ -15,6 +15,7 @@ Row = Mapping[str, float | None]
 """What one device gives: signal -> value; None or NaN = missing now. Its signals are the same at every look."""
 
 _TYPES = {s.name: np.dtype(s.type if s.type.startswith("u") else float) for s in CATALOGUE.values()}
+_LARGEST = np.iinfo(np.uint64).max  # also how a missing count is written
 _MISSING = {name: np.iinfo(t).max if t.kind == "u" else np.nan for name, t in _TYPES.items()}
 
 
@@ -29,13 +30,13 @@ def readings(rows: Iterable[tuple[str, Row]], device_class: str = "sensor") -> t
         Reading(
             device_class,
             tuple(entities),
-            {signal: column(signal, [row[signal] for row in found]) for signal in signals},
+            {signal: signal_column(signal, [row[signal] for row in found]) for signal in signals},
         )
         for signals, (entities, found) in groups.items()
     )
 
 
-def column(signal: str, values: Sequence[float | None]) -> NDArray[Any]:
+def signal_column(signal: str, values: Sequence[float | None]) -> NDArray[Any]:
     """Values of one signal as the agent takes them: what is None, NaN or does not fit the column's type is missing."""
     missing, dtype = _MISSING[signal], _TYPES[signal]
     if dtype.kind == "u":
@@ -46,3 +47,13 @@ def column(signal: str, values: Sequence[float | None]) -> NDArray[Any]:
 def _whole(value: float | None, missing: int) -> int:
     """A value as a whole number of the column's type; what does not fit it is missing, NaN too."""
     return int(value) if value is not None and 0 <= value < missing else missing
+
+
+def count_column(numbers: Iterable[int | None]) -> NDArray[np.uint64]:
+    """One count per device; None and what no counter can hold are missing."""
+    return np.array([_LARGEST if n is None or not 0 <= n < _LARGEST else n for n in numbers], np.uint64)
+
+
+def value_column(value: float | int) -> NDArray[Any]:
+    """A value of a single device as the column of a reading."""
+    return count_column([value]) if isinstance(value, int) else np.array([value])

@@ -15,6 +15,7 @@ from agents.collectors.host import Host
 from agents.node.batches import wire_column
 from agents.sources import diskstats, kernel_text
 from agents.sources.procfile import MAX_LIST, ProcFile
+from agents.sources.rows import value_column
 from pipeline.model.signals import CATALOGUE
 
 SERVER = {
@@ -188,7 +189,7 @@ def test_no_text_does_more_than_fail_as_the_collector_expects(text: str) -> None
         except kernel_text.BROKEN:
             continue
         for name, value in values.items():
-            column = wire_column(CATALOGUE[name], kernel_text.column(value))
+            column = wire_column(CATALOGUE[name], value_column(value))
             assert column.shape == (1,)
 
 

@@ -36,14 +36,14 @@ def wanted(driver: Driver, version: str, places: Iterable[Place], values: Values
     numbers = {field.name: number_of(field.name, driver.nvml, version) for field in (*GPU_FIELDS, *LINK_FIELDS)}
     first = 0
     for place in places:
-        for field in GPU_FIELDS:
+        for entry in GPU_FIELDS:
             yield from _want(
-                field, numbers[field.name], place.index, field.scope, values.place(field.signal, place.index)
+                entry, numbers[entry.name], place.index, entry.scope, values.place(entry.signal, place.index)
             )
         for link in range(place.links or 0):
-            for field in LINK_FIELDS:
+            for entry in LINK_FIELDS:
                 yield from _want(
-                    field, numbers[field.name], place.index, link, values.place(field.signal, first + link)
+                    entry, numbers[entry.name], place.index, link, values.place(entry.signal, first + link)
                 )
         first += place.links or 0
 
