@@ -10,7 +10,8 @@ import altair as alt
 
 from dashboards.answers import Point, Series
 from dashboards.theme import Palette
-from dashboards.words import amount, clock, entity_name, quantity, unit_name
+from dashboards.words import amount, clock, quantity, unit_name
+from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND
 
 HEIGHT = 250

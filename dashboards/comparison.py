@@ -8,6 +8,7 @@ from typing import Any
 from dashboards import words
 from dashboards.answers import Detail
 from dashboards.words import quantity
+from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Finding
 from pipeline.model.signals import CATALOGUE
 
@@ -33,7 +34,7 @@ def told(finding: Finding) -> tuple[str, ...]:
 
 def story(finding: Finding, detail: Detail, now: int) -> list[tuple[str, str]]:
     """Label and text, line by line, in the order in which one asks."""
-    lines = [("Seen on", words.entity_name(finding.entity))]
+    lines = [("Seen on", entity_name(finding.entity))]
     if compares(finding):
         lines += _compared(finding)
     lines.append(("Began", words.ago(finding.onset, now)))
@@ -93,11 +94,11 @@ def _witnesses(finding: Finding, detail: Detail) -> str:
     """What the detectors name, else what else was found of the same cause."""
     named = finding.evidence.get("corroborated_by")
     if isinstance(named, Mapping):
-        return f"{named.get('detector')} on {words.entity_name(str(named.get('entity')))}"
+        return f"{named.get('detector')} on {entity_name(str(named.get('entity')))}"
     if isinstance(named, Sequence) and not isinstance(named, str) and named:
         return words.joined([words.signal_name(str(name)) for name in named])
     others = [f for f in detail.findings if f.detector != finding.detector]
-    pairs = list(dict.fromkeys(f"{f.detector} on {words.entity_name(f.entity)}" for f in others))
+    pairs = list(dict.fromkeys(f"{f.detector} on {entity_name(f.entity)}" for f in others))
     if not pairs:
         return "nothing else so far"
     more = [f"{len(pairs) - WITNESSES:,} more"] if len(pairs) > WITNESSES else []

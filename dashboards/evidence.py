@@ -10,6 +10,7 @@ from typing import Any
 from dashboards import comparison, words
 from dashboards.answers import Detail, Happening
 from dashboards.voices import Mute
+from pipeline.model.entity_names import entity_name
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident
 from pipeline.model.signals import CATALOGUE
 
@@ -110,7 +111,7 @@ def blast(detail: Detail) -> list[str]:
     if not isinstance(entities, dict) or not entities:
         return words.counted(Counter(e.partition(":")[0] for e in {detail.incident.cause, *detail.incident.members}))
     others = {kind: number for kind, number in entities.items() if kind != "job" or not jobs}
-    return [*words.counted(others), *(words.entity_name(str(job)) for job in jobs or ())]
+    return [*words.counted(others), *(entity_name(str(job)) for job in jobs or ())]
 
 
 def _held_back(finding: Finding) -> str:
@@ -160,6 +161,6 @@ def timeline(detail: Detail, items: Iterable[Happening], now: int) -> list[tuple
         found.setdefault((finding.onset, finding.entity, said), "finding")
     ordered = sorted(found.items(), reverse=True)[:LINES]
     return [
-        (words.clock(time, now), kind.replace("_", " "), words.entity_name(entity), words.plain(text))
+        (words.clock(time, now), kind.replace("_", " "), entity_name(entity), words.plain(text))
         for (time, entity, text), kind in ordered
     ]

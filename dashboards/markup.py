@@ -8,7 +8,8 @@ from html import escape
 from dashboards.answers import NODE_STATES, Fleet
 from dashboards.evidence import Ballot
 from dashboards.voices import Detector
-from dashboards.words import NODE_STATE, SEVERITY, STATE, amount, clock, entity_name, joined
+from dashboards.words import NODE_STATE, SEVERITY, STATE, amount, clock, joined
+from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Severity, State
 
 MOST_SQUARES = 256

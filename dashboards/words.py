@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.model.entity_names import KINDS, entity_name
 from pipeline.model.records import SECOND, Severity, State, from_iso, iso
 from pipeline.model.signals import CATALOGUE
 
@@ -18,34 +19,7 @@ STATE: Mapping[State, str] = {
     "resolved": "Resolved",
 }
 NODE_STATE = {"critical": "critical", "degraded": "degraded", "watch": "watch", "no_data": "no data", "ok": "ok"}
-_KINDS = {
-    # kind -> (one, many)
-    "gpu": ("GPU", "GPUs"),
-    "port": ("network port", "network ports"),
-    "node": ("node", "nodes"),
-    "rack": ("rack", "racks"),
-    "cdu": ("cooling loop", "cooling loops"),
-    "pdu": ("power feed", "power feeds"),
-    "leaf": ("leaf switch", "leaf switches"),
-    "rail": ("rail", "rails"),
-    "job": ("job", "jobs"),
-    "rank": ("rank", "ranks"),
-    "stage": ("stage", "stages"),
-    "site": ("site", "sites"),
-    "nvlink": ("NVLink", "NVLinks"),
-    "neuroncore": ("NeuronCore", "NeuronCores"),
-    "sensor": ("sensor", "sensors"),
-    "psu": ("power supply", "power supplies"),
-    "leak_detector": ("leak detector", "leak detectors"),
-    "bmc": ("BMC", "BMCs"),
-    "dimm": ("memory module", "memory modules"),
-    "disk": ("disk", "disks"),
-    "filesystem": ("file system", "file systems"),
-    "service": ("service", "services"),
-    "agent": ("agent", "agents"),
-    "collector": ("collector", "collectors"),
-}
-_ENTITY = re.compile(rf"\b(?:{'|'.join(_KINDS)}):[\w-]+(?:\.[\w/@-]+)*")
+_ENTITY = re.compile(rf"\b(?:{'|'.join(KINDS)}):[\w-]+(?:\.[\w/@-]+)*")
 _ACRONYMS = {"gpu": "GPU", "gpus": "GPUs", "sm": "SM", "nic": "NIC", "ecc": "ECC", "crc": "CRC", "pcie": "PCIe"}
 _LABELS = {
     "value": "Measured",
@@ -80,22 +54,10 @@ _ADVICE: Mapping[str, str] = {
 }
 
 
-def entity_name(entity: str) -> str:
-    """`gpu:n042.3` -> `GPU 3 of n042`; a kind without a rule is shown as it is written."""
-    kind, _, name = entity.partition(":")
-    owner, dot, part = name.partition(".")
-    if kind not in _KINDS or not name:
-        return entity
-    word = _KINDS[kind][0]
-    if dot and kind in ("rank", "stage"):
-        return f"{word} {part} of job {owner}"
-    return f"{word} {part} of {owner}" if dot else f"{word} {name}"
-
-
 def counted(kinds: Mapping[str, int]) -> list[str]:
     """Numbers by kind, the most numerous last: `1 node`, `8 GPUs`."""
     ordered = sorted(kinds.items(), key=lambda pair: (pair[1], pair[0]))
-    return [amount(number, *_KINDS.get(kind, (kind, kind))) for kind, number in ordered]
+    return [amount(number, *KINDS.get(kind, (kind, kind))) for kind, number in ordered]
 
 
 def amount(number: int, one: str, many: str) -> str:

@@ -10,7 +10,8 @@ import streamlit as st
 
 from dashboards import theme
 from dashboards.markup import TONES
-from dashboards.words import SEVERITY, STATE, age, amount, entity_name, plain
+from dashboards.words import SEVERITY, STATE, age, amount, plain
+from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, Incident
 
 MOST = 200

@@ -13,7 +13,8 @@ from dashboards.incident_list.component import in_order, incident_list
 from dashboards.snapshot import Answer
 from dashboards.unknown import statement, unknown_since
 from dashboards.views import parts
-from dashboards.words import NODE_STATE, age, ago, amount, entity_name, plain
+from dashboards.words import NODE_STATE, age, ago, amount, plain
+from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, Incident
 
 SHOWN = 6

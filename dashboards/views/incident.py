@@ -10,7 +10,8 @@ from dashboards.charts import peers_chart
 from dashboards.client import Act, ApiError
 from dashboards.theme import PALETTES
 from dashboards.views import muting, parts
-from dashboards.words import STATE, advice, age, clock, entity_name, joined, plain
+from dashboards.words import STATE, advice, age, clock, joined, plain
+from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, Incident
 
 _SAID = "fleetpulse.said"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dashboards import words
+from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, from_iso
 
 NOON = from_iso("2026-01-01T12:00:00Z")
@@ -14,9 +15,9 @@ NOON = from_iso("2026-01-01T12:00:00Z")
     ("entity", "name"),
     [
         ("gpu:n042.3", "GPU 3 of n042"),
-        ("port:n042.mlx5_0", "network port mlx5_0 of n042"),
+        ("port:n042.mlx5_0", "port mlx5_0 of n042"),
         ("rank:81.17", "rank 17 of job 81"),
-        ("cdu:c1", "cooling loop c1"),
+        ("cdu:c1", "CDU c1"),
         ("node:n042", "node n042"),
         ("nvlink:n042.3.17", "NVLink 3.17 of n042"),
         ("filesystem:n042./data/x.y", "file system /data/x.y of n042"),
@@ -27,7 +28,7 @@ NOON = from_iso("2026-01-01T12:00:00Z")
     ],
 )
 def test_an_entity_has_a_name_and_an_unknown_kind_is_shown_as_it_is(entity: str, name: str) -> None:
-    assert words.entity_name(entity) == name
+    assert entity_name(entity) == name
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_a_quantity_has_three_figures_and_the_unit_that_people_write(value: floa
 
 def test_a_detectors_sentence_names_entities_and_units_for_people() -> None:
     assert words.plain("gpu:n042.5 is at 71 Cel") == "GPU 5 of n042 is at 71 °C"
-    assert words.plain("cdu:c2: flow is low") == "Cooling loop c2: flow is low"
+    assert words.plain("cdu:c2: flow is low") == "CDU c2: flow is low"
     assert words.plain("filesystem:n1./data is full") == "File system /data of n1 is full"
     assert words.plain("n055 runs warm") == "n055 runs warm"
     assert words.plain("") == ""
@@ -95,4 +96,4 @@ def test_parts_are_joined_as_in_a_sentence() -> None:
 def test_a_fact_with_parts_is_told_in_words_and_an_empty_one_is_none() -> None:
     assert words.fact({"times": 20, "name": "fallen off the bus", "then": ""}) == "times 20, name fallen off the bus"
     assert words.fact("") == words.fact({}) == "none"
-    assert words.entity_name("psu:n1.2") == "power supply 2 of n1"
+    assert entity_name("psu:n1.2") == "power supply 2 of n1"

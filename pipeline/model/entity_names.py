@@ -1,0 +1,77 @@
+"""Names of entities for people, and titles of findings: `gpu:n042.3` is "GPU 3 of n042"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+TITLE_LENGTH = 80
+"""Most characters of a title: a pager shows no more."""
+KINDS: Mapping[str, tuple[str, str]] = {
+    # kind -> (one, many)
+    "gpu": ("GPU", "GPUs"),
+    "cpu": ("core", "cores"),
+    "port": ("port", "ports"),
+    "nic": ("NIC", "NICs"),
+    "node": ("node", "nodes"),
+    "rack": ("rack", "racks"),
+    "cdu": ("CDU", "CDUs"),
+    "pdu": ("PDU", "PDUs"),
+    "leaf": ("leaf switch", "leaf switches"),
+    "rail": ("rail", "rails"),
+    "job": ("job", "jobs"),
+    "rank": ("rank", "ranks"),
+    "stage": ("stage", "stages"),
+    "site": ("site", "sites"),
+    "fabric": ("fabric", "fabrics"),
+    "nvlink": ("NVLink", "NVLinks"),
+    "neuroncore": ("NeuronCore", "NeuronCores"),
+    "sensor": ("sensor", "sensors"),
+    "psu": ("power supply", "power supplies"),
+    "leak_detector": ("leak detector", "leak detectors"),
+    "bmc": ("BMC", "BMCs"),
+    "dimm": ("memory module", "memory modules"),
+    "disk": ("disk", "disks"),
+    "filesystem": ("file system", "file systems"),
+    "service": ("service", "services"),
+    "agent": ("agent", "agents"),
+    "collector": ("collector", "collectors"),
+}
+_OF_A_JOB = ("rank", "stage")
+
+
+def entity_name(entity: str) -> str:
+    """`gpu:n042.3` -> `GPU 3 of n042`, `site:all` -> `whole site`; of a kind that is not in KINDS: as it is."""
+    kind, _, name = entity.partition(":")
+    owner, dot, part = name.partition(".")
+    if kind not in KINDS or not name:
+        return entity
+    word = KINDS[kind][0]
+    if name == "all":
+        return f"whole {word}"
+    if dot and kind in _OF_A_JOB:
+        return f"{word} {part} of job {owner}"
+    return f"{word} {part} of {owner}" if dot else f"{word} {name}"
+
+
+def pager_title(entity: str, text: str) -> str:
+    """`GPU 3 of n042: TEXT` in at most TITLE_LENGTH characters; a longer text is cut, with an ellipsis."""
+    name = entity_name(entity)
+    title = f"{name if name == entity else name[:1].upper() + name[1:]}: {text}"
+    return title if len(title) <= TITLE_LENGTH else f"{title[: TITLE_LENGTH - 1].rstrip(' ,;:')}…"
+
+
+def short_number(value: float) -> str:
+    """Two significant digits at most beyond 1,000: `3`, `850`, `11k`, `2.4M`; below 10 one decimal: `0.3`."""
+    for scale, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            shown = value / scale
+            return f"{shown:.1f}".removesuffix(".0") + unit if abs(shown) < 9.95 else f"{shown:.0f}{unit}"
+    return f"{value:.0f}" if value == int(value) or abs(value) >= 9.95 else f"{value:.1f}"
+
+
+def short_duration(seconds: float) -> str:
+    """One unit: `45 s`, `12 min`, `3 h`, `2 d`."""
+    for scale, unit, least in ((86_400, "d", 2), (3600, "h", 2), (60, "min", 2)):
+        if seconds >= least * scale:
+            return f"{seconds / scale:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

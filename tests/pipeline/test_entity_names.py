@@ -1,0 +1,56 @@
+"""Names of entities for people, and titles that a pager shows whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.model.entity_names import entity_name, pager_title, short_duration, short_number
+
+
+@pytest.mark.parametrize(
+    ("entity", "name"),
+    [
+        ("gpu:n042.3", "GPU 3 of n042"),
+        ("port:n042.mlx5_0", "port mlx5_0 of n042"),
+        ("rank:81.17", "rank 17 of job 81"),
+        ("fabric:all", "whole fabric"),
+        ("widget:w1", "widget:w1"),
+    ],
+)
+def test_an_entity_is_named_by_kind_part_and_owner(entity: str, name: str) -> None:
+    """A kind without a word of its own is shown as it is written."""
+    assert entity_name(entity) == name
+
+
+def test_a_title_begins_with_the_entity_and_has_at_most_80_characters() -> None:
+    """A long text is cut, and the cut is shown."""
+    assert pager_title("leaf:l7", "3 of 8 ports down") == "Leaf switch l7: 3 of 8 ports down"
+    assert pager_title("widget:w1", "broken") == "widget:w1: broken"
+    long = pager_title("gpu:n042.3", "x" * 100)
+    assert (len(long), long[-1]) == (80, "…")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.34, "0.3"),
+        (3, "3"),
+        (9.97, "10"),
+        (850.4, "850"),
+        (1000, "1k"),
+        (11_234, "11k"),
+        (2_400_000, "2.4M"),
+    ],
+)
+def test_a_number_is_rounded_for_a_title(value: float, text: str) -> None:
+    """Two significant digits are enough beyond 1,000."""
+    assert short_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-1, "0 s"), (45, "45 s"), (120, "2 min"), (7_200, "2 h"), (172_800, "2 d")]
+)
+def test_a_duration_has_one_unit(seconds: float, text: str) -> None:
+    """The unit is the largest of which there are two at least."""
+    assert short_duration(seconds) == text
