@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pipeline import arguments
+from pipeline.commands import arguments
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _keep_private() -> None:
     """Whatever this process and its children create is closed to other users."""
     import os
 
-    from pipeline.private import UMASK
+    from pipeline.runtime.private_files import UMASK
 
     os.umask(UMASK)
 
@@ -84,7 +84,7 @@ def _mind_signals() -> None:
     """SIGTERM ends a service as Ctrl-C does, also where a background shell had it ignored; so does the parent's end."""
     import signal
 
-    from pipeline.supervise import die_with_parent
+    from pipeline.runtime.supervise import die_with_parent
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -111,10 +111,10 @@ def _config(given: argparse.Namespace) -> Config:
 
 def _config_of_service(given: argparse.Namespace) -> Config:
     """The configuration; says on stderr which files with state or secrets are open to other users."""
-    from pipeline import private
+    from pipeline.runtime import private_files
 
     config = _config(given)
-    for warning in private.warnings(config):
+    for warning in private_files.warnings(config):
         _say(f"fleetpulse: warning: {warning}")
     return config
 
@@ -127,7 +127,7 @@ def _command() -> list[str]:
 
 
 def _print(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: str) -> None:
-    from pipeline.output import rendered
+    from pipeline.commands.output import rendered
 
     sys.stdout.write(rendered(rows, columns, form))  # type: ignore[arg-type] # argparse admits only the four
 
@@ -148,9 +148,10 @@ def _pipeline(given: argparse.Namespace) -> int:
     import detectors
     from detectors.runner import Runner
     from detectors.warm_up import warm_up
-    from pipeline import service, talk
+    from pipeline.commands import service
+    from pipeline.runtime import logs
 
-    talk.to_stderr()
+    logs.to_stderr()
     runner = Runner(detectors.configured(config.detector, config.source))
     return service.run(config, runner, lambda: warm_up(detectors.configured({}, "")))
 
@@ -163,20 +164,20 @@ def _dashboard(given: argparse.Namespace) -> int:
 
 
 def _up(given: argparse.Namespace) -> int:
-    from pipeline import demo
+    from pipeline.commands import demo
 
     return demo.up(_config(given), _command(), given.config)
 
 
 def _demo(given: argparse.Namespace) -> int:
-    from pipeline import demo
+    from pipeline.commands import demo
 
     return demo.demo(_config(given), _command())
 
 
 def _doctor(given: argparse.Namespace) -> int:
     from agents.node import doctor as node_doctor
-    from pipeline import doctor
+    from pipeline.commands import doctor
 
     config = _config(given)
     collectors = doctor.examine(config, [node_doctor.asking(config)])  # first: it forks, before others bring threads
@@ -214,7 +215,7 @@ def _once(given: argparse.Namespace) -> int:
 
 def _record(given: argparse.Namespace) -> int:
     from agents.recording import command
-    from pipeline.stopping import Stop
+    from pipeline.runtime.supervise import Stop
 
     config, stop = _config(given), Stop()
     _on_signals(stop.set)
@@ -222,15 +223,15 @@ def _record(given: argparse.Namespace) -> int:
 
 
 def _init(given: argparse.Namespace) -> int:
-    from pipeline import setup
+    from pipeline.commands import init
 
-    return setup.init(_config(given), _say, given.acls)
+    return init.init(_config(given), _say, given.acls)
 
 
 def _sql(given: argparse.Namespace) -> int:
-    from pipeline import offline
+    from pipeline.commands import sql
 
-    columns, rows, truncated = offline.query(_config(given), given.query)
+    columns, rows, truncated = sql.query(_config(given), given.query)
     _print(rows, columns, given.output)
     if truncated:
         _say("fleetpulse: the answer was cut; [api] sql_rows says after how many rows")
@@ -249,10 +250,10 @@ def _detectors(given: argparse.Namespace) -> int:
 
 
 def _mutes(given: argparse.Namespace) -> int:
-    from pipeline import mute_command
+    from pipeline.commands import mutes
 
-    rows = mute_command.rows(_config(given), given)
-    _print(rows, mute_command.COLUMNS, given.output)
+    rows = mutes.rows(_config(given), given)
+    _print(rows, mutes.COLUMNS, given.output)
     for warning in filter(None, (row.get("warning") for row in rows)):
         _say(f"fleetpulse: {warning}")
     return 0
@@ -262,7 +263,7 @@ def _simulate(given: argparse.Namespace) -> int:
     from agents.sim import command, kinds
     from pipeline.model.errors import UsageError
     from pipeline.recorder import RecordingWriter
-    from pipeline.stopping import Stop
+    from pipeline.runtime.supervise import Stop
 
     if given.list:
         sys.stdout.write(kinds.listing())
@@ -282,7 +283,7 @@ def _replay(given: argparse.Namespace) -> int:
     files = {"events": given.events, "signals": given.signals, "topology": given.topology}
     if given.incidents is None:
         return replay(config, given.input, given.output, **files)
-    from pipeline.incidents import Desk
+    from pipeline.incidents.desk import Desk
 
     return replay(config, given.input, given.output, **files, incidents=given.incidents, desk=Desk)
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
-from dashboards import answers, voices
-from dashboards.answers import Detail, Fleet, Happening, Series
-from dashboards.voices import Mute, Panel
+from dashboards import answers
+from dashboards import answers as voices
+from dashboards.answers import Detail, Fleet, Happening, Mute, Panel, Series
+from pipeline.http.addresses import opener
 from pipeline.model.errors import FleetpulseError, UsageError
 from pipeline.model.records import Incident, State, iso
-from pipeline.outgoing import opener
 
 T = TypeVar("T")
 Act = Literal["acknowledge", "comment", "resolve", "not_a_fault"]

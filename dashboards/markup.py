@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from dashboards.answers import NODE_STATES, Fleet
+from dashboards.answers import NODE_STATES, Detector, Fleet
 from dashboards.evidence import Ballot
-from dashboards.voices import Detector
 from dashboards.words import NODE_STATE, SEVERITY, STATE, amount, clock, joined
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Severity, State

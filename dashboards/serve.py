@@ -1,4 +1,10 @@
-"""`fleetpulse dashboard`: Streamlit in this process, with our settings, until SIGTERM or SIGINT."""
+"""`fleetpulse dashboard`: Streamlit in this process, with our settings, until SIGTERM or SIGINT.
+
+Stands before Streamlit: serves no name but ours, no page of another site, and nobody's frame.
+
+The pages act with the dashboard's own token, so a browser must not be led here by others: a foreign name that was made
+to point at this machine (DNS rebinding), a script of another origin, or a frame under somebody's buttons.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from dashboards.client import API_TOKEN_FILE, API_URL, token_of
-from pipeline import talk
 from pipeline.config.sections import Config
-from pipeline.hosts import is_loopback
+from pipeline.http.addresses import host_of, is_loopback, named, same_origin
 from pipeline.model.errors import Refused, UsageError
+from pipeline.runtime import logs
 
 MESSAGE_BYTES = 200 << 20
 """Longest message over a WebSocket: Streamlit's own default, server.maxMessageSize."""
@@ -35,7 +45,7 @@ def run(config: Config) -> int:
     os.environ.update(environment(config))
     sys.stderr.write(f"dashboard: http://{_in_url(host)}:{port} (reads {api_url(config)})\n")
     sys.stderr.flush()
-    talk.limit_all()
+    logs.limit_all()
     # Streamlit talks on stdout, which is for data.
     with contextlib.redirect_stdout(sys.stderr):
         _serve(config)
@@ -49,8 +59,7 @@ def _serve(config: Config) -> None:
     import uvicorn
     from streamlit.web import bootstrap
 
-    from dashboards.guard import Guard, names
-    from pipeline.connections import affordable, protocol, raise_file_limit
+    from pipeline.http.connections import affordable, protocol, raise_file_limit
 
     class Server(uvicorn.Server):
         """uvicorn whose process ends with status 0 when it was told to end, instead of sending itself the signal."""
@@ -149,3 +158,60 @@ def _in_url(host: str) -> str:
 def _end_for_sure() -> None:
     time.sleep(LAST_SECONDS)
     os._exit(0)
+
+
+HEADERS = {
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+}
+_POLICY_VIOLATION = 1008
+"""Close code of a WebSocket, RFC 6455 section 7.4.1."""
+
+
+def names(config: Config) -> frozenset[str]:
+    """The hosts under which browsers may reach the pages, beside loopback. Pages of these hosts on any port are ours:
+    a proxy publishes on its own."""
+    board = config.dashboard
+    known = {board.host.lower(), host_of(config.notify.external_url), *map(str.lower, board.names)}
+    return frozenset(host for host in known - {"", "0.0.0.0", "::"} if not is_loopback(host))
+
+
+class Guard:
+    """ASGI middleware for HTTP and WebSockets."""
+
+    def __init__(self, app: ASGIApp, allowed: frozenset[str]) -> None:
+        self._app, self._allowed = app, allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        reason = self._objection(Headers(scope=scope))
+        if scope["type"] == "websocket":
+            if reason is None:
+                await self._app(scope, receive, send)
+            else:
+                await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": reason[:120]})
+            return
+        answer = self._app if reason is None else PlainTextResponse(reason, 421 if "Host" in reason else 403)
+        await answer(scope, receive, _with_headers(send))
+
+    def _objection(self, headers: Headers) -> str | None:
+        """Why a request is refused; None if it is not."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not is_loopback(named(host)) and named(host) not in self._allowed:
+            return f"Host {named(host)!r} is not a name of this dashboard; [dashboard] names lists those it has"
+        if origin is not None and not same_origin(origin, host) and host_of(origin) not in self._allowed:
+            return f"Origin {origin!r}: pages of other sites may not use this dashboard"
+        return None
+
+
+def _with_headers(send: Send) -> Send:
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(HEADERS)
+        await send(message)
+
+    return sent

@@ -15,9 +15,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import streamlit as st
 
-from dashboards.answers import Detail, Fleet, Happening, Series
+from dashboards.answers import Detail, Fleet, Happening, Mute, Panel, Series
 from dashboards.client import API_TOKEN_FILE, API_URL, Act, ApiError, Client, token_of
-from dashboards.voices import Mute, Panel
 from pipeline.model.records import SECOND, Incident, State
 
 T = TypeVar("T")

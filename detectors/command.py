@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from detectors import explain, listing
-from pipeline import client
 from pipeline.config.sections import Config
+from pipeline.http import client
 from pipeline.model.errors import FleetpulseError
 
 COLUMNS = ("name", "family", "class", "needs", "wants", "blind")

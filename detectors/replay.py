@@ -22,6 +22,7 @@ from detectors import configured
 from detectors.runner import Runner
 from pipeline.config.sections import Config
 from pipeline.frames import Framer
+from pipeline.judging.mutes import Voice, check_rules
 from pipeline.model.errors import UsageError
 from pipeline.model.membership import Membership
 from pipeline.model.records import SECOND, Event, Finding, Incident, Instant, Level, Rows
@@ -29,14 +30,13 @@ from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.model.topology import Topology
 from pipeline.presence import LastSeen
 from pipeline.recordings import FOREVER, Recording, read_events, read_signals, read_topology
-from pipeline.voice import Voice, check_rules
 
 OK, FINDINGS = 0, 1
 _FINEST = SECOND  # the thresholds of the detectors hold for samples of 1 s and longer
 
 
 class Desk(Protocol):
-    """What turns findings into incidents; the door passes pipeline.incidents.Desk, which detectors may not know."""
+    """Turns findings into incidents: `pipeline.incidents.desk.Desk`, passed in, since detectors do not import it."""
 
     def observe(self, time: int, findings: Sequence[Finding], present: Callable[[str], bool]) -> Sequence[Any]: ...
 

@@ -15,24 +15,25 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from pipeline.arrivals import ArrivalDesk, Early
-from pipeline.cases import Change
 from pipeline.clock_return import FUTURE, clamped, dated_later
 from pipeline.config.sections import ModeRule
 from pipeline.frames import Framer
+from pipeline.incidents import ledger
+from pipeline.incidents import ledger as mutes
+from pipeline.incidents.arrivals import ArrivalDesk, Early
+from pipeline.incidents.cases import Change
 from pipeline.ingest import Committed
+from pipeline.judging.mutes import MOST_MUTES, Mute, Voice, check_rules, checked, doubt
 from pipeline.model.errors import Ended, UsageError
 from pipeline.model.membership import Membership
 from pipeline.model.records import SECOND, Event, EventBatch, Finding, Frame, Instant, Origin, Rows, iso, select
 from pipeline.model.signals import CLASSES
 from pipeline.model.topology import Topology
 from pipeline.presence import LastSeen
-from pipeline.store import ledger, mutes
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.store.events import write_events
 from pipeline.store.reread import reread
-from pipeline.voice import MOST_MUTES, Mute, Voice, check_rules, checked, doubt
 
 log = logging.getLogger("fleetpulse.engine")
 
@@ -320,7 +321,7 @@ class Engine:
                 raise UsageError(f"mutes: {MOST_MUTES} stand already, which is the most; end some of them")
             mute = Mute(uuid.uuid4().hex[:12], detector, scope, now, now + int(seconds * SECOND), reason.strip(), user)
             with self.database.transaction() as connection:
-                mutes.add(connection, mute)
+                mutes.add_mute(connection, mute)
             self.voice.mutes.append(mute)
         return mute
 
@@ -336,7 +337,7 @@ class Engine:
                 raise KeyError(id_)
             over = replace(found, ended=min(self.clock(), found.until), ended_by=user)
             with self.database.transaction() as connection:
-                mutes.end(connection, id_, user, self.clock())
+                mutes.end_mute(connection, id_, user, self.clock())
             self.voice.mutes[self.voice.mutes.index(found)] = over
         return over
 
@@ -373,7 +374,7 @@ class Engine:
 
     def _restore(self) -> None:
         with self.database.lock:
-            self.voice.mutes = mutes.standing(self.database.connection, max(self.standing.judged, 0))
+            self.voice.mutes = mutes.active_mutes(self.database.connection, max(self.standing.judged, 0))
             desk = ledger.load_snapshot(self.database.connection, "desk")
             unheard = ledger.load_snapshot(self.database.connection, "unheard")
             judge = ledger.load_snapshot(self.database.connection, "judge")

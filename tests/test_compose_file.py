@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.arguments import COMMANDS
+from pipeline.commands.arguments import COMMANDS
 from pipeline.config import sections
 
 ROOT = Path(__file__).parents[1]

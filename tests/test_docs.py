@@ -21,7 +21,7 @@ from detectors import DETECTORS
 from detectors.base.detector import Detector
 from detectors.base.streams import Streams
 from pipeline.api import routes_incidents, routes_mutes, routes_process, routes_read
-from pipeline.arguments import COMMANDS
+from pipeline.commands.arguments import COMMANDS
 from pipeline.config import sections
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.signals import of_class

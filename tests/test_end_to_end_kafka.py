@@ -14,10 +14,10 @@ import pytest
 import detectors
 from agents.sim.command import Order, simulate
 from detectors.runner import Runner
+from pipeline.commands.service import Service
 from pipeline.config import sections
 from pipeline.model.errors import Retryable
 from pipeline.model.records import SECOND, from_iso
-from pipeline.service import Service
 from tests.kafka_broker import Address
 from tests.kafka_clients import make_topics
 

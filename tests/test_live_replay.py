@@ -12,15 +12,15 @@ from agents.sim.command import Order, simulate
 from detectors import configured
 from detectors.replay import replay
 from detectors.runner import Runner
+from pipeline.commands.service import Service
 from pipeline.config import sections as configuration
 from pipeline.config.sections import Config
 from pipeline.config.settings import build
-from pipeline.incidents import Desk
+from pipeline.incidents import ledger
+from pipeline.incidents.desk import Desk
 from pipeline.model.records import from_iso
 from pipeline.recorder import RecordingWriter
 from pipeline.recordings import FOREVER
-from pipeline.service import Service
-from pipeline.store import ledger
 
 NOW = from_iso("2026-06-01T12:00:00Z")
 TEXT = """version = 1

@@ -17,8 +17,8 @@ from agents.collectors.jobs.kubernetes import Kubelet, Refused
 from agents.node.health import incidents
 from agents.otlp.http import Post
 from dashboards.client import ApiError, Client
-from pipeline import client, outgoing
 from pipeline.config.sections import Api, Check, Config, Opentelemetry
+from pipeline.http import addresses, client
 from pipeline.model.errors import Permanent, Unreachable
 
 TOKEN = "a-token-of-some-length"
@@ -135,19 +135,19 @@ def test_a_proxy_of_the_environment_is_used_where_it_is_asked_for_beyond_loopbac
     with running(Server()) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         url = "http://collector.example.org:4318/v1/metrics"
-        with outgoing.opener(environment_proxies_to=url).open(url, timeout=5.0) as answer:
+        with addresses.opener(environment_proxies_to=url).open(url, timeout=5.0) as answer:
             assert answer.status == 200
         assert len(proxy.credentials) == 1
 
 
 @pytest.mark.parametrize("url", ["http://localhost", "http://LOCALHOST:1", "http://127.3.2.1", "https://[::1]:4"])
 def test_every_name_of_this_machine_is_loopback(url: str) -> None:
-    assert outgoing.is_loopback_url(url)
-    assert not outgoing.is_loopback_url("http://127.0.0.1.example.org")
+    assert addresses.is_loopback_url(url)
+    assert not addresses.is_loopback_url("http://127.0.0.1.example.org")
 
 
 def test_nothing_calls_out_over_urllib_but_through_the_one_opener() -> None:
-    own = ROOT / "pipeline" / "outgoing.py"
+    own = ROOT / "pipeline" / "http" / "addresses.py"
     for package in ("agents", "pipeline", "detectors", "dashboards"):
         for path in (ROOT / package).rglob("*.py"):
             names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}

@@ -33,7 +33,7 @@ from pipeline.config.sections import Config
 from pipeline.model.errors import ConfigError
 from pipeline.model.names import cleaned
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Origin, iso
-from pipeline.stopping import Stop
+from pipeline.runtime.supervise import Stop
 from pipeline.transport.segments import folder_name
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from agents.collectors.registry import configured
 from agents.gpu_failures import failures
 from agents.node.health import status_file
 from agents.node.once import UNHEARD, Look, once, unreachable
-from pipeline.checks import Check
+from pipeline.commands.checks import Check
 from pipeline.config.sections import Config
 
 DROP_INS = "fleetpulse-agent.service.d"

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from agents.otlp import messages
 from pipeline.config.sections import Opentelemetry
+from pipeline.http.addresses import is_loopback_url, opener
 from pipeline.model.errors import ConfigError, Permanent, Retryable
-from pipeline.outgoing import is_loopback_url, opener
 
 TIMEOUT_S = 10.0
 """The OTLP exporters' default (opentelemetry.io, OTLP exporter configuration)."""

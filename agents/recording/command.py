@@ -17,7 +17,7 @@ from agents.recording.playback import Tape, collectors
 from pipeline.config.sections import Config
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND
-from pipeline.stopping import Stop
+from pipeline.runtime.supervise import Stop
 
 PATIENCE = 0.5
 """Share of the interval that a tick waits for its collectors: the agent's own, so that both see the same."""

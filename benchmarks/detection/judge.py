@@ -25,7 +25,7 @@ from detectors.base.detector import Detector
 from detectors.replay import Cases
 from detectors.runner import Runner
 from pipeline.frames import Framer
-from pipeline.incidents import Desk
+from pipeline.incidents.desk import Desk
 from pipeline.model.membership import Membership
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Rows
 from pipeline.model.topology import Topology

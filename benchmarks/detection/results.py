@@ -31,7 +31,8 @@ ROOT = Path(__file__).parents[2]
 _JUDGED = ("agents/sim", "detectors", "pipeline", "benchmarks/detection/judge.py")
 _NOT_JUDGED = (
     "detectors/scoring",
-    *("pipeline/api", "pipeline/respond", "pipeline/store", "pipeline/transport"),
+    *("pipeline/api", "pipeline/commands", "pipeline/http", "pipeline/notify", "pipeline/runtime"),
+    *("pipeline/store", "pipeline/transport"),
 )
 """Code that decides what is said, and what below it does not."""
 _SAID = ("findings", "incidents", "truth", "placed")

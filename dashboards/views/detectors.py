@@ -5,8 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboards import markup, snapshot
+from dashboards.answers import Mute, Panel
 from dashboards.views import muting, parts
-from dashboards.voices import Mute, Panel
 from dashboards.words import amount, detector_name, scope_name
 
 PAST = 10

@@ -11,8 +11,8 @@ from dashboards.answers import Fleet, Node
 from dashboards.fleet_map.component import fleet_map
 from dashboards.incident_list.component import in_order, incident_list
 from dashboards.snapshot import Answer
-from dashboards.unknown import statement, unknown_since
 from dashboards.views import parts
+from dashboards.views.parts import statement, unknown_since
 from dashboards.words import NODE_STATE, age, ago, amount, plain
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, Incident

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboards import comparison, evidence, markup, routes, snapshot
+from dashboards import evidence, markup, routes, snapshot
+from dashboards import evidence as comparison
 from dashboards.answers import Detail
 from dashboards.charts import peers_chart
 from dashboards.client import Act, ApiError

@@ -8,8 +8,8 @@ import streamlit as st
 
 from dashboards import markup, routes, snapshot
 from dashboards.incident_list.component import MOST, incident_list
-from dashboards.unknown import statement, unknown_since
 from dashboards.views import fleet, parts
+from dashboards.views.parts import statement, unknown_since
 from dashboards.words import STATE, amount
 from pipeline.model.records import Incident
 

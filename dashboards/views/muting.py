@@ -5,9 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboards import evidence, markup, snapshot
-from dashboards.answers import Detail
+from dashboards.answers import Detail, Mute
 from dashboards.client import ApiError
-from dashboards.voices import Mute
 from dashboards.words import age, clock, detector_name, scope_name
 from pipeline.model.records import SECOND
 

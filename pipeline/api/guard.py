@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.api.problem import ProblemResponse, problem
 from pipeline.api.tokens import Tokens
-from pipeline.hosts import is_loopback, named, same_origin
+from pipeline.http.addresses import is_loopback, named, same_origin
 
 BODY_BYTES = 256 * 1024
 """Longest request body (chosen: four times the longest query; nothing else comes near)."""

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from pipeline.client import OVER_LIMIT, REFUSED, WRONG_QUERY
+from pipeline.http.client import OVER_LIMIT, REFUSED, WRONG_QUERY
 from pipeline.model.errors import OverLimit, Refused, Retryable, UsageError, WrongQuery
 
 KINDS: Mapping[type[Exception], str] = {WrongQuery: WRONG_QUERY, OverLimit: OVER_LIMIT, Refused: REFUSED}

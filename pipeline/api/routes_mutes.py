@@ -12,7 +12,7 @@ from starlette.responses import Response
 from pipeline.api import models
 from pipeline.api.guard import USER
 from pipeline.api.service import answer, service_of
-from pipeline.store import mutes
+from pipeline.incidents import ledger
 
 router = APIRouter(prefix="/api/v1")
 
@@ -28,7 +28,7 @@ def detectors(request: Request) -> Response:
 def every(request: Request) -> Response:
     """All mutes, those that are over too; newest first."""
     with service_of(request).cursor() as cursor:
-        return answer({"mutes": [mute.as_json() for mute in mutes.every(cursor)]})
+        return answer({"mutes": [mute.as_json() for mute in ledger.all_mutes(cursor)]})
 
 
 @router.post("/mutes", response_model=models.Mute)

@@ -19,7 +19,7 @@ from pipeline.api.backend import Backend
 from pipeline.api.guard import Guard
 from pipeline.api.service import Service
 from pipeline.config.sections import Api, Config
-from pipeline.connections import affordable, protocol, raise_file_limit
+from pipeline.http.connections import affordable, protocol, raise_file_limit
 from pipeline.model.errors import ConfigError, Unreachable
 
 _LOG = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ import duckdb
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pipeline.api.answer import encode
 from pipeline.api.backend import Backend
-from pipeline.api.places import Places
+from pipeline.api.fleet import Places
+from pipeline.api.history import Span
 from pipeline.api.query import Queries
-from pipeline.api.series import Span
+from pipeline.api.result_formats import encode
 from pipeline.config.sections import Config
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, from_iso

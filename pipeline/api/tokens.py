@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 
 from pipeline.config.sections import Api
-from pipeline.hosts import is_loopback
+from pipeline.http.addresses import is_loopback
 from pipeline.model.errors import ConfigError
 
 SHORTEST = 16

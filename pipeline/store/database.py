@@ -13,9 +13,9 @@ from pathlib import Path
 
 import duckdb
 
-from pipeline import private
 from pipeline.model.errors import FleetpulseError, Retryable, UsageError
 from pipeline.model.signals import CATALOGUE, Signal
+from pipeline.runtime import private_files
 from pipeline.store import schema
 from pipeline.store.faults import explained
 from pipeline.store.opening import open_file
@@ -39,7 +39,7 @@ class Database:
         free_bytes: int = 0,
     ) -> None:
         try:
-            private.make_folder(path.parent)
+            private_files.make_folder(path.parent)
         except OSError as error:
             raise UsageError(f"[store] path = {str(path)!r}: its folder cannot be made: {error.strerror}") from error
         self.path, self._memory_limit, self._free_bytes = path, memory_limit, free_bytes

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, unquote
 
-from pipeline import private, wire
+from pipeline import wire
 from pipeline.model.errors import SpoolError
+from pipeline.runtime import private_files
 from pipeline.transport.checksum import crc32c
 
 HEAD = struct.Struct("<IIQ")
@@ -249,7 +250,7 @@ def cursors(folder: Path) -> list[int]:
 def write_small(path: Path, content: object, *, durable: bool) -> None:
     """Replaces a JSON file in one step; `durable` also waits for the disk."""
     other = path.with_name(path.name + ".tmp")
-    with open(other, "w", encoding="utf-8", opener=private.opener) as file:
+    with open(other, "w", encoding="utf-8", opener=private_files.opener) as file:
         json.dump(content, file)
         file.flush()
         if durable:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from agents.node.health import check, incidents, status_file
 from agents.node.health.report import open_fitness
-from pipeline.arguments import parser
+from pipeline.commands.arguments import parser
 from pipeline.config.sections import Config, load
 from pipeline.model.records import SECOND, Event, Origin
 

@@ -19,9 +19,9 @@ import pytest
 
 import detectors
 from detectors.runner import Runner
+from pipeline.commands.service import Service
 from pipeline.config import sections
 from pipeline.model.errors import Retryable
-from pipeline.service import Service
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dashboards import comparison, evidence
+from dashboards import evidence
+from dashboards import evidence as comparison
 from dashboards.answers import Detail
 from pipeline.model.records import SECOND, Finding, Incident
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from dashboards.guard import names
+from dashboards.serve import names
 from pipeline.config.sections import Config, Dashboard, Notify
-from pipeline.talk import LINES
+from pipeline.runtime.logs import LINES
 from tests.dashboards.test_dashboard_serve import free_port, healthy
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from detectors.heat.coolant_edge import CoolantEdge
 from detectors.heat.coolant_leak import CoolantLeak
 from detectors.heat.thermal_edge import ThermalEdge
 from detectors.runner import Runner
-from pipeline.incidents import QUIET, Desk
+from pipeline.incidents.desk import QUIET, Desk
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
 

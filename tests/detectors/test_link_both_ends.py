@@ -12,7 +12,7 @@ from detectors.link.link import Link
 from detectors.link.link_stall import LinkStall
 from detectors.runner import Runner
 from pipeline import wire
-from pipeline.assembly import known_topology
+from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config
 from pipeline.engine import Engine
 from pipeline.model.records import SECOND, Batch, Block, Event, Origin

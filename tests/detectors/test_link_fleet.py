@@ -8,7 +8,7 @@ import numpy as np
 
 from detectors.link.link import Link
 from detectors.runner import Runner
-from pipeline.incidents import Desk
+from pipeline.incidents.desk import Desk
 from pipeline.model.records import SECOND, Finding, Frame
 from pipeline.model.topology import Topology
 

@@ -13,7 +13,7 @@ from detectors import configured
 from detectors.replay import replay
 from detectors.runner import Runner
 from pipeline.config.sections import Config, ModeRule, Pipeline
-from pipeline.incidents import Desk
+from pipeline.incidents.desk import Desk
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, iso
 

@@ -11,7 +11,7 @@ import pytest
 
 from detectors.replay import replay
 from pipeline.config.sections import Config
-from pipeline.incidents import Desk
+from pipeline.incidents.desk import Desk
 from pipeline.model.records import SECOND, iso
 
 START = 1_790_000_000 * SECOND

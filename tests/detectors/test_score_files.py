@@ -139,7 +139,7 @@ def test_nothing_said_and_nothing_that_happened_are_a_score_too(files):
 
 
 def test_the_table_has_a_row_per_kind_and_one_for_all_and_fits_a_hundred_columns(files):
-    from pipeline.output import rendered
+    from pipeline.commands.output import rendered
 
     result = score(**files)
     table = list(rows(result))
@@ -152,7 +152,7 @@ def test_the_table_has_a_row_per_kind_and_one_for_all_and_fits_a_hundred_columns
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
 def test_programs_get_numbers_alone(files, form):
-    from pipeline.output import rendered
+    from pipeline.commands.output import rendered
 
     lines, columns, more = shown(score(**files), form)
     assert more == ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from detectors.heat.thermal import Thermal
-from pipeline.incidents import Desk
+from pipeline.incidents.desk import Desk
 from pipeline.model.topology import Topology
 from tests.detectors.cases.thermal import CASE, GPUS, WIDTH
 from tests.detectors.test_thermal_unread import SINCE, first, hot, shown

@@ -22,9 +22,9 @@ from agents.node.spool.spool import Spool
 from agents.node.uplink.client import Times
 from agents.node.uplink.sender import Sender
 from pipeline import wire
+from pipeline.commands.service import Service
 from pipeline.config import sections
 from pipeline.model.records import SECOND, TELEMETRY, Batch, Block, Origin
-from pipeline.service import Service
 from pipeline.store.database import Database
 from pipeline.transport import clients
 

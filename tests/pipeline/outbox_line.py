@@ -9,11 +9,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pipeline.cases import Change
 from pipeline.config.sections import Notify, Webhook
+from pipeline.incidents import ledger
+from pipeline.incidents.cases import Change
 from pipeline.model.records import SECOND, Incident
-from pipeline.respond.outbox import Notifier
-from pipeline.store import ledger
+from pipeline.notify.outbox import Notifier
 from pipeline.store.database import Database
 
 START = 1_790_000_000 * SECOND

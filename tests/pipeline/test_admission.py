@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipeline import wire
 from pipeline.admission import MAX_DATA, MAX_NESTING, MAX_PARENTS, Admission
-from pipeline.assembly import known_topology
 from pipeline.columns import MOST_NEW, MOST_OF_SENDER
+from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config, Limits
 from pipeline.model.names import MAX_NAME, MAX_TEXT
 from pipeline.model.records import SECOND, Batch, Block, Event, EventBatch, Origin

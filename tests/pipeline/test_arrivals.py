@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import arrivals
-from pipeline.arrivals import ArrivalDesk, Early
-from pipeline.cases import Change
-from pipeline.incidents import REFINE, Desk
+from pipeline.incidents import arrivals
+from pipeline.incidents.arrivals import ArrivalDesk, Early
+from pipeline.incidents.cases import Change
+from pipeline.incidents.desk import REFINE, Desk
 from pipeline.model.records import SECOND, Finding, Incident
 from tests.pipeline.test_incidents import START, STEP, fleet, found, story
 

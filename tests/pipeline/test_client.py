@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pipeline import client
 from pipeline.config.sections import Api, Config
+from pipeline.http import client
 from pipeline.model.errors import FleetpulseError, OverLimit, Refused, Unreachable, UsageError, WrongQuery
 
 

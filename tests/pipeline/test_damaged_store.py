@@ -15,7 +15,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from pipeline import doctor
+from pipeline.commands import doctor
 from pipeline.config.sections import Config, Store
 from pipeline.model.errors import DamagedStore, FleetpulseError, Unreachable, UsageError
 from pipeline.store.database import Database

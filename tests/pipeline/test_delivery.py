@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.config.sections import Webhook
 from pipeline.model.errors import ConfigError, Refused
-from pipeline.respond.delivery import check, check_address, judge, post
+from pipeline.notify.delivery import check, check_address, judge, post
 
 
 def hook(url: str, **more: Any) -> Webhook:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipeline import demo
+from pipeline.commands import demo
 from pipeline.config.sections import Agent, Api, Config, Dashboard, Notify, Store, Webhook, load
-from pipeline.supervise import Supervisor
+from pipeline.runtime.supervise import Supervisor
 
 
 def test_the_demo_keeps_its_state_in_its_own_folder_and_pages_nobody(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from pipeline import doctor
+from pipeline.commands import doctor
 from pipeline.config.sections import Api, Config, Notify, Spool, Store, Webhook
 from pipeline.model.errors import Unreachable
 

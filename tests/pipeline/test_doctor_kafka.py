@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kafka.admin import ConfigResource
 
-from pipeline import doctor, doctor_kafka, topic_setup
-from pipeline.checks import Check
+from pipeline.commands import doctor, doctor_kafka, init_kafka
+from pipeline.commands.checks import Check
 from pipeline.config.sections import Config, Kafka, Pipeline, Store
 from pipeline.transport import topic_state, topics
 from tests.kafka_broker import Address, Broker
@@ -46,7 +46,7 @@ def test_all_is_well_after_init(kafka: Address) -> None:
 
 
 def test_all_is_well_over_tls_and_scram(secure_kafka: Broker) -> None:
-    topic_setup.make(kafka_of(secure_kafka), nothing)
+    init_kafka.create_topics(kafka_of(secure_kafka), nothing)
     found = examined(kafka_of(secure_kafka))
     assert states(found) == ["ok"] * 4
     assert "SASL_SSL: user 'fleetpulse', SCRAM-SHA-512" in found["credential"].found
@@ -107,7 +107,7 @@ def test_a_missing_topic_is_named_and_init_mends_it(kafka: Address) -> None:
     assert (found["topics"].state, found["topics"].found) == ("fail", "missing: events.v1")
     assert found["topics"].mend == "fleetpulse init"
     assert code(found) == 1
-    topic_setup.make(configured, nothing)
+    init_kafka.create_topics(configured, nothing)
     assert states(examined(configured)) == ["ok"] * 4
 
 

@@ -14,8 +14,8 @@ from agents.collectors.jobs.jobs import Jobs
 from agents.collectors.training.training import Training
 from agents.node.batches import inventory_event, merged
 from agents.training import Steps
-from pipeline.assembly import known_topology
-from pipeline.blast import blast_radius
+from pipeline.api.routes_incidents import blast_radius
+from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config
 from pipeline.model.membership import EndedRanks
 from pipeline.model.records import SECOND, Event

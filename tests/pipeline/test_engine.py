@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from pipeline import wire
 from pipeline.engine import Engine
-from pipeline.incidents import Desk
+from pipeline.incidents import ledger
+from pipeline.incidents.desk import Desk
 from pipeline.ingest import Committed
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Batch, Block, Event, Finding, Instant, Origin
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
 from pipeline.presence import LastSeen
-from pipeline.store import ledger
 
 STEP = 10 * SECOND
 T0 = 1_780_000_000 * SECOND

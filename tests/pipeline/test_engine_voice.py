@@ -6,11 +6,11 @@ import pytest
 
 from pipeline.config.sections import ModeRule
 from pipeline.engine import Engine
+from pipeline.incidents import ledger
+from pipeline.judging.mutes import doubt
 from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.records import Finding
 from pipeline.model.topology import Topology
-from pipeline.store import mutes
-from pipeline.voice import doubt
 from tests.pipeline.test_engine import STEP, T0, HotForThree, Running
 
 
@@ -134,7 +134,7 @@ def test_a_mute_can_be_ended(site):
     assert running.engine.unmute(made.id, "bob").ended == T0 + STEP
     running.play(2, [95] * 5)
     assert incidents(site)
-    assert mutes.standing(site.database.connection, T0 + 3 * STEP) == []
+    assert ledger.active_mutes(site.database.connection, T0 + 3 * STEP) == []
     with pytest.raises(KeyError):
         running.engine.unmute("nothing", "bob")
 

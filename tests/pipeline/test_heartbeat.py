@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from pipeline.commands.service import Service
 from pipeline.config import sections as configuration
 from pipeline.config.settings import build
-from pipeline.heartbeat import JudgingProgress
 from pipeline.model.records import SECOND, Finding
-from pipeline.service import Service
+from pipeline.runtime.heartbeat import JudgingProgress
 from tests.until import until
 
 T0 = 1_780_000_000 * SECOND

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.blast import blast_radius
-from pipeline.incidents import KEPT, QUIET, REFINE, REOPEN, Change, Desk
+from pipeline.api.routes_incidents import blast_radius
+from pipeline.incidents.desk import KEPT, QUIET, REFINE, REOPEN, Change, Desk
 from pipeline.model.errors import Refused, UsageError
 from pipeline.model.records import SECOND, Finding, Incident, Level
 from pipeline.model.topology import Topology

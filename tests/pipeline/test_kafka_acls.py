@@ -11,7 +11,7 @@ import pytest
 from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 from kafka.errors import KafkaError
 
-from pipeline import acl_setup, setup
+from pipeline.commands import init, init_kafka
 from pipeline.config.sections import Config
 from pipeline.model.errors import UsageError
 from tests.kafka_broker import Address, Broker, External
@@ -58,7 +58,7 @@ def as_user(broker: Broker, folder: Path, name: str) -> External:
 
 def granted(broker: Broker, said: list[str]) -> None:
     kafka = replace(kafka_of(inside(broker)), agent_users=("User:agent",), pipeline_users=("User:pipeline",))
-    acl_setup.make(kafka, said.append)
+    init_kafka.create_acls(kafka, said.append)
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_a_second_time_changes_nothing_and_others_who_may_write_are_named(strict
     granted(strict, said)
     kafka = kafka_of(inside(strict), agent_users=("User:other",), pipeline_users=("User:pipeline",))
     said.clear()
-    acl_setup.make(kafka, said.append)
+    init_kafka.create_acls(kafka, said.append)
     assert said[0] == "rights of agents (User:other): 2 made, 0 there"
     assert re.fullmatch(r"rights of pipeline \(User:pipeline\): 0 made, \d+ there", said[1])
     assert [line.split(", too")[0] for line in said[2:]] == [
@@ -94,11 +94,11 @@ def test_a_second_time_changes_nothing_and_others_who_may_write_are_named(strict
 
 def test_without_users_or_authorizer_or_kafka_it_says_what_is_lacking(kafka: Address) -> None:
     with pytest.raises(UsageError, match="agent_users: names nobody"):
-        acl_setup.make(kafka_of(kafka), str)
+        init_kafka.create_acls(kafka_of(kafka), str)
     with pytest.raises(UsageError, match="no authorizer"):
-        acl_setup.make(kafka_of(kafka, agent_users=("User:a",), pipeline_users=("User:b",)), str)
+        init_kafka.create_acls(kafka_of(kafka, agent_users=("User:a",), pipeline_users=("User:b",)), str)
     with pytest.raises(UsageError, match=r"--acls.*transport = \"kafka\""):
-        setup.init(Config(), str, acls=True)
+        init.init(Config(), str, acls=True)
 
 
 def test_the_rights_that_it_gives_are_those_of_the_page() -> None:
@@ -111,7 +111,7 @@ def test_the_rights_that_it_gives_are_those_of_the_page() -> None:
     }
     given = {
         (role.name, kind.name.lower(), name, operation.name.title().replace("_", ""))
-        for role in acl_setup.roles()
+        for role in init_kafka.roles()
         for kind, name, operation in role.rights
     }
     assert given == listed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import topic_setup
+from pipeline.commands import init_kafka
 from pipeline.model.records import TELEMETRY
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import delete_topics, kafka_of, make_topics
@@ -59,7 +59,7 @@ def test_a_topic_that_is_deleted_and_made_anew_is_read_from_its_start(kafka: Add
     line.well()
     delete_topics(kafka, [TELEMETRY])
     visible = line.seen(f"topic {TELEMETRY} is not there: run `fleetpulse init`", "a topic is missing")
-    topic_setup.make(line.config.kafka, line.said.append)
+    init_kafka.create_topics(line.config.kafka, line.said.append)
     recovered = line.well()
     books = line.settle()
     assert len(line.rows("SELECT DISTINCT incarnation, 0 FROM ingest_commit WHERE topic = 'telemetry.v1'")) == 2
@@ -73,7 +73,7 @@ def test_agent_and_pipeline_that_start_without_any_broker_wait_for_it(own_broker
     visible = line.seen("connection refused", "connection refused")
     own_broker.start()
     line.seen("run `fleetpulse init`", TELEMETRY)
-    topic_setup.make(line.config.kafka, line.said.append)
+    init_kafka.create_topics(line.config.kafka, line.said.append)
     recovered = line.well()
     books = line.settle()
     assert not books.gaps

@@ -16,7 +16,7 @@ from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, R
 from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NoError, NotCoordinatorError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from pipeline import doctor, topic_setup
+from pipeline.commands import doctor, init_kafka
 from pipeline.config.sections import Config, Pipeline
 from pipeline.model.errors import Unreachable
 from pipeline.transport import clients, topics
@@ -87,13 +87,13 @@ def _refused(admin: KafkaAdminClient, stored: dict[Any, Any]) -> bool:
 def test_without_rights_init_says_which_are_lacking_and_with_the_listed_ones_all_works(strict: Broker) -> None:
     kafka = kafka_of(strict)
     with pytest.raises(Unreachable, match=r"user 'fleetpulse' lacks rights on the topic .*docs/kafka\.md"):
-        topic_setup.make(kafka, str)
+        init_kafka.create_topics(kafka, str)
     config = Config(kafka=kafka, pipeline=Pipeline(transport="kafka"))
     before = {check.name: check for check in doctor.examine(config, [doctor.transport])}
     assert [check.state for check in before.values()] == ["ok", "ok", "fail", "warn"]
     assert "docs/kafka.md" in before["topics"].mend
     grant(strict, "fleetpulse")
-    topic_setup.make(kafka, str)
+    init_kafka.create_topics(kafka, str)
     assert {check.state for check in doctor.examine(config, [doctor.transport])} == {"ok"}
     for topic in topics.READ:
         write(strict, topic, [b"x"])
@@ -104,4 +104,4 @@ def test_without_rights_init_says_which_are_lacking_and_with_the_listed_ones_all
 def test_nobody_else_has_these_rights(strict: Broker) -> None:
     grant(strict, "somebody")
     with pytest.raises(Unreachable, match="lacks rights"):
-        topic_setup.make(replace(kafka_of(strict)), str)
+        init_kafka.create_topics(replace(kafka_of(strict)), str)

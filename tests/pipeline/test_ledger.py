@@ -11,11 +11,11 @@ from typing import Any
 import duckdb
 import pytest
 
-from pipeline.cases import Change
+from pipeline.incidents import ledger
+from pipeline.incidents.cases import Change
+from pipeline.incidents.ledger import Payload
 from pipeline.model.records import SECOND, Finding, Incident, Level, iso
-from pipeline.store import ledger
 from pipeline.store.database import Database
-from pipeline.store.ledger import Payload
 
 START = 1_790_000_000 * SECOND
 IDENTITY = "inc-000000000001"

@@ -19,7 +19,7 @@ from agents.collectors.fabric import Fabric
 from agents.collectors.infiniband import Infiniband
 from agents.node.batches import batch, inventory_event
 from pipeline import wire
-from pipeline.assembly import known_topology
+from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config
 from pipeline.engine import Engine
 from pipeline.model.records import SECOND, Origin

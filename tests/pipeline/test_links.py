@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.assembly import known_topology
+from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config
-from pipeline.folding import Folding
-from pipeline.incidents import Desk
+from pipeline.incidents.causes import Folding
+from pipeline.incidents.desk import Desk
 from pipeline.model.links import Links
 from pipeline.model.records import SECOND, Event, Finding, Level
 from pipeline.model.topology import Topology

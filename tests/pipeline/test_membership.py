@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.assembly import known_topology
+from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config
 from pipeline.config.settings import build
 from pipeline.engine import Engine
 from pipeline.frames import Framer
-from pipeline.incidents import QUIET, Desk
+from pipeline.incidents.desk import QUIET, Desk
 from pipeline.ingest import Committed
 from pipeline.model.membership import REMEMBERED, Membership
 from pipeline.model.records import SECOND, Event, Finding, Rows

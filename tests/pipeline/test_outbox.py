@@ -16,8 +16,8 @@ import pytest
 from pipeline.config.sections import Notify, Webhook
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND
-from pipeline.respond import outbox
-from pipeline.respond.outbox import KEEP_S, RETRY_S, WATCHDOG_S, Notifier
+from pipeline.notify import outbox
+from pipeline.notify.outbox import KEEP_S, RETRY_S, WATCHDOG_S, Notifier
 from tests.pipeline.outbox_line import START, Desk, Receiver
 from tests.until import until
 
@@ -151,12 +151,12 @@ def test_kill_9_between_enqueue_and_delivery_loses_nothing(desk: Desk, receiver:
     program = f"""
         import os, signal, sys
         sys.path.insert(0, {str(ROOT)!r})
-        from pipeline.cases import Change
+        from pipeline.incidents.cases import Change
         from pipeline.config.sections import Notify, Webhook
         from pipeline.model.records import Incident
-        from pipeline.respond import delivery
-        from pipeline.respond.outbox import Notifier
-        from pipeline.store import ledger
+        from pipeline.notify import delivery
+        from pipeline.notify.outbox import Notifier
+        from pipeline.incidents import ledger
         from pipeline.store.database import Database
         from pathlib import Path
         import socket

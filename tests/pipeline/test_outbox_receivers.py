@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.model.records import SECOND
-from pipeline.respond.outbox import KEEP_S, RETRY_S
+from pipeline.notify.outbox import KEEP_S, RETRY_S
 from tests.pipeline.outbox_line import Desk, Receiver
 
 

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 
-from pipeline.output import rendered
+from pipeline.commands.output import rendered
 
 ROWS = [{"name": "a", "value": 1.5, "more": None}, {"name": "with, comma", "value": float("nan"), "more": ["x", "y"]}]
 COLUMNS = ("name", "value", "more")

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.cases import Change
 from pipeline.config.sections import Webhook
+from pipeline.incidents.cases import Change
 from pipeline.model.records import SECOND, Incident, iso
-from pipeline.respond import alertmanager
-from pipeline.respond.alertmanager import Sender
-from pipeline.respond.payloads import FORMATS, payloads_of
+from pipeline.notify import alertmanager
+from pipeline.notify.alertmanager import FORMATS, Sender, payloads_of
 
 START = 1_790_000_000 * SECOND
 SENDER = Sender("fra1", "https://fleet.example")

@@ -14,11 +14,12 @@ import pytest
 
 from agents.node.health.report import READABLE
 from agents.node.spool.spool import Spool
-from pipeline import doctor, private
+from pipeline.commands import doctor
 from pipeline.config import sections as configuration
 from pipeline.config.sections import Api, Config, Kafka, Store
 from pipeline.config.sections import Spool as SpoolSection
 from pipeline.model.records import TELEMETRY
+from pipeline.runtime import private_files
 from pipeline.transport import segments
 
 ROOT = Path(__file__).parents[2]
@@ -80,10 +81,10 @@ def test_doctor_fails_on_state_that_is_open_and_its_fix_closes_it(tmp_path: Path
     check = doctor.permissions(config)
     assert check.state == "fail"
     assert f"{tmp_path} (0755)" in check.found
-    assert any("open to other users" in text for text in private.warnings(config))
+    assert any("open to other users" in text for text in private_files.warnings(config))
     subprocess.run(check.mend, shell=True, check=True)
     assert doctor.permissions(config).state == "ok"
-    assert private.warnings(config) == []
+    assert private_files.warnings(config) == []
 
 
 def test_the_status_that_an_agent_makes_for_other_users_is_no_fault_but_who_may_write_it_is(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_secret_that_others_can_open_is_a_warning_of_doctor_and_at_start(tmp_p
     assert check.state == "warn"
     assert f"kafka.key_file = '{key}' has mode {mode:04o}" in check.found
     assert check.mend == f"chmod 600 {key}"
-    assert any(str(key) in text for text in private.warnings(config))
+    assert any(str(key) in text for text in private_files.warnings(config))
     environ = {**os.environ, "FLEETPULSE__API__TOKEN_FILE": str(key), "FLEETPULSE__STORE__PATH": str(tmp_path / "s")}
     environ["FLEETPULSE__SPOOL__DIRECTORY"] = str(tmp_path / "spool")
     said = subprocess.run(
@@ -135,11 +136,11 @@ def test_secrets_of_collectors_count_too(tmp_path: Path) -> None:
     path.chmod(0o644)
     tables = {"redfish": {"bmcs": [{"url": "https://bmc", "password_file": str(path)}]}}
     config = dataclasses.replace(config_of(tmp_path), collector=tables)
-    assert private.secret_files(config) == {"collector.redfish.bmcs.0.password_file": path}
+    assert private_files.secret_files(config) == {"collector.redfish.bmcs.0.password_file": path}
     assert doctor.secrets(config).state == "warn"
 
 
 def test_every_key_that_names_a_file_is_known_as_secret_or_not() -> None:
     sections = [t for t in vars(configuration).values() if dataclasses.is_dataclass(t) and isinstance(t, type)]
     named = {f.name for section in sections for f in dataclasses.fields(section) if f.name.endswith("_file")}
-    assert named - NOT_SECRET - set(private.SECRET_KEYS) == set()
+    assert named - NOT_SECRET - set(private_files.SECRET_KEYS) == set()

@@ -4,9 +4,10 @@ import numpy as np
 
 from pipeline import wire
 from pipeline.engine import Engine
+from pipeline.incidents import ledger
 from pipeline.model.records import SECOND, Batch, Block, Event, Origin
 from pipeline.model.topology import Topology
-from pipeline.store import append, ledger, retention
+from pipeline.store import append, retention
 from pipeline.store.devices import Devices
 from pipeline.store.retention import DAY
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from pipeline.commands.service import Service
 from pipeline.config import sections as configuration
 from pipeline.config.sections import ModeRule
 from pipeline.config.settings import build
 from pipeline.model.errors import ConfigError, Retryable
 from pipeline.model.records import SECOND
-from pipeline.service import Service
 from tests.until import until
 
 T0 = 1_780_000_000 * SECOND

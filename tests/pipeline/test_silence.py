@@ -14,12 +14,12 @@ from detectors.runner import Runner
 from detectors.telemetry.telemetry import Telemetry
 from detectors.telemetry.telemetry_site import TelemetrySite
 from pipeline import wire
+from pipeline.commands.service import Service
 from pipeline.config import sections as configuration
 from pipeline.config.settings import build
+from pipeline.judging.site_silence import SilenceWatch
 from pipeline.model.records import SECOND, Batch, Block, Event, Frame, Origin
 from pipeline.model.topology import Topology
-from pipeline.service import Service
-from pipeline.silence import SilenceWatch
 
 T0 = 1_780_000_000 * SECOND
 NODES = ("n1", "n2", "n3", "n4", "n5")

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from pipeline.stopping import Stop
+from pipeline.runtime.supervise import Stop
 
 HAMMERED = """
 import signal
-from pipeline.stopping import Stop
+from pipeline.runtime.supervise import Stop
 stop, seen = Stop(), []
 def handler(*_):
     for _ in range(100):

@@ -7,17 +7,18 @@ import duckdb
 import numpy as np
 import pytest
 
+from pipeline.incidents import ledger
+from pipeline.judging.mutes import Mute
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Event, EventBatch, Origin, Rows
 from pipeline.model.signals import CATALOGUE, CLASSES, Signal, of_class
-from pipeline.store import mutes, schema
+from pipeline.store import schema
 from pipeline.store.append import append_rows
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.store.events import write_events
 from pipeline.store.reread import CHUNK, reread
 from pipeline.store.retention import expire
-from pipeline.voice import Mute
 
 T0 = 1_780_000_000 * SECOND
 
@@ -123,14 +124,14 @@ def put(database, *samples):
 def test_mutes_of_before_it_was_kept_who_ended_them_stay(tmp_path):
     path = tmp_path / "old.duckdb"
     old = Database(path)
-    mutes.add(old.connection, Mute("m1", "straggler", "rack:r1", T0, T0 + SECOND, "new paste", "ann"))
+    ledger.add_mute(old.connection, Mute("m1", "straggler", "rack:r1", T0, T0 + SECOND, "new paste", "ann"))
     old.connection.execute("ALTER TABLE mutes DROP COLUMN ended_by")
     old.close()
     new = Database(path)
-    (found,) = mutes.every(new.connection)
+    (found,) = ledger.all_mutes(new.connection)
     assert (found.id, found.ended_by) == ("m1", None)
-    mutes.end(new.connection, "m1", "bob", T0)
-    (found,) = mutes.every(new.connection)
+    ledger.end_mute(new.connection, "m1", "bob", T0)
+    (found,) = ledger.all_mutes(new.connection)
     assert (found.ended, found.ended_by) == (T0, "bob")
     new.close()
 

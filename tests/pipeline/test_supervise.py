@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.supervise import PARENT, Stopped, Supervisor, report_death
+from pipeline.runtime.supervise import PARENT, Stopped, Supervisor, report_death
 
 SLEEPS = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 DEAF = [
@@ -117,11 +117,12 @@ def test_only_the_last_lines_are_kept() -> None:
 def test_children_end_when_the_parent_is_killed() -> None:
     """The kernel sends them SIGTERM: nothing is left running after kill -9 of the parent."""
     sleeper = (
-        "import os, time; from pipeline.supervise import die_with_parent; die_with_parent();"
+        "import os, time; from pipeline.runtime.supervise import die_with_parent; die_with_parent();"
         "print(os.getpid(), flush=True); time.sleep(600)"
     )
     program = (
-        "import sys; from pipeline.supervise import Supervisor; s = Supervisor(lambda line: print(line, flush=True));"
+        "import sys; from pipeline.runtime.supervise import Supervisor;"
+        "s = Supervisor(lambda line: print(line, flush=True));"
         f"s.start('c', [sys.executable, '-c', {sleeper!r}]); s.wait(600)"
     )
     environ = {k: v for k, v in os.environ.items() if k != PARENT} | {"PYTHONPATH": str(ROOT)}

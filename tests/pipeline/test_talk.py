@@ -6,14 +6,14 @@ import io
 import logging
 import re
 
-from pipeline import talk
+from pipeline.runtime import logs
 
 FORM = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z "
 
 
 def test_a_line_has_time_subject_and_text() -> None:
     stream = io.StringIO()
-    handler = talk.to_stderr(stream)
+    handler = logs.to_stderr(stream)
     try:
         logging.getLogger("fleetpulse.kafka").warning("topic %s is not there", "x")
         logging.getLogger("fleetpulse.kafka").info("too fine")
@@ -27,22 +27,22 @@ def test_a_line_has_time_subject_and_text() -> None:
 
 def test_lines_of_one_kind_are_limited_and_the_rest_is_counted() -> None:
     now = [0.0]
-    limit = talk.RateLimit(lambda: now[0])
+    limit = logs.RateLimit(lambda: now[0])
 
     def passes(text: str, value: int) -> str | None:
         record = logging.LogRecord("asyncio", logging.ERROR, "", 0, text, (value,), None)
         return record.getMessage() if limit.filter(record) else None
 
     passed = [passes("cannot accept %d", i) for i in range(100_000)]
-    assert passed[: talk.LINES] == [f"cannot accept {i}" for i in range(talk.LINES)]
-    assert not any(passed[talk.LINES :])
+    assert passed[: logs.LINES] == [f"cannot accept {i}" for i in range(logs.LINES)]
+    assert not any(passed[logs.LINES :])
     assert passes("something else %d", 1) == "something else 1"
-    now[0] += talk.PERIOD
+    now[0] += logs.PERIOD
     assert passes("cannot accept %d", 7) == "cannot accept 7 (and 99980 lines like this before it)"
 
 
 def test_the_kinds_that_are_counted_are_bounded() -> None:
-    limit = talk.RateLimit()
-    for i in range(3 * talk.KINDS):
+    limit = logs.RateLimit()
+    for i in range(3 * logs.KINDS):
         limit.filter(logging.LogRecord("x", logging.ERROR, "", 0, f"text {i}", (), None))
-    assert len(limit._seen) == talk.KINDS
+    assert len(limit._seen) == logs.KINDS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import setup, topic_setup
+from pipeline.commands import init, init_kafka
 from pipeline.config.sections import Config, Kafka, Pipeline, Spool, Store
 from pipeline.model.errors import Unreachable, UsageError
 from pipeline.transport import topic_state, topics
@@ -23,7 +23,7 @@ NAMES = [topic.name for topic in topics.wanted(Kafka())]
 
 def lines_of(kafka: Kafka) -> list[str]:
     lines: list[str] = []
-    topic_setup.make(kafka, lines.append)
+    init_kafka.create_topics(kafka, lines.append)
     return lines
 
 
@@ -152,10 +152,10 @@ def test_the_whole_command_makes_store_folders_and_topics(bare: Address, tmp_pat
         pipeline=Pipeline(transport="kafka"),
     )
     lines: list[str] = []
-    assert setup.init(config, lines.append) == 0
+    assert init.init(config, lines.append) == 0
     assert sum(" made" in line for line in lines) == 2 + len(NAMES)
     lines.clear()
-    assert setup.init(replace(config), lines.append) == 0
+    assert init.init(replace(config), lines.append) == 0
     assert sum("was there already" in line for line in lines) == 3 + len(NAMES)
 
 
@@ -173,7 +173,7 @@ def test_init_beside_a_running_pipeline_makes_the_topics_that_are_missing(bare: 
             spool=Spool(directory=tmp_path / "spool"),
             store=Store(path=path),
         )
-        assert setup.init(config, lines.append) == 0
+        assert init.init(config, lines.append) == 0
         holder.communicate()
     assert any("store" in line and "is in use" in line for line in lines)
     assert "topic telemetry.v1: made: 4 partitions, 1 replica, retention 72 h" in lines

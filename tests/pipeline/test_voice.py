@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pipeline.config.sections import ModeRule, load
+from pipeline.judging.mutes import Mute, Voice, checked
 from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.records import SECOND, Finding
 from pipeline.model.topology import Topology
-from pipeline.voice import Mute, Voice, checked
 
 T0 = 1_780_000_000 * SECOND
 TOPOLOGY = Topology({"gpu:n0.0": ["node:n0"], "gpu:n1.0": ["node:n1"], "node:n0": ["rack:r1"], "node:n1": ["rack:r1"]})

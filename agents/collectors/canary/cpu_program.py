@@ -25,7 +25,7 @@ from agents.collectors.canary.arithmetic import Touch, compute, digest
 from agents.collectors.canary.known_answers import known
 from agents.collectors.canary.problems import PROBLEMS, VARIANTS, VERSION, Problem
 from agents.collectors.canary.rounds import Task, asked
-from pipeline.supervise import end_with_parent
+from pipeline.runtime.supervise import end_with_parent
 
 Emit = Callable[[Mapping[str, Any]], None]
 LABEL = "cpu"

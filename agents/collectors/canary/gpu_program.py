@@ -22,7 +22,7 @@ from agents.collectors.canary.child_process import Child, program
 from agents.collectors.canary.cpu_program import Emit, emit
 from agents.sources.nvml.driver import Driver
 from agents.sources.nvml.places import Places, address, fitted, recall
-from pipeline.supervise import end_with_parent
+from pipeline.runtime.supervise import end_with_parent
 
 POLL_S = 0.1
 """How often a GPU with a worker is looked at (detection.md section 3: yield when a compute process appears)."""

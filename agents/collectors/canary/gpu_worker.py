@@ -28,7 +28,7 @@ from agents.collectors.canary.gpu_problems import PASSES, PROBLEMS, VERSION, VOT
 from agents.collectors.canary.known_answers import known
 from agents.collectors.canary.problems import EXPONENTS, VARIANTS, Problem, Whole, whole
 from agents.collectors.canary.rounds import Task, asked
-from pipeline.supervise import end_with_parent
+from pipeline.runtime.supervise import end_with_parent
 
 REPEATS = 128
 """How often a GPU computes a product with the same operands. Chosen: in the time in which they are made and copied. A

@@ -298,7 +298,7 @@ class Kubelet:
         import urllib.request
         from urllib.parse import quote
 
-        from pipeline.outgoing import opener
+        from pipeline.http.addresses import opener
 
         path = f"/api/v1/pods?fieldSelector={quote('spec.nodeName=' + self.node)}&resourceVersion=0"
         token = (self.account / "token").read_text().strip()  # each time anew: kubelet renews it hourly

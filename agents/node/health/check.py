@@ -167,7 +167,7 @@ def run(load: Callable[[], Config], nagios: bool, timeout: float, form: str) -> 
     if code:  # a configuration that cannot be used
         sys.stderr.write(f"fleetpulse: {verdict.rows[0].text}\n")
         return code
-    from pipeline.output import rendered
+    from pipeline.commands.output import rendered
 
     text = rendered(verdict.as_rows(), COLUMNS, form)  # type: ignore[arg-type] # argparse admits only the four
     return OURS[verdict.state if _said(text) else UNKNOWN]

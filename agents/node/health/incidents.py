@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Check
-from pipeline.outgoing import opener
+from pipeline.http.addresses import opener
 
 MOST_BYTES = 8 << 20
 """Longest answer that is read; chosen: 4,000 open incidents. With more of them the fleet has other troubles."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from pipeline import private
 from pipeline.model.errors import SpoolError
+from pipeline.runtime import private_files
 from pipeline.transport import segments
 
 _LEAST_CAP = 1 << 16
@@ -42,7 +42,7 @@ def boot_id() -> bytes:
 
 
 def locked(path: Path) -> int:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, private.FILE)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, private_files.FILE)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -78,7 +78,7 @@ def cut(path: Path, size: int) -> None:
 
 
 def write_mark(path: Path, mark: segments.Mark) -> None:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, private.FILE)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, private_files.FILE)
     try:
         os.pwrite(handle, segments.pack_mark(mark), 0)
         os.fsync(handle)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from agents.node.spool import disk
 from agents.node.spool.retention import Retention, Segment
-from pipeline import private, wire
+from pipeline import wire
 from pipeline.model.errors import SpoolError
+from pipeline.runtime import private_files
 from pipeline.transport import segments
 from pipeline.transport.salvage import Strays
 
@@ -139,7 +140,7 @@ class Spool:
     # --- opening -----------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        private.make_folder(self.home)
+        private_files.make_folder(self.home)
         self._lock = disk.locked(self.home / "lock")
         try:
             self._begin()
@@ -176,13 +177,13 @@ class Spool:
         if sequence is None:
             ordinal = int(folders[-1].name.partition("-")[0]) + 1 if folders else 1
             folder, sequence = self.home / f"{ordinal:06d}-{os.urandom(16).hex()}", 0
-            folder.mkdir(private.FOLDER)
+            folder.mkdir(private_files.FOLDER)
             segments.sync_folder(self.home)
         else:
             folder = folders[-1]
         self._folder, self.next, self._durable = folder, sequence, sequence
         self.epoch = bytes.fromhex(folder.name.partition("-")[2])
-        self._mark = os.open(folder / "mark", os.O_RDWR | os.O_CREAT, private.FILE)
+        self._mark = os.open(folder / "mark", os.O_RDWR | os.O_CREAT, private_files.FILE)
         self._move_mark(durable=True)
         segments.sync_folder(folder)
         self._retention = Retention(self.home, folder)
@@ -280,7 +281,7 @@ class Spool:
         segment = self._retention.writable(first)
         new = segment is None
         segment = segment or Segment(self._folder, first, first, 0)
-        handle = os.open(segment.path, os.O_WRONLY | (os.O_CREAT if new else 0), private.FILE)
+        handle = os.open(segment.path, os.O_WRONLY | (os.O_CREAT if new else 0), private_files.FILE)
         try:
             disk.write_all(handle, data, segment.size)
             disk.sync_data(handle)

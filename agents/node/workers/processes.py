@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from agents.collector import Collector, settings
 from agents.node.workers.read_server import serve
-from pipeline.supervise import end_with_parent
+from pipeline.runtime.supervise import end_with_parent
 
 RUNNING = -1
 """Instead of a wait status: the kernel has not let go of the process."""

@@ -20,11 +20,12 @@ from detectors.runner import Runner
 from pipeline.api.backend import Health
 from pipeline.api.server import create_app
 from pipeline.config.sections import Api, Config
+from pipeline.incidents import ledger
+from pipeline.incidents import ledger as mutes
+from pipeline.judging.mutes import Mute, checked, doubt
 from pipeline.model.records import SECOND
 from pipeline.model.topology import Topology
-from pipeline.store import ledger, mutes
 from pipeline.store.database import Database
-from pipeline.voice import Mute, checked, doubt
 
 NOW = 1_790_000_000 * SECOND
 TICKS = 60
@@ -82,13 +83,13 @@ class StoreBackend:
         checked(detector, scope, seconds, reason, ("straggler",))
         mute = Mute("m1", detector, scope, NOW, NOW + int(seconds * SECOND), reason, user)
         with self.database.transaction() as connection:
-            mutes.add(connection, mute)
+            mutes.add_mute(connection, mute)
         return {**mute.as_json(), "warning": doubt(scope, self.topology, CLOCKS.__contains__)}
 
     def unmute(self, mute: str, user: str) -> Mapping[str, Any]:
-        found = {m.id: m for m in mutes.every(self.database.connection)}[mute]
+        found = {m.id: m for m in mutes.all_mutes(self.database.connection)}[mute]
         with self.database.transaction() as connection:
-            mutes.end(connection, mute, user, NOW + SECOND)
+            mutes.end_mute(connection, mute, user, NOW + SECOND)
         return replace(found, ended=NOW + SECOND, ended_by=user).as_json()
 
     def detectors(self) -> Sequence[Mapping[str, Any]]:

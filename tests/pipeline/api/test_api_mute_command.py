@@ -23,7 +23,7 @@ def mutes(
     backend: Any, now: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Call]:
     """mutes(*words): (exit code, stdout, stderr) of the command, asking an API that serves."""
-    monkeypatch.setattr("pipeline.mute_command.time.time_ns", lambda: now * 1000)
+    monkeypatch.setattr("pipeline.commands.mutes.time.time_ns", lambda: now * 1000)
     stop, config = threading.Event(), Config(api=Api(port=0))
     serving = serve(create_app(backend, config, lambda: now), config, stop)
     file = tmp_path / "site.toml"

@@ -18,10 +18,8 @@ import pyarrow as pa
 import pytest
 
 from pipeline.api import query
-from pipeline.api.query import Queries
-from pipeline.api.query_host import QueryHost
-from pipeline.api.query_scan import TOGETHER, select
-from pipeline.api.query_tables import terms, words
+from pipeline.api.query import TOGETHER, Queries, QueryHost, select
+from pipeline.api.query_process import terms, words
 from pipeline.config.sections import Api
 from pipeline.model.errors import OverLimit, Refused, Retryable
 from pipeline.store.database import Database
@@ -283,7 +281,7 @@ def test_nothing_is_left_when_the_pipeline_is_killed() -> None:
     program = """
 import duckdb, os, sys, threading, time
 from pipeline.api.query import Queries
-from pipeline.api.query_host import QueryHost
+from pipeline.api.query import QueryHost
 from pipeline.config.sections import Api
 queries = Queries(duckdb.connect().cursor, Api(sql_seconds=60.0))
 text = "SELECT sum(a.range * b.range) FROM range(100000000) a, range(100000000) b"

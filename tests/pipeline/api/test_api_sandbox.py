@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.api import functions, sandbox
+from pipeline.api import sandbox
+from pipeline.api import sandbox as functions
 from pipeline.api.query import Queries
 from pipeline.config.sections import Api
 from pipeline.model.errors import OverLimit, Refused, Retryable, WrongQuery

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dashboards.client import token_of
-from pipeline import setup
 from pipeline.api import tokens
+from pipeline.commands import init
 from pipeline.config.sections import Api, Config, Spool, Store
 from pipeline.model.errors import UsageError
 
@@ -23,11 +23,11 @@ def config(folder: Path, token_file: Path) -> Config:
 
 def test_init_makes_the_token_file_that_is_named_and_leaves_one_that_is_there(tmp_path: Path) -> None:
     file, said = tmp_path / "tokens", []
-    assert setup.init(config(tmp_path, file), said.append) == 0
+    assert init.init(config(tmp_path, file), said.append) == 0
     assert f"tokens: {file} made, for dashboard and operator" in said
     assert file.stat().st_mode & 0o777 == 0o600
     first = file.read_text()
-    assert setup.init(config(tmp_path, file), said.append) == 0
+    assert init.init(config(tmp_path, file), said.append) == 0
     assert f"tokens: {file} was there already" in said
     assert file.read_text() == first
 
@@ -45,4 +45,4 @@ def test_every_made_token_is_its_users_and_the_dashboard_shows_the_first(tmp_pat
 
 def test_a_token_file_that_cannot_be_made_is_told_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="absent/tokens cannot be made"):
-        setup.init(config(tmp_path, tmp_path / "absent" / "tokens"), lambda _: None)
+        init.init(config(tmp_path, tmp_path / "absent" / "tokens"), lambda _: None)

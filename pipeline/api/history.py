@@ -1,0 +1,191 @@
+"""One device's signal over time against its peers: value, and the peers' median and 10th to 90th percentile.
+
+What happened to an entity, its node and everything above it: events, findings and gaps, newest first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import duckdb
+
+from pipeline.api.fleet import above
+from pipeline.model.errors import UsageError
+from pipeline.model.records import SECOND, iso
+from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, Signal, kinds_of
+from pipeline.model.topology import Topology, kind_of
+
+Peers = Literal["auto", "rack", "stage", "loop", "class"]
+MOST_PEERS = 512
+"""Peers read at most (chosen: a percentile of 512 is known to about 2 points); evenly taken from more."""
+_AUTO = {"rank": "stage", "gpu": "rack", "port": "rack", "node": "rack"}
+_KINDS = {"rack": ("rack",), "stage": ("stage",), "loop": ("loop", "cdu")}
+# a counter's rate per second between two rows; what happened in a reset is not known: a fall, or another life
+_RATE = """CASE WHEN v >= lag(v) OVER w AND coalesce(life = lag(life) OVER w, true)
+                THEN (v - lag(v) OVER w)::DOUBLE * 1e6 / nullif(epoch_us(time) - lag(epoch_us(time)) OVER w, 0) END"""
+
+
+@dataclass(frozen=True)
+class Span:
+    """[start, end) in microseconds, cut into `points` buckets of at least a second."""
+
+    start: int
+    end: int
+    points: int
+
+    @property
+    def width(self) -> int:
+        return max(SECOND, math.ceil((self.end - self.start) / self.points))
+
+
+def series(
+    cursor: duckdb.DuckDBPyConnection, topology: Topology, entity: str, name: str, span: Span, peers: Peers
+) -> dict[str, Any]:
+    """The answer of GET /api/v1/series."""
+    signal = _signal(entity, name)
+    kind, others = peers_of(cursor, topology, entity, signal.device_class, peers)
+    found = {row[0]: row[1:] for row in _read(cursor, signal, entity, others, span)}
+    count = math.ceil((span.end - span.start) / span.width)
+    return {
+        "entity": entity,
+        "signal": {"name": name, "unit": _unit(signal), "help": signal.help, "kind": signal.kind},
+        "peer_kind": kind,
+        "peers": len(others),
+        "points": [_point(span.start + i * span.width, found.get(i)) for i in range(count)],
+    }
+
+
+def peers_of(
+    cursor: duckdb.DuckDBPyConnection, topology: Topology, entity: str, device_class: str, peers: Peers
+) -> tuple[str, list[str]]:
+    """(kind of peers, their entities without the entity itself). `auto` takes the class where there is no group."""
+    wanted = _AUTO.get(kind_of(entity), "class") if peers == "auto" else peers
+    group = _group(topology, entity, wanted)
+    if group is None and peers == "auto":
+        wanted = "class"
+    rows = cursor.execute("SELECT DISTINCT entity FROM device WHERE class = ? ORDER BY entity", [device_class])
+    others = [e for (e,) in rows.fetchall() if e != entity]
+    if wanted != "class":
+        others = [e for e in others if group is not None and _group(topology, e, wanted) == group]
+    step = max(1, math.ceil(len(others) / MOST_PEERS))
+    return wanted, others[::step]
+
+
+def _group(topology: Topology, entity: str, wanted: str) -> str | None:
+    """The ancestor whose children are peers."""
+    found = (topology.above_of_kind(entity, kind) for kind in _KINDS.get(wanted, ()))
+    return next((e for e in found if e is not None), None)
+
+
+def _signal(entity: str, name: str) -> Signal:
+    signal = CATALOGUE.get(name)
+    if signal is None:
+        raise UsageError(f"signal {name!r} is not in the catalogue; GET /api/v1/signals lists all")
+    if CLASS_OF_KIND.get(kind_of(entity)) != signal.device_class:
+        wanted = " or ".join(kinds_of(signal.device_class))
+        raise UsageError(f"signal {name!r} belongs to {wanted} entities, not to {entity!r}")
+    return signal
+
+
+def _unit(signal: Signal) -> str:
+    return f"{signal.unit}/s" if signal.kind == "counter" else signal.unit
+
+
+def _read(
+    cursor: duckdb.DuckDBPyConnection, signal: Signal, entity: str, others: list[str], span: Span
+) -> list[tuple[Any, ...]]:
+    """(bucket, value, median, low, high) of every bucket in which the entity or a peer has a sample."""
+    per_row, per_bucket = {
+        "counter": (_RATE, "avg(x)"),
+        "state": ("v", "arg_max(x, time)"),
+        "gauge": ("v", "avg(x)"),
+    }[signal.kind]
+    column, life = f'"{signal.column}"', f"{signal.device_class}.generation"
+    life = CATALOGUE[life].column if life in CATALOGUE else "NULL"
+    if signal.type.startswith("f"):
+        column = f"CASE WHEN isfinite({column}) THEN {column} END"
+    return cursor.execute(
+        f"""
+        WITH raw AS (SELECT time, entity, {column} AS v, {life} AS life FROM "{signal.device_class}"
+                     WHERE time >= make_timestamptz($start) AND time < make_timestamptz($end)
+                       AND entity IN (SELECT unnest($who))),
+             measured AS (SELECT time, entity, {per_row} AS x FROM raw WHERE v IS NOT NULL
+                          WINDOW w AS (PARTITION BY entity ORDER BY time)),
+             bucketed AS (SELECT (epoch_us(time) - $start) // $width AS bucket, entity, ({per_bucket})::DOUBLE AS x
+                          FROM measured WHERE x IS NOT NULL GROUP BY ALL)
+        SELECT bucket, any_value(x) FILTER (entity = $entity), median(x) FILTER (entity <> $entity),
+               quantile_cont(x, 0.1) FILTER (entity <> $entity), quantile_cont(x, 0.9) FILTER (entity <> $entity)
+        FROM bucketed GROUP BY bucket""",
+        {
+            "start": span.start,
+            "end": span.end,
+            "width": span.width,
+            "who": [entity, *others],
+            "entity": entity,
+        },
+    ).fetchall()
+
+
+def _point(time: int, found: tuple[Any, ...] | None) -> dict[str, Any]:
+    """A bucket without samples is a point without values, so that a gap shows as one."""
+    value, median, low, high = found or (None,) * 4
+    return {"time": iso(time), "value": value, "median": median, "low": low, "high": high}
+
+
+# Canary digests and inventory come all the time; a digest tells something only where a finding quotes it.
+_ITEMS = """
+SELECT epoch_us(e.time) AS moment, 'event' AS kind, e.entity, e.kind AS subject, e.data AS text FROM events e
+WHERE list_contains($who, e.entity) AND e.time >= make_timestamptz($start) AND e.time < make_timestamptz($end)
+  AND (e.kind NOT IN ('digest', 'inventory') OR (e.kind = 'digest' AND EXISTS (
+        FROM findings f WHERE f.entity = e.entity AND json_extract_string(f.evidence, '$.digest') IS NOT NULL
+        AND json_extract_string(f.evidence, '$.digest') = json_extract_string(e.data, '$.digest'))))
+UNION ALL
+SELECT epoch_us(f.onset), 'finding', f.entity, f.level || ' ' || f.detector || CASE
+         WHEN json_extract_string(f.evidence, '$.muted.id') IS NOT NULL THEN ' (muted)'
+         WHEN json_extract_string(f.evidence, '$.mode') = 'record' THEN ' (only recorded)' ELSE '' END, f.summary
+FROM findings f
+WHERE list_contains($who, f.entity) AND f.onset >= make_timestamptz($start) AND f.onset < make_timestamptz($end)
+UNION ALL
+SELECT epoch_us(g.time), 'gap', 'node:' || g.source, g.topic,
+       (g.next_sequence - g.first_sequence)::VARCHAR || ' messages lost: ' || g.cause FROM gaps g
+WHERE list_contains($nodes, g.source) AND g.time >= make_timestamptz($start) AND g.time < make_timestamptz($end)
+ORDER BY moment DESC, kind, entity, subject LIMIT $limit"""
+
+
+def timeline(
+    cursor: duckdb.DuckDBPyConnection, topology: Topology, entity: str, span: Span, limit: int
+) -> dict[str, Any]:
+    """The answer of GET /api/v1/timeline."""
+    who = above(topology, entity)
+    rows = cursor.execute(
+        _ITEMS,
+        {
+            "who": list(who),
+            "nodes": [e.partition(":")[2] for e in who if kind_of(e) == "node"],
+            "start": span.start,
+            "end": span.end,
+            "limit": limit,
+        },
+    ).fetchall()
+    return {
+        "items": [
+            {"time": iso(time), "kind": kind, "entity": about, "text": _text(kind, subject, text)}
+            for time, kind, about, subject, text in rows
+        ]
+    }
+
+
+def _text(kind: str, subject: str, text: str) -> str:
+    """One line for a person."""
+    if kind != "event":
+        return f"{subject}: {text}"
+    data = json.loads(text)
+    facts = ", ".join(f"{k} {_fact(v)}" for k, v in data.items()) if isinstance(data, dict) else _fact(data)
+    return f"{subject.replace('_', ' ')}: {facts}" if facts else subject.replace("_", " ")
+
+
+def _fact(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

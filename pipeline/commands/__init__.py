@@ -1,0 +1,1 @@
+"""The commands of `fleetpulse` that belong to the pipeline, and the pipeline process itself."""

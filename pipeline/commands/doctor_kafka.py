@@ -1,0 +1,161 @@
+"""The checks of `fleetpulse doctor` for Kafka: broker, credential, topics and clock.
+
+The later ones need what the earlier ones found: after a failure they say so and are warnings: one cause, one failure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import stat
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+from kafka.errors import KafkaError
+
+from pipeline.commands.checks import Check
+from pipeline.config.sections import Config, Kafka
+from pipeline.model.errors import ConfigError
+from pipeline.transport import brokers, clients, diagnosis, topic_state, topics
+from pipeline.transport.troubles import MISSING, Trouble, of_error
+
+ANSWER_S = 3.0
+"""Seconds that the brokers have to answer. Chosen: a person waits."""
+CLOCK_S = 1.0
+"""Difference of clocks that is worth a warning (s): samples of one instant fall into different ticks of an agent's
+default interval. Above [pipeline] lateness it is a failure: late rows are stored, but no detector judges them."""
+WORKING = "agents keep telemetry in their spools and the pipeline waits until that is mended"
+
+
+def checks(config: Config) -> list[Check]:
+    """All four, in order."""
+    kafka = config.kafka
+    try:
+        brokers.settings(kafka, "doctor")
+    except ConfigError as error:
+        bad = Check("credential", "fail", str(error), WORKING, "mend that file, or the key that names it")
+        return [_not_tried("broker"), bad, _not_tried("topics"), _not_tried("clock")]
+    trouble = diagnosis.why_not(kafka, ANSWER_S)
+    found = [_broker(kafka, trouble), _credential(kafka, trouble)]
+    if trouble is not None:
+        return [*found, *(_not_tried(name) for name in ("topics", "clock"))]
+    try:
+        with closing(clients.admin(kafka, "doctor", ANSWER_S)) as admin:
+            state = topic_state.look(admin, topics.wanted(kafka))
+            found += [_topics(kafka, state), _clock(config, state)]
+    except KafkaError as error:
+        found += [_broken(kafka, error, "topics"), _not_tried("clock")]
+    return found
+
+
+def _not_tried(name: str) -> Check:
+    return Check(name, "warn", "not tried: the brokers cannot be used")
+
+
+def _broker(kafka: Kafka, trouble: Trouble | None) -> Check:
+    if trouble is not None and trouble.kind == "unreachable":
+        return Check("broker", "fail", trouble.text, WORKING, trouble.mend, unreachable=True)
+    away = _away(kafka)
+    answering = ",".join(server for server in brokers.servers(kafka) if server not in away)
+    found = f"kafka: {answering or kafka.bootstrap_servers} answers"
+    if not away:
+        return Check("broker", "ok", found)
+    found = "; ".join((found, *(trouble.text for trouble in away.values())))
+    mends = "; ".join(dict.fromkeys(trouble.mend for trouble in away.values()))
+    return Check("broker", "warn", found, "should the others end, nobody finds the brokers", mends)
+
+
+def _away(kafka: Kafka) -> dict[str, Trouble]:
+    """Those of several addresses where no broker can be reached, each asked by itself."""
+    servers = brokers.servers(kafka)
+    asked = {
+        server: diagnosis.why_not(dataclasses.replace(kafka, bootstrap_servers=server), ANSWER_S / len(servers))
+        for server in (servers if len(servers) > 1 else ())
+    }
+    return {server: trouble for server, trouble in asked.items() if trouble and trouble.kind == "unreachable"}
+
+
+def _credential(kafka: Kafka, trouble: Trouble | None) -> Check:
+    """Whether the brokers let us in, and nobody else can read what lets us in."""
+    if trouble is not None and trouble.kind == "unreachable":
+        return _not_tried("credential")
+    if trouble is not None:
+        return Check("credential", "fail", trouble.text, WORKING, trouble.mend)
+    secret = [path for path in (kafka.password_file, kafka.key_file) if path is not None]
+    if exposed := [path for path in secret if path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH)]:
+        names = " ".join(map(str, exposed))
+        return Check("credential", "warn", f"{names}: open to every user of this host", mend=f"chmod o-rwx {names}")
+    signed_in = kafka.security_protocol.startswith("SASL")
+    who = f"user {kafka.username!r}, {kafka.sasl_mechanism}" if signed_in else "no user"
+    return Check("credential", "ok", f"{kafka.security_protocol}: {who}")
+
+
+def _topics(kafka: Kafka, state: dict[str, topic_state.State]) -> Check:
+    wanted = topics.wanted(kafka)
+    if missing := [topic.name for topic in wanted if topic.name not in state]:
+        meaning = "nothing can be sent to a missing topic"
+        return Check("topics", "fail", f"missing: {', '.join(missing)}", meaning, MISSING)
+    if headless := [f"{name} ({s.headless} of {s.partitions})" for name, s in state.items() if s.headless]:
+        found = f"partitions without a leader: {', '.join(headless)}"
+        return Check("topics", "fail", found, "the brokers that hold them are away", "start these brokers")
+    if different := [(t.name, d) for t in wanted for d in topic_state.differences(kafka, t, state[t.name])]:
+        found = "; ".join(f"{name}: {difference}" for name, difference in different)
+        mends = "; ".join(dict.fromkeys(difference.mend for _, difference in different))
+        if any(difference.costly for _, difference in different):
+            meaning = "larger messages are refused for ever: their rows are lost, as gaps"
+            return Check("topics", "fail", found, meaning, mends)
+        return Check("topics", "warn", found, "messages get through, but the topics are not as configured", mends)
+    return Check("topics", "ok", f"{len(wanted)} topics are as configured")
+
+
+def _clock(config: Config, state: dict[str, topic_state.State]) -> Check:
+    """This host's clock beside the broker's, which stamps what it stores: half the round trip is the uncertainty."""
+    if topics.PROBE not in state:
+        return Check("clock", "warn", f"not tried: no topic {topics.PROBE}", mend=MISSING)
+    if state[topics.PROBE].settings.get("message.timestamp.type") != "LogAppendTime":
+        # the client would give our own time back as that of the record
+        found = f"cannot be compared: topic {topics.PROBE} does not bear the broker's time"
+        return Check("clock", "warn", found, mend="see the check of topics: message.timestamp.type")
+    try:
+        ahead, trip = compared(config.kafka)
+    except KafkaError as error:
+        return _broken(config.kafka, error, "clock")
+    return judged(ahead, trip, config.pipeline.lateness)
+
+
+def judged(ahead: float, trip: float, lateness: float) -> Check:
+    """`ahead`: how far our clock is ahead of the broker's (s)."""
+    sure = max(0.0, abs(ahead) - trip / 2)
+    side = "behind" if ahead < 0 else "ahead of"
+    found = f"{abs(ahead) * 1000:.0f} ms {side} the broker's; round trip {trip * 1000:.0f} ms"
+    mend = "timedatectl  # on both hosts: is the clock synchronized?"
+    if sure > max(lateness, CLOCK_S):
+        meaning = f"rows more than [pipeline] lateness = {lateness:g} s behind the others are stored, not judged"
+        return Check("clock", "fail", found, meaning, mend)
+    if sure > CLOCK_S:
+        return Check("clock", "warn", found, "what happened at one time seems to happen at several", mend)
+    return Check("clock", "ok", found)
+
+
+def compared(kafka: Kafka, now: Callable[[], float] = time.time) -> tuple[float, float]:
+    """(seconds that our clock is ahead of the broker's, round trip in s)."""
+    limit = round(ANSWER_S * 1000)
+    limits = {"max_block_ms": limit, "delivery_timeout_ms": limit, "request_timeout_ms": limit}
+    producer = clients.producer(kafka, "doctor", **limits)
+    try:
+        # the first one's time is that of making connections, too
+        producer.send(topics.PROBE, b"fleetpulse doctor: connects", partition=0).get(ANSWER_S)
+        begun, clock = now(), time.perf_counter()
+        stored = producer.send(topics.PROBE, b"fleetpulse doctor: clock", partition=0).get(ANSWER_S)
+        trip = time.perf_counter() - clock
+    finally:
+        producer.end(ANSWER_S)
+    return begun + trip / 2 - stored.timestamp / 1000, trip
+
+
+def _broken(kafka: Kafka, error: KafkaError, name: str) -> Check:
+    """The check that an error of the client ended. Who may not write to the probe's topic may have other rights."""
+    trouble = of_error(kafka, error) or Trouble("unreachable", f"kafka {kafka.bootstrap_servers}: {error}", "try again")
+    if name == "clock" and trouble.kind == "forbidden":
+        return Check(name, "warn", trouble.text, "the clocks cannot be compared", trouble.mend)
+    return Check(name, "fail", trouble.text, WORKING, trouble.mend, unreachable=trouble.kind == "unreachable")

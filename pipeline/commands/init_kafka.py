@@ -1,0 +1,246 @@
+"""The part of `fleetpulse init` that makes the topics on Kafka, and says of those that are there how they differ.
+
+`fleetpulse init --acls`: gives the users of agents and pipeline their rights on Kafka, and says who else may write.
+
+Kafka's rules name users and topics; they know nothing of keys, so they cannot bind a user to one node. They decide who
+may write telemetry at all. What proves the node is a signature (pipeline/signatures.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+from kafka import KafkaAdminClient
+from kafka.admin import (
+    ACL,
+    ACLFilter,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ResourcePattern,
+    ResourcePatternFilter,
+    ResourceType,
+)
+from kafka.errors import (
+    InvalidReplicationFactorError,
+    KafkaError,
+    KafkaTimeoutError,
+    NoError,
+    SecurityDisabledError,
+    TopicAlreadyExistsError,
+    for_code,
+)
+
+from pipeline.config.sections import Kafka
+from pipeline.model.errors import Unreachable, UsageError
+from pipeline.transport import clients, diagnosis, topic_state, topics
+from pipeline.transport.kafka_watch import GROUP
+from pipeline.transport.topics import Topic
+from pipeline.transport.troubles import of_error
+
+CONNECT_S = 10.0
+"""Seconds that brokers have to answer. Chosen: `init` is run by hand, or once when containers start."""
+LEADERS_S = 30.0
+"""Seconds until all partitions have leaders. Chosen: a broker alone gives 32 of them leaders in 0.2 s."""
+
+
+def create_topics(kafka: Kafka, say: Callable[[str], None]) -> None:
+    """Makes what is missing and changes nothing that is there; harmless to repeat, also by two at once.
+
+    Raises Unreachable where the brokers cannot be used, and UsageError where they refuse what is configured.
+    """
+    if trouble := diagnosis.why_not(kafka, CONNECT_S):
+        raise Unreachable(str(trouble))
+    wanted = topics.wanted(kafka)
+    try:
+        with closing(clients.admin(kafka, "init", CONNECT_S)) as admin:
+            known = topic_state.look(admin, wanted)
+            made = _made(admin, kafka, [topic for topic in wanted if topic.name not in known])
+            _lead(admin, kafka, wanted)
+            found = topic_state.look(admin, wanted)
+    except KafkaError as error:
+        raise Unreachable(str(of_error(kafka, error) or f"kafka {kafka.bootstrap_servers}: {error}")) from error
+    for topic in wanted:
+        for line in _said(kafka, topic, found[topic.name], topic.name in made):
+            say(line)
+
+
+def _made(admin: KafkaAdminClient, kafka: Kafka, missing: Iterable[Topic]) -> set[str]:
+    """Names of the topics that this call made."""
+    orders = topics.orders(kafka, missing)
+    if not orders:
+        return set()
+    answers = admin.create_topics(orders, raise_errors=False)["topics"]
+    return {answer["name"] for answer in answers if _accepted(kafka, answer["name"], answer)}
+
+
+def _accepted(kafka: Kafka, name: str, answer: dict[str, object]) -> bool:
+    """Whether the brokers made the topic; False if somebody else did meanwhile."""
+    error, why = for_code(answer["error_code"]), str(answer.get("error_message") or "")
+    if error in (NoError, TopicAlreadyExistsError):
+        return error is NoError
+    if trouble := of_error(kafka, error()):
+        raise Unreachable(f"topic {name}: {trouble}")
+    where = f"kafka {kafka.bootstrap_servers}: topic {name}: {why or error.__name__}"
+    if error is InvalidReplicationFactorError:
+        raise UsageError(
+            f"{where}; wanted as many brokers as [kafka] replication_factor = {kafka.replication_factor} says: "
+            "start them, or lower it (-1: what the brokers have as default.replication.factor)"
+        )
+    raise UsageError(f"{where}; wanted brokers that take the settings of docs/kafka.md")
+
+
+def _lead(admin: KafkaAdminClient, kafka: Kafka, wanted: Iterable[Topic]) -> None:
+    """Waits until each partition has a leader."""
+    try:
+        admin.wait_for_topics([topic.name for topic in wanted], round(LEADERS_S * 1000))
+    except KafkaTimeoutError as error:
+        raise Unreachable(
+            f"kafka {kafka.bootstrap_servers}: {error}; start the brokers that hold these partitions"
+        ) from error
+
+
+def _said(kafka: Kafka, topic: Topic, state: topic_state.State, made: bool) -> Iterable[str]:
+    note = "; this version does not read it yet" if topic.name == topics.OTLP else ""
+    if made:
+        hours = int(topic.settings["retention.ms"]) / 3_600_000
+        what = f"{_count(state.partitions, 'partition')}, {_count(state.replicas, 'replica')}"
+        yield f"topic {topic.name}: made: {what}, retention {hours:g} h{note}"
+        return
+    different = topic_state.differences(kafka, topic, state)
+    yield f"topic {topic.name}: was there already{'' if different else ', as wanted'}{note}"
+    for difference in different:
+        yield f"topic {topic.name}: differs: {difference}; mend: {difference.mend}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+_POLL_S = 0.1  # between two looks whether new rules are known; chosen: a broker follows within 0.5 s
+Right = tuple[ResourceType, str, ACLOperation]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What one kind of our clients may do, and the key of [kafka] that names its users."""
+
+    name: str
+    key: str
+    rights: tuple[Right, ...]
+
+
+def _on_topics(names: Iterable[str], *operations: ACLOperation) -> tuple[Right, ...]:
+    return tuple((ResourceType.TOPIC, name, operation) for name in names for operation in operations)
+
+
+def roles() -> tuple[Role, ...]:
+    """The roles with their rights, as docs/kafka.md lists them. Rights for `init` and `doctor` are given by hand."""
+    letters = [topics.dead_letters_of(name) for name in topics.READ]
+    pipeline = (
+        *_on_topics(topics.READ, ACLOperation.READ),
+        *_on_topics(letters, ACLOperation.WRITE),
+        (ResourceType.GROUP, GROUP, ACLOperation.READ),
+    )
+    return (
+        Role("agents", "agent_users", _on_topics(topics.READ, ACLOperation.WRITE)),
+        Role("pipeline", "pipeline_users", pipeline),
+    )
+
+
+def create_acls(kafka: Kafka, say: Callable[[str], None]) -> None:
+    """Makes the rules that are missing and removes none; harmless to repeat.
+
+    Raises UsageError where no users are named or the brokers have no authorizer, Unreachable where they cannot be used.
+    """
+    wanted = {role: _rules(role, _users(kafka, role)) for role in roles()}
+    try:
+        with closing(clients.admin(kafka, "init", CONNECT_S)) as admin:
+            known = set(_known(admin, kafka))
+            missing = [rule for rules in wanted.values() for rule in rules if rule not in known]
+            if missing:
+                _create(admin, missing)
+                known = _settled(admin, kafka, missing)
+            for role, rules in wanted.items():
+                made = sum(rule in missing for rule in rules)
+                say(f"rights of {role.name} ({', '.join(_users(kafka, role))}): {made} made, {len(rules) - made} there")
+            for line in _others(known, wanted):
+                say(line)
+    except SecurityDisabledError as error:
+        raise UsageError(
+            f"kafka {kafka.bootstrap_servers}: the brokers have no authorizer, so everybody may write; wanted "
+            "authorizer.class.name in server.properties"
+        ) from error
+    except KafkaError as error:
+        raise Unreachable(str(of_error(kafka, error) or f"kafka {kafka.bootstrap_servers}: {error}")) from error
+
+
+def _users(kafka: Kafka, role: Role) -> tuple[str, ...]:
+    found: tuple[str, ...] = getattr(kafka, role.key)
+    if not found:
+        raise UsageError(
+            f"[kafka] {role.key}: names nobody; wanted the users of the {role.name}, such as ['User:NAME']"
+        )
+    return found
+
+
+def _rules(role: Role, users: Iterable[str]) -> list[ACL]:
+    return [
+        ACL(user, "*", operation, ACLPermissionType.ALLOW, ResourcePattern(kind, name))
+        for user in users
+        for kind, name, operation in role.rights
+    ]
+
+
+def _known(admin: KafkaAdminClient, kafka: Kafka) -> Iterator[ACL]:
+    """All rules that hold for one of our topics or our group, those for patterns of names included."""
+    names = [(ResourceType.TOPIC, topic.name) for topic in topics.wanted(kafka)] + [(ResourceType.GROUP, GROUP)]
+    for kind, name in names:
+        pattern = ResourcePatternFilter(kind, name, ACLResourcePatternType.MATCH)
+        found, _ = admin.describe_acls(ACLFilter(None, None, ACLOperation.ANY, ACLPermissionType.ANY, pattern))
+        yield from found
+
+
+def _create(admin: KafkaAdminClient, rules: list[ACL]) -> None:
+    for error in admin.create_acls(rules)["failed"]:
+        raise error
+
+
+def _settled(admin: KafkaAdminClient, kafka: Kafka, made: list[ACL]) -> set[ACL]:
+    """All rules once the broker that answers knows those just made: brokers follow their controller with a delay."""
+    end = time.monotonic() + CONNECT_S
+    while not set(made) <= (known := set(_known(admin, kafka))):
+        if time.monotonic() > end:
+            raise KafkaTimeoutError(f"rights were made, but a broker does not have them after {CONNECT_S:g} s")
+        time.sleep(_POLL_S)
+    return known
+
+
+def _others(known: Iterable[ACL], wanted: dict[Role, list[ACL]]) -> Iterator[str]:
+    """Users beside those of the agents who may write telemetry: whoever may, can speak for any node without a key."""
+    agents = {rule.principal for role, rules in wanted.items() if role.name == "agents" for rule in rules}
+    telemetry = {
+        pattern
+        for pattern in {rule.resource_pattern for rule in known}
+        if pattern.resource_type == ResourceType.TOPIC and any(_covers(pattern, name) for name in topics.READ)
+    }
+    others = {
+        (rule.principal, rule.resource_pattern.resource_name)
+        for rule in known
+        if rule.permission_type == ACLPermissionType.ALLOW
+        and rule.operation in (ACLOperation.WRITE, ACLOperation.ALL)
+        and rule.resource_pattern in telemetry
+        and rule.principal not in agents
+    }
+    for user, name in sorted(others):
+        yield f"rights: {user} may write topic {name}, too; fix: kafka-acls.sh --remove, or name it in agent_users"
+
+
+def _covers(pattern: ResourcePattern, name: str) -> bool:
+    """Whether a rule for this pattern holds for a topic of that name."""
+    if pattern.pattern_type == ACLResourcePatternType.PREFIXED:
+        return name.startswith(pattern.resource_name)
+    return pattern.resource_name in (name, "*")

@@ -1,0 +1,274 @@
+"""The rows of findings, incidents, their history and the outbox. Writes go into the caller's transaction.
+
+Incident, history row and payloads for receivers are one transaction: after a crash there is all of a change or nothing.
+
+The rows of mutes. Writes go into the caller's transaction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import duckdb
+
+from pipeline.incidents.cases import Change
+from pipeline.judging.mutes import Mute
+from pipeline.model.records import LEVELS, Finding, Incident, finite, iso
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """One body for one receiver, from `created` on. A resolved one is only for receivers that got a firing one."""
+
+    incident: str
+    receiver: str
+    kind: Literal["firing", "resolved"]
+    body: str
+    created: int
+
+
+_FINDINGS = """
+INSERT INTO findings
+SELECT make_timestamptz(time), make_timestamptz(onset), * EXCLUDE (time, onset) FROM (
+    SELECT unnest($1::BIGINT[]) AS time, unnest($2::BIGINT[]) AS onset, unnest($3::VARCHAR[]) AS entity,
+           unnest($4::VARCHAR[]) AS detector, unnest($5::VARCHAR[]) AS level, unnest($6::DOUBLE[]) AS score,
+           unnest($7::VARCHAR[]) AS summary, unnest($8::VARCHAR[]) AS evidence, unnest($9::VARCHAR[][]) AS signals,
+           unnest($10::VARCHAR[]) AS incident)
+ON CONFLICT (detector, entity, onset) DO UPDATE SET
+    time = excluded.time, incident = coalesce(excluded.incident, findings.incident),
+    level = CASE WHEN {rises} THEN excluded.level ELSE findings.level END,
+    score = CASE WHEN {rises} THEN excluded.score ELSE findings.score END,
+    summary = CASE WHEN {rises} THEN excluded.summary ELSE findings.summary END,
+    evidence = CASE WHEN {rises} THEN excluded.evidence ELSE json_merge_patch(findings.evidence, {held}) END,
+    signals = CASE WHEN {rises} THEN excluded.signals ELSE findings.signals END
+""".format(
+    rises=f"(list_position({list(LEVELS)}, excluded.level), coalesce(excluded.score, 0)) >= "
+    f"(list_position({list(LEVELS)}, findings.level), coalesce(findings.score, 0))",
+    held="json_object('muted', excluded.evidence -> '$.muted', 'mode', excluded.evidence -> '$.mode')",
+)
+_INCIDENT = """
+INSERT INTO incidents
+SELECT $1, $2, make_timestamptz($3::BIGINT), make_timestamptz($4::BIGINT), make_timestamptz($5::BIGINT), $6,
+       $7::VARCHAR[], $8::DOUBLE, $9, $10, $11::BOOLEAN, $12, $13, make_timestamptz($14::BIGINT)
+ON CONFLICT (id) DO UPDATE SET
+    cause = excluded.cause, opened = excluded.opened, onset = excluded.onset, resolved = excluded.resolved,
+    severity = excluded.severity, members = excluded.members, confidence = excluded.confidence, state = excluded.state,
+    summary = excluded.summary, simulated = excluded.simulated, detector = excluded.detector, entity = excluded.entity,
+    updated = excluded.updated
+"""
+_HISTORY = """
+INSERT INTO history
+SELECT $1, coalesce(max(number), 0) + 1, make_timestamptz($2::BIGINT), $3, $4, $5, $6 FROM history WHERE incident = $1
+"""
+_PAYLOAD = """
+INSERT INTO outbox
+SELECT concat($1, '.', number, '.', $2), $1, number, $2, $3, $4, time, 0, time, 'pending', ''
+FROM (SELECT coalesce(max(number), 0) + 1 AS number, count(*) FILTER (kind = 'firing') AS fired,
+             make_timestamptz($5::BIGINT) AS time FROM outbox WHERE incident = $1 AND receiver = $2)
+WHERE $3 = 'firing' OR fired > 0
+"""
+_INCIDENTS = """
+SELECT id, cause, epoch_us(opened), epoch_us(onset), epoch_us(resolved), severity, members, confidence, state, summary,
+       simulated, detector, entity, epoch_us(updated) FROM incidents
+"""
+_FINDING = ("time", "onset", "entity", "detector", "level", "score", "summary", "evidence", "signals")
+_NAMES = (
+    *("id", "cause", "opened", "onset", "resolved", "severity", "members", "confidence", "state", "summary"),
+    *("simulated", "detector", "entity", "updated"),
+)
+
+
+def record(
+    connection: duckdb.DuckDBPyConnection,
+    findings: Sequence[Finding],
+    changes: Sequence[Change],
+    payloads: Sequence[Payload],
+    time: int,
+) -> None:
+    """Writes findings, changes in their order, and what receivers are told of them."""
+    _write_findings(connection, findings, changes)
+    for change in changes:
+        _write_change(connection, change)
+    for p in payloads:
+        connection.execute(_PAYLOAD, [p.incident, p.receiver, p.kind, p.body, p.created])
+
+
+def save_snapshot(connection: duckdb.DuckDBPyConnection, key: str, time: int, state: str) -> None:
+    """Keeps the newest state under `key`."""
+    connection.execute(
+        "INSERT OR REPLACE INTO snapshot VALUES ($1, make_timestamptz($2::BIGINT), $3)", [key, time, state]
+    )
+
+
+def load_snapshot(connection: duckdb.DuckDBPyConnection, key: str) -> tuple[int, str] | None:
+    """Time and state kept last under `key`; None if there is none."""
+    found = connection.execute("SELECT epoch_us(time), state FROM snapshot WHERE key = $1", [key]).fetchall()
+    return found[0] if found else None
+
+
+def known_findings(
+    connection: duckdb.DuckDBPyConnection, keys: Sequence[tuple[str, str, int]]
+) -> set[tuple[str, str, int]]:
+    """Those of the keys (detector, entity, onset) that are stored."""
+    detectors, entities, onsets = map(list, zip(*keys, strict=True))
+    rows = connection.execute(
+        """SELECT f.detector, f.entity, epoch_us(f.onset) FROM findings f JOIN (
+               SELECT unnest($1::VARCHAR[]) AS detector, unnest($2::VARCHAR[]) AS entity,
+                      make_timestamptz(unnest($3::BIGINT[])) AS onset) k USING (detector, entity, onset)""",
+        [detectors, entities, onsets],
+    ).fetchall()
+    return set(rows)
+
+
+def load_open(connection: duckdb.DuckDBPyConnection) -> list[Incident]:
+    """Incidents that are not resolved, the first opened first."""
+    return _load(connection, "WHERE resolved IS NULL ORDER BY opened, id", [])
+
+
+def incidents(cursor: duckdb.DuckDBPyConnection, state: str | None = None) -> list[dict[str, Any]]:
+    """All incidents, or those of one state, the newest first, as the API gives them."""
+    found = _load(cursor, "WHERE $1 IS NULL OR state = $1 ORDER BY opened DESC, id", [state])
+    return [incident.as_json() for incident in found]
+
+
+def incident(cursor: duckdb.DuckDBPyConnection, id_: str) -> dict[str, Any]:
+    """One incident with findings (first onset first), history and notifications. Raises KeyError if there is none."""
+    found = _load(cursor, "WHERE id = $1", [id_])
+    if not found:
+        raise KeyError(f"incident {id_} is not known")
+    more = {"findings": _findings_of(cursor, id_), "history": _history_of(cursor, id_)}
+    return {**found[0].as_json(), **more, "notifications": notifications(cursor, id_)}
+
+
+def notifications(cursor: duckdb.DuckDBPyConnection, id_: str | None = None, most: int = 500) -> list[dict[str, Any]]:
+    """Payloads for receivers, the newest first, without their bodies; `state` is pending, delivered or dead."""
+    rows = cursor.execute(
+        "SELECT id, incident, receiver, kind, state, attempts, answer, epoch_us(created), epoch_us(next_attempt) "
+        "FROM outbox WHERE $1 IS NULL OR incident = $1 ORDER BY created DESC, number DESC, id LIMIT $2",
+        [id_, most],
+    ).fetchall()
+    names = ("id", "incident", "receiver", "kind", "state", "attempts", "answer")
+    return [{**dict(zip(names, r[:7], strict=True)), "created": iso(r[7]), "next_attempt": iso(r[8])} for r in rows]
+
+
+def payloads_by_state(cursor: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], int]:
+    """(receiver, state) -> how many payloads: for metrics."""
+    rows = cursor.execute("SELECT receiver, state, count(*) FROM outbox GROUP BY ALL").fetchall()
+    return {(receiver, state): count for receiver, state, count in rows}
+
+
+def _write_findings(
+    connection: duckdb.DuckDBPyConnection, findings: Iterable[Finding], changes: Sequence[Change]
+) -> None:
+    """Upserts by (detector, entity, onset): the highest level stays, with the strongest words of that level."""
+    home = {key: change.incident.id for change in changes for key in change.finding_keys}
+    newest: dict[tuple[str, str, int], Finding] = {}
+    for f in findings:
+        known = newest.get(f.key, f)
+        newest[f.key] = replace(max(known, f, key=_strength), time=max(known.time, f.time))
+    if newest:
+        rows = [_finding_row(f, home.get(key)) for key, f in newest.items()]
+        connection.execute(_FINDINGS, [list(column) for column in zip(*rows, strict=True)])
+
+
+def _strength(f: Finding) -> tuple[int, float]:
+    return LEVELS.index(f.level), finite(f.score) or 0.0
+
+
+def _finding_row(f: Finding, incident_id: str | None) -> tuple[Any, ...]:
+    evidence = json.dumps(finite(dict(f.evidence)))
+    return (
+        f.time,
+        f.onset,
+        f.entity,
+        f.detector,
+        f.level,
+        finite(f.score),
+        f.summary,
+        evidence,
+        list(f.signals),
+        incident_id,
+    )
+
+
+def _write_change(connection: duckdb.DuckDBPyConnection, change: Change) -> None:
+    i = change.incident
+    row: list[Any] = [i.id, i.cause, i.opened, i.onset, i.resolved, i.severity, list(i.members), finite(i.confidence)]
+    connection.execute(_INCIDENT, [*row, i.state, i.summary, i.simulated, i.detector, i.entity, i.updated])
+    history = [i.id, change.time, change.kind, change.actor, change.comment, json.dumps(i.as_json())]
+    connection.execute(_HISTORY, history)
+    if change.folded_into is not None:
+        connection.execute("UPDATE findings SET incident = $1 WHERE incident = $2", [change.folded_into, i.id])
+
+
+def _load(cursor: duckdb.DuckDBPyConnection, where: str, parameters: Sequence[Any]) -> list[Incident]:
+    rows = cursor.execute(_INCIDENTS + where, parameters).fetchall()
+    return [Incident(**{**dict(zip(_NAMES, row, strict=True)), "members": tuple(row[6])}) for row in rows]
+
+
+def _findings_of(cursor: duckdb.DuckDBPyConnection, id_: str) -> list[Mapping[str, Any]]:
+    rows = cursor.execute(
+        "SELECT epoch_us(time), epoch_us(onset), entity, detector, level, score, summary, evidence, signals "
+        "FROM findings WHERE incident = $1 ORDER BY findings.onset, entity, detector",
+        [id_],
+    ).fetchall()
+    return [
+        {
+            **dict(zip(_FINDING, row, strict=True)),
+            "time": iso(row[0]),
+            "onset": iso(row[1]),
+            "evidence": json.loads(row[7]),
+        }
+        for row in rows
+    ]
+
+
+def _history_of(cursor: duckdb.DuckDBPyConnection, id_: str) -> list[Mapping[str, Any]]:
+    rows = cursor.execute(
+        "SELECT number, epoch_us(time), kind, actor, comment, incident_json FROM history "
+        "WHERE incident = $1 ORDER BY number",
+        [id_],
+    ).fetchall()
+    return [
+        {"number": n, "time": iso(t), "kind": kind, "actor": actor, "comment": comment, "incident": json.loads(text)}
+        for n, t, kind, actor, comment, text in rows
+    ]
+
+
+_COLUMNS = 'id, detector, scope, epoch_us(since), epoch_us("until"), reason, "user", epoch_us(ended), ended_by'
+
+
+def add_mute(connection: duckdb.DuckDBPyConnection, mute: Mute) -> None:
+    connection.execute(
+        """INSERT INTO mutes VALUES ($1, $2, $3, make_timestamptz($4::BIGINT), make_timestamptz($5::BIGINT), $6, $7,
+           NULL, NULL)""",
+        [mute.id, mute.detector, mute.scope, mute.since, mute.until, mute.reason, mute.user],
+    )
+
+
+def end_mute(connection: duckdb.DuckDBPyConnection, id_: str, user: str, time: int) -> None:
+    """Somebody ends one now; one that was over stays as it was."""
+    connection.execute(
+        """UPDATE mutes SET ended = make_timestamptz($2::BIGINT), ended_by = $3
+           WHERE id = $1 AND ended IS NULL AND "until" > make_timestamptz($2::BIGINT)""",
+        [id_, time, user],
+    )
+
+
+def all_mutes(connection: duckdb.DuckDBPyConnection) -> list[Mute]:
+    """All that ever were, newest first."""
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM mutes ORDER BY since DESC, id").fetchall()
+    return [Mute(*row) for row in rows]
+
+
+def active_mutes(connection: duckdb.DuckDBPyConnection, time: int) -> list[Mute]:
+    """Those that are not over at `time`, oldest first."""
+    rows = connection.execute(
+        f"""SELECT {_COLUMNS} FROM mutes WHERE least("until", coalesce(ended, "until")) > make_timestamptz(?::BIGINT)
+            ORDER BY since, id""",
+        [time],
+    ).fetchall()
+    return [Mute(*row) for row in rows]

@@ -1,0 +1,1 @@
+"""Alerts to receivers: payloads, the outbox, and delivery over HTTP."""

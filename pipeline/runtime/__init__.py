@@ -1,0 +1,1 @@
+"""What every long-running process needs: signals, child processes, heartbeats, log lines, private files."""
