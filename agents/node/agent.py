@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from agents.collector import Collector, Device, Rhythm
+from agents.collectors.gpu.xid_correlation import folding_for
 from agents.collectors.registry import configured
 from agents.node.batches import batch, inventory_event, merged, sendable
 from agents.node.counter_generations import Generations
@@ -27,7 +28,6 @@ from agents.node.spool.spools import Spools
 from agents.node.systemd import Notify
 from agents.node.uplink.uplink import open_uplink
 from agents.node.workers.pool import Delivery, Looking, Worker
-from agents.xids import folding_for
 from pipeline import wire
 from pipeline.config.sections import Config
 from pipeline.model.errors import ConfigError

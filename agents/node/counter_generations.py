@@ -29,7 +29,7 @@ Key = tuple[str, tuple[str, ...]]
 Names = tuple[str, ...]
 _LOOKS, _DEVICES = 512, 32_768
 """Sets of columns and devices of one class, and devices, that are remembered; chosen: a node has at most hundreds of
-devices of a class, and looks of a few sets; a fabric's agent has 16,384 ports (agents/sources/fabric/view.py).
+devices of a class, and looks of a few sets; a fabric's agent has 16,384 ports (agents/collectors/fabric/topology.py).
 Beyond that (interfaces of containers) a reset may go unseen."""
 _SAVE_US = 60 * SECOND
 """How often the newest counters are kept for a restart of the agent, so that a reset meanwhile is seen. Chosen: 60 kB a

@@ -20,8 +20,8 @@ from typing import Literal
 from urllib.parse import quote
 
 from agents.collector import Collector
+from agents.collectors.gpu.failures import failures
 from agents.collectors.registry import configured
-from agents.gpu_failures import failures
 from agents.node.health import status_file
 from agents.node.once import UNHEARD, Look, once, unreachable
 from pipeline.commands.checks import Check

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agents.sources.ipmi.device import Refused, Silent
+from agents.collectors.bmc.ipmi_device import Refused, Silent
 
 FIRMWARE = bytes.fromhex("20 01 03 42 02 df a2 02 00 34 12 00000000")
 DEGREES, VOLTS, AMPERES, WATTS, RPM = 1, 4, 5, 6, 18  # base units

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.collector import NoData
-from agents.collectors.nvml import Nvml
+from agents.collectors.gpu.nvml import Nvml
 from agents.node.batches import blocks, check
 from tests.agents import nvml_stub
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.collectors.host import Host
+from agents.collectors.host.host import Host
 from agents.node.agent import Agent
 from agents.node.uplink.sender import Sender
 from agents.node.uplink.uplink import open_uplink

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agents.collector import Collector, NoData, Reading
-from agents.collectors.network import Network
+from agents.collectors.nic.network import Network
 from agents.collectors.registry import COLLECTORS, configured
 from agents.node.batches import wire_column
 from pipeline.model.errors import ConfigError

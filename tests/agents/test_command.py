@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.sources import command as commands
-from agents.sources.command import Command, CommandError
+from agents.collectors import command as commands
+from agents.collectors.command import Command, CommandError
 
 
 def alive(pid: int) -> bool:

@@ -18,9 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData
-from agents.collectors.ethtool import EthtoolStatistics
-from agents.sources.nics.ethtool_calls import Ethtool, chosen, count_of, driver_of, fec_mode, names_of
-from agents.sources.nics.ethtool_table import STATISTICS
+from agents.collectors.nic.ethtool import STATISTICS, EthtoolStatistics
+from agents.collectors.nic.ethtool_requests import Ethtool, chosen, count_of, driver_of, fec_mode, names_of
 from pipeline.model.signals import CATALOGUE
 from tests.agents.rdma_node import RdmaNode, h100
 from tests.agents.test_nic_modules import NAMES, qsfp
@@ -63,7 +62,7 @@ def test_no_answer_breaks_a_parser(answer: bytes, count: int) -> None:
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from agents.collectors.ethtool import EthtoolStatistics
+from agents.collectors.nic.ethtool import EthtoolStatistics
 c = EthtoolStatistics(root=Path(sys.argv[1]))
 c.open("n1")
 looks = []
@@ -214,8 +213,8 @@ def test_the_loopback_of_this_machine_answers_or_refuses_without_harm() -> None:
 VETH = """
 mount -t sysfs sysfs /sys && ip link add fp0 type veth peer name fp1 && ip link set fp0 up && ip link set fp1 up
 exec "$0" -c '
-from agents.collectors.ethtool import EthtoolStatistics
-from agents.sources.nics.ethtool_calls import Ethtool
+from agents.collectors.nic.ethtool import EthtoolStatistics
+from agents.collectors.nic.ethtool_requests import Ethtool
 calls = Ethtool()
 count = calls.count("fp0")
 print(calls.driver("fp0").driver, count == len(calls.names("fp0", count)) == len(calls.statistics("fp0", count)) > 0)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from agents.collector import NoData, Reading
-from agents.collectors.fabric import Fabric
-from agents.sources.fabric import share as shares
-from agents.sources.fabric import view as views
-from agents.sources.fabric.links import Link, Peer
-from agents.sources.fabric.view import View
+from agents.collectors.fabric import fabric as shares
+from agents.collectors.fabric import topology as views
+from agents.collectors.fabric.fabric import Fabric
+from agents.collectors.fabric.tool_output import Link, Peer
+from agents.collectors.fabric.topology import View
 from pipeline.model.records import SECOND, Event
 
 LEAF, SPINE = "b0cf:0e03:0000:000a", "b0cf:0e03:0000:000f"

@@ -8,9 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.sources.fabric.counters import ALL_PORTS, ERRORS, TABLE, THRESHOLDS, TRAFFIC, parse_counts
-from agents.sources.fabric.links import Link, guid, parse_line, parse_links
-from agents.sources.fabric.switches import leaves, name_of, names, parse_switches
+from agents.collectors.fabric.tool_output import (
+    ALL_PORTS,
+    ERRORS,
+    TABLE,
+    THRESHOLDS,
+    TRAFFIC,
+    Link,
+    guid,
+    leaves,
+    name_of,
+    names,
+    parse_counts,
+    parse_line,
+    parse_links,
+    parse_switches,
+)
 
 UP = (
     '0xb0cf0e0300d51a40 "     MF0;leaf-r07-2:MQM9790/U1"     34   12[  ] ==( 4X       106.25 Gbps Active/  LinkUp)==>  '

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.filesystems import MAX_FILE_SYSTEMS, Filesystems
-from agents.sources.calls import Calls
-from agents.sources.mounts import chosen, mounts
+from agents.collectors.host.filesystems import MAX_FILE_SYSTEMS, Filesystems, chosen, mounts
+from agents.collectors.timed_calls import Calls
 from tests.agents.fuse import Fuse
 
 LINES = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw

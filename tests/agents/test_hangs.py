@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from agents.collector import HANG_S, Collector, Reading
-from agents.collectors.redfish import Redfish
+from agents.collectors.bmc.redfish import Redfish
+from agents.collectors.bmc.redfish_settings import Bmc
 from agents.collectors.registry import COLLECTORS, MOST_DEADLINE_S
 from agents.node.agent import MIND_S, PATIENCE, Agent
-from agents.sources.redfish.bmcs import Bmc
 from pipeline.config.sections import Agent as AgentSection
 from pipeline.config.sections import Config
 from pipeline.config.sections import Spool as SpoolSection

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.host import Host
+from agents.collectors.columns import value_column
+from agents.collectors.host import host as diskstats
+from agents.collectors.host import host as kernel_text
+from agents.collectors.host.host import Host
+from agents.collectors.kernel_files import MAX_LIST, ProcFile
 from agents.node.batches import wire_column
-from agents.sources import diskstats, kernel_text
-from agents.sources.procfile import MAX_LIST, ProcFile
-from agents.sources.rows import value_column
 from pipeline.model.signals import CATALOGUE
 
 SERVER = {
@@ -162,8 +163,8 @@ def test_a_list_longer_than_a_page_is_read_to_its_end() -> None:
 
 def test_a_line_that_was_cut_off_is_no_disk() -> None:
     line = " 8 0 sda 1 0 8 5 2 0 16 7 0 1234 0\n"
-    assert diskstats.transfers(line)["sda"]["disk.io_time"] == 1234
-    assert diskstats.transfers(line[:-4]) == {}
+    assert diskstats.parse_diskstats(line)["sda"]["disk.io_time"] == 1234
+    assert diskstats.parse_diskstats(line[:-4]) == {}
 
 
 KEYS = ("cpu", "cpu0", "\nintr", "\nctxt", "MemTotal:", "MemFree:", "Node", "kB", "some", "full", "total=", "oom_kill")
@@ -171,13 +172,13 @@ NUMBERS = ("0", "18446744073709551616", "-1", "9" * 400, "9" * 5000, "1e999", "n
 WORDS = st.sampled_from([*KEYS, *NUMBERS])
 TEXTS = st.one_of(st.text(max_size=200), st.lists(WORDS, max_size=60).map(" ".join))
 PARSERS: tuple[Callable[[str], kernel_text.Values], ...] = (
-    kernel_text.load,
-    lambda text: kernel_text.processors(text, 10.0),
-    kernel_text.memory,
-    lambda text: kernel_text.numa_free([text]),
-    kernel_text.events,
-    kernel_text.uptime,
-    lambda text: kernel_text.pressure("io", text),
+    kernel_text.parse_loadavg,
+    lambda text: kernel_text.parse_stat(text, 10.0),
+    kernel_text.parse_meminfo,
+    lambda text: kernel_text.parse_numa_meminfo([text]),
+    kernel_text.parse_vmstat,
+    kernel_text.parse_uptime,
+    lambda text: kernel_text.parse_pressure("io", text),
 )
 
 
@@ -195,5 +196,5 @@ def test_no_text_does_more_than_fail_as_the_collector_expects(text: str) -> None
 
 @given(TEXTS)
 def test_no_text_of_diskstats_breaks_the_parser(text: str) -> None:
-    for values in diskstats.transfers(text).values():
+    for values in diskstats.parse_diskstats(text).values():
         assert kernel_text.counts(values.values()).dtype == np.uint64

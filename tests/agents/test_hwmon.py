@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.collector import NoData
-from agents.collectors.hwmon import MAX_FLAGS, MAX_SENSORS, RESCAN_S, Hwmon
+from agents.collectors.host.hwmon import MAX_FLAGS, MAX_SENSORS, RESCAN_S, Hwmon
 from agents.node.batches import check, wire_column
 from pipeline.model.signals import CATALOGUE
 

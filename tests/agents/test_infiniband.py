@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from agents.collector import NoData, Reading
-from agents.collectors.infiniband import Infiniband
+from agents.collectors.nic.infiniband import Infiniband
+from agents.collectors.nic.rdma_counters import COUNTERS
 from agents.collectors.registry import configured
-from agents.sources.nics.rdma_table import COUNTERS
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from agents.collector import NoData, Reading
-from agents.collectors.ipmi import Ipmi
+from agents.collectors.bmc.ipmi import Ipmi
+from agents.collectors.bmc.ipmi_log import LOOK_BACK_S, MAX_ENTRIES
 from agents.node.batches import check, wire_column
-from agents.sources.ipmi.log import LOOK_BACK_S, MAX_ENTRIES
 from pipeline.model.event_kinds import EVENT_KINDS
 from pipeline.model.records import Event
 from pipeline.model.signals import CATALOGUE

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from agents.sources.ipmi import device as ipmi_device
+from agents.collectors.bmc import ipmi_device
 from tests.agents.bmc import Board, event, server
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ int main(void)
 LOOK = """
 import json, sys
 from agents.collector import NoData
-from agents.collectors.ipmi import Ipmi
+from agents.collectors.bmc.ipmi import Ipmi
 ipmi, looks = Ipmi(timeout=float(sys.argv[2])), []
 try:
     ipmi.open("n1")

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.collector import NoData
-from agents.collectors.ipmi import Ipmi, identity, named
-from agents.sources.ipmi.codes import SENSOR_TYPES, sensor_type, state
-from agents.sources.ipmi.device import Refused, Silent
-from agents.sources.ipmi.log import decode, event_time
-from agents.sources.ipmi.records import Factors, alarm_of, sensors_of, text_of
-from agents.sources.ipmi.repository import MAX_RECORDS, Walk
+from agents.collectors.bmc.ipmi import Ipmi, identity, named
+from agents.collectors.bmc.ipmi_codes import SENSOR_TYPES, sensor_type, state
+from agents.collectors.bmc.ipmi_device import Refused, Silent
+from agents.collectors.bmc.ipmi_log import decode, event_time
+from agents.collectors.bmc.ipmi_sensors import MAX_RECORDS, Factors, Walk, alarm_of, sensors_of, text_of
 from tests.agents.bmc import AMPERES, DEGREES, VOLTS, WATTS, compact, full
 
 

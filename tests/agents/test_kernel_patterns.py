@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.collectors.host.kernel_patterns import load, shipped
+from agents.collectors.host.kmsg import TEXT
 from agents.collectors.registry import configured
-from agents.sources.kernel.kmsg import TEXT
-from agents.sources.kernel.patterns import load, shipped
 from pipeline.model.errors import ConfigError
 
 FIXTURE = Path(__file__).parent / "fixtures" / "kernel_lines.tsv"

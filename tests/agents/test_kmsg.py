@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.sources.kernel.kmsg import PENDING, TEXT, Kmsg, Record, parse, text_of
+from agents.collectors.host.kmsg import PENDING, TEXT, Kmsg, Record, parse, text_of
 
 
 def test_a_record_gives_number_time_level_facility_and_text() -> None:

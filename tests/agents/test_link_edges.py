@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.sources.nics.edges import BURST, REFILL_S, Edges
+from agents.collectors.nic.link_state import BURST, REFILL_S, Edges
 from pipeline.model.records import SECOND, Event
 
 PORT = "port:n1.mlx5_0"

@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData
-from agents.collectors.lldp import Lldp
-from agents.sources.lldp import MOST_NEIGHBOURS, Neighbour, parse_neighbours
+from agents.collectors.nic.lldp import MOST_NEIGHBOURS, Lldp, Neighbour, parse_neighbours
 from pipeline.model.records import Event
 from tests.agents.rdma_node import RdmaNode, h100
 from tests.parts import do_without

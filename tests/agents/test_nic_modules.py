@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.sources.nics.ethtool_calls import Ethtool
-from agents.sources.nics.ethtool_netlink import EthtoolNetlink, attribute, attributes, messages
-from agents.sources.nics.module_reader import ModuleReader
-from agents.sources.nics.modules import Module, parse
+from agents.collectors.nic.ethtool_requests import Ethtool, EthtoolNetlink, attribute, attributes, messages
+from agents.collectors.nic.modules import Module, ModuleReader, parse
 
 
 def put(memory: bytearray, at: int, layout: str, *values: int) -> None:

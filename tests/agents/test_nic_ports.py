@@ -13,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import Reading
-from agents.collectors.infiniband import Infiniband, leading_number, rate_and_width
-from agents.collectors.network import Network
-from agents.sources.nics.attribute import REST_S, Attribute, names_in
-from agents.sources.nics.ceilings import turn
-from agents.sources.nics.edges import BURST, REFILL_S
-from agents.sources.nics.hardware import link_value
-from agents.sources.nics.ports import interface_of, owners, rdma_ports
-from agents.sources.nics.roles import Facts, carrying, default_routes, near_gpu, role, shares_switch
+from agents.collectors.nic.infiniband import Infiniband, leading_number, rate_and_width
+from agents.collectors.nic.link_state import BURST, REFILL_S
+from agents.collectors.nic.network import Network
+from agents.collectors.nic.ports import interface_of, link_value, owners, rdma_ports
+from agents.collectors.nic.rdma_counters import turn
+from agents.collectors.nic.roles import Facts, carrying, default_routes, near_gpu, role, shares_switch
+from agents.collectors.nic.sysfs import REST_S, Attribute, names_in
 from pipeline.model.records import SECOND, Event
 from tests.agents.rdma_node import RdmaNode, h100, write
 

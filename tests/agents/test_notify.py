@@ -125,7 +125,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from agents.node.agent import run
-from agents.collectors.host import Host
+from agents.collectors.host.host import Host
 from pipeline.config.sections import Agent, Config, Spool
 sys.exit(run(Config(agent=Agent("n1", 0.1), spool=Spool(Path(sys.argv[1]))), collectors=[Host()]))
 """

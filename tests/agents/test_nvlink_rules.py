@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.sources.xids.nvlink import Rule, Unit, registers, shipped, unit_status
+from agents.collectors.gpu.xid_text import Rule, Unit, registers, shipped, unit_status
 
 RULES = [(unit, rule) for unit in shipped().units for rule in unit.rules]
 

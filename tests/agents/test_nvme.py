@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.nvme import Nvme
+from agents.collectors.host import nvme as nvme_log
+from agents.collectors.host.nvme import Nvme
 from agents.node.batches import wire_column
-from agents.sources import nvme_log
 from pipeline.model.signals import CATALOGUE
 
 MISSING = 2**64 - 1
@@ -182,18 +182,18 @@ def test_the_command_is_laid_out_as_the_kernel_wants_it() -> None:
 
 def test_a_device_that_is_no_disk_refuses_the_command() -> None:
     with pytest.raises(OSError, match="ioctl") as refused:
-        nvme_log.ask(Path("/dev/null"))
+        nvme_log.read_health_log(Path("/dev/null"))
     assert refused.value.errno == errno.ENOTTY
 
 
 def test_a_disk_that_tells_no_temperature_is_not_at_273_degrees_of_frost() -> None:
-    assert math.isnan(nvme_log.health(log())["disk.temperature"])
+    assert math.isnan(nvme_log.decode_health_log(log())["disk.temperature"])
 
 
 @given(LOGS)
 def test_no_bytes_do_more_than_be_too_few(data: bytes) -> None:
     try:
-        found = nvme_log.health(data)
+        found = nvme_log.decode_health_log(data)
     except ValueError:
         assert len(data) < 512
         return

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from agents.collectors.nvml import ACTIONS, EVERY, Nvml
+from agents.collectors.gpu.fields import GPU_FIELDS, LINK_FIELDS
+from agents.collectors.gpu.nvml import ACTIONS, EVERY, Nvml
+from agents.collectors.gpu.xid_text import RECOVERY
 from agents.collectors.registry import COLLECTORS
-from agents.sources.nvml.fields import GPU_FIELDS, LINK_FIELDS
-from agents.sources.xids.text import RECOVERY
 from pipeline.model.signals import CATALOGUE, of_class
 from tests.agents import nvml_stub
 from tests.agents.nvml_machine import Machine, Steps

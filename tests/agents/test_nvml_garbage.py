@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agents.sources.nvml.facts import text_of
-from agents.sources.nvml.fields import decode, number_of, unpack_rate
-from agents.sources.nvml.gpm import METRICS, Gpm
-from agents.sources.nvml.places import Place, address
-from agents.sources.nvml.refusals import Refusals
-from agents.sources.nvml.values import MISSING, Values
+from agents.collectors.gpu.fields import decode, number_of, unpack_rate
+from agents.collectors.gpu.gpm import METRICS, Gpm
+from agents.collectors.gpu.library import text_of
+from agents.collectors.gpu.refusals import Refusals
+from agents.collectors.gpu.slots import Place, address
+from agents.collectors.gpu.values import MISSING, Values
 from tests.agents.nvml_machine import Machine, Steps
 
 MOST_TYPES = 7

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agents.collectors.nvml import Nvml
-from agents.sources.nvml.places import Places, address, boot, fitted, keep, recall
+from agents.collectors.gpu.nvml import Nvml
+from agents.collectors.gpu.slots import Places, address, boot, fitted, keep, recall
 from pipeline.model.event_kinds import EVENT_KINDS
 from tests.agents.nvml_machine import Machine, Steps, events, plug
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from agents.sources.nvml.places import Place
-from agents.sources.nvml.refusals import SELDOM, SOON, Refusals
+from agents.collectors.gpu.refusals import SELDOM, SOON, Refusals
+from agents.collectors.gpu.slots import Place
 from pipeline.model.records import SECOND
 from tests.agents.nvml_machine import Machine, Steps, events
 

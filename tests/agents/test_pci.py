@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.pci import Pci, aer, total
+from agents.collectors.gpu.pci import Pci, aer, total
 from agents.collectors.registry import pci
 from pipeline.model.records import SECOND
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agents.collector import NoData
-from agents.collectors.processors import Processors
+from agents.collectors.host.processors import Processors
 
 MISSING = 2**64 - 1
 

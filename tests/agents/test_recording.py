@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import fleetpulse
 from agents.collector import Collector, Device, NoData, Reading
-from agents.collectors.host import Host
+from agents.collectors.host.host import Host
 from agents.node.workers.pool import Delivery, Looking
 from agents.recording import files as writing
 from agents.recording.files import RecordingWriter, telemetry

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agents.collectors.redfish import Redfish
-from agents.sources.redfish import client as clients
-from agents.sources.redfish.bmcs import Bmc
-from agents.sources.redfish.rows import Place
-from agents.sources.redfish.schedule import FAST_ALONE_MOST_S, Schedule, Target
+from agents.collectors.bmc import redfish_http as clients
+from agents.collectors.bmc.redfish import Redfish
+from agents.collectors.bmc.redfish_document import Place
+from agents.collectors.bmc.redfish_schedule import FAST_ALONE_MOST_S, Schedule, Target
+from agents.collectors.bmc.redfish_settings import Bmc
 from pipeline.config.settings import build
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import Event

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from agents.collector import NoData, Reading
-from agents.collectors.redfish import Redfish
+from agents.collectors.bmc import redfish_events as listening
+from agents.collectors.bmc import redfish_poller as watching
+from agents.collectors.bmc.redfish import Redfish
+from agents.collectors.bmc.redfish_settings import Bmc
 from agents.node.batches import wire_column
 from agents.node.workers.pool import Looking
-from agents.sources.redfish import listen as listening
-from agents.sources.redfish import watch as watching
-from agents.sources.redfish.bmcs import Bmc
 from pipeline.model.records import SECOND, Event
 from pipeline.model.signals import CATALOGUE, kinds_of
 from tests.agents.redfish_double import Double

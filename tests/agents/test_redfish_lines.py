@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.sources.redfish.client import STALE_S, Client, Failure
-from agents.sources.redfish.session import SESSIONS, Session
+from agents.collectors.bmc.redfish_http import SESSIONS, STALE_S, Client, Failure, Session
 
 ROOT = "/redfish/v1"
 Answers = Callable[[str, int], bytes | None]

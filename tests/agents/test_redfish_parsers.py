@@ -11,12 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.collector import Device
-from agents.sources.redfish.document import PREFIX, Document, Faults, last_of, named, path_of
-from agents.sources.redfish.feeds import fed
-from agents.sources.redfish.resources import RESOURCES, fits
-from agents.sources.redfish.rows import Found, Place, Row
-from agents.sources.redfish.stream import MAX_EVENT, Parser, records
-from agents.sources.redfish.units import Units
+from agents.collectors.bmc.redfish_cooling import UnitTotals
+from agents.collectors.bmc.redfish_document import PREFIX, Document, Faults, Found, Place, Row, last_of, named, path_of
+from agents.collectors.bmc.redfish_events import MAX_EVENT, Parser, records
+from agents.collectors.bmc.redfish_poller import fed
+from agents.collectors.bmc.redfish_resources import RESOURCES, fits
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.signals.signal import HEALTH
 from pipeline.model.topology import Topology
@@ -492,7 +491,7 @@ def test_what_is_absent_is_not_ill_and_what_is_ill_does_not_just_stand_by(status
 
 
 def test_a_units_flow_is_missing_where_one_of_its_connectors_was_not_read_of_late() -> None:
-    units, pair = Units(), ("connector:b1.1", "connector:b1.2")
+    units, pair = UnitTotals(), ("connector:b1.1", "connector:b1.2")
 
     def read(entity: str, now: float) -> float | None:
         row = units.row("cdu:b1", Row(entity, "coolant", {"coolant.flow": 100.0}), now, pair)

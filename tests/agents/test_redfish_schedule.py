@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agents.collectors.redfish import Redfish
+from agents.collectors.bmc.redfish import Redfish
+from agents.collectors.bmc.redfish_cooling import STALE_S, UnitTotals
+from agents.collectors.bmc.redfish_document import Place, Row
+from agents.collectors.bmc.redfish_http import Client, Failure, Session, password_of
+from agents.collectors.bmc.redfish_poller import EVENTS_PER_MINUTE, MAX_ENTITIES, Mailbox
+from agents.collectors.bmc.redfish_schedule import BACKOFF_MOST_S, FAST_IN_A_ROW, PAUSE_SHARE, Schedule, Target
+from agents.collectors.bmc.redfish_settings import Bmc
 from agents.collectors.registry import configured
-from agents.sources.redfish.bmcs import Bmc
-from agents.sources.redfish.client import Client, Failure
-from agents.sources.redfish.mailbox import EVENTS_PER_MINUTE, MAX_ENTITIES, Mailbox
-from agents.sources.redfish.rows import Place, Row
-from agents.sources.redfish.schedule import BACKOFF_MOST_S, FAST_IN_A_ROW, PAUSE_SHARE, Schedule, Target
-from agents.sources.redfish.session import Session, password_of
-from agents.sources.redfish.units import STALE_S, Units
 from pipeline.model.errors import ConfigError
 
 
@@ -191,7 +190,7 @@ def connector(name: str, **values: float | None) -> Row:
 
 
 def test_a_units_flow_is_the_sum_and_its_temperature_the_mean_of_its_connectors() -> None:
-    units, members = Units(), ("connector:a", "connector:b")
+    units, members = UnitTotals(), ("connector:a", "connector:b")
     assert units.row("cdu:1", connector("a", flow=10.0, supply_temperature=30.0), 0.0, members) is None
     row = units.row("cdu:1", connector("b", flow=20.0, supply_temperature=32.0), 0.1, members)
     assert row is not None
@@ -199,7 +198,7 @@ def test_a_units_flow_is_the_sum_and_its_temperature_the_mean_of_its_connectors(
 
 
 def test_a_units_flow_is_missing_while_one_of_its_connectors_lacks_it() -> None:
-    units, members = Units(), ("connector:a", "connector:b")
+    units, members = UnitTotals(), ("connector:a", "connector:b")
     units.row("cdu:1", connector("a", flow=10.0), 0.0, members)
     units.row("cdu:1", connector("b", flow=20.0), 0.0, members)
     row = units.row("cdu:1", connector("b", flow=None), 1.0, members)
@@ -211,7 +210,7 @@ def test_a_units_flow_is_missing_while_one_of_its_connectors_lacks_it() -> None:
 
 
 def test_a_connector_without_a_meter_does_not_spoil_the_sum_and_one_that_went_is_not_waited_for() -> None:
-    units = Units()
+    units = UnitTotals()
     units.row("cdu:1", connector("a", flow=10.0), 0.0, ("connector:a", "connector:b"))
     row = units.row("cdu:1", connector("b", pressure=1.0), 0.0, ("connector:a", "connector:b"))
     assert row is not None

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.collectors.redfish import Redfish
-from agents.sources.redfish.bmcs import Bmc
+from agents.collectors.bmc.redfish import Redfish
+from agents.collectors.bmc.redfish_settings import Bmc
 from pipeline.model.records import Event
 from tests.agents.redfish_double import Double
 from tests.agents.redfish_trees import cdu

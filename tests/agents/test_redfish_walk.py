@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.sources.redfish import tree as walked
-from agents.sources.redfish.bmcs import Bmc
-from agents.sources.redfish.document import PREFIX, Faults
-from agents.sources.redfish.rows import Row
-from agents.sources.redfish.schedule import Schedule
-from agents.sources.redfish.tree import MAX_PAGES, Tree
+from agents.collectors.bmc import redfish_tree as walked
+from agents.collectors.bmc.redfish_document import PREFIX, Faults, Row
+from agents.collectors.bmc.redfish_schedule import Schedule
+from agents.collectors.bmc.redfish_settings import Bmc
+from agents.collectors.bmc.redfish_tree import MAX_PAGES, Tree
 from tests.agents.redfish_trees import TREES
 
 WORDS = ["@odata.id", "@odata.type", "Members", "Members@odata.nextLink", "CDUs", "Chassis", "Pumps", "Status", "State"]

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
-from agents.collectors.services import Services, listed
-from agents.sources import dbus
+from agents.collectors.host import dbus
+from agents.collectors.host.services import Services, listed
 from tests.agents import bus
 from tests.agents.bus import Service
 

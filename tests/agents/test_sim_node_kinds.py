@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from agents.collectors.host.kernel_patterns import load
 from agents.sim.chunk import Chunk
 from agents.sim.confounders.nodes import LateTelemetry, Maintenance, MixedSilicon, NodeTransient, OwnCanary
 from agents.sim.effects import Effects
@@ -17,7 +18,6 @@ from agents.sim.fleet import FleetSimulator
 from agents.sim.physics import canary
 from agents.sim.scenario import Fleet, Line, Scenario
 from agents.sim.scenario_file import parse
-from agents.sources.kernel.patterns import load
 from pipeline.model.errors import UsageError
 from pipeline.model.event_kinds import EVENT_KINDS
 from pipeline.model.records import Event

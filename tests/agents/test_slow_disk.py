@@ -30,7 +30,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from agents.node.agent import run
-from agents.collectors.host import Host
+from agents.collectors.host.host import Host
 from pipeline.config.sections import Agent, Config, Spool
 settings = Spool(Path(sys.argv[1]), free_bytes=0, queue_bytes=int(sys.argv[2]))
 sys.exit(run(Config(agent=Agent("n1", 0.1), spool=settings), collectors=[Host()]))

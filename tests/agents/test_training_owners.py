@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from agents.collectors.gpu.slots import boot
 from agents.collectors.jobs import ranks
 from agents.collectors.jobs.gpu_assignment import Gpus
 from agents.collectors.jobs.process_identity import identify
@@ -23,7 +24,6 @@ from agents.collectors.training import datagram
 from agents.collectors.training.datagram import STEP_BODY, Sender
 from agents.collectors.training.reported_ranks import JobOwners, Ranks, uids_of
 from agents.collectors.training.training import Training
-from agents.sources.nvml.places import boot
 
 VICTIM, IMPOSTOR = 1001, 1002
 

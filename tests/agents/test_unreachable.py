@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from agents.collector import Reading
-from agents.collectors.redfish import Redfish
+from agents.collectors.bmc.redfish import Redfish
+from agents.collectors.bmc.redfish_settings import Bmc
 from agents.node import doctor
 from agents.node.once import once, render_once, unreachable
-from agents.sources.redfish.bmcs import Bmc
 from pipeline.config.sections import Agent, Config
 from pipeline.model.records import Event
 from tests.agents.redfish_double import Double

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.collectors.versions import Versions, os_release
+from agents.collectors.host.versions import Versions, os_release
 
 SERVER = {
     "proc/sys/kernel/osrelease": "6.8.0-test",

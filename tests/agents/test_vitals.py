@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from agents.collector import Reading, Rhythm
-from agents.collectors.host import Host
-from agents.collectors.network import Network
+from agents.collectors.host.host import Host
+from agents.collectors.nic.network import Network
 from agents.node.self_metrics import Vitals
 from agents.node.workers.pool import Looking
 from pipeline.model.records import SECOND

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from agents.collector import Collector
-from agents.collectors.host import Host
-from agents.collectors.network import Network
-from agents.collectors.versions import Versions
+from agents.collectors.host.host import Host
+from agents.collectors.host.versions import Versions
+from agents.collectors.nic.network import Network
 from agents.node.workers import worker as limits
 from agents.node.workers.pool import Delivery, Looking, Worker
 from agents.node.workers.processes import RUNNING, Nursery
@@ -372,8 +372,8 @@ import fcntl, os, signal, sys, threading
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as some supervisors leave it to their children
 lock = open(sys.argv[1] + "/lock", "w")
 from pathlib import Path
-from agents.collectors.network import Network
-from agents.collectors.versions import Versions
+from agents.collectors.nic.network import Network
+from agents.collectors.host.versions import Versions
 from agents.node.workers.pool import Looking
 looking = Looking([Network(root=Path(sys.argv[1])), Versions()], "n1")
 found = looking.tick(1_767_225_600_000_000, 10.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from agents.sources.kernel import patterns as kernel_patterns
-from agents.sources.xids import table as xid_table
+from agents.collectors.gpu import xid_table
+from agents.collectors.host import kernel_patterns
 
 PAGE = Path(__file__).parents[2] / "docs" / "xids.md"
 

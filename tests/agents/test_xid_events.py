@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 LOOKS = """
 import json, sys
 from agents.collector import NoData
-from agents.collectors.xid import XidEvents
+from agents.collectors.gpu.xid import XidEvents
 collector, found = XidEvents(wait=int(sys.argv[2])), []
 try:
     collector.open("n1")

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.xid_pairs import HOLD, KEPT, MOST, SAME, Pairs
+from agents.collectors.gpu.xid_correlation import HOLD, KEPT, MAX_UNPAIRED, SAME, Pairs
 from pipeline.model.records import SECOND, Event
 
 T0 = 1_800_000_000 * SECOND
@@ -75,9 +75,9 @@ def test_a_line_that_counts_repeats_takes_in_what_nvml_told_at_the_first_of_them
 def test_what_is_open_is_forgotten_in_time_and_bounded() -> None:
     pairs = Pairs()
     storm = [xid(code, source, gpu=gpu) for code in range(100) for gpu in range(40) for source in ("nvml", "kernel")]
-    assert len(pairs.take(storm[::2], T0)) == 4000 - MOST  # more than may wait is told at once
+    assert len(pairs.take(storm[::2], T0)) == 4000 - MAX_UNPAIRED  # more than may wait is told at once
     assert len(pairs.take(storm[1::2], T0 + SECOND)) == 4000
-    assert all(len(ledger._open) <= 2 * MOST for ledger in (pairs._held, pairs._logged, pairs._alone))
+    assert all(len(ledger._open) <= 2 * MAX_UNPAIRED for ledger in (pairs._held, pairs._logged, pairs._alone))
     pairs.take([], T0 + SECOND + KEPT)
     assert not any(ledger._open for ledger in (pairs._held, pairs._logged, pairs._alone))
 

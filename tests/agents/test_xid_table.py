@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agents.collectors.kernel_log import KernelLog
+from agents.collectors.gpu import xid_table
+from agents.collectors.gpu.xid import XidEvents
+from agents.collectors.gpu.xid_table import SEVERITIES, SHIPPED, load
+from agents.collectors.host import kernel_patterns
+from agents.collectors.host.kernel_log import KernelLog
 from agents.collectors.registry import configured
-from agents.collectors.xid import XidEvents
-from agents.sources.kernel import patterns as kernel_patterns
-from agents.sources.xids import table as xid_table
-from agents.sources.xids.table import SEVERITIES, SHIPPED, load
 from pipeline.model.errors import ConfigError
 
 KEYS = {"codes", "name", "class", "severity", "action", "then", "products", "follows", "peers"}

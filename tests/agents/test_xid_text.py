@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.sources.xids.text import XidLine, detail, normal_pci, sxid_line, uuid_line, xid_line
+from agents.collectors.gpu.xid_text import XidLine, detail, normal_pci, sxid_line, uuid_line, xid_line
 
 UUID = "GPU-0a1b2c3d-1111-2222-3333-444455556666"
 

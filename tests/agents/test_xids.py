@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.collectors.host import Host
-from agents.collectors.kernel_log import RECORDS, KernelLog
-from agents.collectors.xid import XidEvents
-from agents.sources.xids.table import load
-from agents.xid_pairs import HOLD, SAME
-from agents.xids import FOLLOWS, MOST, REPLAYED, Folding, folding_for
+from agents.collectors.gpu.xid import XidEvents
+from agents.collectors.gpu.xid_correlation import HOLD, MAX_DELAY, MAX_REMEMBERED, REPLAYED, SAME, Folding, folding_for
+from agents.collectors.gpu.xid_table import load
+from agents.collectors.host.host import Host
+from agents.collectors.host.kernel_log import RECORDS, KernelLog
 from pipeline.model.records import SECOND, Event
 
 T0 = 1_800_000_000 * SECOND
@@ -145,7 +144,7 @@ def test_what_follows_in_a_later_call_points_back() -> None:
     folding.take([xid(119)], T0)
     (later,) = folding.take([xid(45, at=30 * SECOND)], T0 + 30 * SECOND)
     assert root(later) == (119, "gpu:n1.0")
-    (alone,) = folding.take([xid(45, at=FOLLOWS + SECOND)], T0 + FOLLOWS + SECOND)
+    (alone,) = folding.take([xid(45, at=MAX_DELAY + SECOND)], T0 + MAX_DELAY + SECOND)
     assert "root" not in alone.data
 
 
@@ -236,7 +235,7 @@ def test_memory_stays_bounded_in_a_storm() -> None:
     for second in range(20):
         storm = [xid(200 + n % 90, second * 9 + n // 90, second * SECOND, seq=second * 500 + n) for n in range(500)]
         assert len(folding.take(storm, T0 + second * SECOND)) == 500
-    assert len(folding._recent) <= MOST + 500
+    assert len(folding._recent) <= MAX_REMEMBERED + 500
     folding.take([], T0 + 3600 * SECOND)
     assert len(folding._recent) == 0
 

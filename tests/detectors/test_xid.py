@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.sources.xids.table import shipped
+from agents.collectors.gpu.xid_table import shipped
 from detectors.xid import levels as xid_levels
 from detectors.xid.xid import Xid
 from pipeline.model.records import SECOND, Event, Frame

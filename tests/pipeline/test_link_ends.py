@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from agents.collector import Collector, NoData
-from agents.collectors.fabric import Fabric
-from agents.collectors.infiniband import Infiniband
+from agents.collectors.fabric.fabric import Fabric
+from agents.collectors.nic.infiniband import Infiniband
 from agents.node.batches import batch, inventory_event
 from pipeline import wire
 from pipeline.commands.assembly import known_topology

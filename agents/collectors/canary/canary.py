@@ -24,7 +24,7 @@ from agents.collectors.canary.child_process import program
 from agents.collectors.canary.ledger import Ledger
 from agents.collectors.canary.problems import VARIANTS
 from agents.collectors.canary.schedule import Cores, Turns, cores
-from agents.sources.nvml.places import memory_of_the_service
+from agents.collectors.gpu.slots import memory_of_the_service
 from pipeline.config.settings import wants
 from pipeline.model.records import SECOND
 

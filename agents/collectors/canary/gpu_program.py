@@ -20,8 +20,8 @@ from typing import Any
 from agents.collector import NoData
 from agents.collectors.canary.child_process import Child, program
 from agents.collectors.canary.cpu_program import Emit, emit
-from agents.sources.nvml.driver import Driver
-from agents.sources.nvml.places import Places, address, fitted, recall
+from agents.collectors.gpu.library import Driver
+from agents.collectors.gpu.slots import Places, address, fitted, recall
 from pipeline.runtime.supervise import end_with_parent
 
 POLL_S = 0.1

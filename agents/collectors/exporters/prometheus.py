@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from agents.collector import Collector, Device, Reading, wall_clock
+from agents.collectors.columns import readings
 from agents.collectors.exporters.mapping import load
 from agents.node.batches import merged
-from agents.sources.rows import readings
 from pipeline.config.settings import wants
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import Event

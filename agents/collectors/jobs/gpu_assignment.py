@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agents.collectors.gpu.slots import MOST_PLACES, address, recall
 from agents.collectors.jobs.process_identity import Identity
-from agents.sources.nvml.places import MOST_PLACES, address, recall
 
 MOST = 256
 """Most devices of one process; chosen: four times the GPUs of the largest machines."""

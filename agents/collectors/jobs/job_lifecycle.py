@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agents.collectors.gpu.slots import boot, memory_of_the_service
 from agents.collectors.jobs.ranks import MAX_RANKS, Rank
-from agents.sources.nvml.places import boot, memory_of_the_service
 from pipeline.model.records import SECOND, Event
 
 GONE_LOOKS = 2

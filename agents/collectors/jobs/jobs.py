@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from agents.collector import Collector, Device, NoData, Reading, Rhythm, wall_clock
+from agents.collectors.gpu.slots import memory_of_the_service
 from agents.collectors.jobs.gpu_assignment import Gpus, find
 from agents.collectors.jobs.job_lifecycle import Membership, memory_of_jobs
 from agents.collectors.jobs.kubernetes import Kubelet, in_cluster
 from agents.collectors.jobs.processes import Processes
 from agents.collectors.jobs.ranks import Sources, ranks
 from agents.collectors.jobs.slurm_prolog import Folder
-from agents.sources.nvml.places import memory_of_the_service
 
 GPUS_S = 60.0
 """How often the GPUs' numbers are looked up, and whether a kubelet came; chosen: both change by hand."""

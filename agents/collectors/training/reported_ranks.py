@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.collectors.gpu.slots import boot
 from agents.collectors.jobs.process_identity import clean, identify
 from agents.collectors.jobs.slurm_prolog import Folder
 from agents.collectors.training.datagram import (
@@ -35,7 +36,6 @@ from agents.collectors.training.datagram import (
     parsed,
     sender_of,
 )
-from agents.sources.nvml.places import boot
 from pipeline.model.records import Event
 
 MAX_RANKS = 256

@@ -8,17 +8,16 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
+from agents.collectors.gpu.xid_table import shipped
+from agents.collectors.host.kernel_events import WORDS, GpuPlaces, Interpreter
+from agents.collectors.host.kernel_patterns import load as load_patterns
+from agents.collectors.host.kmsg import Record
 from agents.sim.effects import Effects
 from agents.sim.faults.gpu import hang, node_of, reset
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
 from agents.sim.physics.kernel_log import Line, log_xids
 from agents.sim.schedule import Stop
-from agents.sources.kernel.events import WORDS, Interpreter
-from agents.sources.kernel.gpu_places import GpuPlaces
-from agents.sources.kernel.kmsg import Record
-from agents.sources.kernel.patterns import load as load_patterns
-from agents.sources.xids.table import shipped
 from pipeline.model.records import SECOND
 
 _FATAL = 0.9  # share of the bandwidth from which on the job does not go on; chosen

@@ -8,14 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from agents.collectors.gpu.xid_correlation import Folding
+from agents.collectors.gpu.xid_table import shipped
+from agents.collectors.host.kernel_events import WORDS, GpuPlaces, Interpreter
+from agents.collectors.host.kernel_patterns import Patterns, load
+from agents.collectors.host.kernel_patterns import load as load_patterns
+from agents.collectors.host.kmsg import Record
 from agents.sim.effects import Effects
-from agents.sources.kernel.events import WORDS, Interpreter
-from agents.sources.kernel.gpu_places import GpuPlaces
-from agents.sources.kernel.kmsg import Record
-from agents.sources.kernel.patterns import Patterns, load
-from agents.sources.kernel.patterns import load as load_patterns
-from agents.sources.xids.table import shipped
-from agents.xids import Folding
 from pipeline.model.records import SECOND
 
 _BUSES = (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)  # of the eight GPUs of a node, as HGX H100 servers have them

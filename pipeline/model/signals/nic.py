@@ -1,6 +1,6 @@
 """Signals of the class nic: one network port. One line per signal.
 
-A port that RDMA uses is one entity with its interface (agents/sources/nics/ports.py); `port_...` counters are those of the RDMA
+A port that RDMA uses is one entity with its interface (agents/collectors/nic/ports.py); `port_...` counters are those of the RDMA
 port, `phy_...` those of the physical layer as the driver tells them.
 """
 

@@ -1,0 +1,1 @@
+"""Baseboard management controllers: IPMI of this node, Redfish of chassis, power and cooling equipment."""

@@ -1,0 +1,1 @@
+"""The InfiniBand fabric: switches, their ports and links, read with infiniband-diags."""

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: NVML, the PCI bus, XIDs."""

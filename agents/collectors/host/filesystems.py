@@ -1,0 +1,190 @@
+"""Mounted file systems: space, inodes, whether they answer in time and whether the kernel still writes to them.
+
+Each is asked in a thread of its own, so that a hung NFS server is a signal and delays no other file system.
+
+Parser of /proc/self/mountinfo: which file systems are mounted where, and which of them are real.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.collector import Collector, Device, NoData, Reading
+from agents.collectors.timed_calls import Answer, Calls
+
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One mounted file system. read_only: the file system itself, whatever this mount point allows."""
+
+    point: bytes
+    device: str
+    type: str
+    source: str
+    read_only: bool
+
+    @property
+    def name(self) -> str:
+        return self.point.decode("utf-8", "replace")
+
+
+def mounts(text: bytes) -> tuple[Mount, ...]:
+    """All mounts in the kernel's order; lines of another shape are left out (proc_pid_mountinfo(5))."""
+    found = []
+    for line in text.split(b"\n"):
+        first, _, last = line.partition(b" - ")
+        words, tail = first.split(b" "), last.split(b" ")
+        if len(words) < 6 or len(tail) < 3:
+            continue
+        kind, source = (_plain(word).decode("utf-8", "replace") for word in tail[:2])
+        device = words[2].decode("ascii", "replace")
+        found.append(Mount(_plain(words[4]), device, kind, source, b"ro" in tail[2].split(b",")))
+    return tuple(found)
+
+
+def chosen(found: Iterable[Mount], types: Iterable[str], exclude: Iterable[str]) -> dict[bytes, Mount]:
+    """Mounts of wanted types, one per file system: the one with the shortest path, by mount point.
+
+    The last mount at a point hides those before it; types and exclude are shell patterns.
+    """
+    types, exclude = tuple(types), tuple(exclude)
+    visible = {mount.point: mount for mount in found}
+    by_device: dict[str, Mount] = {}
+    for mount in sorted(visible.values(), key=lambda m: (len(m.point), m.point)):
+        wanted = any(fnmatchcase(mount.type, pattern) for pattern in types)
+        if wanted and not any(fnmatchcase(mount.name, pattern) for pattern in exclude):
+            by_device.setdefault(mount.device, mount)
+    return {mount.point: mount for mount in by_device.values()}
+
+
+def _plain(word: bytes) -> bytes:
+    """Blanks, tabs, newlines and backslashes come as octal escapes."""
+    return _ESCAPE.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), word)
+
+
+MAX_FILE_SYSTEMS = 64
+"""Most file systems of one node, and so most threads; chosen: a GPU server mounts a dozen."""
+_MAX_TEXT = 1 << 20  # bytes of mountinfo: some 8,000 mounts, more than a busy Kubernetes node has
+_HANGS, _ANSWERS, _FAILS = 0, 1, 2  # states of filesystem.responds
+_SPACE = ("used", "available", "total", "files_used", "files_total")
+
+
+@dataclass
+class Filesystems(Collector):
+    """filesystem.*: one entity per file system; node.disk_*: the one at `root`.
+
+    types, exclude: shell patterns of file system types that are watched and of mount points that are not.
+    required: mount points that must be mounted. patience: seconds within which a file system must answer.
+    """
+
+    name: ClassVar[str] = "filesystems"
+    signals: ClassVar[tuple[str, ...]] = (
+        *(f"filesystem.{name}" for name in ("mounted", "responds", "latency", "read_only", *_SPACE)),
+        *("node.disk_used", "node.disk_total"),
+    )
+    interval: float = 30.0
+    deadline: float = 15.0
+    proc: Path = Path("/proc")
+    root: Path = Path("/")
+    types: tuple[str, ...] = (
+        *("ext[234]", "xfs", "btrfs", "zfs", "f2fs", "bcachefs"),
+        *("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "wekafs", "beegfs", "ceph", "9p", "virtiofs", "panfs"),
+        *("fuseblk", "fuse", "fuse.*"),
+    )
+    exclude: tuple[str, ...] = (
+        *("/var/lib/kubelet/*", "/var/lib/docker/*", "/var/lib/containerd/*", "/run/*", "/snap/*", "/boot*"),
+        *("/var/lib/lxcfs", "*/.gvfs", "*/gvfs"),
+    )
+    required: tuple[str, ...] = ()
+    patience: float = 5.0
+    _statvfs: Callable[[bytes], os.statvfs_result] = field(default_factory=lambda: os.statvfs, init=False, repr=False)
+    _calls: Calls[os.statvfs_result] = field(default_factory=Calls, init=False, repr=False)
+    _node: str = field(default="", init=False, repr=False)
+    _mounts: dict[bytes, Mount | None] = field(default_factory=dict, init=False, repr=False)
+
+    def open(self, node: str) -> None:
+        self._node = node
+        self._look()
+
+    def read(self) -> tuple[Reading, ...]:
+        self._look()
+        points = {os.fsdecode(point): partial(self._statvfs, point) for point, mount in self._mounts.items() if mount}
+        points.setdefault(str(self.root), partial(self._statvfs, os.fsencode(self.root)))
+        answers = self._calls.ask(points, self.patience)
+        root = self._space([answers[str(self.root)]])
+        sums = {"node.disk_used": root["used"], "node.disk_total": root["total"]}
+        node = Reading("node", (f"node:{self._node}",), sums)
+        if not self._mounts:
+            return (node,)
+        told = [answers.get(os.fsdecode(point)) for point in self._mounts]
+        return (node, Reading("filesystem", self._entities(), self._columns(told)))
+
+    def inventory(self) -> Mapping[str, Device]:
+        node = f"node:{self._node}"
+        facts = [{"type": m.type, "source": m.source} if m else {} for m in self._mounts.values()]
+        below = {entity: Device((node,), known) for entity, known in zip(self._entities(), facts, strict=True)}
+        return {node: Device(), **below}
+
+    def _look(self) -> None:
+        """Mounts of interest and, as None, required ones that are absent; a required one is of interest always."""
+        try:
+            with open(self.proc / "self" / "mountinfo", "rb") as file:
+                found = mounts(file.read(_MAX_TEXT))
+        except OSError as failed:
+            raise NoData(f"{failed.filename}: {failed.strerror}; wanted the list of mounts: mount /proc") from failed
+        required = {os.fsencode(os.path.normpath(point)) for point in self.required}
+        here: dict[bytes, Mount | None] = {m.point: m for m in found if m.point in required}
+        here |= {point: m for point, m in chosen(found, self.types, self.exclude).items() if point not in here}
+        here |= {point: None for point in required if point not in here}
+        keep = sorted(here, key=lambda point: (point not in required, point))[:MAX_FILE_SYSTEMS]
+        self._mounts = {point: here[point] for point in sorted(keep)}
+
+    def _entities(self) -> tuple[str, ...]:
+        return tuple(f"filesystem:{self._node}.{point.decode('utf-8', 'backslashreplace')}" for point in self._mounts)
+
+    def _columns(self, told: list[Answer[os.statvfs_result] | None]) -> dict[str, NDArray[Any]]:
+        """An absent one has nothing but its absence."""
+        here = list(self._mounts.values())
+        columns = {
+            "filesystem.mounted": np.array([mount is not None for mount in here]),
+            "filesystem.responds": np.array([np.nan if a is None else _state(a) for a in told]),
+            "filesystem.latency": np.array([np.nan if a is None else self._calls.waiting(a) for a in told]),
+            "filesystem.read_only": np.array([np.nan if mount is None else mount.read_only for mount in here]),
+        }
+        return columns | {f"filesystem.{name}": values for name, values in self._space(told).items()}
+
+    @staticmethod
+    def _space(told: list[Answer[os.statvfs_result] | None]) -> dict[str, NDArray[Any]]:
+        """By the last part of the signal's name; file systems without a bound on inodes tell 0 of them."""
+        nothing = (np.nan,) * len(_SPACE)
+        rows = [nothing if a is None or a.value is None else _amounts(a.value) for a in told]
+        return {name: np.array([row[i] for row in rows]) for i, name in enumerate(_SPACE)}
+
+
+def _amounts(found: os.statvfs_result) -> tuple[float, ...]:
+    """In the order of _SPACE; sizes are in units of f_frsize (statvfs(3))."""
+    size, files = found.f_frsize, (np.nan, np.nan)
+    if found.f_files:
+        files = (found.f_files - found.f_ffree, found.f_files)
+    return ((found.f_blocks - found.f_bfree) * size, found.f_bavail * size, found.f_blocks * size, *files)
+
+
+def _state(answer: Answer[os.statvfs_result]) -> float:
+    """A place that we may not look at (EACCES) tells nothing about the file system."""
+    if answer.took is None:
+        return _HANGS
+    if isinstance(answer.error, PermissionError):
+        return np.nan
+    return _ANSWERS if answer.error is None else _FAILS

@@ -1,0 +1,268 @@
+"""The server itself from /proc: load, processors, memory, pressure, disks. Nothing here can wait for a device.
+
+Parsers of the kernel's text files about the server as a whole: text -> values by signal, nothing read.
+
+Each raises one of BROKEN on a text of another shape; what a kernel does not tell has no entry.
+
+What /proc/diskstats tells of each whole disk: transfers, time and requests under way. Part of the collector host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from agents.collector import Collector, Device, NoData, Reading, Rhythm
+from agents.collectors.columns import count_column, value_column
+from agents.collectors.kernel_files import ProcFile, text_of
+
+Values = dict[str, float | int]
+BROKEN = (ValueError, IndexError, OverflowError)
+_TAIL = re.compile(r"\nctxt (\d+)")
+
+
+def parse_loadavg(text: str) -> Values:
+    """/proc/loadavg."""
+    words = text.split()
+    return {"node.load1": float(words[0]), "node.load5": float(words[1])}
+
+
+def parse_stat(text: str, tick_ms: float) -> Values:
+    """/proc/stat, whose times are in ticks of `tick_ms` (kernel Documentation/filesystems/proc, section 1.7)."""
+    lines = text.partition("\nintr")[0].splitlines()
+    ticks = [int(t) for t in lines[0].split()[1:9]] + [0] * 8
+    user, nice, system, _, iowait, irq, softirq, steal = (int(t * tick_ms) for t in ticks[:8])  # user holds guests
+    found: Values = {
+        "node.cpu_count": len(lines) - 1,
+        "node.cpu_busy_time": int(sum(ticks[:8]) * tick_ms) - int((ticks[3] + ticks[4]) * tick_ms),
+        "node.cpu_idle_time": int((ticks[3] + ticks[4]) * tick_ms),
+        "node.cpu_user_time": user + nice,
+        "node.cpu_system_time": system,
+        "node.cpu_iowait_time": iowait,
+        "node.cpu_irq_time": irq + softirq,
+        "node.cpu_steal_time": steal,
+    }
+    if switches := _TAIL.search(text):
+        found["node.context_switches"] = int(switches[1])
+    return found
+
+
+_MEMORY = {
+    # signal -> the lines of /proc/meminfo that it is the sum of; all of them must be there
+    "node.memory_total": ("MemTotal",),
+    "node.memory_available": ("MemAvailable",),
+    "node.memory_cached": ("Cached", "Buffers"),
+    "node.memory_dirty": ("Dirty", "Writeback"),
+    "node.memory_kernel": ("SUnreclaim",),
+    "node.memory_poisoned": ("HardwareCorrupted",),
+}
+
+
+def parse_meminfo(text: str) -> Values:
+    """/proc/meminfo: sizes in KiB; huge pages are counted in pages of `Hugepagesize`."""
+    told = _lines(text)
+    found: Values = {
+        signal: 1024 * sum(told[line] for line in lines)
+        for signal, lines in _MEMORY.items()
+        if all(line in told for line in lines)
+    }
+    if "SwapTotal" in told and "SwapFree" in told:
+        found["node.swap_used"] = (told["SwapTotal"] - told["SwapFree"]) * 1024
+    if size := told.get("Hugepagesize", 0) * 1024:
+        for signal, line in (("total", "HugePages_Total"), ("free", "HugePages_Free")):
+            if line in told:
+                found[f"node.hugepages_{signal}"] = told[line] * size
+    return found
+
+
+def parse_numa_meminfo(texts: Iterable[str]) -> Values:
+    """The files /sys/devices/system/node/nodeN/meminfo; memory without processors, such as a GPU's, counts too."""
+    free = [told["MemFree"] * 1024 for text in texts if "MemFree" in (told := _lines(text))]
+    return {"node.numa_free_min": min(free)} if free else {}
+
+
+def parse_vmstat(text: str) -> Values:
+    """/proc/vmstat."""
+    told = dict(line.split() for line in text.splitlines() if line.startswith(("numa_miss ", "oom_kill ")))
+    names = {"node.numa_misses": "numa_miss", "node.oom_kills": "oom_kill"}
+    return {signal: int(told[line]) for signal, line in names.items() if line in told}
+
+
+def parse_uptime(text: str) -> Values:
+    """/proc/uptime."""
+    return {"node.uptime": float(text.split()[0])}
+
+
+def parse_pressure(resource: str, text: str) -> Values:
+    """/proc/pressure/RESOURCE: `total` is microseconds since boot (kernel Documentation/accounting/psi).
+
+    Of the processors only `some` has a meaning for the whole system: never do all tasks wait for one.
+    """
+    found: Values = {}
+    for line in text.splitlines():
+        name = f"node.{resource}_pressure" + ("_full" if line.startswith("full ") else "")
+        if "total=" in line and name != "node.cpu_pressure_full":
+            found[name] = int(line.partition("total=")[2])
+    return found
+
+
+def _lines(text: str) -> Mapping[str, int]:
+    """`[Node N] NAME: NUMBER [kB]` -> number by name."""
+    found = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        if rest:
+            found[name.rpartition(" ")[2]] = int(rest.split()[0])
+    return found
+
+
+_SECTOR = 512  # bytes; the unit of /proc/diskstats whatever the disk's own (kernel Documentation/admin-guide/iostats)
+_NOT_WHOLE = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")  # no disks, or layers over disks that are counted already
+_CONTROLLER = re.compile(r"nvme\d+")
+_FIELDS = {
+    # signal -> (position in a line, factor), kernel Documentation/admin-guide/iostats
+    "disk.reads": (3, 1),
+    "disk.read": (5, _SECTOR),
+    "disk.read_time": (6, 1),
+    "disk.writes": (7, 1),
+    "disk.written": (9, _SECTOR),
+    "disk.write_time": (10, 1),
+    "disk.in_flight": (11, 1),
+    "disk.io_time": (12, 1),
+}
+DISK_SIGNALS = (*_FIELDS, "node.disk_read", "node.disk_written")
+MAX_DISKS = 256
+"""Most disks of one node; chosen: a storage server with 100 drives, twice over."""
+
+
+def parse_diskstats(text: str) -> dict[str, dict[str, int]]:
+    """Values by signal of each name; lines of another shape are left out, and one that was cut off."""
+    found = {}
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        words = line.split()
+        if len(words) > 12 and all(w.isascii() and w.isdecimal() and len(w) < 21 for w in words[3:13]):
+            found[words[2]] = {signal: int(words[at]) * factor for signal, (at, factor) in _FIELDS.items()}
+    return found
+
+
+class Disks:
+    """Tells whole disks from partitions and layers; each name is looked up once."""
+
+    def __init__(self, sys: Path, node: str) -> None:
+        self._sys, self._node = sys, node
+        self._known: dict[str, str | None] = {}
+        self.seen: tuple[str, ...] = ()
+
+    def read(self, text: str) -> tuple[Reading, Values]:
+        """The disks one by one, and their sums for the node. The namespaces of an NVMe controller are one disk."""
+        disks: dict[str, dict[str, int]] = {}
+        for name, values in parse_diskstats(text).items():
+            disk = self._disk(name)
+            if disk is not None and (disk in disks or len(disks) < MAX_DISKS):
+                sums = disks.setdefault(disk, dict.fromkeys(_FIELDS, 0))
+                for signal, value in values.items():
+                    sums[signal] += value
+        self.seen = tuple(f"disk:{self._node}.{disk}" for disk in disks)
+        columns = {signal: count_column(values[signal] for values in disks.values()) for signal in _FIELDS}
+        read = sum(values["disk.read"] for values in disks.values())
+        written = sum(values["disk.written"] for values in disks.values())
+        return Reading("disk", self.seen, columns), {"node.disk_read": read, "node.disk_written": written}
+
+    def _disk(self, name: str) -> str | None:
+        """Name of the disk that a name of diskstats stands for; None for a partition or a layer."""
+        if name not in self._known:
+            below = self._sys / "block" / name.replace("/", "!")
+            whole = not name.startswith(_NOT_WHOLE) and below.exists()
+            controller = (below / "device").resolve().name
+            self._known[name] = (controller if _CONTROLLER.fullmatch(controller) else name) if whole else None
+        return self._known[name]
+
+
+_FAST = ("loadavg", "stat", "uptime", "pressure/cpu", "pressure/memory", "pressure/io")
+_SLOW = ("meminfo", "vmstat", "diskstats")
+_LISTS = ("vmstat",)  # files that come in pieces
+_SLOW_S = 10.0
+_TIMES = ("busy", "idle", "user", "system", "iowait", "irq", "steal")
+
+
+@dataclass
+class Host(Collector):
+    """node.*: one entity, this server; disk.*: its whole disks. All of it is the kernel's own bookkeeping."""
+
+    name: ClassVar[str] = "host"
+    signals: ClassVar[tuple[str, ...]] = (
+        *("node.load1", "node.load5", "node.cpu_count", "node.uptime", "node.context_switches"),
+        *(f"node.cpu_{time}_time" for time in _TIMES),
+        *(f"node.memory_{part}" for part in ("total", "available", "cached", "dirty", "kernel", "poisoned")),
+        *("node.hugepages_total", "node.hugepages_free", "node.swap_used"),
+        *("node.numa_free_min", "node.numa_misses", "node.oom_kills"),
+        *("node.cpu_pressure", "node.memory_pressure", "node.memory_pressure_full"),
+        *("node.io_pressure", "node.io_pressure_full"),
+        *DISK_SIGNALS,
+    )
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    _files: dict[str, ProcFile] = field(default_factory=dict, init=False, repr=False)
+    _numa: list[ProcFile] = field(default_factory=list, init=False, repr=False)
+    _node: str = field(default="", init=False, repr=False)
+
+    def open(self, node: str) -> None:
+        self.close()
+        self._node, self._rhythm = node, Rhythm(node)
+        self._tick_ms = 1000 / os.sysconf("SC_CLK_TCK")
+        self._disks = Disks(self.sys, node)
+        self._files = {name: ProcFile(self.proc / name) for name in (*_FAST, *_SLOW)}
+        self._numa = [ProcFile(p) for p in sorted((self.sys / "devices/system/node").glob("node[0-9]*/meminfo"))]
+        if not any(file.present for file in self._files.values()):
+            raise NoData(f"no Linux kernel statistics below {self.proc}")
+
+    def read(self) -> tuple[Reading, ...]:
+        values: Values = {}
+        self._add(values, "loadavg", parse_loadavg)
+        self._add(values, "stat", lambda text: parse_stat(text, self._tick_ms))
+        self._add(values, "uptime", parse_uptime)
+        for resource in ("cpu", "memory", "io"):
+            self._add(values, f"pressure/{resource}", partial(parse_pressure, resource))
+        disks = self._slow(values) if self._rhythm.due(_SLOW_S) else ()
+        columns = {name: value_column(value) for name, value in values.items()}
+        return (Reading("node", (f"node:{self._node}",), columns), *disks)
+
+    def inventory(self) -> Mapping[str, Device]:
+        facts: dict[str, Any] = {
+            "kernel": text_of(self.proc / "sys/kernel/osrelease"),
+            "architecture": os.uname().machine,
+            "numa_nodes": len(self._numa),
+        }
+        node = f"node:{self._node}"
+        disks = {disk: Device((node,)) for disk in self._disks.seen}
+        return {node: Device((), {key: value for key, value in facts.items() if value}), **disks}
+
+    def close(self) -> None:
+        for file in (*self._files.values(), *self._numa):
+            file.close()
+
+    def _slow(self, values: Values) -> tuple[Reading, ...]:
+        """What changes slowly or costs more: memory and disks."""
+        self._add(values, "meminfo", parse_meminfo)
+        self._add(values, "vmstat", parse_vmstat)
+        numa = [text for file in self._numa if (text := file.text())]
+        with suppress(*BROKEN):  # as in _add
+            values |= parse_numa_meminfo(numa)
+        if (text := self._files["diskstats"].whole()) is None:
+            return ()
+        reading, sums = self._disks.read(text)
+        values |= sums
+        return (reading,) if reading.entities else ()
+
+    def _add(self, values: Values, name: str, parse: Callable[[str], Values]) -> None:
+        """A file of another shape than is known, or none, costs its own signals only."""
+        file = self._files[name]
+        if text := file.whole() if name in _LISTS else file.text():
+            with suppress(*BROKEN):  # they are missing, which the store shows
+                values |= parse(text)
