@@ -262,7 +262,7 @@ def _mutes(given: argparse.Namespace) -> int:
 def _simulate(given: argparse.Namespace) -> int:
     from agents.sim import command, kinds
     from pipeline.model.errors import UsageError
-    from pipeline.recorder import RecordingWriter
+    from pipeline.recording.writer import RecordingWriter
     from pipeline.runtime.supervise import Stop
 
     if given.list:

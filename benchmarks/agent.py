@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from benchmarks import node_files
 from benchmarks.processes import Cost, Session, wait_for
-from pipeline import wire
 from pipeline.model.errors import GapError
 from pipeline.model.records import TELEMETRY, Batch
+from pipeline.transport import wire
 from pipeline.transport.spool import SpoolTransport
 
 ROOT = Path(__file__).parents[1]

@@ -11,12 +11,12 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from pipeline import wire
-from pipeline.ingest import COMMIT_ROWS
+from pipeline.ingest.ingest import COMMIT_ROWS
 from pipeline.model.records import SECOND, Batch, Block, Origin, Rows
 from pipeline.model.signals import Signal
 from pipeline.store import schema
 from pipeline.store.append import append_rows
+from pipeline.transport import wire
 
 GPUS = 8
 TYPES = [("u1", 8), ("u2", 8), ("f4", 14), ("u8", 10)]

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from agents.node.spool.spool import Spool
 from benchmarks.fleet import Fleet, bare, cpu, raw
-from pipeline import wire
-from pipeline.ingest import Ingest
+from pipeline.ingest.ingest import Ingest
 from pipeline.model.records import TELEMETRY
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
+from pipeline.transport import wire
 from pipeline.transport.spool import SpoolTransport
 
 

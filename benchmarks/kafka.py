@@ -24,15 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.fleet import Fleet, cpu, raw
-from pipeline import wire
 from pipeline.config.sections import Kafka
-from pipeline.ingest import Ingest
+from pipeline.ingest.ingest import Ingest
 from pipeline.model.records import TELEMETRY
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
-from pipeline.transport import clients, topics
-from pipeline.transport.allocator import collect_seldom, keep_large_blocks
-from pipeline.transport.kafka import KafkaTransport
+from pipeline.transport import kafka_clients, topics, wire
+from pipeline.transport.kafka import KafkaTransport, collect_seldom, keep_large_blocks
 from tests.kafka_broker import Broker, BrokerError, missing
 
 PATIENT = {"broker.session.timeout.ms": "9000"}
@@ -66,13 +64,13 @@ def apart() -> Sequence[str]:
 
 def make_topics(kafka: Kafka) -> None:
     """The topics of `fleetpulse init`, made anew."""
-    with closing(clients.admin(kafka, "benchmark", 10.0)) as admin:
+    with closing(kafka_clients.admin(kafka, "benchmark", 10.0)) as admin:
         admin.create_topics(topics.orders(kafka, topics.wanted(kafka)))
 
 
 def fill(kafka: Kafka, fleet: Fleet, batch_bytes: int) -> int:
     """Sends all messages in the order of their times; returns their bytes."""
-    producer = clients.producer(kafka, "benchmark", batch_size=batch_bytes, linger_ms=50)
+    producer = kafka_clients.producer(kafka, "benchmark", batch_size=batch_bytes, linger_ms=50)
     epochs = [n.to_bytes(16, "big") for n in range(1, fleet.nodes + 1)]
     size, sent = 0, []
     for m in range(fleet.messages):

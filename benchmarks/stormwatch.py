@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import wire
 from pipeline.model.errors import GapError
 from pipeline.model.records import SECOND, TELEMETRY
+from pipeline.transport import wire
 from pipeline.transport.spool import SpoolTransport
 
 if TYPE_CHECKING:

@@ -21,15 +21,15 @@ import numpy as np
 from detectors import configured
 from detectors.runner import Runner
 from pipeline.config.sections import Config
-from pipeline.frames import Framer
+from pipeline.judging.frames import Framer
 from pipeline.judging.mutes import Voice, check_rules
+from pipeline.judging.presence import LastSeen
 from pipeline.model.errors import UsageError
 from pipeline.model.membership import Membership
 from pipeline.model.records import SECOND, Event, Finding, Incident, Instant, Level, Rows
 from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.model.topology import Topology
-from pipeline.presence import LastSeen
-from pipeline.recordings import FOREVER, Recording, read_events, read_signals, read_topology
+from pipeline.recording.reader import FOREVER, Recording, read_events, read_signals, read_topology
 
 OK, FINDINGS = 0, 1
 _FINEST = SECOND  # the thresholds of the detectors hold for samples of 1 s and longer

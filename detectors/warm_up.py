@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from detectors.base.detector import Detector
 from detectors.runner import Runner
-from pipeline.frames import Framer
+from pipeline.judging.frames import Framer
 from pipeline.model.records import SECOND, Rows
 from pipeline.model.signals import CATALOGUE, CLASSES
 from pipeline.model.topology import Topology

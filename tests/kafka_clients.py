@@ -13,7 +13,7 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.errors import KafkaError
 
 from pipeline.config.sections import Kafka
-from pipeline.transport import clients, topics
+from pipeline.transport import kafka_clients, topics
 from tests.kafka_broker import Address
 from tests.kafka_security import MECHANISM
 
@@ -54,7 +54,7 @@ def refusal(kafka: Kafka, seconds: float = 1.0) -> str:
     """What kafka-python says when the brokers do not let this configuration in. Fails if they do."""
     with untidy_refusals():
         try:
-            clients.admin(kafka, "tests", seconds).close()
+            kafka_clients.admin(kafka, "tests", seconds).close()
         except KafkaError as error:
             return str(error)
     raise AssertionError("the brokers let it in; wanted a refusal")
@@ -63,7 +63,7 @@ def refusal(kafka: Kafka, seconds: float = 1.0) -> str:
 @contextmanager
 def admin_of(address: Address) -> Iterator[KafkaAdminClient]:
     """A connected admin client, closed at the end."""
-    with closing(clients.admin(kafka_of(address), "tests", SECONDS)) as admin:
+    with closing(kafka_clients.admin(kafka_of(address), "tests", SECONDS)) as admin:
         yield admin
 
 
@@ -103,7 +103,7 @@ def _delete(admin: KafkaAdminClient, names: Iterable[str]) -> None:
 
 def write(address: Address, topic: str, values: Iterable[bytes], *, key: str = "n0", **more: Any) -> None:
     """Sends values in order under one key with our producer's settings; returns when the broker has them all."""
-    with closing(clients.producer(kafka_of(address), "tests", **more)) as producer:
+    with closing(kafka_clients.producer(kafka_of(address), "tests", **more)) as producer:
         for sent in [producer.send(topic, value, key=key.encode()) for value in values]:
             sent.get(timeout=SECONDS)
 
@@ -112,7 +112,7 @@ def read(address: Address, topic: str) -> list[Any]:
     """All records that the topic holds now, partition by partition in order of offsets."""
     found: list[Any] = []
     settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
-    with closing(clients.consumer(kafka_of(address), "tests", SECONDS, **settings)) as consumer:
+    with closing(kafka_clients.consumer(kafka_of(address), "tests", SECONDS, **settings)) as consumer:
         partitions = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
         ends = consumer.end_offsets(partitions)
         consumer.assign(partitions)

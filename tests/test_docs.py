@@ -242,7 +242,7 @@ def learns(detector: Detector) -> bool:
 
 
 def test_every_rule_of_admission_is_documented_as_the_code_has_it() -> None:
-    from pipeline.admission import RULES
+    from pipeline.ingest.admission import RULES
 
     page = text("docs/admission.md")
     assert [f"| `{rule.name}` | {rule.help} |" in page for rule in RULES.values()] == [True] * len(RULES)

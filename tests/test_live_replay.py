@@ -19,8 +19,8 @@ from pipeline.config.settings import build
 from pipeline.incidents import ledger
 from pipeline.incidents.desk import Desk
 from pipeline.model.records import from_iso
-from pipeline.recorder import RecordingWriter
-from pipeline.recordings import FOREVER
+from pipeline.recording.reader import FOREVER
+from pipeline.recording.writer import RecordingWriter
 
 NOW = from_iso("2026-06-01T12:00:00Z")
 TEXT = """version = 1

@@ -28,12 +28,12 @@ from agents.node.spool.spools import Spools
 from agents.node.systemd import Notify
 from agents.node.uplink.uplink import open_uplink
 from agents.node.workers.pool import Delivery, Looking, Worker
-from pipeline import wire
 from pipeline.config.sections import Config
 from pipeline.model.errors import ConfigError
 from pipeline.model.names import cleaned
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Origin, iso
 from pipeline.runtime.supervise import Stop
+from pipeline.transport import wire
 from pipeline.transport.segments import folder_name
 
 if TYPE_CHECKING:

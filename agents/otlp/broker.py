@@ -10,7 +10,7 @@ from typing import Any
 from agents.node.uplink.client import for_good
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import Permanent, Retryable
-from pipeline.transport import brokers, clients
+from pipeline.transport import kafka_clients
 from pipeline.transport.topics import OTLP
 
 ANSWER_S = 30.0
@@ -26,7 +26,7 @@ class Broker:
     def __init__(self, kafka: Kafka, node: str) -> None:
         self._kafka, self._key = kafka, node.encode()
         self._producer: Any = None
-        brokers.settings(kafka, "agent")
+        kafka_clients.client_settings(kafka, "agent")
 
     def __call__(self, request: bytes) -> None:
         """Raises Retryable or Permanent, which says why."""
@@ -50,7 +50,7 @@ class Broker:
             self._producer = None
 
     def _made(self) -> Any:
-        return clients.producer(
+        return kafka_clients.producer(
             self._kafka,
             "agent",
             compression_type="zstd",

@@ -24,12 +24,11 @@ from numpy.typing import NDArray
 
 from agents.collector import Collector, Device, Reading
 from agents.node.batches import blocks, merged
-from pipeline.declarations import read_topology
 from pipeline.model.errors import UsageError
 from pipeline.model.records import Block, Event, finite, from_iso, iso
 from pipeline.model.signals import CATALOGUE, of_class
 from pipeline.model.topology import Topology
-from pipeline.text_files import event_json, json_line, topology_text
+from pipeline.recording.text_files import event_json, json_line, read_topology, topology_text
 
 VERSION = 1
 MAX_ENTITIES = 10_000

@@ -31,7 +31,7 @@ BACKFILLED = "back-fill sent"
 
 
 class Sink(Protocol):
-    """Where the files go: pipeline.recordings.RecordingWriter has this face, and the door passes it in."""
+    """Where the files go: pipeline.recording.reader.RecordingWriter has this face, and the door passes it in."""
 
     def telemetry(
         self,

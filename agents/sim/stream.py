@@ -23,10 +23,10 @@ from agents.node.spool import disk
 from agents.node.spool.spool import Spool
 from agents.sim.chunk import Chunk
 from agents.sim.fleet import BLOCK, FleetSimulator
-from pipeline import wire
 from pipeline.config import sections
 from pipeline.model.errors import SpoolError
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
+from pipeline.transport import wire
 
 if TYPE_CHECKING:
     from agents.node.uplink.sender import Sender

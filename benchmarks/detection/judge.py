@@ -24,8 +24,8 @@ from detectors import configured
 from detectors.base.detector import Detector
 from detectors.replay import Cases
 from detectors.runner import Runner
-from pipeline.frames import Framer
 from pipeline.incidents.desk import Desk
+from pipeline.judging.frames import Framer
 from pipeline.model.membership import Membership
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Rows
 from pipeline.model.topology import Topology

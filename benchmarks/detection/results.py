@@ -25,7 +25,7 @@ from benchmarks.detection.scenarios import kinds_of
 from detectors.scoring.score import score
 from pipeline.model.records import iso
 from pipeline.model.topology import Topology, kind_of
-from pipeline.text_files import write_topology
+from pipeline.recording.text_files import write_topology
 
 ROOT = Path(__file__).parents[2]
 _JUDGED = ("agents/sim", "detectors", "pipeline", "benchmarks/detection/judge.py")

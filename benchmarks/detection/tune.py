@@ -22,7 +22,7 @@ from benchmarks.detection.results import result_of, scored
 from benchmarks.detection.scenarios import SCALES, TUNE, Run
 from detectors import configured
 from detectors.base.detector import Detector
-from pipeline.frames import Framer
+from pipeline.judging.frames import Framer
 
 _SHOWN = 25  # false pages and missed events that are printed, each
 

@@ -39,7 +39,7 @@ from detectors.scoring.world import World
 from pipeline.model.errors import UsageError
 from pipeline.model.records import Finding, Incident
 from pipeline.model.topology import Topology
-from pipeline.recordings import read_events, read_topology
+from pipeline.recording.reader import read_events, read_topology
 
 FIELD_RATES = (6.5, 2.34)
 """Failures per 1,000 node-days of Meta's RSC-1 and RSC-2 (Kokolis et al., "Revisiting Reliability", 2024)."""

@@ -111,7 +111,7 @@ class Telemetry(Detector):
     Source: NVIDIA's catalogue of XIDs for what asks for a reboot; PyTorch's NCCL watchdog (10 min) for how long a job
     outlives a lost rank.
 
-    seconds:       as pipeline.presence has it: six frames; chosen.
+    seconds:       as pipeline.judging.presence has it: six frames; chosen.
     node_seconds:  the same of nodes that speak in each frame: more than the start of an agent takes, and so short that
                    the alert for a lost node is there within 60 s, with a frame of 10 s before it and what agents keep
                    back (5 s) after it; chosen.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.config.sections import Config, Notify
+from pipeline.ingest.entities import Entities
+from pipeline.ingest.offsets import stored_offsets
 from pipeline.model.errors import UsageError
 from pipeline.model.topology import Lineage, Topology
-from pipeline.offsets import stored_offsets
-from pipeline.recordings import read_topology
+from pipeline.recording.reader import read_topology
 from pipeline.store.database import Database
-from pipeline.store.entities import Entities
 from pipeline.transport import Transport
 from pipeline.transport.spool import SpoolTransport
 
@@ -25,8 +25,11 @@ def open_transport(config: Config, database: Database) -> Transport:
     """The transport that the configuration names. Raises ConfigError on credentials that cannot be read."""
     if config.pipeline.transport == "spool":
         return SpoolTransport(config.spool.directory)
-    from pipeline.transport.allocator import collect_seldom, keep_large_blocks
-    from pipeline.transport.kafka import KafkaTransport  # only here: one host needs no Kafka client
+    from pipeline.transport.kafka import (
+        KafkaTransport,  # only here: one host needs no Kafka client
+        collect_seldom,
+        keep_large_blocks,
+    )
 
     keep_large_blocks()
     collect_seldom()

@@ -347,13 +347,13 @@ def _holder(path: Path) -> str | None:
     """
     import duckdb
 
-    from pipeline.store import faults, opening, schema
+    from pipeline.store import database, schema
 
     try:
-        with opening.open_file(path, {"enable_external_access": "false"}, read_only=True) as connection:
+        with database.open_file(path, {"enable_external_access": "false"}, read_only=True) as connection:
             schema.check_version(connection)
     except duckdb.Error as error:
-        raise faults.explained(path, error) from error
+        raise database.explained(path, error) from error
     except Unreachable as error:
         if "lock on file" not in str(error):
             raise

@@ -16,8 +16,9 @@ from kafka.errors import KafkaError
 from pipeline.commands.checks import Check
 from pipeline.config.sections import Config, Kafka
 from pipeline.model.errors import ConfigError
-from pipeline.transport import brokers, clients, diagnosis, topic_state, topics
-from pipeline.transport.troubles import MISSING, Trouble, of_error
+from pipeline.transport import diagnosis, kafka_clients, topics
+from pipeline.transport import topics as topic_state
+from pipeline.transport.broker_errors import MISSING, Trouble, of_error
 
 ANSWER_S = 3.0
 """Seconds that the brokers have to answer. Chosen: a person waits."""
@@ -31,7 +32,7 @@ def checks(config: Config) -> list[Check]:
     """All four, in order."""
     kafka = config.kafka
     try:
-        brokers.settings(kafka, "doctor")
+        kafka_clients.client_settings(kafka, "doctor")
     except ConfigError as error:
         bad = Check("credential", "fail", str(error), WORKING, "mend that file, or the key that names it")
         return [_not_tried("broker"), bad, _not_tried("topics"), _not_tried("clock")]
@@ -40,7 +41,7 @@ def checks(config: Config) -> list[Check]:
     if trouble is not None:
         return [*found, *(_not_tried(name) for name in ("topics", "clock"))]
     try:
-        with closing(clients.admin(kafka, "doctor", ANSWER_S)) as admin:
+        with closing(kafka_clients.admin(kafka, "doctor", ANSWER_S)) as admin:
             state = topic_state.look(admin, topics.wanted(kafka))
             found += [_topics(kafka, state), _clock(config, state)]
     except KafkaError as error:
@@ -56,7 +57,7 @@ def _broker(kafka: Kafka, trouble: Trouble | None) -> Check:
     if trouble is not None and trouble.kind == "unreachable":
         return Check("broker", "fail", trouble.text, WORKING, trouble.mend, unreachable=True)
     away = _away(kafka)
-    answering = ",".join(server for server in brokers.servers(kafka) if server not in away)
+    answering = ",".join(server for server in kafka_clients.broker_addresses(kafka) if server not in away)
     found = f"kafka: {answering or kafka.bootstrap_servers} answers"
     if not away:
         return Check("broker", "ok", found)
@@ -67,7 +68,7 @@ def _broker(kafka: Kafka, trouble: Trouble | None) -> Check:
 
 def _away(kafka: Kafka) -> dict[str, Trouble]:
     """Those of several addresses where no broker can be reached, each asked by itself."""
-    servers = brokers.servers(kafka)
+    servers = kafka_clients.broker_addresses(kafka)
     asked = {
         server: diagnosis.why_not(dataclasses.replace(kafka, bootstrap_servers=server), ANSWER_S / len(servers))
         for server in (servers if len(servers) > 1 else ())
@@ -141,7 +142,7 @@ def compared(kafka: Kafka, now: Callable[[], float] = time.time) -> tuple[float,
     """(seconds that our clock is ahead of the broker's, round trip in s)."""
     limit = round(ANSWER_S * 1000)
     limits = {"max_block_ms": limit, "delivery_timeout_ms": limit, "request_timeout_ms": limit}
-    producer = clients.producer(kafka, "doctor", **limits)
+    producer = kafka_clients.producer(kafka, "doctor", **limits)
     try:
         # the first one's time is that of making connections, too
         producer.send(topics.PROBE, b"fleetpulse doctor: connects", partition=0).get(ANSWER_S)

@@ -3,7 +3,7 @@
 `fleetpulse init --acls`: gives the users of agents and pipeline their rights on Kafka, and says who else may write.
 
 Kafka's rules name users and topics; they know nothing of keys, so they cannot bind a user to one node. They decide who
-may write telemetry at all. What proves the node is a signature (pipeline/signatures.py).
+may write telemetry at all. What proves the node is a signature (pipeline/transport/signatures.py).
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from kafka.errors import (
 
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import Unreachable, UsageError
-from pipeline.transport import clients, diagnosis, topic_state, topics
-from pipeline.transport.kafka_watch import GROUP
+from pipeline.transport import diagnosis, kafka_clients, topics
+from pipeline.transport import topics as topic_state
+from pipeline.transport.broker_errors import of_error
+from pipeline.transport.broker_watch import GROUP
 from pipeline.transport.topics import Topic
-from pipeline.transport.troubles import of_error
 
 CONNECT_S = 10.0
 """Seconds that brokers have to answer. Chosen: `init` is run by hand, or once when containers start."""
@@ -56,7 +57,7 @@ def create_topics(kafka: Kafka, say: Callable[[str], None]) -> None:
         raise Unreachable(str(trouble))
     wanted = topics.wanted(kafka)
     try:
-        with closing(clients.admin(kafka, "init", CONNECT_S)) as admin:
+        with closing(kafka_clients.admin(kafka, "init", CONNECT_S)) as admin:
             known = topic_state.look(admin, wanted)
             made = _made(admin, kafka, [topic for topic in wanted if topic.name not in known])
             _lead(admin, kafka, wanted)
@@ -158,7 +159,7 @@ def create_acls(kafka: Kafka, say: Callable[[str], None]) -> None:
     """
     wanted = {role: _rules(role, _users(kafka, role)) for role in roles()}
     try:
-        with closing(clients.admin(kafka, "init", CONNECT_S)) as admin:
+        with closing(kafka_clients.admin(kafka, "init", CONNECT_S)) as admin:
             known = set(_known(admin, kafka))
             missing = [rule for rules in wanted.values() for rule in rules if rule not in known]
             if missing:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline.config.sections import ANY, Config
-from pipeline.engine import Engine, Judge
+from pipeline.engine.engine import Engine, Judge
 from pipeline.incidents.arrivals import ArrivalDesk
 from pipeline.incidents.cases import Change
 from pipeline.model.errors import Retryable

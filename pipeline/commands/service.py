@@ -16,16 +16,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 import duckdb
 
-from pipeline.admission import RULES, Admission, Stored
 from pipeline.api.backend import Health, Sources
 from pipeline.api.server import create_app, serve
 from pipeline.commands.assembly import known_topology, linked, open_transport
 from pipeline.commands.notes import Notes
 from pipeline.config.sections import Config
-from pipeline.engine import Engine, Judge
+from pipeline.engine.engine import Engine, Judge
 from pipeline.incidents import ledger
-from pipeline.ingest import Ingest
-from pipeline.intake import NEWER
+from pipeline.ingest.admission import RULES, Admission, Stored
+from pipeline.ingest.entities import load_entities
+from pipeline.ingest.ingest import Ingest
+from pipeline.ingest.messages import NEWER
+from pipeline.ingest.ownership import load_owners
 from pipeline.judging.site_silence import SilenceWatch, shared_by
 from pipeline.model.errors import ConfigError, Ended, Retryable
 from pipeline.model.records import SECOND, iso
@@ -33,15 +35,11 @@ from pipeline.model.topology import Lineage
 from pipeline.notify.outbox import Notifier
 from pipeline.runtime.heartbeat import JudgingProgress
 from pipeline.runtime.supervise import Stop
-from pipeline.sender_check import SenderCheck
 from pipeline.store import events
-from pipeline.store.bounds import losses, trim
-from pipeline.store.database import Database
+from pipeline.store.database import Database, explained
 from pipeline.store.devices import Devices
-from pipeline.store.entities import load_entities
-from pipeline.store.faults import explained
-from pipeline.store.owners import load_owners
-from pipeline.store.retention import DAY, drop_silent, drop_unnamed, expire
+from pipeline.store.retention import DAY, drop_silent, drop_unnamed, expire, losses, trim
+from pipeline.transport.signatures import SenderCheck
 
 log = logging.getLogger("fleetpulse.pipeline")
 

@@ -10,7 +10,7 @@ from pipeline.api.query import Queries
 from pipeline.config.sections import Config
 from pipeline.http import client
 from pipeline.model.errors import FleetpulseError, Unreachable
-from pipeline.store.opening import open_file
+from pipeline.store.database import open_file
 
 
 def query(config: Config, text: str) -> tuple[list[str], list[dict[str, Any]], bool]:

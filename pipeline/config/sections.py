@@ -233,7 +233,7 @@ class Pipeline:
 class Limits:
     """[limits]: how many entities telemetry and inventory may name; what is over a limit is rejected.
 
-    gpus: for how many GPUs this shard is made; the bounds of all kinds follow from it (pipeline/population.py).
+    gpus: for how many GPUs this shard is made; the bounds of all kinds follow from it (pipeline/ingest/entities.py).
     entities_per_sender: 10 times a node of 16 GPUs, or a row of 300 BMCs with 60 sensors each. senders, kinds: other
     bounds for single senders, such as the agent of a fabric, and kinds.
     """

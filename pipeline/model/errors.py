@@ -11,7 +11,7 @@ FleetpulseError
   Permanent           trying again cannot help
     WireError         bytes that are no message of ours
       NewerWireError  a message of a later version of the wire format
-    Rejected          sound input that a rule of pipeline/admission.py does not accept; carries `rule`
+    Rejected          sound input that a rule of pipeline/ingest/admission.py does not accept; carries `rule`
     SpoolError        a spool folder that cannot be used
   Retryable           trying again may help; carries `after_s`
   GapError            input that is gone for ever; carries its extent

@@ -1,6 +1,6 @@
 """The kinds of event: what happened, to what, and what the event's data hold. One line per kind.
 
-A transport may carry only these, and of these only what is not `internal` (pipeline/admission.py).
+A transport may carry only these, and of these only what is not `internal` (pipeline/ingest/admission.py).
 """
 
 from __future__ import annotations

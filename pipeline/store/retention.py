@@ -1,19 +1,174 @@
-"""Retention of the hot window: what is older than the limit leaves the tables, and bookkeeping stays small.
+"""Retention: the bound of every table of the store, and how rows over it are removed.
 
-Also repairs what older versions stored in the future, since they believed every clock.
+Rows removed from `gaps` and `dead_letter` are added to `losses`, one row per topic and cause, so that no loss is lost
+from the counts. Also removes rows with times in the future, which older versions stored because they trusted every
+clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import duckdb
 
+from pipeline.config.sections import Store
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CLASSES
 from pipeline.store.database import Database
 
-DAY = 24 * 3600 * SECOND
+HOUR = 3600 * SECOND
+DAY = 24 * HOUR
+GAP_ROWS = 100_000  # as many as can heal (HOLES of gaps.py)
+LETTER_ROWS = 100_000  # chosen: far more than anybody reads; the bytes are bounded too
+FINDING_ROWS = 1_000_000  # chosen: a finding a minute for two years
+INCIDENT_ROWS = 100_000  # chosen: a thousand a day for a quarter
+MUTE_ROWS = 10_000  # chosen: a hundred a day for a quarter
+LOSS_CAUSES = 1_000  # causes are the senders' words; beyond so many they are one; chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What bounds a table, as docs/store.md says it.  sql: statements that remove what is over it, in order.
+
+    In them {now}, {gaps}, {letters}, {history} are the times (us) before which rows are too old, {bytes} is the bound
+    of the payloads of dead letters.
+    """
+
+    text: str
+    sql: tuple[str, ...] = ()
+
+
+def _before(table: str, time: str, name: str, rows: int) -> str:
+    """Condition of the rows that are older than {name}, or than the newest `rows`."""
+    newest = f'SELECT max({time}) FROM (SELECT {time} FROM "{table}" ORDER BY {time} DESC NULLS LAST OFFSET {rows})'
+    return f"({time} < make_timestamptz({{{name}}}) OR {time} <= ({newest}))"
+
+
+_OLD_GAP = _before("gaps", "time", "gaps", GAP_ROWS)
+_OLD_INCIDENT = _before("incidents", "resolved", "history", INCIDENT_ROWS)
+_OLD_LETTER = (
+    _before("dead_letter", "time", "letters", LETTER_ROWS)[:-1]
+    + """ OR time <= (SELECT max(time) FROM (
+        SELECT time, sum(octet_length(payload)) OVER (ORDER BY time DESC) AS held FROM dead_letter)
+        WHERE held > {bytes}))"""
+)
+
+
+def _add_losses(kind: str, cause: str, messages: str, table: str, condition: str) -> str:
+    """Adds the rows that meet the condition to their totals."""
+    known = f"(SELECT count(*) FROM losses) < {LOSS_CAUSES} OR cause IN (SELECT cause FROM losses)"
+    return f"""
+        INSERT INTO losses
+        SELECT '{kind}', topic, CASE WHEN {known} THEN cause ELSE 'other causes' END AS said, count(*),
+               sum(messages), min(time), max(time)
+        FROM (SELECT topic, left({cause}, 200) AS cause, {messages} AS messages, time FROM {table} WHERE {condition})
+        GROUP BY ALL
+        ON CONFLICT (kind, topic, cause) DO UPDATE SET number = losses.number + excluded.number,
+            messages = losses.messages + excluded.messages, first = least(losses.first, excluded.first),
+            last = greatest(losses.last, excluded.last)"""
+
+
+_HOT = "rows older than [store] hot_hours"
+BOUNDS: Mapping[str, Bound] = {
+    "meta": Bound("a fixed set of keys"),
+    "snapshot": Bound("a fixed set of keys; the newest state of each"),
+    "device": Bound("devices that telemetry names, as admission bounds them"),
+    "entity": Bound("entities that inventory names, as admission bounds them"),
+    "sender": Bound("100,000 senders; those heard longest ago leave"),
+    "owner": Bound(
+        "entities that senders claim, as admission bounds them; unclaimed for a week they leave, ranks in an hour"
+    ),
+    "events": Bound(_HOT),
+    **{f"hot_{c}": Bound(_HOT) for c in CLASSES},
+    **{f"latest_{c}": Bound("one row per row of device") for c in CLASSES},
+    "ingest_commit": Bound(
+        "commits of [store] hot_hours, and the newest of each partition; of a partition that begins anew or is silent "
+        "for [store] history_days nothing stays",
+        (
+            """DELETE FROM ingest_commit WHERE (topic, partition, incarnation) IN (
+                SELECT (topic, partition, incarnation) FROM ingest_commit GROUP BY topic, partition, incarnation
+                HAVING max(committed) < make_timestamptz({history}))""",
+        ),
+    ),
+    "producer_mark": Bound(
+        "the 16 newest spools of a sender and topic, 400,000 senders and topics; spools "
+        "without a message for [store] history_days leave",
+        (
+            "UPDATE producer_mark SET updated = make_timestamptz({now}) WHERE updated IS NULL",
+            "DELETE FROM producer_mark WHERE updated < make_timestamptz({history})",
+        ),
+    ),
+    "gaps": Bound(
+        f"[store] gap_days, and the newest {GAP_ROWS:,} rows; totals stay in losses",
+        (
+            _add_losses("gap", "cause", "next_sequence - first_sequence", "gaps", _OLD_GAP),
+            f"DELETE FROM gaps WHERE {_OLD_GAP}",
+        ),
+    ),
+    "dead_letter": Bound(
+        f"[store] dead_letter_hours, [store] dead_letter_bytes of payload, and the newest {LETTER_ROWS:,} rows; "
+        "totals stay in losses",
+        (
+            _add_losses("dead_letter", "rule", "1", "dead_letter", _OLD_LETTER),
+            f"DELETE FROM dead_letter WHERE {_OLD_LETTER}",
+        ),
+    ),
+    "losses": Bound(f"{LOSS_CAUSES:,} causes; further ones are counted as 'other causes'"),
+    "incidents": Bound(
+        f"[store] history_days since they were resolved, and the {INCIDENT_ROWS:,} resolved last; unresolved ones stay",
+        (f"DELETE FROM incidents WHERE resolved IS NOT NULL AND {_OLD_INCIDENT}",),
+    ),
+    "findings": Bound(
+        f"[store] history_days, and the newest {FINDING_ROWS:,} rows; those of incidents that are there stay",
+        (
+            f"""DELETE FROM findings WHERE {_before("findings", "time", "history", FINDING_ROWS)}
+                AND (incident IS NULL OR incident NOT IN (SELECT id FROM incidents))""",
+        ),
+    ),
+    "history": Bound(
+        "with their incident",
+        ("DELETE FROM history WHERE incident NOT IN (SELECT id FROM incidents)",),
+    ),
+    "outbox": Bound(
+        "a week after their incident was resolved (notifier), and with their incident",
+        ("DELETE FROM outbox WHERE incident NOT IN (SELECT id FROM incidents) AND state <> 'pending'",),
+    ),
+    "mutes": Bound(
+        f"[store] history_days after their end, and the newest {MUTE_ROWS:,} of those that ended",
+        (
+            f"""DELETE FROM mutes WHERE {_before("mutes", "since", "history", MUTE_ROWS)}
+                AND least("until", coalesce(ended, "until")) < make_timestamptz({{history}})""",
+        ),
+    ),
+}
+
+
+def trim(database: Database, store: Store, now: int) -> None:
+    """Removes what is over the bounds, in one transaction. Telemetry and events leave by retention.py."""
+    values = {
+        "now": now,
+        "gaps": now - int(store.gap_days * DAY),
+        "letters": now - int(store.dead_letter_hours * HOUR),
+        "history": now - int(store.history_days * DAY),
+        "bytes": store.dead_letter_bytes,
+    }
+    with database.transaction() as connection:
+        for bound in BOUNDS.values():
+            for statement in bound.sql:
+                connection.execute(statement.format(**values))
+
+
+def losses(connection: duckdb.DuckDBPyConnection) -> tuple[int, int]:
+    """(gaps, dead letters) ever counted, those that left their tables too."""
+    found = connection.execute("""
+        SELECT (SELECT count(*) FROM gaps) + coalesce(sum(number) FILTER (kind = 'gap'), 0),
+               (SELECT count(*) FROM dead_letter) + coalesce(sum(number) FILTER (kind = 'dead_letter'), 0)
+        FROM losses""").fetchall()
+    gaps, letters = found[0]
+    return int(gaps), int(letters)
+
+
 LEAST = 4096
 """Silent devices of a class that are worth no renumbering (chosen: they cost the detectors about 20 MB)."""
 

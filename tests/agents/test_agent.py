@@ -18,13 +18,12 @@ import pytest
 
 from agents.collector import Collector, Device, NoData, Reading
 from agents.node.agent import Agent, run
-from pipeline import wire
 from pipeline.config.sections import Agent as AgentSection
 from pipeline.config.sections import Config
 from pipeline.config.sections import Spool as SpoolSection
 from pipeline.model.errors import ConfigError, SpoolError
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Event
-from pipeline.transport import Message
+from pipeline.transport import Message, wire
 
 Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]
 ROOT = Path(__file__).parents[2]

@@ -18,10 +18,10 @@ from agents.collectors.host.host import Host
 from agents.node.agent import Agent
 from agents.node.uplink.sender import Sender
 from agents.node.uplink.uplink import open_uplink
-from pipeline import wire
 from pipeline.config.sections import Agent as AgentSection
 from pipeline.config.sections import Config, Kafka, Pipeline, Spool
 from pipeline.model.records import EVENTS, TELEMETRY
+from pipeline.transport import wire
 from tests.kafka_broker import Address, Broker, held
 from tests.kafka_clients import make_topics, read
 

@@ -29,16 +29,15 @@ from agents.collectors.registry import configured
 from agents.node.agent import Agent
 from detectors.runner import Runner
 from detectors.sdc.sdc import SdcVote
-from pipeline import wire
 from pipeline.config.sections import Agent as AgentSection
 from pipeline.config.sections import Config
 from pipeline.config.sections import Spool as SpoolSection
-from pipeline.frames import Framer
+from pipeline.judging.frames import Framer
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import EVENTS, SECOND, Event
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
-from pipeline.transport import Message
+from pipeline.transport import Message, wire
 
 Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]
 PROGRAM = Path(__file__).with_name("canary_program.py")

@@ -7,8 +7,7 @@ from collections import deque
 import pytest
 
 from agents.node.uplink.streams import Pace, Stream
-from pipeline import wire
-from pipeline.transport import Message, Partition
+from pipeline.transport import Message, Partition, wire
 
 SECOND = 1_000_000
 START = 1_800_000_000 * SECOND

@@ -10,8 +10,8 @@ import pytest
 from agents.node.spool.spool import Spool
 from agents.node.uplink.sender import Sender
 from agents.node.uplink.streams import BURST_S, Pace
-from pipeline import wire
 from pipeline.model.records import TELEMETRY
+from pipeline.transport import wire
 from tests.kafka_broker import Address
 from tests.kafka_clients import make_topics, read
 

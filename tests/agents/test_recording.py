@@ -25,11 +25,11 @@ from agents.node.workers.pool import Delivery, Looking
 from agents.recording import files as writing
 from agents.recording.files import RecordingWriter, telemetry
 from agents.recording.playback import Tape, collectors, column, renamed
-from pipeline import wire
-from pipeline.declarations import read_events, read_topology
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, TELEMETRY, Event
-from pipeline.recordings import Recording
+from pipeline.recording.reader import Recording
+from pipeline.recording.text_files import read_events, read_topology
+from pipeline.transport import wire
 
 ROOT = Path(__file__).parents[2]
 T0 = 1_767_225_600 * SECOND

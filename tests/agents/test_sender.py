@@ -15,10 +15,10 @@ from agents.node.spool.spool import Spool
 from agents.node.uplink import sender as flow
 from agents.node.uplink.client import Client, Times
 from agents.node.uplink.sender import Sender
-from pipeline import wire
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import EVENTS, TELEMETRY
+from pipeline.transport import wire
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import delete_topics, kafka_of, make_topic, make_topics, read
 from tests.until import until

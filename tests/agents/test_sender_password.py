@@ -12,8 +12,8 @@ from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 from agents.node.spool.spool import Spool
 from agents.node.uplink.client import Times
 from agents.node.uplink.sender import Sender
-from pipeline import wire
 from pipeline.model.records import TELEMETRY
+from pipeline.transport import wire
 from tests.kafka_broker import Broker
 from tests.kafka_clients import SECONDS, admin_of, make_topics, read
 from tests.kafka_security import ITERATIONS, Security

@@ -13,10 +13,9 @@ from agents.node.spool.spool import Spool
 from agents.node.uplink.link_state import QUIET_S, Outlook
 from agents.node.uplink.streams import WINDOW, Stream, Streams
 from agents.node.uplink.uplink import only_reader
-from pipeline import wire
 from pipeline.config.sections import Kafka
 from pipeline.model.records import EVENTS, TELEMETRY
-from pipeline.transport import Message, Partition
+from pipeline.transport import Message, Partition, wire
 from pipeline.transport.spool import SpoolTransport
 from tests.kafka_broker import held
 

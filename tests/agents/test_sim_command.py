@@ -17,13 +17,13 @@ import pytest
 
 from agents.sim.command import BACKFILLED, Order, simulate
 from agents.sim.kinds import KINDS, listing
-from pipeline import wire
 from pipeline.config.sections import Config, Spool
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, from_iso
 from pipeline.model.topology import kind_of
-from pipeline.recorder import RecordingWriter
-from pipeline.recordings import Recording, read_events, read_topology
+from pipeline.recording.reader import Recording, read_events, read_topology
+from pipeline.recording.writer import RecordingWriter
+from pipeline.transport import wire
 
 NOW = from_iso("2026-06-01T12:00:00Z")
 TEXT = """version = 1

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from agents.sim.command import BACKFILLED, Order, simulate
-from pipeline import wire
 from pipeline.config.sections import Config, Kafka, Spool
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import EVENTS, TELEMETRY
-from pipeline.recorder import RecordingWriter
-from pipeline.recordings import read_events
+from pipeline.recording.reader import read_events
+from pipeline.recording.writer import RecordingWriter
+from pipeline.transport import wire
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import make_topic, make_topics, read
 

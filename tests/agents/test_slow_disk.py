@@ -18,10 +18,9 @@ import pytest
 
 from agents.node.spool.accepted_count import AcceptedCount, folder
 from agents.node.spool.writer import BITE, SLOW, Stream, WaitingMessages
-from pipeline import wire
 from pipeline.config.sections import Spool as Settings
 from pipeline.model.records import EVENTS, TELEMETRY, Event, Origin
-from pipeline.transport import Message
+from pipeline.transport import Message, wire
 from tests.agents import nvml_stub
 
 Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]

@@ -17,9 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.node.spool.spool import Spool
-from pipeline import wire
 from pipeline.model.errors import GapError, SpoolError
-from pipeline.transport import Message, segments
+from pipeline.transport import Message, segments, wire
 from pipeline.transport.spool import SpoolTransport
 
 Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]

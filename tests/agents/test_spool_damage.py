@@ -10,8 +10,7 @@ import pytest
 
 from agents.node.spool import disk
 from agents.node.spool.spool import Spool
-from pipeline import wire
-from pipeline.transport import Message, segments
+from pipeline.transport import Message, segments, wire
 from pipeline.transport.spool import SpoolTransport
 
 Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]

@@ -13,10 +13,9 @@ import pytest
 from agents.node.spool import disk
 from agents.node.spool.spool import Spool
 from agents.node.spool.spools import Spools
-from pipeline import wire
 from pipeline.config.sections import Spool as Settings
 from pipeline.model.records import SECOND, TELEMETRY, Origin
-from pipeline.transport import Message
+from pipeline.transport import Message, wire
 
 Drain = Callable[[Path], tuple[list[Message], list[tuple[int, int, str]]]]
 SIZE = 8 << 20

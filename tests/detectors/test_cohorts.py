@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.base.cohorts import Peers
-from pipeline.frames import Frame
+from pipeline.judging.frames import Frame
 from pipeline.model.records import SECOND
 from pipeline.model.topology import Topology
 

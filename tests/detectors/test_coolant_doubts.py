@@ -10,7 +10,7 @@ from detectors.corroboration import Corroboration
 from detectors.heat.coolant import Coolant
 from detectors.heat.coolant_edge import CoolantEdge
 from detectors.heat.thermal import Thermal
-from pipeline.frames import Frame
+from pipeline.judging.frames import Frame
 from pipeline.model.records import SECOND, Event, Finding
 from pipeline.model.topology import Topology
 from tests.detectors.cases.thermal_inlet import CASE as INLETS

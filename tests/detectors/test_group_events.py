@@ -9,7 +9,7 @@ from detectors.base.cohorts import Peers
 from detectors.base.gates import Gates
 from detectors.base.group_events import HOLD, GroupEvents, Quantity
 from detectors.base.streams import Channel, Streams
-from pipeline.frames import Frame
+from pipeline.judging.frames import Frame
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
 

@@ -11,12 +11,12 @@ import pytest
 from detectors.link.link import Link
 from detectors.link.link_stall import LinkStall
 from detectors.runner import Runner
-from pipeline import wire
 from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config
-from pipeline.engine import Engine
+from pipeline.engine.engine import Engine
+from pipeline.ingest.entities import load_entities
 from pipeline.model.records import SECOND, Batch, Block, Event, Origin
-from pipeline.store.entities import load_entities
+from pipeline.transport import wire
 from tests.pipeline.conftest import Site
 
 START, STEP, SIZE = 1_790_000_000 * SECOND, 10 * SECOND, 6

@@ -13,7 +13,7 @@ from detectors.heat.drift import Drifts
 from detectors.heat.exclusions import Collapses, LoopShift
 from detectors.heat.resistance import Resistance
 from detectors.heat.thermal_edge import ThermalEdge
-from pipeline.frames import Frame
+from pipeline.judging.frames import Frame
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
 from tests.detectors.cases.thermal import CASE, GPUS, PLATE, SUPPLY, heat, topology

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from agents.node.spool.spool import Spool
-from pipeline import wire
-from pipeline.admission import Admission, Stored
 from pipeline.config import sections
 from pipeline.config.sections import Limits
-from pipeline.ingest import Ingest
+from pipeline.ingest.admission import Admission, Stored
+from pipeline.ingest.entities import load_entities
+from pipeline.ingest.ingest import Ingest
+from pipeline.ingest.ownership import load_owners
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
 from pipeline.model.topology import Lineage
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
-from pipeline.store.entities import load_entities
-from pipeline.store.owners import load_owners
+from pipeline.transport import wire
 from pipeline.transport.spool import SpoolTransport
 from tests.pipeline.outbox_line import Desk, Receiver
 
@@ -121,10 +121,10 @@ def new_site(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Site]:
 @pytest.fixture
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipeline looks for its brokers ten times as often as it does, so that tests wait less."""
-    from pipeline.transport import kafka_watch
+    from pipeline.transport import broker_watch
 
-    monkeypatch.setattr(kafka_watch, "WATCH_S", 0.5)
-    monkeypatch.setattr(kafka_watch, "ANSWER_S", 1.0)
+    monkeypatch.setattr(broker_watch, "WATCH_S", 0.5)
+    monkeypatch.setattr(broker_watch, "ANSWER_S", 1.0)
 
 
 @pytest.fixture

@@ -21,12 +21,11 @@ from kafka import TopicPartition
 from agents.node.spool.spool import Spool
 from agents.node.uplink.client import Times
 from agents.node.uplink.sender import Sender
-from pipeline import wire
 from pipeline.commands.service import Service
 from pipeline.config import sections
 from pipeline.model.records import SECOND, TELEMETRY, Batch, Block, Origin
 from pipeline.store.database import Database
-from pipeline.transport import clients
+from pipeline.transport import kafka_clients, wire
 
 NODES = ("n0", "n1", "n2", "n3")
 """Chosen: over 4 partitions their keys fall on three."""
@@ -261,7 +260,7 @@ class Line:
 
     def ends(self) -> dict[TopicPartition, int]:
         """Where the brokers' logs end, of partitions that hold something."""
-        with closing(clients.consumer(self.config.kafka, "tests", SEEN_S)) as consumer:
+        with closing(kafka_clients.consumer(self.config.kafka, "tests", SEEN_S)) as consumer:
             places = [TopicPartition(TELEMETRY, number) for number in consumer.partitions_for_topic(TELEMETRY)]
             return {place: end for place, end in consumer.end_offsets(places).items() if end}
 

@@ -8,10 +8,9 @@ from itertools import zip_longest
 
 import numpy as np
 
-from pipeline import wire
 from pipeline.model.errors import GapError, Retryable, WireError
 from pipeline.model.records import EVENTS, TELEMETRY, Batch, Block, Origin
-from pipeline.transport import Message, Partition
+from pipeline.transport import Message, Partition, wire
 
 ONE, TWO, WORD = Partition(TELEMETRY, "0", "id"), Partition(TELEMETRY, "1", "id"), Partition(EVENTS, "0", "id")
 Record = tuple[bytes, int, bytes | None, bytes | None]

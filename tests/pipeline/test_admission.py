@@ -9,19 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline import wire
-from pipeline.admission import MAX_DATA, MAX_NESTING, MAX_PARENTS, Admission
-from pipeline.columns import MOST_NEW, MOST_OF_SENDER
 from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config, Limits
+from pipeline.ingest.admission import MAX_DATA, MAX_NESTING, MAX_PARENTS, Admission
+from pipeline.ingest.columns import MOST_NEW, MOST_OF_SENDER
+from pipeline.ingest.entities import FORGET, Population, load_entities
 from pipeline.model.names import MAX_NAME, MAX_TEXT
 from pipeline.model.records import SECOND, Batch, Block, Event, EventBatch, Origin
 from pipeline.model.topology import MAX_DEPTH
-from pipeline.population import FORGET, Population
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
-from pipeline.store.entities import load_entities
-from pipeline.transport import Message, Partition
+from pipeline.transport import Message, Partition, wire
 
 T0 = 1_780_000_000 * SECOND
 

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PROBE = """
 import resource
-from pipeline.transport.allocator import keep_large_blocks
+from pipeline.transport.kafka import keep_large_blocks
 
 def faults(rounds=50, size=4 << 20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

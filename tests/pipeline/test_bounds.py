@@ -8,9 +8,9 @@ import pytest
 
 from pipeline.config.sections import Store
 from pipeline.model.records import SECOND
-from pipeline.store import bounds
-from pipeline.store.bounds import BOUNDS, DAY, HOUR, losses, trim
+from pipeline.store import retention
 from pipeline.store.database import Database
+from pipeline.store.retention import BOUNDS, DAY, HOUR, losses, trim
 
 NOW = 1_790_000_000 * SECOND
 
@@ -30,7 +30,7 @@ def at(age: int) -> str:
 
 def test_every_table_has_a_bound_and_every_bound_a_table(database: Database) -> None:
     found = {name for (name,) in run(database, "SELECT table_name FROM duckdb_tables()")}
-    assert found == set(BOUNDS), "a new table needs its bound in pipeline/store/bounds.py"
+    assert found == set(BOUNDS), "a new table needs its bound in pipeline/store/retention.py"
 
 
 def test_every_bound_is_documented() -> None:
@@ -70,11 +70,13 @@ def test_more_gaps_than_the_bound_leave_the_oldest_first(database: Database, mon
     run(
         database,
         f"""INSERT INTO gaps SELECT make_timestamptz({NOW} - i), 't', 'n1', 'e', i, i + 1, 'full'
-            FROM range({bounds.GAP_ROWS + 500}) r(i)""",
+            FROM range({retention.GAP_ROWS + 500}) r(i)""",
     )
     trim(database, Store(), NOW)
-    assert run(database, "SELECT count(*), max(first_sequence) FROM gaps") == [(bounds.GAP_ROWS, bounds.GAP_ROWS - 1)]
-    assert losses(database.connection) == (bounds.GAP_ROWS + 500, 0)
+    assert run(database, "SELECT count(*), max(first_sequence) FROM gaps") == [
+        (retention.GAP_ROWS, retention.GAP_ROWS - 1)
+    ]
+    assert losses(database.connection) == (retention.GAP_ROWS + 500, 0)
 
 
 def test_causes_of_losses_are_bounded_though_senders_word_them(database: Database) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import ConfigError
-from pipeline.transport import brokers
+from pipeline.transport import kafka_clients
 from tests.kafka_broker import Broker
 from tests.kafka_clients import kafka_of, make_topics, read, write
 
@@ -18,22 +18,24 @@ SIGNED_IN: dict[str, Any] = {"security_protocol": "SASL_PLAINTEXT", "username": 
 
 
 def test_servers_are_a_list_and_the_client_says_who_it_is() -> None:
-    found = brokers.settings(Kafka("a:1, b:2"), "agent")
+    found = kafka_clients.client_settings(Kafka("a:1, b:2"), "agent")
     assert (found["bootstrap_servers"], found["client_id"]) == (["a:1", "b:2"], "fleetpulse-agent")
     assert not [key for key in found if key.startswith(("ssl_", "sasl_"))]
 
 
 def test_the_password_is_the_files_text_without_its_line_end(tmp_path: Path) -> None:
     (tmp_path / "password").write_text(" with spaces \r\n")
-    found = brokers.settings(Kafka(**SIGNED_IN, password_file=tmp_path / "password"), "agent")
+    found = kafka_clients.client_settings(Kafka(**SIGNED_IN, password_file=tmp_path / "password"), "agent")
     assert found["sasl_plain_password"] == " with spaces "
 
 
 def test_files_of_tls_are_given_only_where_tls_is_wanted(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("x")
     files = {"ca_file": tmp_path / "ca.pem"}
-    assert brokers.settings(Kafka(security_protocol="SSL", **files), "agent")["ssl_cafile"] == str(files["ca_file"])
-    assert "ssl_cafile" not in brokers.settings(Kafka(**files), "agent")
+    assert kafka_clients.client_settings(Kafka(security_protocol="SSL", **files), "agent")["ssl_cafile"] == str(
+        files["ca_file"]
+    )
+    assert "ssl_cafile" not in kafka_clients.client_settings(Kafka(**files), "agent")
 
 
 @pytest.mark.parametrize(
@@ -49,18 +51,18 @@ def test_files_of_tls_are_given_only_where_tls_is_wanted(tmp_path: Path) -> None
 )
 def test_credentials_that_cannot_be_used_name_key_and_file(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        brokers.settings(Kafka(**keys), "agent")
+        kafka_clients.client_settings(Kafka(**keys), "agent")
 
 
 def test_what_is_no_text_is_said_to_be_none_and_not_shown(tmp_path: Path) -> None:
     (tmp_path / "password").write_bytes(b"\xff\xfesecret")
     with pytest.raises(ConfigError, match="is not text") as refused:
-        brokers.settings(Kafka(**SIGNED_IN, password_file=tmp_path / "password"), "agent")
+        kafka_clients.client_settings(Kafka(**SIGNED_IN, password_file=tmp_path / "password"), "agent")
     assert "secret" not in str(refused.value)
 
 
 def test_the_clients_log_goes_nowhere_by_itself(capfd: pytest.CaptureFixture[str]) -> None:
-    logger = brokers.quiet()
+    logger = kafka_clients.mute_client_log()
     logging.getLogger("kafka.net.manager").error("Connection failed: %s", "x")
     assert (logger.propagate, logger.level) == (False, logging.WARNING)
     assert capfd.readouterr() == ("", "")

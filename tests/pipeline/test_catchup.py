@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.catchup import PATIENCE, TOGETHER, CatchUp
+from pipeline.ingest.catch_up import PATIENCE, TOGETHER, CatchUp
 from pipeline.model.records import SECOND
 
 T0 = 1_780_000_000 * SECOND

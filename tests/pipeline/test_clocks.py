@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import wire
-from pipeline.clocks import BOUND, WINDOW, SenderClock
-from pipeline.ingest import Ingest
+from pipeline.ingest.clocks import BOUND, WINDOW, SenderClock
+from pipeline.ingest.ingest import Ingest
+from pipeline.ingest.senders import SAVE_EVERY, SLOW
 from pipeline.model.records import SECOND, Batch, Block, Event, EventBatch, Origin
-from pipeline.senders import SAVE_EVERY, SLOW
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
+from pipeline.transport import wire
 from tests.pipeline.shared_log import ONE, TWO, WORD, SharedLog
 
 T0 = 1_780_000_000 * SECOND
@@ -268,7 +268,7 @@ def wrong_clocks(rig: Rig) -> tuple[int, int]:
 def test_made_up_nodes_with_wrong_clocks_store_no_more_events_than_the_bound(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.senders.REPORTED", 5)
+    monkeypatch.setattr("pipeline.ingest.senders.REPORTED", 5)
     rig.send("a", error=HOUR)
     rig.drain()
     for second in range(31):
@@ -284,7 +284,7 @@ def test_made_up_nodes_with_wrong_clocks_store_no_more_events_than_the_bound(
 def test_a_wrong_clock_that_is_not_heard_for_an_hour_makes_room_for_others(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.senders.REPORTED", 1)
+    monkeypatch.setattr("pipeline.ingest.senders.REPORTED", 1)
     rig.send("ghost", error=HOUR)
     rig.drain()
     rig.clock += HOUR

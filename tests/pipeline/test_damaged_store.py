@@ -170,7 +170,7 @@ def test_a_file_that_this_user_may_not_read_is_a_wrong_path(sound: Path, tmp_pat
 import os
 from pathlib import Path
 from pipeline.model.errors import UsageError
-from pipeline.store.opening import open_file
+from pipeline.store.database import open_file
 os.getuid() or os.setuid(65534)  # root may read all
 try:
     open_file(Path({str(path)!r}), {{}})
@@ -213,7 +213,7 @@ def test_a_damaged_log_is_named_and_the_store_opens_once_it_is_set_aside(
 
 
 def test_damage_in_the_middle_is_told_when_it_is_read(sound: Path, tmp_path: Path) -> None:
-    from pipeline.store.faults import explained
+    from pipeline.store.database import explained
 
     path = copied(sound, tmp_path)
     flip(path.stat().st_size // 2)(path)
@@ -234,7 +234,7 @@ def test_a_store_that_another_process_holds_is_not_called_damaged(sound: Path, t
 
 
 def test_a_newer_storage_version_asks_for_an_upgrade(tmp_path: Path) -> None:
-    from pipeline.store.faults import explained
+    from pipeline.store.database import explained
 
     text = (
         "IO Error: Trying to read a database file with storage version number 99, but we can only read storage "

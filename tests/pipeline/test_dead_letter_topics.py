@@ -10,7 +10,7 @@ import pytest
 from pipeline.config.sections import Kafka
 from pipeline.model.records import TELEMETRY
 from pipeline.transport import Message, Partition, topics
-from pipeline.transport.dead_letters import PAUSE_S, DeadLetterTopics
+from pipeline.transport.dead_letter_topics import PAUSE_S, DeadLetterTopics
 from tests.kafka_broker import Address, held
 from tests.kafka_clients import SECONDS, delete_topics, make_topic, make_topics, read
 

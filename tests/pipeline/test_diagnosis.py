@@ -20,7 +20,7 @@ from kafka.errors import (
 
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import ConfigError
-from pipeline.transport import brokers, clients, diagnosis
+from pipeline.transport import diagnosis, kafka_clients
 from tests.kafka_broker import HOST, Address, Broker, held
 from tests.kafka_clients import kafka_of, untidy_refusals
 from tests.kafka_security import Security
@@ -190,7 +190,7 @@ def causes() -> Iterator[diagnosis.Causes]:
 def said(kafka: Kafka, causes: diagnosis.Causes) -> diagnosis.Trouble:
     """What is said when a real client cannot connect."""
     with untidy_refusals(), pytest.raises(KafkaError) as failed:
-        clients.admin(kafka, "tests", 1.0).close()
+        kafka_clients.admin(kafka, "tests", 1.0).close()
     return diagnosis.trouble(kafka, causes, failed.value)
 
 
@@ -264,12 +264,12 @@ def test_a_client_in_an_outage_writes_nothing_to_stderr(capfd: pytest.CaptureFix
 
 
 def test_the_clients_log_is_never_so_fine_that_it_holds_passwords() -> None:
-    logging.getLogger(brokers.LOGGER).setLevel(logging.DEBUG)
-    brokers.settings(Kafka(), "tests")
+    logging.getLogger(kafka_clients.LOGGER).setLevel(logging.DEBUG)
+    kafka_clients.client_settings(Kafka(), "tests")
     assert not logging.getLogger("kafka.admin.client").isEnabledFor(logging.DEBUG)
 
 
-@pytest.mark.parametrize("make", [clients.admin, clients.consumer])
+@pytest.mark.parametrize("make", [kafka_clients.admin, kafka_clients.consumer])
 def test_a_client_of_a_frozen_tls_broker_gives_up(silent: str, make: Callable[..., Any]) -> None:
     before, begun = set(threading.enumerate()), time.monotonic()
     with untidy_refusals():

@@ -13,7 +13,8 @@ from kafka.admin import ConfigResource
 from pipeline.commands import doctor, doctor_kafka, init_kafka
 from pipeline.commands.checks import Check
 from pipeline.config.sections import Config, Kafka, Pipeline, Store
-from pipeline.transport import topic_state, topics
+from pipeline.transport import topics
+from pipeline.transport import topics as topic_state
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import SECONDS, admin_of, delete_topics, kafka_of, make_topics, read, untidy_refusals
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from agents.node.spool.spool import Spool as Writer
-from pipeline import wire
 from pipeline.commands import doctor
 from pipeline.commands import doctor as doctor_spool
 from pipeline.commands.checks import Check
 from pipeline.config.sections import Config, Spool
-from pipeline.transport import segments
+from pipeline.transport import segments, wire
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from agents.training import Steps
 from pipeline.api.routes_incidents import blast_radius
 from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config
+from pipeline.ingest.entities import load_entities
 from pipeline.model.membership import EndedRanks
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
-from pipeline.store.entities import load_entities
 from tests.agents.proc_tree import ProcTree
 from tests.pipeline.conftest import Site
 

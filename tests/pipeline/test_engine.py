@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline import wire
-from pipeline.engine import Engine
+from pipeline.engine.engine import Engine
 from pipeline.incidents import ledger
 from pipeline.incidents.desk import Desk
-from pipeline.ingest import Committed
+from pipeline.ingest.ingest import Committed
+from pipeline.judging.presence import LastSeen
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Batch, Block, Event, Finding, Instant, Origin
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
-from pipeline.presence import LastSeen
+from pipeline.transport import wire
 
 STEP = 10 * SECOND
 T0 = 1_780_000_000 * SECOND
@@ -167,7 +167,7 @@ def test_a_note_and_its_history_are_stored_or_neither_is(site, monkeypatch):
     def broken(*_):
         raise OSError("no disk")
 
-    monkeypatch.setattr("pipeline.engine.ledger.record", broken)
+    monkeypatch.setattr("pipeline.engine.engine.ledger.record", broken)
     with pytest.raises(OSError, match="no disk"):
         engine.note(lambda desk: desk.resolve(incident, "ada", "done", T0 + 61 * STEP))
     assert engine.desk.incidents[incident].state == "acknowledged"
@@ -242,7 +242,7 @@ def test_results_that_could_not_be_written_are_written_later_and_nothing_is_judg
             raise duckdb.IOException("disk full")
         record(*arguments)
 
-    monkeypatch.setattr("pipeline.engine.ledger.record", often_full)
+    monkeypatch.setattr("pipeline.engine.engine.ledger.record", often_full)
     for i, value in enumerate(temperatures):
         site.send("n1", T0 + i * STEP, first=value)
         with contextlib.suppress(duckdb.IOException):

@@ -6,7 +6,7 @@ from typing import Any
 
 from detectors import configured
 from detectors.runner import Runner
-from pipeline.engine import Engine
+from pipeline.engine.engine import Engine
 from pipeline.model.records import SECOND
 from pipeline.model.topology import Topology
 

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from detectors import configured
 from detectors.runner import Runner
-from pipeline import wire
-from pipeline.engine import Engine
+from pipeline.engine.engine import Engine
 from pipeline.incidents import ledger
 from pipeline.model.records import SECOND, Batch, Block, Origin
 from pipeline.model.signals import CATALOGUE
+from pipeline.transport import wire
 from tests.detectors.cases import link, straggler
 from tests.detectors.cases.case import Case
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.config.sections import ModeRule
-from pipeline.engine import Engine
+from pipeline.engine.engine import Engine
 from pipeline.incidents import ledger
 from pipeline.judging.mutes import doubt
 from pipeline.model.errors import ConfigError, UsageError

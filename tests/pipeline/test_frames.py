@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.frames import Framer, as_float
+from pipeline.judging.frames import Framer, as_float
 from pipeline.model.records import SECOND, Event, Rows
 from pipeline.model.signals import class_of
 from pipeline.model.topology import Topology

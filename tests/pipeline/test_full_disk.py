@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from agents.node.spool.spool import Spool
-from pipeline import wire
 from pipeline.commands.service import Service
 from pipeline.config import sections as configuration
 from pipeline.config.settings import build
-from pipeline.ingest import Ingest
+from pipeline.ingest.ingest import Ingest
 from pipeline.model.errors import Retryable
 from pipeline.model.records import SECOND, TELEMETRY, Batch, Block, Origin
+from pipeline.transport import wire
 from tests.pipeline.test_service import Nothing
 
 T0 = 1_780_000_000 * SECOND

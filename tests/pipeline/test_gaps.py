@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import wire
-from pipeline.ingest import Ingest
+from pipeline.ingest.ingest import Ingest
+from pipeline.ingest.offsets import SPOOLS
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Origin
-from pipeline.offsets import SPOOLS
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
+from pipeline.transport import wire
 from tests.pipeline.shared_log import ONE, TWO, WORD, SharedLog, one_row
 
 T0 = 1_780_000_000 * SECOND
@@ -183,7 +183,7 @@ def test_a_new_spool_that_is_first_seen_far_on_loses_nothing_of_its_beginning(st
 
 
 def test_a_flood_of_letters_is_committed_in_bounded_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.ingest.COMMIT_MESSAGES", 10)
+    monkeypatch.setattr("pipeline.ingest.ingest.COMMIT_MESSAGES", 10)
     store.log.add(ONE, [b"junk"] * 35)
     commits = 0
     while store.ingest.step() is not None:
@@ -203,7 +203,7 @@ def test_many_gaps_of_one_sender_heal_without_a_statement_for_each(store: Store)
 
 
 def test_gaps_beyond_what_memory_holds_stay_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.offsets.HOLES", 2)
+    monkeypatch.setattr("pipeline.ingest.offsets.HOLES", 2)
     for epoch in (b"a" * 16, b"b" * 16, b"c" * 16):
         store.log.add(ONE, [sealed(0, epoch=epoch), sealed(2, epoch=epoch)])
         store.drain()

@@ -11,11 +11,10 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import pipeline.ingest
-from pipeline import wire
+import pipeline.ingest.ingest
 from pipeline.model.errors import Retryable
 from pipeline.model.records import SECOND, TELEMETRY, Batch, Block, Event, Origin
-from pipeline.transport import Partition
+from pipeline.transport import Partition, wire
 
 T0 = 1_780_000_000 * SECOND
 
@@ -323,14 +322,14 @@ def test_an_error_that_is_not_the_stores_is_told_and_the_message_set_aside(site,
     site.send("n1", T0)
     site.send("n2", T0, first=13.0)
     ingest = site.open()
-    rows = pipeline.ingest.to_rows
+    rows = pipeline.ingest.ingest.to_rows
 
     def unlucky(bodies, devices, barred):
         if any(b.layout.node == "n2" for b in bodies):
             raise ZeroDivisionError("a fault of ours")
         return rows(bodies, devices, barred)
 
-    monkeypatch.setattr(pipeline.ingest, "to_rows", unlucky)
+    monkeypatch.setattr(pipeline.ingest.ingest, "to_rows", unlucky)
     assert ingest.step().messages == 2
     assert site.rows("SELECT count(*) FROM gpu") == [(2,)]
     assert "a fault of ours" in site.rows("SELECT reason FROM dead_letter")[0][0]

@@ -9,7 +9,7 @@ from typing import NoReturn
 import duckdb
 import pytest
 
-from pipeline.ingest import MUTE, Ingest
+from pipeline.ingest.ingest import MUTE, Ingest
 from pipeline.model.errors import Retryable
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database

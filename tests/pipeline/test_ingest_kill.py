@@ -14,7 +14,7 @@ NODES, MESSAGES, KILLS = 4, 600, 8
 READER = """
 import sys, time
 from pathlib import Path
-from pipeline.ingest import Ingest
+from pipeline.ingest.ingest import Ingest
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport.spool import SpoolTransport
@@ -62,8 +62,8 @@ def test_no_row_is_lost_or_doubled_when_ingest_is_killed_while_it_commits(site):
 def _body(node: str, message: int) -> bytes:
     import numpy as np
 
-    from pipeline import wire
     from pipeline.model.records import Batch, Block, Origin
+    from pipeline.transport import wire
 
     columns = {"gpu.temperature": np.full((1, 2), message, "f4")}
     block = Block("gpu", (f"gpu:{node}.0", f"gpu:{node}.1"), columns)

@@ -13,10 +13,10 @@ from kafka import TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from agents.node.uplink import client
-from pipeline import ingest, wire
+from pipeline.ingest import ingest
 from pipeline.model.records import TELEMETRY
 from pipeline.transport import kafka as transport
-from pipeline.transport import topics
+from pipeline.transport import topics, wire
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import admin_of, make_topics, read, write
 from tests.pipeline.kafka_line import NODES, SEEN_S, Line, body, until

@@ -19,7 +19,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from pipeline.commands import doctor, init_kafka
 from pipeline.config.sections import Config, Pipeline
 from pipeline.model.errors import Unreachable
-from pipeline.transport import clients, topics
+from pipeline.transport import kafka_clients, topics
 from tests.kafka_broker import Address, Broker, External
 from tests.kafka_clients import SECONDS, admin_of, kafka_of, read, write
 from tests.kafka_security import Security
@@ -67,7 +67,7 @@ def publish(address: Address, offset: int) -> None:
     """As the pipeline publishes what it stored; the brokers make the topic for it when they are first asked."""
     stored: dict[Any, Any] = {TopicPartition("telemetry.v1", 0): OffsetAndMetadata(offset, "", -1)}
     end = time.monotonic() + SECONDS
-    with closing(clients.admin(kafka_of(address), "tests", SECONDS)) as admin:
+    with closing(kafka_clients.admin(kafka_of(address), "tests", SECONDS)) as admin:
         while _refused(admin, stored):
             assert time.monotonic() < end, "offsets are not taken"
             time.sleep(0.05)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import wire
 from pipeline.commands.service import Service
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import TELEMETRY
+from pipeline.transport import wire
 from tests.kafka_broker import Address
 from tests.kafka_clients import make_topics, write
 from tests.pipeline.kafka_line import NODES, Line, body, until

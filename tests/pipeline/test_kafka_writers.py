@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.ingest import Ingest
+from pipeline.ingest.ingest import Ingest
 from pipeline.model.errors import Retryable
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
@@ -110,8 +110,8 @@ import sys, time
 from pathlib import Path
 from pipeline import ingest as module
 from pipeline.config.sections import Kafka
-from pipeline.ingest import Ingest
-from pipeline.offsets import stored_offsets
+from pipeline.ingest.ingest import Ingest
+from pipeline.ingest.offsets import stored_offsets
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport.kafka import KafkaTransport

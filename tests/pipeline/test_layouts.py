@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from pipeline.model.errors import WireError
-from pipeline.wire import Layouts
+from pipeline.transport.wire import Layouts
 
 
 def text(node: str, signal: str = "gpu.power", gpus: int = 8) -> bytes:

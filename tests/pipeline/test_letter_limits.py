@@ -7,20 +7,18 @@ from typing import Any
 
 import pytest
 
-from pipeline import wire
-from pipeline.admission import Admission
 from pipeline.config.sections import Store
-from pipeline.ingest import Ingest
-from pipeline.intake import NEWER, DeadLetter
-from pipeline.letters import PAYLOAD_BYTES, PER_MINUTE, LetterLimits
+from pipeline.ingest.admission import Admission
+from pipeline.ingest.ingest import Ingest
+from pipeline.ingest.messages import NEWER, DeadLetter
+from pipeline.ingest.ownership import load_owners
+from pipeline.ingest.rejections import PAYLOAD_BYTES, PER_MINUTE, LetterLimits
 from pipeline.model.records import SECOND, TELEMETRY
-from pipeline.sender_check import SenderCheck
-from pipeline.signatures import sign
-from pipeline.store.bounds import HOUR, trim
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
-from pipeline.store.owners import load_owners
-from pipeline.transport import Message, Partition
+from pipeline.store.retention import HOUR, trim
+from pipeline.transport import Message, Partition, wire
+from pipeline.transport.signatures import SenderCheck, sign
 from tests.pipeline.conftest import NOW
 from tests.pipeline.shared_log import ONE, SharedLog, one_row
 

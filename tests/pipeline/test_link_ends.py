@@ -18,13 +18,13 @@ from agents.collector import Collector, NoData
 from agents.collectors.fabric.fabric import Fabric
 from agents.collectors.nic.infiniband import Infiniband
 from agents.node.batches import batch, inventory_event
-from pipeline import wire
 from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config
-from pipeline.engine import Engine
+from pipeline.engine.engine import Engine
+from pipeline.ingest.entities import load_entities
 from pipeline.model.records import SECOND, Origin
 from pipeline.model.topology import Topology
-from pipeline.store.entities import load_entities
+from pipeline.transport import wire
 from tests.agents.rdma_node import RdmaNode, write
 from tests.fabric import SimulatedFabric, fabric
 from tests.pipeline.conftest import Site

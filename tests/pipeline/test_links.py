@@ -12,10 +12,10 @@ from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config
 from pipeline.incidents.causes import Folding
 from pipeline.incidents.desk import Desk
+from pipeline.ingest.entities import load_entities
 from pipeline.model.links import Links
 from pipeline.model.records import SECOND, Event, Finding, Level
 from pipeline.model.topology import Topology
-from pipeline.store.entities import load_entities
 from tests.pipeline.conftest import NOW, Site
 
 HOST, FAR = "port:n1.mlx5_0", "port:leaf1.2"

@@ -8,15 +8,15 @@ import pytest
 from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config
 from pipeline.config.settings import build
-from pipeline.engine import Engine
-from pipeline.frames import Framer
+from pipeline.engine.engine import Engine
 from pipeline.incidents.desk import QUIET, Desk
-from pipeline.ingest import Committed
+from pipeline.ingest.entities import Entities
+from pipeline.ingest.ingest import Committed
+from pipeline.judging.frames import Framer
+from pipeline.judging.presence import LastSeen
 from pipeline.model.membership import REMEMBERED, Membership
 from pipeline.model.records import SECOND, Event, Finding, Rows
 from pipeline.model.topology import Topology
-from pipeline.presence import LastSeen
-from pipeline.store.entities import Entities
 from tests.pipeline.test_ended import NOW, rank, told
 
 PLACES = {f"gpu:n{n}.{i}": (f"node:n{n}",) for n in range(3) for i in range(2)}

@@ -9,11 +9,11 @@ import pytest
 
 from detectors import configured
 from detectors.runner import Runner
-from pipeline.engine import Engine
-from pipeline.frames import Framer
+from pipeline.engine.engine import Engine
+from pipeline.engine.restart import reread
+from pipeline.judging.frames import Framer
 from pipeline.model.records import SECOND, Event, Finding, Rows
 from pipeline.model.topology import Topology
-from pipeline.store.reread import reread
 
 T0 = 1_780_000_000 * SECOND
 STEP = 10 * SECOND

@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from pipeline import wire
 from pipeline.config import sections
 from pipeline.config.sections import SpeaksFor
 from pipeline.config.settings import build
+from pipeline.ingest.ownership import KEEP_CLAIMS, RANK_TAKEOVER, Claim, Owners
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND, Batch, Block, Event, Origin
-from pipeline.ownership import KEEP_CLAIMS, RANK_TAKEOVER, Claim, Owners
+from pipeline.transport import wire
 from tests.pipeline.conftest import NOW
 
 TAKEOVER = 600 * SECOND
@@ -365,7 +365,7 @@ def test_ranks_that_are_no_text_cost_an_event_nothing_else(site):
 
 
 def test_senders_that_are_made_up_are_forgotten_before_those_that_are_heard(monkeypatch):
-    monkeypatch.setattr("pipeline.ownership.SENDERS", 20)
+    monkeypatch.setattr("pipeline.ingest.ownership.SENDERS", 20)
     owners = Owners()
     for i in range(100):
         owners.hear(f"m{i}", NOW)

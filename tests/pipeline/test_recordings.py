@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Event
 from pipeline.model.signals import CATALOGUE
-from pipeline.recorder import RecordingWriter, TelemetryWriter
-from pipeline.recordings import Recording, read_events, read_signals, read_topology
-from pipeline.text_files import write_topology
+from pipeline.recording.reader import Recording, read_events, read_signals, read_topology
+from pipeline.recording.text_files import write_topology
+from pipeline.recording.writer import RecordingWriter, TelemetryWriter
 
 T0 = 1_767_225_600 * SECOND
 

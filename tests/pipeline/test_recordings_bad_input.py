@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.model.errors import UsageError
-from pipeline.recorder import RecordingWriter
-from pipeline.recordings import Recording, read_events, read_signals, read_topology
+from pipeline.recording.reader import Recording, read_events, read_signals, read_topology
+from pipeline.recording.writer import RecordingWriter
 
 TIME = pa.array([0, 1], pa.timestamp("us", "UTC"))
 SIGNAL = '[signals."x.y"]\nunit = "1"\nkind = "gauge"\nclass = "x"\nhelp = "x"\n'

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import wire
 from pipeline.model.records import Batch, Block, Origin
+from pipeline.transport import wire
 from tests.pipeline.test_silence import NODES, Line
 
 

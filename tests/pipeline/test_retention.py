@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from pipeline import wire
-from pipeline.engine import Engine
+from pipeline.engine.engine import Engine
 from pipeline.incidents import ledger
 from pipeline.model.records import SECOND, Batch, Block, Event, Origin
 from pipeline.model.topology import Topology
 from pipeline.store import append, retention
 from pipeline.store.devices import Devices
 from pipeline.store.retention import DAY
+from pipeline.transport import wire
 
 T0 = 1_780_000_000 * SECOND
 

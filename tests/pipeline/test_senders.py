@@ -5,18 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline import wire
-from pipeline.admission import Admission
 from pipeline.config import sections
-from pipeline.ingest import Ingest
+from pipeline.ingest.admission import Admission
+from pipeline.ingest.ingest import Ingest
+from pipeline.ingest.ownership import load_owners
+from pipeline.ingest.sequences import WINDOW, Sequences
 from pipeline.model.errors import Retryable
 from pipeline.model.records import SECOND, Batch, Block, Origin
-from pipeline.sender_check import SenderCheck
-from pipeline.sequences import WINDOW, Sequences
-from pipeline.signatures import RENEW_S, NodeKeys, sign
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
-from pipeline.store.owners import load_owners
+from pipeline.transport import wire
+from pipeline.transport.signatures import RENEW_S, NodeKeys, SenderCheck, sign
 from tests.pipeline.conftest import gpu_body
 from tests.pipeline.shared_log import ONE, SharedLog
 

@@ -76,7 +76,7 @@ def test_unread_input_holds_the_watermark(site, service, monkeypatch):
     drain(service)
     site.send("n2", T0)
     site.send("n2", T0 + SECOND)
-    monkeypatch.setattr("pipeline.ingest.COMMIT_MESSAGES", 1)
+    monkeypatch.setattr("pipeline.ingest.ingest.COMMIT_MESSAGES", 1)
     service.turn()
     assert service.watermark() == T0 + SECOND
     assert service.ingest.backlog() == T0 + SECOND

@@ -13,13 +13,13 @@ import pytest
 from detectors.runner import Runner
 from detectors.telemetry.telemetry import Telemetry
 from detectors.telemetry.telemetry_site import TelemetrySite
-from pipeline import wire
 from pipeline.commands.service import Service
 from pipeline.config import sections as configuration
 from pipeline.config.settings import build
 from pipeline.judging.site_silence import SilenceWatch
 from pipeline.model.records import SECOND, Batch, Block, Event, Frame, Origin
 from pipeline.model.topology import Topology
+from pipeline.transport import wire
 
 T0 = 1_780_000_000 * SECOND
 NODES = ("n1", "n2", "n3", "n4", "n5")
@@ -348,7 +348,7 @@ def test_a_page_whose_write_failed_is_written_later(line: Line, monkeypatch: pyt
     line.run(30)
     line.now += 10
     with monkeypatch.context() as broken:
-        broken.setattr("pipeline.engine.write_events", lambda *_: 1 / 0)
+        broken.setattr("pipeline.engine.engine.write_events", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             line.service.report_silence()
     assert line.incidents() == []

@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.node.spool.spool import Spool
-from pipeline import wire
 from pipeline.model.errors import GapError
-from pipeline.transport import segments
+from pipeline.transport import segments, wire
 from pipeline.transport.salvage import find_sound
 from pipeline.transport.spool import UNMARKED_S, SpoolTransport
 

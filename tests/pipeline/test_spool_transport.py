@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from agents.node.spool.spool import Spool
-from pipeline import wire
-from pipeline.transport import Partition, segments
+from pipeline.transport import Partition, segments, wire
 from pipeline.transport import spool as spool_transport
 from pipeline.transport.spool import SpoolTransport
 

@@ -7,6 +7,7 @@ import duckdb
 import numpy as np
 import pytest
 
+from pipeline.engine.restart import CHUNK, reread
 from pipeline.incidents import ledger
 from pipeline.judging.mutes import Mute
 from pipeline.model.errors import UsageError
@@ -17,7 +18,6 @@ from pipeline.store.append import append_rows
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.store.events import write_events
-from pipeline.store.reread import CHUNK, reread
 from pipeline.store.retention import expire
 
 T0 = 1_780_000_000 * SECOND

@@ -14,7 +14,8 @@ import pytest
 from pipeline.commands import init, init_kafka
 from pipeline.config.sections import Config, Kafka, Pipeline, Spool, Store
 from pipeline.model.errors import Unreachable, UsageError
-from pipeline.transport import topic_state, topics
+from pipeline.transport import topics
+from pipeline.transport import topics as topic_state
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import admin_of, delete_topics, kafka_of, read, write
 

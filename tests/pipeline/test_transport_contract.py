@@ -13,9 +13,8 @@ import pytest
 from kafka import TopicPartition
 
 from agents.node.spool.spool import Spool
-from pipeline import wire
 from pipeline.model.errors import GapError, Retryable
-from pipeline.transport import Message, Partition, Transport, clients
+from pipeline.transport import Message, Partition, Transport, kafka_clients, wire
 from pipeline.transport.kafka import KafkaTransport
 from pipeline.transport.spool import SpoolTransport
 from tests.kafka_broker import Address
@@ -72,7 +71,7 @@ class KafkaSource:
         self.numbers: dict[str, int] = {}
         self.sequence = 0
         make_topic(address, self.topic, 3)
-        self.producer = clients.producer(kafka_of(address), "contract")
+        self.producer = kafka_clients.producer(kafka_of(address), "contract")
 
     def send(self, node: str, bodies: list[bytes]) -> None:
         sent = []

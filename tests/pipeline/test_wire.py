@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from pipeline import wire
 from pipeline.model.errors import WireError
 from pipeline.model.records import Batch, Block, Event, EventBatch, Origin
+from pipeline.transport import wire
 
 GOLDEN = Path(__file__).parent / "golden"
 EPOCH = bytes(range(16))

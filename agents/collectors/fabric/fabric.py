@@ -28,7 +28,7 @@ Table = tuple[tuple[str, ...], dict[str, NDArray[Any]]]
 """Entities and columns of them."""
 SLICE = 1536
 """Most ports of one slice; chosen: two slices of the longest names (59 bytes) are 180 KB of the 256 KB that the layout
-of a message may have (pipeline/wire.py), and the node's own devices need some."""
+of a message may have (pipeline/transport/wire.py), and the node's own devices need some."""
 
 
 class Share:

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from agents.node.spool import disk
 from agents.node.spool.retention import Retention, Segment
-from pipeline import wire
 from pipeline.model.errors import SpoolError
 from pipeline.runtime import private_files
-from pipeline.transport import segments
+from pipeline.transport import segments, wire
 from pipeline.transport.salvage import Strays
 
 BUFFER = 1 << 20

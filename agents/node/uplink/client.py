@@ -11,11 +11,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.sections import Kafka
-from pipeline.transport import brokers
+from pipeline.transport import kafka_clients
 
 if TYPE_CHECKING:
     from agents.node.uplink.streams import Stream
-    from pipeline.signatures import NodeKeys
+    from pipeline.transport.signatures import NodeKeys
 
 BATCH_BYTES = 256 << 10
 """Of one batch: about 40 messages of a node with 8 GPUs. The client's 16 KiB would send larger ones one by one."""
@@ -38,7 +38,7 @@ class Times:
     """
 
     delivery: float = 30.0
-    request: float = brokers.REQUEST_MS / 1000
+    request: float = kafka_clients.REQUEST_MS / 1000
     block: float = 0.5
     helpless: float = 15.0
 
@@ -58,12 +58,15 @@ class Client:
 
     def __init__(self, kafka: Kafka, role: str, times: Times, inbox: SimpleQueue[Outcome | None]) -> None:
         """Raises ConfigError on bad credentials; a broker need not be there."""
-        from pipeline.transport import clients  # here, so that an agent that only spools need not load Kafka's client
+        from pipeline.transport import (
+            kafka_clients,  # here, so that an agent that only spools need not load Kafka's client
+        )
 
         self._inbox, self._kafka = inbox, kafka
-        self._files = brokers.files(kafka)  # before they are read: what is replaced meanwhile is seen as a change
+        # before the files are read, so that a replacement during the read counts as a change
+        self._files = kafka_clients.credential_files_state(kafka)
         self._keys = keys_of(kafka)
-        self._producer = clients.producer(kafka, role, **_settings(times))
+        self._producer = kafka_clients.producer(kafka, role, **_settings(times))
 
     def send(self, stream: Stream, offset: int, value: bytes) -> None:
         """Hands one message over, signed where there are keys; its outcome comes later.
@@ -78,7 +81,10 @@ class Client:
     def _headers(self, topic: str, node: str, value: bytes) -> list[tuple[str, bytes]]:
         if self._keys is None:
             return []
-        from pipeline.signatures import HEADER, sign  # here: without keys an agent need not load OpenSSL
+        from pipeline.transport.signatures import (
+            HEADER,
+            sign,  # here: without keys an agent need not load OpenSSL
+        )
 
         return [(HEADER, sign(self._keys.signing(node), topic, value))]
 
@@ -95,7 +101,7 @@ class Client:
     @property
     def outdated(self) -> bool:
         """Whether a file with credentials is another one than this client was made with."""
-        return brokers.files(self._kafka) != self._files
+        return kafka_clients.credential_files_state(self._kafka) != self._files
 
     @property
     def alive(self) -> bool:
@@ -111,7 +117,7 @@ def keys_of(kafka: Kafka) -> NodeKeys | None:
     """The keys that messages are signed with; None where none are configured."""
     if kafka.node_keys is None:
         return None
-    from pipeline.signatures import NodeKeys
+    from pipeline.transport.signatures import NodeKeys
 
     return NodeKeys(kafka.node_keys)
 

@@ -22,7 +22,7 @@ from agents.node.uplink.streams import Pace, Stream, Streams
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import Event
-from pipeline.transport import Partition, brokers
+from pipeline.transport import Partition, kafka_clients
 from pipeline.transport.spool import SpoolTransport
 
 WAITING = 64
@@ -243,7 +243,7 @@ class Sender:
         self._asked = self._seen = self._settled = 0
         self._looked, self._well = float("-inf"), time.monotonic()
         self._stop = threading.Event()
-        brokers.settings(kafka, role)
+        kafka_clients.client_settings(kafka, role)
         if keys := keys_of(kafka):
             for node in nodes:
                 keys.signing(node)

@@ -17,9 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from pipeline import wire
 from pipeline.model.errors import GapError, WireError
-from pipeline.transport import Message, Partition
+from pipeline.transport import Message, Partition, wire
 from pipeline.transport.spool import SpoolTransport
 
 WINDOW = 512 << 10

@@ -1,0 +1,1 @@
+"""Ingest: messages are checked, admitted and stored, each exactly once."""
