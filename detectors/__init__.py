@@ -62,7 +62,7 @@ def configured(tables: Mapping[str, Mapping[str, Any]] = {}, source: str = "defa
 
 def listing(tables: Mapping[str, Mapping[str, Any]] = {}, source: str = "defaults") -> list[dict[str, Any]]:
     """One row per detector as it is set up, plain data."""
-    return [detector.row() for detector in configured(tables, source)]
+    return [detector.describe() for detector in configured(tables, source)]
 
 
 def explain(name: str, rows: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:

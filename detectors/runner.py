@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.detector import Detector
-from detectors.base.state import fitting
+from detectors.base.state import check_axes
 from detectors.corroboration import Corroboration
 from pipeline.model.records import LEVELS, SECOND, Event, Finding, Frame, Level
 from pipeline.model.signals import CATALOGUE, Signal
@@ -93,16 +93,16 @@ class Runner:
     ) -> None:
         self.off: dict[str, list[str]] = {}
         used: set[str] = set()
-        for detector in sorted(detectors, key=lambda d: d.rest):
-            if missing := detector.choose(used, signals_available, catalogue):
+        for detector in sorted(detectors, key=lambda d: d.takes_unused_signals):
+            if missing := detector.choose_signals(used, signals_available, catalogue):
                 self.off[detector.name] = missing
             else:
-                used.update(detector.looks_at())
+                used.update(detector.input_signals())
         self.detectors = [d for d in detectors if d.name not in self.off]
         self._all = tuple(detectors)
         self.errors: Counter[str] = Counter()
         self.corroboration = Corroboration()
-        self.available = Available([name for d in self.detectors for name in d.judges_by()], catalogue)
+        self.available = Available([name for d in self.detectors for name in d.deciding_signals()], catalogue)
         self.beat: Callable[[str], None] = _no_beat
         self._fresh = {d.name: d.snapshot() for d in self.detectors}
         self._tried: set[str] = set()  # who was restored lately, and has not failed since
@@ -116,7 +116,7 @@ class Runner:
 
         Of other signals frames need not be made.
         """
-        return frozenset(name for d in self._all for name in d.looks_at() if not name.startswith("event:"))
+        return frozenset(name for d in self._all for name in d.input_signals() if not name.startswith("event:"))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -125,11 +125,11 @@ class Runner:
 
     def listing(self) -> list[dict[str, Any]]:
         """One row of plain data per detector, those that are off too: what it is, how it is set, how it fares."""
-        return [{**_plain(d.row()), "off": self._lacks(d), "errors": self.errors[d.name]} for d in self._all]
+        return [{**_plain(d.describe()), "off": self._lacks(d), "errors": self.errors[d.name]} for d in self._all]
 
     def _lacks(self, detector: Detector) -> list[str]:
         """What it needs and the input never had, or has not had lately; such a detector goes on, and finds nothing."""
-        return self.off.get(detector.name) or detector.lacks(self.available.has)
+        return self.off.get(detector.name) or detector.missing_inputs(self.available.has)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the heartbeat, which belongs to a process."""
@@ -219,7 +219,7 @@ class Runner:
         """
         try:
             for entity in forgiven:
-                detector.forgive(entity, frames)
+                detector.accept_as_normal(entity, frames)
             return detector.observe(frames)
         except Exception as error:
             if detector.name not in self._tried:
@@ -260,7 +260,7 @@ class Runner:
                 continue
             try:
                 rich = {name: _rich(value) for name, value in saved.items()}
-                fitting(rich, fresh, detector.name)
+                check_axes(rich, fresh, detector.name)
                 detector.restore(rich)
                 self._tried.add(detector.name)
             except _OTHER_SHAPE as error:

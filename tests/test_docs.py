@@ -149,7 +149,7 @@ def test_every_signal_and_event_of_a_collector_stands_in_the_coverage() -> None:
 
 def test_every_detector_says_what_it_cannot_see() -> None:
     page = text("docs/detectors.md")
-    assert [cls.name for cls in DETECTORS if f"## {cls.name}\n" not in page or cls.blind not in page] == []
+    assert [cls.name for cls in DETECTORS if f"## {cls.name}\n" not in page or cls.cannot_see not in page] == []
 
 
 def test_the_commands_of_the_readme_are_targets_of_the_makefile() -> None:
@@ -232,7 +232,7 @@ def test_no_package_index_is_named() -> None:
 
 def test_the_alerts_page_names_the_detectors_that_a_person_can_teach() -> None:
     (paragraph,) = re.findall(r'"Not a fault" teaches .*?\n\n', text("docs/alerts.md"), re.DOTALL)
-    taught = {one.name for one in DETECTORS if one.forgive is not Detector.forgive or learns(one())}
+    taught = {one.name for one in DETECTORS if one.accept_as_normal is not Detector.accept_as_normal or learns(one())}
     assert set(re.findall(r"`(\w+)`", paragraph)) == taught
 
 

@@ -88,7 +88,7 @@ def no_cohort(detectors: list[Detector]) -> None:
     for streams in pieces(detectors, Streams):
         vars(streams)["step"] = _alone(streams.step)  # an experiment on this one object
     for peers in pieces(detectors, Peers):
-        vars(peers)["of"] = _nobody  # likewise
+        vars(peers)["groups"] = _nobody  # likewise
 
 
 def _alone(step: Callable[..., Any]) -> Callable[..., Any]:

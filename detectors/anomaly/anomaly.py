@@ -14,10 +14,10 @@ from detectors.anomaly.changes import LASTS, PEERS, Changes, Order
 from detectors.base.budget import DAY_S
 from detectors.base.cohorts import likeness
 from detectors.base.detector import Detector, notes, part
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.streams import USUAL_STEP
-from detectors.base.topology_index import members
+from detectors.base.topology_index import members_mask
 from pipeline.model.records import Finding, Frame, Level
 from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.model.topology import kind_of
@@ -71,8 +71,8 @@ class Anomaly(Detector):
     family: ClassVar[str] = "anomaly"
     device_class: ClassVar[str] = "custom"
     needs: ClassVar[tuple[str, ...]] = _SIGNALS
-    rest: ClassVar[bool] = True
-    blind: ClassVar[str] = (
+    takes_unused_signals: ClassVar[bool] = True
+    cannot_see: ClassVar[str] = (
         "Drifts slower than some 30 samples, a level that has been wrong since the first samples, one of many signals "
         "that moves alone, and whether a change is harm."
     )
@@ -84,14 +84,14 @@ class Anomaly(Detector):
 
     known: Known = part(Known)
     gates: Gates = part(Gates)
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
     changed: dict[str, dict[str, Any]] = notes()
     _orders: dict[str, tuple[tuple[int, int], Order]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.choose(frozenset(), None, CATALOGUE)
+        self.choose_signals(frozenset(), None, CATALOGUE)
 
-    def choose(
+    def choose_signals(
         self, used: Collection[str], available: Collection[str] | None, catalogue: Mapping[str, Signal]
     ) -> list[str]:
         declared = sorted(name for name, signal in catalogue.items() if CATALOGUE.get(name) is not signal)
@@ -104,18 +104,18 @@ class Anomaly(Detector):
         self.known.judge(by_class)
         return [] if by_class or available is None else [_UNUSED]
 
-    def judges_by(self) -> tuple[str, ...]:
-        return self.looks_at()
+    def deciding_signals(self) -> tuple[str, ...]:
+        return self.input_signals()
 
-    def lacks(self, there: Callable[[str], bool]) -> list[str]:
+    def missing_inputs(self, there: Callable[[str], bool]) -> list[str]:
         """One signal is enough."""
-        mine = self.looks_at()
+        mine = self.input_signals()
         return [] if any(map(there, mine)) else [" or ".join(mine[:_TOLD]) or _UNUSED]
 
-    def looks_at(self) -> tuple[str, ...]:
+    def input_signals(self) -> tuple[str, ...]:
         return tuple(s.name for changes in self.known.classes.values() for s in changes.signals)
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         tail = (1 - change_kernel.KNOWN) * math.exp(-self.limit)
         suspects = 1000 * DAY_S / USUAL_STEP * change_kernel.SCALES * tail**2
         return [
@@ -127,14 +127,14 @@ class Anomaly(Detector):
         ]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        self.gates.hear(frames)
+        self.gates.update(frames)
         found: list[Finding] = []
         holding = set(self.conditions)
         for device_class, changes in self.known.classes.items():
             frame = frames.get(device_class)
             if frame is not None and len(frame.entities) and any(s.name in frame.values for s in changes.signals):
                 found += self._judge(frame, changes, holding)
-        close(self.conditions, holding)
+        close_ended(self.conditions, holding)
         for entity in [e for e in self.changed if e not in holding]:
             del self.changed[entity]
         return found
@@ -142,7 +142,7 @@ class Anomaly(Detector):
     def _judge(self, frame: Frame, changes: Changes, holding: set[str]) -> list[Finding]:
         """One class; takes out of `holding` whose condition is over."""
         settings = (self.limit, self.memory, self.least)
-        on = changes.step(frame, self._order(frame), self.gates.working(frame), settings)
+        on = changes.step(frame, self._order(frame), self.gates.maintenance_mask(frame), settings)
         holding.difference_update(frame.entities if holding else ())
         found = []
         for i in np.flatnonzero(on).tolist():
@@ -153,7 +153,7 @@ class Anomaly(Detector):
             if changes.score[i] < 0:  # nothing was measured now
                 continue
             level = self._level(changes, i, entity)
-            if due := tell(self.conditions, entity, frame.time, changes.onset(i), level):
+            if due := due_report(self.conditions, entity, frame.time, changes.onset(i), level):
                 found.append(self._finding(frame, changes, i, due))
         return found
 
@@ -192,10 +192,10 @@ class Anomaly(Detector):
         first, peers = moved[0], self._peers(frame, changes, i)
         against = f"its own past and {peers} devices like it" if peers else "its own past"
         numbers = (against, peers, first.value - first.expected, first.unit)
-        compared = None if first.stirs else Compared(first.value, first.expected, None, *numbers)
+        compared = None if first.stirs else Comparison(first.value, first.expected, None, *numbers)
         clears = f"its moves become half as unusual, or the new level lasts for {LASTS} samples"
         strengths = {t.signal.name: round(t.score, 1) for t in moved}
-        more = evidence(clears, compared, moves=strengths, judged_signals=int(changes.judged[i]))
+        more = make_evidence(clears, compared, moves=strengths, judged_signals=int(changes.judged[i]))
         words = "; ".join(t.words for t in moved[:_SHOWN])
         summary = f"{frame.entities[i]} changed against {against}: {words}"
         names = [t.signal.name for t in moved]
@@ -210,11 +210,11 @@ class Anomaly(Detector):
             return int(measured) - 1 if measured >= PEERS else 0
         return 0
 
-    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+    def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """The level that it has now is the normal one."""
-        super().forgive(entity, frames)
+        super().accept_as_normal(entity, frames)
         for device_class, changes in self.known.classes.items():
             frame = frames.get(device_class)
             if frame is not None:
-                for i in np.flatnonzero(members((entity,), frame)).tolist():
+                for i in np.flatnonzero(members_mask((entity,), frame)).tolist():
                     changes.settle(i)

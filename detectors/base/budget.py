@@ -18,7 +18,7 @@ GPUS = 8  # per node: what is told per 1,000 node-days means 8-GPU nodes
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class FalseAlarms:
     """False statistical suspects of one detector, before hold and corroboration thin them out.
 
     threshold: at `step` s.   arl0: mean number of ticks between false alarms of one sound stream.
@@ -47,24 +47,24 @@ def threshold_for(ticks: float, slack: float = SLACK) -> float:
     return (low + high) / 2
 
 
-def budget(threshold: float, streams: int, step: float = USUAL_STEP, sides: int = 1) -> Budget:
+def false_alarms(threshold: float, streams: int, step: float = USUAL_STEP, sides: int = 1) -> FalseAlarms:
     """What `streams` sound streams of a node cost at a threshold, at a tick of `step` s.
 
     sides: 2 where less than normal is harm too: two sums, either of which may pass it.
     """
     run = arl0(threshold) / sides
-    return Budget(threshold, step, run, streams, 1000 * streams * DAY_S / step / run)
+    return FalseAlarms(threshold, step, run, streams, 1000 * streams * DAY_S / step / run)
 
 
-def rule(what: str) -> str:
+def rule_line(what: str) -> str:
     """The line of a detector without statistics: `what` it goes by."""
     return f"a rule on {what}: no statistical alarm rate"
 
 
-def in_words(channel: Channel, streams: int, step: float = USUAL_STEP) -> str:
+def budget_line(channel: Channel, streams: int, step: float = USUAL_STEP) -> str:
     """The budget as one line; of the channel itself, which knows whether it looks both ways."""
     threshold, sides = channel.limit(step), 1 + channel.both
-    b, alone = budget(threshold, streams, step, sides), arl0(threshold + ALONE) / sides
+    b, alone = false_alarms(threshold, streams, step, sides), arl0(threshold + ALONE) / sides
     years = b.arl0 * step / DAY_S / 365.25
     return (
         f"threshold {round(threshold, 1):g} at {step:g} s: a sound stream passes it once in {b.arl0:.2g} ticks"

@@ -33,7 +33,7 @@ class Cohorts:
         self._key: Key = ()
         self._groups = np.empty(0, np.int32)
 
-    def of(self, frame: Frame) -> NDArray[np.int32]:
+    def groups(self, frame: Frame) -> NDArray[np.int32]:
         key = (id(frame.topology), frame.topology.version, len(frame.entities))
         if key != self._key:
             self._key, self._groups = key, self._number(frame)
@@ -48,7 +48,7 @@ class Cohorts:
         return groups
 
 
-class Spans(Cohorts):
+class SpanningCohorts(Cohorts):
     """Numbers a frame's entities by their nearest ancestor of the first of `kinds` that spans `least` nodes.
 
     Who has none is of one unit with all others that have none, `fleet:CLASS`: of a fleet without a topology file, or
@@ -94,7 +94,7 @@ class Peers:
         self._groups = np.empty(0, np.int32)
         self._names: list[str] = []
 
-    def of(self, frame: Frame) -> NDArray[np.int32]:
+    def groups(self, frame: Frame) -> NDArray[np.int32]:
         """(N,) cohort of each entity; the same array until topology or fleet change."""
         key = (id(frame.topology), frame.topology.version, len(frame.entities))
         if key != self._key:
@@ -102,9 +102,9 @@ class Peers:
             self._groups, self._names = self._number(frame)
         return self._groups
 
-    def name(self, frame: Frame, i: int) -> str:
+    def cohort_name(self, frame: Frame, i: int) -> str:
         """The cohort of an entity in words."""
-        group = int(self.of(frame)[i])
+        group = int(self.groups(frame)[i])
         return self._names[group] if group >= 0 else "own past"
 
     def _number(self, frame: Frame) -> tuple[NDArray[np.int32], list[str]]:
@@ -138,7 +138,7 @@ def _attribute(topology: Topology, entity: str, name: str) -> object | None:
     return next((value for value in known if value is not None), None)
 
 
-class Index:
+class AncestorIndex:
     """Where each entity's ancestor of one kind stands in the frame of another class."""
 
     def __init__(self, kind: str) -> None:
@@ -146,7 +146,7 @@ class Index:
         self._key: Key = ()
         self._at = np.empty(0, np.int32)
 
-    def of(self, frame: Frame, other: Frame) -> NDArray[np.int32]:
+    def positions(self, frame: Frame, other: Frame) -> NDArray[np.int32]:
         """(N,) position in `other`; -1 where there is none."""
         key = (id(frame.topology), frame.topology.version, len(frame.entities), len(other.entities))
         if key != self._key:
@@ -156,8 +156,8 @@ class Index:
             self._key = key
         return self._at
 
-    def take(self, frame: Frame, other: Frame, signal: str) -> NDArray[np.float64]:
+    def ancestor_values(self, frame: Frame, other: Frame, signal: str) -> NDArray[np.float64]:
         """(N,) the ancestors' values of `signal`; NaN where there is no such ancestor."""
-        at = self.of(frame, other)
+        at = self.positions(frame, other)
         padded = np.append(other[signal], np.nan)
         return padded[at]

@@ -11,12 +11,12 @@ TOPS = (2.0**8 - 1, 2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1, 2.0**63, 2.0**64)
 does not answer reads; 2**64 is 2**64 - 1 as a float. On its way through one of them a counter is read a tick later."""
 
 
-def says_nothing(values: Floats) -> NDArray[np.bool_]:
+def is_unreadable(values: Floats) -> NDArray[np.bool_]:
     """Readings that no counter stands at."""
     return np.isin(values, TOPS) | (values < 0) | (values > TOPS[-1])
 
 
-def rise(last: Floats, now: Floats, peak: Floats, fresh: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def counter_increases(last: Floats, now: Floats, peak: Floats, fresh: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """What counters grew by since `last`, below 0 where they fell, and the new peaks; each cell is one counter.
 
     peak: from where one fell; NaN: it did not, or is back. One that leaps back over it grew by the rest only. `fresh`

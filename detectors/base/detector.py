@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from detectors.base.budget import in_words
-from detectors.base.state import one_length
+from detectors.base.budget import budget_line
+from detectors.base.state import check_one_length
 from detectors.base.streams import Streams
-from detectors.base.topology_index import members
+from detectors.base.topology_index import members_mask
 from pipeline.model.records import Event, Finding, Frame
 from pipeline.model.signals import Signal
 from pipeline.model.topology import Topology
@@ -66,8 +66,8 @@ class Detector(ABC):
     needs:        signals without which it is off; `event:KIND` stands for events of that kind.
     any_of:       signals of which one at least must be there, or it is off.
     wants:        signals that only corroborate.
-    blind:        one sentence: what it cannot see.
-    rest:         whether it judges what the others do not use, and so chooses its signals after them.
+    cannot_see:   one sentence: what it cannot see.
+    takes_unused_signals: whether it judges what the others do not use, and so chooses its signals after them.
     on_arrival:   kinds of events that are a finding by themselves: judge_event gets them as they arrive.
     """
 
@@ -77,29 +77,29 @@ class Detector(ABC):
     needs: ClassVar[tuple[str, ...]]
     any_of: ClassVar[tuple[str, ...]] = ()
     wants: ClassVar[tuple[str, ...]] = ()
-    blind: ClassVar[str]
-    rest: ClassVar[bool] = False
+    cannot_see: ClassVar[str]
+    takes_unused_signals: ClassVar[bool] = False
     on_arrival: ClassVar[tuple[str, ...]] = ()
 
-    def choose(
+    def choose_signals(
         self, used: Collection[str], available: Collection[str] | None, catalogue: Mapping[str, Signal]
     ) -> list[str]:
         """What it lacks of the input; a detector of the rest takes what is not `used` by the others. None: all.
 
         What it then judges must not depend on `available` in a way that a running pipeline, which passes None, lacks.
         """
-        return [] if available is None else self.lacks(lambda name: name in available)
+        return [] if available is None else self.missing_inputs(lambda name: name in available)
 
-    def judges_by(self) -> tuple[str, ...]:
+    def deciding_signals(self) -> tuple[str, ...]:
         """Signals that decide whether it is off."""
         return (*self.needs, *self.any_of)
 
-    def lacks(self, there: Callable[[str], bool]) -> list[str]:
+    def missing_inputs(self, there: Callable[[str], bool]) -> list[str]:
         """For want of what it is off, by what is there: the same question of a recording and of a running pipeline."""
         lacking = [name for name in self.needs if not there(name)]
         return lacking if not self.any_of or any(map(there, self.any_of)) else [*lacking, " or ".join(self.any_of)]
 
-    def looks_at(self) -> tuple[str, ...]:
+    def input_signals(self) -> tuple[str, ...]:
         """Signals, and `event:KIND`, of which it must have frames."""
         return (*self.needs, *self.any_of, *self.wants)
 
@@ -120,27 +120,27 @@ class Detector(ABC):
         """
         return None
 
-    def row(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What it is and how it is set, as plain data."""
         return {
             "name": self.name,
             "family": self.family,
             "class": self.device_class,
-            "needs": self.lacks(lambda _: False),
+            "needs": self.missing_inputs(lambda _: False),
             "wants": list(self.wants),
-            "blind": self.blind,
+            "blind": self.cannot_see,
             "settings": {f.name: getattr(self, f.name) for f in fields(self) if f.init},
-            "budget": self.budget(),
+            "budget": self.false_alarm_budget(),
             "about": inspect.getdoc(self) or "",
         }
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         """What its statistical streams cost in false alarms: a line for each metric, from its threshold."""
         count = _PER_NODE.get(self.device_class, 1)
         channels = {name: s.channel for part, piece in _parts(self) for name, s in _streams(part, piece)}
-        return [f"{name}: {in_words(c, count)}" for name, c in channels.items()]
+        return [f"{name}: {budget_line(c, count)}" for name, c in channels.items()]
 
-    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+    def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """A person said that what is found of `entity` is no fault: its streams take it for normal from now on.
 
         A group (`rack:r1`, `job:7`, `fleet:gpu`, `site:all`) stands for its members. A detector that overrides this
@@ -149,10 +149,10 @@ class Detector(ABC):
         frame = frames.get(self.device_class)
         if frame is None:
             return
-        mask = members((entity,), frame)
+        mask = members_mask((entity,), frame)
         for _, piece in _parts(self):
             if mask.any() and isinstance(piece, Streams):
-                piece.forget(mask)
+                piece.reset(mask)
 
     def grow(self, size: int) -> None:
         """Lengthens every memory() array to at least `size` cells."""
@@ -174,7 +174,7 @@ class Detector(ABC):
         Parts of a cell that the snapshot does not have yet, since it is of an older version, begin as in a new cell.
         Raises ValueError where arrays that belong together differ in length: compiled loops do not look where one ends.
         """
-        one_length({f.name: state[f.name] for f in _state_fields(self) if f.metadata[_STATE] is not None})
+        check_one_length({f.name: state[f.name] for f in _state_fields(self) if f.metadata[_STATE] is not None})
         for f in _state_fields(self):
             value = copy.deepcopy(state[f.name])
             if f.metadata[_STATE] is not None:

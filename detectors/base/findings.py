@@ -19,7 +19,7 @@ COMPARED = ("value", "expected", "spread", "cohort", "peers", "effect", "unit")
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Comparison:
     """One device against those that ought to be like it, in the unit of the signal.
 
     value:    what it shows.            expected: the median of its peers, or its own past.
@@ -42,17 +42,17 @@ class Compared:
         return {name: finite(getattr(self, name)) for name in COMPARED}
 
 
-def evidence(clears: str, compared: Compared | None = None, **more: Any) -> Mapping[str, Any]:
+def make_evidence(clears: str, compared: Comparison | None = None, **more: Any) -> Mapping[str, Any]:
     """The evidence of a finding: comparison, whatever else tells, and what would clear it."""
     return {**(compared.as_evidence() if compared else {}), **more, CLEARS: clears}
 
 
 REPEAT = 60 * SECOND
 SET_BACK = 600 * SECOND  # a clock that goes back by as much was set; frames come out of order by less. Chosen
-Open = dict[str, dict[str, Any]]
+OpenConditions = dict[str, dict[str, Any]]
 
 
-def tell(conditions: Open, key: str, time: int, onset: int, level: Level) -> tuple[int, Level] | None:
+def due_report(conditions: OpenConditions, key: str, time: int, onset: int, level: Level) -> tuple[int, Level] | None:
     """Onset and level to report now, or None if nothing is due. The onset of the first report stays; levels rise."""
     known = conditions.get(key)
     if known is None:
@@ -71,7 +71,7 @@ def tell(conditions: Open, key: str, time: int, onset: int, level: Level) -> tup
     return known["onset"], known["level"]
 
 
-def close(conditions: Open, holding: set[str]) -> None:
+def close_ended(conditions: OpenConditions, holding: set[str]) -> None:
     """Forgets the conditions that no longer hold."""
     for key in [k for k in conditions if k not in holding]:
         del conditions[key]

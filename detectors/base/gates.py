@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.event_data import seconds
+from detectors.base.event_data import read_duration
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
 
@@ -36,7 +36,7 @@ class Gates:
         self._ended: dict[str, int] = {}  # job -> its newest job_end
         self._masks: dict[str, tuple[object, NDArray[np.bool_]]] = {}  # class -> newest answer of `working`
 
-    def hear(self, frames: Mapping[str, Frame]) -> int | None:
+    def update(self, frames: Mapping[str, Frame]) -> int | None:
         """Takes the events of an instant; its time, None without a frame."""
         time = max((frame.time for frame in frames.values()), default=None)
         events = [e for frame in frames.values() for e in frame.events if e.kind in _HEARD]
@@ -58,7 +58,7 @@ class Gates:
             known[event.entity] = at
 
     def _begins(self, event: Event, now: int) -> None:
-        told = seconds(event.data.get("seconds"))
+        told = read_duration(event.data.get("seconds"))
         # who overruns what was announced by half is still at it; nobody is for longer than LONGEST
         until = LONGEST if told is None else min(int(1.5 * told * SECOND), LONGEST)
         self._working[event.entity] = min(event.time, now + LONGEST) + until  # may be announced ahead
@@ -70,28 +70,28 @@ class Gates:
             for entity in [e for e, at in known.items() if time - at > _REMEMBERED]:
                 del known[entity]
 
-    def in_work(self, entity: str, topology: Topology, time: int, settles: int = SETTLES) -> bool:
+    def in_maintenance(self, entity: str, topology: Topology, time: int, settles: int = SETTLES) -> bool:
         """Whether people work on it or on what it is part of, or did so less than `settles` us ago."""
         if not self._working and not self._worked:
             return False
         around = (entity, *topology.above(entity))
         return any(e in self._working or time - self._worked.get(e, -LONGEST) <= settles for e in around)
 
-    def changed(self, entity: str, topology: Topology) -> int | None:
+    def last_change(self, entity: str, topology: Topology) -> int | None:
         """When its versions, or those of what it is part of, changed last, or it was reset; within a day."""
         times = [self._changed[e] for e in (entity, *topology.above(entity)) if e in self._changed]
         return max(times, default=None)
 
-    def started(self, job: str) -> int | None:
+    def job_started_at(self, job: str) -> int | None:
         """The newest start that was told of a job, within a day: ranks that move start it anew."""
         return self._started.get(job)
 
-    def ended(self, job: str) -> int | None:
+    def job_ended_at(self, job: str) -> int | None:
         """When the end of a job was told, within a day; a job that started anew since then has none."""
         end = self._ended.get(job)
         return None if end is None or self._started.get(job, end - 1) >= end else end
 
-    def working(self, frame: Frame, settles: int = SETTLES) -> NDArray[np.bool_]:
+    def maintenance_mask(self, frame: Frame, settles: int = SETTLES) -> NDArray[np.bool_]:
         """(N,) `in_work` of a frame's entities."""
         if not self._working and not self._worked:
             return np.zeros(len(frame.entities), bool)

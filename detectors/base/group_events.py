@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.cohort_shift import LEAST_COHORT, LINGERS, MOST
-from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
-from detectors.base.streams import LIFT, Step
-from detectors.base.topology_index import Jobs
+from detectors.base.streams import LEAST_COHORT, LIFT, LINGERS, MOST, Step
+from detectors.base.topology_index import JobIndex
 from pipeline.model.records import SECOND, Finding, Frame
 from pipeline.model.topology import kind_of
 
@@ -73,10 +72,10 @@ class GroupEvents:
     quantity: Quantity
     hold: int = HOLD
     began: dict[str, dict[str, Any]] = field(default_factory=dict)
-    conditions: Open = field(default_factory=dict)
-    _jobs: Jobs = field(default_factory=Jobs, repr=False)
+    conditions: OpenConditions = field(default_factory=dict)
+    _jobs: JobIndex = field(default_factory=JobIndex, repr=False)
 
-    def take(
+    def update(
         self,
         frame: Frame,
         names: Sequence[str],
@@ -101,14 +100,14 @@ class GroupEvents:
             mine = [names[i] for i in group.struck.tolist()]
             if self._early(began, mine, frame, gates):
                 continue
-            entity = began.get("entity") or where(group, names, frame)
-            if entity in found or entity in blamed or gates.in_work(entity, frame.topology, frame.time):
+            entity = began.get("entity") or shared_entity(group, names, frame)
+            if entity in found or entity in blamed or gates.in_maintenance(entity, frame.topology, frame.time):
                 continue
             began["entity"] = entity
             onset = frame.time - int(np.median(step.held[group.struck])) * SECOND
-            if due := tell(self.conditions, key, frame.time, onset, "ticket"):
+            if due := due_report(self.conditions, key, frame.time, onset, "ticket"):
                 found[entity] = self._finding(frame, entity, group, mine, step, due[0], detector)
-        close(self.conditions, set(self.began))
+        close_ended(self.conditions, set(self.began))
         return [found[entity] for entity in sorted(found)]
 
     def _moving(self, step: Step, counted: Bools | None, cohort: Cohort, time: int) -> dict[str, Group]:
@@ -139,15 +138,18 @@ class GroupEvents:
         began["since"] = min(began["since"], time)  # the clock may have gone back
         if time - began["since"] < self.hold:
             return True
-        if sum(gates.in_work(e, topology, time) for e in members) > len(members) / 2:
+        if sum(gates.in_maintenance(e, topology, time) for e in members) > len(members) / 2:
             return True
         return sum(self._touched(e, frame, gates) for e in members) > len(members) / 2
 
     def _touched(self, entity: str, frame: Frame, gates: Gates) -> bool:
         """Whether its job began or ended, or its versions changed, less than the hold ago."""
         topology, time = frame.topology, frame.time
-        job = topology.above_of_kind(entity, "job") or self._jobs.of(entity, topology)
-        told = [gates.changed(entity, topology), *((gates.started(job), gates.ended(job)) if job else ())]
+        job = topology.above_of_kind(entity, "job") or self._jobs.job_on(entity, topology)
+        told = [
+            gates.last_change(entity, topology),
+            *((gates.job_started_at(job), gates.job_ended_at(job)) if job else ()),
+        ]
         return any(at is not None and 0 <= time - at < self.hold for at in told)
 
     def _finding(
@@ -182,7 +184,9 @@ class GroupEvents:
         told |= {"unit": unit, "direction": "less" if group.below else "more", "members": list(names[:_SHOWN])}
         score = float(np.median(step.score[group.struck]))
         signals = self.quantity.signals
-        return Finding(frame.time, onset, entity, detector, "ticket", score, summary, evidence(clears, **told), signals)
+        return Finding(
+            frame.time, onset, entity, detector, "ticket", score, summary, make_evidence(clears, **told), signals
+        )
 
     def snapshot(self) -> dict[str, Any]:
         return {"began": self.began, "conditions": self.conditions}
@@ -202,7 +206,7 @@ def _cohorts(step: Step) -> list[NDArray[np.int64]]:
     return np.split(at, np.flatnonzero(np.diff(step.groups[at])) + 1)
 
 
-def where(group: Group, names: Sequence[str], frame: Frame) -> str:
+def shared_entity(group: Group, names: Sequence[str], frame: Frame) -> str:
     """What those share that are off: the least thing that nearly all of them lie in and few others, else what the
     cohort shares: the entity that its words begin with, the nearest thing over all, or the fleet."""
     topology = frame.topology

@@ -33,7 +33,7 @@ _USUAL, _COUNT, _LEVEL, _SINCE, _ROWS = 0, 1, 2, 3, 4  # rows of what is kept of
 _OPEN = CATALOGUE["power.breaker"].states.index("tripped")
 
 
-class Feeds:
+class PowerFeeds:
     """Usual voltage and load of each unit, and since when it has been dark; plain data, a few units per row."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Feeds:
         self.dark: dict[str, dict[str, Any]] = {}
         """Entity -> since, looks, why, seen: those that had no power when they were looked at last."""
 
-    def look(self, frame: Frame | None, time: int) -> None:
+    def update(self, frame: Frame | None, time: int) -> None:
         """Takes the frame of class power, None if there is none at this instant."""
         if self.dark:
             self._lapse(time)

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def one_length(arrays: Mapping[str, Any]) -> None:
+def check_one_length(arrays: Mapping[str, Any]) -> None:
     """Raises ValueError unless arrays of one cell per entity, the last axis, are of one length."""
     lengths = {name: np.shape(cells)[-1:] for name, cells in arrays.items() if isinstance(cells, np.ndarray)}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"arrays of one length wanted, not {lengths}")
 
 
-def fitting(state: Any, blank: Any, name: str) -> None:
+def check_axes(state: Any, blank: Any, name: str) -> None:
     """Raises ValueError where an array has other axes than that of a fresh piece; an axis of 0 there may have grown."""
     if isinstance(blank, np.ndarray):
         axes, wanted = np.shape(state), blank.shape
@@ -27,7 +27,7 @@ def fitting(state: Any, blank: Any, name: str) -> None:
             raise ValueError(f"{name}: {wanted} wanted, not {axes}; 0 stands for any number")
     elif isinstance(blank, dict) and isinstance(state, Mapping):
         for key in blank.keys() & state.keys():
-            fitting(state[key], blank[key], f"{name}.{key}")
+            check_axes(state[key], blank[key], f"{name}.{key}")
 
 
 def grown(array: NDArray[Any], size: int, fill: float) -> NDArray[Any]:

@@ -36,16 +36,16 @@ def grouped_mad(values: Floats, groups: NDArray[np.int32]) -> tuple[Floats, NDAr
     return grouped_median(np.abs(values - median), groups)
 
 
-def z_of(score: Floats, n: NDArray[np.int64]) -> Floats:
+def trend_z(score: Floats, n: NDArray[np.int64]) -> Floats:
     """z of sums of signs over all pairs of `n` values each; 0 where there are no pairs."""
     variance = n * (n - 1.0) * (2.0 * n + 5.0) / 18.0
     return np.asarray((score - np.sign(score)) / np.sqrt(np.maximum(variance, 1.0)))
 
 
-def z_of_rows(series: Floats) -> Floats:
+def row_trend_z(series: Floats) -> Floats:
     """(N,) z of each row of (N, T); NaN are instants without a value."""
     score = np.zeros(len(series))
     for lag in range(1, series.shape[1]):
         later, earlier = series[:, lag:], series[:, :-lag]  # a comparison with NaN is neither more nor less
         score += (later > earlier).sum(axis=1) - (later < earlier).sum(axis=1)
-    return z_of(score, np.isfinite(series).sum(axis=1))
+    return trend_z(score, np.isfinite(series).sum(axis=1))

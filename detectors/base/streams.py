@@ -3,21 +3,148 @@
 A sample is compared with its cohort's median, less the device's own slowly learnt offset, in a scale shrunk between its
 own and the cohort's variance and widened for autocorrelation; clipped, it is summed as in Page (1954), Biometrika 41,
 100-115. Numbers in single precision: 24 bytes a stream.
+
+Which cohorts are off as one, so that nobody can say which member is odd; and which members stand out all the same.
+
+With more than three in ten on one side the median is near its breakdown (Huber, Robust Statistics, 1981, section 1.4).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
-from detectors.base.cohort_shift import Moved
 from detectors.base.findings import SET_BACK
 from pipeline.model.records import SECOND
+
+MOST = 0.3  # share of a cohort on one side above which the cohort is the event
+LEAST_COHORT = 4  # members from which a share means something; chosen
+LINGERS = 300 * SECOND
+"""So long after its share was last too large a cohort counts as moved, so that a share at the limit does not flicker:
+half of the hold of a page. Chosen."""
+KNOWN = 900  # s for which a member was off before the others: it has been blamed, and what others do changes nothing
+LONG = 300  # s of being off that count as a condition where more than MOST were off for so long: half of a hold; chosen
+_BEYOND = 1.5
+"""Times what the others are off by, and one least effect more, for a member that stands out of a cohort that moved:
+members of a cohort that one cause moves differ by less. Chosen."""
+_SURE = 600  # s for which it must: what moves a cohort reaches its members one after another
+
+
+class Told(Protocol):
+    """What is asked of a Step: (N,) each."""
+
+    on: Bools
+
+    @property
+    def off(self) -> NDArray[np.int8]: ...
+    @property
+    def effect(self) -> NDArray[np.float32]: ...
+    @property
+    def held(self) -> NDArray[np.int64]: ...
+    @property
+    def measured(self) -> Bools: ...
+    @property
+    def groups(self) -> NDArray[np.int32]: ...
+
+
+def _flags() -> Bools:
+    return np.zeros(0, bool)
+
+
+@dataclass
+class CohortShift:
+    """The cohorts of one metric that are off as one; a piece of Streams.
+
+    cohort: (N,) whether a stream is of one.   seen: (N,) when its share was last too large.
+    known:  (N,) was off long before its cohort moved.
+    """
+
+    cohort: Bools = field(default_factory=_flags)
+    seen: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    known: Bools = field(default_factory=_flags)
+
+    def lengthen(self, size: int) -> None:
+        more = size - len(self.cohort)
+        self.cohort, self.known = (np.append(a, np.zeros(more, bool)) for a in (self.cohort, self.known))
+        self.seen = np.append(self.seen, np.zeros(more, np.int64))
+
+    def update(self, told: Told, size: NDArray[np.int32], delta: float, time: int) -> Bools:
+        """(N,) whose cohort moved, but for those that stand out of it.
+
+        size: (G,) members of each cohort that were measured.   delta: least effect that matters.
+
+        Many that are off alike widen the spread of their cohort, and the sums of some rise late, at exactly half of the
+        cohort never: they count all the same, as soon as one of them has a condition or so many were off for LONG. A
+        cohort of which nobody is measured stays as it is.
+        """
+        n = len(told.groups)
+        cohort, known = self.cohort[:n], self.known[:n]
+        off = told.off
+        if not (off.any() or cohort.any()):
+            known[:] = False
+            return np.zeros(n, bool)
+        over = _over(told, off, size)
+        if over.any() or cohort.any():
+            self._follow(told.groups, over, size == 0, time)
+        known[:] = told.on & (known | ((told.held >= KNOWN) & ~cohort))
+        moved = cohort & ~known
+        return moved & ~_beyond(told, off, moved, delta) if moved.any() else moved
+
+    def _follow(self, groups: NDArray[np.int32], over: Bools, unseen: Bools, time: int) -> None:
+        """Which cohorts move now, and since when each was last too large a share. over, unseen: (G,)"""
+        cohort, seen, mine = self.cohort[: len(groups)], self.seen[: len(groups)], groups >= 0
+        before = np.bincount(groups[mine & cohort], minlength=len(over)) > 0
+        last = np.zeros(len(over), np.int64)
+        np.maximum.at(last, groups[mine], seen[mine])
+        last[over | (before & unseen)] = time
+        goes_on = over | (before & (time - last >= 0) & (time - last <= LINGERS))
+        cohort[:] = np.append(goes_on, False)[groups]
+        seen[:] = np.where(cohort, np.append(last, 0)[groups], 0)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"cohort": self.cohort.copy(), "seen": self.seen.copy(), "known": self.known.copy()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.cohort, self.seen, self.known = state["cohort"], state["seen"], state["known"]
+
+
+def _over(told: Told, off: NDArray[np.int8], size: NDArray[np.int32]) -> Bools:
+    """(G,) cohorts of which more than MOST are off on one side."""
+    over = np.zeros(len(size), bool)
+    at = np.flatnonzero((off != 0) & (told.groups >= 0))
+    for side in (1, -1):
+        mine = at[off[at] == side]
+        if len(mine) and (_count_members(told.groups[mine], size) > MOST * size).any():
+            mine = mine[told.measured[mine]]
+            chosen = (mine, mine[told.on[mine]], mine[told.held[mine] >= LONG])
+            many, on, long = (_count_members(told.groups[one], size) for one in chosen)
+            over |= (many > MOST * size) & ((on > 0) | (long > MOST * size)) & (size >= LEAST_COHORT)
+    return over
+
+
+def _count_members(groups: NDArray[np.int32], size: NDArray[np.int32]) -> NDArray[np.int64]:
+    """(G,) how often each cohort is among `groups`."""
+    return np.bincount(groups, minlength=len(size))
+
+
+def _beyond(told: Told, off: NDArray[np.int8], moved: Bools, delta: float) -> Bools:
+    """(N,) those that are off by far more than the others of their cohort that are off, and have been for long."""
+    at = np.flatnonzero(moved & (off != 0))
+    effect = np.abs(told.effect[at])
+    key = 2 * told.groups[at].astype(np.int64) + (off[at] > 0)  # of those of a cohort that are off on one side
+    order = np.lexsort((effect, key))
+    _, first, inverse, many = np.unique(key[order], return_index=True, return_inverse=True, return_counts=True)
+    ranked = effect[order]
+    median = (ranked[first + (many - 1) // 2] + ranked[first + many // 2]) / 2
+    beyond = np.zeros(len(moved), bool)
+    beyond[at[order]] = ranked >= _BEYOND * median[inverse] + delta
+    return beyond & told.on & (told.held >= _SURE)
+
 
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
@@ -116,7 +243,7 @@ class Step:
 
     @property
     def judged(self) -> Bools:
-        return np.asarray((_counts(self._words) >= LEARN) & self.measured)
+        return np.asarray((_sample_counts(self._words) >= LEARN) & self.measured)
 
     @property
     def measured(self) -> Bools:
@@ -159,7 +286,7 @@ class Streams:
     last: int = 0
     step_s: float = 0.0
     _room: Singles = field(default_factory=lambda: np.empty((5, 0), np.float32), repr=False)
-    _moved: Moved = field(default_factory=Moved, repr=False)
+    _moved: CohortShift = field(default_factory=CohortShift, repr=False)
     _alone: Bools = field(default_factory=lambda: np.zeros(0, bool), repr=False)
     _groups: NDArray[np.int32] | None = field(default=None, repr=False)
     _settings: tuple[Channel, Singles] | None = field(default=None, repr=False)
@@ -169,7 +296,7 @@ class Streams:
     @property
     def counts(self) -> NDArray[np.uint32]:
         """(N,) samples that each stream has learnt from, 2,047 at most."""
-        return _counts(self.cells[kernel.WORD].view(np.uint32))
+        return _sample_counts(self.cells[kernel.WORD].view(np.uint32))
 
     def step(self, values: Floats, groups: NDArray[np.int32], time: int, gate: Bools | None = None) -> Step:
         """Takes one sample per entity: positive is harm, NaN is none; an instant not after the last one is ignored.
@@ -203,7 +330,7 @@ class Streams:
             still, learnt, young, as_they_were = kept
             cells[: len(learnt), still], cells[:, young] = learnt, as_they_were
         step = Step(cells, words, residual, cohort, self.channel)
-        step.moved = self._moved.take(step, cohort.size, self.channel.delta, self.last)
+        step.moved = self._moved.update(step, cohort.size, self.channel.delta, self.last)
         self._lift(step)
         return step
 
@@ -213,7 +340,7 @@ class Streams:
         Then those that had not learnt enough before, all of which stays as it is: they begin when the cohort is well.
         """
         moved = np.flatnonzero(self._moved.cohort[: len(words)])
-        old = _counts(words[moved]) >= LEARN
+        old = _sample_counts(words[moved]) >= LEARN
         still, young = moved[old], moved[~old]
         return still, self.cells[: kernel.VARIANCE + 1, still].copy(), young, self.cells[:, young].copy()
 
@@ -227,9 +354,9 @@ class Streams:
         for mine in ((side != 0) & told.moved, better):
             if (old & mine).any():
                 alike = np.isin(told.groups, told.groups[old & mine]) & ~told.alone
-                self.forget(mine & (alike | old))
+                self.reset(mine & (alike | old))
 
-    def forget(self, mask: Bools) -> None:
+    def reset(self, mask: Bools) -> None:
         """Learns these anew: another device, another version, or a person said that it is no fault."""
         self._grow(len(mask))
         self.cells[:, : len(mask)][:, mask] = 0.0
@@ -278,7 +405,7 @@ class Streams:
         changed = np.zeros(len(alone), bool)
         changed[:known] = self._alone[:known] != alone[:known]
         if changed.any():
-            self.forget(changed)
+            self.reset(changed)
         count = int(groups.max(initial=-1)) + 1
         order = np.argsort(groups.astype(np.int16) if count < 2**15 else groups, kind="stable").astype(np.int32)
         self._order = order[np.count_nonzero(alone) :]
@@ -286,5 +413,5 @@ class Streams:
         self._groups, self._alone = groups.copy(), alone
 
 
-def _counts(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+def _sample_counts(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return np.asarray((words >> kernel.COUNT_SHIFT) & kernel.COUNT_BITS)

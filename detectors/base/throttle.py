@@ -15,18 +15,18 @@ THROTTLE = sum(NAMES)
 _HIGHEST = 2.0**53  # from which a float holds no single bits any more: such a reading is none, nor is one below 0
 
 
-def bits_of(told: ArrayLike) -> tuple[NDArray[np.uint64], Bools]:
+def read_reasons(told: ArrayLike) -> tuple[NDArray[np.uint64], Bools]:
     """(N,) the reasons, 0 where they are not known; and where they are."""
     values = np.asarray(told, np.float64)
     known = np.asarray((values >= 0) & (values < _HIGHEST))  # False of NaN, too
     return np.where(known, values, 0).astype(np.uint64), known
 
 
-def has(bits: NDArray[np.uint64], reasons: int) -> Bools:
+def has_reason(bits: NDArray[np.uint64], reasons: int) -> Bools:
     """(N,) which have any of some reasons."""
     return np.asarray((bits & np.uint64(reasons)) != 0)
 
 
-def named(bits: int) -> str:
+def reason_names(bits: int) -> str:
     """Throttle bits for a sentence; empty if there are none."""
     return " and ".join(f"{name} 0x{bit:x}" for bit, name in NAMES.items() if bits & bit)

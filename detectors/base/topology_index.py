@@ -14,7 +14,7 @@ from pipeline.model.records import Frame
 from pipeline.model.topology import Topology, kind_of
 
 
-class Homes:
+class TopologyIndex:
     """What lies above the devices of a class, as positions and members; renewed when topology or fleet has changed."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Homes:
         self._nodes: NDArray[np.intp] = np.empty(0, np.intp)
         self._known_nodes = -1
 
-    def renew(self, names: Sequence[str], topology: Topology) -> None:
+    def update(self, names: Sequence[str], topology: Topology) -> None:
         """Walks the topology, if it is another."""
         key = (id(topology), topology.version, len(names))
         if key == self._key:
@@ -39,17 +39,17 @@ class Homes:
             for entity in above:
                 self._members.setdefault(entity, []).append(i)
 
-    def members(self, entity: str) -> list[int]:
+    def devices_below(self, entity: str) -> list[int]:
         """Positions of the devices below an entity."""
         return self._members.get(entity, [])
 
-    def places(self, entity: str) -> NDArray[np.intp]:
+    def positions_below(self, entity: str) -> NDArray[np.intp]:
         """`members` as an array."""
         if entity not in self._places:
             self._places[entity] = np.array(self._members.get(entity, []), np.intp)
         return self._places[entity]
 
-    def nodes(self, names: Sequence[str]) -> NDArray[np.intp]:
+    def node_positions(self, names: Sequence[str]) -> NDArray[np.intp]:
         """Per device the position of its node among `names`; -1 where none of them is above it."""
         if len(names) != self._known_nodes:
             at = {name: i for i, name in enumerate(names)}
@@ -57,12 +57,12 @@ class Homes:
             self._known_nodes, self._nodes = len(names), np.array([at.get(node, -1) for node in nearest], np.intp)
         return self._nodes
 
-    def above(self, position: int) -> tuple[str, ...]:
+    def ancestors(self, position: int) -> tuple[str, ...]:
         """What lies above a device, nearest first."""
         return self._above[position]
 
 
-class Places:
+class FramePositions:
     """Index of each entity of a frame of one class, renewed when the frame grew."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Places:
         return float(column[place]) if 0 <= place < len(column) else float("nan")
 
 
-class Jobs:
+class JobIndex:
     """GPU -> the job of the rank on it, and node -> its GPUs; renewed when the topology changed."""
 
     def __init__(self) -> None:
@@ -86,12 +86,12 @@ class Jobs:
         self._of: dict[str, str] = {}
         self._in: dict[str, list[str]] = {}
 
-    def of(self, gpu: str, topology: Topology) -> str | None:
+    def job_on(self, gpu: str, topology: Topology) -> str | None:
         """The job on a GPU; None if none is known."""
         self._renew(topology)
         return self._of.get(gpu)
 
-    def gpus(self, node: str, topology: Topology) -> frozenset[str]:
+    def gpus_of(self, node: str, topology: Topology) -> frozenset[str]:
         """The GPUs of a server."""
         self._renew(topology)
         return frozenset(self._in.get(node, ()))
@@ -117,7 +117,7 @@ _WORK = frozenset({"job", "stage"})
 """Kinds that run on devices: those are above their ranks, not below the kind itself."""
 
 
-def members(named: Collection[str], frame: Frame) -> NDArray[np.bool_]:
+def members_mask(named: Collection[str], frame: Frame) -> NDArray[np.bool_]:
     """(N,) who of a frame is named, is below what is named, or carries the ranks of a job or stage that is."""
     wanted, above = frozenset(named), frame.topology.above
     if wanted & {EVERYTHING, f"fleet:{frame.device_class}"}:
@@ -128,10 +128,10 @@ def members(named: Collection[str], frame: Frame) -> NDArray[np.bool_]:
     return np.fromiter(found, bool, len(frame.entities))
 
 
-def take(waiting: list[str], frame: Frame) -> NDArray[np.bool_] | None:
+def pop_members_mask(waiting: list[str], frame: Frame) -> NDArray[np.bool_] | None:
     """(N,) whom `waiting` names or stands for, which is emptied; None: nobody waits."""
     if not waiting:
         return None
     named = tuple(waiting)
     waiting.clear()
-    return members(named, frame)
+    return members_mask(named, frame)

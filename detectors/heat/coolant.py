@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import topology_index
-from detectors.base.budget import DAY_S, arl0, rule
+from detectors.base.budget import DAY_S, arl0, rule_line
 from detectors.base.cohorts import likeness
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.findings import Open, close, tell
+from detectors.base.findings import OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.streams import ALONE, USUAL_STEP, Bools, Channel, Floats, Step, Streams
 from detectors.heat.coolant_loops import (
@@ -83,7 +83,7 @@ class Coolant(Detector):
         *("coolant.supply_temperature", "coolant.return_temperature", "coolant.pressure", "pump.speed"),
         *("gpu.power", "gpu.throttle_reasons", "event:maintenance_start", "event:maintenance_end"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "A single node's cold plate, fouling over weeks, and whether water, valve or heat exchanger warms the supply; "
         "it does not foretell the minutes until a loop's GPUs throttle."
     )
@@ -121,7 +121,7 @@ class Coolant(Detector):
     slow: Floats = memory(np.nan)
     rapid_at: NDArray[np.int64] = memory(-_REMEMBERED, np.int64)
     jumped_at: NDArray[np.int64] = memory(-_REMEMBERED, np.int64)
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
     _loops: Loops = field(default_factory=Loops, init=False, repr=False)
     _key: tuple[int, int] = field(default=(-1, -1), init=False, repr=False)
     _alone: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), init=False, repr=False)
@@ -132,14 +132,14 @@ class Coolant(Detector):
         self.warmth.channel = Channel(0.3, self.temperature_delta, 0.9, self.threshold)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        self.gates.hear(frames)
+        self.gates.update(frames)
         frame = frames.get("coolant")
         if frame is None or not len(frame.entities):
             return []
         n = len(frame.entities)
         self.grow(n)
         self._forgiven(frame)
-        gate = ~self.gates.working(frame)
+        gate = ~self.gates.maintenance_mask(frame)
         values = _read(frame)
         baseline = self._baselines(n)
         # what comparable loops share is taken out, so that a loop that is measured alone is judged by its own past
@@ -168,34 +168,34 @@ class Coolant(Detector):
         low = (seen.flow.on | (self.low[:n] >= 2)) & ~self.back[:n]
         bad = low | seen.warmth.on
         holding = {frame.entities[i] for i in np.flatnonzero(bad).tolist()}
-        close(self.conditions, holding | ({every.entity} if every else set()))
+        close_ended(self.conditions, holding | ({every.entity} if every else set()))
         found = list[Finding | None]()
-        if every and (due := tell(self.conditions, every.entity, frame.time, every.onset, every.level)):
+        if every and (due := due_report(self.conditions, every.entity, frame.time, every.onset, every.level)):
             found.append(replace(every.finding, onset=due[0], level=due[1]))
         if bad.any():
             measured = np.isfinite(frame["coolant.flow"]) | np.isfinite(frame["coolant.supply_temperature"])
             found += [self._finding(seen, i) for i in np.flatnonzero(bad & measured & gate).tolist()]
         return [one for one in found if one is not None]
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         own = {"flow": self.flow, "warmth": self.warmth}
         together = {"flow together": self.shared.flow, "warmth together": self.shared.warmth}
         return [
             *(f"{name}: {in_words(streams.channel)}" for name, streams in (own | together).items()),
-            f"witnesses: {rule('pressure, pump speed and power, which tell nothing by themselves')}",
-            f"collapse: {rule(f'two samples in a row under {self.collapse:.0%} of the usual flow')}",
+            f"witnesses: {rule_line('pressure, pump speed and power, which tell nothing by themselves')}",
+            f"collapse: {rule_line(f'two samples in a row under {self.collapse:.0%} of the usual flow')}",
         ]
 
-    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+    def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """A loop, or all below what loops share, is learnt anew from the next frame of loops on."""
         self.forgiven.append(entity)
 
     def _forgiven(self, frame: Frame) -> None:
-        mask = topology_index.take(self.forgiven, frame)
+        mask = topology_index.pop_members_mask(self.forgiven, frame)
         if mask is None:
             return
         for piece in (self.flow, self.warmth, self.pressure, self.speed, self.shared, self.balance):
-            piece.forget(mask)
+            piece.reset(mask)
         for cells in (self.ready, self.low, self.large_since, self.back, self.well):
             cells[: len(mask)][mask] = 0
         for at in (self.rapid_at, self.jumped_at):
@@ -244,7 +244,7 @@ class Coolant(Detector):
         began = [time - int(seen.flow.held[i]) * SECOND] * int(seen.flow.on[i] and not self.back[i])
         began += [time - int(seen.warmth.held[i]) * SECOND] * int(seen.warmth.on[i])
         began += [int(self.low_since[i])] * int(self.low[i] >= 2)
-        due = tell(self.conditions, frame.entities[i], time, min(began), verdict.level)
+        due = due_report(self.conditions, frame.entities[i], time, min(began), verdict.level)
         return None if due is None else finding(seen, i, due, verdict, self, self._loops, peers)
 
     def jumped(self, i: int, time: int) -> bool:

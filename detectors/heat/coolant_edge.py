@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.budget import rule
+from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, memory, notes
-from detectors.base.event_data import Told, number, read_event, told, values
-from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.event_data import EdgeEvent, as_edge_event, edge_events, read_number, values_by_entity
+from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from detectors.heat.coolant_loops import DOUBTED
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level
 from pipeline.model.signals import CATALOGUE
@@ -48,7 +48,7 @@ class CoolantEdge(Detector):
     needs: ClassVar[tuple[str, ...]] = _SIGNALS[:1]
     wants: ClassVar[tuple[str, ...]] = (*_SIGNALS[1:], *(f"event:{kind}" for kind in _KINDS))
     on_arrival: ClassVar[tuple[str, ...]] = _KINDS
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Slow declines, a collapse within 30 looks after the agent began, and whether a sensor failed to 0 or the loop."
     )
 
@@ -58,7 +58,7 @@ class CoolantEdge(Detector):
     collapsed: dict[str, dict[str, dict[str, Any]]] = notes()
     usual: NDArray[np.float64] = memory(np.nan)
     looks: NDArray[np.int64] = memory(0, np.int64)
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
@@ -67,29 +67,29 @@ class CoolantEdge(Detector):
         stands = self._pressures(frames.get("coolant"))
         fresh, brief = self._hear(frames)
         seen = self._look(frames.get("coolant"))
-        close(self.conditions, set(self.collapsed))
+        close_ended(self.conditions, set(self.collapsed))
         found = [self._brief(said, time) for said in brief if said.entity not in self.collapsed]
         for entity in sorted((fresh | seen) & set(self.collapsed)):
             sensors = self.collapsed[entity]
             onset = min(sensor["onset"] for sensor in sensors.values())
             doubted = set(sensors) == {"coolant.flow"} and entity in stands
-            if due := tell(self.conditions, entity, time, onset, "suspect" if doubted else "page"):
+            if due := due_report(self.conditions, entity, time, onset, "suspect" if doubted else "page"):
                 found.append(self._finding(entity, time, due, sensors, doubted))
         return found
 
     def judge_event(self, event: Event, topology: Topology) -> Finding | None:
         """A page, unless the event says that the loop's pressure stands."""
-        said, signal = read_event(event), str(event.data.get("signal"))
+        said, signal = as_edge_event(event), str(event.data.get("signal"))
         if said is None or not said.active or signal not in _SIGNALS or event.entity in self.conditions:
             return None
         others = event.data.get("others")
-        pressure = number(others.get(_SIGNALS[1]), 0.0, _MOST) if isinstance(others, Mapping) else None
+        pressure = read_number(others.get(_SIGNALS[1]), 0.0, _MOST) if isinstance(others, Mapping) else None
         if signal == _SIGNALS[0] and pressure is not None and pressure >= 1 - _NEAR:
             return None
         return self._finding(event.entity, event.time, (said.since, "page"), {signal: _sensor(said)}, False)
 
-    def budget(self) -> list[str]:
-        return [rule("collapses of flow and pressure that agents tell")]
+    def false_alarm_budget(self) -> list[str]:
+        return [rule_line("collapses of flow and pressure that agents tell")]
 
     def _pressures(self, frame: Frame | None) -> set[str]:
         """Loops whose pressure is measured and stands near its usual value, which is followed slowly."""
@@ -108,11 +108,11 @@ class CoolantEdge(Detector):
         looks += takes
         return {frame.entities[i] for i in np.flatnonzero(near).tolist()}
 
-    def _hear(self, frames: Mapping[str, Frame]) -> tuple[set[str], list[Told]]:
+    def _hear(self, frames: Mapping[str, Frame]) -> tuple[set[str], list[EdgeEvent]]:
         """Takes the events: (who collapsed, collapses that began and ended within these frames)."""
-        fresh: dict[tuple[str, str], Told] = {}
-        brief: list[Told] = []
-        for said in told(frames, _KINDS):
+        fresh: dict[tuple[str, str], EdgeEvent] = {}
+        brief: list[EdgeEvent] = []
+        for said in edge_events(frames, _KINDS):
             signal = str(said.event.data.get("signal"))
             if signal not in _SIGNALS:
                 continue
@@ -132,7 +132,7 @@ class CoolantEdge(Detector):
         """Whose sensors are seen; those that are well for long enough are let go."""
         seen: set[str] = set()
         for signal in _SIGNALS:
-            for entity, value in values(frame, signal).items():
+            for entity, value in values_by_entity(frame, signal).items():
                 sensor = self.collapsed.get(entity, {}).get(signal)
                 if sensor is None:
                     continue
@@ -145,13 +145,13 @@ class CoolantEdge(Detector):
                         del self.collapsed[entity]
         return seen
 
-    def _brief(self, said: Told, time: int) -> Finding:
+    def _brief(self, said: EdgeEvent, time: int) -> Finding:
         signal = str(said.event.data["signal"])
         summary = f"{said.entity}: {_word(signal)} collapsed for less than a frame"
-        shown = evidence(
+        shown = make_evidence(
             "it is over",
-            value=number(said.event.data.get("value"), 0.0, _MOST),
-            usual=number(said.event.data.get("usual"), 0.0, _MOST),
+            value=read_number(said.event.data.get("value"), 0.0, _MOST),
+            usual=read_number(said.event.data.get("usual"), 0.0, _MOST),
             seconds=(time - said.since) / SECOND,
         )
         return Finding(time, said.since, said.entity, self.name, "suspect", 0.5, summary, shown, (signal,))
@@ -167,13 +167,13 @@ class CoolantEdge(Detector):
         shown: dict[str, Any] = {s: {"value": sensors[s]["value"], "limit": sensors[s]["limit"]} for s in signals}
         clears = "ends when the sensor shows well in two frames, or its agent says so"
         summary = f"{entity} collapsed: {words}" + (", but its pressure stands: the meter?" if doubted else "")
-        score, more = float(len(signals)), evidence(clears, None, **{DOUBTED: doubted}, **shown)
+        score, more = float(len(signals)), make_evidence(clears, None, **{DOUBTED: doubted}, **shown)
         return Finding(time, due[0], entity, self.name, due[1], score, summary, more, signals)
 
 
-def _sensor(said: Told) -> dict[str, Any]:
+def _sensor(said: EdgeEvent) -> dict[str, Any]:
     """What is kept of a sensor that collapsed."""
-    usual, share, value = (number(said.event.data.get(name), 0.0, _MOST) for name in _NUMBERS)
+    usual, share, value = (read_number(said.event.data.get(name), 0.0, _MOST) for name in _NUMBERS)
     limit = usual * share if usual is not None and share is not None else None
     return {"onset": said.since, "limit": limit, "value": value, "well": 0}
 

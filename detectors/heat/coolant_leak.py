@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from detectors.base.budget import rule
+from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, notes, part
-from detectors.base.event_data import read_event, told, values
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.event_data import as_edge_event, edge_events, values_by_entity
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.streams import Floats
 from detectors.heat.drift import SURE, Drifts, trend_in_words
@@ -83,7 +83,7 @@ class Reservoirs:
         """Somebody worked on it: what the level did before says nothing."""
         if place < len(self.bins):
             self.bins[place] = np.nan
-            self.days.forget(np.arange(len(self.bins)) == place)
+            self.days.reset(np.arange(len(self.bins)) == place)
 
     def snapshot(self) -> dict[str, Any]:
         return {
@@ -166,7 +166,7 @@ class CoolantLeak(Detector):
     any_of: ClassVar[tuple[str, ...]] = (_SIGNAL, "reservoir.level")
     wants: ClassVar[tuple[str, ...]] = ("event:leak", "coolant.pressure")
     on_arrival: ClassVar[tuple[str, ...]] = ("leak",)
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Leaks of less than 3 % of a reservoir where no rope lies, which rack leaks before its rope is wet, and "
         "condensation taken for a leak."
     )
@@ -181,30 +181,30 @@ class CoolantLeak(Detector):
     levels: Reservoirs = part(Reservoirs)
     gates: Gates = part(Gates)
     losses: dict[str, dict[str, Any]] = notes()
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
             return []
         time = max(frame.time for frame in frames.values())
-        over = self._hear(frames) | self._look(values(frames.get("leak"), _SIGNAL), time)
+        over = self._hear(frames) | self._look(values_by_entity(frames.get("leak"), _SIGNAL), time)
         dry = (over - set(self.leaks)) & set(self.conditions)
         found = [self._cleared(e, time, self.conditions[e]) for e in sorted(dry)]
         self._measure(frames)
-        close(self.conditions, set(self.leaks) | set(self.losses))
+        close_ended(self.conditions, set(self.leaks) | set(self.losses))
         above = next(iter(frames.values())).topology.above
         for entity, leak in sorted(self.leaks.items()):
             sank = [self.losses[e]["onset"] for e in above(entity) if e in self.losses]  # it leaked before it was felt
-            if due := tell(self.conditions, entity, time, min([leak["onset"], *sank]), _LEVELS[leak["leak"]]):
+            if due := due_report(self.conditions, entity, time, min([leak["onset"], *sank]), _LEVELS[leak["leak"]]):
                 found.append(self._finding(entity, time, due, leak))
         for entity, loss in sorted(self.losses.items()):
             level: Level = "page" if loss["hours"] <= self.empty else "ticket"
-            if entity not in self.leaks and (due := tell(self.conditions, entity, time, loss["onset"], level)):
+            if entity not in self.leaks and (due := due_report(self.conditions, entity, time, loss["onset"], level)):
                 found.append(self._sinks(entity, time, due, loss))
         return found
 
     def judge_event(self, event: Event, topology: Topology) -> Finding | None:
-        said, leak = read_event(event), str(event.data.get("leak"))
+        said, leak = as_edge_event(event), str(event.data.get("leak"))
         if said is None or not said.active or leak not in _LEVELS:
             return None
         known = self.conditions.get(event.entity)
@@ -213,16 +213,16 @@ class CoolantLeak(Detector):
         onset = said.since if known is None else known["onset"]
         return self._finding(event.entity, event.time, (onset, _LEVELS[leak]), {"leak": leak})
 
-    def budget(self) -> list[str]:
-        return [f"rope: {rule('what leak detectors say')}", f"reservoir: {in_words()}"]
+    def false_alarm_budget(self) -> list[str]:
+        return [f"rope: {rule_line('what leak detectors say')}", f"reservoir: {in_words()}"]
 
     def _measure(self, frames: Mapping[str, Frame]) -> None:
         """Takes the levels of the reservoirs; what is known of losses is renewed every two minutes."""
-        self.gates.hear(frames)
+        self.gates.update(frames)
         frame = frames.get("coolant")
         if frame is None or not len(frame.entities):
             return
-        for i in np.flatnonzero(self.gates.working(frame)).tolist():
+        for i in np.flatnonzero(self.gates.maintenance_mask(frame)).tolist():
             self.levels.forget(i)
         losses = self.levels.take(frame["reservoir.level"], frame.time)
         if losses is None:
@@ -242,8 +242,8 @@ class CoolantLeak(Detector):
             f"{entity}: reservoir is at {loss['level']:.0%} and sinks by {pace}, empty in {left} at that pace; "
             "no rope is wet yet, so which rack leaks cannot be told"
         )
-        compared = Compared(loss["level"], loss["level"] + loss["fallen"], None, "own past", 0, loss["fallen"], "1")
-        shown = evidence(
+        compared = Comparison(loss["level"], loss["level"] + loss["fallen"], None, "own past", 0, loss["fallen"], "1")
+        shown = make_evidence(
             "ends when the level no longer sinks, or is filled up",
             compared,
             per_hour=round(loss["per_hour"], 5),
@@ -256,7 +256,7 @@ class CoolantLeak(Detector):
     def _hear(self, frames: Mapping[str, Frame]) -> set[str]:
         """Takes the events; returns who is dry again."""
         over: set[str] = set()
-        for said in told(frames, ("leak",)):
+        for said in edge_events(frames, ("leak",)):
             leak = str(said.event.data.get("leak"))
             if said.active and leak in _LEVELS:
                 self._wet(said.entity, leak, said.since)
@@ -288,11 +288,11 @@ class CoolantLeak(Detector):
     def _cleared(self, entity: str, time: int, condition: dict[str, Any]) -> Finding:
         summary = f"{entity} is dry again"
         onset, level = condition["onset"], condition["level"]
-        shown = evidence("it is over", cleared=True)
+        shown = make_evidence("it is over", cleared=True)
         return Finding(time, onset, entity, self.name, level, 0.0, summary, shown, (_SIGNAL,))
 
     def _finding(self, entity: str, time: int, due: tuple[int, Level], leak: dict[str, Any]) -> Finding:
-        shown = evidence("ends when the detector says that it is dry", state=leak["leak"], holds=True)
+        shown = make_evidence("ends when the detector says that it is dry", state=leak["leak"], holds=True)
         score = 2.0 if leak["leak"] == "critical" else 1.0
         summary = f"{entity} detects a leak: {leak['leak']}"
         return Finding(time, due[0], entity, self.name, due[1], score, summary, shown, (_SIGNAL,))

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.findings import Compared, evidence
+from detectors.base.findings import Comparison, make_evidence
 from detectors.base.kernel import compiled
 from detectors.base.streams import Bools, Floats, Step
-from detectors.base.throttle import bits_of, has
-from detectors.base.topology_index import Homes
+from detectors.base.throttle import has_reason, read_reasons
+from detectors.base.topology_index import TopologyIndex
 from detectors.heat.throttling import HEAT
 from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level, finite
 
@@ -167,14 +167,14 @@ class Loops:
     """The GPUs of each loop."""
 
     def __init__(self) -> None:
-        self._homes = Homes()
+        self._homes = TopologyIndex()
 
     def of(self, loop: str, gpus: Frame | None) -> NDArray[np.intp]:
         """Numbers of a loop's GPUs."""
         if gpus is None:
             return _NONE
-        self._homes.renew(gpus.entities, gpus.topology)
-        return self._homes.places(loop)
+        self._homes.update(gpus.entities, gpus.topology)
+        return self._homes.positions_below(loop)
 
 
 def level_of(seen: Seen, i: int, settings: Settings, comparable: bool, loops: Loops) -> Verdict:
@@ -242,8 +242,8 @@ def throttled(gpus: Frame | None, loop: str, loops: Loops) -> bool:
     mine = loops.of(loop, gpus)
     if gpus is None or not len(mine):
         return False
-    bits, _ = bits_of(gpus["gpu.throttle_reasons"][mine])
-    return int(np.count_nonzero(has(bits, int(HEAT)))) >= 2
+    bits, _ = read_reasons(gpus["gpu.throttle_reasons"][mine])
+    return int(np.count_nonzero(has_reason(bits, int(HEAT)))) >= 2
 
 
 def finding(
@@ -264,7 +264,7 @@ def finding(
         signals = ["coolant.flow", *verdict.others]
         doubts.append(verdict.meter)
         clears = "ends when the flow is back at its usual value"
-        compared = Compared(flow, usual, None, cohort, peers, 1 - flow / usual, "L/min")
+        compared = Comparison(flow, usual, None, cohort, peers, 1 - flow / usual, "L/min")
     if seen.warmth.on[i]:
         rise = float(seen.warmth.effect[i])
         words = f"supply temperature is {supply:.1f} Cel, {rise:.1f} K above what is usual"
@@ -272,12 +272,12 @@ def finding(
         more |= {"supply_temperature": finite(supply), "supply_rise": round(rise, 2)}
         if not signals:
             clears = "ends when the supply is back within half of that"
-            compared = Compared(supply, supply - rise, None, cohort, peers, rise, "K")
+            compared = Comparison(supply, supply - rise, None, cohort, peers, rise, "K")
         signals.append("coolant.supply_temperature")
         doubts.append(verdict.sensor)
     more[DOUBTED] = due[1] == "suspect" and all(doubts)
     score = float(max(seen.flow.score[i], seen.warmth.score[i]))
-    shown = evidence(clears, compared, **more, **_balance(seen, i, loops))
+    shown = make_evidence(clears, compared, **more, **_balance(seen, i, loops))
     return Finding(
         frame.time, due[0], entity, "coolant", due[1], score, f"{entity}: " + " and ".join(told), shown, tuple(signals)
     )
@@ -365,7 +365,7 @@ class Balance:
         drawn = np.bincount(self._rows, np.where(power > 0, power, 0.0), minlength=len(frame.entities))
         return np.where(drawn > 0, drawn, np.nan)
 
-    def forget(self, mask: Bools) -> None:
+    def reset(self, mask: Bools) -> None:
         self.cells[:, np.flatnonzero(mask[: self.cells.shape[1]])] = 0.0
 
     def snapshot(self) -> dict[str, Any]:

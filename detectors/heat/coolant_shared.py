@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.detector import Part
-from detectors.base.findings import Compared, evidence
+from detectors.base.findings import Comparison, make_evidence
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
 from detectors.base.topology_index import EVERYTHING
 from detectors.heat.coolant_loops import DOUBTED, MOVED, SHARE, Loops, throttled
@@ -84,9 +84,9 @@ class Shared(Part):
         step = self.draw.step(value, np.full(1, -1, np.int32), time)
         return float(step.effect[0])
 
-    def forget(self, mask: Bools) -> None:
+    def reset(self, mask: Bools) -> None:
         for streams in (self.flow, self.warmth):
-            streams.forget(mask)
+            streams.reset(mask)
         for cells in (self.low, self.large):
             cells[: len(mask)][mask[: len(cells)]] = 0
 
@@ -193,9 +193,9 @@ def _finding(
     is_flow = first is flow
     expected, unit = (value / np.exp(-worst), "L/min") if is_flow else (value - worst, "K")
     effect = float(-np.expm1(-worst)) if is_flow else worst
-    compared = Compared(value, float(expected), None, "own past", 0, effect, unit)
+    compared = Comparison(value, float(expected), None, "own past", 0, effect, unit)
     names = [frame.entities[i] for i in mine[:16].tolist()]
-    shown = evidence(
+    shown = make_evidence(
         "ends when flow and supply of the loops are back at what they were",
         compared,
         loops=names,

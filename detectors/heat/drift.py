@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.statistics import z_of_rows
+from detectors.base.statistics import row_trend_z
 from detectors.base.streams import Bools, Floats
 from pipeline.model.records import SECOND
 
@@ -62,7 +62,7 @@ class Drifts:
         """(N,) z of the trend over the hours that are known, and the growth since the device was new to us."""
         x = self.hours.astype(np.float64)
         n = np.isfinite(x).sum(axis=1)
-        z = np.where(n >= HOURS // 4, z_of_rows(x), 0.0)
+        z = np.where(n >= HOURS // 4, row_trend_z(x), 0.0)
         recent = x[:, -6:]
         told = np.isfinite(recent).sum(axis=1)
         newest = np.where(told > 0, np.nansum(recent, axis=1) / np.maximum(told, 1), np.nan)
@@ -76,7 +76,7 @@ class Drifts:
         known = slopes[np.isfinite(slopes)]
         return float(np.median(known)) * 24 if len(known) else 0.0
 
-    def forget(self, mask: Bools) -> None:
+    def reset(self, mask: Bools) -> None:
         self._grow(len(mask))
         at = np.flatnonzero(mask)
         self.hours[at], self.cells[:, at] = np.nan, 0.0

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.event_data import told
+from detectors.base.event_data import edge_events
 from detectors.base.kernel import compiled
 from detectors.base.streams import Bools, Floats, Step
 from detectors.heat.resistance import Measured
@@ -121,7 +121,7 @@ class LoopShift:
             usual[members] += more
         now[members], until[members] = 0.0, 0.0
 
-    def forget(self, mask: Bools) -> None:
+    def reset(self, mask: Bools) -> None:
         self._grow(len(mask))
         for row, fill in zip(self.rows, _ROWS.values(), strict=True):
             row[: len(mask)][mask] = fill
@@ -181,7 +181,7 @@ class Doubts:
         doubted[:] = (fresh | stays) & step.on
         return np.asarray(doubted | (known & (parted.effect >= _ALONE * warmer)))
 
-    def forget(self, mask: Bools) -> None:
+    def reset(self, mask: Bools) -> None:
         for cells in (self.apart, self.doubted, self.told):
             cells[: len(mask)][mask[: len(cells)]] = 0
 
@@ -226,7 +226,7 @@ class Collapses:
     def hear(self, frames: Mapping[str, Frame]) -> None:
         """Takes the events of an instant."""
         time = max((frame.time for frame in frames.values()), default=0)
-        for said in told(frames, KINDS):
+        for said in edge_events(frames, KINDS):
             # who dates an event ahead, or goes back with the clock, blinds for no longer than anybody else
             self._until[said.entity] = min(said.time, time) + (_COLLAPSE_LASTS if said.active else _COLLAPSE_SETTLES)
         if self._until and frames:

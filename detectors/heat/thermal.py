@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import topology_index
-from detectors.base.budget import rule
+from detectors.base.budget import rule_line
 from detectors.base.cohorts import Peers
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.findings import Open, close
+from detectors.base.findings import OpenConditions, close_ended
 from detectors.base.gates import Gates
 from detectors.base.group_events import GroupEvents, Quantity
 from detectors.base.streams import Bools, Channel, Step, Streams
@@ -61,7 +61,7 @@ class Thermal(Detector):
         *("gpu.energy", "gpu.memory_temperature", "gpu.throttle_reasons", "gpu.thermal_margin", "gpu.slowdown_margin"),
         *(*READINGS, "event:maintenance_start", "event:maintenance_end", *(f"event:{kind}" for kind in KINDS)),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Idle GPUs, what moves all GPUs of a loop at once (coolant tells that; where no unit of the loop is read, it "
         "is told once heat slows down many of them, and not what is to blame), wear of less than 6 %, and whether "
         "paste, plate or a clogged channel is to blame."
@@ -100,7 +100,7 @@ class Thermal(Detector):
     since: NDArray[np.int64] = memory(0, np.int64)
     mended: Bools = memory(False, np.bool_)
     sheds: NDArray[np.int64] = memory(0, np.int64)
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
     _peers: Peers = field(
         default_factory=lambda: Peers(
             ("cdu", "@sku"), ("loop", "@sku"), ("rack", "@sku"), ("@sku",), ("cdu",), ("rack",)
@@ -117,18 +117,18 @@ class Thermal(Detector):
         self.cores.channel = Channel(floor=0.012, delta=self.delta, phi=0.6)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        self.gates.hear(frames)
+        self.gates.update(frames)
         self.collapses.hear(frames)
         self.unread.hear(frames)
         frame = frames.get("gpu")
         if frame is None or not len(frame.entities):
             return []
         self.grow(len(frame.entities))
-        groups = self._peers.of(frame)
+        groups = self._peers.groups(frame)
         self._renumbered(frame, groups)
         supply = self._supplies.of(frame, frames.get("coolant"))
         seen = self.resistance.take(frame, supply, self.shift.off(len(groups)))
-        working = self.gates.working(frame)
+        working = self.gates.maintenance_mask(frame)
         gate = self._gate(frame, seen, working)
         step = self.cores.step(seen.ln_r, groups, frame.time, gate)
         memory_step = self.memories.step(seen.above, groups, frame.time, gate)
@@ -142,7 +142,7 @@ class Thermal(Detector):
         chronic = self.conditions and self.bits_last[: len(groups)].any()
         if not (step.on.any() or slowed.any() or self.wearing[: len(groups)].any() or chronic or shared.holding):
             self.since[: len(groups)], self.mended[: len(groups)] = 0, False
-            close(self.conditions, set())
+            close_ended(self.conditions, set())
             return alike
         heat = self._heat(frame, seen, step, memory_step)
         found = blamed(frame, heat, self)
@@ -154,7 +154,7 @@ class Thermal(Detector):
         self, frame: Frame, heat: Heat, slowed: Bools, shared: Shared, found: Mapping[str, Blamed]
     ) -> dict[str, Blamed]:
         """Who says that heat slows it down, and is not part of what was found."""
-        n, step, groups = len(slowed), heat.step, self._peers.of(frame)
+        n, step, groups = len(slowed), heat.step, self._peers.groups(frame)
         known = set(found) | {g for one in found.values() for g in one.evidence.get("gpus", ())}
         last = np.minimum(self.bits_last[:n], frame.time)  # the clock may have gone back
         last[last >= shared.since] = 0  # that was how it began for the whole loop
@@ -177,15 +177,15 @@ class Thermal(Detector):
         if not (self.group.began or step.moved.any()):
             return []
         counted = (np.abs(step.effect - seen.misread) >= self.delta / 2) & ~self.shift.settling(len(seen.ln_r))
-        cohort, blamed = (lambda i: self._peers.name(frame, i)), self.conditions
-        return self.group.take(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
+        cohort, blamed = (lambda i: self._peers.cohort_name(frame, i)), self.conditions
+        return self.group.update(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         return [
-            *super().budget(),
+            *super().false_alarm_budget(),
             f"wear: {trend_in_words(8)}, and by {self.worn:.0%} at least",
-            f"slowed down: {rule('clock event reasons, twice in a row')}",
-            f"loops that nobody reads: {rule('clock event reasons of GPUs on three nodes')}",
+            f"slowed down: {rule_line('clock event reasons, twice in a row')}",
+            f"loops that nobody reads: {rule_line('clock event reasons of GPUs on three nodes')}",
         ]
 
     def _usual(self, step: Step, time: int) -> Bools:
@@ -201,7 +201,7 @@ class Thermal(Detector):
         self.excused[:n] &= self.bits[:n] > 0
         return np.asarray(on & ~working)
 
-    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+    def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """A GPU, or all below a node or rack, is learnt anew from the next frame of GPUs on."""
         self.forgiven.append(entity)
 
@@ -210,14 +210,14 @@ class Thermal(Detector):
         if self._numbered is groups:
             return
         self._numbered, self._members = groups, np.bincount(groups[groups >= 0], minlength=1)
-        names = [zlib.crc32(self._peers.name(frame, i).encode()) + 1 for i in range(len(groups))]
+        names = [zlib.crc32(self._peers.cohort_name(frame, i).encode()) + 1 for i in range(len(groups))]
         now = np.array(names, np.int64)
         known = self.cohort[: len(now)]
         changed = (known != 0) & (known != now)
         if changed.any():
-            self.drifts.forget(changed)
+            self.drifts.reset(changed)
             self.wearing[: len(now)][changed] = False
-            self.shift.forget(changed)
+            self.shift.reset(changed)
         known[:] = now
 
     def _gate(self, frame: Frame, seen: Measured, working: Bools) -> Bools:
@@ -230,26 +230,26 @@ class Thermal(Detector):
         if exchanged:
             names = {e.entity for e in exchanged}
             anew = anew | np.fromiter((e in names for e in frame.entities), bool, n)
-        if (no_fault := topology_index.take(self.forgiven, frame)) is not None:
+        if (no_fault := topology_index.pop_members_mask(self.forgiven, frame)) is not None:
             anew = anew | no_fault
             self.excused[:n] |= no_fault & (self.bits[:n] > 0)
             self.unread.excuse(frame, no_fault)
         if seen.fresh.any():
-            self.shift.forget(seen.fresh)
+            self.shift.reset(seen.fresh)
         if anew.any():
             self._forget(anew)
         gate = seen.usable & ~working & ~self.shift.settling(n)
         if (dry := self.collapses.below(frame)) is not None:
             gate &= ~dry
-        attended(gate, self._peers.of(frame), self._members)
+        attended(gate, self._peers.groups(frame), self._members)
         return np.asarray(gate)
 
     def _forget(self, mask: Bools) -> None:
         for streams in (self.cores, self.memories):
-            streams.forget(mask[: streams.cells.shape[1]])
-        self.drifts.forget(mask)
+            streams.reset(mask[: streams.cells.shape[1]])
+        self.drifts.reset(mask)
         self.wearing[: len(mask)][mask] = False
-        self.doubts.forget(mask)
+        self.doubts.reset(mask)
         for cells in (self.since, self.bits_last, self.sheds, self.mended):
             cells[: len(mask)][mask] = 0
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.streams import Bools, Step
 from detectors.heat.resistance import Measured
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -222,13 +222,13 @@ def _unit(frame: Frame, unit: str, members: list[int], heat: Heat, settings: Set
 
 
 def told(
-    frame: Frame, found: Mapping[str, Blamed], holding: Collection[str], conditions: Open, detector: str
+    frame: Frame, found: Mapping[str, Blamed], holding: Collection[str], conditions: OpenConditions, detector: str
 ) -> list[Finding]:
     """What is due of it now. holding: what has not ended, although it is not found in this instant."""
-    close(conditions, {*found, *holding})
+    close_ended(conditions, {*found, *holding})
     out = []
     for entity, one in sorted(found.items()):
-        due = tell(conditions, entity, frame.time, one.onset, one.level)
+        due = due_report(conditions, entity, frame.time, one.onset, one.level)
         if due is not None:
             out.append(one.finding(frame.time, due, entity, detector))
     return out
@@ -260,21 +260,21 @@ def _state(frame: Frame, i: int, heat: Heat, minutes: float | None) -> str:
 def _peers(frame: Frame, i: int, heat: Heat, settings: Settings) -> str:
     if heat.step.alone[i]:
         return "its own past"
-    return f"{max(int(heat.step.size[i]) - 1, 0)} GPUs of {settings._peers.name(frame, i)}"
+    return f"{max(int(heat.step.size[i]) - 1, 0)} GPUs of {settings._peers.cohort_name(frame, i)}"
 
 
 def _shown(
     frame: Frame, i: int, up: float, heat: Heat, settings: Settings, more: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     value = float(np.exp(heat.seen.ln_r[i]))
-    compared = Compared(
+    compared = Comparison(
         value=value,
         expected=value / (1 + up),
         spread=float(value * heat.step.spread[i]),
-        cohort="own past" if heat.step.alone[i] else settings._peers.name(frame, i),
+        cohort="own past" if heat.step.alone[i] else settings._peers.cohort_name(frame, i),
         peers=0 if heat.step.alone[i] else max(int(heat.step.size[i]) - 1, 0),
         effect=up,
         unit="K/W",
     )
     clears = f"ends when the resistance is less than {settings.delta / 2:.0%} above its usual value under load"
-    return evidence(clears, compared, supply=round(float(heat.seen.supply[i]), 1), **more)
+    return make_evidence(clears, compared, supply=round(float(heat.seen.supply[i]), 1), **more)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from detectors.base.budget import rule
+from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, notes
-from detectors.base.event_data import Told, number, read_event, text, told
-from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.event_data import EdgeEvent, as_edge_event, edge_events, read_number, read_text
+from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level
 from pipeline.model.topology import Topology, kind_of
 
@@ -38,42 +38,42 @@ class ThermalEdge(Detector):
     device_class: ClassVar[str] = "gpu"
     needs: ClassVar[tuple[str, ...]] = (f"event:{_KIND}",)
     on_arrival: ClassVar[tuple[str, ...]] = (_KIND,)
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Rises while the load swings, below 0.5 K/s, in the first 30 s of an agent, and parts that do not tell power."
     )
 
     least: int = 3
 
     rising: dict[str, dict[str, Any]] = notes()
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
             return []
         time = max(frame.time for frame in frames.values())
-        for said in told(frames, (_KIND,)):
+        for said in edge_events(frames, (_KIND,)):
             self._hear(said)
         self.rising = {e: r for e, r in self.rising.items() if abs(time - r["onset"]) <= _LASTS}
         blamed = self._blamed(next(iter(frames.values())).topology, frames.get("gpu"))
-        close(self.conditions, set(blamed))
+        close_ended(self.conditions, set(blamed))
         found = []
         for entity, (level, parts) in sorted(blamed.items()):
             onset = min(self.rising[part]["onset"] for part in parts)
-            if due := tell(self.conditions, entity, time, onset, level):
+            if due := due_report(self.conditions, entity, time, onset, level):
                 found.append(self._finding(entity, time, due, parts, self.rising))
         return found
 
-    def budget(self) -> list[str]:
-        return [rule(f"rises of temperature that agents tell, of {self.least} parts of a node for a page")]
+    def false_alarm_budget(self) -> list[str]:
+        return [rule_line(f"rises of temperature that agents tell, of {self.least} parts of a node for a page")]
 
     def judge_event(self, event: Event, topology: Topology) -> Finding | None:
         """A suspect: what one part tells needs a second one."""
-        said, part = read_event(event), event.entity
+        said, part = as_edge_event(event), event.entity
         if said is None or not said.active or part in self.conditions:
             return None
         return self._finding(part, event.time, (said.since, "suspect"), [part], {part: _rise(said)})
 
-    def _hear(self, said: Told) -> None:
+    def _hear(self, said: EdgeEvent) -> None:
         if said.active:
             self.rising[said.entity] = _rise(said)
         else:
@@ -118,7 +118,7 @@ class ThermalEdge(Detector):
         told_all = rise["rise"] is not None and rise["seconds"] is not None
         by = f" by {rise['rise']:.3g} K in {rise['seconds']:.3g} s" if told_all else ""
         summary = f"{who} rose{by} without more power"
-        shown = evidence(
+        shown = make_evidence(
             "ends when the parts no longer rise, or after ten minutes",
             parts=parts[:16],
             slope=rise["slope"],
@@ -129,8 +129,8 @@ class ThermalEdge(Detector):
         return Finding(time, due[0], entity, self.name, due[1], float(len(parts)), summary, shown, signals)
 
 
-def _rise(said: Told) -> dict[str, Any]:
+def _rise(said: EdgeEvent) -> dict[str, Any]:
     """What is kept of a part that heats up."""
-    numbers = {name: number(said.event.data.get(name), -_MOST, _MOST) for name in _NUMBERS}
-    signal = text(said.event.data.get("signal")) or "gpu.temperature"
+    numbers = {name: read_number(said.event.data.get(name), -_MOST, _MOST) for name in _NUMBERS}
+    signal = read_text(said.event.data.get("signal")) or "gpu.temperature"
     return {"onset": said.since, "signal": signal, **numbers}

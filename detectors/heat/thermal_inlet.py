@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from detectors.base import topology_index
 from detectors.base.detector import Detector, notes, part
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.streams import Bools, Channel, Step, Streams
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -71,7 +71,7 @@ class ThermalInlet(Detector):
     device_class: ClassVar[str] = "sensor"
     needs: ClassVar[tuple[str, ...]] = ("sensor.temperature",)
     wants: ClassVar[tuple[str, ...]] = ("sensor.fan_speed", "event:maintenance_start", "event:maintenance_end")
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Inlets that no sensor calls inlet, intake or ambient, air that warms in the whole hall, and which panel or "
         "air handler is to blame."
     )
@@ -88,7 +88,7 @@ class ThermalInlet(Detector):
     warmth: Streams = part(lambda: Streams(Channel(floor=0.5, delta=2.75, phi=0.9)))
     speeds: Streams = part(lambda: Streams(Channel(floor=0.05, delta=0.2, phi=0.9)))
     gates: Gates = part(Gates)
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
     onsets: dict[str, int] = notes()
     forgiven: list[str] = notes(list)
     _places: Places = field(default_factory=Places, init=False, repr=False)
@@ -97,16 +97,16 @@ class ThermalInlet(Detector):
         self.warmth.channel = Channel(floor=0.5, delta=self.delta, phi=0.9)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        self.gates.hear(frames)
+        self.gates.update(frames)
         frame = frames.get("sensor")
         if frame is None or not len(frame.entities):
             return []
         self._places.look(frame)
-        if (mask := topology_index.take(self.forgiven, frame)) is not None:
-            self.warmth.forget(mask)
-            self.speeds.forget(mask)
+        if (mask := topology_index.pop_members_mask(self.forgiven, frame)) is not None:
+            self.warmth.reset(mask)
+            self.speeds.reset(mask)
         inlets, groups = self._places.inlets, self._places.groups
-        idle = ~self.gates.working(frame)
+        idle = ~self.gates.maintenance_mask(frame)
         step = self.warmth.step(frame["sensor.temperature"], groups, frame.time, inlets & idle)
         speed = frame["sensor.fan_speed"]
         turning = np.where(speed > 0, speed, np.nan)
@@ -116,14 +116,14 @@ class ThermalInlet(Detector):
         self.onsets = {rack: at for rack, at in self.onsets.items() if rack in racks}
         return self._told(frame, step, fans, racks)
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         most = f"{_FEWEST} inlets and {_MOST:.0%} of a rack"
         return [
-            *super().budget(),
+            *super().false_alarm_budget(),
             f"rack: a rule on how many are warm together: {most}, so that no single stream tells",
         ]
 
-    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+    def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """All sensors of a rack or row are learnt anew from the next frame of sensors on."""
         self.forgiven.append(entity)
 
@@ -140,7 +140,7 @@ class ThermalInlet(Detector):
 
     def _told(self, frame: Frame, step: Step, fans: Step, racks: Mapping[str, NDArray[np.int64]]) -> list[Finding]:
         blamed = _rows(frame, racks, self._places.names)
-        close(self.conditions, set(blamed))
+        close_ended(self.conditions, set(blamed))
         out = []
         for entity, mine in sorted(blamed.items()):
             places = np.unique(self._places.racks[mine])
@@ -155,7 +155,7 @@ class ThermalInlet(Detector):
             due = held >= self.hold if sure else (up >= self.alone and held >= self.lasts)
             level: Level = "ticket" if due else "suspect"
             onset = self.onsets.setdefault(entity, frame.time - held * SECOND)
-            if told := tell(self.conditions, entity, frame.time, onset, level):
+            if told := due_report(self.conditions, entity, frame.time, onset, level):
                 out.append(self._finding(frame, entity, told, step, mine, up, faster))
         return out
 
@@ -179,8 +179,8 @@ class ThermalInlet(Detector):
             "recirculation, a missing panel or an air handler"
         )
         cohort = "own past" if alone else "all inlets elsewhere"
-        compared = Compared(value, value - up, float(step.spread[mine[0]]), cohort, others, up, "K")
-        shown = evidence(
+        compared = Comparison(value, value - up, float(step.spread[mine[0]]), cohort, others, up, "K")
+        shown = make_evidence(
             f"ends when less than {self.delta / 2:.2g} K is left of it",
             compared,
             inlets=[frame.entities[i] for i in mine[:16].tolist()],

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.cohorts import Cohorts, Spans
-from detectors.base.findings import evidence
+from detectors.base.cohorts import Cohorts, SpanningCohorts
+from detectors.base.findings import make_evidence
 from detectors.base.kernel import compiled
 from detectors.base.streams import Bools, Floats
 from detectors.heat.thermal_blame import CLOSE_K, Blamed, Heat
@@ -106,7 +106,7 @@ def chronic(frame: Frame, conditions: Iterable[str], last: NDArray[np.int64], we
             summary = f"{entity}: slowed down by heat now and then, last {ago / 60 / SECOND:.0f} min ago"
             summary += "; it loses its heat as ever, so it has little room below its limit"
             clears = f"ends {CHRONIC // SECOND // 3600} h after heat slowed it down last"
-            shown = evidence(clears, None, throttled=False, gpus=[entity], resistance_known=True)
+            shown = make_evidence(clears, None, throttled=False, gpus=[entity], resistance_known=True)
             found[entity] = Blamed("ticket", int(last[i]), summary, shown, 0.0)
     return found
 
@@ -150,7 +150,7 @@ def _throttling_blame(
         "kelvin_left": round(nearest, 1) if np.isfinite(nearest) else None,
         "resistance_known": bool(heat.step.judged[at].any()),
     }
-    return Blamed(level, onset, summary, evidence("ends when no heat slows it down", None, **more), float(held))
+    return Blamed(level, onset, summary, make_evidence("ends when no heat slows it down", None, **more), float(held))
 
 
 Times = NDArray[np.int64]
@@ -203,7 +203,7 @@ class Unread:
         self._heard: dict[str, dict[str, int]] = {r: {} for r in READINGS}  # entity of class coolant -> when last
         self._begun = self._last = 0
         self.crowds: dict[str, dict[str, int]] = {}  # unit -> how it fares
-        self._cohorts, self._nodes = Spans(*_KINDS, least=_NODES), Cohorts("node")
+        self._cohorts, self._nodes = SpanningCohorts(*_KINDS, least=_NODES), Cohorts("node")
         self._read: tuple[object, Bools] | None = None
 
     def hear(self, frames: Mapping[str, Frame]) -> None:
@@ -244,7 +244,7 @@ class Unread:
                     found[struck.unit] = _unit_blame(frame, struck, crowd, hold)
         if not self.crowds:
             return Shared()
-        groups, onsets = self._cohorts.of(frame), np.full(len(slowed), NEVER)
+        groups, onsets = self._cohorts.groups(frame), np.full(len(slowed), NEVER)
         for group, unit in enumerate(self._cohorts.names):
             if unit in self.crowds:
                 onsets[groups == group] = self.crowds[unit]["onset"]
@@ -252,14 +252,14 @@ class Unread:
 
     def excuse(self, frame: Frame, mask: Bools) -> None:
         """A person said that it is no fault of all in `mask`: of a unit within, nothing is said until it is over."""
-        groups = self._cohorts.of(frame)
+        groups = self._cohorts.groups(frame)
         for group, unit in enumerate(self._cohorts.names):
             if unit in self.crowds and mask[groups == group].all():
                 self.crowds[unit]["excused"] = 1
 
     def _struck(self, frame: Frame, counts: Bools, slowed: Bools, powers: tuple[Floats, Floats]) -> Iterator[Struck]:
         """Units that nobody reads and that heat slows down as a whole."""
-        groups, nodes = self._cohorts.of(frame), self._nodes.of(frame)
+        groups, nodes = self._cohorts.groups(frame), self._nodes.groups(frame)
         counts = counts & (nodes >= 0) & (groups >= 0) & ~self._below(frame)
         for group in np.unique(groups[counts & slowed]).tolist():
             mine = counts & (groups == group)
@@ -322,7 +322,7 @@ def _unit_blame(frame: Frame, struck: Struck, crowd: Mapping[str, int], hold: fl
         f"{struck.unit}: {len(gpus)} of its {every} GPUs at work slow down for heat at once ({struck.nodes} nodes), "
         f"for {held:.0f} s; {unread}, so whether flow, supply or load is to blame cannot be told"
     )
-    shown = evidence(
+    shown = make_evidence(
         f"ends when for {_GAP // SECOND} s heat slows down fewer of them, or once what cools them is read",
         throttled=True,
         gpus=[frame.entities[i] for i in gpus[:16].tolist()],

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from detectors.base.gates import Gates
 from detectors.base.kernel import compiled
-from detectors.base.state import one_length
+from detectors.base.state import check_one_length
 from detectors.base.streams import LEARN
 from pipeline.model.records import SECOND, Frame
 
@@ -81,7 +81,7 @@ class Best:
         return {name: getattr(self, name).copy() for name in ("best", "newest", "counts", "times")}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        one_length(state)
+        check_one_length(state)
         for name in ("best", "newest", "counts", "times"):
             setattr(self, name, np.array(state[name]))
 
@@ -106,7 +106,7 @@ class Speeds(Best):
         if not low.any():
             return []
         found = np.flatnonzero(low & self.learnt(len(low))).tolist()
-        for i in [i for i in found if gates.in_work(frame.entities[i], frame.topology, frame.time)]:
+        for i in [i for i in found if gates.in_maintenance(frame.entities[i], frame.topology, frame.time)]:
             self.best[i] = self.newest[i]
             self.counts[1, i] = 0
             found.remove(i)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.counters import TOPS, rise, says_nothing
+from detectors.base.counters import TOPS, counter_increases, is_unreadable
 from detectors.base.kernel import compiled
-from detectors.base.state import grown, one_length
+from detectors.base.state import check_one_length, grown
 from pipeline.model.records import SECOND
 
 Floats = NDArray[np.float64]
@@ -83,14 +83,14 @@ class Readings:
             self.before = time
             return _NOBODY, _NOTHING, _NOTHING
         other = np.flatnonzero(now != self.last[: len(now)])
-        if len(other) and (odd := other[says_nothing(now[other])]).size:
+        if len(other) and (odd := other[is_unreadable(now[other])]).size:
             now = now.copy()
             now[odd] = np.nan
         if len(anew):
             self.anew[anew], self.born = True, True
         at, last, seconds = self.moved(now, time)
         wrapped = (last >= 0.9 * _WIDE) & (last < _WIDE) & (now[at] < 0.1 * _WIDE)
-        grew, self.peak[at] = rise(last, now[at], self.peak[at], wrapped | self.anew[at])
+        grew, self.peak[at] = counter_increases(last, now[at], self.peak[at], wrapped | self.anew[at])
         grew += np.where(wrapped, _WIDE, 0.0)
         told = (grew > 0) & (seconds > 0) & ~self.anew[at]  # NaN compares as false: a first reading tells nothing
         if self.born:
@@ -118,7 +118,7 @@ class Readings:
         return {**{name: a.copy() for name, a in arrays.items()}, "before": self.before}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        one_length(state)
+        check_one_length(state)
         self.last, self.gone, self.anew = state["last"], state["gone"], state["anew"]
         self.peak, self.born = state["peak"], bool(self.anew.any())
         self.before = int(state["before"])

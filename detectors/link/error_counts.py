@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.state import grown, one_length
+from detectors.base.state import check_one_length, grown
 from detectors.link.counters import Places, Readings
 from pipeline.model.records import SECOND
 
@@ -362,7 +362,7 @@ def _plain(counted: Counted) -> dict[str, Any]:
 
 
 def _counted(saved: Mapping[str, Any]) -> Counted:
-    one_length(saved)
+    check_one_length(saved)
     counted = Counted(Readings(), Cohort(**saved["moments"]), **{name: saved[name] for name in _FIELDS})
     counted.judged, counted.read = int(saved["judged"]), float(saved.get("read", _KNOWN))
     counted.readings.restore(saved["readings"])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from detectors.base.cohorts import Cohorts
 from detectors.base.detector import Detector, notes, part
-from detectors.base.findings import REPEAT, Open, close, evidence, tell
+from detectors.base.findings import REPEAT, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.streams import LEARN, USUAL_STEP
 from detectors.link.alarm_rates import LINKS, RULES, of_sum, of_window
@@ -64,7 +64,7 @@ class Link(Detector):
         *(*PHYSICAL, *PACKETS, "nic.rx_power_min", "nic.tx_power_min", "nic.module_temperature"),
         *("event:link_state", "event:maintenance_start", "event:maintenance_end"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Ports that were slow or down when first seen, throughput lost without a lower speed or errors, errors in the "
         "first ten minutes of a counter's readings, and those of counters at their top until somebody clears them."
     )
@@ -92,18 +92,18 @@ class Link(Detector):
     modules: Modules = part(Modules)
     losses: Losses = part(Losses)
     flapped: dict[str, int] = notes()
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
     _leaf: Cohorts = field(default_factory=lambda: Cohorts("leaf"), init=False, repr=False)
     _fabric: Cohorts = field(default_factory=lambda: Cohorts("leaf", "rail"), init=False, repr=False)
     _ends: Ends = field(default_factory=Ends, init=False, repr=False)
     _place: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         tests = (of_sum(self.limit, USUAL_STEP, LINKS), of_window(LINKS))
         return [*(f"errors, {words}" for words in tests), f"flaps, drops, leaves: {RULES}"]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        self.gates.hear(frames)
+        self.gates.update(frames)
         frame = frames.get("nic")
         if frame is None or not len(frame.entities):
             return []
@@ -117,7 +117,7 @@ class Link(Detector):
 
     def _fallen(self, frame: Frame) -> NDArray[np.bool_]:
         """(N,) ports below a leaf that fell."""
-        groups = self._leaf.of(frame)  # numbered when the fleet changes, not first when it falls
+        groups = self._leaf.groups(frame)  # numbered when the fleet changes, not first when it falls
         if not self.states.down.any():
             self.leaves.stand(frame.time)
             return np.zeros(len(frame.entities), np.bool_)
@@ -151,7 +151,7 @@ class Link(Detector):
     def _excused(self, frame: Frame, i: int, lives: Floats) -> bool:
         """Whether a port is worked on, or has only just begun to live."""
         young = frame.time - lives[i] * SECOND < _BRING_UP * SECOND
-        return bool(young) or self.gates.in_work(frame.entities[i], frame.topology, frame.time)
+        return bool(young) or self.gates.in_maintenance(frame.entities[i], frame.topology, frame.time)
 
     def _count(self, frame: Frame, anew: Places, lives: Floats) -> None:
         """Feeds the error counters into their CUSUMs, of ports whose errors mean anything now."""
@@ -188,7 +188,7 @@ class Link(Detector):
         seen = Seen(self, frame, self._ends.of(frame), shared, slow) if bad else None
         for i in bad:
             port = frame.entities[i]
-            if fallen[i] or not self.states.known(i) or self.gates.in_work(port, frame.topology, frame.time):
+            if fallen[i] or not self.states.known(i) or self.gates.in_maintenance(port, frame.topology, frame.time):
                 continue
             if self.leaves.back and self.leaves.excuses(self._leaf_of(frame, i), frame.time):
                 continue
@@ -200,7 +200,7 @@ class Link(Detector):
                 holding.add(port)
                 if not self.states.silent(i):
                     found += self._of_port(frame, i, told)
-        close(self.conditions, holding)
+        close_ended(self.conditions, holding)
         return found
 
     def _told(self, frame: Frame, i: int) -> bool:
@@ -230,14 +230,14 @@ class Link(Detector):
     def _of_leaves(self, frame: Frame) -> list[Finding]:
         found = []
         for leaf, since in sorted(self.leaves.fallen.items()):
-            work = self.gates.in_work(leaf, frame.topology, frame.time)
-            if not work and (due := tell(self.conditions, leaf, frame.time, since, "page")):
+            work = self.gates.in_maintenance(leaf, frame.topology, frame.time)
+            if not work and (due := due_report(self.conditions, leaf, frame.time, since, "page")):
                 seconds = round((frame.time - since) / SECOND, 1)
                 down, below = self.leaves.ports[leaf]
                 summary = f"{leaf}: {down} of its {below} ports went down together: the switch, not its ports"
                 if seconds >= 60:
                     summary += f"; it has been gone for {seconds / 60:.0f} min"
-                says = evidence("fewer than half of its ports are down", down_s=seconds, down=down, ports=below)
+                says = make_evidence("fewer than half of its ports are down", down_s=seconds, down=down, ports=below)
                 head = (frame.time, min(due[0], frame.time), leaf, self.name, due[1], 1.0)
                 found.append(Finding(*head, summary, says, ("nic.state",)))
         return found
@@ -246,22 +246,22 @@ class Link(Detector):
         """Of leaves, or the fabric, on which many ports began to err together."""
         if not (bad or self.storms.standing or self.storms.shared):
             return []
-        n, working = len(frame.entities), self.gates.working(frame)
+        n, working = len(frame.entities), self.gates.maintenance_mask(frame)
         at = self.errors.above(self.limit / 2)
         at = at[at < n]
         at = at[~fallen[at] & ~working[at] & (self.states.count[at] > LEARN)]
         at = at[np.fromiter((self._highest(frame, i) == "page" for i in at.tolist()), bool, len(at))]
         sure = self.errors.were_above(at)
         erring = Erring(
-            at, self.errors.since(at, self.limit / 2), sure, self.states.was_up[:n] & (self._fabric.of(frame) >= 0)
+            at, self.errors.since(at, self.limit / 2), sure, self.states.was_up[:n] & (self._fabric.groups(frame) >= 0)
         )
         storms = self.storms.judge(
-            erring, self._leaf.of(frame), lambda i: self._leaf_of(frame, i), frame.entities, frame.time
+            erring, self._leaf.groups(frame), lambda i: self._leaf_of(frame, i), frame.entities, frame.time
         )
         found = []
         for storm in storms:
-            if due := tell(self.conditions, storm.entity, frame.time, storm.since, storm.level):
-                says = evidence("fewer than 30 % of its ports err", None, erring=storm.struck, ports=storm.of)
+            if due := due_report(self.conditions, storm.entity, frame.time, storm.since, storm.level):
+                says = make_evidence("fewer than 30 % of its ports err", None, erring=storm.struck, ports=storm.of)
                 head = (frame.time, min(due[0], frame.time), storm.entity, self.name, due[1], storm.struck / storm.of)
                 signals = tuple(s for s in (*PHYSICAL, *PACKETS) if s in frame.values)
                 found.append(Finding(*head, self.storms.words(storm), says, signals))
@@ -271,7 +271,7 @@ class Link(Detector):
         """One finding per port, of its worst trouble first."""
         entity, time, worst = frame.entities[i], frame.time, told[0]
         level = min(worst.level, self._highest(frame, i), key=LEVELS.index)
-        due = tell(self.conditions, entity, time, min(t.since for t in told), level)
+        due = due_report(self.conditions, entity, time, min(t.since for t in told), level)
         if due is None:
             return []
         says = {k: v for t in reversed(told) for k, v in t.evidence.items()}
@@ -280,7 +280,7 @@ class Link(Detector):
         clears = "; ".join(t.clears for t in told)
         summary = f"{entity} {' and '.join(t.text for t in told)}: {worst.side}"
         signals = tuple(dict.fromkeys(t.signal for t in told))
-        shown = evidence(clears, worst.compared, **says)
+        shown = make_evidence(clears, worst.compared, **says)
         return [Finding(time, min(due[0], time), entity, self.name, due[1], worst.score, summary, shown, signals)]
 
     def _highest(self, frame: Frame, i: int) -> Level:
@@ -288,5 +288,5 @@ class Link(Detector):
         facts = frame.topology.attributes.get(frame.entities[i], {})
         if facts.get("wireless") is True or facts.get("role") == "unused":
             return "suspect"
-        fabric = self._fabric.of(frame)[i] >= 0 and facts.get("role") != "management"
+        fabric = self._fabric.groups(frame)[i] >= 0 and facts.get("role") != "management"
         return "page" if fabric else "ticket"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from detectors.base.cohorts import Cohorts
 from detectors.base.detector import Detector, notes, part
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.statistics import grouped_median
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -158,7 +158,7 @@ class LinkCongestion(Detector):
         *(*WAIT, *MARKS, *ERRORS, "nic.generation"),
         *("event:maintenance_start", "event:maintenance_end"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Congestion that is as strong on all rails of a node at once, leaves with fewer than six busy ports, which flow"
         " or job makes it, and congestion of spines that no port is told of."
     )
@@ -172,21 +172,21 @@ class LinkCongestion(Detector):
     traffic: LeafTraffic = part(LeafTraffic)
     gates: Gates = part(Gates)
     crowded: dict[str, dict[str, Any]] = notes()
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
     _leaf: Cohorts = field(default_factory=lambda: Cohorts("leaf"), init=False, repr=False)
     _node: Cohorts = field(default_factory=lambda: Cohorts("node"), init=False, repr=False)
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         many = f"on {self.ports:g} ports of a leaf at once, for {self.hold:g} s"
         return [f"a rule on waits {self.factor:g} times the usual {many}: no statistical alarm rate"]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        self.gates.hear(frames)
+        self.gates.update(frames)
         frame = frames.get("nic")
         if frame is None or not len(frame.entities):
             return []
         if self.traffic.due(frame.time):
-            if self.traffic.look(frame, self._node.of(frame), self.least_load, float(np.log(self.factor))):
+            if self.traffic.look(frame, self._node.groups(frame), self.least_load, float(np.log(self.factor))):
                 self._judge(frame)
             for leaf in [e for e, known in self.crowded.items() if abs(frame.time - known["seen"]) > _FORGOTTEN]:
                 del self.crowded[leaf]
@@ -196,12 +196,12 @@ class LinkCongestion(Detector):
 
     def _judge(self, frame: Frame) -> None:
         """Counts the ports of each leaf in excess; a leaf is crowded from the first minute that most are."""
-        groups = self._leaf.of(frame) + 1  # 0: on no leaf
+        groups = self._leaf.groups(frame) + 1  # 0: on no leaf
         excess, total = self.traffic.excess, int(groups.max(initial=0)) + 1
         judged = np.isfinite(excess).any(axis=0)
         over = excess > np.log(self.factor)  # NaN: no
         if self.conditions or over.sum() >= self.ports:
-            judged &= ~self.gates.working(frame)
+            judged &= ~self.gates.maintenance_mask(frame)
             over &= judged
         size = np.bincount(groups, judged, total)
         errs = np.bincount(groups, judged & (self.traffic.errors > 0), total)
@@ -229,7 +229,7 @@ class LinkCongestion(Detector):
         mine = ports[over[row, ports]]
         judged = ports[np.isfinite(self.traffic.excess[row, ports])]
         known |= {"seen": frame.time, "row": row, "ports": len(mine), "of": len(judged)}
-        known |= {"group": int(self._leaf.of(frame)[int(ports[0])]) + 1}
+        known |= {"group": int(self._leaf.groups(frame)[int(ports[0])]) + 1}
         known["looks"] += 1
         known["factor"] = float(np.exp(np.median(self.traffic.excess[row, mine]))) if len(mine) else 1.0
         known["load"] = float(np.nanmedian(self.traffic.share[judged])) if len(judged) else 0.0
@@ -238,23 +238,23 @@ class LinkCongestion(Detector):
 
     def _findings(self, frame: Frame) -> list[Finding]:
         told = {leaf: known for leaf, known in self.crowded.items() if known["looks"] >= 2}
-        close(self.conditions, set(told))
+        close_ended(self.conditions, set(told))
         found = []
         for leaf, known in sorted(told.items()):
             held = (frame.time - known["onset"]) / SECOND
             level: Level = "ticket" if held >= self.hold and known["beside"] else "suspect"
-            if due := tell(self.conditions, leaf, frame.time, known["onset"], level):
+            if due := due_report(self.conditions, leaf, frame.time, known["onset"], level):
                 what, signals = _KINDS[known["row"]]
                 summary = (
                     f"{leaf} is congested: {what} on {known['ports']} of its {known['of']} busy ports, in the median"
                     f" {known['factor']:.1f} times what is normal for them, for {held / 60:.0f} min, with"
                     f" {known['errors']} errors; no port is at fault"
                 )
-                compared = Compared(known["factor"], 1.0, None, "own past", 0, known["factor"] - 1, "share")
+                compared = Comparison(known["factor"], 1.0, None, "own past", 0, known["factor"] - 1, "share")
                 facts = {name: known[name] for name in ("ports", "of", "errors")}
                 facts |= {"load": round(known["load"], 3), "minutes": round(held / 60, 1)}
                 clears = f"fewer than a third of the ports are at {self.factor:g} times their normal"
-                told_by = evidence(clears, compared, **facts)
+                told_by = make_evidence(clears, compared, **facts)
                 score = known["factor"]
                 found.append(Finding(*(frame.time, due[0], leaf, self.name, due[1], score, summary), told_by, signals))
         return found

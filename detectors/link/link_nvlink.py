@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.event_data import text, whole
-from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.event_data import read_integer, read_text
+from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import SETTLES, Gates
 from detectors.base.kernel import compiled
 from detectors.base.streams import LEARN
@@ -44,15 +44,15 @@ def hear(heard: Heard, frames: Mapping[str, Frame], time: int) -> None:
         elif event.time - known["last"] >= _APART:
             known["bursts"] += 1
         known["last"] = max(known["last"], event.time)
-        number = whole(event.data.get(event.kind))
+        number = read_integer(event.data.get(event.kind))
         code = f"{event.kind.upper().replace('SXID', 'SXid')} {'without a number' if number is None else number}"
         known["codes"] = [*dict.fromkeys([*known["codes"], code])][:8]
-        known["text"] = text(event.data.get("text"))[:200]
+        known["text"] = read_text(event.data.get("text"))[:200]
         known["fatal"] = known.get("fatal", False) or event.data.get("fatal") is True
         if (link := _link(event)) is not None:
             known["link"] = link
         if event.kind == "sxid":
-            known["switch"] = text(event.data.get("switch")) or "a switch"
+            known["switch"] = read_text(event.data.get("switch")) or "a switch"
     for entity in [e for e, known in heard.items() if time - known["last"] > NEWS]:
         del heard[entity]
 
@@ -64,14 +64,14 @@ def _messages(frames: Mapping[str, Frame]) -> list[Event]:
         for e in events
         if e.data.get("severity") != "info"
         and not e.data.get("root")
-        and (e.kind == "sxid" or e.data.get("class") == "nvlink" or whole(e.data.get("xid")) in CODES)
+        and (e.kind == "sxid" or e.data.get("class") == "nvlink" or read_integer(e.data.get("xid")) in CODES)
     ]
 
 
 def _link(event: Event) -> int | None:
     """The link's number, where the message has it."""
     detail = event.data.get("detail")
-    return whole(detail.get("link"), 0, _MOST_LINKS) if isinstance(detail, Mapping) else None
+    return read_integer(detail.get("link"), 0, _MOST_LINKS) if isinstance(detail, Mapping) else None
 
 
 Floats = NDArray[np.float64]
@@ -120,7 +120,7 @@ class LinkNvlink(Detector):
         *("nvlink.speed", "nvlink.generation", "event:xid", "event:sxid"),
         *("event:maintenance_start", "event:maintenance_end", "event:reset"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Links that were down when first seen, which end of a link errs where both speak, and bandwidth lost without"
         " an error, a slower link or a message."
     )
@@ -136,20 +136,20 @@ class LinkNvlink(Detector):
     gates: Gates = part(Gates)
     heard: Heard = notes()
     blamed: dict[str, str] = notes()
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
 
     def __post_init__(self) -> None:
         self.tallies.healthy, self.tallies.faulty = self.healthy_errors, self.faulty_errors
         self.tallies.limit = self.limit
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         sums = of_sum(self.limit, self.tallies.window, _LINKS)
         return [f"errors, {sums}", f"links that are down or slow, and the driver's messages: {RULES}"]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
             return []
-        self.gates.hear(frames)
+        self.gates.update(frames)
         time = max(frame.time for frame in frames.values())
         hear(self.heard, frames, time)
         frame = frames.get("nvlink")
@@ -158,13 +158,13 @@ class LinkNvlink(Detector):
         n = len(frame.entities)
         self.grow(n)
         self._look(frame)
-        self.tallies.step(frame, lambda: ~self.gates.working(frame) & (self.links["count"][:n] > LEARN))
+        self.tallies.step(frame, lambda: ~self.gates.maintenance_mask(frame) & (self.links["count"][:n] > LEARN))
         low = self.links["low"][:n] >= self.confirm
         errs = self.tallies.suspect(n)
         if not (low.any() or errs.any() or self.heard or self.conditions):
             self.blamed.clear()
             return []
-        idle = ~self.gates.working(frame)
+        idle = ~self.gates.maintenance_mask(frame)
         return self._judge(frame, low & idle, errs & idle)
 
     def _look(self, frame: Frame) -> None:
@@ -178,7 +178,7 @@ class LinkNvlink(Detector):
         bad = np.flatnonzero((low | errs) & (self.links["count"][: len(low)] > LEARN))
         subjects = self._subjects(frame, bad.tolist())
         self.blamed = {key: self.blamed.get(key) or self._blame(frame, key, subjects[key]) for key in sorted(subjects)}
-        close(self.conditions, set(self.blamed.values()))
+        close_ended(self.conditions, set(self.blamed.values()))
         found = (self._finding(frame, key, links, low) for key, links in sorted(subjects.items()))
         return [finding for finding in found if finding is not None]
 
@@ -189,7 +189,7 @@ class LinkNvlink(Detector):
             gpu = topology.above_of_kind(frame.entities[i], "gpu") or frame.entities[i]
             if not self._just_reset(frame, gpu):
                 groups.setdefault(gpu, []).append(i)
-        logged = [e for e in sorted(self.heard) if not self.gates.in_work(e, topology, frame.time)]
+        logged = [e for e in sorted(self.heard) if not self.gates.in_maintenance(e, topology, frame.time)]
         for entity in logged:
             if not entity.startswith("node:"):
                 groups.setdefault(entity, [])
@@ -204,7 +204,7 @@ class LinkNvlink(Detector):
 
     def _just_reset(self, frame: Frame, gpu: str) -> bool:
         """Links train after a reset or new software."""
-        changed = self.gates.changed(gpu, frame.topology)
+        changed = self.gates.last_change(gpu, frame.topology)
         return changed is not None and frame.time - changed <= SETTLES
 
     def _size(self, frame: Frame, node: str) -> int:
@@ -223,7 +223,7 @@ class LinkNvlink(Detector):
         page = again or bool(low[links].any() or alarm[links].any()) or bool(said and links)
         since = [int(self.links["since"][i]) for i in links if low[i]]
         since += [int(self.tallies.since[i]) for i in links if errs[i]] + [m["since"] for m in said.values()]
-        due = tell(self.conditions, entity, frame.time, min(since), "page" if page else "suspect")
+        due = due_report(self.conditions, entity, frame.time, min(since), "page" if page else "suspect")
         if due is None:
             return None
         words, signals, facts = self._told(frame, links, low)
@@ -233,7 +233,9 @@ class LinkNvlink(Detector):
         score = float(self.tallies.padded(n)[links].sum()) / self.limit + float(low[links].sum()) + len(said)
         summary = f"{entity} {' and '.join(words)}; {where}"
         return Finding(
-            *(frame.time, due[0], entity, self.name, due[1], score, summary), evidence(_CLEARS, None, **facts), signals
+            *(frame.time, due[0], entity, self.name, due[1], score, summary),
+            make_evidence(_CLEARS, None, **facts),
+            signals,
         )
 
     def _told(

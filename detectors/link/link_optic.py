@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from detectors.base.cohorts import Peers
 from detectors.base.detector import Detector, notes, part
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.statistics import grouped_mad, grouped_median
 from detectors.link.alarm_rates import LINKS, of_trend
@@ -120,11 +120,11 @@ class Looks:
             return f"{self.size[i] - 1} ports alike: {10 ** self.centre[i]:.1e}"
         return f"its own past: {10 ** self.past[i]:.1e}" if np.isfinite(self.past[i]) else "nothing to compare it with"
 
-    def compared(self, i: int, cohort: str) -> Compared:
+    def compared(self, i: int, cohort: str) -> Comparison:
         alike = bool(self.size[i] >= _COHORT)
         other = float(self.centre[i] if alike else self.past[i])
         spread, peers = (float(self.spread[i]), int(self.size[i]) - 1) if alike else (None, 0)
-        return Compared(float(self.recent[i]), other, spread, cohort, peers, self.above(i), "decade")
+        return Comparison(float(self.recent[i]), other, spread, cohort, peers, self.above(i), "decade")
 
     def module(self, i: int) -> dict[str, Any]:
         """What the module says beside it: heat and loss of light point to the cause."""
@@ -187,7 +187,7 @@ class LinkOptic(Detector):
         *("nic.module_temperature", "nic.rx_power_min", "nic.generation"),
         *("event:link_peer", "event:maintenance_start", "event:maintenance_end"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Optics that fail within hours, the far end of a link (its own counters are needed), ports whose module tells"
         " nothing, and when a stronger code than RS(544,514) gives up."
     )
@@ -206,23 +206,23 @@ class LinkOptic(Detector):
     history: OpticHistory = part(OpticHistory)
     gates: Gates = part(Gates)
     verdicts: Verdicts = notes()
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
     _peers: Peers = field(
         default_factory=lambda: Peers(("@module_vendor", "@module_part"), ("@sku",), ("@board_id",), ()),
         init=False,
         repr=False,
     )
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         rules = "high, hot, dark: a rule on levels that hold for three hours: no statistical alarm rate"
         return [f"rising, {of_trend(self.z, 24, LINKS)}", rules]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        self.gates.hear(frames)
+        self.gates.update(frames)
         frame = frames.get("nic")
         if frame is None or not len(frame.entities):
             return []
-        complete = self.history.take(frame, lambda: self.gates.working(frame))
+        complete = self.history.take(frame, lambda: self.gates.maintenance_mask(frame))
         self._forget(frame)
         if complete:
             self._judge(frame)
@@ -235,11 +235,11 @@ class LinkOptic(Detector):
         """With another device at the far end, a port's past is that of another link."""
         moved = {event.entity for event in frame.events if event.kind == "link_peer"}
         if moved:
-            self.history.forget(np.fromiter((e in moved for e in frame.entities), bool))
+            self.history.reset(np.fromiter((e in moved for e in frame.entities), bool))
             self.verdicts = {e: v for e, v in self.verdicts.items() if e not in moved}
 
     def _judge(self, frame: Frame) -> None:
-        looks = Looks.of(self.history, self._peers.of(frame))
+        looks = Looks.of(self.history, self._peers.groups(frame))
         self.verdicts = {e: v for e, v in self.verdicts.items() if self._holds(looks, v, frame.time)}
         limit, reach = np.log10(self.fec_limit), self.horizon
         young = self.history.samples < 20  # the replay contract
@@ -300,7 +300,7 @@ class LinkOptic(Detector):
         entity, (reason, value), (began, text, facts) = frame.entities[i], what, said
         onset = min(frame.time, frame.time // HOUR * HOUR - (48 - began) * HOUR)
         kept = self.verdicts.get(entity, {"reason": reason, "value": value, "onset": onset, "seen": frame.time})
-        facts |= {"cohort": self._peers.name(frame, i) or "all ports"} if looks.size[i] >= 8 else {}
+        facts |= {"cohort": self._peers.cohort_name(frame, i) or "all ports"} if looks.size[i] >= 8 else {}
         compared = looks.compared(i, facts.pop("cohort", "own past")) if reason in ("rising", "high") else None
         clears = {
             "rising": "the raw bit error rate falls to half of what it was, or the module or fibre is worked on",
@@ -308,7 +308,7 @@ class LinkOptic(Detector):
             "hot": "the module is 3 K cooler than when it was ticketed",
             "dark": "1 dB of the light comes back",
         }[kept["reason"]]
-        kept |= {"text": text, "evidence": dict(evidence(clears, compared, reason=reason, **facts))}
+        kept |= {"text": text, "evidence": dict(make_evidence(clears, compared, reason=reason, **facts))}
         kept["score"] = abs(looks.above(i)) if np.isfinite(looks.above(i)) else 1.0
         self.verdicts[entity] = kept | {"place": i}
 
@@ -323,10 +323,10 @@ class LinkOptic(Detector):
         return bool({"hot": now >= value - 3.0, "dark": now <= value + 1.0}.get(reason, now >= value - 0.3))
 
     def _findings(self, frame: Frame) -> list[Finding]:
-        close(self.conditions, set(self.verdicts))
+        close_ended(self.conditions, set(self.verdicts))
         found = []
         for entity, said in sorted(self.verdicts.items()):
-            if due := tell(self.conditions, entity, frame.time, said["onset"], "ticket"):
+            if due := due_report(self.conditions, entity, frame.time, said["onset"], "ticket"):
                 errors = said["evidence"]["reason"] in ("rising", "high")
                 module = {"hot": "nic.module_temperature", "dark": "nic.rx_power_min"}
                 signals = _BER if errors else (module[said["evidence"]["reason"]],)

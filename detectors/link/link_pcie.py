@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from detectors.base.cohorts import Peers
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.event_data import number, text
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.event_data import read_number, read_text
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.kernel import compiled
 from detectors.base.statistics import grouped_median
@@ -58,7 +58,7 @@ class LinkPcie(Detector):
         *("nic.pcie_width", "nic.pcie_speed", "nic.state"),
         *("event:aer", "event:version", "event:maintenance_start", "event:maintenance_end"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Which of slot, riser and device it is; a generation that fell while the GPU is idle, until it works, where"
         " idle ones lower theirs too; and devices that were too narrow at first and have fewer than seven alike."
     )
@@ -78,7 +78,7 @@ class LinkPcie(Detector):
     aer: Said = notes()
     lesser: Said = notes()
     looked: dict[str, int] = notes()
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
     _peers: dict[str, Peers] = field(
         default_factory=lambda: {c: Peers(("@sku",), ("@board_id",), ("@name",)) for c in ("gpu", "nic")},
         init=False,
@@ -89,14 +89,14 @@ class LinkPcie(Detector):
         self.replays.healthy, self.replays.faulty = self.healthy_replays, self.faulty_replays
         self.replays.limit = self.limit
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         sums = of_sum(self.limit, self.replays.window, LINKS)
         return [f"replays, {sums}", f"width and speed: {RULES}"]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
             return []
-        self.gates.hear(frames)
+        self.gates.update(frames)
         time = max(frame.time for frame in frames.values())
         self._hear(frames, time)
         troubles: dict[str, list[dict[str, Any]]] = {}
@@ -104,7 +104,7 @@ class LinkPcie(Detector):
             if frame is not None and len(frame.entities):
                 self._of_class(device_class, frame, troubles)
         quiet = {e for e in self.conditions if not self._shown(e, frames)}  # nothing is known of them at this instant
-        close(self.conditions, {*troubles, *quiet})
+        close_ended(self.conditions, {*troubles, *quiet})
         found = (self._finding(e, time, mine, frames) for e, mine in sorted(troubles.items()))
         return [finding for finding in found if finding is not None]
 
@@ -114,10 +114,10 @@ class LinkPcie(Detector):
     def _hear(self, frames: Mapping[str, Frame], time: int) -> None:
         """Keeps the newest AER event of each node for a while."""
         for event in (e for frame in frames.values() for e in frame.events if e.kind == "aer"):
-            told = {name: text(event.data.get(name)) for name in ("device", "kind")}
+            told = {name: read_text(event.data.get(name)) for name in ("device", "kind")}
             errors = event.data.get("errors")
-            counted = {str(e)[:40]: number(n) for e, n in errors.items()} if isinstance(errors, Mapping) else {}
-            more = {"growth": number(event.data.get("growth")), "errors": counted}
+            counted = {str(e)[:40]: read_number(n) for e, n in errors.items()} if isinstance(errors, Mapping) else {}
+            more = {"growth": read_number(event.data.get("growth")), "errors": counted}
             self.aer[event.entity] = {"time": event.time, **told, **more}
         for node in [n for n, told in self.aer.items() if time - told["time"] > _AER_NEWS]:
             del self.aer[node]
@@ -132,7 +132,7 @@ class LinkPcie(Detector):
             best.step(frame[signal], loaded, frame.time)
             below = best.below(frame.time)
             for i in np.flatnonzero(below & best.learnt(len(below))).tolist() if below.any() else ():
-                if not self.gates.in_work(frame.entities[i], frame.topology, frame.time):
+                if not self.gates.in_maintenance(frame.entities[i], frame.topology, frame.time):
                     troubles.setdefault(frame.entities[i], []).append(self._fell(frame, i, what, best, signal))
         if frame.time - self.looked.get(device_class, 0) >= _LOOK or frame.time < self.looked.get(device_class, 0):
             self.looked[device_class] = frame.time
@@ -165,7 +165,7 @@ class LinkPcie(Detector):
         if not below.any():
             return np.asarray(telling)
         long = (idle > 0) & (frame.time - idle >= _IDLE) & np.isfinite(now)
-        groups = self._peers["gpu"].of(frame)
+        groups = self._peers["gpu"].groups(frame)
         below &= groups >= 0
         size = np.bincount(groups[long] + 1, minlength=1 + int(groups.max(initial=0)) + 1)
         for once in np.unique(best[below]).tolist():  # generations: a handful
@@ -176,29 +176,29 @@ class LinkPcie(Detector):
 
     def _fell(self, frame: Frame, i: int, what: str, best: Best, signal: str) -> dict[str, Any]:
         """A link that does less than it did."""
-        changed = self.gates.changed(frame.entities[i], frame.topology)
+        changed = self.gates.last_change(frame.entities[i], frame.topology)
         since = best.since(i)
         level: Level = "ticket" if changed is not None and changed >= best.whole(i) else "page"
         now, before = float(best.newest[i]), float(best.best[i])
         words = f"has {now:g} {_UNITS[what]}, had {before:g}"
         words = f"runs {_UNITS[what]} {now:g}, was {before:g}" if what == "generation" else words
-        compared = Compared(now, before, None, "own past", 0, 1 - now / before, "share")
+        compared = Comparison(now, before, None, "own past", 0, 1 - now / before, "share")
         told = {"level": level, "since": since, "text": words, "compared": compared.as_evidence()}
         return {**told, "signal": signal, "score": 2.0}
 
     def _look(self, device_class: str, frame: Frame, watched: list[tuple[str, Best, Bools]]) -> None:
         """Devices that have had less than their like since they were first seen."""
         self.lesser = {e: told for e, told in self.lesser.items() if told["class"] != device_class}
-        groups = self._peers[device_class].of(frame)
+        groups = self._peers[device_class].groups(frame)
         for what, best, _ in watched:
             n = len(best.best)
             values = np.where(best.judged(n) & best.present(frame.time), best.best, np.nan)
             usual, size = grouped_median(np.where(values > 0, values, np.nan), groups[:n])
             for i in np.flatnonzero((values < usual) & (size >= _COHORT)).tolist():
-                cohort = self._peers[device_class].name(frame, i)
+                cohort = self._peers[device_class].cohort_name(frame, i)
                 now, peers = float(values[i]), int(size[i]) - 1
                 words = f"has never had more than {now:g} {_UNITS[what]}, {peers} alike have {usual[i]:g}"
-                compared = Compared(now, float(usual[i]), None, cohort, peers, float(1 - now / usual[i]), "share")
+                compared = Comparison(now, float(usual[i]), None, cohort, peers, float(1 - now / usual[i]), "share")
                 told = {"level": "ticket", "since": frame.time, "text": words, "compared": compared.as_evidence()}
                 more = {"score": 1.0, "signal": f"{device_class}.pcie_{what}", "class": device_class}
                 self.lesser[frame.entities[i]] = told | more
@@ -206,7 +206,7 @@ class LinkPcie(Detector):
     def _count(self, frame: Frame, troubles: dict[str, list[dict[str, Any]]]) -> None:
         """Replays beyond the error budget of PCIe."""
         n = len(frame.entities)
-        self.replays.step(frame, lambda: ~self.gates.working(frame) & self.gpu_width.learnt(n))
+        self.replays.step(frame, lambda: ~self.gates.maintenance_mask(frame) & self.gpu_width.learnt(n))
         for i in np.flatnonzero(self.replays.suspect(n)).tolist():
             count = self.replays.counted(i).get(_REPLAYS[0], 0)
             level: Level = "ticket" if self.replays.alarm(n)[i] else "suspect"
@@ -222,7 +222,7 @@ class LinkPcie(Detector):
         order = {"page": 0, "ticket": 1, "suspect": 2}
         mine = sorted(mine, key=lambda t: (order[t["level"]], -t["score"]))
         worst = mine[0]
-        due = tell(self.conditions, entity, time, min(t["since"] for t in mine), worst["level"])
+        due = due_report(self.conditions, entity, time, min(t["since"] for t in mine), worst["level"])
         if due is None:
             return None
         frame = next(iter(frames.values()))
@@ -237,7 +237,7 @@ class LinkPcie(Detector):
         signals = tuple(dict.fromkeys(t["signal"] for t in mine))
         return Finding(
             *(time, due[0], entity, self.name, due[1], worst["score"], summary),
-            evidence(clears, None, **(worst["compared"] or {}), **facts),
+            make_evidence(clears, None, **(worst["compared"] or {}), **facts),
             signals,
         )
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from detectors.base.cohorts import Peers
 from detectors.base.detector import Detector, memory, part
 from detectors.base.detector import notes as plain
-from detectors.base.event_data import text
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.event_data import read_text
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.kernel import compiled
 from detectors.base.state import grown
@@ -119,7 +119,7 @@ class LinkStall(Detector):
     wants: ClassVar[tuple[str, ...]] = (
         *(*ERRORS, *WAITS, "nic.generation", "event:kernel", "event:maintenance_start", "event:maintenance_end"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "NICs that stall while nobody uses them, that move a little, or whose whole job stands still while neither "
         "their driver nor the switch at the far end of their cable says anything."
     )
@@ -137,7 +137,7 @@ class LinkStall(Detector):
     failed: Floats = memory(0.0)
     failures: NDArray[np.int64] = memory(0, np.int64)
     ill: dict[str, int] = plain()
-    conditions: Open = plain()
+    conditions: OpenConditions = plain()
     gates: Gates = part(Gates)
     lives: Lives = part(Lives)
     waiting: Waiting = part(Waiting)
@@ -147,11 +147,11 @@ class LinkStall(Detector):
         default_factory=lambda: Peers(("node", "@role"), ("node",), ("leaf",), least=_WITNESSES), init=False, repr=False
     )
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         return ["a rule on counters that stand still or grow: no statistical alarm rate"]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        self.gates.hear(frames)
+        self.gates.update(frames)
         frame = frames.get("nic")
         if frame is None or not len(frame.entities):
             return []
@@ -173,7 +173,7 @@ class LinkStall(Detector):
 
     def _hear(self, frame: Frame) -> None:
         for event in frame.events:
-            if event.kind == "kernel" and text(event.data.get("pattern")) in _ILL:
+            if event.kind == "kernel" and read_text(event.data.get("pattern")) in _ILL:
                 self.ill[event.entity] = event.time
         for port in [p for p, at in self.ill.items() if frame.time - at > _TOLD and p not in self.conditions]:
             del self.ill[port]
@@ -203,7 +203,7 @@ class LinkStall(Detector):
             self.failures[i] += 1
 
     def _findings(self, frame: Frame, stands: Places, rates: Floats) -> list[Finding]:
-        groups = self._peers.of(frame)
+        groups = self._peers.groups(frame)
         read, going = np.isfinite(rates), rates != 0
         size = np.bincount(groups[read & (groups >= 0)], minlength=int(groups.max()) + 1)
         moving = np.bincount(groups[read & going & (groups >= 0)], minlength=len(size))
@@ -212,13 +212,13 @@ class LinkStall(Detector):
             port, g = frame.entities[i], int(groups[i])
             beside, others = (int(moving[g]), int(size[g]) - int(read[i])) if g >= 0 else (0, 0)
             level = self._level(i, port, others >= _WITNESSES - 1 and beside > self.most * others, frame, groups)
-            if level is None or self.gates.in_work(port, frame.topology, frame.time):
+            if level is None or self.gates.in_maintenance(port, frame.topology, frame.time):
                 continue
             holding.add(port)
-            due = tell(self.conditions, port, frame.time, int(self.since[i]), level)
+            due = due_report(self.conditions, port, frame.time, int(self.since[i]), level)
             if due is not None and read[i]:
                 found.append(self._finding(frame, i, due, (beside, others), rates[(groups == g) & (g >= 0) & read]))
-        close(self.conditions, holding)
+        close_ended(self.conditions, holding)
         return found
 
     def _level(self, i: int, port: str, others_move: bool, frame: Frame, groups: NDArray[np.int32]) -> Level | None:
@@ -246,17 +246,17 @@ class LinkStall(Detector):
         port, (moving, others) = frame.entities[i], beside
         seconds, failed = (frame.time - int(self.since[i])) / SECOND, int(self.failed[i])
         says = [f"{port} is up but has moved no byte for {seconds:.0f} s"]
-        cohort = self._peers.name(frame, i)
+        cohort = self._peers.cohort_name(frame, i)
         says += [f"{moving} of {others} ports beside it ({cohort}) move"] if others else []
         says += [f"{failed} timeouts and failed completions since"] if failed else []
         says += ["its driver says that the NIC does not answer"] if port in self.ill else []
         says += ["data wait for it and it takes none"] if self.waiting.readings[i] >= self.failing else []
         verdict = "the NIC or its firmware" if due[1] != "suspect" else "the NIC, or nobody uses it"
         usual = float(np.median(rates)) if len(rates) else 0.0
-        compared = Compared(0.0, usual, None, cohort, others, -usual, "By/s")
+        compared = Comparison(0.0, usual, None, cohort, others, -usual, "By/s")
         more = {"still_s": round(seconds, 1), "failed": failed, "driver_says_so": port in self.ill}
         more |= {"data_waited_readings": int(self.waiting.readings[i])}
-        shown = evidence("it moves bytes again, or goes down", compared, **more)
+        shown = make_evidence("it moves bytes again, or goes down", compared, **more)
         signals = ("nic.tx_bytes", "nic.rx_bytes", *(s for s in ERRORS if failed and s in frame.values))
         score = seconds / self.hold
         return Finding(

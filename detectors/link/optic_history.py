@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.statistics import z_of
+from detectors.base.statistics import trend_z
 from pipeline.model.records import SECOND, Frame
 
 _NORMAL = 1.4826  # MAD to standard deviation of a normal distribution
@@ -70,7 +70,7 @@ def trend(series: Floats) -> Trend | None:
         return None
     first, second = np.triu_indices(n, 1)
     rises = y[second] - y[first]
-    z = float(z_of(np.sign(rises).sum(), np.asarray(n)))
+    z = float(trend_z(np.sign(rises).sum(), np.asarray(n)))
     slope = float(np.median(rises / (at[second] - at[first])))
     level = float(np.median(y - slope * at))
     spread = _NORMAL * float(np.median(np.abs(y - slope * at - level)))
@@ -122,7 +122,7 @@ class OpticHistory:
         self.slots[:, np.flatnonzero(work()), slot % SLOTS] = np.nan
         return passed > 0
 
-    def forget(self, mask: Bools) -> None:
+    def reset(self, mask: Bools) -> None:
         """What was, is of another module or fibre."""
         at = np.flatnonzero(mask)
         self.hours[:, at], self.slots[:, at], self.read[:, at] = np.nan, np.nan, 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from detectors.base.state import grown, one_length
+from detectors.base.state import check_one_length, grown
 from detectors.base.streams import LEARN
 from detectors.link.counters import Floats, Places, Readings
 from pipeline.model.records import SECOND, Event
@@ -129,7 +129,7 @@ class PortStates:
         return {**arrays, "flapped": flapped, "read": self.readings.snapshot(), "changed": self.changes.snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        one_length(state)
+        check_one_length(state)
         for name in _FIELDS:
             setattr(self, name, state[name])
         self.flapped = {port: list(times) for port, times in state["flapped"].items()}

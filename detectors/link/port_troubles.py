@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.findings import Compared
+from detectors.base.findings import Comparison
 from detectors.base.gates import Gates
 from detectors.link import ends as link_ends
 from detectors.link.best_values import Speeds
@@ -138,7 +138,7 @@ class Trouble:
     clears: str
     signal: str
     evidence: Mapping[str, Any]
-    compared: Compared | None = None
+    compared: Comparison | None = None
 
 
 def troubles(seen: Seen, i: int) -> list[Trouble]:
@@ -197,10 +197,10 @@ def _slow(seen: Seen, link: Link) -> Iterator[Trouble]:
     if i not in seen.slow:
         return
     now, before = float(judge.speeds.newest[i]), float(judge.speeds.best[i])
-    changed = judge.gates.changed(link.near_name, seen.frame.topology)
+    changed = judge.gates.last_change(link.near_name, seen.frame.topology)
     level: Level = "ticket" if changed is not None and changed >= judge.speeds.whole(i) else "page"
     text = f"runs at {now / 1000:g} Gb/s, was at {before / 1000:g}"
-    compared = Compared(now, before, None, "own past", 0, 1 - now / before, "share")
+    compared = Comparison(now, before, None, "own past", 0, 1 - now / before, "share")
     side, clears = "cannot tell which end: module, cable or port", "the port is back at its speed"
     more = {"side": side, **judge.modules.told(i)}
     yield Trouble(level, judge.speeds.since(i), before / now, text, side, clears, "nic.speed", more, compared)
@@ -224,7 +224,7 @@ def _erring(seen: Seen, link: Link) -> Iterator[Trouble]:
     rate, bits = count / seconds, float(judge.errors.bits(np.array([link.near]))[0])
     text = f"has {count} {signal.removeprefix('nic.').replace('_', ' ')} in {_long(seconds)}, {rate * 3600:.0f} an hour"
     usual = bits * judge.healthy_ber * 3600
-    compared = Compared(
+    compared = Comparison(
         rate * 3600, usual, None, f"sound links: BER below {judge.healthy_ber:g}", 0, rate * 3600 - usual, "errors/h"
     )
     more: dict[str, Any] = {s: int(judge.errors.counted[s].total[link.near]) for s in strength}

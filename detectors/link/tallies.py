@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.counters import says_nothing
+from detectors.base.counters import is_unreadable
 from detectors.base.state import grown
 from detectors.link.counters import Lives, Places, Readings
 from pipeline.model.records import SECOND, Frame
@@ -72,7 +72,7 @@ class Tallies:
             growth[:, away] = 0.0
             self.sums[:n][away] = 0.0
             columns = [frame[self.signals[k]] for k in rows]
-            measured = np.any([np.isfinite(c) & ~says_nothing(c) for c in columns], axis=0)
+            measured = np.any([np.isfinite(c) & ~is_unreadable(c) for c in columns], axis=0)
             self._judge(growth, rows, min(max(seconds, 0.0), _LONGEST), np.asarray(measured))
 
     def _growth(self, frame: Frame) -> list[tuple[int, Places, Floats]]:

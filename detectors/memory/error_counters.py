@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.counters import rise, says_nothing
-from detectors.base.state import one_length
+from detectors.base.counters import counter_increases, is_unreadable
+from detectors.base.state import check_one_length
 from detectors.base.streams import Bools, Floats
 from pipeline.model.records import SECOND, Frame
 
@@ -82,9 +82,9 @@ class Growth:
             return now, None, begins
         counted = (self.last <= now) & (self.last >= _NEAR * now)
         # no counter stands at infinity: it was not read
-        now = np.where(np.isfinite(now) & (counted | ~says_nothing(now)), now, np.nan)
+        now = np.where(np.isfinite(now) & (counted | ~is_unreadable(now)), now, np.nan)
         now = self._believed(now)
-        grew, self.peak = rise(self.last, now, self.peak, np.zeros(now.shape, bool))
+        grew, self.peak = counter_increases(self.last, now, self.peak, np.zeros(now.shape, bool))
         self.below = np.where(np.isnan(self.peak), 0.0, self.below + ~np.isnan(now))
         self.peak[self.below >= _STAYS] = np.nan
         np.copyto(self.last, now, where=~np.isnan(now))
@@ -129,7 +129,7 @@ class Growth:
         return {**{name: getattr(self, name) for name in (*_ARRAYS, "lives")}, "time": self.time, "odd": self.odd}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        one_length(state)
+        check_one_length(state)
         for name in (*_ARRAYS, "lives", "time", "odd"):
             setattr(self, name, state[name])
 
@@ -171,7 +171,7 @@ class Errors(Growth):
             return
         totals = np.stack([frame[signal] for signal in _TOTALS])
         begins = told & (self.by != _BY_OWN)
-        begins[begins] = ~says_nothing(now[begins])
+        begins[begins] = ~is_unreadable(now[begins])
         alone = np.isfinite(totals) & ~told
         ends = (self.by == _BY_OWN) & self._gone(told, alone, frame.time)
         self._forget(ends | (begins & (self.by == _BY_TOTAL)))
@@ -239,7 +239,7 @@ class Standing:
         levels = self.growth.levels(frame, _COUNTERS, frame["gpu.generation"])
         values.update((name, level) for name, level in zip(_COUNTERS, levels, strict=True) if name in values)
         for name in _FLAGS:
-            if name in values and (odd := says_nothing(values[name])).any():
+            if name in values and (odd := is_unreadable(values[name])).any():
                 values[name] = np.where(odd, np.nan, values[name])
         return replace(frame, values=values)
 

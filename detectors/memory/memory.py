@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from detectors.base.cohorts import Peers
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.streams import Bools
 from detectors.memory.error_counters import Errors, Standing
@@ -161,7 +161,7 @@ class Memory(Detector):
         *("gpu.rows_pending", "gpu.rows_failed", "gpu.banks_low", "gpu.banks_none", "gpu.generation"),
         *("node.memory_uncorrected", "node.generation", "dimm.uncorrected", "dimm.generation", "event:xid"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Errors that ECC does not see, a weak cell before its first error, which bank a replaced row was of, a rate "
         "that rises from a few errors a week, and of a GPU that tells only totals which errors were of its caches."
     )
@@ -177,7 +177,7 @@ class Memory(Detector):
 
     cells: NDArray[Any] = memory(0, MEM)
     said: dict[str, list[Any]] = notes()
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
     gates: Gates = part(Gates)
     growth: Errors = part(Errors)
     standing: Standing = part(Standing)
@@ -193,7 +193,7 @@ class Memory(Detector):
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
             return []
-        self.gates.hear(frames)
+        self.gates.update(frames)
         found, holding = list[Finding](), set[str]()
         if (gpus := frames.get("gpu")) is not None and len(gpus.entities):
             self._hear(gpus)
@@ -205,10 +205,10 @@ class Memory(Detector):
             if frame is None or host.corrected not in frame.values:
                 holding |= {e for e in self.conditions if e.startswith(f"{kind}:")}
                 continue
-            gate = ~self.gates.working(frame, _STEADY)
+            gate = ~self.gates.maintenance_mask(frame, _STEADY)
             host.step(frame, gate)
             found += self._of_host(frame, host, gate, holding)
-        close(self.conditions, holding)
+        close_ended(self.conditions, holding)
         return found
 
     def _hear(self, frame: Frame) -> None:
@@ -224,7 +224,7 @@ class Memory(Detector):
         for gpu in [g for g, (at, _) in self.said.items() if frame.time - at > _DAY]:
             del self.said[gpu]
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         return [
             f"rate of corrected errors: {self.rates.budget()}",
             f"servers and modules: a rule of {self.server_limit:g} and {self.module_limit:g} corrected errors a day",
@@ -235,7 +235,7 @@ class Memory(Detector):
 
     def _of_gpus(self, frame: Frame, holding: set[str]) -> list[Finding]:
         self.grow(len(frame.entities))
-        gate = ~self.gates.working(frame, _STEADY)
+        gate = ~self.gates.maintenance_mask(frame, _STEADY)
         bad = self._counted(frame, gate) | self._flagged(frame) | positive(frame["gpu.banks_none"])
         found = []
         for i in np.flatnonzero(bad & gate).tolist():
@@ -250,7 +250,7 @@ class Memory(Detector):
         n, cells, replaced = len(frame.entities), self.cells[: len(frame.entities)], count_replaced_rows(frame)
         update_row_history(cells, replaced, frame.time)
         watched = np.where(gate, watched, 0.0)
-        bursts = self.rates.step(None if grown is None else grown[0], watched, self._peers.of(frame), frame.time)
+        bursts = self.rates.step(None if grown is None else grown[0], watched, self._peers.groups(frame), frame.time)
         if anew is not None:
             self.rates.end(n, anew)
         for name, errors in (("lost", 1), ("chip", 2)):
@@ -349,7 +349,7 @@ class Memory(Detector):
 
     def _finding(self, frame: Frame, i: int, troubles: list[Trouble]) -> Finding | None:
         entity, lead = frame.entities[i], worst(troubles)
-        due = tell(self.conditions, entity, frame.time, min(t.since for t in troubles), lead.level)
+        due = due_report(self.conditions, entity, frame.time, min(t.since for t in troubles), lead.level)
         if due is None:
             return None
         burst = self.rates.cells[i]
@@ -357,10 +357,10 @@ class Memory(Detector):
         if burst["on"]:
             hours = max((frame.time - int(burst["since"])) / SECOND / HOUR, 1 / 60)
             rate, usual = float(burst["total"]) / hours, float(self.rates.usual[i])
-            size = int(np.count_nonzero(self._peers.of(frame) == self._peers.of(frame)[i])) - 1
-            name = self._peers.name(frame, i)
-            compared = Compared(rate, usual, None, name, size, rate / usual, "corrected errors an hour")
-        told = evidence(
+            size = int(np.count_nonzero(self._peers.groups(frame) == self._peers.groups(frame)[i])) - 1
+            name = self._peers.cohort_name(frame, i)
+            compared = Comparison(rate, usual, None, name, size, rate / usual, "corrected errors an hour")
+        told = make_evidence(
             CLEARS[lead.signal],
             compared,
             troubles=[t.text for t in troubles],
@@ -381,8 +381,10 @@ class Memory(Detector):
                 continue
             entity, trouble = frame.entities[i], of_host(cell, host, frame.time)
             holding.add(entity)
-            if due := tell(self.conditions, entity, frame.time, trouble.since, trouble.level):
-                told = evidence(CLEARS["host"], corrected_a_day=float(cell["bucket"]), uncorrected=float(cell["lost"]))
+            if due := due_report(self.conditions, entity, frame.time, trouble.since, trouble.level):
+                told = make_evidence(
+                    CLEARS["host"], corrected_a_day=float(cell["bucket"]), uncorrected=float(cell["lost"])
+                )
                 score, summary = _SCORE[trouble.level], f"{entity}: {trouble.text}"
                 finding = (due[1], score, summary, told, (trouble.signal,))
                 found.append(Finding(frame.time, due[0], entity, self.name, *finding))

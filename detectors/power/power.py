@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.power_feeds import SIGNALS as FEED_SIGNALS
-from detectors.base.power_feeds import Feeds
-from detectors.base.throttle import bits_of, has
-from detectors.base.topology_index import Homes
+from detectors.base.power_feeds import PowerFeeds
+from detectors.base.throttle import has_reason, read_reasons
+from detectors.base.topology_index import TopologyIndex
 from detectors.power import voltages
 from detectors.power.supplies import INPUT, OUTPUT, PULLED, STATUS, Lost, Supplies
 from detectors.power.supplies import SIGNALS as SUPPLY_SIGNALS
@@ -65,7 +65,7 @@ class Power(Detector):
         *VOLTAGE_SIGNALS,
         *("node.load1", "event:maintenance_start", "event:maintenance_end"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "A supply that fails while nobody reads its BMC, whether supply or cord is to blame where no input is told, "
         "a cold spare that would not start, a sag that is over between two readings, and a voltage that was wrong from "
         "the first reading on."
@@ -77,23 +77,23 @@ class Power(Detector):
     since: Any = memory(0, np.int64)
     heard: Any = memory(0, np.int64)  # the newest reading of a GPU that has the bit
     gates: Gates = part(Gates)
-    feeds: Feeds = part(Feeds)
+    feeds: PowerFeeds = part(PowerFeeds)
     supplies: Supplies = part(Supplies)
     voltages: Voltages = part(Voltages)
     nodes: LastSeen = part(lambda: LastSeen({"node": "node.load1"}))
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
 
     def __post_init__(self) -> None:
-        self._gpus, self._hosts = Homes(), Homes()
+        self._gpus, self._hosts = TopologyIndex(), TopologyIndex()
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
             return []
         time = max(frame.time for frame in frames.values())
         topology = next(iter(frames.values())).topology
-        self.gates.hear(frames)
+        self.gates.update(frames)
         self.nodes.look(frames, time)
-        self.feeds.look(frames.get("power"), time)
+        self.feeds.update(frames.get("power"), time)
         self.supplies.look(frames.get("psu"), time)
         self.voltages.look(frames, time)
         held = self._brakes(frames.get("gpu"), time)
@@ -107,19 +107,19 @@ class Power(Detector):
         if not found and not self.conditions:
             return []
         of_each = _joined(found)
-        close(self.conditions, {f.entity for f in of_each})
-        due = ((f, tell(self.conditions, f.entity, time, f.onset, f.level)) for f in of_each)
+        close_ended(self.conditions, {f.entity for f in of_each})
+        due = ((f, due_report(self.conditions, f.entity, time, f.onset, f.level)) for f in of_each)
         return [replace(f, onset=told[0], level=told[1]) for f, told in due if told is not None]
 
     def _quiet(self, topology: Topology, time: int) -> Callable[[str], bool]:
-        return lambda entity: self.gates.in_work(entity, topology, time)
+        return lambda entity: self.gates.in_maintenance(entity, topology, time)
 
-    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+    def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """The voltage that it has now is the usual one."""
-        super().forgive(entity, frames)
+        super().accept_as_normal(entity, frames)
         self.voltages.forget(entity, next((frame.topology for frame in frames.values()), None))
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         return [
             "lost supplies, dark feeds, brake: a rule on logged facts, no statistical alarm rate",
             f"voltages: a rule of {MAINS:.0%} ({RAIL:.0%} for 12 V) twice in a row; a meter's 1 % is 10 of its"
@@ -128,7 +128,7 @@ class Power(Detector):
 
     def _worked_on(self, lost: Lost, topology: Topology, time: int) -> bool:
         around = (lost.entity, *lost.chassis, *lost.supplies)
-        return any(self.gates.in_work(e, topology, time) for e in around)
+        return any(self.gates.in_maintenance(e, topology, time) for e in around)
 
     def _brakes(self, frame: Frame | None, time: int) -> dict[str, int]:
         """Node -> since when the brake holds GPUs of it."""
@@ -136,8 +136,8 @@ class Power(Detector):
             return {}
         reasons = frame["gpu.throttle_reasons"]
         self.grow(len(reasons))
-        count, (bits, known) = self.braked[: len(reasons)], bits_of(reasons)
-        on = has(bits, BRAKE)
+        count, (bits, known) = self.braked[: len(reasons)], read_reasons(reasons)
+        on = has_reason(bits, BRAKE)
         if not on.any() and not count.any():
             return {}
         self.since[: len(reasons)][on & (count == 0)] = time
@@ -146,7 +146,7 @@ class Power(Detector):
         heard[on] = time
         np.minimum(heard, time, out=heard)  # a time that stepped back is no future
         count[(known & ~on) | (time - heard > _LAPSES)] = 0
-        self._gpus.renew(frame.entities, frame.topology)
+        self._gpus.update(frame.entities, frame.topology)
         held: dict[str, int] = {}
         for i in np.flatnonzero(count >= _LOOKS).tolist():
             node = frame.topology.above_of_kind(frame.entities[i], "node") or frame.entities[i]
@@ -168,7 +168,7 @@ class Power(Detector):
                 else each.overload or left
             )
             summary = f"{names}{where} lost: {_SAID[each.why]}; {so}"
-            told = evidence(
+            told = make_evidence(
                 "over when it is told well twice in a row",
                 supplies=list(each.supplies[:64]),
                 chassis=list(each.chassis[:64]),
@@ -183,30 +183,34 @@ class Power(Detector):
     def _dark(self, topology: Topology, time: int) -> Iterator[Finding]:
         """Feeds without power."""
         for entity, known in sorted(self.feeds.dark.items()):
-            if known["looks"] < _LOOKS or self.gates.in_work(entity, topology, time):
+            if known["looks"] < _LOOKS or self.gates.in_maintenance(entity, topology, time):
                 continue
-            self._hosts.renew(self.nodes.names.get("node", ()), topology)
-            below = self._hosts.members(entity)
+            self._hosts.update(self.nodes.names.get("node", ()), topology)
+            below = self._hosts.devices_below(entity)
             silent = [i for i in below if self.nodes.missed["node"][i] >= _LOOKS]
             level: Level = "page" if len(silent) > len(below) / 2 and kind_of(entity) in _MEETS else "ticket"
             what = f"{len(silent)} of its {len(below)} nodes are silent" if below else "no node is known to hang on it"
             so = "it has tripped" if level == "page" else "the rest live on another feed, or its meter is wrong"
             summary = f"{entity} has {known['why']}, and {what}: {so}"
             names = self.nodes.names.get("node", ())
-            told = evidence("over when its voltage is back", nodes=[names[i] for i in silent][:64], why=known["why"])
+            told = make_evidence(
+                "over when its voltage is back", nodes=[names[i] for i in silent][:64], why=known["why"]
+            )
             score = float(max(1, len(silent)))
             signals = ("power.voltage", "power.draw")
             yield Finding(time, known["since"], entity, self.name, level, score, summary, told, signals)
 
     def _held(self, excused: set[str], held: Mapping[str, int], topology: Topology, time: int) -> Iterator[Finding]:
         """The brake where no supply is lost and no voltage is off; of all nodes of a rack or unit, it is braked."""
-        left = {n: at for n, at in held.items() if n not in excused and not self.gates.in_work(n, topology, time)}
+        left = {
+            n: at for n, at in held.items() if n not in excused and not self.gates.in_maintenance(n, topology, time)
+        }
         for entity, nodes in self._places(left, topology).items():
             since = min(left[n] for n in nodes)
             level: Level = "page" if time - since > self.brake_seconds * SECOND else "ticket"
             who = f"GPUs of {entity}" if nodes == [entity] else f"GPUs of {len(nodes)} nodes of {entity}"
             summary = f"The power brake has held {who} for {(time - since) / SECOND:.0f} s; no supply is told lost"
-            told = evidence("over when no GPU there has the brake bit", nodes=nodes[:64])
+            told = make_evidence("over when no GPU there has the brake bit", nodes=nodes[:64])
             signals = ("gpu.throttle_reasons",)
             score = float(len(nodes))
             yield Finding(time, since, entity, self.name, level, score, summary, told, signals)
@@ -216,7 +220,7 @@ class Power(Detector):
         names = list(self.nodes.names.get("node", ()))
         if len(left) < 2 or not names:
             return {node: [node] for node in sorted(left)}
-        self._hosts.renew(names, topology)
+        self._hosts.update(names, topology)
         flags = np.isin(names, list(left))
         found = shared(flags, flags, np.ones(len(names), bool), self._hosts)
         out: dict[str, list[str]] = {}

@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.budget import GPUS, in_words
+from detectors.base.budget import GPUS, budget_line
 from detectors.base.cohorts import Key
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.group_events import GroupEvents, Quantity
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
-from detectors.base.throttle import CAPPED, THROTTLE, bits_of, has
+from detectors.base.throttle import CAPPED, THROTTLE, has_reason, read_reasons
 from detectors.straggler.gpu_placement import Seats
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
@@ -135,7 +135,7 @@ class PowerDraw(Detector):
         *("gpu.throttle_reasons", "gpu.temperature"),
         *("event:maintenance_start", "event:maintenance_end", "event:version"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Less than 10 %, what was so from the beginning, idle and capped GPUs (a low power limit takes the clock "
         "along), and what half a node's GPUs show at once."
     )
@@ -157,19 +157,19 @@ class PowerDraw(Detector):
     worked: Bools = memory(False, np.bool_)
     since: Any = memory(0, np.int64)  # when a condition began, in us
     newest: dict[str, int] = notes()
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
 
     def __post_init__(self) -> None:
         self.draws.channel = Channel(floor=0.02, delta=self.delta, phi=0.6, both=True)
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         return [
-            f"draw: {in_words(self.draws.channel, GPUS, _RHYTHM)}",
+            f"draw: {budget_line(self.draws.channel, GPUS, _RHYTHM)}",
             f"temperature: only a condition of the draw asks for it; {self.hold:g} s of hold, and it never pages",
         ]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        self.gates.hear(frames)
+        self.gates.update(frames)
         frame = frames.get("gpu")
         if frame is None or not len(frame.entities):
             return []
@@ -188,18 +188,18 @@ class PowerDraw(Detector):
         heat = self.heats.step(frame["gpu.temperature"], self.seats.groups, frame.time, gate)
         sure = self.inner[: len(gate)] & self.seats.placed  # else other work looks the same
         seats = self.seats
-        alike = self.group.take(frame, frame.entities, step, seats.cohort, self.gates, self.name, sure)
+        alike = self.group.update(frame, frame.entities, step, seats.cohort, self.gates, self.name, sure)
         on = step.on & ~step.moved
         if not on.any():
             self.since[:] = 0
-            close(self.conditions, set())
+            close_ended(self.conditions, set())
             return alike
         return [*self._told(frame, step, heat, on), *alike]
 
     def _renew(self, frame: Frame) -> None:
         """Learns those anew on whom people worked, or whose company is another."""
         n, seats = len(frame.entities), self.seats
-        working = self.gates.working(frame)
+        working = self.gates.maintenance_mask(frame)
         anew = self.worked[:n] != working
         self.worked[:n] = working
         others = seats.update(frame)
@@ -219,7 +219,7 @@ class PowerDraw(Detector):
         self.power[:n][mask] = self.work[:n][mask] = np.nan
         self.since[:n][mask] = 0
         for streams in (self.draws, self.heats):
-            streams.forget(mask)
+            streams.reset(mask)
 
     def _renamed(self, frame: Frame, frames: Mapping[str, Frame]) -> None:
         """Learns those anew whose software or firmware changed, or that of what they are part of."""
@@ -235,8 +235,8 @@ class PowerDraw(Detector):
         activity = np.where(self.inner[:n], frame["gpu.sm_active"], frame["gpu.utilization"])
         now_w, now_x = frame["gpu.power"], activity * frame["gpu.sm_clock"] / 1000.0
         power, work = self.power[:n], self.work[:n]
-        bits, _ = bits_of(frame["gpu.throttle_reasons"])
-        held_down = has(bits, _HELD_DOWN)
+        bits, _ = read_reasons(frame["gpu.throttle_reasons"])
+        held_down = has_reason(bits, _HELD_DOWN)
         usable = (now_w > 1) & (activity >= _BUSY) & (now_x > 0) & np.isfinite(now_w + now_x)
         usable &= ~held_down & ~self.worked[:n]
         steady = np.abs(now_x - work) <= _STEPS * work
@@ -266,13 +266,13 @@ class PowerDraw(Detector):
         since[first] = frame.time - np.minimum(step.held[first], int(self.hold)) * SECOND
         since[~on] = 0
         due = on & (frame.time - since >= self.hold * SECOND) & (np.abs(step.effect) >= self.delta / 2)
-        close(self.conditions, {frame.entities[i] for i in np.flatnonzero(due).tolist()})
+        close_ended(self.conditions, {frame.entities[i] for i in np.flatnonzero(due).tolist()})
         out, unheard = [], "gpu.temperature" not in frame.values
         for i in np.flatnonzero(due & step.judged & np.isfinite(self.power[:n])).tolist():
             follows = self._follows(step, heat, i)
             sure = bool(self.inner[i]) and bool(self.seats.placed[i]) and (follows or unheard)
             level: Level = "ticket" if sure and frame.time - since[i] >= self.patience * SECOND else "suspect"
-            if told := tell(self.conditions, frame.entities[i], frame.time, int(since[i]), level):
+            if told := due_report(self.conditions, frame.entities[i], frame.time, int(since[i]), level):
                 out.append(self._finding(frame, step, i, follows, *told))
         return out
 
@@ -300,7 +300,7 @@ class PowerDraw(Detector):
         usual, alone = watts / (1 + off), bool(step.alone[i])
         cohort, spread = self.seats.cohort(i), None if alone else usual * float(step.spread[i])
         peers = 0 if alone else max(int(step.size[i]) - 1, 0)
-        compared = Compared(watts, usual, spread, cohort, peers, off, "W")
+        compared = Comparison(watts, usual, spread, cohort, peers, off, "W")
         why = {
             True: "its temperature follows: a voltage regulator or another power limit",
             False: "its temperature does not follow: more likely the meter",
@@ -311,6 +311,6 @@ class PowerDraw(Detector):
         summary = f"{words} ({cohort}); {why}"
         clears = f"ends when its power is within {self.delta / 2:.0%} of the usual at its clock and activity"
         activity = "gpu.sm_active" if self.inner[i] else "gpu.utilization"
-        told = evidence(clears, compared, work_ghz=round(float(self.work[i]), 3), activity=activity)
+        told = make_evidence(clears, compared, work_ghz=round(float(self.work[i]), 3), activity=activity)
         signals = ("gpu.power", "gpu.sm_clock", activity)
         return Finding(frame.time, onset, gpu, self.name, level, float(step.score[i]), summary, told, signals)

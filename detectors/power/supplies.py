@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.topology_index import Homes
+from detectors.base.topology_index import TopologyIndex
 from detectors.telemetry.silence import shared
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.signals import CATALOGUE
@@ -62,7 +62,7 @@ class Supplies:
         self._key: tuple[int, int, int] = (0, -1, 0)
         self._parent = np.zeros(0, np.intp)
         self._parents: list[str] = []
-        self._homes = Homes()
+        self._homes = TopologyIndex()
 
     def look(self, frame: Frame | None, time: int) -> None:
         """Takes the frame of class psu, None if there is none at this instant."""
@@ -195,7 +195,7 @@ class Supplies:
             self._parents = list(dict.fromkeys(owners))
             place = {name: i for i, name in enumerate(self._parents)}
             self._parent = np.array([place[owner] for owner in owners], np.intp)
-            self._homes.renew(self._parents, topology)
+            self._homes.update(self._parents, topology)
 
     def _grow(self, size: int) -> None:
         more = size - len(self.cells["bad"])

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.findings import Compared, evidence
+from detectors.base.findings import Comparison, make_evidence
 from detectors.base.kernel import compiled
 from detectors.base.power_feeds import LIVE
 from detectors.base.streams import Bools, Floats
-from detectors.base.topology_index import Homes
+from detectors.base.topology_index import TopologyIndex
 from detectors.telemetry.silence import shared
 from pipeline.model.records import SECOND, Finding, Frame, Level, finite
 from pipeline.model.signals import CATALOGUE
@@ -66,7 +66,7 @@ class Voltages:
         self.cells: dict[str, Floats] = {}
         self._names: dict[str, Sequence[str]] = {}
         self._off: dict[str, int] = {}
-        self._units: dict[str, tuple[tuple[int, int, int], list[str], NDArray[np.intp], Homes]] = {}
+        self._units: dict[str, tuple[tuple[int, int, int], list[str], NDArray[np.intp], TopologyIndex]] = {}
 
     def look(self, frames: Mapping[str, Frame], time: int) -> None:
         """Takes an instant."""
@@ -151,7 +151,7 @@ class Voltages:
         if not len(names) or OF_SUPPLIES not in self.cells:
             return None
         _, unit, homes = self._places(OF_SUPPLIES, topology)
-        below = np.isin(unit, homes.members(entity))
+        below = np.isin(unit, homes.devices_below(entity))
         cells = self.cells[OF_SUPPLIES][:, : len(names)]
         below &= cells[_COUNT] >= _LEARN
         if not below.any():
@@ -168,7 +168,7 @@ class Voltages:
                 if off or entity in (name, *of):
                     cells[:, i] = 0
 
-    def _places(self, signal: str, topology: Topology) -> tuple[list[str], NDArray[np.intp], Homes]:
+    def _places(self, signal: str, topology: Topology) -> tuple[list[str], NDArray[np.intp], TopologyIndex]:
         """Units (feeds, chassis), the unit of each entity, and what lies above the units."""
         names = self._names[signal]
         key = (id(topology), topology.version, len(names))
@@ -176,8 +176,8 @@ class Voltages:
             above = [() if signal in OF_FEEDS else topology.parents.get(name, ()) for name in names]
             owners = [parents[0] if parents else name for parents, name in zip(above, names, strict=True)]
             units = list(dict.fromkeys(owners))
-            place, homes = {name: i for i, name in enumerate(units)}, Homes()
-            homes.renew(units, topology)
+            place, homes = {name: i for i, name in enumerate(units)}, TopologyIndex()
+            homes.update(units, topology)
             self._units[signal] = key, units, np.array([place[owner] for owner in owners], np.intp), homes
         return self._units[signal][1:]
 
@@ -278,8 +278,8 @@ def findings(
         off = each.value / each.usual - 1 if read else 0.0
         size = f"{each.value:.4g} V, usual are {each.usual:.4g} V" if read else "its BMC calls it out of range"
         summary = f"{each.entity}: {_whose(each)} {what} ({size}){why}"
-        compared = Compared(each.value, each.usual, None, "own past", 0, off, "V") if read else None
-        told = evidence(
+        compared = Comparison(each.value, each.usual, None, "own past", 0, off, "V") if read else None
+        told = make_evidence(
             "over when the voltage is near its usual, or told to be in range",
             compared,
             readings=list(each.members[:64]),

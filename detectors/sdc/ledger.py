@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from detectors.base.event_data import text
+from detectors.base.event_data import read_text
 from detectors.sdc.votes import Unjust, Verdict
 from pipeline.model.records import Event, Frame
 from pipeline.model.topology import kind_of
@@ -288,7 +288,7 @@ class Users:
         job = self.jobs.setdefault(event.entity, {"start": event.time, "end": None, "gpus": {}})
         job["end"] = None
         for place in ranks.values() if isinstance(ranks, Mapping) else ():
-            gpu = text(place.get("gpu")) if isinstance(place, Mapping) else ""
+            gpu = read_text(place.get("gpu")) if isinstance(place, Mapping) else ""
             if gpu:
                 job["gpus"].setdefault(gpu, event.time)
 

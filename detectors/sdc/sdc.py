@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from detectors.base.budget import DAY_S, GPUS
 from detectors.base.detector import Detector, notes, part
-from detectors.base.event_data import text
-from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.event_data import read_text
+from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.sdc.ledger import NAMED, UPSET, Ledger, Record, Tested, Users
 from detectors.sdc.votes import Verdict, Votes, complete
@@ -36,7 +36,7 @@ def cleared_words(entity: str, why: str) -> tuple[Mapping[str, Any], str]:
     """Evidence and summary of the end of a condition."""
     state = "exchanged" if why == "exchanged" else "cleared"
     done = "superseded" if why != "right" else "clean"
-    return evidence("nothing: it is over", cleared=True, state=state, retest=done), f"{entity} {_WHY[why]}"
+    return make_evidence("nothing: it is over", cleared=True, state=state, retest=done), f"{entity} {_WHY[why]}"
 
 
 def summary(entity: str, record: Mapping[str, Any], level: Level) -> str:
@@ -59,7 +59,7 @@ def findings_evidence(record: Mapping[str, Any], odds: float, right: int, divide
     last = record["wrong"][-1]
     confirmed = record["state"] == "confirmed"
     streak = sum(record["streak"].values())
-    return evidence(
+    return make_evidence(
         _clears(confirmed),
         holds=True,
         state=record["state"],
@@ -150,7 +150,7 @@ class SdcVote(Detector):
     device_class: ClassVar[str] = "gpu"
     needs: ClassVar[tuple[str, ...]] = ("event:digest",)
     wants: ClassVar[tuple[str, ...]] = ("event:job_start", "event:job_end", "event:version")
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Corruption that no canary's arithmetic touches: stress tests find under 40 % of defective GPUs (SDCHunter, "
         "OSDI 2026), vendor diagnostics 25 to 70 %; devices on which no canary runs; a fault that most share."
     )
@@ -167,7 +167,7 @@ class SdcVote(Detector):
     tested: Tested = part(Tested)
     users: Users = part(Users)
     gates: Gates = part(Gates)
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
     swept: list[int] = notes(list)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
@@ -175,7 +175,7 @@ class SdcVote(Detector):
             return []
         time = max(frame.time for frame in frames.values())
         topology = next(iter(frames.values())).topology
-        self.gates.hear(frames)
+        self.gates.update(frames)
         self.users.hear(frames)
         told = sorted((e for e in _digests(frames) if complete(e)), key=lambda e: (e.time, e.entity))
         over: dict[str, str] = {}
@@ -185,7 +185,7 @@ class SdcVote(Detector):
         self._sweep(time)
         return self._findings(time, topology, over) if self.ledger.records or self.conditions else []
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         wrong = UPSET * DAY_S * self.ledger_days  # with a round a second: more than any schedule of canaries has
         pages = wrong**self.page_at / math.factorial(int(self.page_at)) * 1000 * GPUS / self.ledger_days
         return [
@@ -198,7 +198,7 @@ class SdcVote(Detector):
         if self.ledger.records:
             new = (e.entity for e in told if self.ledger.exchanged(e.entity, e.data.get("uuid")))
             over.update(dict.fromkeys(new, "exchanged"))
-        known = (bool(text(e.data.get("expected"))) for e in told)
+        known = (bool(read_text(e.data.get("expected"))) for e in told)
         heard = [(e, "" if k else _like(topology, e.entity)) for e, k in zip(told, known, strict=True)]
         wrong: set[str] = set()
         for verdict in self.votes.judge(heard, self.quorum, self.same_answer):
@@ -240,7 +240,7 @@ class SdcVote(Detector):
     def _level(self, entity: str, record: Record, topology: Topology) -> Level:
         if record["state"] != "confirmed":
             return "suspect"
-        changed = self.gates.changed(entity, topology)
+        changed = self.gates.last_change(entity, topology)
         if changed is None:
             return "page"
         node = topology.above_of_kind(entity, "node")
@@ -250,11 +250,11 @@ class SdcVote(Detector):
         holding = {e for e, r in self.ledger.records.items() if r["state"] != "cleared"}
         ended = [(e, c) for e, c in sorted(self.conditions.items()) if e not in holding]
         found = [self._cleared(e, time, condition, over.get(e, "right")) for e, condition in ended]
-        close(self.conditions, holding)
+        close_ended(self.conditions, holding)
         for entity in sorted(holding):
             record = self.ledger.records[entity]
             onset = record["since"]
-            if due := tell(self.conditions, entity, time, onset, self._level(entity, record, topology)):
+            if due := due_report(self.conditions, entity, time, onset, self._level(entity, record, topology)):
                 found.append(self._finding(entity, time, due, record))
         return found
 

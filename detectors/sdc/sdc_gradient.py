@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from detectors.base.budget import DAY_S, GPUS
 from detectors.base.cohorts import Peers
 from detectors.base.detector import Detector, memory, notes
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.statistics import grouped_median
 from detectors.base.streams import USUAL_STEP
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -148,7 +148,7 @@ class SdcGradient(Detector):
     device_class: ClassVar[str] = "rank"
     needs: ClassVar[tuple[str, ...]] = (_NORM,)
     wants: ClassVar[tuple[str, ...]] = (_COUNT,)
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Small errors, which are most; whose fault it is where norms are told after the all-reduce, or a third of a "
         "stage leaps at once; GPUs of one stage that leap alike, however often; stages of fewer than four ranks."
     )
@@ -166,7 +166,7 @@ class SdcGradient(Detector):
     count: Floats = memory(np.nan)
     series: dict[str, dict[str, Any]] = notes()  # GPU -> its leaps, whichever rank was on it
     held: dict[str, dict[str, Any]] = notes()
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
     _peers: Peers = field(default_factory=lambda: Peers(("stage",), ("job",), least=4), init=False, repr=False)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
@@ -176,12 +176,12 @@ class SdcGradient(Detector):
         size = len(frame.entities)
         if size and (_NORM in frame.values or _COUNT in frame.values):
             self.grow(size)
-            groups = self._peers.of(frame)
+            groups = self._peers.groups(frame)
             self._leaps(frame, groups)
             self._no_numbers(frame, groups)
         return self._findings(frame) if self.held or self.conditions else []
 
-    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+    def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """What the ranks on that GPU show from now on is their usual; of a job, what its stages show."""
         for known in (self.held, self.series):
             known.pop(entity, None)
@@ -194,7 +194,7 @@ class SdcGradient(Detector):
                 self.level[i] = np.nan
                 self.series.pop(_gpu(frame, rank), None)
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         sure = _SURE * math.sqrt(2 / math.pi)  # in standard deviations: of normal samples one is 1.25 mean deviations
         suspects, spread = SAMPLES * normal(sure), math.expm1(math.log(self.factor) / sure)
         many = SAMPLES * heavy(math.log(self.factor) / _HEAVY)
@@ -328,7 +328,7 @@ class SdcGradient(Detector):
             record["times"] += 1
         record["sure"] |= what == "nonfinite"
         record |= {"what": what, "value": value, "expected": expected, "ratio": ratio, "peers": peers}
-        record |= {"last": frame.time, "cohort": self._peers.name(frame, i), "rank": frame.entities[i]}
+        record |= {"last": frame.time, "cohort": self._peers.cohort_name(frame, i), "rank": frame.entities[i]}
         for old in list(self.held)[:-_KEPT]:
             del self.held[old]
 
@@ -338,11 +338,11 @@ class SdcGradient(Detector):
             record["last"], record["since"] = min(record["last"], time), min(record["since"], time)
         for entity in [e for e, r in self.held.items() if time - r["last"] > r["hold"] * SECOND]:
             del self.held[entity]
-        close(self.conditions, set(self.held))
+        close_ended(self.conditions, set(self.held))
         found = []
         for entity, record in sorted(self.held.items()):
             level: Level = "ticket" if record["sure"] else "suspect"
-            if due := tell(self.conditions, entity, time, record["since"], level):
+            if due := due_report(self.conditions, entity, time, record["since"], level):
                 words = self._of_job if record["what"] == "job" else self._of_gpu
                 found.append(words(entity, time, due, record))
         return found
@@ -352,20 +352,22 @@ class SdcGradient(Detector):
         what = f"gradient norms of {record['many']}{record['cohort']} leapt together"
         words = f"{job}: {what} to {value:.3g}, {ratio:.1f} times the usual"
         words += "; a batch, or a GPU that computes wrongly: its results since are in doubt"
-        compared = Compared(value, usual, None, "own past", 0, ratio - 1, "1")
-        facts = evidence(f"{self.hold / 60:g} min without another", compared, times=record["times"], cannot_tell=True)
+        compared = Comparison(value, usual, None, "own past", 0, ratio - 1, "1")
+        facts = make_evidence(
+            f"{self.hold / 60:g} min without another", compared, times=record["times"], cannot_tell=True
+        )
         return Finding(time, due[0], job, self.name, due[1], min(ratio, 1e6), words, facts, (_NORM,))
 
     def _of_gpu(self, entity: str, time: int, due: tuple[int, Level], record: Mapping[str, Any]) -> Finding:
         peers, cohort, leap = record["peers"], record["cohort"], record["what"] == "leap"
         if leap:
             what = f"a gradient norm of {record['value']:.3g}, {record['ratio']:.1f} times the median of {peers} peers"
-            compared = Compared(record["value"], record["expected"], None, cohort, peers, record["ratio"] - 1, "1")
+            compared = Comparison(record["value"], record["expected"], None, cohort, peers, record["ratio"] - 1, "1")
         else:
             what = f"{record['value']:.0f} losses or gradients that are no number, and none of its {peers} peers did"
-            compared = Compared(record["value"], 0.0, None, cohort, peers, record["value"], "{value}")
+            compared = Comparison(record["value"], 0.0, None, cohort, peers, record["value"], "{value}")
         words = f"{record['rank']} on {entity} told {what} ({cohort}); a wrong result is possible, test the GPU"
-        facts = evidence(
+        facts = make_evidence(
             f"{record['hold'] / 60:.0f} min without another",
             compared,
             rank=record["rank"],

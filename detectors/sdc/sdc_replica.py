@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from detectors.base.detector import Detector, notes, part
-from detectors.base.event_data import text, whole
-from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.event_data import read_integer, read_text
+from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from detectors.sdc.votes import word
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level
 from pipeline.model.topology import Topology, kind_of
@@ -55,7 +55,7 @@ class Rounds:
     def add(self, event: Event) -> None:
         """Takes one rank's digest of one bucket after one step; events that lack a part of it are left out."""
         data = event.data
-        step, bucket, digest = whole(data.get("step")), word(data.get("bucket")), text(data.get("digest"))
+        step, bucket, digest = read_integer(data.get("step")), word(data.get("bucket")), read_text(data.get("digest"))
         if step is None or not bucket or not digest or not event.entity.startswith("rank:"):
             return
         job, group = event.entity[5:].rpartition(".")[0], word(data.get("group"))
@@ -142,7 +142,7 @@ class SdcReplica(Detector):
     device_class: ClassVar[str] = "rank"
     needs: ClassVar[tuple[str, ...]] = ("event:replica_digest",)
     wants: ClassVar[tuple[str, ...]] = ("event:job_start", "event:job_end", "event:checkpoint")
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "A gradient that was wrong before the all-reduce: it reaches every replica alike, so the digests agree. What "
         "is sharded and not replicated, steps without a digest, and which of two replicas is the wrong one."
     )
@@ -157,7 +157,7 @@ class SdcReplica(Detector):
     gpus: dict[str, Record] = notes()
     jobs: dict[str, Record] = notes()
     carried: dict[str, list[str]] = notes()
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
@@ -178,7 +178,7 @@ class SdcReplica(Detector):
         self._forget(time)
         return self._findings(time)
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         return [
             f"replicas: a rule on exact bits, in {self.page_at} steps or more: no statistical alarm rate; divergence by"
             " software that strikes one rank alone is the only false alarm that is left"
@@ -259,19 +259,19 @@ class SdcReplica(Detector):
         holding = {*self.gpus, *self.jobs}
         over = [(e, c) for e, c in sorted(self.conditions.items()) if e not in holding]
         found = [self._cleared(e, time, condition) for e, condition in over]
-        close(self.conditions, holding)
+        close_ended(self.conditions, holding)
         for gpu, record in sorted(self.gpus.items()):
             level: Level = "page" if record["sure"] else "suspect"
-            if due := tell(self.conditions, gpu, time, record["since"], level):
+            if due := due_report(self.conditions, gpu, time, record["since"], level):
                 found.append(self._of_gpu(gpu, time, due, record))
         for job, record in sorted(self.jobs.items()):
-            if due := tell(self.conditions, job, time, record["since"], "suspect"):
+            if due := due_report(self.conditions, job, time, record["since"], "suspect"):
                 found.append(self._of_job(job, time, due, record))
         return found
 
     def _cleared(self, entity: str, time: int, condition: Mapping[str, Any]) -> Finding:
         words = f"replicas on {entity} agree again, or no digest of them came for {self.hours:g} h"
-        facts = evidence("nothing: it is over", cleared=True)
+        facts = make_evidence("nothing: it is over", cleared=True)
         onset, level = min(condition["onset"], time), condition["level"]  # the clock may have gone back since
         return Finding(time, onset, entity, self.name, level, 0.0, words, facts, ("event:replica_digest",))
 
@@ -285,7 +285,7 @@ class SdcReplica(Detector):
         words += "; go back to a checkpoint from before, without this GPU" if record["sure"] else ""
         shown = ("rank", "job", "group", "steps", "buckets", "digest", "expected", "peers", "checkpoints")
         clears = f"{self.clean_rounds} steps running in which its ranks agree, or {self.hours:g} h without a digest"
-        facts = evidence(clears, holds=True, dissents=steps, **{k: record[k] for k in shown})
+        facts = make_evidence(clears, holds=True, dissents=steps, **{k: record[k] for k in shown})
         return Finding(time, due[0], gpu, self.name, due[1], float(steps), words, facts, ("event:replica_digest",))
 
     def _of_job(self, job: str, time: int, due: tuple[int, Level], record: Record) -> Finding:
@@ -293,7 +293,7 @@ class SdcReplica(Detector):
         words = f"replicas of {job} differ in {where}: {record['why']}"
         shown = ("why", "group", "bucket", "ranks", "replicas", "steps")
         clears = f"{self.clean_rounds} steps running in which they agree, or {self.hours:g} h without a digest"
-        facts = evidence(clears, cannot_tell=True, **{k: record[k] for k in shown})
+        facts = make_evidence(clears, cannot_tell=True, **{k: record[k] for k in shown})
         score = float(len(record["steps"]))
         return Finding(time, due[0], job, self.name, due[1], score, words, facts, ("event:replica_digest",))
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from detectors.base.event_data import text, whole
+from detectors.base.event_data import read_integer, read_text
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import kind_of
 
@@ -177,7 +177,7 @@ class Votes:
         found: list[Verdict] = []
         asked: dict[str, dict[str, Any]] = {}
         for event, like in events:
-            data, known = event.data, text(event.data.get("expected"))
+            data, known = event.data, read_text(event.data.get("expected"))
             version, digest = word(data["version"]), word(data["digest"])
             if known == digest:
                 self._poll(version, event.entity).right(event.entity, event.time, event.time - LATELY)
@@ -336,11 +336,11 @@ def facts(data: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {k: v for k in _TEXTS if (v := word(data.get(k)))}
     for name in _COUNTS:
-        value = whole(data.get(name), high=_MOST_ROUNDS)
+        value = read_integer(data.get(name), high=_MOST_ROUNDS)
         if value is not None:
             found[name] = value
     if isinstance(wrong := data.get("wrong"), (list, tuple)):
-        found["wrong"] = [text(problem) for problem in wrong[:8] if text(problem)]
+        found["wrong"] = [read_text(problem) for problem in wrong[:8] if read_text(problem)]
     return found
 
 
@@ -355,4 +355,4 @@ def complete(event: Event) -> bool:
 
 def word(value: object) -> str:
     """A text, or a number that stands for one; "" for anything else."""
-    return text(value) or ("" if (number := whole(value)) is None else str(number))
+    return read_text(value) or ("" if (number := read_integer(value)) is None else str(number))

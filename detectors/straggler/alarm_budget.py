@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from detectors.base.budget import DAY_S, GPUS, arl0, in_words, rule
+from detectors.base.budget import DAY_S, GPUS, arl0, budget_line, rule_line
 from detectors.base.streams import ALONE, Channel
 from pipeline.model.records import SECOND
 
@@ -10,7 +10,7 @@ from pipeline.model.records import SECOND
 def of_ranks(times: Channel, clocks: Channel, ratio: float, steps: int) -> list[str]:
     """Of the detector `straggler`: what makes a suspect; a page needs a hold or what explains it."""
     slow = f"the median of {steps} steps, {ratio:g} times the stage's"
-    return [_each("compute time", times), _each("SM clock", clocks), rule(slow)]
+    return [_each("compute time", times), _each("SM clock", clocks), rule_line(slow)]
 
 
 def of_gpus(clocks: Channel, duty: Channel, jobs: tuple[Channel, Channel, int], ratio: float, hold: float) -> list[str]:
@@ -21,7 +21,7 @@ def of_gpus(clocks: Channel, duty: Channel, jobs: tuple[Channel, Channel, int], 
         _each("SM activity", duty),
         *of_jobs("bytes sent", sent, look),
         *of_jobs("SM activity", active, look),
-        rule(f"an SM clock below {ratio:g} of the peers' for {hold:g} s"),
+        rule_line(f"an SM clock below {ratio:g} of the peers' for {hold:g} s"),
     ]
 
 
@@ -34,8 +34,8 @@ def of_jobs(name: str, channel: Channel, look: int, rules: str = "") -> list[str
         f"{name} of whole jobs, one stream a job, without peers: threshold {threshold:.1f} at {step:g} s: a sound job "
         f"passes it once in {ticks:.2g} looks ({ticks * step / DAY_S / 365.25:,.0f} years)"
     )
-    return [line, rule(rules)] if rules else [line]
+    return [line, rule_line(rules)] if rules else [line]
 
 
 def _each(name: str, channel: Channel) -> str:
-    return f"{name}: {in_words(channel, GPUS)}"
+    return f"{name}: {budget_line(channel, GPUS)}"

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.cohort_shift import LEAST_COHORT
-from detectors.base.findings import Compared
-from detectors.base.streams import Bools, Floats
+from detectors.base.findings import Comparison
+from detectors.base.streams import LEAST_COHORT, Bools, Floats
 from detectors.straggler.causes import Cause, Causes
 from detectors.straggler.rank_slots import Places
 
@@ -136,7 +135,7 @@ def words(found: Sequence[Cause]) -> str:
     return "; ".join(cause.words for cause in found) if found else "cause not visible"
 
 
-def sentence(suspicion: Suspicion, compared: Compared, around: Mapping[str, str], seen: Sequence[Cause]) -> str:
+def sentence(suspicion: Suspicion, compared: Comparison, around: Mapping[str, str], seen: Sequence[Cause]) -> str:
     """What an engineer reads: who is slow by how much, beside whom, and why."""
     whole = suspicion.entity.startswith("node:")
     who = (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from detectors.base import kernel
 from detectors.base.state import grown
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
-from detectors.base.throttle import CAPPED, THROTTLE, bits_of, has, named
+from detectors.base.throttle import CAPPED, THROTTLE, has_reason, read_reasons, reason_names
 from detectors.straggler.mass_throttling import stepped
 from detectors.straggler.power_caps import SEVERAL
 from detectors.straggler.pressure import Pressure
@@ -73,8 +73,8 @@ class Causes:
         if gpus is None:
             self.capped[:] = self.told[:] = False
             return np.zeros(len(places), bool)
-        bits, told = bits_of(places.of_gpus(gpus, "gpu.throttle_reasons"))
-        throttled = has(bits, THROTTLE)
+        bits, told = read_reasons(places.of_gpus(gpus, "gpu.throttle_reasons"))
+        throttled = has_reason(bits, THROTTLE)
         if throttled.any():
             self.throttled[throttled] = gpus.time
             self.bits[throttled] = bits[throttled] & np.uint64(THROTTLE)
@@ -82,7 +82,7 @@ class Causes:
             if name in gpus.values:
                 now = places.of_gpus(gpus, name)
                 np.copyto(last, now, where=np.isfinite(now))
-        capped = has(bits, CAPPED)
+        capped = has_reason(bits, CAPPED)
         self.capped_at[: len(bits)][capped] = gpus.time
         self.capped[: len(bits)] = np.abs(gpus.time - self.capped_at[: len(bits)]) <= _LATELY
         self.told[: len(bits)] = told
@@ -150,7 +150,7 @@ class Causes:
     def forget(self, slots: Sequence[int], elsewhere: bool) -> None:
         """Another rank, another GPU or other software than before."""
         for streams in (self.clocks, self.draws):
-            streams.forget(_mask(slots, streams.cells.shape[1]))
+            streams.reset(_mask(slots, streams.cells.shape[1]))
         if elsewhere:
             self._grow(max(slots) + 1)
             for last in self.pcie.values():
@@ -170,7 +170,7 @@ class Causes:
         if self.throttled[slot] and abs(time - int(self.throttled[slot])) <= _FRESH:
             bits = int(self.bits[slot])
             found.append(
-                Cause("throttled", f"throttle bit of its GPU: {named(bits)}", "gpu.throttle_reasons", True, bits)
+                Cause("throttled", f"throttle bit of its GPU: {reason_names(bits)}", "gpu.throttle_reasons", True, bits)
             )
         if (effect := self._low(slot, places)) > 0:
             below = -float(np.expm1(-effect))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.cohorts import Index, Peers
+from detectors.base.cohorts import AncestorIndex, Peers
 from detectors.base.streams import Bools
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.topology import Topology, kind_of
@@ -44,7 +44,7 @@ class Seats:
         self.nodes: list[str] = []
         self.jobs: list[str] = []
         self._fleet = Peers(("rack", "@sku"), ("@sku",), ("rack",), least=PEERS)
-        self._ranks = Index("gpu")
+        self._ranks = AncestorIndex("gpu")
 
     def update(self, frame: Frame) -> Bools | None:
         """Follows topology and fleet; where they changed, (N,) who has other peers than before."""
@@ -73,10 +73,10 @@ class Seats:
                 if len(members) >= PEERS and len(waiting) and self._node_share(members) <= most:
                     groups[waiting] = len(names)
                     names.append(place[frame.entities[members[0]]][kind])
-        fleet = self._fleet.of(frame)
+        fleet = self._fleet.groups(frame)
         alone = (groups < 0) & ~self.placed & (fleet >= 0)
         groups[alone] = fleet[alone] + len(names)
-        told = {int(fleet[i]): self._fleet.name(frame, i) for i in np.flatnonzero(alone).tolist()}
+        told = {int(fleet[i]): self._fleet.cohort_name(frame, i) for i in np.flatnonzero(alone).tolist()}
         names += [told.get(g, "") for g in range(int(fleet.max(initial=-1)) + 1)]
         self.groups, self.names = groups, names
 
@@ -102,7 +102,7 @@ class Seats:
             self.heard = np.append(self.heard, np.zeros(more, np.int64))
         if ranks is None or "rank.compute_time" not in ranks.values:
             return
-        at = self._ranks.of(ranks, gpus)
+        at = self._ranks.positions(ranks, gpus)
         told = at[(at >= 0) & np.isfinite(ranks["rank.compute_time"])]
         self.heard[told] = ranks.time
 

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
-from detectors.base.findings import Compared, evidence
+from detectors.base.findings import Comparison, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.streams import Bools, Floats, Step, Streams
-from detectors.base.throttle import CAPPED, THROTTLE, has, named
+from detectors.base.throttle import CAPPED, THROTTLE, has_reason, reason_names
 from detectors.straggler.gpu_placement import PEERS, Seats
 from detectors.straggler.pressure import Pressure
 from pipeline.model.records import SECOND, Finding, Frame, Level
@@ -209,7 +209,7 @@ class Low:
 
     @property
     def named(self) -> str:
-        return named(self.bits)
+        return reason_names(self.bits)
 
     @property
     def reason(self) -> str:
@@ -250,7 +250,7 @@ def _low(sight: Sight, slots: Slots) -> Low:
     bits = int(np.bitwise_or.reduce(np.where(of.bit_since[slots] > 0, of.bits[slots], 0).astype(np.uint64))) & THROTTLE
     since = of.stuck_since[slots] if stuck else of.bit_since[slots]
     began = min(int(since[since > 0].min(initial=time)), time - int(step.held[slots].max()) * SECOND)
-    news = has(of.bits[:n], CAPPED) & (of.capped[:n] < _OFTEN)
+    news = has_reason(of.bits[:n], CAPPED) & (of.capped[:n] < _OFTEN)
     policy = not bits and bool(np.count_nonzero(news & signs.slow) >= _SEVERAL) and bool(news[slots].any())
     return Low(worst, stuck, bits, began, int(np.median(step.held[slots])), policy)
 
@@ -274,7 +274,7 @@ def _clock_words(sight: Sight, entity: str, slots: Slots, mates: Slots, low: Low
         f"{compared.expected:.0f} MHz ({100 * compared.effect:.0f} % less), {low.reason}, for "
         f"{_minutes((sight.frame.time - low.onset) / SECOND)}"
         + ("; other nodes of its rack fell too: their power or coolant" if wide else waits),
-        evidence(
+        make_evidence(
             f"its clock departs from what its peers lead one to expect by less than {50 * of.delta:.1f} %",
             compared,
             **sight.around(slots, low.worst, mates),
@@ -324,7 +324,7 @@ def _duty_words(
         f"{part} of {some}{entity} are active {100 * compared.value:.0f} % of the time where {len(mates)} GPUs of "
         f"{compared.cohort} lead one to expect {100 * compared.expected:.0f} %, for {_minutes(held)}: "
         f"{why[0] if why else unseen}",
-        evidence(
+        make_evidence(
             f"its activity departs from what its peers lead one to expect by less than {50 * of.duty_delta:.1f} %",
             compared,
             **sight.around(slots, worst, mates),
@@ -336,7 +336,7 @@ def _duty_words(
     )
 
 
-def _clocked(sight: Sight, low: Low, mates: Slots) -> Compared:
+def _clocked(sight: Sight, low: Low, mates: Slots) -> Comparison:
     """The clock of the worst beside what its peers lead one to expect: its newest, or the smoothed one if that is
     lower, since a condition that is about to end is told of what it was."""
     of, step, worst = sight.of, sight.signs.clocks, low.worst
@@ -347,17 +347,17 @@ def _clocked(sight: Sight, low: Low, mates: Slots) -> Compared:
     cohort, value = of.seats.cohort(worst), expected * float(np.exp(-off))
     value = float(np.fmin(of.clock[worst], value))
     spread = _spread(step, worst, expected)
-    return Compared(value, expected, spread, cohort, len(mates), 1 - value / expected, "MHz")
+    return Comparison(value, expected, spread, cohort, len(mates), 1 - value / expected, "MHz")
 
 
-def _active(sight: Sight, worst: int, mates: Slots) -> Compared:
+def _active(sight: Sight, worst: int, mates: Slots) -> Comparison:
     """How active the worst was of late beside what its peers lead one to expect."""
     of, step = sight.of, sight.signs.duty
     expected = float(np.exp(step.median[worst] + of.duty.cells[kernel.BASELINE, worst]))
     expected = expected if np.isfinite(expected) else float(of.active[worst] * np.exp(-step.effect[worst]))
     value = expected * float(np.exp(step.effect[worst]))
     cohort, spread = of.seats.cohort(worst), _spread(step, worst, expected)
-    return Compared(value, expected, spread, cohort, len(mates), abs(value / expected - 1), "1")
+    return Comparison(value, expected, spread, cohort, len(mates), abs(value / expected - 1), "1")
 
 
 def _spread(step: Step, slot: int, expected: float) -> float | None:

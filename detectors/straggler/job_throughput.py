@@ -288,7 +288,7 @@ class JobsOutside:
         mask = np.zeros(len(self.count), bool)
         mask[slots] = True
         for streams in (self.sent, self.active):
-            streams.forget(mask)
+            streams.reset(mask)
         self.count[slots], self.since[slots], self.seen[slots] = 0, self.looked, 0
         for name in NUMBERS:
             self.usual[name][slots], self.now[name][slots] = 0.0, np.nan

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
-from detectors.base.cohorts import Spans
+from detectors.base.cohorts import SpanningCohorts
 from detectors.base.streams import LEARN, Bools, Floats, Step, Streams
 from detectors.straggler.rank_slots import MOST, PEERS, Places
 from pipeline.model.records import SECOND, Frame
@@ -159,7 +159,7 @@ class Crowds:
         self.usual, self.looks = np.empty(0), np.empty(0, np.int64)
         self.until, self.some = np.empty(0, np.int64), np.empty(0, np.int64)  # of all of a loop; of who throttles
         self.allowance = Allowance()
-        self._units = Spans("loop", "cdu", "rack", least=_LOOP_NODES)
+        self._units = SpanningCohorts("loop", "cdu", "rack", least=_LOOP_NODES)
 
     def among(self, frame: Frame, node: NDArray[np.int32], busy: Bools, throttled: Bools) -> Bools:
         """(N,) GPUs that are in a crowd, or were lately. throttled: has a throttle bit that is no policy."""
@@ -179,7 +179,7 @@ class Crowds:
         return crowd
 
     def _mark(self, frame: Frame, node: NDArray[np.int32], busy: Bools, throttled: Bools, warmer: Any) -> None:
-        units = self._units.of(frame)
+        units = self._units.groups(frame)
         for unit in np.unique(units[busy & throttled]).tolist():
             mine = busy & (units == unit) & (unit >= 0)
             known = mine & np.isfinite(warmer) & (self.looks > 0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from detectors.base import kernel
 from detectors.base.streams import Floats
-from detectors.base.topology_index import Homes
+from detectors.base.topology_index import TopologyIndex
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.topology import Topology, kind_of
 
@@ -53,7 +53,10 @@ class Places:
         self._order, self._first = np.empty(0, np.int32), np.zeros(1, np.int64)  # slots stage by stage
         self._gpu_at: tuple[int, NDArray[np.int64]] = (-1, self.at)
         self._last: dict[str, str] = {}  # rank that is gone -> the GPU on which it was
-        self._hosts, self._gone = Homes(), Homes()  # of the nodes, and of the GPUs of ranks that are gone
+        self._hosts, self._gone = (
+            TopologyIndex(),
+            TopologyIndex(),
+        )  # of the nodes, and of the GPUs of ranks that are gone
 
     def __len__(self) -> int:
         return len(self.names)
@@ -213,14 +216,14 @@ class Places:
             mine = [self._numbers[kind][entity]] if entity in self._numbers[kind] else []
         else:
             kind = "node"
-            self._hosts.renew(self.named["node"], topology)
-            mine = self._hosts.members(entity)
+            self._hosts.update(self.named["node"], topology)
+            mine = self._hosts.devices_below(entity)
         slots = np.flatnonzero(np.isin(self.of[kind], mine)).tolist() if mine else []
         if kind in ("stage", "job"):
             return slots
         ranks, gpus = list(self._last), list(self._last.values())
-        self._gone.renew(gpus, topology)
-        there = {*self._gone.members(entity), *(i for i, gpu in enumerate(gpus) if gpu == entity)}
+        self._gone.update(gpus, topology)
+        there = {*self._gone.devices_below(entity), *(i for i, gpu in enumerate(gpus) if gpu == entity)}
         return [*slots, *self.slots_of(ranks[i] for i in sorted(there))]
 
     def slots_of(self, ranks: Iterable[str]) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.event_data import seconds, whole
+from detectors.base.event_data import read_duration, read_integer
 from detectors.base.gates import SETTLES, Gates
 from detectors.base.kernel import compiled
 from detectors.base.streams import Bools, Floats
@@ -65,7 +65,7 @@ class Samples:
 
     def hear(self, frames: Mapping[str, Frame]) -> list[Event]:
         """Takes the events of an instant; those that matter."""
-        self.gates.hear(frames)
+        self.gates.update(frames)
         told = [e for frame in frames.values() for e in frame.events if e.kind in HEARD]
         for event in told:
             ranks = event.data.get("ranks")
@@ -94,7 +94,7 @@ class Samples:
         self.calmed = []
         worked = bool(fresh)
         for event in told:
-            lasts = seconds(event.data.get("took" if event.kind == "digest" else "seconds"), _LONGEST_S)
+            lasts = read_duration(event.data.get("took" if event.kind == "digest" else "seconds"), _LONGEST_S)
             worked |= event.kind.startswith("maintenance")
             if event.kind in _ANEW:
                 anew += places.on(event.entity, frame.topology)
@@ -109,7 +109,7 @@ class Samples:
 
     def _excuse(self, event: Event, took: float, slots: Sequence[int], rose: NDArray[np.int64]) -> None:
         """Ranks that were not slow before our own canary began are not for some time after it."""
-        began = whole(event.data.get("began"), event.time - int(_LONGEST_S * SECOND))
+        began = read_integer(event.data.get("began"), event.time - int(_LONGEST_S * SECOND))
         since = event.time - int(took * SECOND) if began is None else began
         self.calmed += (mine := [s for s in slots if rose[s] >= since - _LOOK])
         self.cells["excused"][mine] = event.time + _CANARY

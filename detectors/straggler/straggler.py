@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from detectors.base import kernel
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.group_events import HOLD, GroupEvents, Quantity
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.straggler.alarm_budget import of_ranks
@@ -41,7 +41,7 @@ class Kept(Protocol):
     recent: NDArray[Any]
 
 
-def beside(of: Kept, slots: Sequence[int], step: Step) -> tuple[int, Compared]:
+def beside(of: Kept, slots: Sequence[int], step: Step) -> tuple[int, Comparison]:
     """The worst of some slow ranks, beside peers that are not slow with it."""
     worst = slots[int(np.argmax(step.effect[slots]))]
     cohort, mates, usual = _expected(of, worst, slots, step)
@@ -50,7 +50,7 @@ def beside(of: Kept, slots: Sequence[int], step: Step) -> tuple[int, Compared]:
     late += float(of.usual[worst]) - usual if step.on[worst] else 0.0
     slowdown, expected = float(np.exp(max(of.newest[worst] - usual, late))), float(np.exp(usual))
     spread = expected * float(step.spread[worst]) if np.isfinite(step.spread[worst]) else None
-    return worst, Compared(expected * slowdown, expected, spread, cohort, mates, slowdown - 1, "s")
+    return worst, Comparison(expected * slowdown, expected, spread, cohort, mates, slowdown - 1, "s")
 
 
 def _expected(of: Kept, slot: int, slots: Sequence[int], step: Step) -> tuple[str, int, float]:
@@ -185,7 +185,7 @@ class Straggler(Detector):
         *("rank.step", "rank.tokens", *SIGNALS),
         *("event:job_start", "event:checkpoint", "event:digest", "event:version", "event:maintenance_start"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "A rank that was slow from its first sample by less than 1.25 of its stage's median, which a node that is half "
         "of its stage moves with it; by more it is a suspect only if ranks on other nodes of its stage are so too; a "
         "node of a job of two nodes that is slow by less than 7 %, since half of that moves the median of both; all "
@@ -223,13 +223,13 @@ class Straggler(Detector):
     newest: Floats = memory(np.nan)
     usual: Floats = memory(np.nan)
     level: Floats = memory(0.0)
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
     _doubt: Bools = field(default_factory=lambda: np.zeros(0, bool), init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.streams.channel = Channel(0.01, self.delta, threshold=self.threshold)
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         return of_ranks(self.streams.channel, CLOCK, self.ratio, RING)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
@@ -263,7 +263,7 @@ class Straggler(Detector):
         self._learn_anew(late.anew)
         if slow.any():
             return [*self._told(frame, step, slow, struck.sick, late.witness & ~(out | silent)), *alike]
-        close(self.conditions, set())
+        close_ended(self.conditions, set())
         return alike
 
     def _together(self, frame: Frame, step: Step) -> list[Finding]:
@@ -272,9 +272,9 @@ class Straggler(Detector):
         places, gates, blamed = self.places, self.samples.gates, self.conditions
         throttled = self.causes.throttled[: len(step.on)]
         counted = ~(self._doubt | places.mixed | ((throttled > 0) & (frame.time - throttled <= HOLD)))
-        return self.group.take(frame, places.names, step, places.cohort, gates, self.name, counted, blamed)
+        return self.group.update(frame, places.names, step, places.cohort, gates, self.name, counted, blamed)
 
-    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+    def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """What a person calls no fault is normal from now on."""
         self.samples.forgive(entity)
 
@@ -291,7 +291,7 @@ class Straggler(Detector):
             return
         mask = np.zeros(len(self.count), bool)
         mask[list(slots)] = True
-        self.streams.forget(mask[: self.streams.cells.shape[1]])
+        self.streams.reset(mask[: self.streams.cells.shape[1]])
         self.causes.forget(slots, elsewhere)
         for cells in (self.count, self.rose, self.above, self.behind, self.lagged, self.level):
             cells[mask] = 0
@@ -363,7 +363,7 @@ class Straggler(Detector):
         there = (self.places.at >= 0) & (witness | slow) & (self.count[:size] > LEARN)
         effect = np.where(there, np.maximum(step.effect, np.log(self.ratio) * (self.behind[:size] > 0)), 0.0)
         suspicions = blamed(slow, effect, there, sick, self.places, self.most, self.delta, self.conditions)
-        close(self.conditions, {s.entity for s in suspicions})
+        close_ended(self.conditions, {s.entity for s in suspicions})
         suspected = [slot for s in suspicions for slot in s.slots]  # the others are slow with their stage, not alone
         self.above[np.setdiff1d(np.flatnonzero(slow), suspected)] = time
         found = []
@@ -379,7 +379,7 @@ class Straggler(Detector):
             since = int(np.where(step.on[slots], self.rose[slots], late).min())
             if not throttled and self.causes.policy(slots, float(np.median(step.effect[slots])), since, self.places):
                 level, seen = "suspect", [POLICY]
-            if due := tell(self.conditions, suspicion.entity, time, since, level):
+            if due := due_report(self.conditions, suspicion.entity, time, since, level):
                 found.append(self._finding(frame, suspicion, seen, due, step))
         return found
 
@@ -403,7 +403,7 @@ class Straggler(Detector):
             level=due[1],
             score=float(step.score[slots].max()),
             summary=sentence(suspicion, compared, around, seen),
-            evidence=evidence(
+            evidence=make_evidence(
                 f"its departure from what its peers lead one to expect falls below {50 * self.delta:.1f} %",
                 compared,
                 slowdown=round(1 + compared.effect, 4),

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from detectors.base import kernel, topology_index
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.findings import Open, close, tell
+from detectors.base.findings import OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.group_events import GroupEvents, Quantity
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
-from detectors.base.throttle import CAPPED, IDLE, THROTTLE, bits_of, has
+from detectors.base.throttle import CAPPED, IDLE, THROTTLE, has_reason, read_reasons
 from detectors.straggler.alarm_budget import of_gpus
 from detectors.straggler.gpu_placement import PEERS, Seats
 from detectors.straggler.gpu_verdicts import Sight, Signs, suspects
@@ -73,7 +73,7 @@ class StragglerInferred(Detector):
         *("rank.compute_time", "event:job_start", "event:job_end", "event:version"),
         *("event:maintenance_start", "event:maintenance_end"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "A GPU that computes slowly at full clock pages nobody: it is busier than its peers, as one with more work is; "
         "one slow from the first sample by less than 20 %; one whose loop throttles too; hosts and PCIe links of jobs "
         "that are not known; idle GPUs; which step or collective is slow; and whole jobs that are slow by less than "
@@ -114,25 +114,25 @@ class StragglerInferred(Detector):
     sort: NDArray[np.int8] = memory(0, np.int8)
     worked: Bools = memory(False, np.bool_)
     tensor: Bools = memory(False, np.bool_)
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
     forgiven: list[str] = notes(list)
 
     def __post_init__(self) -> None:
         self.clocks.channel = Channel(0.01, self.delta, threshold=self.threshold)
         self.duty.channel = Channel(0.01, self.duty_delta, phi=0.4, threshold=self.threshold, both=True)
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         return of_gpus(self.clocks.channel, self.duty.channel, self.whole.channels, self.ratio, self.hold)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        self.gates.hear(frames)
+        self.gates.update(frames)
         nodes, frame = frames.get("node"), frames.get("gpu")
         if nodes is not None:
             self.pressure.take(nodes)
         if frame is None or not len(frame.entities):
             return []
         self.grow(len(frame.entities))
-        if (mask := topology_index.take(self.forgiven, frame)) is not None:
+        if (mask := topology_index.pop_members_mask(self.forgiven, frame)) is not None:
             self._forget(mask)
         working = self._renew(frames, frame)
         self.seats.hear(frame, frames.get("rank"))
@@ -151,32 +151,32 @@ class StragglerInferred(Detector):
             alike += self.whole.take(self, frames, busy, crowd, working, signs.anybody, set(self.group.conditions))
         if not signs.any():
             if self.conditions:
-                close(self.conditions, set())
+                close_ended(self.conditions, set())
             return alike
         return [*self._told(frame, nodes, signs), *alike]
 
     def _together(self, frame: Frame, step: Step) -> list[Finding]:
         """What many of a stage or rack have in common; not jobs that tell compute times, and no new power cap."""
         n = len(frame.entities)
-        policy = has(self.bits[:n], CAPPED) & (self.capped[:n] < _OFTEN)
+        policy = has_reason(self.bits[:n], CAPPED) & (self.capped[:n] < _OFTEN)
         counted = ~(policy | self.seats.hooked(frame.time))
         cohort, blamed = self.seats.cohort, self.conditions
-        return self.group.take(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
+        return self.group.update(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
 
-    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+    def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """What a person calls no fault is normal as soon as it is seen."""
         self.whole.forgive(entity)
         self.forgiven.append(entity)
 
     def _forget(self, mask: Bools) -> None:
         """Learns these anew: other software, other hands on them, or a person said that it is no fault."""
-        self.clocks.forget(mask[: self.clocks.cells.shape[1]])
+        self.clocks.reset(mask[: self.clocks.cells.shape[1]])
         self.raw[: len(mask)][mask] = 0.0
         self.stuck_since[: len(mask)][mask] = 0
         self._forget_duty(mask)
 
     def _forget_duty(self, mask: Bools) -> None:
-        self.duty.forget(mask[: self.duty.cells.shape[1]])
+        self.duty.reset(mask[: self.duty.cells.shape[1]])
         for since in (self.low_since, self.high_since):
             since[: len(mask)][mask] = 0
 
@@ -208,7 +208,7 @@ class StragglerInferred(Detector):
         if (others := self.seats.update(frame)) is not None and others.any():
             self._forget_duty(others)
             self.settled[:n][others] = frame.time + round(self.warm_up * SECOND)
-        working = self.gates.working(frame)
+        working = self.gates.maintenance_mask(frame)
         over = self.worked[:n] & ~working
         self.worked[:n] = working
         told = {e.entity for f in frames.values() for e in f.events if e.kind == "version"}
@@ -244,14 +244,14 @@ class StragglerInferred(Detector):
     def _reasons(self, frame: Frame, busy: Bools) -> Bools:
         """Takes the clock event reasons; (N,) who has nothing to do."""
         n = len(frame.entities)
-        now, known = bits_of(frame["gpu.throttle_reasons"])
+        now, known = read_reasons(frame["gpu.throttle_reasons"])
         np.copyto(self.bits[:n], now, where=known)
-        throttled, since = has(now, THROTTLE), self.bit_since[:n]
+        throttled, since = has_reason(now, THROTTLE), self.bit_since[:n]
         since[known & ~throttled] = 0
         since[busy & throttled & (since == 0)] = frame.time
         at_work, usual = known & busy, self.capped[:n]
-        usual[at_work] += _USUALLY * (has(now[at_work], CAPPED) - usual[at_work])
-        return has(now, IDLE)
+        usual[at_work] += _USUALLY * (has_reason(now[at_work], CAPPED) - usual[at_work])
+        return has_reason(now, IDLE)
 
     def _signs(self, time: int, clock: Floats, gate: Bools, fit: Bools, step: Step, duty: Step) -> Signs:
         """Which GPUs show what. fit: who may be blamed at all."""
@@ -280,8 +280,8 @@ class StragglerInferred(Detector):
 
     def _told(self, frame: Frame, nodes: Frame | None, signs: Signs) -> list[Finding]:
         found = {s.entity: s for s in suspects(Sight(self, frame, nodes, signs))}
-        close(self.conditions, set(found))
-        dues = {e: tell(self.conditions, e, frame.time, s.onset, s.level) for e, s in sorted(found.items())}
+        close_ended(self.conditions, set(found))
+        dues = {e: due_report(self.conditions, e, frame.time, s.onset, s.level) for e, s in sorted(found.items())}
         return [found[e].finding(frame.time, due, self.name) for e, due in dues.items() if due is not None]
 
 

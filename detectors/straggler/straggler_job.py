@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from detectors.base import kernel
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.event_data import whole
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.event_data import read_integer
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
-from detectors.base.throttle import CAPPED, bits_of, has
+from detectors.base.throttle import CAPPED, has_reason, read_reasons
 from detectors.straggler.alarm_budget import of_jobs
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.rank_slots import Places
@@ -127,7 +127,7 @@ class Paces:
         self._grow(int(jobs.max(initial=-1)) + 1)
         mask = np.zeros(self.streams.cells.shape[1], bool)
         mask[jobs[jobs < len(mask)]] = True
-        self.streams.forget(mask)
+        self.streams.reset(mask)
         self.count[jobs] = self.since[jobs] = 0
         for name in _PARTS:
             self.usual[name][jobs], self.now[name][jobs] = 0.0, np.nan
@@ -204,7 +204,7 @@ class StragglerJob(Detector):
         *("gpu.throttle_reasons", "nic.tx_bytes", "node.io_pressure", "event:job_start", "event:checkpoint"),
         *("event:xid", "event:link_state", "event:gpu_lost", "event:maintenance_start"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Which rank did not come to a collective, hangs of jobs whose power is not measured, and a job that was slow "
         "from its first step."
     )
@@ -226,9 +226,9 @@ class StragglerJob(Detector):
     jobs: dict[str, int] = notes()
     faults: dict[str, dict[str, Any]] = notes()
     still: dict[str, dict[str, Any]] = notes()
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         still = f"no step for {self.hang:g} s, or for {self.stall:g} s while tasks wait for I/O"
         return of_jobs("step time", self.paces.streams.channel, LOOK, still)
 
@@ -253,10 +253,10 @@ class StragglerJob(Detector):
         if len(slow):
             holds += self._slow(frame, slow)
         if self.conditions or holds:
-            close(self.conditions, {key for key, _ in holds})
+            close_ended(self.conditions, {key for key, _ in holds})
         return [finding for _, finding in holds if finding is not None]
 
-    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+    def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """The pace that the job has now is its usual one."""
         self.paces.forget(np.array([slot for job, slot in self.jobs.items() if job == entity], np.intp))
 
@@ -266,7 +266,7 @@ class StragglerJob(Detector):
             for event in frame.events:
                 down = event.kind == "link_state" and event.data.get("state") == "down"
                 if down or event.kind in _FATAL:
-                    number = whole(event.data.get("xid"))
+                    number = read_integer(event.data.get("xid"))
                     said = event.kind if number is None else f"{event.kind} {number}"
                     self.faults[event.entity] = {"time": event.time, "said": said}
         if self.faults:
@@ -345,18 +345,20 @@ class StragglerJob(Detector):
         if time - onset >= (self.hang if kind == "hang" else self.stall) * SECOND and not why:
             level = "page" if kind == "hang" else "ticket"
         key = f"{kind} {name}"
-        due = tell(self.conditions, key, time, onset, level)
+        due = due_report(self.conditions, key, time, onset, level)
         if due is None:
             return [(key, None)]
         traffic_words = f", and its ports send {traffic / 1e6:.0f} MB/s" if np.isfinite(traffic) else ""
         numbers = {"busy": 100 * busy, "share": 100 * share, "io": 100 * io, "traffic": traffic_words}
         because, minutes = f"; {why} explains it" if why else "", (time - onset) / (60 * SECOND)
         summary = f"{name} has made no step for {minutes:.0f} min and {_SAYS[kind].format(**numbers)}{because}"
-        compared = Compared(share * (watts := float(self.watts[job])), watts, None, "own past", 0, 1 - share, "W")
+        compared = Comparison(share * (watts := float(self.watts[job])), watts, None, "own past", 0, 1 - share, "W")
         shown = {"utilization": busy, "power_share": share, "io_pressure": io, "bytes_per_second": traffic}
         more = {key: value if np.isfinite(value) else None for key, value in shown.items()}
         signals = ("rank.step", "gpu.power", "gpu.utilization" if kind == "hang" else "node.io_pressure")
-        told = evidence(_CLEARS, compared, cause=kind, attribution="JOB", nodes=len(nodes), explained_by=why, **more)
+        told = make_evidence(
+            _CLEARS, compared, cause=kind, attribution="JOB", nodes=len(nodes), explained_by=why, **more
+        )
         return [(key, Finding(time, due[0], name, self.name, due[1], (time - onset) / SECOND, summary, told, signals))]
 
     def _nodes(self, job: int, of: NDArray[np.int32]) -> list[str]:
@@ -383,7 +385,7 @@ class StragglerJob(Detector):
     def _explained(self, frame: Frame, name: str, nodes: Sequence[str], onset: int) -> str:
         """Announced work, or what was logged on its nodes about when it stopped; empty if nothing."""
         for entity in (name, *nodes):
-            if self.samples.gates.in_work(entity, frame.topology, frame.time):
+            if self.samples.gates.in_maintenance(entity, frame.topology, frame.time):
                 return f"announced work on {entity}"
         for entity, fault in self.faults.items():
             around = (entity, *frame.topology.above(entity))
@@ -396,7 +398,7 @@ class StragglerJob(Detector):
         gpus = frames.get("gpu")
         if gpus is None or "gpu.throttle_reasons" not in gpus.values:
             return np.zeros(len(self.places), bool)
-        return has(bits_of(self.places.of_gpus(gpus, "gpu.throttle_reasons"))[0], CAPPED)
+        return has_reason(read_reasons(self.places.of_gpus(gpus, "gpu.throttle_reasons"))[0], CAPPED)
 
     def _judged(self, of: NDArray[np.int32], gate: Bools, time: int) -> Bools:
         """(jobs,) whose pace is judged: all ranks may be, and a step was made just now."""
@@ -413,7 +415,7 @@ class StragglerJob(Detector):
                 continue
             late = self.tickets and frame.time - since >= self.hold * SECOND
             key = f"slow {names[job]}"
-            due = tell(self.conditions, key, frame.time, since, "ticket" if late else "suspect")
+            due = due_report(self.conditions, key, frame.time, since, "ticket" if late else "suspect")
             found.append((key, self._slower(frame, names[job], job, due) if due else None))
         return found
 
@@ -426,9 +428,9 @@ class StragglerJob(Detector):
             else f"its slowest stage computes {pace.compute:.3g} s of it, not {pace.usual_compute:.3g} s"
         )
         summary = f"{name} takes {pace.step:.3g} s a step, {100 * effect:.0f} % longer than before: {part_of}"
-        compared = Compared(pace.step, pace.usual, None, "own past", 0, effect, "s")
+        compared = Comparison(pace.step, pace.usual, None, "own past", 0, effect, "s")
         cause, whose = ("network", "NETWORK") if network else ("a stage computes longer", "JOB")
         parts = {"compute": pace.compute, "communication": pace.network}
-        told = evidence("they are under 5 % longer than before", compared, cause=cause, attribution=whose, **parts)
+        told = make_evidence("they are under 5 % longer than before", compared, cause=cause, attribution=whose, **parts)
         signals = ("rank.step_time", "rank.communication_time" if network else "rank.compute_time")
         return Finding(frame.time, due[0], name, self.name, due[1], self.paces.score(job), summary, told, signals)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.streams import Bools, Channel
-from detectors.base.throttle import CAPPED, has
+from detectors.base.throttle import CAPPED, has_reason
 from detectors.straggler.gpu_verdicts import Watched
 from detectors.straggler.job_throughput import DOUBLED, ERRORS, KINDS, LOOK, NUMBERS, SENT, STILL, JobsOutside
 from pipeline.model.records import SECOND, Finding, Frame
@@ -71,9 +71,9 @@ class Slow:
             self.score,
             f"{self.job} is {100 * self.effect:.0f} % slower than before, all of it, for "
             f"{(time - onset) / SECOND / 60:.0f} min: {told}; {made}: {self.how}; no node stands out",
-            evidence(
+            make_evidence(
                 f"it is less than {100 * STILL:.0f} % slower than before",
-                Compared(now, usual, None, "own past", 0, self.effect, unit),
+                Comparison(now, usual, None, "own past", 0, self.effect, unit),
                 job=self.job,
                 attribution="NETWORK" if network else "JOB",
                 cause=self.how,
@@ -168,7 +168,7 @@ class WholeJobs:
 
     def __init__(self) -> None:
         self.jobs = JobsOutside()
-        self.conditions: Open = {}
+        self.conditions: OpenConditions = {}
         self.first: dict[str, int] = {}  # what a slow job is put down to -> since when
         self.of: dict[str, str] = {}  # and which job
 
@@ -200,9 +200,9 @@ class WholeJobs:
         time = frame.time
         throttled = crowd | (of.bit_since[:n] > 0)
         barred = working | seats.hooked(time) | (time < of.settled[:n])
-        capped = has(of.bits[:n], CAPPED).astype(np.float64)
+        capped = has_reason(of.bits[:n], CAPPED).astype(np.float64)
         shown = {"active": of.active[:n], "power": of.power[:n], "clock": of.clock[:n], "capped": capped}
-        self.jobs.look(frames, seats, shown, busy, throttled, barred, of.gates.started)
+        self.jobs.look(frames, seats, shown, busy, throttled, barred, of.gates.job_started_at)
         blamed = {seats.jobs[k] for k in np.unique(seats.job[odd]).tolist() if k >= 0}
         blamed |= {job for e in groups for job in (e, *frame.topology.above(e))}
         doubted = {seats.jobs[k] for k in np.unique(seats.job[throttled]).tolist() if k >= 0}
@@ -216,8 +216,8 @@ class WholeJobs:
         onsets = {e: self._onset(one, of.hold) for e, one in slow.items()}
         holds = {e: of.hold if one.why == "network" else of.job_hold for e, one in slow.items()}
         due = sorted(e for e in slow if time - onsets[e] >= holds[e] * SECOND)
-        close(self.conditions, set(due))
-        told = [(e, tell(self.conditions, e, time, onsets[e], "ticket")) for e in due]
+        close_ended(self.conditions, set(due))
+        told = [(e, due_report(self.conditions, e, time, onsets[e], "ticket")) for e in due]
         return [slow[e].finding(time, news[0], of.name) for e, news in told if news is not None]
 
     def _onset(self, slow: Slow, hold: float) -> int:

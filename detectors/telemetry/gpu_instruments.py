@@ -83,9 +83,9 @@ class GpuInstruments:
     def look(self, frame: Frame, gate: Bools) -> Iterator[Wrong]:
         """Who is wrong now. gate: False for those whom people work on; they are learnt anew."""
         if not gate.all():
-            self.forget(~gate)
+            self.reset(~gate)
         heat, power = frame["gpu.temperature"], frame["gpu.power"]
-        groups = self._peers.of(frame)
+        groups = self._peers.groups(frame)
         size = len(heat)
         self._wake(power)
         middle_k, middle_w = self._heats.of(heat, groups), self._powers.of(power, groups)
@@ -102,11 +102,11 @@ class GpuInstruments:
         yield from self._still(frame, middle_k, middle_w, calm)
         yield from self._swinging(frame, watts, calm)
 
-    def forget(self, mask: Bools) -> None:
+    def reset(self, mask: Bools) -> None:
         """These are learnt anew."""
         for name, each in self.parts.items():
             if name != "climate":
-                each.forget(mask)
+                each.reset(mask)
 
     def _wake(self, power: Floats) -> None:
         """Learns those anew that work for the first time: of a spare only the board's own draw was known till then."""
@@ -117,7 +117,7 @@ class GpuInstruments:
         np.fmax(most, power, out=most)
         if woken.any():
             for name in ("power", "heat"):
-                self.parts[name].forget(woken)
+                self.parts[name].reset(woken)
 
     def _shifted(self, frame: Frame, apart: Step, warm: Step, watts: Step, calm: Bools) -> Iterator[Wrong]:
         for i in np.flatnonzero(apart.on & (apart.held >= HOLD) & calm & ~apart.moved).tolist():
@@ -165,7 +165,7 @@ class GpuInstruments:
             yield self._wrong(frame, i, "gpu.power", "stuck", int(run[i]) * RHYTHM, 0.0, "W", words)
 
     def _swinging(self, frame: Frame, watts: Floats, calm: Bools) -> Iterator[Wrong]:
-        groups, found = self._peers.of(frame), {}
+        groups, found = self._peers.groups(frame), {}
         for signal, name, values in (
             ("gpu.temperature", "swing_heat", frame["gpu.temperature"]),
             ("gpu.power", "swing_power", watts),
@@ -187,7 +187,7 @@ class GpuInstruments:
     def _wrong(
         self, frame: Frame, i: int, signal: str, mode: str, held: int, effect: float, unit: str, words: str
     ) -> Wrong:
-        cohort = self._peers.name(frame, i)
+        cohort = self._peers.cohort_name(frame, i)
         since = frame.time - held * SECOND
         value = float(frame[signal][i])
         return Wrong(frame.entities[i], signal, mode, since, effect, unit, words, {"value": value, "cohort": cohort})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from detectors.base.event_data import text, whole
+from detectors.base.event_data import read_integer, read_text
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
 
@@ -81,20 +81,20 @@ class HostFacts:
 def _fatal(event: Event) -> str | None:
     """In words what an event says, if it may end what it is about."""
     data = event.data
-    if event.kind == "kernel" and data.get("severity") == "critical" and text(data.get("class")) in _HOST:
-        return f"the kernel told: {text(data.get('text'))[:120]}"
-    if event.kind == "xid" and (code := whole(data.get("xid"))) in GONE:
-        return f"XID {code} ({text(data.get('name'))[:80]})"
+    if event.kind == "kernel" and data.get("severity") == "critical" and read_text(data.get("class")) in _HOST:
+        return f"the kernel told: {read_text(data.get('text'))[:120]}"
+    if event.kind == "xid" and (code := read_integer(data.get("xid"))) in GONE:
+        return f"XID {code} ({read_text(data.get('name'))[:80]})"
     if event.kind == "gpu_lost":
         return "its driver no longer sees it"
     if event.kind == "sxid" and data.get("fatal") is True:
-        return f"fatal SXid {whole(data.get('sxid'))} ({text(data.get('name'))[:80]})"
+        return f"fatal SXid {read_integer(data.get('sxid'))} ({read_text(data.get('name'))[:80]})"
     return None
 
 
 def _asks_for_boot(event: Event) -> bool:
     data = event.data
     if event.kind == "xid":
-        code = whole(data.get("xid"))
-        return code in _BOOT or (code == _RECOVERY and "Reboot" in text(data.get("text")))
+        code = read_integer(data.get("xid"))
+        return code in _BOOT or (code == _RECOVERY and "Reboot" in read_text(data.get("text")))
     return event.kind == "recovery_action" and "reboot" in f"{data.get('action')} {data.get('to')}".lower()

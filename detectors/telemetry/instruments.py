@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.cohorts import Index
+from detectors.base.cohorts import AncestorIndex
 from detectors.telemetry import instrument_kernel
 from pipeline.model.records import Frame
 
@@ -66,7 +66,7 @@ class Cells:
                 self.cells[name] = np.append(cells, np.full(size - len(cells), self._fill[name]))
         return {name: cells[:size] for name, cells in self.cells.items()}
 
-    def forget(self, mask: Bools) -> None:
+    def reset(self, mask: Bools) -> None:
         """These are learnt anew."""
         for name, cells in self.grow(len(mask)).items():
             cells[mask] = self._fill[name]
@@ -224,14 +224,14 @@ class LoopMeans:
     """Mean temperature and power of the GPUs of each loop."""
 
     def __init__(self) -> None:
-        self._index = Index("cdu")
+        self._index = AncestorIndex("cdu")
 
     def of(self, frame: Frame, gpus: Frame | None) -> tuple[Floats, Floats]:
         """(loops,) each; NaN where too few tell."""
         size = len(frame.entities)
         if gpus is None or not gpus.values:
             return np.full(size, np.nan), np.full(size, np.nan)
-        heat, power, at = gpus["gpu.temperature"], gpus["gpu.power"], self._index.of(gpus, frame)
+        heat, power, at = gpus["gpu.temperature"], gpus["gpu.power"], self._index.positions(gpus, frame)
         told = (at >= 0) & ~np.isnan(heat) & ~np.isnan(power)
         count = np.bincount(at[told], minlength=size)
         enough = np.where(count >= _LEAST, count, np.nan)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.topology_index import Homes
+from detectors.base.topology_index import TopologyIndex
 from detectors.telemetry import instrument_kernel
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.signals import CATALOGUE
@@ -149,15 +149,17 @@ def _longer(cells: NDArray[Any], more: int) -> NDArray[Any]:
     return np.append(cells, np.zeros(more, cells.dtype))
 
 
-def shared(silent: Bools, together: Bools, counted: Bools, homes: Homes, least: int = 2) -> dict[str, list[int]]:
+def shared(
+    silent: Bools, together: Bools, counted: Bools, homes: TopologyIndex, least: int = 2
+) -> dict[str, list[int]]:
     """Entity above -> those below it that fell silent together, where nearly all that count did.
 
     silent: whom to explain.  together: who fell silent within the same seconds.  counted: who is looked at at all.
     """
     found: dict[str, list[int]] = {}
-    around = dict.fromkeys(e for i in np.flatnonzero(silent).tolist() for e in homes.above(i))
+    around = dict.fromkeys(e for i in np.flatnonzero(silent).tolist() for e in homes.ancestors(i))
     for entity in around:
-        below = homes.places(entity)
+        below = homes.positions_below(entity)
         below = below[counted[below]]
         mine = below[together[below]]
         if len(mine) >= least and len(mine) >= NEARLY_ALL * len(below):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from detectors.base.topology_index import Homes
+from detectors.base.topology_index import TopologyIndex
 from detectors.telemetry.silence import Bools, shared
 from detectors.telemetry.silent_nodes import Known, Silence, clock
 from detectors.telemetry.silent_readers import Gone, Readers
@@ -30,7 +30,7 @@ class SilentDevices:
     """Keeps what it derived from the topology, and whose readers are gone."""
 
     def __init__(self) -> None:
-        self._homes: dict[str, Homes] = {}
+        self._homes: dict[str, TopologyIndex] = {}
         self._readers = Readers()
 
     def look(self, known: Known) -> Iterator[Silence]:
@@ -41,18 +41,18 @@ class SilentDevices:
                 self._readers.over(device_class)
                 continue
             names = known.last.names[device_class]
-            homes = self._homes.setdefault(device_class, Homes())
-            homes.renew(names, known.topology)
+            homes = self._homes.setdefault(device_class, TopologyIndex())
+            homes.update(names, known.topology)
             if device_class in PLANT:
                 mine = {i: names[i] for i in np.flatnonzero(silent).tolist() if not known.in_work(names[i])}
                 yield from self._plant(device_class, mine, homes, known)
             elif len(known.last.names.get("node", ())):
                 yield from self._in_nodes(device_class, silent[: len(names)], homes, known)
 
-    def _in_nodes(self, device_class: str, silent: Bools, homes: Homes, known: Known) -> Iterator[Silence]:
+    def _in_nodes(self, device_class: str, silent: Bools, homes: TopologyIndex, known: Known) -> Iterator[Silence]:
         """Those of a node that speaks: nearly all at once are their reader's silence, told once."""
         nodes = known.last.names["node"]
-        owner = homes.nodes(nodes)
+        owner = homes.node_positions(nodes)
         counted = np.append(self._spoke(device_class, known)[: len(nodes)], False)[owner]
         if counted.any():
             counted &= ~known.working(device_class)
@@ -66,7 +66,7 @@ class SilentDevices:
             by_node.setdefault(nodes[owner[i]], []).append(i)
         names, since = known.last.names[device_class], known.last.seen[device_class]
         for node, found in sorted(by_node.items()):
-            if len(found) > 1 and len(found) == len(homes.members(node)):
+            if len(found) > 1 and len(found) == len(homes.devices_below(node)):
                 yield self._all(node, device_class, len(found), int(since[found].min()), known)
                 continue
             for i in found:
@@ -124,7 +124,9 @@ class SilentDevices:
             return "page", f"{jobs.job} {'ended with it' if jobs.state == 'ended' else 'has made no step since'}"
         return "ticket", "off the bus, a hang of its firmware or a reset; no XID was told"
 
-    def _plant(self, device_class: str, mine: Mapping[int, str], homes: Homes, known: Known) -> Iterator[Silence]:
+    def _plant(
+        self, device_class: str, mine: Mapping[int, str], homes: TopologyIndex, known: Known
+    ) -> Iterator[Silence]:
         """Units that no node holds: all of them silent is their reader's silence, told once."""
         seen, names = known.last.seen[device_class], known.last.names[device_class]
         left = dict(mine)

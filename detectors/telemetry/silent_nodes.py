@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.gates import Gates
-from detectors.base.power_feeds import Feeds
-from detectors.base.topology_index import Homes
+from detectors.base.power_feeds import PowerFeeds
+from detectors.base.topology_index import TopologyIndex
 from detectors.telemetry.host_facts import HostFacts
 from detectors.telemetry.silence import KNOWN, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSeen, shared
 from detectors.telemetry.silent_jobs import SilentJobs, Verdict
@@ -57,7 +57,7 @@ class Known:
     gates: Gates
     jobs: SilentJobs
     facts: HostFacts
-    feeds: Feeds
+    feeds: PowerFeeds
     topology: Topology
     time: int
     seconds: float
@@ -66,11 +66,13 @@ class Known:
     frame_s: float = 10.0
 
     def in_work(self, entity: str) -> bool:
-        return self.gates.in_work(entity, self.topology, self.time)
+        return self.gates.in_maintenance(entity, self.topology, self.time)
 
     def working(self, device_class: str) -> Bools:
         """(N,) `in_work` of the devices of a class, of which each is looked up only when other work is announced."""
-        return self.gates.working(Frame(self.time, device_class, self.last.names[device_class], {}, self.topology))
+        return self.gates.maintenance_mask(
+            Frame(self.time, device_class, self.last.names[device_class], {}, self.topology)
+        )
 
     def dark(self, entity: str) -> str | None:
         """The feed of an entity, or itself, that has no power."""
@@ -87,7 +89,7 @@ class SilentNodes:
         self._mute: list[int] = []  # nodes whose GPUs speak, while nothing is heard of themselves
         self._unread: Gone | None = None  # nearly all of those at once
         self._readers = Readers()
-        self._homes, self._gpus, self._supplies = Homes(), Homes(), Homes()
+        self._homes, self._gpus, self._supplies = TopologyIndex(), TopologyIndex(), TopologyIndex()
 
     def look(self, known: Known) -> Iterator[Silence]:
         """Who is silent now, and why."""
@@ -98,7 +100,7 @@ class SilentNodes:
         names = known.last.names.get("node", ())
         if not len(names):
             return
-        self._homes.renew(names, known.topology)
+        self._homes.update(names, known.topology)
         silent = self._without(silent, known)
         self._sort(silent, known)
         for each in (*self._groups.values(), *self._alone.values()):
@@ -132,8 +134,8 @@ class SilentNodes:
         """Less those whom people work on, and those whose GPUs still speak: their agent is alive."""
         names = known.last.names["node"]
         silent = silent[: len(names)]
-        self._gpus.renew(known.last.names.get("gpu", ()), known.topology)
-        owner = self._gpus.nodes(names)
+        self._gpus.update(known.last.names.get("gpu", ()), known.topology)
+        owner = self._gpus.node_positions(names)
         heard = owner[known.last.speaks("gpu")[: len(owner)] & (owner >= 0)]
         alive, free = np.bincount(heard, minlength=len(names)) > 0, ~known.working("node")
         mute, counted = silent & alive & free, alive & free
@@ -282,9 +284,9 @@ class SilentNodes:
 
     def _supplied(self, known: Known) -> set[str]:
         """Lone ones of which a power supply is still read, which the BMC does without the host."""
-        self._supplies.renew(known.last.names.get("psu", ()), known.topology)
+        self._supplies.update(known.last.names.get("psu", ()), known.topology)
         speaks = known.last.speaks("psu")
-        return {node for node in self._alone if bool(speaks[self._supplies.places(node)].any())}
+        return {node for node in self._alone if bool(speaks[self._supplies.positions_below(node)].any())}
 
     def snapshot(self) -> dict[str, Any]:
         groups = {e: {**g, "nodes": list(g["nodes"])} for e, g in self._groups.items()}
@@ -331,7 +333,7 @@ class Holes:
         self._names: Sequence[str] = ()
         self._agents: dict[str, list[int]] = {}  # node -> positions of its agents
         self._key = (0, -1, 0)
-        self._gpus = Homes()
+        self._gpus = TopologyIndex()
 
     def look(self, known: Known, agents: Frame | None) -> Iterator[Silence]:
         """Holes that are to be told now."""
@@ -387,8 +389,8 @@ class Holes:
             return False
         if seconds - known.frame_s > known.node_seconds or last.count["node"][i] <= KNOWN or known.in_work(node):
             return False
-        self._gpus.renew(last.names.get("gpu", ()), known.topology)
-        mine = [g for g in self._gpus.members(node) if last.count["gpu"][g] > KNOWN]
+        self._gpus.update(last.names.get("gpu", ()), known.topology)
+        mine = [g for g in self._gpus.devices_below(node) if last.count["gpu"][g] > KNOWN]
         if not mine:
             return bool(last.holes["node"][i] >= MISSED)
         return all(last.holes["gpu"][g] >= LEAST or last.missed["gpu"][g] >= LEAST for g in mine)

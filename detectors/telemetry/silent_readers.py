@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.topology_index import Homes
+from detectors.base.topology_index import TopologyIndex
 from detectors.telemetry.silence import GIVEN_UP, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSeen
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE
@@ -46,7 +46,7 @@ class Readers:
         silent: Bools,
         counted: Bools,
         owner: NDArray[np.intp],
-        homes: Homes,
+        homes: TopologyIndex,
         last: LastSeen,
     ) -> Gone | None:
         """Whom of the silent ones it explains, if it does.
@@ -79,7 +79,7 @@ class Readers:
         counted: Bools,
         quiet: Bools,
         owner: NDArray[np.intp],
-        homes: Homes,
+        homes: TopologyIndex,
         last: LastSeen,
     ) -> bool:
         """Whether those silent last became so with nearly all that are looked at."""
@@ -108,12 +108,12 @@ class Readers:
         self._gone = {device_class: dict(gone) for device_class, gone in state.items()}
 
 
-def _around(together: Bools, homes: Homes) -> str:
+def _around(together: Bools, homes: TopologyIndex) -> str:
     """The nearest that holds them all."""
     inside = np.zeros(len(together), bool)
-    for entity in homes.above(int(together.argmax())):
+    for entity in homes.ancestors(int(together.argmax())):
         inside[:] = False
-        inside[homes.places(entity)] = True
+        inside[homes.positions_below(entity)] = True
         if inside[together].all():
             return entity
     return SITE

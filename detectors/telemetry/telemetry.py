@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from detectors.base.budget import rule
+from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, notes, part
-from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.power_feeds import SIGNALS as FEED_SIGNALS
-from detectors.base.power_feeds import Feeds
+from detectors.base.power_feeds import PowerFeeds
 from detectors.telemetry.host_facts import HostFacts
 from detectors.telemetry.silence import LastSeen
 from detectors.telemetry.silent_devices import SilentDevices
@@ -139,7 +139,7 @@ class Telemetry(Detector):
         ),
         *("event:job_start", "event:job_end", "event:maintenance_start", "event:maintenance_end"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Whoever never spoke, a hole of one look or one that many share, and a fleet of which nobody "
         "speaks at all: then there are no frames, which the service's own readiness tells. Without jobs and feeds a "
         "dead host is like a dead agent."
@@ -153,30 +153,30 @@ class Telemetry(Detector):
     gates: Gates = part(Gates)
     jobs: SilentJobs = part(SilentJobs)
     facts: HostFacts = part(HostFacts)
-    feeds: Feeds = part(Feeds)
+    feeds: PowerFeeds = part(PowerFeeds)
     losses: Losses = part(Losses)
     holes: Holes = part(Holes)
     nodes: SilentNodes = part(SilentNodes)
     devices: SilentDevices = part(SilentDevices)
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         silences = f"silences of {self.node_seconds:g} or {self.seconds:g} s"
-        return [rule(f"{silences}, holes and losses, and on what was told before them")]
+        return [rule_line(f"{silences}, holes and losses, and on what was told before them")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        if (time := self.gates.hear(frames)) is None:
+        if (time := self.gates.update(frames)) is None:
             return []
         self.jobs.hear(frames, time)
         self.facts.hear(frames, time)
-        self.feeds.look(frames.get("power"), time)
+        self.feeds.update(frames.get("power"), time)
         frame_s = max(0.0, (time - self.last.time) / SECOND) if self.last.time else 0.0
         self.last.look(frames, time)
         found = [*self._silent(frames, time, frame_s), *self.losses.look(frames, time)]
         if not found and not self.conditions:
             return []
-        close(self.conditions, {silence.key for silence in found})
-        due = [(s, tell(self.conditions, s.key, time, s.since, s.level)) for s in found]
+        close_ended(self.conditions, {silence.key for silence in found})
+        due = [(s, due_report(self.conditions, s.key, time, s.since, s.level)) for s in found]
         return [self._finding(silence, time, *told) for silence, told in due if told is not None]
 
     def _silent(self, frames: Mapping[str, Frame], time: int, frame_s: float) -> Iterator[Silence]:
@@ -190,7 +190,7 @@ class Telemetry(Detector):
 
     def _finding(self, silence: Silence, time: int, onset: int, level: Level) -> Finding:
         more = {"silent_s": (time - silence.since) / SECOND, "cause": silence.cause, **silence.more}
-        told = evidence(silence.clears, **more)
+        told = make_evidence(silence.clears, **more)
         return Finding(
             time, onset, silence.entity, self.name, level, silence.score, silence.summary, told, silence.signals
         )

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from detectors.base.budget import rule
+from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, notes
-from detectors.base.event_data import values
-from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.event_data import values_by_entity
+from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level
 
 _SIGNALS = {"bmc": "bmc.reachable", "exporter": "exporter.up"}
@@ -40,34 +40,34 @@ class TelemetryBlind(Detector):
     needs: ClassVar[tuple[str, ...]] = ()
     any_of: ClassVar[tuple[str, ...]] = ("bmc.reachable", "exporter.up")
     wants: ClassVar[tuple[str, ...]] = ("event:bmc_lost", "event:exporter")
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "A BMC that answers with old values, one sensor of it that is not read, and what was never configured."
     )
 
     seconds: float = 300.0
 
     known: dict[str, dict[str, Any]] = notes()
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
 
-    def budget(self) -> list[str]:
-        return [rule(f"BMCs and exporters that do not answer for {self.seconds:g} s")]
+    def false_alarm_budget(self) -> list[str]:
+        return [rule_line(f"BMCs and exporters that do not answer for {self.seconds:g} s")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
             return []
         time = max(frame.time for frame in frames.values())
         for device_class, signal in _SIGNALS.items():
-            for entity, value in values(frames.get(device_class), signal).items():
+            for entity, value in values_by_entity(frames.get(device_class), signal).items():
                 self._see(entity, value > 0, time)
         for event in sorted((e for f in frames.values() for e in f.events), key=lambda e: (e.time, e.entity, e.kind)):
             self._hear(event)
         self.known = {e: k for e, k in self.known.items() if time - k["seen"] <= _FORGET[e.partition(":")[0]]}
         dark = {e: k["since"] for e, k in self.known.items() if k["times"] >= _AGAIN}
-        close(self.conditions, set(dark))
+        close_ended(self.conditions, set(dark))
         found = []
         for entity, since in sorted(dark.items()):
             level: Level = "ticket" if time - since > self.seconds * SECOND else "suspect"
-            if due := tell(self.conditions, entity, time, since, level):
+            if due := due_report(self.conditions, entity, time, since, level):
                 found.append(self._finding(entity, time, *due))
         return found
 
@@ -97,5 +97,5 @@ class TelemetryBlind(Detector):
     def _finding(self, entity: str, time: int, onset: int, level: Level) -> Finding:
         reason, kind = self.known[entity]["reason"] or _UNSAID, entity.partition(":")[0]
         summary = f"{entity} is not read: {_MEANING[kind]}: {reason}"
-        told = evidence("its first answer", seconds=(time - onset) / SECOND, reason=reason)
+        told = make_evidence("its first answer", seconds=(time - onset) / SECOND, reason=reason)
         return Finding(time, onset, entity, self.name, level, 1.0, summary, told, (_SIGNALS[kind],))

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from detectors.base.budget import rule
+from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.event_data import number
-from detectors.base.findings import Compared, Open, close, evidence, tell
+from detectors.base.event_data import read_number
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
@@ -48,7 +48,7 @@ class TelemetryClock(Detector):
     needs: ClassVar[tuple[str, ...]] = ()
     any_of: ClassVar[tuple[str, ...]] = ("node.clock_offset", "event:clock_error")
     wants: ClassVar[tuple[str, ...]] = ("event:clock_jump",)
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "An error of less than [pipeline] clock_bound of a clock that nobody keeps, or whose keeper believes a wrong "
         "server; in a recording also larger ones, as it has no times of arrival."
     )
@@ -64,10 +64,12 @@ class TelemetryClock(Detector):
     jumped: dict[str, list[list[float]]] = notes()
     measured: dict[str, list[float]] = notes()  # since when, and by how many seconds it is ahead
     gates: Gates = part(Gates)
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
 
-    def budget(self) -> list[str]:
-        return [rule(f"offsets of {self.suspect_seconds:g} s, {_LOOKS} times in a row, and on jumps that were logged")]
+    def false_alarm_budget(self) -> list[str]:
+        return [
+            rule_line(f"offsets of {self.suspect_seconds:g} s, {_LOOKS} times in a row, and on jumps that were logged")
+        ]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         for other in frames.values():
@@ -75,7 +77,7 @@ class TelemetryClock(Detector):
         frame = frames.get("node")
         if frame is None:
             return []
-        self.gates.hear(frames)
+        self.gates.update(frames)
         self._hear(frame)
         offset = frame["node.clock_offset"]
         self.grow(len(offset))
@@ -94,7 +96,7 @@ class TelemetryClock(Detector):
     def _hear(self, frame: Frame) -> None:
         """Takes the jumps of a frame or more, and forgets those of yesterday."""
         for event in frame.events:
-            jump = number(event.data.get("seconds"), -_FAR, _FAR) if event.kind == "clock_jump" else None
+            jump = read_number(event.data.get("seconds"), -_FAR, _FAR) if event.kind == "clock_jump" else None
             if jump is not None and abs(jump) >= self.ticket_seconds:
                 self.jumped.setdefault(event.entity, []).append([event.time, jump])
         day = frame.time - 24 * 3600 * SECOND
@@ -104,7 +106,7 @@ class TelemetryClock(Detector):
     def _measure(self, frame: Frame) -> None:
         """Takes what the pipeline measured; an error that changed by much begins anew, so that its figure is told."""
         for event in frame.events:
-            error = number(event.data.get("seconds"), -_FAR, _FAR) if event.kind == "clock_error" else None
+            error = read_number(event.data.get("seconds"), -_FAR, _FAR) if event.kind == "clock_error" else None
             since, before = self.measured.get(event.entity, [event.time, error or 0.0])
             if error is None:
                 continue
@@ -118,8 +120,10 @@ class TelemetryClock(Detector):
     def _tell(self, frame: Frame) -> list[Finding]:
         wrong = {frame.entities[i]: i for i in np.flatnonzero(self.looks[: len(frame.entities)] >= _LOOKS).tolist()}
         often = {e for e, known in self.jumped.items() if len(known) >= self.jumps}
-        holding = {e for e in {*wrong, *often, *self.measured} if not self.gates.in_work(e, frame.topology, frame.time)}
-        close(self.conditions, holding)
+        holding = {
+            e for e in {*wrong, *often, *self.measured} if not self.gates.in_maintenance(e, frame.topology, frame.time)
+        }
+        close_ended(self.conditions, holding)
         found = []
         for entity in sorted(holding):
             i = wrong.get(entity)
@@ -127,7 +131,7 @@ class TelemetryClock(Detector):
             error = error or (-float(self.offset[i]) if i is not None else 0.0)
             level: Level = "ticket" if abs(error) >= self.ticket_seconds or entity in often else "suspect"
             since = since if entity in self.measured else self.since[i] if i is not None else self.jumped[entity][0][0]
-            if due := tell(self.conditions, entity, frame.time, int(since), level):
+            if due := due_report(self.conditions, entity, frame.time, int(since), level):
                 finding = self._by_arrival(entity, frame, *due) if entity in self.measured else None
                 found.append(finding or self._finding(entity, i, frame, *due))
         return found
@@ -139,8 +143,8 @@ class TelemetryClock(Detector):
         if entity == _ALL:
             ours = "our clock or the brokers' is behind" if error > 0 else "our clock is ahead, or messages are late"
             summary = f"Most senders seem {abs(error):.0f} s {way}: {ours}"
-        compared = Compared(error, 0.0, None, "own past", 0, abs(error), "s")
-        told = evidence("over when messages arrive with the right time", compared, way=way)
+        compared = Comparison(error, 0.0, None, "own past", 0, abs(error), "s")
+        told = make_evidence("over when messages arrive with the right time", compared, way=way)
         signals = ("event:clock_error",)
         return Finding(frame.time, onset, entity, self.name, level, abs(error), summary, told, signals)
 
@@ -150,13 +154,13 @@ class TelemetryClock(Detector):
             summary = (
                 f"The clock of {entity} was set {len(jumps)} times within a day by {self.ticket_seconds:g} s or more"
             )
-            told = evidence("over when a day has fewer such jumps", jumps=jumps[-8:])
+            told = make_evidence("over when a day has fewer such jumps", jumps=jumps[-8:])
             score, signals = float(len(jumps)), ("event:clock_jump",)
         else:
             offset = float(self.offset[i])
             way = "behind" if offset > 0 else "ahead"  # it has that much still to gain
             summary = f"The clock of {entity} is {abs(offset):.1f} s {way}: its samples are dated wrongly by as much"
-            compared = Compared(offset, 0.0, None, "own past", 0, abs(offset), "s")
-            told = evidence(f"over when it is right to {self.suspect_seconds:g} s", compared, jumps=jumps[-8:])
+            compared = Comparison(offset, 0.0, None, "own past", 0, abs(offset), "s")
+            told = make_evidence(f"over when it is right to {self.suspect_seconds:g} s", compared, jumps=jumps[-8:])
             score, signals = abs(offset), ("node.clock_offset",)
         return Finding(frame.time, onset, entity, self.name, level, score, summary, told, signals)

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.budget import GPUS, in_words, rule
+from detectors.base.budget import GPUS, budget_line, rule_line
 from detectors.base.cohorts import Peers
 from detectors.base.detector import Detector, notes, part
-from detectors.base.findings import Open, close, evidence, tell
+from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.streams import Channel, Streams
-from detectors.base.topology_index import members
+from detectors.base.topology_index import members_mask
 from detectors.telemetry.gpu_instruments import HOLD, STILL, GpuInstruments, Wrong
 from detectors.telemetry.instruments import K_ERROR, RHYTHM, Bools, Climate, LoopMeans, Shift, Still, Swing
 from pipeline.model.records import SECOND, Finding, Frame
@@ -57,7 +57,7 @@ class LoopInstruments:
     def look(self, frame: Frame, gate: Bools) -> Iterator[Wrong]:
         """Who is wrong now."""
         if not gate.all():
-            self.forget(~gate)
+            self.reset(~gate)
         flow, supply, back = (frame[f"coolant.{name}"] for name in ("flow", "supply_temperature", "return_temperature"))
         logs = {"flow": flow, "pressure": frame["coolant.pressure"], "pump": frame["pump.speed"], "rise": back - supply}
         values = {name: np.log(np.where(v > 0, v, np.nan)) for name, v in logs.items()}
@@ -71,10 +71,10 @@ class LoopInstruments:
         yield from self._noisy(frame, values)
         yield from self._stuck(frame, {"flow": flow, "supply": supply}, {"flow": values["pressure"], "supply": back})
 
-    def forget(self, mask: Bools) -> None:
+    def reset(self, mask: Bools) -> None:
         """These are learnt anew."""
         for each in (*self.shifts.values(), *self.swings.values(), *self.stills.values()):
-            each.forget(mask)
+            each.reset(mask)
 
     def _biased(self, frame: Frame, moved: Mapping[str, NDArray[np.float64]]) -> Iterator[Wrong]:
         flow, supply, known = moved["flow"], moved["supply"], {key.partition("|")[0] for key in self.held}
@@ -161,10 +161,10 @@ class AirInstruments:
     def look(self, frame: Frame, gate: Bools) -> Iterator[Wrong]:
         """Who is wrong now."""
         if not gate.all():
-            self.forget(~gate)
+            self.reset(~gate)
         self._renew(frame)
         value = np.where(self._inlet, frame["sensor.temperature"], np.nan)
-        groups = np.where(self._inlet, self._peers.of(frame), -1).astype(np.int32)
+        groups = np.where(self._inlet, self._peers.groups(frame), -1).astype(np.int32)
         step = self.shift.step(value, groups, frame.time, gate & self._inlet)
         for i in np.flatnonzero(step.on & (step.held >= HOLD) & ~step.moved & (step.size > 1)).tolist():
             k = float(step.effect[i])
@@ -185,10 +185,10 @@ class AirInstruments:
             words = f"has stood at {value[i]:.1f} Cel for {int(run[i])} readings, though {usual[i]:.0%} used to differ"
             yield self._wrong(frame, i, "stuck", int(run[i]) * RHYTHM, 0.0, "K", words)
 
-    def forget(self, mask: Bools) -> None:
+    def reset(self, mask: Bools) -> None:
         """These are learnt anew."""
         for each in (self.shift, self.swing, self.still):
-            each.forget(mask)
+            each.reset(mask)
 
     def _fans(self, frame: Frame, i: int, k: float) -> bool:
         """Whether the fans of the node, or else what nobody measures, bear a change of the inlet out."""
@@ -207,7 +207,7 @@ class AirInstruments:
             self._inlet = np.array([_is_inlet(e, frame.topology.attributes.get(e, {})) for e in frame.entities], bool)
 
     def _wrong(self, frame: Frame, i: int, mode: str, held: int, effect: float, unit: str, words: str) -> Wrong:
-        value, cohort = float(frame["sensor.temperature"][i]), self._peers.name(frame, i)
+        value, cohort = float(frame["sensor.temperature"][i]), self._peers.cohort_name(frame, i)
         more = {"value": value, "cohort": cohort}
         since = frame.time - held * SECOND
         return Wrong(frame.entities[i], "sensor.temperature", mode, since, effect, unit, words, more)
@@ -257,7 +257,7 @@ class TelemetrySensor(Detector):
         *("coolant.pressure", "pump.speed", "sensor.temperature", "sensor.fan_speed"),
         *("event:maintenance_start", "event:maintenance_end"),
     )
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "A bias that was there from the beginning, below 2.2 K, 5 % of a flow or some 60 W, and an idle GPU, of which "
         "nothing varies."
     )
@@ -270,20 +270,20 @@ class TelemetrySensor(Detector):
     gpus: GpuInstruments = part(GpuInstruments)
     loops: LoopInstruments = part(LoopInstruments)
     air: AirInstruments = part(AirInstruments)
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
 
-    def budget(self) -> list[str]:
+    def false_alarm_budget(self) -> list[str]:
         """Streams are judged every RHYTHM s; what stands still or swings, and the few loops, by rules."""
         gpus = {f"{name} of GPUs": piece.channel for name, piece in self.gpus.streams.items()}
         told = {**{name: (channel, GPUS) for name, channel in gpus.items()}, "inlet": (self.air.shift.channel, 1)}
-        lines = [f"{name}: {in_words(c, streams, RHYTHM)}" for name, (c, streams) in told.items()]
+        lines = [f"{name}: {budget_line(c, streams, RHYTHM)}" for name, (c, streams) in told.items()]
         return [
             *lines,
-            rule(f"what stands still, swings or moves alone for {HOLD} s: loops, and all other instruments"),
+            rule_line(f"what stands still, swings or moves alone for {HOLD} s: loops, and all other instruments"),
         ]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        if (time := self.gates.hear(frames)) is None:
+        if (time := self.gates.update(frames)) is None:
             return []
         if 0 <= time - self.looked.get("at", 0) < (RHYTHM - _JITTER) * SECOND:
             return []
@@ -294,7 +294,7 @@ class TelemetrySensor(Detector):
             if frame is not None and frame.values:
                 if part_ is self.loops:
                     self.loops.feel(frame, frames.get("gpu"))
-                wrong += part_.look(frame, ~self.gates.working(frame))
+                wrong += part_.look(frame, ~self.gates.maintenance_mask(frame))
         if not wrong and not self.known:
             return []
         for each in reversed(wrong):
@@ -305,20 +305,20 @@ class TelemetrySensor(Detector):
         of_each: dict[str, list[Wrong]] = {}
         for _, known in sorted(self.known.items()):
             of_each.setdefault(known["wrong"]["entity"], []).append(Wrong(**known["wrong"]))
-        close(self.conditions, set(of_each))
+        close_ended(self.conditions, set(of_each))
         due = []
         for entity, mine in of_each.items():
             mine.sort(key=lambda each: each.since)
-            if told := tell(self.conditions, entity, time, mine[0].since, "ticket"):
+            if told := due_report(self.conditions, entity, time, mine[0].since, "ticket"):
                 due.append(self._finding(mine, time, told[0]))
         return due
 
-    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        super().forgive(entity, frames)
+    def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
+        super().accept_as_normal(entity, frames)
         for device_class, part_ in (("gpu", self.gpus), ("coolant", self.loops), ("sensor", self.air)):
             frame = frames.get(device_class)
-            if frame is not None and (mask := members((entity,), frame)).any():
-                part_.forget(mask)
+            if frame is not None and (mask := members_mask((entity,), frame)).any():
+                part_.reset(mask)
         for known in (self.known, self.loops.held):
             for key in [k for k in known if k.partition("|")[0] == entity]:
                 known.pop(key)
@@ -330,6 +330,6 @@ class TelemetrySensor(Detector):
         more = {"mode": first.mode, "effect": first.effect, "unit": first.unit, **first.more}
         if len(mine) > 1:
             more["instruments"] = {each.signal: {"mode": each.mode, "words": each.words} for each in mine}
-        told = evidence("over when it agrees again, or with announced work on it", **more)
+        told = make_evidence("over when it agrees again, or with announced work on it", **more)
         score, signals = max(abs(each.effect) or 1.0 for each in mine), tuple(each.signal for each in mine)
         return Finding(time, onset, first.entity, self.name, "ticket", score, "; ".join(said), told, signals)

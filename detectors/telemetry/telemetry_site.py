@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from detectors.base.budget import rule
+from detectors.base.budget import rule_line
 from detectors.base.detector import Detector
-from detectors.base.findings import evidence
+from detectors.base.findings import make_evidence
 from pipeline.model.records import SECOND, Event, Finding, Frame, from_iso
 from pipeline.model.topology import Topology
 
@@ -33,13 +33,13 @@ class TelemetrySite(Detector):
     needs: ClassVar[tuple[str, ...]] = ("event:site_silent",)
     wants: ClassVar[tuple[str, ...]] = ("event:site_heard",)
     on_arrival: ClassVar[tuple[str, ...]] = ("site_silent", "site_heard")
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "A part of a site (the detector `telemetry` reports it), agents that were not heard for 72 hours, and "
         "recordings without these events."
     )
 
-    def budget(self) -> list[str]:
-        return [rule("sites of which no agent is heard for 35 s")]
+    def false_alarm_budget(self) -> list[str]:
+        return [rule_line("sites of which no agent is heard for 35 s")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         """Pages of these frames; Runner drops what it made on arrival, and their ends come from there alone."""
@@ -59,7 +59,7 @@ class TelemetrySite(Detector):
             return None
         silent = event.kind == "site_silent"
         summary = _summary(event, agents) if silent else f"Site {_name(event)}: agents report again"
-        told = evidence(
+        told = make_evidence(
             "the next message of one of its agents",
             None,
             agents=agents,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from detectors.base.event_data import text, whole
+from detectors.base.event_data import read_integer, read_text
 from detectors.xid import levels
 from detectors.xid import levels as xid_levels
 from detectors.xid.levels import (
@@ -59,9 +59,9 @@ def opened(time: int) -> Case:
 
 def of_event(event: Event, own: Mapping[int, Level]) -> Case | None:
     """A case of one event alone: an XID of the GPU's own, or its loss while others of its server answer."""
-    case, line = opened(event.time), text(event.data.get("text"))
+    case, line = opened(event.time), read_text(event.data.get("text"))
     if event.kind == "gpu_lost":
-        if not whole(event.data.get("present"), 0, _MOST_TIMES):
+        if not read_integer(event.data.get("present"), 0, _MOST_TIMES):
             return None  # all of them at once: as a rule the driver is loaded anew
         case["facts"]["gpu_lost"] = [*LOST, False]
     else:
@@ -91,9 +91,9 @@ def add(case: Case, code: int, data: Mapping[str, Any], own: Mapping[int, Level]
     """Takes an XID; of those that nobody knows the first ones. own: levels that the site set."""
     if str(code) not in case["codes"] and len(case["codes"]) >= _MOST_CODES and code not in ALL | own.keys():
         return
-    name, action, then = (text(data.get(key))[:200] for key in ("name", "action", "then"))
+    name, action, then = (read_text(data.get(key))[:200] for key in ("name", "action", "then"))
     known = case["codes"].get(str(code), [0, "", "", ""])
-    times = whole(data.get("count"), 0, _MOST_TIMES) or 1
+    times = read_integer(data.get("count"), 0, _MOST_TIMES) or 1
     case["codes"][str(code)] = [known[0] + times, name or known[1], action or known[2], then or known[3]]
 
 

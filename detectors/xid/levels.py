@@ -17,7 +17,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from detectors.base.event_data import text, whole
+from detectors.base.event_data import read_integer, read_text
 from pipeline.model.records import LEVELS, Event, Level
 from pipeline.model.signals import CATALOGUE
 
@@ -90,14 +90,14 @@ def level_of_action(action: str) -> Level:
 
 def action_named(state: object) -> str | None:
     """The driver's word for an action that is told by its number or word; None: it tells neither."""
-    if (place := whole(state, 0, _HIGHEST)) is not None:
+    if (place := read_integer(state, 0, _HIGHEST)) is not None:
         return _ACTIONS[place] if place < len(_ACTIONS) else f"recovery action {place}, which is not known"
-    return text(state)[:80] or None
+    return read_text(state)[:80] or None
 
 
 def number(data: Mapping[str, Any], key: str) -> int | None:
     """A whole number of an event's data; None where it is none."""
-    return whole(data.get(key), 0, _HIGHEST)
+    return read_integer(data.get(key), 0, _HIGHEST)
 
 
 def wanted(event: Event) -> str | None:
@@ -106,8 +106,8 @@ def wanted(event: Event) -> str | None:
     if event.kind == "recovery_action" or number(data, "xid") == RECOVERY:
         detail = data.get("detail")
         to = action_named(data.get("to", detail.get("to") if isinstance(detail, Mapping) else None))
-        return to if to in _ACTIONS else text(data.get("action"))[:80] or to
-    return text(data.get("action"))[:80] or None if data.get("action_source") == "driver" else None
+        return to if to in _ACTIONS else read_text(data.get("action"))[:80] or to
+    return read_text(data.get("action"))[:80] or None if data.get("action_source") == "driver" else None
 
 
 def resets(event: Event) -> bool:
@@ -176,7 +176,7 @@ def told(event: Event) -> tuple[str, Level, str] | None:
     if event.kind == "aer":
         if event.data.get("kind") != "fatal":
             return None
-        return "aer", "page", f"its PCIe device {text(event.data.get('device'))[:80]} counted a fatal error"
+        return "aer", "page", f"its PCIe device {read_text(event.data.get('device'))[:80]} counted a fatal error"
     if event.kind == "sel":
         return _logged(event)
     if event.kind == "redfish":
@@ -185,15 +185,15 @@ def told(event: Event) -> tuple[str, Level, str] | None:
 
 
 def _logged(event: Event) -> tuple[str, Level, str] | None:
-    kind, what = text(event.data.get("type")), text(event.data.get("event"))
+    kind, what = read_text(event.data.get("type")), read_text(event.data.get("event"))
     pattern = _SEL.get(kind)
     if pattern is None or event.data.get("asserted") is False or not pattern.search(what):
         return None
-    return kind, "page", f"its BMC logged of {text(event.data.get('sensor'))[:80] or kind}: {what[:120]}"
+    return kind, "page", f"its BMC logged of {read_text(event.data.get('sensor'))[:80] or kind}: {what[:120]}"
 
 
 def _of_bmc(event: Event) -> tuple[str, Level, str] | None:
-    message, about = text(event.data.get("message")), text(event.data.get("origin"))
+    message, about = read_text(event.data.get("message")), read_text(event.data.get("origin"))
     critical = str(event.data.get("severity")).lower() == "critical"
     if not critical or not _REDFISH.search(message) or _LEAVE.search(about) or _LEAVE.search(message):
         return None

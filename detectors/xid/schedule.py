@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.findings import REPEAT
-from detectors.base.topology_index import Places
+from detectors.base.topology_index import FramePositions
 from detectors.xid import cases
 from detectors.xid.cases import Case
 from pipeline.model.records import SECOND, Frame
@@ -42,7 +42,7 @@ class Looks:
         self._strange: set[str] = set()  # entities in no frame and no topology, and others that were asked about
         self._time = self._swept = 0
         self._lives: dict[str, NDArray[np.float64]] = {}
-        self._places = {"gpu": Places(), "node": Places()}
+        self._places = {"gpu": FramePositions(), "node": FramePositions()}
         for entity in open_cases:
             self.news(entity)
 

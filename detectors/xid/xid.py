@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.budget import rule
+from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.event_data import seconds, text
-from detectors.base.findings import Open, evidence, tell
+from detectors.base.event_data import read_duration, read_text
+from detectors.base.findings import OpenConditions, due_report, make_evidence
 from detectors.base.gates import Gates
-from detectors.base.topology_index import Jobs
+from detectors.base.topology_index import JobIndex
 from detectors.xid import cases, levels, schedule
 from detectors.xid import cases as xid_cases
 from detectors.xid import levels as xid_levels
@@ -66,7 +66,7 @@ class Xid(Detector):
         *("gpu.present", "gpu.recovery_action", "gpu.generation", "node.generation"),
     )
     on_arrival: ClassVar[tuple[str, ...]] = ("xid", "gpu_lost")
-    blind: ClassVar[str] = (
+    cannot_see: ClassVar[str] = (
         "Faults that nothing logs, such as a server that dies in silence, and whether a lone XID 13 or 31 is the "
         "program's or the GPU's."
     )
@@ -79,22 +79,22 @@ class Xid(Detector):
     suspects: tuple[int, ...] = ()
 
     cases: dict[str, Case] = notes()
-    conditions: Open = notes()
+    conditions: OpenConditions = notes()
     odd: NDArray[np.int8] = memory(0, np.int8)
     action: NDArray[np.float64] = memory(0.0)
     gates: Gates = part(Gates)
     programs: Programs = part(Programs)
-    _jobs: Jobs = field(default_factory=Jobs, init=False, repr=False)
+    _jobs: JobIndex = field(default_factory=JobIndex, init=False, repr=False)
     _looks: schedule.Looks = field(default_factory=schedule.Looks, init=False, repr=False)
 
-    def budget(self) -> list[str]:
-        return [rule("facts that driver, kernel or BMC logged")]
+    def false_alarm_budget(self) -> list[str]:
+        return [rule_line("facts that driver, kernel or BMC logged")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
             return []
         time, topology = max(f.time for f in frames.values()), next(iter(frames.values())).topology
-        self.gates.hear(frames)
+        self.gates.update(frames)
         found: list[Finding] = []
         events = [e for frame in frames.values() for e in frame.events if e.kind in _KINDS]
         for event in sorted(events, key=lambda e: (e.time, e.entity, e.kind)):
@@ -103,7 +103,7 @@ class Xid(Detector):
         for entity in self._looks.strangers(self.cases, frames, topology):
             found += self._ended(entity, time, schedule.STRANGE)
         if self.cases or self.programs.blamed:
-            due = self._looks.due(self.cases, frames, time, lambda node: self._jobs.gpus(node, topology))
+            due = self._looks.due(self.cases, frames, time, lambda node: self._jobs.gpus_of(node, topology))
             found += self._renewed(due, frames, time, topology)
             due = [e for e in due if e in self.cases]
             if any(self.cases[e]["fresh"] for e in due):
@@ -112,7 +112,7 @@ class Xid(Detector):
             found += [f for e in due for f in self._told(e, time, topology)]
             found += [f for j in sorted(self.programs.blamed) for f in self._told_program(j, time)]
             for e in due:
-                worked = self.gates.in_work(e, topology, time, _STEADY)
+                worked = self.gates.in_maintenance(e, topology, time, _STEADY)
                 self._looks.again(e, self.cases[e], self.conditions.get(e), worked, time)
         return found
 
@@ -123,16 +123,16 @@ class Xid(Detector):
             return None
         if not xid_cases.certain(case) or xid_cases.level(case, self._own) != "page":
             return None
-        if self.gates.in_work(event.entity, topology, event.time, _STEADY):
+        if self.gates.in_maintenance(event.entity, topology, event.time, _STEADY):
             return None
         before = self.cases.get(event.entity)
         goes_on = before is not None and event.time - before["last"] <= REPEATED
         onset = before["onset"] if before is not None and goes_on else event.time
         return self._finding(event.entity, case, event.time, (min(onset, event.time), "page"))
 
-    def forgive(self, entity: str, frames: Mapping[str, Frame]) -> None:
+    def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """Drops its case: what is logged from now on is a new one."""
-        super().forgive(entity, frames)
+        super().accept_as_normal(entity, frames)
         self.cases.pop(entity, None)
         for key in (entity, _program(entity)):
             self.conditions.pop(key, None)
@@ -153,7 +153,7 @@ class Xid(Detector):
         if event.kind == "gpu_lost":
             self._fact(event, event.entity, "gpu_lost", xid_cases.LOST)
         elif event.kind == "slow_call":
-            took = seconds(event.data.get("seconds"))
+            took = read_duration(event.data.get("seconds"))
             slow = took is not None and took >= _LONG_CALL
             level: Level = "ticket" if slow and event.entity not in self.cases else "suspect"
             words = "a call to its driver took long" if took is None else f"a call to its driver took {took:.1f} s"
@@ -182,7 +182,7 @@ class Xid(Detector):
         case = self._case(entity, event.time)
         # what is no fault by itself, such as a call that took as long as the reset did, makes no trouble newer
         time = event.time if said[0] != "suspect" else case["last"]
-        xid_cases.note(case, time, text(event.data.get("text")))
+        xid_cases.note(case, time, read_text(event.data.get("text")))
         case["facts"][kind] = [*said, waits]
 
     def _take_xid(self, event: Event, topology: Topology, time: int) -> list[Finding]:
@@ -196,18 +196,18 @@ class Xid(Detector):
                 xid_cases.struck(self.cases[origin], event.entity)
             return []
         if event.kind == "sxid":
-            words = f"SXid {xid_levels.number(event.data, 'sxid')} {text(event.data.get('name'))}".rstrip()
+            words = f"SXid {xid_levels.number(event.data, 'sxid')} {read_text(event.data.get('name'))}".rstrip()
             kind = "fatal_sxid" if event.data.get("fatal") is True else "sxid"
             self._fact(event, event.entity, kind, ("suspect", words))
         elif code is not None or (wanted is not None and kind_of(event.entity) == "gpu"):
             case = self._case(event.entity, event.time)
-            xid_cases.note(case, event.time, text(event.data.get("text")))
+            xid_cases.note(case, event.time, read_text(event.data.get("text")))
             case["driver"] = wanted if wanted is not None else case["driver"]
             case["reset"] = case["reset"] or xid_levels.resets(event)
             if code is not None:
                 xid_cases.add(case, code, event.data, self._own)
                 case["place"] = xid_levels.place(event) or case["place"]
-            case["job"] = self._jobs.of(event.entity, topology) or case["job"]
+            case["job"] = self._jobs.job_on(event.entity, topology) or case["job"]
         return []
 
     def _count(self, event: Event, time: int) -> list[Finding]:
@@ -263,7 +263,7 @@ class Xid(Detector):
         known = self.conditions.pop(entity, None)
         if known is None:
             return []
-        summary, told = f"{entity} {why}: what its driver and kernel told is over", evidence(why, cleared=True)
+        summary, told = f"{entity} {why}: what its driver and kernel told is over", make_evidence(why, cleared=True)
         onset = min(known["onset"], time)  # that of a time that stepped back since would lie ahead
         return [Finding(time, onset, entity, self.name, known["level"], 0.0, summary, told, _SIGNALS)]
 
@@ -271,7 +271,7 @@ class Xid(Detector):
         case = self.cases[entity]
         waits = case["fresh"] and time - case["fresh"] < self.settle * SECOND
         server = topology.above_of_kind(entity, "node") or ""
-        mates = self._jobs.gpus(server, topology) if case["facts"] else frozenset()
+        mates = self._jobs.gpus_of(server, topology) if case["facts"] else frozenset()
         if (waits and not xid_cases.certain(case)) or cases.reloads(case, self.cases, mates, time):
             return []
         case["fresh"] = 0
@@ -280,12 +280,12 @@ class Xid(Detector):
         level = xid_cases.level(case, self._own)
         if level is None:
             return []
-        if self.gates.in_work(entity, topology, time, _STEADY):
+        if self.gates.in_maintenance(entity, topology, time, _STEADY):
             level = "suspect"
         known = self.conditions.get(entity)
         if known and known["level"] == level and time - case["last"] > REPEATED:
             return []  # the Desk keeps what holds
-        due = tell(self.conditions, entity, time, case["onset"], level)
+        due = due_report(self.conditions, entity, time, case["onset"], level)
         return [] if due is None else [self._finding(entity, case, time, due)]
 
     @property
@@ -296,17 +296,17 @@ class Xid(Detector):
         onset, level = due
         holds = xid_cases.holds(case, level)
         more: dict[str, Any] = {"holds": True} if holds else {}
-        told = evidence(_CLEARS if holds else xid_cases.PASSES, None, **xid_cases.shown(case), **more)
+        told = make_evidence(_CLEARS if holds else xid_cases.PASSES, None, **xid_cases.shown(case), **more)
         summary = xid_cases.summary(entity, case, self._own)
         return Finding(time, onset, entity, self.name, level, xid_levels.SCORE[level], summary, told, _SIGNALS)
 
     def _told_program(self, job: str, time: int) -> list[Finding]:
         program = self.programs.blamed[job]
-        due = tell(self.conditions, _program(job), time, program["onset"], "suspect")
+        due = due_report(self.conditions, _program(job), time, program["onset"], "suspect")
         if due is None:
             return []
         summary = self.programs.summary(job)
-        told = evidence(xid_cases.PASSES, xids=program["codes"], gpus=program["gpus"][:16])
+        told = make_evidence(xid_cases.PASSES, xids=program["codes"], gpus=program["gpus"][:16])
         return [Finding(time, due[0], job, self.name, due[1], 1.0, summary, told, _SIGNALS)]
 
 

@@ -37,7 +37,7 @@ def test_no_cohort_leaves_nobody_a_peer():
     made = VARIANTS["no cohort"]()
     frame = Frame(SECOND, "gpu", NAMES, {}, TOPOLOGY)
     assert pieces(made, Peers)
-    assert all((peers.of(frame) == -1).all() for peers in pieces(made, Peers))
+    assert all((peers.groups(frame) == -1).all() for peers in pieces(made, Peers))
     for streams in pieces(made, Streams):
         values, groups = np.full(len(NAMES), 1.0), np.zeros(len(NAMES), np.int32)
         told = streams.step(values, groups, SECOND)
@@ -50,8 +50,8 @@ def test_no_hold_reaches_every_setting_by_which_a_page_waits():
     waits = {
         (d.name, name)
         for d, other in zip(hasty, usual, strict=True)
-        for name, value in d.row()["settings"].items()
-        if value != other.row()["settings"][name]
+        for name, value in d.describe()["settings"].items()
+        if value != other.describe()["settings"][name]
     }
     assert {("straggler", "hold"), ("thermal", "hold"), ("thermal", "patience")} <= waits
     assert {("straggler_inferred", "job_hold"), ("link_congestion", "hold"), ("coolant", "hold")} <= waits

@@ -139,7 +139,7 @@ def test_it_takes_what_no_active_detector_uses():
     vibration = Signal("pump.vibration", "[g]", "gauge", "coolant", "f8", "vibration")
     judge = Runner(configured(), available, with_declared([vibration]))
     mine = next(d for d in judge.detectors if d.name == "anomaly")
-    assert mine.looks_at() == ("pump.vibration",)
+    assert mine.input_signals() == ("pump.vibration",)
     assert "pump.vibration" in judge.signals
 
 
@@ -154,7 +154,7 @@ def test_it_judges_the_same_signals_live_and_in_a_replay_of_a_fleet():
             Runner(configured({"anomaly": signals or {}})),
             Runner(configured({"anomaly": signals or {}}), everything),
         )
-        mine = [next(d for d in r.detectors if d.name == "anomaly").looks_at() for r in (live, played)]
+        mine = [next(d for d in r.detectors if d.name == "anomaly").input_signals() for r in (live, played)]
         assert mine[0] == mine[1] != ()
         assert live.signals == played.signals
     mine, all_of = (Runner(configured(), there).signals for there in ({"coolant.flow"}, None))
@@ -162,8 +162,8 @@ def test_it_judges_the_same_signals_live_and_in_a_replay_of_a_fleet():
 
 
 def test_it_judges_the_series_of_unknown_exporters_and_what_it_is_told_to():
-    assert Anomaly().looks_at() == ("custom.value",)
-    assert set(Anomaly(signals=("node.load1",)).looks_at()) == {"node.load1"}
+    assert Anomaly().input_signals() == ("custom.value",)
+    assert set(Anomaly(signals=("node.load1",)).input_signals()) == {"node.load1"}
     wanted = next(d for d in configured({"anomaly": {"signals": ["node.load1"]}}) if d.name == "anomaly")
     assert Runner([wanted]).signals == {"node.load1"}
 

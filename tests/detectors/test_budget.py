@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detectors import explain
-from detectors.base.budget import arl0, budget, in_words, threshold_for
+from detectors.base.budget import arl0, budget_line, false_alarms, threshold_for
 from detectors.base.detector import Detector, part
 from detectors.base.streams import Channel, Streams
 from pipeline.model.records import SECOND
@@ -31,13 +31,13 @@ def test_threshold_and_arl0_are_inverse():
 
 
 def test_the_budget_counts_streams_and_ticks():
-    one, eight = budget(18.5, 1), budget(18.5, 8)
+    one, eight = false_alarms(18.5, 1), false_alarms(18.5, 8)
     assert eight.per_1000 == pytest.approx(8 * one.per_1000)
-    assert budget(18.5, 8, 1.0).per_1000 == pytest.approx(10 * eight.per_1000)
+    assert false_alarms(18.5, 8, 1.0).per_1000 == pytest.approx(10 * eight.per_1000)
 
 
 def test_what_may_be_less_than_normal_too_alarms_twice_as_often():
-    assert budget(18.5, 8, sides=2).per_1000 == pytest.approx(2 * budget(18.5, 8).per_1000)
+    assert false_alarms(18.5, 8, sides=2).per_1000 == pytest.approx(2 * false_alarms(18.5, 8).per_1000)
 
 
 class Pair:
@@ -56,7 +56,7 @@ class Pair:
 
 @dataclass
 class Paired(Detector):
-    name, family, device_class, needs, blind = "paired", "paired", "gpu", (), "all"
+    name, family, device_class, needs, cannot_see = "paired", "paired", "gpu", (), "all"
 
     pair: Pair = part(Pair)
     own: Streams = part(lambda: Streams(Channel(1.0, 1.0)))
@@ -66,20 +66,20 @@ class Paired(Detector):
 
 
 def test_streams_that_a_piece_of_a_detector_holds_are_told_too():
-    told = Paired().budget()
+    told = Paired().false_alarm_budget()
     assert [line.split(":")[0] for line in told] == ["pair.hot", "pair.others.cold", "own"]
     assert "threshold 20 at 10 s" in told[1]
 
 
 def test_it_is_told_in_one_line():
-    line = in_words(Channel(1.0, 1.0), 8)
+    line = budget_line(Channel(1.0, 1.0), 8)
     assert "8 streams a node that is at most" in line
     assert "suspects per 1,000 node-days" in line
     assert "\n" not in line
 
 
 def test_one_stream_is_one_and_thresholds_are_rounded():
-    line = in_words(Channel(1.0, 1.0), 1, 30.0)
+    line = budget_line(Channel(1.0, 1.0), 1, 30.0)
     assert line.startswith("threshold 17.4 at 30 s:")
     assert "with 1 stream a node" in line
 

@@ -24,15 +24,15 @@ def fleet(racks=2, per_rack=10, sku="H100"):
 def test_peers_are_those_of_the_same_rack_and_like_make():
     gpus, topology = fleet()
     peers, f = Peers(("rack", "@sku", "@driver"), least=8), frame(gpus, topology)
-    groups = peers.of(f)
+    groups = peers.groups(f)
     assert groups.tolist() == [0] * 10 + [1] * 10
-    assert peers.name(f, 0) == "rack:r0, H100, 570"
+    assert peers.cohort_name(f, 0) == "rack:r0, H100, 570"
 
 
 def test_an_attribute_is_that_of_the_nearest_thing_that_has_it():
     gpus, topology = fleet()
     topology.merge({}, {gpus[0]: {"sku": "H100", "driver": "other"}})
-    groups = Peers(("rack", "@sku", "@driver"), least=2).of(frame(gpus, topology))
+    groups = Peers(("rack", "@sku", "@driver"), least=2).groups(frame(gpus, topology))
     assert groups[0] == -1
     assert set(groups[1:10]) == {groups[1]}
 
@@ -40,9 +40,9 @@ def test_an_attribute_is_that_of_the_nearest_thing_that_has_it():
 def test_too_few_peers_are_sought_on_the_next_rung():
     gpus, topology = fleet(racks=3, per_rack=4)
     f = frame(gpus, topology)
-    assert Peers(("rack",), ("@sku",), least=8).of(f).tolist() == [0] * 12
-    assert Peers(("rack",), least=8).of(f).tolist() == [-1] * 12
-    assert Peers(("rack",), least=8).name(f, 0) == "own past"
+    assert Peers(("rack",), ("@sku",), least=8).groups(f).tolist() == [0] * 12
+    assert Peers(("rack",), least=8).groups(f).tolist() == [-1] * 12
+    assert Peers(("rack",), least=8).cohort_name(f, 0) == "own past"
 
 
 def test_who_left_a_rung_is_no_peer_on_the_next_one():
@@ -50,15 +50,15 @@ def test_who_left_a_rung_is_no_peer_on_the_next_one():
     gpus, topology = fleet(racks=2, per_rack=10)
     few = [f"gpu:x{i}" for i in range(8)]
     topology.merge({g: [f"rack:x{i}"] for i, g in enumerate(few)}, {g: {"sku": "H100"} for g in few})
-    groups = Peers(("rack",), ("@sku",), least=8).of(frame([*gpus, *few], topology))
+    groups = Peers(("rack",), ("@sku",), least=8).groups(frame([*gpus, *few], topology))
     assert groups.tolist() == [0] * 10 + [1] * 10 + [2] * 8
 
 
 def test_the_same_array_comes_back_until_something_changes():
     gpus, topology = fleet()
     peers, f = Peers(("rack",), least=8), frame(gpus, topology)
-    first = peers.of(f)
-    assert peers.of(f) is first
+    first = peers.groups(f)
+    assert peers.groups(f) is first
     topology.merge({gpus[0]: ["rack:other"]})
-    assert peers.of(f) is not first
-    assert peers.of(f)[0] == -1
+    assert peers.groups(f) is not first
+    assert peers.groups(f)[0] == -1

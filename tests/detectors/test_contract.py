@@ -152,7 +152,7 @@ def test_the_order_of_entities_does_not_matter(case):
 @every
 def test_it_looks_at_no_signal_that_it_does_not_name(case):
     """The pipeline makes frames of nothing else."""
-    named = set(case.detector().looks_at())
+    named = set(case.detector().input_signals())
 
     def reduced(f: Frame) -> Frame:
         kept = {name: column for name, column in f.values.items() if name in named}
@@ -224,8 +224,8 @@ def test_the_first_twenty_samples_are_silent(case):
 def test_its_page_names_its_source_its_needs_and_what_it_cannot_see(case):
     cls = case.detector
     assert "Source:" in (cls.__doc__ or "")
-    assert cls().judges_by()
-    assert cls.blind.endswith(".")
+    assert cls().deciding_signals()
+    assert cls.cannot_see.endswith(".")
     assert cls.family
 
 

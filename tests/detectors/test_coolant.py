@@ -154,7 +154,7 @@ def test_a_flow_that_is_back_ends_the_condition(site, watch):
 def test_what_a_person_calls_no_fault_is_the_new_usual_even_if_told_between_frames(site, watch):
     detector = Coolant()
     assert watch(detector, site, 120, lost(0.6))[-1].level == "page"
-    detector.forgive("cdu:c0", {})
+    detector.accept_as_normal("cdu:c0", {})
     copy = Coolant()
     copy.restore(detector.snapshot())
     assert watch(copy, site, 200, lost(0.6), first=120) == []
@@ -163,7 +163,7 @@ def test_what_a_person_calls_no_fault_is_the_new_usual_even_if_told_between_fram
 def test_what_all_loops_share_is_forgiven_with_them(site, watch):
     detector = Coolant()
     assert watch(detector, site, 120, together(**LESS))[-1].entity == "site:all"
-    detector.forgive("site:all", {})
+    detector.accept_as_normal("site:all", {})
     assert watch(detector, site, 200, together(**LESS), first=120) == []
 
 

@@ -89,7 +89,7 @@ def test_a_collapse_of_flow_at_a_pressure_that_stands_is_doubted_and_explains_no
 
 
 def test_loops_say_what_they_cost_at_the_threshold_of_what_is_judged_by_its_own_past():
-    lines = [line for line in Coolant(threshold=17.0).budget() if "ticks" in line]
+    lines = [line for line in Coolant(threshold=17.0).false_alarm_budget() if "ticks" in line]
     assert {line.split(":")[0] for line in lines} == {"flow", "warmth", "flow together", "warmth together"}
     assert "threshold 21 " in lines[0]
     assert all("node" not in line and "loop-days" in line for line in lines)
@@ -104,7 +104,7 @@ def test_a_group_that_a_person_calls_no_fault_is_learnt_anew_member_by_member():
         detector = Thermal()
         detector.grow(4)
         detector.mended[:] = True
-        detector.forgive(entity, {})
+        detector.accept_as_normal(entity, {})
         detector.observe({"gpu": frame})
         assert detector.forgiven == []
         assert np.count_nonzero(~detector.mended) in (count, 4), entity
@@ -115,7 +115,7 @@ def test_all_inlets_are_forgiven_by_the_name_of_the_fleet():
     for tick in range(25):
         detector.observe(INLETS.frames(tick, False, graph))
     learnt = detector.warmth.cells.copy()
-    detector.forgive("fleet:sensor", {})
+    detector.accept_as_normal("fleet:sensor", {})
     frame = INLETS.frames(25, False, graph)["sensor"]
     detector.observe({"sensor": replace(frame, values={})})
     assert learnt.any()

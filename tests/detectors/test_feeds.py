@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.base.power_feeds import Feeds
+from detectors.base.power_feeds import PowerFeeds
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.topology import Topology
 
@@ -15,18 +15,18 @@ NAMES = ("pdu:p0", "pdu:p1")
 
 def shown(volts, draw=lambda tick: 5e4, ticks=60, feeds=None, first=0):
     """The feeds after instants of 30 s; volts and draw of the second one by tick."""
-    feeds = feeds or Feeds()
+    feeds = feeds or PowerFeeds()
     for tick in range(first, first + ticks):
         time = T0 + tick * STEP * SECOND
         values = {"power.voltage": np.array([230.0, volts(tick)]), "power.draw": np.array([5e4, draw(tick)])}
-        feeds.look(Frame(time, "power", NAMES, values, Topology()), time)
+        feeds.update(Frame(time, "power", NAMES, values, Topology()), time)
     return feeds
 
 
 @pytest.mark.parametrize("when", [0, 5, 19, 20, 40])
 @pytest.mark.parametrize("value", [65_535.0, 1e30])
 def test_one_absurd_voltage_makes_no_feed_dark(when, value):
-    feeds = Feeds()
+    feeds = PowerFeeds()
     for tick in range(60):
         shown(lambda t: value if t == when else 230.0, ticks=1, feeds=feeds, first=tick)
         assert not feeds.dark
@@ -65,7 +65,7 @@ def test_a_feed_that_was_dark_while_it_was_learnt_is_dark_when_it_is_lost_again(
 
 def test_a_snapshot_amid_the_learning_goes_on_and_an_older_one_is_understood():
     whole, half = shown(lambda t: 230.0, ticks=30), shown(lambda t: 230.0, ticks=12)
-    other = Feeds()
+    other = PowerFeeds()
     other.restore(half.snapshot())
     shown(lambda t: 230.0, ticks=18, feeds=other, first=12)
     assert np.array_equal(other.snapshot()["usual"]["power.voltage"], whole.snapshot()["usual"]["power.voltage"], True)

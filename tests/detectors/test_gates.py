@@ -16,20 +16,20 @@ GPUS = ("gpu:n0.0", "gpu:n1.0")
 def shown(gates, seconds, *events):
     time = T0 + seconds * SECOND
     told = tuple(Event(time, entity, kind, data) for entity, kind, data in events)
-    gates.hear({"node": Frame(time, "node", (), {}, TOPOLOGY, told)})
+    gates.update({"node": Frame(time, "node", (), {}, TOPOLOGY, told)})
     return time
 
 
 def working(gates, time):
-    return gates.working(Frame(time, "gpu", GPUS, {}, TOPOLOGY)).tolist()
+    return gates.maintenance_mask(Frame(time, "gpu", GPUS, {}, TOPOLOGY)).tolist()
 
 
 def test_work_on_a_node_covers_its_gpus_and_no_others():
     gates = Gates()
     time = shown(gates, 0, ("node:n0", "maintenance_start", {"reason": "x"}))
     assert working(gates, time) == [True, False]
-    assert gates.in_work("gpu:n0.0", TOPOLOGY, time)
-    assert not gates.in_work("gpu:n1.0", TOPOLOGY, time)
+    assert gates.in_maintenance("gpu:n0.0", TOPOLOGY, time)
+    assert not gates.in_maintenance("gpu:n1.0", TOPOLOGY, time)
 
 
 def test_work_on_a_rack_covers_all_that_is_in_it():
@@ -64,19 +64,19 @@ def test_no_announcement_hides_a_node_for_ever():
 def test_a_change_of_versions_is_known_of_all_that_is_part_of_it():
     gates = Gates()
     time = shown(gates, 5, ("node:n0", "version", {"versions": {"driver": "570"}}))
-    assert gates.changed("gpu:n0.0", TOPOLOGY) == time
-    assert gates.changed("gpu:n1.0", TOPOLOGY) is None
+    assert gates.last_change("gpu:n0.0", TOPOLOGY) == time
+    assert gates.last_change("gpu:n1.0", TOPOLOGY) is None
 
 
 def test_a_job_that_started_anew_has_not_ended():
     gates = Gates()
     begun = shown(gates, 0, ("job:7", "job_start", {"ranks": {}}))
-    assert gates.started("job:7") == begun
-    assert gates.ended("job:7") is None
+    assert gates.job_started_at("job:7") == begun
+    assert gates.job_ended_at("job:7") is None
     over = shown(gates, 10, ("job:7", "job_end", {"ranks": []}))
-    assert gates.ended("job:7") == over
+    assert gates.job_ended_at("job:7") == over
     shown(gates, 20, ("job:7", "job_start", {"ranks": {}}))
-    assert gates.ended("job:7") is None
+    assert gates.job_ended_at("job:7") is None
 
 
 def test_memory_is_bounded_in_time():
@@ -92,4 +92,4 @@ def test_a_restart_remembers_through_json():
     time = shown(gates, 0, ("node:n0", "maintenance_start", {}), ("job:7", "job_start", {}))
     other.restore(json.loads(json.dumps(gates.snapshot())))
     assert working(other, time) == [True, False]
-    assert other.started("job:7") == time
+    assert other.job_started_at("job:7") == time

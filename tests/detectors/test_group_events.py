@@ -40,10 +40,10 @@ class Shown:
         frame, values = self.frame(events), self.rng.normal(50, 0.3, SIZE)
         values[list(struck)] += by
         values[list(silent)] = np.nan
-        self.gates.hear({"gpu": frame})
-        step = self.streams.step(values, self.peers.of(frame), frame.time)
-        cohort = lambda i: self.peers.name(frame, i)  # noqa: E731
-        return self.group.take(frame, GPUS, step, cohort, self.gates, "thermal", blamed=self.blamed)
+        self.gates.update({"gpu": frame})
+        step = self.streams.step(values, self.peers.groups(frame), frame.time)
+        cohort = lambda i: self.peers.cohort_name(frame, i)  # noqa: E731
+        return self.group.update(frame, GPUS, step, cohort, self.gates, "thermal", blamed=self.blamed)
 
     def looks(self, ticks, struck=(), **more):
         return [f for _ in range(ticks) for f in self.look(struck, **more)]

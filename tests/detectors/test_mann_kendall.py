@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.base.statistics import z_of_rows
+from detectors.base.statistics import row_trend_z
 
 SERIES = st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(math.nan)), min_size=1, max_size=20)
 
@@ -25,12 +25,12 @@ def defined(series: list[float]) -> float:
 
 @given(SERIES)
 def test_z_of_a_row_is_as_mann_and_kendall_define_it(series):
-    assert z_of_rows(np.array([series]))[0] == pytest.approx(defined(series))
+    assert row_trend_z(np.array([series]))[0] == pytest.approx(defined(series))
 
 
 def test_rows_are_judged_each_by_itself():
     rising, noise = np.arange(48.0), np.random.default_rng(1).standard_normal(48)
-    z = z_of_rows(np.stack([rising, -rising, noise, np.full(48, np.nan)]))
+    z = row_trend_z(np.stack([rising, -rising, noise, np.full(48, np.nan)]))
     assert z[0] > 9
     assert z[1] < -9
     assert abs(z[2]) < 3

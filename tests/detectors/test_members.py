@@ -10,7 +10,7 @@ import pytest
 
 from detectors.base.detector import Detector, part
 from detectors.base.streams import Channel, Streams
-from detectors.base.topology_index import members
+from detectors.base.topology_index import members_mask
 from detectors.runner import Runner
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
@@ -50,7 +50,7 @@ def frame(tick=0, events=()):
     ],
 )
 def test_a_name_stands_for_itself_and_what_is_below_it(named, who):
-    assert set(np.flatnonzero(members(named, frame())).tolist()) == who
+    assert set(np.flatnonzero(members_mask(named, frame())).tolist()) == who
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Watching(Detector):
     family: ClassVar[str] = "none"
     device_class: ClassVar[str] = "gpu"
     needs: ClassVar[tuple[str, ...]] = ("gpu.power",)
-    blind: ClassVar[str] = "Everything."
+    cannot_see: ClassVar[str] = "Everything."
     streams: Streams = part(lambda: Streams(Channel(5.0, 20.0)))
 
     def observe(self, frames: Any) -> list[Any]:
@@ -78,7 +78,7 @@ def test_streams_of_a_groups_members_begin_anew(named, who):
         runner.observe({"gpu": frame(tick)})
     before = runner.detectors[0].streams.cells.copy()
     told = Event(START, named, "feedback", {"verdict": "not_a_fault", "detector": "watching"})
-    runner.detectors[0].forgive(told.entity, {"gpu": frame(30)})
+    runner.detectors[0].accept_as_normal(told.entity, {"gpu": frame(30)})
     cells = runner.detectors[0].streams.cells
     assert set(np.flatnonzero((cells == 0).all(axis=0)).tolist()) == who
     kept = [i for i in range(6) if i not in who]

@@ -153,8 +153,8 @@ def test_lost_absurd_and_constant_values_do_no_harm():
 
 def test_it_is_off_without_any_activity():
     needs = ("gpu.power", "gpu.sm_clock")
-    assert PowerDraw().choose((), needs, {}) == ["gpu.sm_active or gpu.utilization"]
-    assert PowerDraw().choose((), (*needs, "gpu.utilization"), {}) == []
+    assert PowerDraw().choose_signals((), needs, {}) == ["gpu.sm_active or gpu.utilization"]
+    assert PowerDraw().choose_signals((), (*needs, "gpu.utilization"), {}) == []
 
 
 def test_the_line_finds_idle_power_and_slope_and_one_broken_board_bends_it_little():

@@ -195,7 +195,7 @@ def test_a_long_sag_does_not_become_the_usual_and_ends_when_it_is_over(site):
 
 def test_a_person_may_say_that_it_is_the_usual(site):
     site.run(sag(0, 0.86))
-    site.detector.forgive("pdu:p0", {})
+    site.detector.accept_as_normal("pdu:p0", {})
     site.findings.clear()
     for _ in range(3):
         site.detector.observe({"power": _power(site, 357.0)})
@@ -264,7 +264,7 @@ def test_a_person_may_speak_of_a_fleet_that_has_grown_and_of_what_lies_above(sit
         frames = {c: Frame(moment, c, names[c], values, site.topology) for c, values in told.items()}
         site.detector.observe(frames)
     assert site.detector.conditions
-    site.detector.forgive("row:1", frames)
+    site.detector.accept_as_normal("row:1", frames)
     site.detector.observe(frames)
     assert not site.detector.conditions
 

@@ -40,7 +40,7 @@ class Failing(Detector):
     family: ClassVar[str] = "none"
     device_class: ClassVar[str] = "gpu"
     needs: ClassVar[tuple[str, ...]] = ("gpu.power",)
-    blind: ClassVar[str] = "Everything."
+    cannot_see: ClassVar[str] = "Everything."
     seen: dict[str, int] = notes()
 
     def observe(self, frames):
@@ -59,7 +59,7 @@ class Saying(Detector):
     family: ClassVar[str] = "none"
     device_class: ClassVar[str] = "gpu"
     needs: ClassVar[tuple[str, ...]] = ()
-    blind: ClassVar[str] = "Everything."
+    cannot_see: ClassVar[str] = "Everything."
     words: tuple[tuple[int, str, str], ...] = ()  # (tick, detector, entity)
 
     def observe(self, frames):
@@ -169,7 +169,7 @@ class Remembering(Detector):
     family: ClassVar[str] = "none"
     device_class: ClassVar[str] = "gpu"
     needs: ClassVar[tuple[str, ...]] = ("gpu.power",)
-    blind: ClassVar[str] = "Everything."
+    cannot_see: ClassVar[str] = "Everything."
     first: Any = memory(0, np.int64)
     second: Any = memory(0, np.int64)
     said: dict[str, int] = notes()
@@ -182,7 +182,7 @@ class Remembering(Detector):
         self.second += self.first
         return []
 
-    def forgive(self, entity, frames):
+    def accept_as_normal(self, entity, frames):
         raise RuntimeError("cannot forgive")
 
 

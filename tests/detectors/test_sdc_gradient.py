@@ -162,7 +162,7 @@ def test_a_person_may_say_that_a_rank_is_always_so(entity):
     def high(tick, norm, count):
         norm[3] *= 6.0 if tick >= 60 else 1.0
         if tick == 150:
-            detector.forgive(entity, {"rank": frame})
+            detector.accept_as_normal(entity, {"rank": frame})
 
     frame = Frame(SECOND, "rank", CASE.names["rank"], {}, CASE.topology())
     found = shown(high, 400, detector)
@@ -208,6 +208,6 @@ def test_a_time_that_steps_back_keeps_nobody_held_for_long():
 
 
 def test_the_budget_tells_of_heavy_tails():
-    leaps, tickets, *_ = SdcGradient().budget()
+    leaps, tickets, *_ = SdcGradient().false_alarm_budget()
     assert "Student's t of 4, 14%) about 2,8" in leaps
     assert "below 1 per 1,000 node-days" in tickets

@@ -97,7 +97,7 @@ def test_what_a_person_calls_no_fault_begins_no_series_from_before():
     detector.series = {GPUS[3]: {"leaps": 9}, GPUS[4]: {"leaps": 9}}
     frame = Frame(SECOND, "rank", CASE.names["rank"], {}, CASE.topology())
     detector.grow(16)
-    detector.forgive(GPUS[3], {"rank": frame})
+    detector.accept_as_normal(GPUS[3], {"rank": frame})
     assert set(detector.series) == {GPUS[4]}
-    detector.forgive("job:7", {"rank": frame})
+    detector.accept_as_normal("job:7", {"rank": frame})
     assert not detector.series

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.base.throttle import bits_of
+from detectors.base.throttle import read_reasons
 from detectors.straggler.straggler import Straggler
 from detectors.straggler.straggler_inferred import StragglerInferred
 from detectors.straggler.straggler_job import StragglerJob
@@ -16,7 +16,7 @@ ABSURD = [np.inf, -np.inf, 1e300, -1e300, 2.0**64, 2.0**53, -1.0, np.nan]
 
 
 def test_only_numbers_that_hold_single_bits_are_reasons():
-    bits, known = bits_of([*ABSURD, 0.0, 0x40, 2.0**53 - 1])
+    bits, known = read_reasons([*ABSURD, 0.0, 0x40, 2.0**53 - 1])
     assert known.tolist() == [False] * len(ABSURD) + [True] * 3
     assert bits.tolist() == [0] * (len(ABSURD) + 1) + [0x40, 2**53 - 1]
 

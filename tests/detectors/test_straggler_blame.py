@@ -402,7 +402,7 @@ def test_what_a_person_calls_no_fault_is_normal_from_then_on():
     def change(tick, values, _):
         slower(GUILTY, 1.15)(tick, values, _)
         if tick == 100:
-            detector.forgive(RANKS[GUILTY], CASE.framed(tick, values, (), graph))
+            detector.accept_as_normal(RANKS[GUILTY], CASE.framed(tick, values, (), graph))
 
     found = shown(change, 300, detector, graph)
     assert blamed(found) == set()

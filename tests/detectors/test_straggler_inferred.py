@@ -268,7 +268,7 @@ def test_what_a_person_calls_no_fault_is_learnt():
     )
     topology = site.topology()
     frames = case.frames(131, True, topology)
-    detector.forgive("gpu:n1.1", frames)
+    detector.accept_as_normal("gpu:n1.1", frames)
     assert [f for t in range(132, 260) for f in detector.observe(case.frames(t, True, topology))] == []
 
 
@@ -277,7 +277,7 @@ def test_what_a_person_calls_no_fault_of_a_group_is_learnt_of_its_members():
     slow, detector = clocks(list(range(0, site.SIZE // 2, 2)), 0.85), StragglerInferred()
     found = watched(slow, SINCE + 150, detector=detector)
     group = next(f for f in found if "group" in f.evidence)
-    detector.forgive(group.entity, {})
+    detector.accept_as_normal(group.entity, {})
     case = Case(
         StragglerInferred,
         site.NAMES,

@@ -137,8 +137,8 @@ def test_a_job_whose_pace_is_called_no_fault_takes_it_for_usual():
     def change(tick, values):
         longer(tick, values, 0.0, 1.5 if tick < 700 else 4.0)
         if tick == said:
-            detector.forgive("job:8", {})
-            detector.forgive("job:7", {})
+            detector.accept_as_normal("job:8", {})
+            detector.accept_as_normal("job:7", {})
 
     ticks = [round((f.time - CASE.time(0)) / (CASE.time(1) - CASE.time(0))) for f in shown(change, 900, detector)]
     before, after = [t for t in ticks if t < said], [t for t in ticks if t >= said]

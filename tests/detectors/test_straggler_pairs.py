@@ -62,4 +62,4 @@ def test_one_slow_rank_of_two_nodes_is_told_beside_the_median_as_ever():
 
 def test_a_node_of_two_that_is_a_little_slow_never_pages_and_that_is_said():
     assert "page" not in {f.level for f in told(1.05)}
-    assert "two nodes" in Straggler.blind
+    assert "two nodes" in Straggler.cannot_see

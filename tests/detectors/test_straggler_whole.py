@@ -224,7 +224,7 @@ def test_a_restart_in_the_middle_says_the_same():
 def test_what_a_person_calls_no_fault_is_normal_from_then_on(change, entity):
     one, detector = case(change), StragglerInferred()
     assert one.shown(detector, range(TICKS))
-    detector.forgive(entity, one.frames(TICKS, True, topology()))
+    detector.accept_as_normal(entity, one.frames(TICKS, True, topology()))
     assert one.shown(detector, range(TICKS + 1, TICKS + 80)) == []
 
 

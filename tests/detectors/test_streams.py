@@ -185,7 +185,7 @@ def test_who_is_learnt_anew_while_the_cohort_is_off_learns_when_it_is_well():
     rows, groups, streams = quiet(900, 32, sd=0.005), np.zeros(32, np.int32), Streams(TIMES)
     rows[100:500, :20] += 0.25
     fed(streams, rows[:300], groups)
-    streams.forget(np.arange(32) == 31)
+    streams.reset(np.arange(32) == 31)
     fed(streams, rows[300:500], groups, 300)
     step = fed(streams, rows[500:], groups, 500)
     assert not step.on.any()
@@ -216,7 +216,7 @@ def test_forgetting_makes_the_new_normal_normal():
     rows, groups, streams = quiet(400, 32), np.zeros(32, np.int32), Streams(TIMES)
     rows[100:, 5] += 0.15
     assert fed(streams, rows[:200], groups).on[5]
-    streams.forget(np.arange(32) == 5)
+    streams.reset(np.arange(32) == 5)
     assert not fed(streams, rows[200:], groups, 200).on.any()
 
 

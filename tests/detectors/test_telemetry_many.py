@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.base.topology_index import Homes
+from detectors.base.topology_index import TopologyIndex
 from detectors.telemetry.silent_jobs import SilentJobs
 from detectors.telemetry.telemetry import Telemetry
 from pipeline.model.records import SECOND, Event, Frame
@@ -263,14 +263,14 @@ def test_a_reader_that_is_gone_is_told_of_as_before_after_a_restart():
 
 
 def test_jobs_that_come_and_go_leave_what_is_known_of_the_homes_of_devices_and_a_move_renews_it():
-    site, homes = Site(), Homes()
-    homes.renew(BELOW["gpu"], site.topology)
-    kept, nodes = homes.places("rack:r0"), homes.nodes(NODES)
+    site, homes = Site(), TopologyIndex()
+    homes.update(BELOW["gpu"], site.topology)
+    kept, nodes = homes.positions_below("rack:r0"), homes.node_positions(NODES)
     site.topology.merge({"rank:k.0": ["gpu:n0.0", "job:k"]})
-    homes.renew(BELOW["gpu"], site.topology)
-    assert homes.places("rack:r0") is kept
-    assert homes.nodes(NODES) is nodes
+    homes.update(BELOW["gpu"], site.topology)
+    assert homes.positions_below("rack:r0") is kept
+    assert homes.node_positions(NODES) is nodes
     site.topology.merge({"gpu:n0.0": ["node:n9"]})
-    homes.renew(BELOW["gpu"], site.topology)
-    assert len(homes.places("rack:r0")) == len(kept) - 1
-    assert homes.nodes(NODES)[0] == 9
+    homes.update(BELOW["gpu"], site.topology)
+    assert len(homes.positions_below("rack:r0")) == len(kept) - 1
+    assert homes.node_positions(NODES)[0] == 9

@@ -312,7 +312,7 @@ def test_what_a_person_calls_no_fault_is_learnt_anew(plant):
 
     assert plant.run(biased)
     frame = Frame(START + END * 10 * SECOND, "gpu", GPUS, plant.told(END)["gpu"], plant.topology, ())
-    plant.detector.forgive(GPUS[9], {"gpu": frame})
+    plant.detector.accept_as_normal(GPUS[9], {"gpu": frame})
     assert not plant.detector.known
     cells = plant.detector.gpus.parts["apart"].cells
     assert (cells[:, 9] == 0).all()
@@ -332,7 +332,7 @@ def test_a_steep_ramp_is_no_noise_and_true_noise_is(slope):
 
 
 def test_what_is_learnt_anew_before_its_first_reading_does_no_harm():
-    Swing().forget(np.array([True, False]))
+    Swing().reset(np.array([True, False]))
 
 
 def test_a_temperature_that_was_learnt_anew_since_proves_nothing_of_a_power_that_moved_before(plant):
@@ -343,7 +343,7 @@ def test_a_temperature_that_was_learnt_anew_since_proves_nothing_of_a_power_that
         told["gpu"]["gpu.temperature"][9] += 3
         told["gpu"]["gpu.memory_temperature"][9] += 3
         if tick == FAULT + 120:
-            plant.detector.gpus.parts["heat"].forget(np.arange(32) == 9)
+            plant.detector.gpus.parts["heat"].reset(np.arange(32) == 9)
 
     assert plant.run(more, end=700) == set()
 

@@ -346,5 +346,5 @@ def test_what_a_person_calls_no_fault_of_a_gpu_or_of_what_it_is_part_of_is_its_u
         reading("gpu.throttle_reasons", 0x40)(tick, values, resistance)
 
     assert shown(change, 120, detector)[-1].level == "page"
-    detector.forgive(named, {})
+    detector.accept_as_normal(named, {})
     assert shown(change, 150, detector, 120) == []

@@ -30,7 +30,7 @@ def test_what_is_said_of_the_fleet_is_one_page_of_it_at_the_desk_and_ends_when_a
     for finding in shown(hot(), 160, detector, graph=Topology(NODES)):
         desk.observe(finding.time, [finding])
     assert [(i.cause, i.severity) for i in desk.incidents.values()] == [("fleet:gpu", "page")]
-    detector.forgive("fleet:gpu", {})
+    detector.accept_as_normal("fleet:gpu", {})
     assert shown(hot(), 60, detector, 160, Topology(NODES)) == []
 
 

@@ -94,5 +94,5 @@ def test_a_rack_that_a_person_calls_no_fault_is_as_it_is_from_then_on():
         found = detector.observe(CASE.framed(tick, values, [], graph))
         if tick == 400:
             assert detector.conditions.keys() == {"rack:r2"}
-            detector.forgive("rack:r2", {})
+            detector.accept_as_normal("rack:r2", {})
         assert tick <= 400 or found == []

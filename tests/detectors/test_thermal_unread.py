@@ -221,7 +221,7 @@ def test_what_a_person_calls_no_fault_of_a_loop_is_quiet_until_it_is_over(named)
 
     detector = Thermal()
     assert shown(blinks, 120, detector)[-1].entity == LOOP
-    detector.forgive(named, {})
+    detector.accept_as_normal(named, {})
     assert shown(blinks, 180, detector, 120) == []
     assert {f.entity for f in shown(blinks, 20, detector, 300)} == {LOOP}
 
@@ -229,7 +229,7 @@ def test_what_a_person_calls_no_fault_of_a_loop_is_quiet_until_it_is_over(named)
 def test_no_fault_of_one_node_says_nothing_of_the_loop():
     detector = Thermal()
     shown(hot(), 120, detector)
-    detector.forgive("node:n0", {})
+    detector.accept_as_normal("node:n0", {})
     assert {f.entity for f in shown(hot(), 30, detector, 120)} == {LOOP}
 
 

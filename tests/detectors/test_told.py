@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.base.event_data import LONGEST_S, number, seconds, text, whole
+from detectors.base.event_data import LONGEST_S, read_duration, read_integer, read_number, read_text
 
 HOSTILE = [None, True, "7", [7], {"a": 1}, float("nan"), float("inf"), -float("inf"), 10**400, -1, 1e300]
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
 def test_what_is_no_number_in_range_is_none(value):
-    assert number(value, 0.0, 1e12) is None
-    assert whole(value, 0, 10**12) is None
+    assert read_number(value, 0.0, 1e12) is None
+    assert read_integer(value, 0, 10**12) is None
 
 
 def test_numbers_in_range_are_taken():
-    assert (number(7), number(7.5), whole(7.0), whole(7.5)) == (7.0, 7.5, 7, None)
+    assert (read_number(7), read_number(7.5), read_integer(7.0), read_integer(7.5)) == (7.0, 7.5, 7, None)
 
 
 def test_seconds_are_above_zero_and_bounded():
-    assert [seconds(v) for v in (0, -1, 5, 1e12, "5")] == [None, None, 5.0, LONGEST_S, None]
+    assert [read_duration(v) for v in (0, -1, 5, 1e12, "5")] == [None, None, 5.0, LONGEST_S, None]
 
 
 def test_a_text_is_a_text():
-    assert [text(v) for v in ("a", None, 5, ["a"])] == ["a", "", "", ""]
+    assert [read_text(v) for v in ("a", None, 5, ["a"])] == ["a", "", "", ""]

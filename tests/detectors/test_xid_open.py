@@ -69,7 +69,7 @@ def test_a_program_that_a_person_called_no_fault_is_dropped_with_the_errors_that
     detector.programs.bursts[GPU] = [[T0, "job:7", ""]]
     detector.conditions["program job:7"] = {"onset": T0, "level": "suspect", "told": T0}
     for entity in ("job:7", GPU):
-        detector.forgive(entity, {})
+        detector.accept_as_normal(entity, {})
     assert not detector.programs.blamed
     assert not detector.programs.bursts
     assert not detector.conditions
