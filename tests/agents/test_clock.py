@@ -18,9 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData
-from agents.collectors.host import clock as chrony
+from agents.collectors.host import clock
 from agents.collectors.host.clock import Clock, Kept
-from agents.collectors.registry import clock
 from pipeline.model.records import SECOND
 
 CHRONYD = shutil.which("chronyd") or shutil.which("chronyd", path="/usr/sbin:/usr/local/sbin")
@@ -95,7 +94,7 @@ def chronyd(tmp_path: Path) -> Iterator[int]:
     process = subprocess.Popen([*words, *user], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         until = time.monotonic() + 10
-        while (found := chrony.query_chronyd(port, 0.2)) is None or found.stratum == 0:
+        while (found := clock.query_chronyd(port, 0.2)) is None or found.stratum == 0:
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < until, "chronyd does not answer"
             time.sleep(0.05)
@@ -121,7 +120,7 @@ def report(sequence: int, stratum: int = 2, offset: int = 0, reply: int = 5) -> 
 
 def test_chronyds_offset_holds_where_the_kernels_is_zero() -> None:
     half = 1 << 25 | 1 << 23  # exponent 1, coefficient 2^23: 2^23 * 2^(1 - 25)
-    tracking = chrony.decode_tracking(report(9, 3, half), 9)
+    tracking = clock.decode_tracking(report(9, 3, half), 9)
     assert (tracking.stratum, tracking.offset) == (3, 0.5)
     assert clock.values(Kept(0, 0, 0, 0, 0), tracking)["node.clock_offset"] == 0.5
 
@@ -131,7 +130,7 @@ def test_chronyds_offset_holds_where_the_kernels_is_zero() -> None:
     [(0, 0.0), (2 << 25 | 1 << 23, 1.0), (127 << 25 | (1 << 25) - (1 << 24), -0.25), (126 << 25 | 1 << 23, 0.0625)],
 )
 def test_chronyds_own_numbers_are_read(word: int, number: float) -> None:
-    assert chrony.decode_float(word) == number
+    assert clock.decode_float(word) == number
 
 
 @pytest.mark.parametrize(
@@ -145,13 +144,13 @@ def test_chronyds_own_numbers_are_read(word: int, number: float) -> None:
 )
 def test_what_is_not_the_answer_says_why(reply: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        chrony.decode_tracking(reply, 9)
+        clock.decode_tracking(reply, 9)
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_do_more_than_be_no_report(reply: bytes) -> None:
     try:
-        chrony.decode_tracking(reply, 1)
+        clock.decode_tracking(reply, 1)
     except ValueError:
         return
 
@@ -185,7 +184,7 @@ def server() -> Iterator[Callable[[bytes], int]]:
 
 
 def test_one_who_answers_with_something_else_is_no_chronyd(server: Callable[[bytes], int]) -> None:
-    assert chrony.query_chronyd(server(b"hello"), 1.0) is None
+    assert clock.query_chronyd(server(b"hello"), 1.0) is None
 
 
 def test_a_port_where_nobody_listens_costs_no_time() -> None:
@@ -193,5 +192,5 @@ def test_a_port_where_nobody_listens_costs_no_time() -> None:
         taken.bind(("127.0.0.1", 0))
         port = int(taken.getsockname()[1])
     began = time.monotonic()
-    assert chrony.query_chronyd(port, 60.0) is None
+    assert clock.query_chronyd(port, 60.0) is None
     assert time.monotonic() - began < 5  # who waited would wait the 60 s

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agents.collector import NoData
+from agents.collectors.host import kernel_log
 from agents.collectors.host.kernel_log import KernelLog, Repeats
 from agents.collectors.host.kmsg import Kmsg, LogPlace
-from agents.collectors.registry import kernel_log
 from pipeline.model.event_kinds import EVENT_KINDS
 from pipeline.model.records import SECOND, Event
 

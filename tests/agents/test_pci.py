@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
+from agents.collectors.gpu import pci
 from agents.collectors.gpu.pci import Pci, aer, total
-from agents.collectors.registry import pci
 from pipeline.model.records import SECOND
 
 CORRECTABLE = ("RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout", "NonFatalErr", "CorrIntErr", "HeaderOF")

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import NoData, Reading
+from agents.collectors.host import tasks
 from agents.collectors.host.tasks import Tasks, task
-from agents.collectors.registry import tasks
 from pipeline.model.records import SECOND
 
 SLEEPER = """
