@@ -115,7 +115,7 @@ class Anomaly(Detector):
     def input_signals(self) -> tuple[str, ...]:
         return tuple(s.name for changes in self.known.classes.values() for s in changes.signals)
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         tail = (1 - change_kernel.KNOWN) * math.exp(-self.limit)
         suspects = 1000 * DAY_S / USUAL_STEP * change_kernel.SCALES * tail**2
         return [

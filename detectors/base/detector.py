@@ -130,11 +130,11 @@ class Detector(ABC):
             "wants": list(self.wants),
             "blind": self.cannot_see,
             "settings": {f.name: getattr(self, f.name) for f in fields(self) if f.init},
-            "budget": self.false_alarm_budget(),
+            "budget": self.budget(),
             "about": inspect.getdoc(self) or "",
         }
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         """What its statistical streams cost in false alarms: a line for each metric, from its threshold."""
         count = _PER_NODE.get(self.device_class, 1)
         channels = {name: s.channel for part, piece in _parts(self) for name, s in _streams(part, piece)}

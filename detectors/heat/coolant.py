@@ -177,7 +177,7 @@ class Coolant(Detector):
             found += [self._finding(seen, i) for i in np.flatnonzero(bad & measured & gate).tolist()]
         return [one for one in found if one is not None]
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         own = {"flow": self.flow, "warmth": self.warmth}
         together = {"flow together": self.shared.flow, "warmth together": self.shared.warmth}
         return [

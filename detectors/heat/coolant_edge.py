@@ -88,7 +88,7 @@ class CoolantEdge(Detector):
             return None
         return self._finding(event.entity, event.time, (said.since, "page"), {signal: _sensor(said)}, False)
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return [rule_line("collapses of flow and pressure that agents tell")]
 
     def _pressures(self, frame: Frame | None) -> set[str]:

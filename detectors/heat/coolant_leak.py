@@ -213,7 +213,7 @@ class CoolantLeak(Detector):
         onset = said.since if known is None else known["onset"]
         return self._finding(event.entity, event.time, (onset, _LEVELS[leak]), {"leak": leak})
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return [f"rope: {rule_line('what leak detectors say')}", f"reservoir: {in_words()}"]
 
     def _measure(self, frames: Mapping[str, Frame]) -> None:

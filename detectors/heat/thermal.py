@@ -180,9 +180,9 @@ class Thermal(Detector):
         cohort, blamed = (lambda i: self._peers.cohort_name(frame, i)), self.conditions
         return self.group.update(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return [
-            *super().false_alarm_budget(),
+            *super().budget(),
             f"wear: {trend_in_words(8)}, and by {self.worn:.0%} at least",
             f"slowed down: {rule_line('clock event reasons, twice in a row')}",
             f"loops that nobody reads: {rule_line('clock event reasons of GPUs on three nodes')}",

@@ -63,7 +63,7 @@ class ThermalEdge(Detector):
                 found.append(self._finding(entity, time, due, parts, self.rising))
         return found
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return [rule_line(f"rises of temperature that agents tell, of {self.least} parts of a node for a page")]
 
     def judge_event(self, event: Event, topology: Topology) -> Finding | None:

@@ -116,10 +116,10 @@ class ThermalInlet(Detector):
         self.onsets = {rack: at for rack, at in self.onsets.items() if rack in racks}
         return self._told(frame, step, fans, racks)
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         most = f"{_FEWEST} inlets and {_MOST:.0%} of a rack"
         return [
-            *super().false_alarm_budget(),
+            *super().budget(),
             f"rack: a rule on how many are warm together: {most}, so that no single stream tells",
         ]
 

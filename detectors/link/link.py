@@ -98,7 +98,7 @@ class Link(Detector):
     _ends: Ends = field(default_factory=Ends, init=False, repr=False)
     _place: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         tests = (of_sum(self.limit, USUAL_STEP, LINKS), of_window(LINKS))
         return [*(f"errors, {words}" for words in tests), f"flaps, drops, leaves: {RULES}"]
 

@@ -176,7 +176,7 @@ class LinkCongestion(Detector):
     _leaf: Cohorts = field(default_factory=lambda: Cohorts("leaf"), init=False, repr=False)
     _node: Cohorts = field(default_factory=lambda: Cohorts("node"), init=False, repr=False)
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         many = f"on {self.ports:g} ports of a leaf at once, for {self.hold:g} s"
         return [f"a rule on waits {self.factor:g} times the usual {many}: no statistical alarm rate"]
 

@@ -142,7 +142,7 @@ class LinkNvlink(Detector):
         self.tallies.healthy, self.tallies.faulty = self.healthy_errors, self.faulty_errors
         self.tallies.limit = self.limit
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         sums = of_sum(self.limit, self.tallies.window, _LINKS)
         return [f"errors, {sums}", f"links that are down or slow, and the driver's messages: {RULES}"]
 

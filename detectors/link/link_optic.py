@@ -213,7 +213,7 @@ class LinkOptic(Detector):
         repr=False,
     )
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         rules = "high, hot, dark: a rule on levels that hold for three hours: no statistical alarm rate"
         return [f"rising, {of_trend(self.z, 24, LINKS)}", rules]
 

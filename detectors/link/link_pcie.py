@@ -89,7 +89,7 @@ class LinkPcie(Detector):
         self.replays.healthy, self.replays.faulty = self.healthy_replays, self.faulty_replays
         self.replays.limit = self.limit
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         sums = of_sum(self.limit, self.replays.window, LINKS)
         return [f"replays, {sums}", f"width and speed: {RULES}"]
 

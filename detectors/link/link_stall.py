@@ -147,7 +147,7 @@ class LinkStall(Detector):
         default_factory=lambda: Peers(("node", "@role"), ("node",), ("leaf",), least=_WITNESSES), init=False, repr=False
     )
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return ["a rule on counters that stand still or grow: no statistical alarm rate"]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:

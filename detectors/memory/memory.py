@@ -224,7 +224,7 @@ class Memory(Detector):
         for gpu in [g for g, (at, _) in self.said.items() if frame.time - at > _DAY]:
             del self.said[gpu]
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return [
             f"rate of corrected errors: {self.rates.budget()}",
             f"servers and modules: a rule of {self.server_limit:g} and {self.module_limit:g} corrected errors a day",

@@ -119,7 +119,7 @@ class Power(Detector):
         super().accept_as_normal(entity, frames)
         self.voltages.forget(entity, next((frame.topology for frame in frames.values()), None))
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return [
             "lost supplies, dark feeds, brake: a rule on logged facts, no statistical alarm rate",
             f"voltages: a rule of {MAINS:.0%} ({RAIL:.0%} for 12 V) twice in a row; a meter's 1 % is 10 of its"

@@ -162,7 +162,7 @@ class PowerDraw(Detector):
     def __post_init__(self) -> None:
         self.draws.channel = Channel(floor=0.02, delta=self.delta, phi=0.6, both=True)
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return [
             f"draw: {budget_line(self.draws.channel, GPUS, _RHYTHM)}",
             f"temperature: only a condition of the draw asks for it; {self.hold:g} s of hold, and it never pages",

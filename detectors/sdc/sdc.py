@@ -185,7 +185,7 @@ class SdcVote(Detector):
         self._sweep(time)
         return self._findings(time, topology, over) if self.ledger.records or self.conditions else []
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         wrong = UPSET * DAY_S * self.ledger_days  # with a round a second: more than any schedule of canaries has
         pages = wrong**self.page_at / math.factorial(int(self.page_at)) * 1000 * GPUS / self.ledger_days
         return [

@@ -194,7 +194,7 @@ class SdcGradient(Detector):
                 self.level[i] = np.nan
                 self.series.pop(_gpu(frame, rank), None)
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         sure = _SURE * math.sqrt(2 / math.pi)  # in standard deviations: of normal samples one is 1.25 mean deviations
         suspects, spread = SAMPLES * normal(sure), math.expm1(math.log(self.factor) / sure)
         many = SAMPLES * heavy(math.log(self.factor) / _HEAVY)

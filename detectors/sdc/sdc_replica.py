@@ -178,7 +178,7 @@ class SdcReplica(Detector):
         self._forget(time)
         return self._findings(time)
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return [
             f"replicas: a rule on exact bits, in {self.page_at} steps or more: no statistical alarm rate; divergence by"
             " software that strikes one rank alone is the only false alarm that is left"

@@ -229,7 +229,7 @@ class Straggler(Detector):
     def __post_init__(self) -> None:
         self.streams.channel = Channel(0.01, self.delta, threshold=self.threshold)
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return of_ranks(self.streams.channel, CLOCK, self.ratio, RING)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:

@@ -121,7 +121,7 @@ class StragglerInferred(Detector):
         self.clocks.channel = Channel(0.01, self.delta, threshold=self.threshold)
         self.duty.channel = Channel(0.01, self.duty_delta, phi=0.4, threshold=self.threshold, both=True)
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return of_gpus(self.clocks.channel, self.duty.channel, self.whole.channels, self.ratio, self.hold)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:

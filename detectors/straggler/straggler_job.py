@@ -228,7 +228,7 @@ class StragglerJob(Detector):
     still: dict[str, dict[str, Any]] = notes()
     conditions: OpenConditions = notes()
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         still = f"no step for {self.hang:g} s, or for {self.stall:g} s while tasks wait for I/O"
         return of_jobs("step time", self.paces.streams.channel, LOOK, still)
 

@@ -160,7 +160,7 @@ class Telemetry(Detector):
     devices: SilentDevices = part(SilentDevices)
     conditions: OpenConditions = notes()
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         silences = f"silences of {self.node_seconds:g} or {self.seconds:g} s"
         return [rule_line(f"{silences}, holes and losses, and on what was told before them")]
 

@@ -49,7 +49,7 @@ class TelemetryBlind(Detector):
     known: dict[str, dict[str, Any]] = notes()
     conditions: OpenConditions = notes()
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return [rule_line(f"BMCs and exporters that do not answer for {self.seconds:g} s")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:

@@ -66,7 +66,7 @@ class TelemetryClock(Detector):
     gates: Gates = part(Gates)
     conditions: OpenConditions = notes()
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return [
             rule_line(f"offsets of {self.suspect_seconds:g} s, {_LOOKS} times in a row, and on jumps that were logged")
         ]

@@ -272,7 +272,7 @@ class TelemetrySensor(Detector):
     air: AirInstruments = part(AirInstruments)
     conditions: OpenConditions = notes()
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         """Streams are judged every RHYTHM s; what stands still or swings, and the few loops, by rules."""
         gpus = {f"{name} of GPUs": piece.channel for name, piece in self.gpus.streams.items()}
         told = {**{name: (channel, GPUS) for name, channel in gpus.items()}, "inlet": (self.air.shift.channel, 1)}

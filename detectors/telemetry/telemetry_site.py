@@ -38,7 +38,7 @@ class TelemetrySite(Detector):
         "recordings without these events."
     )
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return [rule_line("sites of which no agent is heard for 35 s")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:

@@ -87,7 +87,7 @@ class Xid(Detector):
     _jobs: JobIndex = field(default_factory=JobIndex, init=False, repr=False)
     _looks: schedule.Looks = field(default_factory=schedule.Looks, init=False, repr=False)
 
-    def false_alarm_budget(self) -> list[str]:
+    def budget(self) -> list[str]:
         return [rule_line("facts that driver, kernel or BMC logged")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:

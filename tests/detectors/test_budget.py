@@ -66,7 +66,7 @@ class Paired(Detector):
 
 
 def test_streams_that_a_piece_of_a_detector_holds_are_told_too():
-    told = Paired().false_alarm_budget()
+    told = Paired().budget()
     assert [line.split(":")[0] for line in told] == ["pair.hot", "pair.others.cold", "own"]
     assert "threshold 20 at 10 s" in told[1]
 

@@ -14,7 +14,7 @@ EVERY = configured()
 
 @pytest.mark.parametrize("detector", EVERY, ids=[d.name for d in EVERY])
 def test_a_detector_says_what_it_costs_in_false_alarms(detector: Detector):
-    lines = detector.false_alarm_budget()
+    lines = detector.budget()
     assert lines, "wanted a line at least: the arithmetic of its threshold, or that it is a rule on logged facts"
     for line in lines:
         assert re.search(r"\d", line) or "rule" in line, f"wanted a figure, or `a rule on ...`: {line}"
@@ -31,5 +31,5 @@ def test_a_detector_says_what_it_costs_in_false_alarms(detector: Detector):
 )
 def test_another_setting_makes_another_budget(name: str, setting: str, value: float):
     usual, other = configured(), configured({name: {setting: value}})
-    lines = [next(d for d in mine if d.name == name).false_alarm_budget() for mine in (usual, other)]
+    lines = [next(d for d in mine if d.name == name).budget() for mine in (usual, other)]
     assert lines[0] != lines[1]

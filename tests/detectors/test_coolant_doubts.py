@@ -89,7 +89,7 @@ def test_a_collapse_of_flow_at_a_pressure_that_stands_is_doubted_and_explains_no
 
 
 def test_loops_say_what_they_cost_at_the_threshold_of_what_is_judged_by_its_own_past():
-    lines = [line for line in Coolant(threshold=17.0).false_alarm_budget() if "ticks" in line]
+    lines = [line for line in Coolant(threshold=17.0).budget() if "ticks" in line]
     assert {line.split(":")[0] for line in lines} == {"flow", "warmth", "flow together", "warmth together"}
     assert "threshold 21 " in lines[0]
     assert all("node" not in line and "loop-days" in line for line in lines)

@@ -19,15 +19,15 @@ ALL = (Link, LinkStall, LinkOptic, LinkCongestion, LinkNvlink, LinkPcie)
 
 @pytest.mark.parametrize("kind", ALL)
 def test_each_tells_a_rate_or_that_it_has_none(kind):
-    lines = kind().false_alarm_budget()
+    lines = kind().budget()
     assert lines
     assert all("per 1,000 node-days" in line or "no statistical alarm rate" in line for line in lines)
     assert not any("\n" in line for line in lines)
 
 
 def test_a_higher_limit_costs_fewer_alarms():
-    assert Link(limit=21.0).false_alarm_budget() != Link(limit=25.0).false_alarm_budget()
-    assert LinkOptic(z=5.0).false_alarm_budget() != LinkOptic(z=6.0).false_alarm_budget()
+    assert Link(limit=21.0).budget() != Link(limit=25.0).budget()
+    assert LinkOptic(z=5.0).budget() != LinkOptic(z=6.0).budget()
 
 
 def test_the_arithmetic_is_that_of_the_settings():

@@ -208,6 +208,6 @@ def test_a_time_that_steps_back_keeps_nobody_held_for_long():
 
 
 def test_the_budget_tells_of_heavy_tails():
-    leaps, tickets, *_ = SdcGradient().false_alarm_budget()
+    leaps, tickets, *_ = SdcGradient().budget()
     assert "Student's t of 4, 14%) about 2,8" in leaps
     assert "below 1 per 1,000 node-days" in tickets

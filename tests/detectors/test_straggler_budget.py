@@ -10,7 +10,7 @@ from detectors.base.streams import ALONE, Channel
 
 
 def lines(name, **settings):
-    return next(d for d in configured({name: settings}) if d.name == name).false_alarm_budget()
+    return next(d for d in configured({name: settings}) if d.name == name).budget()
 
 
 @pytest.mark.parametrize(
