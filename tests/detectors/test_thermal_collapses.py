@@ -97,9 +97,7 @@ def test_a_collapse_explains_only_the_heat_that_began_about_when_it_did(later, e
 )
 def test_the_false_alarms_that_heat_costs_follow_its_settings(name, setting, value, word):
     both = [configured(), configured({name: {setting: value}})]
-    lines = [
-        [x for x in next(d for d in mine if d.name == name).budget() if x.startswith(word)] for mine in both
-    ]
+    lines = [[x for x in next(d for d in mine if d.name == name).budget() if x.startswith(word)] for mine in both]
     assert lines[0]
     assert lines[0] != lines[1]
 
