@@ -20,7 +20,7 @@ from detectors.base.gates import Gates
 from detectors.base.group_events import GroupEvents, Quantity
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import CAPPED, THROTTLE, has_reason, read_reasons
-from detectors.straggler.gpu_placement import Seats
+from detectors.straggler.gpu_placement import GpuPlacement
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
 _DAY = 86_400.0  # s after which a sample counts 1/e
@@ -148,7 +148,7 @@ class PowerDraw(Detector):
     draws: Streams = part(lambda: Streams(Channel(floor=0.02, delta=0.10, phi=0.6, both=True)))
     heats: Streams = part(lambda: Streams(Channel(floor=0.8, delta=_LEAST_K, phi=0.6, both=True)))
     gates: Gates = part(Gates)
-    seats: Seats = part(Seats)
+    seats: GpuPlacement = part(GpuPlacement)
     group: GroupEvents = part(lambda: GroupEvents(_TOGETHER, _PHASE))
     power: Floats = memory(np.nan)  # W and GHz, smoothed alike
     work: Floats = memory(np.nan)
@@ -186,9 +186,9 @@ class PowerDraw(Detector):
         gate = self._enough(gate & np.isfinite(line))
         step = self.draws.step(np.log(learnt / line), self.seats.groups, frame.time, gate)
         heat = self.heats.step(frame["gpu.temperature"], self.seats.groups, frame.time, gate)
-        sure = self.inner[: len(gate)] & self.seats.placed  # else other work looks the same
+        sure = self.inner[: len(gate)] & self.seats.job_known  # else other work looks the same
         seats = self.seats
-        alike = self.group.update(frame, frame.entities, step, seats.cohort, self.gates, self.name, sure)
+        alike = self.group.update(frame, frame.entities, step, seats.cohort_name, self.gates, self.name, sure)
         on = step.on & ~step.moved
         if not on.any():
             self.since[:] = 0
@@ -202,11 +202,11 @@ class PowerDraw(Detector):
         working = self.gates.maintenance_mask(frame)
         anew = self.worked[:n] != working
         self.worked[:n] = working
-        others = seats.update(frame)
+        others = seats.update_topology(frame)
         if others is not None:  # among peers a GPU's own offset stays as it was; without them the job made it
-            lone = ~seats.placed | ~self.placed[:n] | (seats.groups < 0)
+            lone = ~seats.job_known | ~self.placed[:n] | (seats.groups < 0)
             anew |= others & lone
-            self.placed[:n] = seats.placed
+            self.placed[:n] = seats.job_known
         told = frame["gpu.sm_active"]
         first = np.isfinite(told) & ~self.inner[:n]
         self.inner[:n] |= first
@@ -270,7 +270,7 @@ class PowerDraw(Detector):
         out, unheard = [], "gpu.temperature" not in frame.values
         for i in np.flatnonzero(due & step.judged & np.isfinite(self.power[:n])).tolist():
             follows = self._follows(step, heat, i)
-            sure = bool(self.inner[i]) and bool(self.seats.placed[i]) and (follows or unheard)
+            sure = bool(self.inner[i]) and bool(self.seats.job_known[i]) and (follows or unheard)
             level: Level = "ticket" if sure and frame.time - since[i] >= self.patience * SECOND else "suspect"
             if told := due_report(self.conditions, frame.entities[i], frame.time, int(since[i]), level):
                 out.append(self._finding(frame, step, i, follows, *told))
@@ -298,7 +298,7 @@ class PowerDraw(Detector):
     def _finding(self, frame: Frame, step: Step, i: int, follows: bool | None, onset: int, level: Level) -> Finding:
         gpu, watts, off = frame.entities[i], float(self.power[i]), float(np.expm1(step.effect[i]))
         usual, alone = watts / (1 + off), bool(step.alone[i])
-        cohort, spread = self.seats.cohort(i), None if alone else usual * float(step.spread[i])
+        cohort, spread = self.seats.cohort_name(i), None if alone else usual * float(step.spread[i])
         peers = 0 if alone else max(int(step.size[i]) - 1, 0)
         compared = Comparison(watts, usual, spread, cohort, peers, off, "W")
         why = {

@@ -7,25 +7,27 @@ from detectors.base.streams import ALONE, Channel
 from pipeline.model.records import SECOND
 
 
-def of_ranks(times: Channel, clocks: Channel, ratio: float, steps: int) -> list[str]:
+def rank_budget(times: Channel, clocks: Channel, ratio: float, steps: int) -> list[str]:
     """Of the detector `straggler`: what makes a suspect; a page needs a hold or what explains it."""
     slow = f"the median of {steps} steps, {ratio:g} times the stage's"
-    return [_each("compute time", times), _each("SM clock", clocks), rule_line(slow)]
+    return [_stream_line("compute time", times), _stream_line("SM clock", clocks), rule_line(slow)]
 
 
-def of_gpus(clocks: Channel, duty: Channel, jobs: tuple[Channel, Channel, int], ratio: float, hold: float) -> list[str]:
+def gpu_budget(
+    clocks: Channel, duty: Channel, jobs: tuple[Channel, Channel, int], ratio: float, hold: float
+) -> list[str]:
     """Of `straggler_inferred`. jobs: bytes sent and SM activity of whole jobs, and how often those are looked at."""
     sent, active, look = jobs
     return [
-        _each("SM clock", clocks),
-        _each("SM activity", duty),
-        *of_jobs("bytes sent", sent, look),
-        *of_jobs("SM activity", active, look),
+        _stream_line("SM clock", clocks),
+        _stream_line("SM activity", duty),
+        *job_budget("bytes sent", sent, look),
+        *job_budget("SM activity", active, look),
         rule_line(f"an SM clock below {ratio:g} of the peers' for {hold:g} s"),
     ]
 
 
-def of_jobs(name: str, channel: Channel, look: int, rules: str = "") -> list[str]:
+def job_budget(name: str, channel: Channel, look: int, rules: str = "") -> list[str]:
     """One stream for each job, judged every `look` us beside its own past alone, and what else goes by `rules`."""
     step = look / SECOND
     threshold = channel.limit(step) + ALONE
@@ -37,5 +39,5 @@ def of_jobs(name: str, channel: Channel, look: int, rules: str = "") -> list[str
     return [line, rule_line(rules)] if rules else [line]
 
 
-def _each(name: str, channel: Channel) -> str:
+def _stream_line(name: str, channel: Channel) -> str:
     return f"{name}: {budget_line(channel, GPUS)}"

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from detectors.base.findings import Comparison
 from detectors.base.streams import LEAST_COHORT, Bools, Floats
-from detectors.straggler.causes import Cause, Causes
-from detectors.straggler.rank_slots import Places
+from detectors.straggler.causes import Cause, CauseTracker
+from detectors.straggler.rank_slots import RankSlots
 
 _PART = 0.5  # of a node's ranks that are slow together: then the node is slow, not its GPUs one by one; chosen
 _SOME = 0.25  # of them that keep it blamed, so that the blame does not flicker; chosen
@@ -19,7 +19,7 @@ _FEW = 8  # ranks of a stage below which two slow ones are too many for its medi
 _ALIKE = 0.4  # of the slowest one's slowdown that the others of its node must share to be slow with it; chosen
 _BEYOND = 0.5  # of its slowdown, less than which is its own beyond what the rest of its stage and node show; chosen
 _SURE, _NODE, _RANK, _ALL, _MANY = range(5)
-_UNSURE = (
+_DOUBTS = (
     *("", "no other node of its stage can tell", "no other rank of its stage can tell"),
     *("all ranks of its stage are slow", "too many of its stage's few ranks are slow"),
 )
@@ -32,15 +32,15 @@ class Suspicion:
 
     entity: str
     slots: tuple[int, ...]
-    unsure: str = ""
+    doubt: str = ""
 
 
-def blamed(
+def find_suspicions(
     slow: Bools,
     effect: Floats,
     counted: Bools,
     sick: Bools,
-    places: Places,
+    places: RankSlots,
     most: float,
     delta: float,
     known: Mapping[str, object],
@@ -49,33 +49,33 @@ def blamed(
     counted: who could be; sick: slow as many of their stage are, and no excuse for those that are well."""
     found = []
     lagging = slow | (effect >= delta)
-    innocent, unsure = _stages(slow, effect, lagging, counted, places, most)
+    innocent, unsure = _judge_stages(slow, effect, lagging, counted, places, most)
     if sick.any() and (slow & ~sick).any():
-        apart, doubts = _stages(slow & ~sick, effect, lagging, counted & ~sick, places, most)
+        apart, doubts = _judge_stages(slow & ~sick, effect, lagging, counted & ~sick, places, most)
         innocent, unsure = np.where(sick, innocent, apart), np.where(sick, unsure, doubts)
-    slow = slow & ~innocent & ~_with_stage(slow, effect, counted, places, delta)
-    for node in np.unique(places.of["node"][slow]).tolist():
-        mine = slow & (places.of["node"] == node)
-        if node >= 0 and (entity := places.named["node"][node]):
-            there = counted & (places.of["node"] == node)
+    slow = slow & ~innocent & ~_slow_with_stage(slow, effect, counted, places, delta)
+    for node in np.unique(places.numbers["node"][slow]).tolist():
+        mine = slow & (places.numbers["node"] == node)
+        if node >= 0 and (entity := places.entities["node"][node]):
+            there = counted & (places.numbers["node"] == node)
             late = np.flatnonzero(lagging & there & ~innocent & (effect >= _ALIKE * effect[mine].max()))
             share = _SOME if entity in known else _PART
             if len(late) >= max(2.0, share * np.count_nonzero(there)):
-                found.append(Suspicion(entity, tuple(late.tolist()), _UNSURE[unsure[late].min()]))
+                found.append(Suspicion(entity, tuple(late.tolist()), _DOUBTS[unsure[late].min()]))
                 continue
-        found += [Suspicion(places.names[i], (i,), _UNSURE[unsure[i]]) for i in np.flatnonzero(mine).tolist()]
+        found += [Suspicion(places.ranks[i], (i,), _DOUBTS[unsure[i]]) for i in np.flatnonzero(mine).tolist()]
     return found
 
 
-def _with_stage(slow: Bools, effect: Floats, counted: Bools, places: Places, delta: float) -> Bools:
+def _slow_with_stage(slow: Bools, effect: Floats, counted: Bools, places: RankSlots, delta: float) -> Bools:
     """Ranks that are compared with all of a job, and slow together with the rest of their stage and of their node.
 
     When a stage has more work for a while, the job's median moves, and each rank learns a little of that: as it ends,
     a few of them depart from what they have learnt by as much as matters, and all of their stage by a little less.
     """
     found = np.zeros(len(slow), bool)
-    node, stage = places.of["node"], places.of["stage"]
-    for mine, around in {(int(node[i]), int(stage[i])) for i in np.flatnonzero(slow & places.mixed)}:
+    node, stage = places.numbers["node"], places.numbers["stage"]
+    for mine, around in {(int(node[i]), int(stage[i])) for i in np.flatnonzero(slow & places.cross_stage)}:
         of_stage = counted & (stage == around)
         mates, ours = of_stage & (node != mine), of_stage & (node == mine)
         if mates.any() and np.count_nonzero(of_stage) >= LEAST_COHORT:
@@ -85,12 +85,12 @@ def _with_stage(slow: Bools, effect: Floats, counted: Bools, places: Places, del
     return found
 
 
-def _stages(
-    slow: Bools, effect: Floats, lagging: Bools, counted: Bools, places: Places, most: float
+def _judge_stages(
+    slow: Bools, effect: Floats, lagging: Bools, counted: Bools, places: RankSlots, most: float
 ) -> tuple[Bools, NDArray[np.int64]]:
     """Ranks of stages that are slow as a whole; and (S,) place in _UNSURE where nobody can tell rank from stage."""
     innocent, unsure = np.zeros(len(slow), bool), np.zeros(len(slow), np.int64)
-    stages = np.where(places.of["stage"] >= 0, places.of["stage"], -2 - places.of["job"])
+    stages = np.where(places.numbers["stage"] >= 0, places.numbers["stage"], -2 - places.numbers["job"])
     for stage in np.unique(stages[slow]).tolist():
         members = counted & (stages == stage)
         late = lagging & members
@@ -102,11 +102,11 @@ def _stages(
             continue
         if np.count_nonzero(late) <= most * size:
             continue
-        nodes = places.of["node"][members]
+        nodes = places.numbers["node"][members]
         if (nodes < 0).any():
             innocent |= members
             continue
-        all_of, late_of = np.bincount(nodes), np.bincount(places.of["node"][late], minlength=int(nodes.max()) + 1)
+        all_of, late_of = np.bincount(nodes), np.bincount(places.numbers["node"][late], minlength=int(nodes.max()) + 1)
         struck = np.count_nonzero(late_of > _PART * np.maximum(all_of, 1))
         there = np.count_nonzero(all_of)
         if there == 1:
@@ -119,41 +119,41 @@ def _stages(
     return innocent, unsure
 
 
-def causes_of(suspicion: Suspicion, causes: Causes, places: Places, time: int) -> list[Cause]:
+def collect_causes(suspicion: Suspicion, causes: CauseTracker, places: RankSlots, time: int) -> list[Cause]:
     """What GPUs and node show, each thing once; of a node only what at least half of its slow ranks show."""
     by_key: dict[str, list[Cause]] = {}
     for slot in suspicion.slots:
-        for cause in causes.of_gpu(slot, places, time):
+        for cause in causes.gpu_causes(slot, places, time):
             by_key.setdefault(cause.key, []).append(cause)
     found = [same[0] for same in by_key.values() if len(same) >= _PART * len(suspicion.slots)]
     slot = suspicion.slots[0]
-    return [*found, *causes.of_node(places.entity("node", slot), places, slot)][:_TOLD]
+    return [*found, *causes.node_causes(places.ancestor("node", slot), places, slot)][:_TOLD]
 
 
-def words(found: Sequence[Cause]) -> str:
+def describe_causes(found: Sequence[Cause]) -> str:
     """Causes for a sentence."""
-    return "; ".join(cause.words for cause in found) if found else "cause not visible"
+    return "; ".join(cause.text for cause in found) if found else "cause not visible"
 
 
-def sentence(suspicion: Suspicion, compared: Comparison, around: Mapping[str, str], seen: Sequence[Cause]) -> str:
+def write_title(suspicion: Suspicion, compared: Comparison, around: Mapping[str, str], seen: Sequence[Cause]) -> str:
     """What an engineer reads: who is slow by how much, beside whom, and why."""
     whole = suspicion.entity.startswith("node:")
     who = (
-        f"{_counted(len(suspicion.slots), 'rank')} on {suspicion.entity} compute up to"
+        f"{_plural(len(suspicion.slots), 'rank')} on {suspicion.entity} compute up to"
         if whole
         else f"{suspicion.entity} computes"
     )
     where = f" on {around['gpu']}" if "gpu" in around and not whole else ""
     beside = (
-        f"{_counted(compared.peers, 'other rank')} of {compared.cohort} lead one to expect"
+        f"{_plural(compared.peers, 'other rank')} of {compared.cohort} lead one to expect"
         if compared.peers
         else "it did before"
     )
     told = f"{100 * compared.effect:.0f} % longer than {beside}"
     told += f": {compared.value:.3g} s a step, not {compared.expected:.3g} s"
-    unsure = f"; {suspicion.unsure}, so the stage itself may be slow" if suspicion.unsure else ""
-    return f"{who.replace(' computes', where + ' computes')} {told}{unsure}; {words(seen)}"
+    unsure = f"; {suspicion.doubt}, so the stage itself may be slow" if suspicion.doubt else ""
+    return f"{who.replace(' computes', where + ' computes')} {told}{unsure}; {describe_causes(seen)}"
 
 
-def _counted(number: int, thing: str) -> str:
+def _plural(number: int, thing: str) -> str:
     return f"{number} {thing}" + ("s" if number != 1 else "")

@@ -19,16 +19,16 @@ from pipeline.model.records import SECOND, Frame
 from pipeline.model.topology import Topology, kind_of
 
 Ints = NDArray[np.int32]
-PEERS = 8
+LEAST_PEERS = 8
 """GPUs below which a cohort says nothing about scale."""
-MOST = 0.3
+MOST_OF_COHORT = 0.3
 """Share of a cohort that one node may be: if all of it changes, the median must still be that of the others."""
-_HEARD = 600 * SECOND
+_REPORTS_FOR = 600 * SECOND
 """How long a job that told compute times counts as one that tells them: longer than a checkpoint or evaluation takes;
 chosen."""
 
 
-class Seats:
+class GpuPlacement:
     """Arrays by GPU of the frame; -1 where there is nothing. Feed `update` once per instant.
 
     groups: cohort.   node, job: numbers into `nodes`, `jobs`.   placed: its job is known.
@@ -37,88 +37,93 @@ class Seats:
     def __init__(self) -> None:
         self._key: tuple[int, ...] = ()
         self._mates: dict[str, str] = {}  # GPU -> with whom it was compared
-        self.heard = np.empty(0, np.int64)
+        self.reported_at = np.empty(0, np.int64)
         self.groups = self.node = self.job = np.empty(0, np.int32)
-        self.placed = np.empty(0, bool)
+        self.job_known = np.empty(0, bool)
         self.names: list[str] = []
         self.nodes: list[str] = []
         self.jobs: list[str] = []
-        self._fleet = Peers(("rack", "@sku"), ("@sku",), ("rack",), least=PEERS)
+        self._fleet = Peers(("rack", "@sku"), ("@sku",), ("rack",), least=LEAST_PEERS)
         self._ranks = AncestorIndex("gpu")
 
-    def update(self, frame: Frame) -> Bools | None:
+    def update_topology(self, frame: Frame) -> Bools | None:
         """Follows topology and fleet; where they changed, (N,) who has other peers than before."""
         key = (id(frame.topology), frame.topology.version, len(frame.entities))
         if key == self._key:
             return None
         self._key = key
-        place = _ranks_of(frame.topology)
-        stage, _ = _numbered(frame, place, "stage")
-        self.job, self.jobs = _numbered(frame, place, "job")
-        self.placed = self.job >= 0
+        place = _ranks_by_gpu(frame.topology)
+        stage, _ = _number_ancestors(frame, place, "stage")
+        self.job, self.jobs = _number_ancestors(frame, place, "job")
+        self.job_known = self.job >= 0
         node = [frame.topology.above_of_kind(e, "node") or "" for e in frame.entities]
         self.nodes = list(dict.fromkeys(name for name in node if name))
         numbers = {name: i for i, name in enumerate(self.nodes)}
         self.node = np.array([numbers.get(name, -1) for name in node], np.int32)
-        self._compare(frame, place, stage)
-        return self._changed(frame.entities)
+        self._build_cohorts(frame, place, stage)
+        return self._find_regrouped(frame.entities)
 
-    def _compare(self, frame: Frame, place: Mapping[str, Mapping[str, str]], stage: Ints) -> None:
+    def _build_cohorts(self, frame: Frame, place: Mapping[str, Mapping[str, str]], stage: Ints) -> None:
         groups, names = np.full(len(frame.entities), -1, np.int32), list[str]()
-        stage, job = _apart(stage, frame), _apart(self.job, frame)
-        rungs = [(stage, "stage", MOST), (job, "job", MOST), (stage, "stage", 1.0), (job, "job", 1.0)]
+        stage, job = _split_by_product(stage, frame), _split_by_product(self.job, frame)
+        rungs = [
+            (stage, "stage", MOST_OF_COHORT),
+            (job, "job", MOST_OF_COHORT),
+            (stage, "stage", 1.0),
+            (job, "job", 1.0),
+        ]
         for numbers, kind, most in rungs:
             for members in _members(numbers):
                 waiting = members[groups[members] < 0]
-                if len(members) >= PEERS and len(waiting) and self._node_share(members) <= most:
+                if len(members) >= LEAST_PEERS and len(waiting) and self._largest_node_share(members) <= most:
                     groups[waiting] = len(names)
                     names.append(place[frame.entities[members[0]]][kind])
         fleet = self._fleet.groups(frame)
-        alone = (groups < 0) & ~self.placed & (fleet >= 0)
+        alone = (groups < 0) & ~self.job_known & (fleet >= 0)
         groups[alone] = fleet[alone] + len(names)
         told = {int(fleet[i]): self._fleet.cohort_name(frame, i) for i in np.flatnonzero(alone).tolist()}
         names += [told.get(g, "") for g in range(int(fleet.max(initial=-1)) + 1)]
         self.groups, self.names = groups, names
 
-    def _node_share(self, members: NDArray[np.int64]) -> float:
+    def _largest_node_share(self, members: NDArray[np.int64]) -> float:
         nodes = self.node[members]
         nodes = nodes[nodes >= 0]
         return max(Counter(nodes.tolist()).values()) / len(members) if len(nodes) else 0.0
 
-    def _changed(self, gpus: Sequence[str]) -> Bools:
+    def _find_regrouped(self, gpus: Sequence[str]) -> Bools:
         """(N,) who has other peers than before."""
-        now = {gpu: self.cohort(i) if self.placed[i] else "" for i, gpu in enumerate(gpus)}
+        now = {gpu: self.cohort_name(i) if self.job_known[i] else "" for i, gpu in enumerate(gpus)}
         before, self._mates = self._mates, now
         return np.array([before.get(gpu, mates) != mates for gpu, mates in now.items()], bool)
 
-    def cohort(self, i: int) -> str:
+    def cohort_name(self, i: int) -> str:
         """In words: with whom a GPU is compared."""
         group = int(self.groups[i])
         return self.names[group] if group >= 0 else "own past"
 
-    def hear(self, gpus: Frame, ranks: Frame | None) -> None:
+    def record_reporting(self, gpus: Frame, ranks: Frame | None) -> None:
         """Takes note of GPUs whose training job itself tells compute times."""
-        if (more := len(gpus.entities) - len(self.heard)) > 0:
-            self.heard = np.append(self.heard, np.zeros(more, np.int64))
+        if (more := len(gpus.entities) - len(self.reported_at)) > 0:
+            self.reported_at = np.append(self.reported_at, np.zeros(more, np.int64))
         if ranks is None or "rank.compute_time" not in ranks.values:
             return
         at = self._ranks.positions(ranks, gpus)
         told = at[(at >= 0) & np.isfinite(ranks["rank.compute_time"])]
-        self.heard[told] = ranks.time
+        self.reported_at[told] = ranks.time
 
-    def hooked(self, time: int) -> Bools:
+    def reports_compute_time(self, time: int) -> Bools:
         """(N,) whose job told compute times of late: the detector `straggler` judges those."""
-        return np.asarray((self.heard > 0) & (time - self.heard <= _HEARD))
+        return np.asarray((self.reported_at > 0) & (time - self.reported_at <= _REPORTS_FOR))
 
     def snapshot(self) -> dict[str, Any]:
-        return {"heard": self.heard.copy(), "mates": dict(self._mates)}
+        return {"heard": self.reported_at.copy(), "mates": dict(self._mates)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.heard, self._mates = state["heard"], dict(state["mates"])
+        self.reported_at, self._mates = state["heard"], dict(state["mates"])
         self._key = ()
 
 
-def _ranks_of(topology: Topology) -> dict[str, dict[str, str]]:
+def _ranks_by_gpu(topology: Topology) -> dict[str, dict[str, str]]:
     """GPU -> stage and job of the rank on it; of several ranks on one GPU the last named."""
     found: dict[str, dict[str, str]] = {}
     for entity in topology.parents:
@@ -131,7 +136,7 @@ def _ranks_of(topology: Topology) -> dict[str, dict[str, str]]:
     return found
 
 
-def _numbered(frame: Frame, place: Mapping[str, Mapping[str, str]], kind: str) -> tuple[Ints, list[str]]:
+def _number_ancestors(frame: Frame, place: Mapping[str, Mapping[str, str]], kind: str) -> tuple[Ints, list[str]]:
     """(N,) number of what a GPU's rank is part of, -1 none, and the names by number."""
     numbers: dict[str, int] = {}
     out = np.full(len(frame.entities), -1, np.int32)
@@ -141,7 +146,7 @@ def _numbered(frame: Frame, place: Mapping[str, Mapping[str, str]], kind: str) -
     return out, list(numbers)
 
 
-def _apart(numbers: Ints, frame: Frame) -> Ints:
+def _split_by_product(numbers: Ints, frame: Frame) -> Ints:
     """The same numbers where products are told apart, too."""
     known: dict[tuple[int, object], int] = {}
     attributes = frame.topology.attributes

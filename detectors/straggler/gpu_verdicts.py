@@ -20,7 +20,7 @@ from detectors.base.findings import Comparison, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.streams import Bools, Floats, Step, Streams
 from detectors.base.throttle import CAPPED, THROTTLE, has_reason, reason_names
-from detectors.straggler.gpu_placement import PEERS, Seats
+from detectors.straggler.gpu_placement import LEAST_PEERS, GpuPlacement
 from detectors.straggler.pressure import Pressure
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
@@ -35,7 +35,7 @@ class Watched(Protocol):
     job_hold: float
     clocks: Streams
     duty: Streams
-    seats: Seats
+    placement: GpuPlacement
     gates: Gates
     pressure: Pressure
     raw: Floats
@@ -64,7 +64,7 @@ _QUEUE = 1.0  # tasks for each processor from which they wait, where the kernel 
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
+class Symptoms:
     """(N,) which GPUs show what. fast: clock low under a throttle bit; slow: clock low; stuck: far below all peers for
     long; low, high: SMs less, or more, active than the peers lead one to expect."""
 
@@ -77,12 +77,12 @@ class Signs:
     duty: Step
 
     @property
-    def anybody(self) -> Bools:
+    def any_symptom(self) -> Bools:
         """(N,) which GPUs show anything."""
         return self.fast | self.slow | self.stuck | self.low | self.high
 
     def any(self) -> bool:
-        return bool(self.anybody.any())
+        return bool(self.any_symptom.any())
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +92,18 @@ class Sight:
     of: Watched
     frame: Frame
     nodes: Frame | None
-    signs: Signs
+    symptoms: Symptoms
 
-    def mates(self, slots: NDArray[np.intp]) -> NDArray[np.intp]:
+    def working_peers(self, slots: NDArray[np.intp]) -> NDArray[np.intp]:
         """GPUs of the cohort of the first, these left out, that are at work now."""
-        groups = self.of.seats.groups
+        groups = self.of.placement.groups
         alike = (groups == groups[slots[0]]) & (self.frame.time - self.of.judged[: len(groups)] <= _FRESH)
         alike[slots] = False
         return np.flatnonzero(alike)
 
-    def around(self, slots: NDArray[np.intp], worst: int, mates: NDArray[np.intp]) -> dict[str, Any]:
+    def describe_context(self, slots: NDArray[np.intp], worst: int, mates: NDArray[np.intp]) -> dict[str, Any]:
         """Where it is and what else is seen: power beside that of the peers, which falls where they wait."""
-        of, seats = self.of, self.of.seats
+        of, seats = self.of, self.of.placement
         found: dict[str, Any] = {"gpus": [self.frame.entities[i] for i in slots.tolist()]}
         if seats.node[worst] >= 0:
             found["node"] = seats.nodes[seats.node[worst]]
@@ -112,15 +112,15 @@ class Sight:
         watts: Floats = of.power[mates][np.isfinite(of.power[mates])]
         if np.isfinite(of.power[worst]) and len(watts):
             found |= {"power_w": round(float(of.power[worst])), "power_of_peers_w": round(float(np.median(watts)))}
-        found["duty_effect"] = round(float(np.expm1(self.signs.duty.effect[worst])), 4)
+        found["duty_effect"] = round(float(np.expm1(self.symptoms.duty.effect[worst])), 4)
         return found
 
-    def pressed(self, node: str, slot: int) -> tuple[str, float, str] | None:
+    def find_cpu_pressure(self, node: str, slot: int) -> tuple[str, float, str] | None:
         """In words, with its size and signal, that tasks on a node wait for processors beside others of the job."""
-        seats = self.of.seats
+        seats = self.of.placement
         numbers = np.unique(seats.node[(seats.job == seats.job[slot]) & (seats.node >= 0)]).tolist()
         others = [seats.nodes[k] for k in numbers if seats.nodes[k] != node]
-        share, usual = self.of.pressure.of(node), self.of.pressure.usual(others)
+        share, usual = self.of.pressure.share_of(node), self.of.pressure.median_share(others)
         if np.isfinite(share):
             if share < _PRESSED or share < _TIMES * usual:
                 return None
@@ -135,7 +135,7 @@ class Sight:
             return None
         return f"{mine:.1f} tasks are runnable there for each processor", mine, "node.load1"
 
-    def narrow(self, slot: int, mates: NDArray[np.intp]) -> tuple[str, float, str] | None:
+    def find_slow_pcie(self, slot: int, mates: NDArray[np.intp]) -> tuple[str, float, str] | None:
         """In words, with its size and signal, that the PCIe link of a GPU is below its peers'."""
         for name, last, unit in (
             ("gpu.pcie_width", self.of.width, "{:.0f} lanes"),
@@ -148,15 +148,15 @@ class Sight:
         return None
 
 
-def units(sight: Sight, sign: Bools, lagging: Bools) -> Iterator[tuple[str, NDArray[np.intp]]]:
+def find_units(sight: Sight, sign: Bools, lagging: Bools) -> Iterator[tuple[str, NDArray[np.intp]]]:
     """Nodes most of whose working GPUs lag, and single GPUs, each with the GPUs that show it."""
-    node, n = sight.of.seats.node, len(sign)
+    node, n = sight.of.placement.node, len(sign)
     at_work = sight.frame.time - sight.of.judged[:n] <= _FRESH
     for number in np.unique(node[sign]).tolist():
         here = node == number
         late = np.flatnonzero(here & (sign | lagging) & at_work)
         if number >= 0 and len(late) >= max(2.0, _PART * np.count_nonzero(here & at_work)):
-            yield sight.of.seats.nodes[number], late
+            yield sight.of.placement.nodes[number], late
             continue
         for i in np.flatnonzero(sign & here).tolist():
             yield sight.frame.entities[i], np.array([i], np.intp)
@@ -166,7 +166,7 @@ _SEVERAL = 4  # GPUs under a power cap that they had not: policy, no broken one;
 _OFTEN = 0.5  # share of the time under a power cap from which that is a GPU's usual load; chosen
 _RACK = 2  # whole nodes of one rack whose clocks fall at once: their power or coolant, not they; chosen
 Slots = NDArray[np.intp]
-Told = tuple[str, Mapping[str, Any], tuple[str, ...]]
+Description = tuple[str, Mapping[str, Any], tuple[str, ...]]
 """Sentence, evidence and signals."""
 
 
@@ -178,15 +178,15 @@ class Suspect:
     level: Level
     onset: int
     score: float
-    words: Callable[[], Told]
+    describe: Callable[[], Description]
 
     def finding(self, time: int, due: tuple[int, Level], detector: str) -> Finding:
         onset, level = due
-        return Finding(time, onset, self.entity, detector, level, self.score, *self.words())
+        return Finding(time, onset, self.entity, detector, level, self.score, *self.describe())
 
 
 @dataclass(frozen=True, slots=True)
-class Duty:
+class ActivitySuspect:
     """GPUs that are more or less active than their peers. why: what explains it is seen; long: for longer than what is
     benign lasts."""
 
@@ -197,7 +197,7 @@ class Duty:
 
 
 @dataclass(frozen=True, slots=True)
-class Low:
+class ClockDeficit:
     """What the clocks of some GPUs show. stuck: the worst is far below its peers, but not below its own past."""
 
     worst: int
@@ -218,20 +218,20 @@ class Low:
         return "under a power cap, which is policy" if self.policy else "without a throttle bit"
 
 
-def suspects(sight: Sight) -> Iterator[Suspect]:
+def find_suspects(sight: Sight) -> Iterator[Suspect]:
     """Who is blamed: first for clocks; SMs that are more or less active are told only of other nodes."""
-    signs, seats = sight.signs, sight.of.seats
+    signs, seats = sight.symptoms, sight.of.placement
     clock = signs.fast | signs.slow | signs.stuck
-    blamed = list(units(sight, clock, clock | (signs.clocks.effect >= sight.of.delta)))
+    blamed = list(find_units(sight, clock, clock | (signs.clocks.effect >= sight.of.delta)))
     racks = Counter(_rack(sight, entity) for entity, _ in blamed if entity.startswith("node:"))
     for entity, slots in blamed:
         wide = entity.startswith("node:") and racks[_rack(sight, entity)] >= _RACK
-        yield _of_clock(sight, entity, slots, wide)
+        yield _clock_suspect(sight, entity, slots, wide)
     taken = np.isin(seats.node, seats.node[clock]) & (seats.node >= 0)
     found = [
-        _of_duty(sight, entity, slots, sign is signs.low)
+        _activity_suspect(sight, entity, slots, sign is signs.low)
         for sign, since in ((signs.low, sight.of.low_since), (signs.high, sight.of.high_since))
-        for entity, slots in units(sight, sign & ~taken, (since[: len(sign)] > 0) & ~taken)
+        for entity, slots in find_units(sight, sign & ~taken, (since[: len(sign)] > 0) & ~taken)
     ]
     # where something slow is known, the rest of its job waits for it, each stage in its own way
     explained = {int(seats.job[slots[0]]) for _, slots in blamed} | {duty.job for duty in found if duty.why}
@@ -242,8 +242,8 @@ def _rack(sight: Sight, entity: str) -> str | None:
     return sight.frame.topology.above_of_kind(entity, "rack")
 
 
-def _low(sight: Sight, slots: Slots) -> Low:
-    of, signs, time = sight.of, sight.signs, sight.frame.time
+def _measure_deficit(sight: Sight, slots: Slots) -> ClockDeficit:
+    of, signs, time = sight.of, sight.symptoms, sight.frame.time
     step, n = signs.clocks, len(signs.slow)
     worst = int(slots[np.argmax(np.maximum(step.effect[slots], of.raw[slots]))])
     stuck = bool(step.effect[worst] < of.delta)
@@ -252,22 +252,24 @@ def _low(sight: Sight, slots: Slots) -> Low:
     began = min(int(since[since > 0].min(initial=time)), time - int(step.held[slots].max()) * SECOND)
     news = has_reason(of.bits[:n], CAPPED) & (of.capped[:n] < _OFTEN)
     policy = not bits and bool(np.count_nonzero(news & signs.slow) >= _SEVERAL) and bool(news[slots].any())
-    return Low(worst, stuck, bits, began, int(np.median(step.held[slots])), policy)
+    return ClockDeficit(worst, stuck, bits, began, int(np.median(step.held[slots])), policy)
 
 
-def _of_clock(sight: Sight, entity: str, slots: Slots, wide: bool) -> Suspect:
-    of, signs = sight.of, sight.signs
-    mates, low = sight.mates(slots), _low(sight, slots)
-    enough = (low.held >= of.hold or bool(signs.stuck[slots].any())) and len(mates) + 1 >= PEERS
+def _clock_suspect(sight: Sight, entity: str, slots: Slots, wide: bool) -> Suspect:
+    of, signs = sight.of, sight.symptoms
+    mates, low = sight.working_peers(slots), _measure_deficit(sight, slots)
+    enough = (low.held >= of.hold or bool(signs.stuck[slots].any())) and len(mates) + 1 >= LEAST_PEERS
     sure = (bool(signs.fast[slots].any()) or enough) and not low.policy and not wide
     score = float(signs.clocks.score[slots].max())
     level: Level = "page" if sure else "suspect"
-    return Suspect(entity, level, low.onset, score, lambda: _clock_words(sight, entity, slots, mates, low, wide))
+    return Suspect(entity, level, low.onset, score, lambda: _describe_clock(sight, entity, slots, mates, low, wide))
 
 
-def _clock_words(sight: Sight, entity: str, slots: Slots, mates: Slots, low: Low, wide: bool) -> Told:
-    of, compared = sight.of, _clocked(sight, low, mates)
-    waits = ": its job waits for it" if of.seats.placed[low.worst] else ""
+def _describe_clock(
+    sight: Sight, entity: str, slots: Slots, mates: Slots, low: ClockDeficit, wide: bool
+) -> Description:
+    of, compared = sight.of, _compare_clock(sight, low, mates)
+    waits = ": its job waits for it" if of.placement.job_known[low.worst] else ""
     who = f"{len(slots)} GPUs of {entity} run, the worst at" if len(slots) > 1 else f"{entity} runs at"
     return (
         f"{who} {compared.value:.0f} MHz where {len(mates)} busy GPUs of {compared.cohort} lead one to expect "
@@ -277,7 +279,7 @@ def _clock_words(sight: Sight, entity: str, slots: Slots, mates: Slots, low: Low
         make_evidence(
             f"its clock departs from what its peers lead one to expect by less than {50 * of.delta:.1f} %",
             compared,
-            **sight.around(slots, low.worst, mates),
+            **sight.describe_context(slots, low.worst, mates),
             throttle_bits=low.bits,
             attribution="NODE",
             cause=low.named or low.reason,
@@ -287,27 +289,27 @@ def _clock_words(sight: Sight, entity: str, slots: Slots, mates: Slots, low: Low
     )
 
 
-def _of_duty(sight: Sight, entity: str, slots: Slots, low: bool) -> Duty:
-    of, time, step = sight.of, sight.frame.time, sight.signs.duty
-    mates, whole = sight.mates(slots), entity.startswith("node:")
+def _activity_suspect(sight: Sight, entity: str, slots: Slots, low: bool) -> ActivitySuspect:
+    of, time, step = sight.of, sight.frame.time, sight.symptoms.duty
+    mates, whole = sight.working_peers(slots), entity.startswith("node:")
     worst = int(slots[np.argmax(np.abs(step.effect[slots]))])
     since = (of.low_since if low else of.high_since)[slots]
     since = since[since > 0]
     held = (time - float(np.median(since))) / SECOND if len(since) else 0.0
-    why = (sight.pressed(entity, worst) if whole else sight.narrow(worst, mates)) if low else None
+    why = (sight.find_cpu_pressure(entity, worst) if whole else sight.find_slow_pcie(worst, mates)) if low else None
     long = held >= of.hold
-    sure = why is not None and (long or not whole) and len(mates) + 1 >= PEERS
+    sure = why is not None and (long or not whole) and len(mates) + 1 >= LEAST_PEERS
     suspect = Suspect(
         entity,
         "page" if sure else "suspect",
         int(since.min(initial=time)),
         float(step.score[slots].max()),
-        lambda: _duty_words(sight, entity, slots, mates, worst, low, why, held),
+        lambda: _describe_activity(sight, entity, slots, mates, worst, low, why, held),
     )
-    return Duty(suspect, int(of.seats.job[worst]), why is not None, long)
+    return ActivitySuspect(suspect, int(of.placement.job[worst]), why is not None, long)
 
 
-def _duty_words(
+def _describe_activity(
     sight: Sight,
     entity: str,
     slots: Slots,
@@ -316,8 +318,8 @@ def _duty_words(
     low: bool,
     why: tuple[str, float, str] | None,
     held: float,
-) -> Told:
-    of, whole, compared = sight.of, entity.startswith("node:"), _active(sight, worst, mates)
+) -> Description:
+    of, whole, compared = sight.of, entity.startswith("node:"), _compare_activity(sight, worst, mates)
     unseen = "what keeps it waiting is not seen" if low else "it may compute longer while they wait for it"
     part, some = "tensor cores" if of.tensor[worst] else "SMs", f"{len(slots)} GPUs of " if whole else ""
     return (
@@ -327,7 +329,7 @@ def _duty_words(
         make_evidence(
             f"its activity departs from what its peers lead one to expect by less than {50 * of.duty_delta:.1f} %",
             compared,
-            **sight.around(slots, worst, mates),
+            **sight.describe_context(slots, worst, mates),
             cause=why[0] if why else "not seen",
             attribution="HOST" if low and whole else "NODE",
             held_s=round(held),
@@ -336,27 +338,27 @@ def _duty_words(
     )
 
 
-def _clocked(sight: Sight, low: Low, mates: Slots) -> Comparison:
+def _compare_clock(sight: Sight, low: ClockDeficit, mates: Slots) -> Comparison:
     """The clock of the worst beside what its peers lead one to expect: its newest, or the smoothed one if that is
     lower, since a condition that is about to end is told of what it was."""
-    of, step, worst = sight.of, sight.signs.clocks, low.worst
+    of, step, worst = sight.of, sight.symptoms.clocks, low.worst
     off = float(of.raw[worst] if low.stuck else step.effect[worst])
     base = 0.0 if low.stuck else float(of.clocks.cells[kernel.BASELINE, worst])
     expected = float(np.exp(-(step.median[worst] + base)))
     expected = expected if np.isfinite(expected) else float(of.clock[worst] * np.exp(off))
-    cohort, value = of.seats.cohort(worst), expected * float(np.exp(-off))
+    cohort, value = of.placement.cohort_name(worst), expected * float(np.exp(-off))
     value = float(np.fmin(of.clock[worst], value))
     spread = _spread(step, worst, expected)
     return Comparison(value, expected, spread, cohort, len(mates), 1 - value / expected, "MHz")
 
 
-def _active(sight: Sight, worst: int, mates: Slots) -> Comparison:
+def _compare_activity(sight: Sight, worst: int, mates: Slots) -> Comparison:
     """How active the worst was of late beside what its peers lead one to expect."""
-    of, step = sight.of, sight.signs.duty
+    of, step = sight.of, sight.symptoms.duty
     expected = float(np.exp(step.median[worst] + of.duty.cells[kernel.BASELINE, worst]))
     expected = expected if np.isfinite(expected) else float(of.active[worst] * np.exp(-step.effect[worst]))
     value = expected * float(np.exp(step.effect[worst]))
-    cohort, spread = of.seats.cohort(worst), _spread(step, worst, expected)
+    cohort, spread = of.placement.cohort_name(worst), _spread(step, worst, expected)
     return Comparison(value, expected, spread, cohort, len(mates), abs(value / expected - 1), "1")
 
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from detectors.base import kernel
 from detectors.base.statistics import grouped_median
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
-from detectors.straggler.causes import calm
-from detectors.straggler.gpu_placement import PEERS, Seats
+from detectors.straggler.causes import clear_conditions
+from detectors.straggler.gpu_placement import LEAST_PEERS, GpuPlacement
 from detectors.straggler.pressure import Pressure
 from pipeline.model.records import SECOND, Frame
 
@@ -43,7 +43,7 @@ _LONGEST = 300.0  # s between two looks beyond which growth is an average of too
 _ARRAYS = ("last", "normal", "excess", "errs", "sent", "job", "count")
 
 
-class Ports:
+class JobPorts:
     """Arrays by port of the frame. excess: (2, N) of waits and marks, logarithm above the own past, smoothed.
 
     sent: bytes/s in the last look.   errs: 0 to 1, share of the last looks in which it erred.   job: slot, -1 none.
@@ -55,7 +55,7 @@ class Ports:
         self.job, self.count = np.empty(0, np.int64), np.empty(0, np.int64)
         self.time = 0
 
-    def look(self, frame: Frame, job: NDArray[np.int64], calm: Bools) -> None:
+    def update(self, frame: Frame, job: NDArray[np.int64], calm: Bools) -> None:
         """Takes all counters. job: (N,) slot of each port's job, -1 none; calm: (slots,) jobs that are as ever."""
         n, seconds = len(frame.entities), (frame.time - self.time) / SECOND
         self._grow(n)
@@ -93,7 +93,7 @@ class Ports:
             normal += np.where(learns, np.maximum(1 / (count + 1), _GAIN) * above, 0.0)
         count += sends
 
-    def of_jobs(self, at: NDArray[np.int64], jobs: int) -> Floats:
+    def sent_by_job(self, at: NDArray[np.int64], jobs: int) -> Floats:
         """(jobs,) bytes/s of a port of each job: the median of its nodes, each the mean of its ports; NaN of none.
 
         at: (N,) number of each port's node.
@@ -132,7 +132,7 @@ def median_by_job(values: Floats, job: NDArray[np.int32], jobs: int) -> Floats:
     return out
 
 
-LOOK = 60 * SECOND
+JOB_EVERY = 60 * SECOND
 """How often jobs are looked at: some steps of a large one. Chosen."""
 NUMBERS = ("sent", "active", "power", "clock", "capped", "io")
 _SMOOTH, _LEARNING = 0.3, 0.02  # memory of about 3 looks of what is now, and of 50 of what is usual; chosen
@@ -140,16 +140,16 @@ _LEAST_NODES = 2  # what one node does alone shows on no port; chosen
 _STALE = 300 * SECOND  # after so long without a step its sums begin anew; chosen: five looks
 _STAYS = 4 * 3600 * SECOND
 """A job that was so for this long is like this now: its owner changed it, or nobody minds. Chosen: half a shift."""
-STILL = 0.05  # share by which a job must be slower now, too: half of what matters; as straggler_job
+STILL_SLOWER = 0.05  # share by which a job must be slower now, too: half of what matters; as straggler_job
 _MOST = 0.5  # of a job's GPUs that must work for it to be judged; chosen
 _LEFT_OUT = 0.1  # share of its GPUs that throttle, above which a job is not judged: that is an event of its own; chosen
 
 
-class JobsOutside:
+class JobThroughput:
     """One cell per job slot. A part() of a detector. `jobs`: job -> slot."""
 
     def __init__(self) -> None:
-        self.ports, self.io = Ports(), Pressure("node.io_pressure")
+        self.ports, self.io = JobPorts(), Pressure("node.io_pressure")
         self.sent, self.active = Streams(Channel(0.02, 0.10)), Streams(Channel(0.02, 0.10))
         self.now = {name: np.empty(0) for name in NUMBERS}
         self.usual = {name: np.empty(0) for name in NUMBERS}
@@ -159,13 +159,13 @@ class JobsOutside:
         self._key: tuple[object, ...] = ()
         self._at = np.empty(0, np.int64)
 
-    def due(self, time: int) -> bool:
-        return not 0 <= time - self.looked < LOOK
+    def is_due(self, time: int) -> bool:
+        return not 0 <= time - self.looked < JOB_EVERY
 
-    def look(
+    def update(
         self,
         frames: Mapping[str, Frame],
-        seats: Seats,
+        seats: GpuPlacement,
         shown: Mapping[str, Floats],
         at_work: Bools,
         throttled: Bools,
@@ -178,27 +178,27 @@ class JobsOutside:
         be judged; started: when a job began, if told.
         """
         gpus = frames["gpu"]
-        slots = self._slots(seats, started)
+        slots = self._assign_slots(seats, started)
         self.looked, time = gpus.time, gpus.time
         of, size = slots[seats.job], len(self.count)
-        of_node = self._job_of_nodes(seats, of)
+        of_node = self._job_by_node(seats, of)
         if (nics := frames.get("nic")) is not None:
-            at = self._nodes_of(nics, gpus, seats)
-            self.ports.look(nics, of_node[at], self.sent.cells[kernel.UP, :size] <= 2)
+            at = self._node_by_port(nics, gpus, seats)
+            self.ports.update(nics, of_node[at], self.sent.cells[kernel.UP, :size] <= 2)
         mine = np.where(at_work & ~throttled, of, -1).astype(np.int32)
         found = {name: median_by_job(shown[name], mine, size) for name in ("active", "clock")}
-        found["sent"] = self.ports.of_jobs(self._at, size) if nics is not None else np.full(size, np.nan)
+        found["sent"] = self.ports.sent_by_job(self._at, size) if nics is not None else np.full(size, np.nan)
         found |= {name: _mean(shown[name], mine, size) for name in ("power", "capped")}
-        found["io"] = self._io_of(seats, of_node, size)
+        found["io"] = self._io_by_job(seats, of_node, size)
         if "node" in frames:
-            self.io.take(frames["node"])
+            self.io.update(frames["node"])
         for name, values in found.items():
             last = self.now[name]
             mean = np.where(np.isfinite(last), last + _SMOOTH * (values - last), values)
             last[:] = np.where(np.isfinite(mean), mean, last)
-        self._judge(found, self._fit(of, at_work, throttled, barred, of_node), time)
+        self._judge(found, self._find_judgeable(of, at_work, throttled, barred, of_node), time)
 
-    def _fit(
+    def _find_judgeable(
         self, of: NDArray[np.int64], at_work: Bools, throttled: Bools, barred: Bools, alone: NDArray[np.int64]
     ) -> Bools:
         """(slots,) jobs of several nodes that may be judged: most of their GPUs work, few throttle, none is barred."""
@@ -208,7 +208,7 @@ class JobsOutside:
         stopped = np.bincount(of[mine & barred], minlength=size) > 0
         stopped |= np.bincount(of[mine & throttled], minlength=size) > _LEFT_OUT * total
         several = np.bincount(alone[alone >= 0], minlength=size) >= _LEAST_NODES
-        return np.asarray(several & (total >= PEERS) & (busy > _MOST * total) & ~stopped)
+        return np.asarray(several & (total >= LEAST_PEERS) & (busy > _MOST * total) & ~stopped)
 
     def _judge(self, found: Mapping[str, Floats], fit: Bools, time: int) -> None:
         sent, active = found["sent"], found["active"]
@@ -218,39 +218,39 @@ class JobsOutside:
         alone = np.full(len(fit), -1, np.int32)
         rested = np.flatnonzero((self.seen > 0) & (time - self.seen > _STALE) & steps).tolist()
         if rested:
-            calm(self.sent, rested)
-            calm(self.active, rested)
+            clear_conditions(self.sent, rested)
+            clear_conditions(self.active, rested)
         self.seen[steps] = time
         for streams, values in zip((self.sent, self.active), less, strict=True):
             streams.step(values, alone, time, steps)
         size = len(fit)
         up = np.where(np.isfinite(sent), self.sent.cells[kernel.UP, :size], self.active.cells[kernel.UP, :size])
         late, usual = (np.where(np.isfinite(sent), c["sent"], c["active"]) for c in (self.now, self.usual))
-        self.since[(up <= 0) | (late > (1 - STILL) * usual)] = time
+        self.since[(up <= 0) | (late > (1 - STILL_SLOWER) * usual)] = time
         learns = steps & (up <= 2)
         self.count += learns
         gain = np.maximum(1 / np.maximum(self.count, 1), _LEARNING) * learns
         for name in NUMBERS:
             moved = self.usual[name] + gain * (self.now[name] - self.usual[name])
             self.usual[name] = np.where(np.isfinite(moved), moved, self.usual[name])
-        self.forget(np.flatnonzero(time - self.since > _STAYS))
+        self.reset(np.flatnonzero(time - self.since > _STAYS))
 
-    def slow(self) -> list[tuple[str, int]]:
+    def slow_jobs(self) -> list[tuple[str, int]]:
         """Jobs that are slower than their own past, with their slots."""
         size = len(self.count)
-        on = np.where(self.sends(), _on(self.sent, size), _on(self.active, size)) & (self.count >= LEARN)
+        on = np.where(self.judged_by_traffic(), _on(self.sent, size), _on(self.active, size)) & (self.count >= LEARN)
         return [(name, slot) for name, slot in sorted(self.jobs.items()) if on[slot]] if on.any() else []
 
-    def sends(self) -> Bools:
+    def judged_by_traffic(self) -> Bools:
         """(slots,) jobs whose traffic tells their pace."""
         return np.asarray((self.usual["sent"] > 0) & np.isfinite(self.now["sent"]))
 
-    def _io_of(self, seats: Seats, of_node: NDArray[np.int64], size: int) -> Floats:
+    def _io_by_job(self, seats: GpuPlacement, of_node: NDArray[np.int64], size: int) -> Floats:
         """(slots,) share of the time in which tasks wait for I/O, the median of a job's nodes."""
-        shares = np.array([self.io.of(node) for node in seats.nodes])
+        shares = np.array([self.io.share_of(node) for node in seats.nodes])
         return median_by_job(shares, of_node[:-1].astype(np.int32), size)
 
-    def _job_of_nodes(self, seats: Seats, of: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _job_by_node(self, seats: GpuPlacement, of: NDArray[np.int64]) -> NDArray[np.int64]:
         """(nodes + 1,) slot of the job that has a node for itself, -1 none; the last serves who is on no node."""
         least = np.full(len(seats.nodes) + 1, np.iinfo(np.int64).max)
         most = np.full(len(seats.nodes) + 1, -1)
@@ -260,7 +260,7 @@ class JobsOutside:
         most[-1] = -1
         return most
 
-    def _nodes_of(self, nics: Frame, gpus: Frame, seats: Seats) -> NDArray[np.int64]:
+    def _node_by_port(self, nics: Frame, gpus: Frame, seats: GpuPlacement) -> NDArray[np.int64]:
         """(ports,) number of each port's node, -1 none."""
         key = (id(nics.topology), nics.topology.version, len(nics.entities), len(gpus.entities))
         if key != self._key:
@@ -270,7 +270,7 @@ class JobsOutside:
             self._key = key
         return self._at
 
-    def _slots(self, seats: Seats, started: Callable[[str], int | None]) -> NDArray[np.int64]:
+    def _assign_slots(self, seats: GpuPlacement, started: Callable[[str], int | None]) -> NDArray[np.int64]:
         """(jobs + 1,) slot of each of the seats' jobs, the last, -1, of none; jobs that begin anew learn anew."""
         for job in self.jobs.keys() - set(seats.jobs):
             del self.jobs[job]
@@ -278,10 +278,10 @@ class JobsOutside:
         fresh = [self.jobs.setdefault(job, next(free)) for job in seats.jobs if job not in self.jobs]
         self._grow(1 + max(self.jobs.values(), default=-1))
         anew = [slot for job, slot in self.jobs.items() if (started(job) or 0) > self.looked]
-        self.forget(np.array([*fresh, *anew], np.intp))
+        self.reset(np.array([*fresh, *anew], np.intp))
         return np.array([*(self.jobs[job] for job in seats.jobs), -1], np.int64)
 
-    def forget(self, slots: NDArray[np.intp]) -> None:
+    def reset(self, slots: NDArray[np.intp]) -> None:
         """Jobs that begin anew, or are otherwise from now on."""
         if not len(slots):
             return

@@ -25,29 +25,29 @@ from numpy.typing import NDArray
 from detectors.base import kernel
 from detectors.base.cohorts import SpanningCohorts
 from detectors.base.streams import LEARN, Bools, Floats, Step, Streams
-from detectors.straggler.rank_slots import MOST, PEERS, Places
+from detectors.straggler.rank_slots import LEAST_PEERS, MOST_OF_COHORT, RankSlots
 from pipeline.model.records import SECOND, Frame
 
-ALLOWED = 4 * 3600 * SECOND
+LONGEST_EXCUSE = 4 * 3600 * SECOND
 """Half a shift: whoever mends coolant or power has come by then, or nobody minds. Chosen."""
 _HOLE = 60 * SECOND  # a hole in the telemetry counts at most so much; chosen
 
 
-class Allowance:
+class ExcuseAllowance:
     """Array by slot: how much is used up, at most twice what is allowed, so that it does not come back at once."""
 
     def __init__(self) -> None:
         self.used, self.last = np.empty(0, np.int64), 0
 
-    def take(self, excused: Bools, time: int) -> Bools:
+    def spend(self, excused: Bools, time: int) -> Bools:
         """(S,) whose allowance is used up."""
         if (more := len(excused) - len(self.used)) > 0:
             self.used = np.append(self.used, np.zeros(more, np.int64))
         since = min(max(time - self.last, 0), _HOLE)
         self.last, used = time, self.used[: len(excused)]
         if excused.any() or used.any():
-            np.clip(used + np.where(excused, since, -since), 0, 2 * ALLOWED, out=used)
-        return np.asarray(used >= ALLOWED)
+            np.clip(used + np.where(excused, since, -since), 0, 2 * LONGEST_EXCUSE, out=used)
+        return np.asarray(used >= LONGEST_EXCUSE)
 
     def snapshot(self) -> dict[str, Any]:
         return {"used": self.used.copy(), "last": self.last}
@@ -62,74 +62,81 @@ _SETTLES = 600 * SECOND  # how long after it they are still unlike each other: t
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class CohortExclusions:
     """(S,) of struck cohorts: who learns nothing, who of those throttled of late, and who is not judged; and the slots
     that are judged again from now on."""
 
-    still: Bools
-    sick: Bools
-    out: Bools
-    back: list[int]
+    frozen: Bools
+    throttled: Bools
+    excluded: Bools
+    readmitted: list[int]
 
 
-class Struck:
+class ThrottlingCohorts:
     """Array by slot: until when its cohort is struck; who is not judged, which lasts no longer than the allowance."""
 
     def __init__(self) -> None:
-        self.until, self.out = np.empty(0, np.int64), np.empty(0, bool)
-        self.allowance = Allowance()
+        self.until, self.excluded = np.empty(0, np.int64), np.empty(0, bool)
+        self.allowance = ExcuseAllowance()
 
-    def take(self, throttled: NDArray[np.int64], places: Places, time: int) -> Ruling:
+    def update(self, throttled: NDArray[np.int64], places: RankSlots, time: int) -> CohortExclusions:
         """What holds of each rank now. throttled: when each last was, 0 never."""
         size = len(places)
         if (more := size - len(self.until)) > 0:
-            self.until, self.out = (
+            self.until, self.excluded = (
                 np.append(self.until, np.zeros(more, np.int64)),
-                np.append(self.out, np.zeros(more, bool)),
+                np.append(self.excluded, np.zeros(more, bool)),
             )
         last = throttled[:size]
         now = (last > time - _FRESH) & (last <= time)
         if now.any():
-            self._mark(now, places, time)
+            self._mark_cohorts(now, places, time)
         self.until[self.until <= time] = 0
         still = self.until[:size] > 0
-        spent = self.allowance.take(still, time)
+        spent = self.allowance.spend(still, time)
         sick = still & (last > time - _SETTLES)
-        before, self.out[:size] = self.out[:size].copy(), still & ~spent & (sick | ~_enough(still & ~sick, places))
-        return Ruling(still, sick, self.out[:size], np.flatnonzero(before & ~self.out[:size]).tolist())
+        before, self.excluded[:size] = (
+            self.excluded[:size].copy(),
+            still & ~spent & (sick | ~_enough_healthy(still & ~sick, places)),
+        )
+        return CohortExclusions(
+            still, sick, self.excluded[:size], np.flatnonzero(before & ~self.excluded[:size]).tolist()
+        )
 
-    def _mark(self, now: Bools, places: Places, time: int) -> None:
-        groups, nodes, there = places.groups, places.of["node"], places.at >= 0
+    def _mark_cohorts(self, now: Bools, places: RankSlots, time: int) -> None:
+        groups, nodes, there = places.groups, places.numbers["node"], places.column >= 0
         for group in np.unique(groups[now & (groups >= 0)]).tolist():
             mine = (groups == group) & there
-            many = np.count_nonzero(mine & now) > MOST * np.count_nonzero(mine)
+            many = np.count_nonzero(mine & now) > MOST_OF_COHORT * np.count_nonzero(mine)
             if many and len(np.unique(nodes[mine & now])) >= _NODES:
                 self.until[: len(mine)][mine] = time + _SETTLES
 
-    def forget(self, slots: Sequence[int]) -> None:
+    def reset(self, slots: Sequence[int]) -> None:
         """Other ranks, or ranks elsewhere."""
         known = [slot for slot in slots if slot < len(self.until)]
-        self.until[known], self.out[known] = 0, False
+        self.until[known], self.excluded[known] = 0, False
         self.allowance.used[[slot for slot in known if slot < len(self.allowance.used)]] = 0
 
     def snapshot(self) -> dict[str, Any]:
-        return {"until": self.until.copy(), "out": self.out.copy(), "allowance": self.allowance.snapshot()}
+        return {"until": self.until.copy(), "out": self.excluded.copy(), "allowance": self.allowance.snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.until, self.out = np.array(state["until"]), np.array(state["out"])
+        self.until, self.excluded = np.array(state["until"]), np.array(state["out"])
         self.allowance.restore(state["allowance"])
 
 
-def _enough(well: Bools, places: Places) -> Bools:
+def _enough_healthy(well: Bools, places: RankSlots) -> Bools:
     """(S,) whose cohort has enough ranks that are well to compare them with each other."""
     if not well.any():
         return well
-    mine = well & (places.at >= 0) & (places.groups >= 0)
+    mine = well & (places.column >= 0) & (places.groups >= 0)
     count = np.bincount(places.groups[mine], minlength=int(places.groups.max(initial=0)) + 1)
-    return np.asarray((count[places.groups] >= PEERS) & (places.groups >= 0))
+    return np.asarray((count[places.groups] >= LEAST_PEERS) & (places.groups >= 0))
 
 
-def stepped(streams: Streams, values: Floats, groups: NDArray[np.int32], time: int, gate: Bools, still: Bools) -> Step:
+def step_frozen(
+    streams: Streams, values: Floats, groups: NDArray[np.int32], time: int, gate: Bools, still: Bools
+) -> Step:
     """One sample of streams of which some learn nothing."""
     slots = np.flatnonzero(still[: streams.cells.shape[1]])
     if not len(slots):
@@ -144,61 +151,65 @@ def stepped(streams: Streams, values: Floats, groups: NDArray[np.int32], time: i
 
 _WARMER = 5.0  # K by which most GPUs of a loop are warmer than usual under load: five steps of NVML's rounding; chosen
 _LOOP_NODES, _SHARE = 3, 0.05  # nodes of a loop on which, and share of its GPUs at work that throttle at once; chosen
-_MOST = 0.3  # share that throttles from which the others have no median to go by (Huber, Robust Statistics, 1981)
+_MOST_OF_LOOP = (
+    0.3  # share that throttles from which the others have no median to go by (Huber, Robust Statistics, 1981)
+)
 _LOOP_SETTLES = 600 * SECOND  # how long after it GPUs are still unlike each other: the plates cool one by one; chosen
 _GAIN = 3e-3  # of the usual temperature: about an hour at 10 s
 
 
-class Crowds:
+class ThrottlingLoops:
     """Watches temperatures and throttle bits loop by loop, without loops rack by rack, else of all of the fleet.
 
     A part() of a detector. The rest of a fleet may be several halls: a few that throttle say nothing of each other
     there, and where it is warm only those that throttle are left to others."""
 
     def __init__(self) -> None:
-        self.usual, self.looks = np.empty(0), np.empty(0, np.int64)
-        self.until, self.some = np.empty(0, np.int64), np.empty(0, np.int64)  # of all of a loop; of who throttles
-        self.allowance = Allowance()
+        self.usual, self.readings = np.empty(0), np.empty(0, np.int64)
+        self.until, self.some_until = np.empty(0, np.int64), np.empty(0, np.int64)  # of all of a loop; of who throttles
+        self.allowance = ExcuseAllowance()
         self._units = SpanningCohorts("loop", "cdu", "rack", least=_LOOP_NODES)
 
-    def among(self, frame: Frame, node: NDArray[np.int32], busy: Bools, throttled: Bools) -> Bools:
+    def find_members(self, frame: Frame, node: NDArray[np.int32], busy: Bools, throttled: Bools) -> Bools:
         """(N,) GPUs that are in a crowd, or were lately. throttled: has a throttle bit that is no policy."""
         n = len(frame.entities)
         if (more := n - len(self.usual)) > 0:
             self.usual = np.append(self.usual, np.zeros(more))
             none = np.zeros(more, np.int64)
-            self.looks, self.until, self.some = (np.append(a, none) for a in (self.looks, self.until, self.some))
+            self.readings, self.until, self.some_until = (
+                np.append(a, none) for a in (self.readings, self.until, self.some_until)
+            )
         warmer = frame["gpu.temperature"] - self.usual
         if (busy & throttled).any():
-            self._mark(frame, node, busy, throttled, warmer)
-        some = frame.time < self.some
-        crowd = (frame.time < self.until) | (some & ~self.allowance.take(some, frame.time))
+            self._mark_units(frame, node, busy, throttled, warmer)
+        some = frame.time < self.some_until
+        crowd = (frame.time < self.until) | (some & ~self.allowance.spend(some, frame.time))
         known = busy & ~crowd & np.isfinite(warmer)
-        self.looks[known] += 1
-        self.usual[known] += np.maximum(1 / self.looks[known], _GAIN) * warmer[known]
+        self.readings[known] += 1
+        self.usual[known] += np.maximum(1 / self.readings[known], _GAIN) * warmer[known]
         return crowd
 
-    def _mark(self, frame: Frame, node: NDArray[np.int32], busy: Bools, throttled: Bools, warmer: Any) -> None:
+    def _mark_units(self, frame: Frame, node: NDArray[np.int32], busy: Bools, throttled: Bools, warmer: Any) -> None:
         units = self._units.groups(frame)
         for unit in np.unique(units[busy & throttled]).tolist():
             mine = busy & (units == unit) & (unit >= 0)
-            known = mine & np.isfinite(warmer) & (self.looks > 0)
+            known = mine & np.isfinite(warmer) & (self.readings > 0)
             struck = mine & throttled
             wide = len(np.unique(node[struck])) >= _LOOP_NODES
             share = int(np.count_nonzero(struck)) / max(int(np.count_nonzero(mine)), 1)
             apart = unit != self._units.rest
             several = len(np.unique(node[mine])) >= _LOOP_NODES
             warm = several and known.any() and float(np.median(warmer[known])) >= _WARMER
-            if (warm and apart) or (wide and share > _MOST):
+            if (warm and apart) or (wide and share > _MOST_OF_LOOP):
                 self.until[units == unit] = frame.time + _LOOP_SETTLES
             elif warm or (wide and apart and share >= _SHARE):
-                self.some[struck] = frame.time + _LOOP_SETTLES
+                self.some_until[struck] = frame.time + _LOOP_SETTLES
 
     def snapshot(self) -> dict[str, Any]:
-        arrays = {name: getattr(self, name).copy() for name in ("usual", "looks", "until", "some")}
+        arrays = {name: getattr(self, name).copy() for name in ("usual", "readings", "until", "some_until")}
         return {**arrays, "allowance": self.allowance.snapshot()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.usual, self.looks, self.until = state["usual"], state["looks"], state["until"]
-        self.some = state["some"]
+        self.usual, self.readings, self.until = state["usual"], state["readings"], state["until"]
+        self.some_until = state["some_until"]
         self.allowance.restore(state["allowance"])

@@ -22,7 +22,7 @@ class Pressure:
         self.last, self.at, self.share = np.empty(0), np.empty(0, np.int64), np.empty(0)
         self._nodes: dict[str, int] = {}
 
-    def take(self, nodes: Frame) -> None:
+    def update(self, nodes: Frame) -> None:
         """Takes the counters of an instant."""
         size = len(nodes.entities)
         if self.signal not in nodes.values:
@@ -43,14 +43,14 @@ class Pressure:
         known = np.isfinite(now)
         self.last[known], self.at[known] = now[known], nodes.time
 
-    def of(self, node: str) -> float:
+    def share_of(self, node: str) -> float:
         """Share of a node; NaN where it is not known."""
         at = self._nodes.get(node, -1)
         return float(self.share[at]) if at >= 0 else float("nan")
 
-    def usual(self, nodes: Sequence[str]) -> float:
+    def median_share(self, nodes: Sequence[str]) -> float:
         """Median of some nodes; NaN without one."""
-        shares = np.array([self.of(node) for node in nodes])
+        shares = np.array([self.share_of(node) for node in nodes])
         shares = shares[np.isfinite(shares)]
         return float(np.median(shares)) if len(shares) else float("nan")
 

@@ -19,9 +19,9 @@ from pipeline.model.records import SECOND, Frame
 from pipeline.model.topology import Topology, kind_of
 
 Ints = NDArray[np.int32]
-PEERS = 8
+LEAST_PEERS = 8
 """Ranks below which a cohort says nothing about scale."""
-MOST = 0.3
+MOST_OF_COHORT = 0.3
 """Share of a cohort of which one node may be: if it goes slow as a whole, the median must still be the others'."""
 _KEPT = 3600 * SECOND
 """How long a rank that ended keeps its slot: a job that comes back on the same GPUs goes on from what was learnt.
@@ -30,7 +30,7 @@ _ABSURD = 1e30  # no time, logarithm or counter is as large, and single precisio
 _KINDS = ("stage", "job", "gpu", "node")
 
 
-class Places:
+class RankSlots:
     """Slots of ranks; arrays are by slot, -1 where there is nothing. Feed `update` once per instant."""
 
     def __init__(self) -> None:
@@ -39,29 +39,29 @@ class Places:
         self._left: dict[str, int] = {}  # rank that is gone -> since when
         self._mates: dict[str, str] = {}  # rank -> with whom it was compared
         self._key: tuple[int, ...] = ()
-        self._known: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {}
-        self.at = np.empty(0, np.int64)
-        self.names: list[str] = []
-        self.of: dict[str, Ints] = {kind: np.empty(0, np.int32) for kind in _KINDS}
-        self.named: dict[str, list[str]] = {kind: [] for kind in _KINDS}
-        self._numbers: dict[str, dict[str, int]] = {kind: {} for kind in _KINDS}
+        self._ancestors: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {}
+        self.column = np.empty(0, np.int64)
+        self.ranks: list[str] = []
+        self.numbers: dict[str, Ints] = {kind: np.empty(0, np.int32) for kind in _KINDS}
+        self.entities: dict[str, list[str]] = {kind: [] for kind in _KINDS}
+        self._number_of: dict[str, dict[str, int]] = {kind: {} for kind in _KINDS}
         self.groups = np.empty(0, np.int32)
-        self.mixed = np.empty(0, bool)  # compared with ranks of other stages too
-        self.pooled = False  # whether any is
-        self.by_stage = np.empty(0, bool)  # compared with all of its stage, and with nobody else
+        self.cross_stage = np.empty(0, bool)  # compared with ranks of other stages too
+        self.any_cross_stage = False  # whether any is
+        self.stage_only = np.empty(0, bool)  # compared with all of its stage, and with nobody else
         self.cohorts: list[str] = []
         self._order, self._first = np.empty(0, np.int32), np.zeros(1, np.int64)  # slots stage by stage
-        self._gpu_at: tuple[int, NDArray[np.int64]] = (-1, self.at)
-        self._last: dict[str, str] = {}  # rank that is gone -> the GPU on which it was
-        self._hosts, self._gone = (
+        self._gpu_at: tuple[int, NDArray[np.int64]] = (-1, self.column)
+        self._last_gpu: dict[str, str] = {}  # rank that is gone -> the GPU on which it was
+        self._node_index, self._gpu_index = (
             TopologyIndex(),
             TopologyIndex(),
         )  # of the nodes, and of the GPUs of ranks that are gone
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.ranks)
 
-    def update(self, frame: Frame) -> list[int]:
+    def update_slots(self, frame: Frame) -> list[int]:
         """Follows the topology; the slots that hold another rank, or a rank on another GPU, than before."""
         key = (id(frame.topology), frame.topology.version, len(frame.entities))
         if key == self._key:
@@ -69,25 +69,25 @@ class Places:
         self._key = key
         parents = frame.topology.parents
         living = {e: i for i, e in enumerate(frame.entities) if e in parents}
-        fresh = self._seat(living, frame.time)
-        place = {e: self._place(e, frame.topology) for e in living}
+        fresh = self._assign_slots(living, frame.time)
+        place = {e: self._find_ancestors(e, frame.topology) for e in living}
         for rank, around in place.items():
             if (gpu := around.get("gpu")) is not None:
                 if self._gpus.get(rank, gpu) != gpu:
                     fresh.append(self._slots[rank])
                 self._gpus[rank] = gpu
-        self._last = {rank: gpu for rank in self._left if (gpu := self._gpus.get(rank))}
-        self._index(living, place)
-        return fresh + self._among_others(living)
+        self._last_gpu = {rank: gpu for rank in self._left if (gpu := self._gpus.get(rank))}
+        self._build_index(living, place)
+        return fresh + self._find_regrouped(living)
 
-    def _among_others(self, living: Iterable[str]) -> list[int]:
+    def _find_regrouped(self, living: Iterable[str]) -> list[int]:
         """Slots of ranks that are compared with others than before: another stage, or the job in place of the stage."""
-        now = {rank: self.cohort(self._slots[rank]) for rank in living}
+        now = {rank: self.cohort_name(self._slots[rank]) for rank in living}
         changed = [self._slots[rank] for rank, mates in now.items() if self._mates.get(rank, mates) != mates]
         self._mates.update(now)
         return changed
 
-    def _seat(self, living: Mapping[str, int], time: int) -> list[int]:
+    def _assign_slots(self, living: Mapping[str, int], time: int) -> list[int]:
         """Slots for the living; those of ranks that are long gone are free again. Returns the new ones."""
         for rank in self._slots:
             if rank in living:
@@ -95,7 +95,7 @@ class Places:
             else:
                 self._left.setdefault(rank, time)
         for rank in [r for r, since in self._left.items() if time - since > _KEPT]:
-            for known in (self._slots, self._gpus, self._known, self._mates, self._left):
+            for known in (self._slots, self._gpus, self._ancestors, self._mates, self._left):
                 known.pop(rank, None)
         arrived = [rank for rank in living if rank not in self._slots]
         taken = set(self._slots.values())
@@ -104,90 +104,92 @@ class Places:
         self._slots.update(zip(arrived, fresh, strict=True))
         return fresh
 
-    def _place(self, rank: str, topology: Topology) -> dict[str, str]:
+    def _find_ancestors(self, rank: str, topology: Topology) -> dict[str, str]:
         """Nearest of each kind; looked up anew only for a rank whose parents are others than before."""
         parents = topology.parents[rank]
-        known = self._known.get(rank)
+        known = self._ancestors.get(rank)
         if known is None or known[0] != parents:
             around: dict[str, str] = {}
             for above in topology.above(rank):
                 around.setdefault(kind_of(above), above)
-            self._known[rank] = known = parents, around
+            self._ancestors[rank] = known = parents, around
         return known[1]
 
-    def _index(self, living: Mapping[str, int], place: Mapping[str, dict[str, str]]) -> None:
-        size = max(len(self.names), 1 + max(self._slots.values(), default=-1))  # state by slot never shrinks
-        self.at, self.names = np.full(size, -1, np.int64), [""] * size
-        self.of = {kind: np.full(size, -1, np.int32) for kind in _KINDS}
+    def _build_index(self, living: Mapping[str, int], place: Mapping[str, dict[str, str]]) -> None:
+        size = max(len(self.ranks), 1 + max(self._slots.values(), default=-1))  # state by slot never shrinks
+        self.column, self.ranks = np.full(size, -1, np.int64), [""] * size
+        self.numbers = {kind: np.full(size, -1, np.int32) for kind in _KINDS}
         numbers: dict[str, dict[str, int]] = {kind: {} for kind in _KINDS}
         for rank, i in living.items():
             slot = self._slots[rank]
-            self.at[slot], self.names[slot] = i, rank
+            self.column[slot], self.ranks[slot] = i, rank
             for kind in _KINDS:
                 if (entity := place[rank].get(kind)) is not None:
-                    self.of[kind][slot] = numbers[kind].setdefault(entity, len(numbers[kind]))
-        self.named, self._numbers = {kind: list(found) for kind, found in numbers.items()}, numbers
-        self._gpu_at = (-1, self.at)
-        self.groups, self.cohorts = self._compare()
-        stage = self.of["stage"]
+                    self.numbers[kind][slot] = numbers[kind].setdefault(entity, len(numbers[kind]))
+        self.entities, self._number_of = {kind: list(found) for kind, found in numbers.items()}, numbers
+        self._gpu_at = (-1, self.column)
+        self.groups, self.cohorts = self._build_cohorts()
+        stage = self.numbers["stage"]
         self._order = np.argsort(stage, kind="stable").astype(np.int32)[np.count_nonzero(stage < 0) :]
         self._first = np.append(0, np.cumsum(np.bincount(stage[stage >= 0]))).astype(np.int64)
         pooled = np.array([*(name in numbers["job"] for name in self.cohorts), False], bool)
-        self.mixed = pooled[self.groups] & (self.of["stage"] >= 0)
-        self.pooled = bool(self.mixed.any())
+        self.cross_stage = pooled[self.groups] & (self.numbers["stage"] >= 0)
+        self.any_cross_stage = bool(self.cross_stage.any())
         of_cohort = np.array([*(numbers["stage"].get(name, -2) for name in self.cohorts), -2])
-        self.by_stage = (of_cohort[self.groups] == stage) & (self.groups >= 0)
-        rest = np.unique(stage[~self.by_stage & (stage >= 0)])
+        self.stage_only = (of_cohort[self.groups] == stage) & (self.groups >= 0)
+        rest = np.unique(stage[~self.stage_only & (stage >= 0)])
         parts = [self._order[self._first[s] : self._first[s + 1]] for s in rest.tolist()]
-        self._rest = np.concatenate([np.empty(0, np.int32), *parts]), np.cumsum([0, *map(len, parts)])
-        row = np.append(np.full(len(self.named["stage"]), -1), -1)
+        self._other_stages = np.concatenate([np.empty(0, np.int32), *parts]), np.cumsum([0, *map(len, parts)])
+        row = np.append(np.full(len(self.entities["stage"]), -1), -1)
         row[rest] = np.arange(len(rest))
         self._row = row[stage]
 
-    def _compare(self) -> tuple[Ints, list[str]]:
+    def _build_cohorts(self) -> tuple[Ints, list[str]]:
         """With whom each is compared: its stage, or where a node is too large a part of that, the whole job.
 
         What a rank of another stage usually takes longer by is its own offset, which the kernel learns; so a change
         can be told from all of the job where the stage is too small.
         """
         groups, names = np.full(len(self), -1, np.int32), list[str]()
-        rungs = [(kind, PEERS, MOST) for kind in ("stage", "job")] + [(kind, PEERS, 1.0) for kind in ("stage", "job")]
+        rungs = [(kind, LEAST_PEERS, MOST_OF_COHORT) for kind in ("stage", "job")] + [
+            (kind, LEAST_PEERS, 1.0) for kind in ("stage", "job")
+        ]
         for kind, least, most in (*rungs, ("stage", 2, 1.0), ("job", 2, 1.0)):
-            for number, members in _members(self.of[kind]):
+            for number, members in _members(self.numbers[kind]):
                 waiting = members[groups[members] < 0]
-                if len(members) >= least and len(waiting) and self._node_share(members) <= most:
+                if len(members) >= least and len(waiting) and self._largest_node_share(members) <= most:
                     groups[waiting] = len(names)
-                    names.append(self.named[kind][number])
-        groups[self.at < 0] = len(names)  # who is gone for a while keeps what it learnt among peers
+                    names.append(self.entities[kind][number])
+        groups[self.column < 0] = len(names)  # who is gone for a while keeps what it learnt among peers
         return groups, [*names, "nobody"]
 
-    def _node_share(self, members: NDArray[np.int64]) -> float:
+    def _largest_node_share(self, members: NDArray[np.int64]) -> float:
         """Share of the largest node; of unknown nodes nothing is known."""
-        nodes = self.of["node"][members]
+        nodes = self.numbers["node"][members]
         nodes = nodes[nodes >= 0]
         return max(Counter(nodes.tolist()).values()) / len(members) if len(nodes) else 0.0
 
-    def entity(self, kind: str, slot: int) -> str | None:
+    def ancestor(self, kind: str, slot: int) -> str | None:
         """The stage, job, GPU or node of a slot."""
-        number = int(self.of[kind][slot])
-        return self.named[kind][number] if number >= 0 else None
+        number = int(self.numbers[kind][slot])
+        return self.entities[kind][number] if number >= 0 else None
 
-    def cohort(self, slot: int) -> str:
+    def cohort_name(self, slot: int) -> str:
         """In words: with whom it is compared."""
         group = int(self.groups[slot])
         return self.cohorts[group] if group >= 0 else "own past"
 
-    def medians(self, values: Floats) -> Floats:
+    def stage_medians(self, values: Floats) -> Floats:
         """(S,) median of each one's stage; NaN without one."""
-        return self._medians(values, self._order, self._first, self.of["stage"])
+        return self._grouped_medians(values, self._order, self._first, self.numbers["stage"])
 
-    def beside(self, values: Floats, median: Floats) -> Floats:
+    def fill_stage_medians(self, values: Floats, median: Floats) -> Floats:
         """The same, where `median` is known of those with whom each is compared."""
-        if self.by_stage.all():
+        if self.stage_only.all():
             return median
-        return np.where(self.by_stage, median, self._medians(values, *self._rest, self._row))
+        return np.where(self.stage_only, median, self._grouped_medians(values, *self._other_stages, self._row))
 
-    def _medians(self, values: Floats, order: Ints, first: NDArray[np.int64], row: NDArray[Any]) -> Floats:
+    def _grouped_medians(self, values: Floats, order: Ints, first: NDArray[np.int64], row: NDArray[Any]) -> Floats:
         count, size = len(first) - 1, len(values)
         median, spread = np.empty(count, np.float32), np.empty(count, np.float32)
         told = np.empty(size + 1, np.float32), median, spread, np.empty(count, np.int32)
@@ -195,35 +197,35 @@ class Places:
         kernel.cohorts(singles, np.zeros(size, np.float32), order, first, *told)
         return np.asarray(np.append(median, np.nan)[row], np.float64)
 
-    def take(self, frame: Frame, signal: str) -> NDArray[np.float64]:
+    def read_ranks(self, frame: Frame, signal: str) -> NDArray[np.float64]:
         """(S,) a signal of the ranks."""
-        return np.append(frame[signal], np.nan)[self.at]
+        return np.append(frame[signal], np.nan)[self.column]
 
-    def of_gpus(self, gpus: Frame, signal: str) -> NDArray[np.float64]:
+    def read_gpus(self, gpus: Frame, signal: str) -> NDArray[np.float64]:
         """(S,) a signal of the ranks' GPUs."""
         if self._gpu_at[0] != (key := len(gpus.entities)):
             place = {e: i for i, e in enumerate(gpus.entities)}
-            where = np.array([*(place.get(e, -1) for e in self.named["gpu"]), -1], np.int64)
-            self._gpu_at = key, where[self.of["gpu"]]
+            where = np.array([*(place.get(e, -1) for e in self.entities["gpu"]), -1], np.int64)
+            self._gpu_at = key, where[self.numbers["gpu"]]
         return np.append(gpus[signal], np.nan)[self._gpu_at[1]]
 
-    def on(self, entity: str, topology: Topology) -> list[int]:
+    def slots_on(self, entity: str, topology: Topology) -> list[int]:
         """Slots of the ranks that are, or were last, on or in an entity."""
         kind = kind_of(entity)
         if kind == "rank":
             return self.slots_of([entity])
         if kind in _KINDS:
-            mine = [self._numbers[kind][entity]] if entity in self._numbers[kind] else []
+            mine = [self._number_of[kind][entity]] if entity in self._number_of[kind] else []
         else:
             kind = "node"
-            self._hosts.update(self.named["node"], topology)
-            mine = self._hosts.devices_below(entity)
-        slots = np.flatnonzero(np.isin(self.of[kind], mine)).tolist() if mine else []
+            self._node_index.update(self.entities["node"], topology)
+            mine = self._node_index.devices_below(entity)
+        slots = np.flatnonzero(np.isin(self.numbers[kind], mine)).tolist() if mine else []
         if kind in ("stage", "job"):
             return slots
-        ranks, gpus = list(self._last), list(self._last.values())
-        self._gone.update(gpus, topology)
-        there = {*self._gone.devices_below(entity), *(i for i, gpu in enumerate(gpus) if gpu == entity)}
+        ranks, gpus = list(self._last_gpu), list(self._last_gpu.values())
+        self._gpu_index.update(gpus, topology)
+        there = {*self._gpu_index.devices_below(entity), *(i for i, gpu in enumerate(gpus) if gpu == entity)}
         return [*slots, *self.slots_of(ranks[i] for i in sorted(there))]
 
     def slots_of(self, ranks: Iterable[str]) -> list[int]:

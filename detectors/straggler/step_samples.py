@@ -15,12 +15,12 @@ from detectors.base.event_data import read_duration, read_integer
 from detectors.base.gates import SETTLES, Gates
 from detectors.base.kernel import compiled
 from detectors.base.streams import Bools, Floats
-from detectors.straggler.rank_slots import Places
+from detectors.straggler.rank_slots import RankSlots
 from pipeline.model.records import SECOND, Event, Frame
 
-HEARD = frozenset({"job_start", "version", "reset", "maintenance_start", "maintenance_end", "digest", "checkpoint"})
-_ANEW = frozenset({"version", "reset", "maintenance_end"})
-_LOOK = 60 * SECOND  # how often the end of announced work is looked for; chosen
+EVENTS = frozenset({"job_start", "version", "reset", "maintenance_start", "maintenance_end", "digest", "checkpoint"})
+_RELEARN_EVENTS = frozenset({"version", "reset", "maintenance_end"})
+_CHECK_EVERY = 60 * SECOND  # how often the end of announced work is looked for; chosen
 _CANARY = 60 * SECOND  # so long after a canary a rank may still tell a step that it made beside it; chosen
 _REMEMBERED = 3600 * SECOND  # a start of a rank that nobody has seen since is forgotten; chosen
 _RESTS = 300 * SECOND
@@ -46,7 +46,7 @@ _CELLS: Mapping[str, float | int | bool] = {
 }
 
 
-class Samples:
+class StepSamples:
     """Samples and gates of ranks; arrays by slot."""
 
     def __init__(self) -> None:
@@ -54,31 +54,31 @@ class Samples:
         self.cells = {name: np.full(0, fill) for name, fill in _CELLS.items()}
         self._starting: dict[str, int] = {}  # rank of which a start was told, but no step since -> when
         self._saving: dict[str, int] = {}  # job -> until when it writes a checkpoint
-        self._looked = 0
-        self._forgiven: list[str] = []
-        self.pardoned: list[
+        self._checked_at = 0
+        self._accepted: list[str] = []
+        self.accepted_slots: list[
             int
         ] = []  # slots of which a person said that it is no fault, as it was told in this instant
-        self.calmed: list[int] = []  # slots that were slow beside our own canary, as it was told in this instant
+        self.canary_slots: list[int] = []  # slots that were slow beside our own canary, as it was told in this instant
         self.rested: list[int] = []  # slots that tell a step again in this instant after they told none for long
         self.paused = np.empty(0, np.int64)  # (S,) for how long they told none before they do now, 0 who did not pause
 
-    def hear(self, frames: Mapping[str, Frame]) -> list[Event]:
+    def read_events(self, frames: Mapping[str, Frame]) -> list[Event]:
         """Takes the events of an instant; those that matter."""
         self.gates.update(frames)
-        told = [e for frame in frames.values() for e in frame.events if e.kind in HEARD]
+        told = [e for frame in frames.values() for e in frame.events if e.kind in EVENTS]
         for event in told:
             ranks = event.data.get("ranks")
             if event.kind == "job_start" and isinstance(ranks, (list, dict)):
                 self._starting.update({rank: event.time for rank in ranks if isinstance(rank, str)})
         return told
 
-    def forgive(self, entity: str) -> None:
+    def accept_as_normal(self, entity: str) -> None:
         """A person said that it is no fault: its ranks learn anew, as soon as it is known which they are."""
-        self._forgiven.append(entity)
+        self._accepted.append(entity)
 
-    def settle(
-        self, fresh: Sequence[int], told: Iterable[Event], frame: Frame, places: Places, rose: NDArray[np.int64]
+    def apply_events(
+        self, fresh: Sequence[int], told: Iterable[Event], frame: Frame, places: RankSlots, rose: NDArray[np.int64]
     ) -> list[int]:
         """Follows moves, work, versions, canaries and checkpoints; slots whose software or node is not as before, or
         of which a person said that it is no fault.
@@ -88,65 +88,65 @@ class Samples:
         self._grow(len(places))
         for name, fill in _CELLS.items():
             self.cells[name][list(fresh)] = fill
-        self.pardoned = [slot for entity in self._forgiven for slot in places.on(entity, frame.topology)]
-        anew = list(self.pardoned)
-        self._forgiven = []
-        self.calmed = []
+        self.accepted_slots = [slot for entity in self._accepted for slot in places.slots_on(entity, frame.topology)]
+        anew = list(self.accepted_slots)
+        self._accepted = []
+        self.canary_slots = []
         worked = bool(fresh)
         for event in told:
             lasts = read_duration(event.data.get("took" if event.kind == "digest" else "seconds"), _LONGEST_S)
             worked |= event.kind.startswith("maintenance")
-            if event.kind in _ANEW:
-                anew += places.on(event.entity, frame.topology)
+            if event.kind in _RELEARN_EVENTS:
+                anew += places.slots_on(event.entity, frame.topology)
             elif event.kind == "digest" and lasts is not None:
-                self._excuse(event, lasts, places.on(event.entity, frame.topology), rose)
+                self._excuse_canary(event, lasts, places.slots_on(event.entity, frame.topology), rose)
             elif event.kind == "checkpoint" and lasts is not None:
                 self._saving[event.entity] = event.time + int(lasts * SECOND)
         self._saving = {job: until for job, until in self._saving.items() if until >= frame.time}
-        if worked or abs(frame.time - self._looked) >= _LOOK:
-            self._look_for_work(frame, places)
+        if worked or abs(frame.time - self._checked_at) >= _CHECK_EVERY:
+            self._mark_maintenance(frame, places)
         return anew
 
-    def _excuse(self, event: Event, took: float, slots: Sequence[int], rose: NDArray[np.int64]) -> None:
+    def _excuse_canary(self, event: Event, took: float, slots: Sequence[int], rose: NDArray[np.int64]) -> None:
         """Ranks that were not slow before our own canary began are not for some time after it."""
         began = read_integer(event.data.get("began"), event.time - int(_LONGEST_S * SECOND))
         since = event.time - int(took * SECOND) if began is None else began
-        self.calmed += (mine := [s for s in slots if rose[s] >= since - _LOOK])
+        self.canary_slots += (mine := [s for s in slots if rose[s] >= since - _CHECK_EVERY])
         self.cells["excused"][mine] = event.time + _CANARY
 
-    def _look_for_work(self, frame: Frame, places: Places) -> None:
-        self._looked = frame.time
+    def _mark_maintenance(self, frame: Frame, places: RankSlots) -> None:
+        self._checked_at = frame.time
         known = self.gates.snapshot()
         names = set(known["_working"]) | {e for e, at in known["_worked"].items() if frame.time - at <= SETTLES}
         working = self.cells["working"]
         working[:] = False
         for entity in sorted(names):
-            working[places.on(entity, frame.topology)] = True
+            working[places.slots_on(entity, frame.topology)] = True
 
-    def take(self, frame: Frame, places: Places, warm_up: float) -> tuple[Floats, Bools]:
+    def read_steps(self, frame: Frame, places: RankSlots, warm_up: float) -> tuple[Floats, Bools]:
         """(S,) ln(compute time) of the ranks that finished a step, NaN of others; and who may be judged."""
-        compute, step = places.take(frame, "rank.compute_time"), places.take(frame, "rank.step")
+        compute, step = places.read_ranks(frame, "rank.compute_time"), places.read_ranks(frame, "rank.step")
         with np.errstate(divide="ignore", invalid="ignore"):
             times = np.where((compute > 0) & (compute < _ABSURD_S), np.log(compute), np.nan)
         mine = {name: cells[: len(places)] for name, cells in self.cells.items()}
         times[step == mine["steps"]] = np.nan  # the same step told twice is no second witness
         if "rank.tokens" in frame.values:
-            times -= self._longer(places.take(frame, "rank.tokens"), step - mine["steps"], places)
+            times -= self._extra_work(places.read_ranks(frame, "rank.tokens"), step - mine["steps"], places)
         if self._starting:
-            self._start(compute, step, places, frame.time)
+            self._record_starts(compute, step, places, frame.time)
         known = np.isfinite(step)
         mine["steps"][known] = step[known]
         told, sampled = np.isfinite(times), mine["sampled"]
-        self._space(np.where(told & (sampled > 0), frame.time - sampled, 0))
+        self._update_gaps(np.where(told & (sampled > 0), frame.time - sampled, 0))
         sampled[told] = frame.time
         with np.errstate(invalid="ignore"):
             warm = (step - mine["begun"] < warm_up) | (~known & (frame.time - mine["began"] < _WARM))
         gate = ~(warm | mine["working"] | (mine["excused"] > frame.time))
         for job in self._saving:
-            gate[places.on(job, frame.topology)] = False
+            gate[places.slots_on(job, frame.topology)] = False
         return times, gate
 
-    def _space(self, gap: NDArray[np.int64]) -> None:
+    def _update_gaps(self, gap: NDArray[np.int64]) -> None:
         """Tells rests and pauses from the usual time between samples. gap: (S,) since the former, 0 without one now."""
         usual = self.cells["gap"][: len(gap)]
         longest = _TIMES * usual
@@ -156,7 +156,7 @@ class Samples:
         known = np.where(usual > 0, usual + _GAIN * (np.minimum(gap, longest) - usual), gap)
         usual[told] = known[told]
 
-    def _longer(self, tokens: Floats, steps: Floats, places: Places) -> Floats:
+    def _extra_work(self, tokens: Floats, steps: Floats, places: RankSlots) -> Floats:
         """ln of the share by which a rank had more tokens in its last steps than its stage; 0 where nobody tells.
 
         Packed sequences make the work uneven, and time goes nearly as the tokens do (ResiHP).
@@ -167,9 +167,9 @@ class Samples:
         worked[~np.isfinite(worked)] = np.nan
         known = np.isfinite(tokens)
         last[known] = tokens[known]
-        return np.asarray(np.nan_to_num(worked - places.medians(worked)))
+        return np.asarray(np.nan_to_num(worked - places.stage_medians(worked)))
 
-    def _start(self, compute: Floats, step: Floats, places: Places, time: int) -> None:
+    def _record_starts(self, compute: Floats, step: Floats, places: RankSlots, time: int) -> None:
         """Notes at which step ranks began of which a start was told."""
         told = (np.isfinite(step) | np.isfinite(compute)).tolist()
         for rank, since in list(self._starting.items()):
@@ -180,7 +180,7 @@ class Samples:
                 continue
             del self._starting[rank]
 
-    def saves(self, job: str) -> bool:
+    def is_saving(self, job: str) -> bool:
         """Whether it writes a checkpoint."""
         return job in self._saving
 
@@ -196,7 +196,7 @@ class Samples:
             self.cells = {n: np.append(self.cells[n], np.full(more, fill)) for n, fill in _CELLS.items()}
 
     def snapshot(self) -> dict[str, Any]:
-        names = ("_starting", "_saving", "_looked", "_forgiven", "cells")
+        names = ("_starting", "_saving", "_checked_at", "_accepted", "cells")
         return {"gates": self.gates.snapshot(), **{name: getattr(self, name) for name in names}}
 
     def restore(self, state: Mapping[str, Any]) -> None:

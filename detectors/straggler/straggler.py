@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,132 +19,15 @@ from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.group_events import HOLD, GroupEvents, Quantity
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
-from detectors.straggler.alarm_budget import of_ranks
-from detectors.straggler.blame import Suspicion, blamed, causes_of, sentence, words
-from detectors.straggler.causes import CLOCK, POLICY, SIGNALS, Cause, Causes, calm
-from detectors.straggler.mass_throttling import Struck, stepped
-from detectors.straggler.power_caps import Caps
-from detectors.straggler.rank_slots import MOST, PEERS, Places
-from detectors.straggler.step_samples import RECENT, RING, Samples, record_steps
-from detectors.straggler.untrusted_baselines import Latecomers, Started
+from detectors.straggler.alarm_budget import rank_budget
+from detectors.straggler.blame import Suspicion, collect_causes, describe_causes, find_suspicions, write_title
+from detectors.straggler.causes import CLOCK, POLICY, SIGNALS, Cause, CauseTracker, clear_conditions
+from detectors.straggler.mass_throttling import ThrottlingCohorts, step_frozen
+from detectors.straggler.power_caps import PowerCaps
+from detectors.straggler.rank_slots import LEAST_PEERS, MOST_OF_COHORT, RankSlots
+from detectors.straggler.step_samples import RECENT, RING, StepSamples, record_steps
+from detectors.straggler.untrusted_baselines import LateLearners, SlowSinceStart
 from pipeline.model.records import SECOND, Finding, Frame, Level
-
-
-class Kept(Protocol):
-    """What the detector `straggler` keeps by slot."""
-
-    places: Places
-    struck: Struck
-    count: NDArray[np.int64]
-    newest: Floats
-    usual: Floats
-    recent: NDArray[Any]
-
-
-def beside(of: Kept, slots: Sequence[int], step: Step) -> tuple[int, Comparison]:
-    """The worst of some slow ranks, beside peers that are not slow with it."""
-    worst = slots[int(np.argmax(step.effect[slots]))]
-    cohort, mates, usual = _expected(of, worst, slots, step)
-    # one quick step does not make a slow rank a fast one: the newest step, or how slow it has been of late
-    late = float(step.effect[worst]) if step.on[worst] else float(np.median(of.recent["stage"][worst]))
-    late += float(of.usual[worst]) - usual if step.on[worst] else 0.0
-    slowdown, expected = float(np.exp(max(of.newest[worst] - usual, late))), float(np.exp(usual))
-    spread = expected * float(step.spread[worst]) if np.isfinite(step.spread[worst]) else None
-    return worst, Comparison(expected * slowdown, expected, spread, cohort, mates, slowdown - 1, "s")
-
-
-def _expected(of: Kept, slot: int, slots: Sequence[int], step: Step) -> tuple[str, int, float]:
-    """With whom a rank is compared, how many they are, and the ln(time) that they lead one to expect."""
-    own, places = bool(step.on[slot]), of.places
-    numbers = places.groups if own else places.of["stage"]
-    alike = (numbers == numbers[slot]) & (numbers[slot] >= 0) & (places.at >= 0) & (of.count[: len(numbers)] > 0)
-    alike[list(slots)] = False
-    alike &= ~of.struck.out[: len(alike)]
-    mates = np.flatnonzero(alike)
-    if not own and len(mates):
-        return places.entity("stage", slot) or "own past", len(mates), float(np.median(of.newest[mates]))
-    usual = float(of.usual[slot])
-    if len(slots) > MOST * (len(slots) + len(mates)) and len(mates):
-        # the median lies between the slow and the others, who seem quicker by as much as it has moved
-        usual += float(np.nan_to_num(np.median(of.newest[mates] - of.usual[mates])))
-    return places.cohort(slot), len(mates), usual
-
-
-class KeptToo(Protocol):
-    """Settings of the detector `straggler`, and what it keeps by slot."""
-
-    delta: float
-    hold: float
-    start_hold: float
-    peers: int
-    places: Places
-    causes: Causes
-    started: Started
-    streams: Streams
-    recent: NDArray[Any]
-    above: NDArray[np.int64]
-    behind: NDArray[np.int64]
-    lagged: NDArray[np.int64]
-    newest: Floats
-    usual: Floats
-
-
-def level_of(
-    of: KeptToo, suspicion: Suspicion, seen: Sequence[Cause], late: Bools, doubt: Bools, time: int, step: Step
-) -> Level:
-    """Page with a physical cause at once, else after the hold and only among enough peers.
-
-    What a power cap that comes or goes may explain is no page: neither clocks nor sums say more by then. Nor is who
-    was quicker than its stage and is no slower than the others now: nobody waits for it. late: (slots,) from lags();
-    doubt: (S,) what their sums say may be of a cap.
-    """
-    slots = np.array(suspicion.slots)
-    if not late.any():
-        return "suspect"
-    if doubt[slots].all():
-        return "page" if any(cause.physical and cause.signal != "gpu.sm_clock" for cause in seen) else "suspect"
-    if any(of.causes.proves(cause, slots) for cause in seen):
-        return "page"
-    on = slots[step.on[slots]]
-    held = [s for s in on.tolist() if of.above[s] and np.median(of.recent["own"][s]) >= of.delta / 2]
-    if not held or (suspicion.unsure and not seen):
-        return "suspect"
-    if np.median(of.newest[held] - of.usual[held]) < of.delta / 2:
-        return "suspect"  # its newest steps are as they should be: who comes now would find nothing
-    since = float(np.median(of.above[held]))  # one of a node may have paused before
-    enough = bool(seen) or int(step.size[held].max()) >= of.peers
-    return "page" if enough and time - since >= of.hold * SECOND else "suspect"
-
-
-def lags(of: KeptToo, slots: NDArray[np.intp], step: Step, time: int) -> tuple[Bools, list[int]]:
-    """(slots,) who is slower than its stage now; and those that have not been for the hold: that is their usual."""
-    departs = of.streams.cells[kernel.BASELINE, slots] + step.effect[slots]
-    late = np.minimum(departs, np.median(of.recent["stage"][slots], axis=1)) >= of.delta / 2
-    late |= (of.behind[slots] > 0) | ~of.places.by_stage[slots]
-    of.lagged[slots[late]] = time
-    since = np.maximum(of.above[slots], of.lagged[slots])
-    over = ~late & (of.above[slots] > 0) & (time - since >= of.hold * SECOND)
-    return np.asarray(late), slots[over].tolist()
-
-
-def since_start(of: KeptToo, suspicion: Suspicion, seen: Sequence[Cause], time: int) -> tuple[Level, list[Cause]]:
-    """Of those that are a suspect otherwise: how urgent it is that they have been slow since their first sample.
-
-    That their stage had not learnt before does not matter here: its present times are what they are compared with.
-    """
-    slots, told = list(suspicion.slots), list(seen)
-    since = of.started.since(slots, of.behind)
-    if since is None or time - since < of.hold * SECOND:
-        return "suspect", told
-    found = of.started.causes(slots, of.causes.capped, of.places)
-    if not found[0].physical and of.started.by_design(slots, of.behind, of.places):
-        return "suspect", told
-    if time - since >= of.start_hold * SECOND:
-        of.started.note(slots, of.places, time)
-    elif not found[0].physical:
-        return "suspect", told
-    return "page" if found[0].physical else "ticket", [*told, *found]
-
 
 _TOGETHER = Quantity(("rank.compute_time",), "compute longer than the others", "compute quicker than the others")
 _LASTS = 120 * SECOND  # without a sample for so long, a rank is not slow but silent; chosen: two repeats
@@ -201,17 +84,17 @@ class Straggler(Detector):
     ratio: float = 1.25
     hold: float = 600.0
     start_hold: float = 1800.0
-    peers: int = PEERS
-    most: float = MOST
+    peers: int = LEAST_PEERS
+    most: float = MOST_OF_COHORT
     warm_up: float = 200.0
 
-    places: Places = part(Places)
-    samples: Samples = part(Samples)
-    causes: Causes = part(Causes)
-    caps: Caps = part(Caps)
-    struck: Struck = part(Struck)
-    latecomers: Latecomers = part(Latecomers)
-    started: Started = part(Started)
+    slots: RankSlots = part(RankSlots)
+    samples: StepSamples = part(StepSamples)
+    causes: CauseTracker = part(CauseTracker)
+    caps: PowerCaps = part(PowerCaps)
+    throttling: ThrottlingCohorts = part(ThrottlingCohorts)
+    late_learners: LateLearners = part(LateLearners)
+    started: SlowSinceStart = part(SlowSinceStart)
     streams: Streams = part(lambda: Streams(Channel(0.01, 0.03)))
     group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
     recent: NDArray[Any] = memory(0, RECENT)
@@ -230,115 +113,115 @@ class Straggler(Detector):
         self.streams.channel = Channel(0.01, self.delta, threshold=self.threshold)
 
     def budget(self) -> list[str]:
-        return of_ranks(self.streams.channel, CLOCK, self.ratio, RING)
+        return rank_budget(self.streams.channel, CLOCK, self.ratio, RING)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        told, frame = self.samples.hear(frames), frames.get("rank")
+        told, frame = self.samples.read_events(frames), frames.get("rank")
         if frame is None or not len(frame.entities):
             return []
-        fresh = self.places.update(frame)
-        self.grow(len(self.places))
-        self._forget(fresh, elsewhere=True)
-        anew = self.samples.settle(fresh, told, frame, self.places, self.rose)
-        self.started.grant(self.samples.pardoned, self.behind, self.recent["stage"])
-        self._forget(anew)
-        self._calm(self.samples.calmed, frame.time)
-        capped = self.causes.watch_bits(frames, self.places)
-        times, gate = self.samples.take(frame, self.places, self.warm_up)
-        struck = self.struck.take(self.causes.throttled, self.places, frame.time)
-        times[struck.out] = np.nan
-        self._calm(begins := [*self.samples.rested, *struck.back], frame.time)
-        self.causes.calm(begins)
-        out = self._held(capped, times, gate, frame.time) | struck.out
+        fresh = self.slots.update_slots(frame)
+        self.grow(len(self.slots))
+        self._reset(fresh, elsewhere=True)
+        anew = self.samples.apply_events(fresh, told, frame, self.slots, self.rose)
+        self.started.accept(self.samples.accepted_slots, self.behind, self.recent["stage"])
+        self._reset(anew)
+        self._clear(self.samples.canary_slots, frame.time)
+        capped = self.causes.read_throttling(frames, self.slots)
+        times, gate = self.samples.read_steps(frame, self.slots, self.warm_up)
+        struck = self.throttling.update(self.causes.throttled, self.slots, frame.time)
+        times[struck.excluded] = np.nan
+        self._clear(begins := [*self.samples.rested, *struck.readmitted], frame.time)
+        self.causes.clear(begins)
+        out = self._apply_caps(capped, times, gate, frame.time) | struck.excluded
         gate = gate & ~out
-        level, known = self._level_of(times, gate)
-        step = stepped(self.streams, times - level, self.places.groups, frame.time, gate & known, struck.still)
+        level, known = self._learn_offsets(times, gate)
+        step = step_frozen(self.streams, times - level, self.slots.groups, frame.time, gate & known, struck.frozen)
         silent = self.samples.silent(frame.time, _LASTS)[: len(gate)]
         at_work = gate & ~silent  # a GPU that rests has another clock
-        self.causes.watch_clocks(frames, self.places, at_work, struck.still, frame.time)
+        self.causes.read_clocks(frames, self.slots, at_work, struck.frozen, frame.time)
         self._watch_since_start(frames, at_work)
-        slow = self._slow(step, times, level, gate, frame.time) & ~(out | silent)
-        alike = self._together(frame, step)
-        late = self.latecomers.take(slow, silent, self.rose, self.streams.counts, self.places, frame.time)
-        self._learn_anew(late.anew)
+        slow = self._find_slow(step, times, level, gate, frame.time) & ~(out | silent)
+        alike = self._group_findings(frame, step)
+        late = self.late_learners.update(slow, silent, self.rose, self.streams.counts, self.slots, frame.time)
+        self._relearn(late.relearn)
         if slow.any():
-            return [*self._told(frame, step, slow, struck.sick, late.witness & ~(out | silent)), *alike]
+            return [*self._report(frame, step, slow, struck.throttled, late.witness & ~(out | silent)), *alike]
         close_ended(self.conditions, set())
         return alike
 
-    def _together(self, frame: Frame, step: Step) -> list[Finding]:
+    def _group_findings(self, frame: Frame, step: Step) -> list[Finding]:
         """What many ranks of a stage have in common: no power cap, which is policy, no throttling, whose cause the
         detectors of heat and power name, and no whole stage of a job, which is the job's own."""
-        places, gates, blamed = self.places, self.samples.gates, self.conditions
+        places, gates, blamed = self.slots, self.samples.gates, self.conditions
         throttled = self.causes.throttled[: len(step.on)]
-        counted = ~(self._doubt | places.mixed | ((throttled > 0) & (frame.time - throttled <= HOLD)))
-        return self.group.update(frame, places.names, step, places.cohort, gates, self.name, counted, blamed)
+        counted = ~(self._doubt | places.cross_stage | ((throttled > 0) & (frame.time - throttled <= HOLD)))
+        return self.group.update(frame, places.ranks, step, places.cohort_name, gates, self.name, counted, blamed)
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """What a person calls no fault is normal from now on."""
-        self.samples.forgive(entity)
+        self.samples.accept_as_normal(entity)
 
-    def _forget(self, slots: Sequence[int], elsewhere: bool = False) -> None:
+    def _reset(self, slots: Sequence[int], elsewhere: bool = False) -> None:
         """Learns ranks anew: others than before or elsewhere, or with other software."""
         if len(slots):
-            self.caps.forget(slots)
+            self.caps.reset(slots)
             if elsewhere:
-                self.struck.forget(slots)
-            self._learn_anew(slots, elsewhere)
+                self.throttling.reset(slots)
+            self._relearn(slots, elsewhere)
 
-    def _learn_anew(self, slots: Sequence[int], elsewhere: bool = False) -> None:
+    def _relearn(self, slots: Sequence[int], elsewhere: bool = False) -> None:
         if not len(slots):
             return
         mask = np.zeros(len(self.count), bool)
         mask[list(slots)] = True
         self.streams.reset(mask[: self.streams.cells.shape[1]])
-        self.causes.forget(slots, elsewhere)
+        self.causes.reset(slots, elsewhere)
         for cells in (self.count, self.rose, self.above, self.behind, self.lagged, self.level):
             cells[mask] = 0
-        self.started.begin(slots, self.count, elsewhere)
+        self.started.restart(slots, self.count, elsewhere)
 
-    def _calm(self, slots: Sequence[int], time: int) -> None:
+    def _clear(self, slots: Sequence[int], time: int) -> None:
         """What made these slow is over; what they learnt stays."""
         if len(slots):
-            calm(self.streams, slots)
+            clear_conditions(self.streams, slots)
             self.behind[slots], self.above[slots], self.rose[slots] = 0, 0, time
-            self.started.begin(slots, self.count)
+            self.started.restart(slots, self.count)
 
     def _watch_since_start(self, frames: Mapping[str, Frame], at_work: Bools) -> None:
         gpus = frames.get("gpu")
         if gpus is not None and "gpu.sm_clock" in gpus.values:
-            self.started.watch_clocks(self.places.of_gpus(gpus, "gpu.sm_clock"), self.places, at_work)
+            self.started.read_clocks(self.slots.read_gpus(gpus, "gpu.sm_clock"), self.slots, at_work)
 
-    def _held(self, capped: Bools, times: Floats, gate: Bools, time: int) -> Bools:
+    def _apply_caps(self, capped: Bools, times: Floats, gate: Bools, time: int) -> Bools:
         """Who may not be judged: a power cap holds them back, or lets go of them, and not their peers."""
-        known = (self.places.at >= 0) & self.causes.told[: len(capped)]
-        ruling = self.caps.take(capped, self.places.groups, known, gate & np.isfinite(times))
-        self._calm(ruling.over, time)
-        self.causes.calm(ruling.over)
-        self._learn_anew(ruling.anew)
+        known = (self.slots.column >= 0) & self.causes.known[: len(capped)]
+        ruling = self.caps.update(capped, self.slots.groups, known, gate & np.isfinite(times))
+        self._clear(ruling.restart, time)
+        self.causes.clear(ruling.restart)
+        self._relearn(ruling.relearn)
         self._doubt = ruling.doubt
         return ruling.hold
 
-    def _level_of(self, times: Floats, gate: Bools) -> tuple[Floats, Bools]:
+    def _learn_offsets(self, times: Floats, gate: Bools) -> tuple[Floats, Bools]:
         """(S,) what is taken off before ranks are compared, and who has it.
 
         Ranks of one stage are compared as they are. Those of several stages in what each departs from its own first
         steps: else their median would lie between two stages and jump with either.
         """
-        mixed, size = self.places.mixed, len(times)
-        if not self.places.pooled:
+        mixed, size = self.slots.cross_stage, len(times)
+        if not self.slots.any_cross_stage:
             return np.zeros(size), np.ones(size, bool)
         count, level = self.count[:size], self.level[:size]
         young = np.flatnonzero(mixed & gate & np.isfinite(times) & (count < LEARN))
         level[young] += (times[young] - level[young]) / (count[young] + 1)
         return np.where(mixed, level, 0.0), np.asarray(~mixed | (count >= LEARN))
 
-    def _slow(self, step: Step, times: Floats, level: Floats, gate: Bools, time: int) -> Bools:
+    def _find_slow(self, step: Step, times: Floats, level: Floats, gate: Bools, time: int) -> Bools:
         """Ranks with a condition: the CUSUM's, or far behind the stage in the median of ten steps."""
         size, cells = len(times), self.streams.cells[:, : len(times)]
         median = step.median.astype(np.float64)
         expected = level + np.where(step.alone, 0.0, median) + cells[kernel.BASELINE]
-        stage = self.places.beside(times, median) + self.started.granted(size)
+        stage = self.slots.fill_stage_medians(times, median) + self.started.accepted_offset(size)
         rose = self.rose[:size]
         np.copyto(rose, time, where=step.judged & ((cells[kernel.UP] <= 0) | (rose == 0)))
         above, matters = self.above[:size], step.effect >= self.delta
@@ -354,30 +237,32 @@ class Straggler(Detector):
             typical, since = np.median(self.recent["stage"][near], axis=1), behind[near]
             far = typical >= np.where(since > 0, limit / 2, limit)
             behind[near] = np.where(far, np.where(since == 0, time, since), 0)
-        self.started.mark(gate & np.isfinite(times), self.count[:size], behind, time)
-        return np.asarray((step.on | (behind > 0)) & (self.places.at >= 0))
+        self.started.backdate(gate & np.isfinite(times), self.count[:size], behind, time)
+        return np.asarray((step.on | (behind > 0)) & (self.slots.column >= 0))
 
-    def _told(self, frame: Frame, step: Step, slow: Bools, sick: Bools, witness: Bools) -> list[Finding]:
+    def _report(self, frame: Frame, step: Step, slow: Bools, sick: Bools, witness: Bools) -> list[Finding]:
         """What is due to be said of the slow. witness: who can tell that others are slow and their stage is not."""
         size, time = len(slow), frame.time
-        there = (self.places.at >= 0) & (witness | slow) & (self.count[:size] > LEARN)
+        there = (self.slots.column >= 0) & (witness | slow) & (self.count[:size] > LEARN)
         effect = np.where(there, np.maximum(step.effect, np.log(self.ratio) * (self.behind[:size] > 0)), 0.0)
-        suspicions = blamed(slow, effect, there, sick, self.places, self.most, self.delta, self.conditions)
+        suspicions = find_suspicions(slow, effect, there, sick, self.slots, self.most, self.delta, self.conditions)
         close_ended(self.conditions, {s.entity for s in suspicions})
         suspected = [slot for s in suspicions for slot in s.slots]  # the others are slow with their stage, not alone
         self.above[np.setdiff1d(np.flatnonzero(slow), suspected)] = time
         found = []
         for suspicion in suspicions:
-            seen = causes_of(suspicion, self.causes, self.places, time)
+            seen = collect_causes(suspicion, self.causes, self.slots, time)
             slots = np.array(suspicion.slots)
             level = self._level(suspicion, seen, step, time)
             if level == "suspect":
-                level, seen = since_start(self, suspicion, seen, time)
-                suspicion = suspicion if level == "suspect" else replace(suspicion, unsure="")
+                level, seen = level_since_start(self, suspicion, seen, time)
+                suspicion = suspicion if level == "suspect" else replace(suspicion, doubt="")
             throttled = any(cause.key == "throttled" for cause in seen)
             late = np.where(self.behind[slots] > 0, self.behind[slots], time)
             since = int(np.where(step.on[slots], self.rose[slots], late).min())
-            if not throttled and self.causes.policy(slots, float(np.median(step.effect[slots])), since, self.places):
+            if not throttled and self.causes.explained_by_cap(
+                slots, float(np.median(step.effect[slots])), since, self.slots
+            ):
                 level, seen = "suspect", [POLICY]
             if due := due_report(self.conditions, suspicion.entity, time, since, level):
                 found.append(self._finding(frame, suspicion, seen, due, step))
@@ -385,16 +270,16 @@ class Straggler(Detector):
 
     def _level(self, suspicion: Suspicion, seen: Sequence[Cause], step: Step, time: int) -> Level:
         """How urgent it is; who only lost a lead learns that as its usual."""
-        late, usual = lags(self, np.array(suspicion.slots), step, time)
-        self._learn_anew(usual)
-        return level_of(self, suspicion, seen, late, self._doubt, time, step)
+        late, usual = find_lagging(self, np.array(suspicion.slots), step, time)
+        self._relearn(usual)
+        return decide_level(self, suspicion, seen, late, self._doubt, time, step)
 
     def _finding(
         self, frame: Frame, suspicion: Suspicion, seen: Sequence[Cause], due: tuple[int, Level], step: Step
     ) -> Finding:
-        slots, places = list(suspicion.slots), self.places
-        worst, compared = beside(self, slots, step)
-        around = {kind: e for kind in ("gpu", "node", "stage", "job") if (e := places.entity(kind, worst))}
+        slots, places = list(suspicion.slots), self.slots
+        worst, compared = compare_worst(self, slots, step)
+        around = {kind: e for kind in ("gpu", "node", "stage", "job") if (e := places.ancestor(kind, worst))}
         return Finding(
             time=frame.time,
             onset=due[0],
@@ -402,16 +287,106 @@ class Straggler(Detector):
             detector=self.name,
             level=due[1],
             score=float(step.score[slots].max()),
-            summary=sentence(suspicion, compared, around, seen),
+            summary=write_title(suspicion, compared, around, seen),
             evidence=make_evidence(
                 f"its departure from what its peers lead one to expect falls below {50 * self.delta:.1f} %",
                 compared,
                 slowdown=round(1 + compared.effect, 4),
                 **around,
-                ranks=[places.names[s] for s in slots],
-                cause=words(seen),
+                ranks=[places.ranks[s] for s in slots],
+                cause=describe_causes(seen),
                 attribution="HOST" if any(cause.key == "cpu_pressure" for cause in seen) else "NODE",
                 **{cause.key: cause.value for cause in seen},
             ),
             signals=tuple(dict.fromkeys(("rank.compute_time", *(cause.signal for cause in seen)))),
         )
+
+
+def compare_worst(detector: Straggler, slots: Sequence[int], step: Step) -> tuple[int, Comparison]:
+    """The worst of some slow ranks, beside peers that are not slow with it."""
+    worst = slots[int(np.argmax(step.effect[slots]))]
+    cohort, mates, usual = _expected(detector, worst, slots, step)
+    # one quick step does not make a slow rank a fast one: the newest step, or how slow it has been of late
+    late = float(step.effect[worst]) if step.on[worst] else float(np.median(detector.recent["stage"][worst]))
+    late += float(detector.usual[worst]) - usual if step.on[worst] else 0.0
+    slowdown, expected = float(np.exp(max(detector.newest[worst] - usual, late))), float(np.exp(usual))
+    spread = expected * float(step.spread[worst]) if np.isfinite(step.spread[worst]) else None
+    return worst, Comparison(expected * slowdown, expected, spread, cohort, mates, slowdown - 1, "s")
+
+
+def _expected(detector: Straggler, slot: int, slots: Sequence[int], step: Step) -> tuple[str, int, float]:
+    """With whom a rank is compared, how many they are, and the ln(time) that they lead one to expect."""
+    own, ranks = bool(step.on[slot]), detector.slots
+    numbers = ranks.groups if own else ranks.numbers["stage"]
+    alike = (
+        (numbers == numbers[slot]) & (numbers[slot] >= 0) & (ranks.column >= 0) & (detector.count[: len(numbers)] > 0)
+    )
+    alike[list(slots)] = False
+    alike &= ~detector.throttling.excluded[: len(alike)]
+    mates = np.flatnonzero(alike)
+    if not own and len(mates):
+        return ranks.ancestor("stage", slot) or "own past", len(mates), float(np.median(detector.newest[mates]))
+    usual = float(detector.usual[slot])
+    if len(slots) > MOST_OF_COHORT * (len(slots) + len(mates)) and len(mates):
+        # the median lies between the slow and the others, who seem quicker by as much as it has moved
+        usual += float(np.nan_to_num(np.median(detector.newest[mates] - detector.usual[mates])))
+    return ranks.cohort_name(slot), len(mates), usual
+
+
+def decide_level(
+    detector: Straggler, suspicion: Suspicion, seen: Sequence[Cause], late: Bools, doubt: Bools, time: int, step: Step
+) -> Level:
+    """Page with a physical cause at once, else after the hold and only among enough peers.
+
+    What a power cap that comes or goes may explain is no page: neither clocks nor sums say more by then. Nor is who
+    was quicker than its stage and is no slower than the others now: nobody waits for it. late: (slots,) from lags();
+    doubt: (S,) what their sums say may be of a cap.
+    """
+    slots = np.array(suspicion.slots)
+    if not late.any():
+        return "suspect"
+    if doubt[slots].all():
+        return "page" if any(cause.physical and cause.signal != "gpu.sm_clock" for cause in seen) else "suspect"
+    if any(detector.causes.is_proof(cause, slots) for cause in seen):
+        return "page"
+    on = slots[step.on[slots]]
+    held = [s for s in on.tolist() if detector.above[s] and np.median(detector.recent["own"][s]) >= detector.delta / 2]
+    if not held or (suspicion.doubt and not seen):
+        return "suspect"
+    if np.median(detector.newest[held] - detector.usual[held]) < detector.delta / 2:
+        return "suspect"  # its newest steps are as they should be: who comes now would find nothing
+    since = float(np.median(detector.above[held]))  # one of a node may have paused before
+    enough = bool(seen) or int(step.size[held].max()) >= detector.peers
+    return "page" if enough and time - since >= detector.hold * SECOND else "suspect"
+
+
+def find_lagging(detector: Straggler, slots: NDArray[np.intp], step: Step, time: int) -> tuple[Bools, list[int]]:
+    """(slots,) who is slower than its stage now; and those that have not been for the hold: that is their usual."""
+    departs = detector.streams.cells[kernel.BASELINE, slots] + step.effect[slots]
+    late = np.minimum(departs, np.median(detector.recent["stage"][slots], axis=1)) >= detector.delta / 2
+    late |= (detector.behind[slots] > 0) | ~detector.slots.stage_only[slots]
+    detector.lagged[slots[late]] = time
+    since = np.maximum(detector.above[slots], detector.lagged[slots])
+    over = ~late & (detector.above[slots] > 0) & (time - since >= detector.hold * SECOND)
+    return np.asarray(late), slots[over].tolist()
+
+
+def level_since_start(
+    detector: Straggler, suspicion: Suspicion, seen: Sequence[Cause], time: int
+) -> tuple[Level, list[Cause]]:
+    """Of those that are a suspect otherwise: how urgent it is that they have been slow since their first sample.
+
+    That their stage had not learnt before does not matter here: its present times are what they are compared with.
+    """
+    slots, told = list(suspicion.slots), list(seen)
+    since = detector.started.slow_since(slots, detector.behind)
+    if since is None or time - since < detector.hold * SECOND:
+        return "suspect", told
+    found = detector.started.find_causes(slots, detector.causes.capped, detector.slots)
+    if not found[0].physical and detector.started.by_design(slots, detector.behind, detector.slots):
+        return "suspect", told
+    if time - since >= detector.start_hold * SECOND:
+        detector.started.remember_work(slots, detector.slots, time)
+    elif not found[0].physical:
+        return "suspect", told
+    return "page" if found[0].physical else "ticket", [*told, *found]

@@ -16,11 +16,11 @@ from detectors.base.gates import Gates
 from detectors.base.group_events import GroupEvents, Quantity
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Step, Streams
 from detectors.base.throttle import CAPPED, IDLE, THROTTLE, has_reason, read_reasons
-from detectors.straggler.alarm_budget import of_gpus
-from detectors.straggler.gpu_placement import PEERS, Seats
-from detectors.straggler.gpu_verdicts import Sight, Signs, suspects
+from detectors.straggler.alarm_budget import gpu_budget
+from detectors.straggler.gpu_placement import LEAST_PEERS, GpuPlacement
+from detectors.straggler.gpu_verdicts import Sight, Symptoms, find_suspects
 from detectors.straggler.job_throughput import ERRORS, MARKS, SENT, WAITS
-from detectors.straggler.mass_throttling import Crowds
+from detectors.straggler.mass_throttling import ThrottlingLoops
 from detectors.straggler.pressure import Pressure
 from detectors.straggler.whole_jobs import WholeJobs
 from pipeline.model.records import SECOND, Finding, Frame
@@ -90,9 +90,9 @@ class StragglerInferred(Detector):
 
     clocks: Streams = part(lambda: Streams(Channel(0.01, 0.03)))
     duty: Streams = part(lambda: Streams(Channel(0.01, 0.02, phi=0.4, both=True)))
-    seats: Seats = part(Seats)
+    placement: GpuPlacement = part(GpuPlacement)
     gates: Gates = part(Gates)
-    crowds: Crowds = part(Crowds)
+    loops: ThrottlingLoops = part(ThrottlingLoops)
     group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
     pressure: Pressure = part(lambda: Pressure("node.cpu_pressure"))
     whole: WholeJobs = part(WholeJobs)
@@ -122,74 +122,78 @@ class StragglerInferred(Detector):
         self.duty.channel = Channel(0.01, self.duty_delta, phi=0.4, threshold=self.threshold, both=True)
 
     def budget(self) -> list[str]:
-        return of_gpus(self.clocks.channel, self.duty.channel, self.whole.channels, self.ratio, self.hold)
+        return gpu_budget(self.clocks.channel, self.duty.channel, self.whole.channels, self.ratio, self.hold)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         self.gates.update(frames)
         nodes, frame = frames.get("node"), frames.get("gpu")
         if nodes is not None:
-            self.pressure.take(nodes)
+            self.pressure.update(nodes)
         if frame is None or not len(frame.entities):
             return []
         self.grow(len(frame.entities))
         if (mask := topology_index.pop_members_mask(self.forgiven, frame)) is not None:
-            self._forget(mask)
-        working = self._renew(frames, frame)
-        self.seats.hear(frame, frames.get("rank"))
-        clock, activity, busy = self._look(frame)
+            self._reset(mask)
+        working = self._relearn_changed(frames, frame)
+        self.placement.record_reporting(frame, frames.get("rank"))
+        clock, activity, busy = self._read_gpus(frame)
         bits = self.bit_since[: len(busy)] > 0
-        crowd = self.crowds.among(frame, self.seats.node, busy, bits)
+        crowd = self.loops.find_members(frame, self.placement.node, busy, bits)
         gate = busy & ~working & ~crowd
-        self._sort(gate)
-        self._calm(frame.time, gate & np.isfinite(clock))
-        step = self.clocks.step(-np.log(clock), self.seats.groups, frame.time, gate)
-        placed = gate & self.seats.placed & (self.seats.groups >= 0) & (frame.time >= self.settled[: len(gate)])
-        duty = self.duty.step(np.log(activity), self.seats.groups, frame.time, placed)
-        signs = self._signs(frame.time, clock, gate, ~crowd & ~working, step, duty)
-        alike = self._together(frame, step)
-        if self.whole.due(frame.time):
-            alike += self.whole.take(self, frames, busy, crowd, working, signs.anybody, set(self.group.conditions))
+        self._relearn_moved(gate)
+        self._clear_rested(frame.time, gate & np.isfinite(clock))
+        step = self.clocks.step(-np.log(clock), self.placement.groups, frame.time, gate)
+        placed = (
+            gate & self.placement.job_known & (self.placement.groups >= 0) & (frame.time >= self.settled[: len(gate)])
+        )
+        duty = self.duty.step(np.log(activity), self.placement.groups, frame.time, placed)
+        signs = self._find_symptoms(frame.time, clock, gate, ~crowd & ~working, step, duty)
+        alike = self._group_findings(frame, step)
+        if self.whole.is_due(frame.time):
+            alike += self.whole.update(
+                self, frames, busy, crowd, working, signs.any_symptom, set(self.group.conditions)
+            )
         if not signs.any():
             if self.conditions:
                 close_ended(self.conditions, set())
             return alike
-        return [*self._told(frame, nodes, signs), *alike]
+        return [*self._report(frame, nodes, signs), *alike]
 
-    def _together(self, frame: Frame, step: Step) -> list[Finding]:
+    def _group_findings(self, frame: Frame, step: Step) -> list[Finding]:
         """What many of a stage or rack have in common; not jobs that tell compute times, and no new power cap."""
         n = len(frame.entities)
         policy = has_reason(self.bits[:n], CAPPED) & (self.capped[:n] < _OFTEN)
-        counted = ~(policy | self.seats.hooked(frame.time))
-        cohort, blamed = self.seats.cohort, self.conditions
+        counted = ~(policy | self.placement.reports_compute_time(frame.time))
+        cohort, blamed = self.placement.cohort_name, self.conditions
         return self.group.update(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """What a person calls no fault is normal as soon as it is seen."""
-        self.whole.forgive(entity)
+        self.whole.accept_as_normal(entity)
         self.forgiven.append(entity)
 
-    def _forget(self, mask: Bools) -> None:
+    def _reset(self, mask: Bools) -> None:
         """Learns these anew: other software, other hands on them, or a person said that it is no fault."""
         self.clocks.reset(mask[: self.clocks.cells.shape[1]])
         self.raw[: len(mask)][mask] = 0.0
         self.stuck_since[: len(mask)][mask] = 0
-        self._forget_duty(mask)
+        self._reset_activity(mask)
 
-    def _forget_duty(self, mask: Bools) -> None:
+    def _reset_activity(self, mask: Bools) -> None:
         self.duty.reset(mask[: self.duty.cells.shape[1]])
         for since in (self.low_since, self.high_since):
             since[: len(mask)][mask] = 0
 
-    def _sort(self, gate: Bools) -> None:
+    def _relearn_moved(self, gate: Bools) -> None:
         """A GPU that works beside its job's others after it worked beside others of its rack, or the other way, is
         learnt anew; one that only rests between two jobs is not: what was wrong with it still is."""
-        now, last = np.where(self.seats.placed, 1, 2), self.sort[: len(gate)]
+        now, last = np.where(self.placement.job_known, 1, 2), self.sort[: len(gate)]
         other = gate & (last != now)
         if other.any():
-            self._forget(other & (last != 0))
+            self._reset(other & (last != 0))
             last[other] = now[other]
 
-    def _calm(self, time: int, known: Bools) -> None:
+    def _clear_rested(self, time: int, known: Bools) -> None:
         """Who works again after a rest begins unsuspected: it may have been mended. What was learnt stays."""
         last = self.judged[: len(known)]
         back = np.flatnonzero(known & (last > 0) & (time - last > _STALE))
@@ -201,12 +205,12 @@ class StragglerInferred(Detector):
             for cells in (self.raw, self.stuck_since, self.low_since, self.high_since):
                 cells[back] = 0
 
-    def _renew(self, frames: Mapping[str, Frame], frame: Frame) -> Bools:
+    def _relearn_changed(self, frames: Mapping[str, Frame], frame: Frame) -> Bools:
         """Forgets what no longer holds of GPUs with other peers, other software, or that were worked on; (N,) those
         that are worked on."""
         n = len(frame.entities)
-        if (others := self.seats.update(frame)) is not None and others.any():
-            self._forget_duty(others)
+        if (others := self.placement.update_topology(frame)) is not None and others.any():
+            self._reset_activity(others)
             self.settled[:n][others] = frame.time + round(self.warm_up * SECOND)
         working = self.gates.maintenance_mask(frame)
         over = self.worked[:n] & ~working
@@ -216,17 +220,17 @@ class StragglerInferred(Detector):
             above = frame.topology.above
             over = over | np.array([e in told or not told.isdisjoint(above(e)) for e in frame.entities], bool)
         if over.any():
-            self._forget(over)
+            self._reset(over)
         return working
 
-    def _look(self, frame: Frame) -> tuple[Floats, Floats, Bools]:
+    def _read_gpus(self, frame: Frame) -> tuple[Floats, Floats, Bools]:
         """SM clock (MHz), activity (share) and who is busy; NaN where nothing was measured. Keeps what may be told."""
         n, sm, tensor = len(frame.entities), frame["gpu.sm_active"], frame["gpu.tensor_active"]
         told = np.isfinite(tensor)
         newly = told & ~self.tensor[:n]
         if newly.any():
             self.tensor[:n] |= newly
-            self._forget_duty(newly)
+            self._reset_activity(newly)
         activity = np.where(self.tensor[:n], tensor, sm)
         busy = np.where(np.isfinite(sm), sm >= _BUSY, frame["gpu.utilization"] >= _BUSY_UTILIZATION)
         clock = np.where(frame["gpu.sm_clock"] > 0, frame["gpu.sm_clock"], np.nan)
@@ -238,10 +242,10 @@ class StragglerInferred(Detector):
         watts, power = frame["gpu.power"], self.power[:n]
         smooth = np.where(np.isfinite(power), power + _RAW * (watts - power), watts)
         np.copyto(power, smooth, where=np.isfinite(watts))
-        busy = busy & ~self._reasons(frame, busy)
+        busy = busy & ~self._read_throttling(frame, busy)
         return clock, activity, busy
 
-    def _reasons(self, frame: Frame, busy: Bools) -> Bools:
+    def _read_throttling(self, frame: Frame, busy: Bools) -> Bools:
         """Takes the clock event reasons; (N,) who has nothing to do."""
         n = len(frame.entities)
         now, known = read_reasons(frame["gpu.throttle_reasons"])
@@ -253,19 +257,25 @@ class StragglerInferred(Detector):
         usual[at_work] += _USUALLY * (has_reason(now[at_work], CAPPED) - usual[at_work])
         return has_reason(now, IDLE)
 
-    def _signs(self, time: int, clock: Floats, gate: Bools, fit: Bools, step: Step, duty: Step) -> Signs:
+    def _find_symptoms(self, time: int, clock: Floats, gate: Bools, fit: Bools, step: Step, duty: Step) -> Symptoms:
         """Which GPUs show what. fit: who may be blamed at all."""
         n, known = len(clock), gate & np.isfinite(clock)
         judged = self.judged[:n]
         judged[known] = time
         self.looks[:n] += known
         since, grouped, median = time - judged, ~step.alone, step.median
-        there = fit & (since <= _STALE) & (since >= 0) & (self.looks[:n] > LEARN) & ~self.seats.hooked(time)
+        there = (
+            fit
+            & (since <= _STALE)
+            & (since >= 0)
+            & (self.looks[:n] > LEARN)
+            & ~self.placement.reports_compute_time(time)
+        )
         raw = self.raw[:n]
-        take = known & grouped & (step.size >= PEERS)
+        take = known & grouped & (step.size >= LEAST_PEERS)
         raw += np.where(take, _RAW * (-np.log(clock) - median - raw), 0.0)
         limit = -np.log(self.ratio)
-        _since(self.stuck_since[:n], raw >= limit, time)
+        _update_since(self.stuck_since[:n], raw >= limit, time)
         bit, stood, fast = self.bit_since[:n], self.stuck_since[:n] > 0, np.zeros(n, bool)
         if bit.any():
             below = (step.effect >= self.delta) | (raw >= limit / 2)
@@ -274,18 +284,18 @@ class StragglerInferred(Detector):
             stood &= there & (time - self.stuck_since[:n] >= self.hold * SECOND) & ~step.moved
         long = step.on & there & grouped & ~step.moved
         for since, more in ((self.low_since[:n], -duty.effect), (self.high_since[:n], duty.effect)):
-            _since(since, (more >= self.duty_delta) & there, time, more >= self.duty_delta / 2)
-        odd = duty.on & there & ~duty.moved & self.seats.placed
-        return Signs(fast, long, stood, odd & duty.below, odd & ~duty.below, step, duty)
+            _update_since(since, (more >= self.duty_delta) & there, time, more >= self.duty_delta / 2)
+        odd = duty.on & there & ~duty.moved & self.placement.job_known
+        return Symptoms(fast, long, stood, odd & duty.below, odd & ~duty.below, step, duty)
 
-    def _told(self, frame: Frame, nodes: Frame | None, signs: Signs) -> list[Finding]:
-        found = {s.entity: s for s in suspects(Sight(self, frame, nodes, signs))}
+    def _report(self, frame: Frame, nodes: Frame | None, signs: Symptoms) -> list[Finding]:
+        found = {s.entity: s for s in find_suspects(Sight(self, frame, nodes, signs))}
         close_ended(self.conditions, set(found))
         dues = {e: due_report(self.conditions, e, frame.time, s.onset, s.level) for e, s in sorted(found.items())}
         return [found[e].finding(frame.time, due, self.name) for e, due in dues.items() if due is not None]
 
 
-def _since(since: NDArray[np.int64], begins: Bools, time: int, lasts: Bools | None = None) -> None:
+def _update_since(since: NDArray[np.int64], begins: Bools, time: int, lasts: Bools | None = None) -> None:
     """Keeps since when a condition holds, 0 for not: from `begins` on for as long as `lasts`."""
     if not (starts := begins.any()) and not since.any():
         return

@@ -18,13 +18,13 @@ from detectors.base.event_data import read_integer
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.streams import LEARN, Bools, Channel, Floats, Streams
 from detectors.base.throttle import CAPPED, has_reason, read_reasons
-from detectors.straggler.alarm_budget import of_jobs
+from detectors.straggler.alarm_budget import job_budget
 from detectors.straggler.pressure import Pressure
-from detectors.straggler.rank_slots import Places
-from detectors.straggler.step_samples import Samples
+from detectors.straggler.rank_slots import RankSlots
+from detectors.straggler.step_samples import StepSamples
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
-LOOK = 30 * SECOND
+PACE_EVERY = 30 * SECOND
 """How often the pace of jobs is judged: some steps of a large job. Chosen."""
 _PARTS = ("step", "compute", "network", "capped")
 _LEARNING = 0.02  # of what is usual: about 50 looks of memory, 25 minutes; chosen
@@ -32,11 +32,11 @@ _SMOOTH = 0.3  # of what is now: about 3 looks; chosen
 _STILL_SLOWER = 0.05  # share by which steps must be longer now for a part to be blamed: half of what matters
 _HALF = 0.5  # of what a step takes longer must be found in one part of it to blame that part; chosen
 _POLICY = 0.25  # more of the GPUs under a power cap than usual: the cap explains the rest; chosen
-Maker = Literal["network", "job", "rank", "cap", "over"]
+PaceCause = Literal["network", "job", "rank", "cap", "over"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class JobPace:
     """What a job does now and usually. stage: of those whose median computes longest; made: what made it slower."""
 
     step: float
@@ -45,10 +45,10 @@ class Pace:
     usual_compute: float
     network: float
     usual_network: float
-    made: Maker
+    cause: PaceCause
 
 
-class Paces:
+class JobPaces:
     """One cell per job slot: what a step usually takes, and of what it is made."""
 
     def __init__(self) -> None:
@@ -57,18 +57,20 @@ class Paces:
         self.usual = {name: np.empty(0) for name in _PARTS}
         self.count = np.empty(0, np.int64)
         self.since = np.empty(0, np.int64)
-        self.looked = 0
+        self.updated_at = 0
 
-    def look(self, frame: Frame, places: Places, of: NDArray[np.int32], jobs: int, gate: Bools, capped: Bools) -> bool:
+    def update(
+        self, frame: Frame, places: RankSlots, of: NDArray[np.int32], jobs: int, gate: Bools, capped: Bools
+    ) -> bool:
         """Takes the steps of an instant; whether it was time to. of: (S,) job slot of each rank; gate: (jobs,)."""
         self._grow(jobs)
-        if 0 <= frame.time - self.looked < LOOK:
+        if 0 <= frame.time - self.updated_at < PACE_EVERY:
             return False
-        self.looked = frame.time
+        self.updated_at = frame.time
         mine = of >= 0
-        step = _mean(places.take(frame, "rank.step_time"), of, mine, jobs)
-        compute = places.medians(places.take(frame, "rank.compute_time"))
-        network = places.take(frame, "rank.communication_time")
+        step = _mean(places.read_ranks(frame, "rank.step_time"), of, mine, jobs)
+        compute = places.stage_medians(places.read_ranks(frame, "rank.compute_time"))
+        network = places.read_ranks(frame, "rank.communication_time")
         longest, least = np.full(jobs, -np.inf), np.full(jobs, np.inf)
         with np.errstate(invalid="ignore"):
             np.fmax.at(longest, of[mine], compute[mine])
@@ -94,16 +96,16 @@ class Paces:
             moved = self.usual[name] + gain * (self.now[name] - self.usual[name])
             self.usual[name] = np.where(np.isfinite(moved), moved, self.usual[name])
 
-    def slow(self) -> NDArray[np.intp]:
+    def slow_jobs(self) -> NDArray[np.intp]:
         """Jobs that are slower than their own past."""
         words = self.streams.cells[kernel.WORD].view(np.uint32)
         return np.flatnonzero(((words & kernel.ON_UP) != 0)[: len(self.count)] & (self.count >= LEARN))
 
-    def of(self, job: int) -> Pace:
+    def pace_of(self, job: int) -> JobPace:
         """One job, and what made it slower: the network if collectives take the time, the job if a stage does."""
         now, usual = ({name: float(cells[name][job]) for name in _PARTS} for cells in (self.now, self.usual))
         longer = {name: now[name] - usual[name] for name in _PARTS}
-        made: Maker = "rank"
+        made: PaceCause = "rank"
         if not longer["step"] >= _STILL_SLOWER * usual["step"]:
             made = "over"
         elif longer["capped"] >= _POLICY:
@@ -113,7 +115,7 @@ class Paces:
         elif longer["compute"] >= _HALF * longer["step"]:
             made = "job"
         both = [(now[name], usual[name]) for name in _PARTS[:3]]
-        return Pace(*both[0], *both[1], *both[2], made)
+        return JobPace(*both[0], *both[1], *both[2], made)
 
     def effect(self, job: int) -> float:
         """Share by which its steps are longer, smoothed."""
@@ -122,7 +124,7 @@ class Paces:
     def score(self, job: int) -> float:
         return float(self.streams.cells[kernel.UP, job])
 
-    def forget(self, jobs: NDArray[np.intp]) -> None:
+    def reset(self, jobs: NDArray[np.intp]) -> None:
         """Jobs of which nothing is known any more."""
         self._grow(int(jobs.max(initial=-1)) + 1)
         mask = np.zeros(self.streams.cells.shape[1], bool)
@@ -139,7 +141,7 @@ class Paces:
             self.now = {name: np.append(cells, np.full(more, np.nan)) for name, cells in self.now.items()}
 
     def snapshot(self) -> dict[str, Any]:
-        names = ("now", "usual", "count", "since", "looked")
+        names = ("now", "usual", "count", "since", "updated_at")
         return {"streams": self.streams.snapshot(), **{name: getattr(self, name) for name in names}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -169,7 +171,7 @@ _BEFORE = 120 * SECOND  # what was logged so long before the last step may have 
 _FATAL = frozenset({"xid", "sxid", "gpu_lost", "switch_state"})
 _USUAL = 0.05  # of the usual power: about 20 samples of memory; chosen
 _KEPT = 24 * 3600 * SECOND  # faults that are older explain nothing; chosen
-_SAYS = {
+_TITLES = {
     "hang": "stands still: its GPUs spin at {busy:.0f} % utilisation and {share:.0f} % of their usual power{traffic}",
     "stall": "waits for data: its GPUs idle at {share:.0f} % of their usual power and tasks on its nodes wait for I/O "
     "{io:.0f} % of the time",
@@ -215,52 +217,52 @@ class StragglerJob(Detector):
     tickets: bool = False
     warm_up: float = 200.0
 
-    places: Places = part(Places)
-    samples: Samples = part(Samples)
-    paces: Paces = part(Paces)
+    slots: RankSlots = part(RankSlots)
+    samples: StepSamples = part(StepSamples)
+    paces: JobPaces = part(JobPaces)
     io: Pressure = part(lambda: Pressure("node.io_pressure"))
     step: NDArray[np.float64] = memory(np.nan)
-    stepped: NDArray[np.int64] = memory(0, np.int64)
-    seen: NDArray[np.int64] = memory(0, np.int64)
+    stepped_at: NDArray[np.int64] = memory(0, np.int64)
+    sampled_at: NDArray[np.int64] = memory(0, np.int64)
     watts: NDArray[np.float64] = memory(np.nan)
     jobs: dict[str, int] = notes()
     faults: dict[str, dict[str, Any]] = notes()
-    still: dict[str, dict[str, Any]] = notes()
+    stuck: dict[str, dict[str, Any]] = notes()
     conditions: OpenConditions = notes()
 
     def budget(self) -> list[str]:
         still = f"no step for {self.hang:g} s, or for {self.stall:g} s while tasks wait for I/O"
-        return of_jobs("step time", self.paces.streams.channel, LOOK, still)
+        return job_budget("step time", self.paces.streams.channel, PACE_EVERY, still)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        told, frame = self.samples.hear(frames), frames.get("rank")
-        self._hear_faults(frames)
+        told, frame = self.samples.read_events(frames), frames.get("rank")
+        self._record_faults(frames)
         if "node" in frames:
-            self.io.take(frames["node"])
+            self.io.update(frames["node"])
         if frame is None or not len(frame.entities):
             return []
-        fresh = self.places.update(frame)
-        of = self._jobs(frame.time)
-        self.samples.settle(fresh, told, frame, self.places, np.zeros(len(self.places), np.int64))
-        _, gate = self.samples.take(frame, self.places, self.warm_up)
-        stuck = self._advance(frames, frame, of)
+        fresh = self.slots.update_slots(frame)
+        of = self._assign_slots(frame.time)
+        self.samples.apply_events(fresh, told, frame, self.slots, np.zeros(len(self.slots), np.int64))
+        _, gate = self.samples.read_steps(frame, self.slots, self.warm_up)
+        stuck = self._follow_steps(frames, frame, of)
         holds: list[tuple[str, Finding | None]] = []
         for name, job in stuck:
-            holds += self._stuck(frames, frame, name, job, of)
-        capped = self._capped(frames)
-        self.paces.look(frame, self.places, of, len(self.step), self._judged(of, gate, frame.time), capped)
-        slow = self.paces.slow()
+            holds += self._judge_stuck(frames, frame, name, job, of)
+        capped = self._find_capped(frames)
+        self.paces.update(frame, self.slots, of, len(self.step), self._find_judgeable(of, gate, frame.time), capped)
+        slow = self.paces.slow_jobs()
         if len(slow):
-            holds += self._slow(frame, slow)
+            holds += self._judge_slow(frame, slow)
         if self.conditions or holds:
             close_ended(self.conditions, {key for key, _ in holds})
         return [finding for _, finding in holds if finding is not None]
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
         """The pace that the job has now is its usual one."""
-        self.paces.forget(np.array([slot for job, slot in self.jobs.items() if job == entity], np.intp))
+        self.paces.reset(np.array([slot for job, slot in self.jobs.items() if job == entity], np.intp))
 
-    def _hear_faults(self, frames: Mapping[str, Frame]) -> None:
+    def _record_faults(self, frames: Mapping[str, Frame]) -> None:
         """Keeps what was logged that stops jobs, by node or switch."""
         for frame in frames.values():
             for event in frame.events:
@@ -273,74 +275,74 @@ class StragglerJob(Detector):
             now = max(frame.time for frame in frames.values())
             self.faults = {e: fault for e, fault in self.faults.items() if now - fault["time"] <= _KEPT}
 
-    def _jobs(self, time: int) -> NDArray[np.int32]:
+    def _assign_slots(self, time: int) -> NDArray[np.int32]:
         """(S,) slot of each rank's job; jobs that come take the slots of those that are gone."""
-        named = self.places.named["job"]
+        named = self.slots.entities["job"]
         if set(named) != set(self.jobs):
             for job in self.jobs.keys() - set(named):
                 del self.jobs[job]
-                self.still.pop(job, None)
+                self.stuck.pop(job, None)
             free = iter(sorted(set(range(len(named) + len(self.step))) - set(self.jobs.values())))
             fresh = [self.jobs.setdefault(job, next(free)) for job in named if job not in self.jobs]
             self.grow(1 + max(self.jobs.values(), default=-1))
             at = np.array(fresh, np.intp)
             self.step[at] = self.watts[at] = np.nan
-            self.stepped[at], self.seen[at] = time, time
-            self.paces.forget(at)
+            self.stepped_at[at], self.sampled_at[at] = time, time
+            self.paces.reset(at)
         slots = np.array([*(self.jobs[job] for job in named), -1], np.int32)
-        return slots[self.places.of["job"]]
+        return slots[self.slots.numbers["job"]]
 
-    def _advance(self, frames: Mapping[str, Frame], frame: Frame, of: NDArray[np.int32]) -> list[tuple[str, int]]:
+    def _follow_steps(self, frames: Mapping[str, Frame], frame: Frame, of: NDArray[np.int32]) -> list[tuple[str, int]]:
         """Follows steps and usual power; jobs that have made no step for a while."""
         jobs, time, mine = len(self.step), frame.time, of >= 0
-        steps = self.places.take(frame, "rank.step")
+        steps = self.slots.read_ranks(frame, "rank.step")
         top = np.full(jobs, -np.inf)
         np.fmax.at(top, of[mine], steps[mine])
         seen = np.isfinite(top)
-        moved = seen & ((top != self.step) | (time - self.seen > _SILENT))  # less than before: the job began anew
-        self.seen[seen] = time
-        self.step[moved], self.stepped[moved] = top[moved], time
-        power = self._gpus(frames, "gpu.power", of)
+        moved = seen & ((top != self.step) | (time - self.sampled_at > _SILENT))  # less than before: the job began anew
+        self.sampled_at[seen] = time
+        self.step[moved], self.stepped_at[moved] = top[moved], time
+        power = self._gpu_means(frames, "gpu.power", of)
         learns = moved & np.isfinite(power)
         self.watts[learns] += np.where(np.isnan(self.watts), 0, _USUAL * (power - self.watts))[learns]
         fresh = learns & np.isnan(self.watts)
         self.watts[fresh] = power[fresh]
-        waits = (time - self.stepped >= _STILL) & (time - self.seen <= _SILENT)
+        waits = (time - self.stepped_at >= _STILL) & (time - self.sampled_at <= _SILENT)
         found = [(name, job) for name, job in self.jobs.items() if waits[job]] if waits.any() else []
-        if self.still:
-            self.still = {name: self.still[name] for name, _ in found if name in self.still}
+        if self.stuck:
+            self.stuck = {name: self.stuck[name] for name, _ in found if name in self.stuck}
         return found
 
-    def _gpus(self, frames: Mapping[str, Frame], signal: str, of: NDArray[np.int32]) -> Floats:
+    def _gpu_means(self, frames: Mapping[str, Frame], signal: str, of: NDArray[np.int32]) -> Floats:
         """(jobs,) mean of a signal over the GPUs of each job."""
         gpus, jobs = frames.get("gpu"), len(self.step)
         if gpus is None or signal not in gpus.values:
             return np.full(jobs, np.nan)
-        values = self.places.of_gpus(gpus, signal)
+        values = self.slots.read_gpus(gpus, signal)
         known = (of >= 0) & np.isfinite(values)
         size = np.bincount(of[known], minlength=jobs)
         return np.asarray(np.bincount(of[known], values[known], jobs) / np.where(size > 0, size, np.nan))
 
-    def _stuck(
+    def _judge_stuck(
         self, frames: Mapping[str, Frame], frame: Frame, name: str, job: int, of: NDArray[np.int32]
     ) -> list[tuple[str, Finding | None]]:
         """Why one job makes no step, once it has looked the same for a while."""
-        time, nodes = frame.time, self._nodes(job, of)
-        busy = float(self._gpus(frames, "gpu.utilization", of)[job])
-        share = float(self._gpus(frames, "gpu.power", of)[job] / self.watts[job])
-        io, traffic = self.io.usual(nodes), self._traffic(frames, name, nodes, time)
+        time, nodes = frame.time, self._job_nodes(job, of)
+        busy = float(self._gpu_means(frames, "gpu.utilization", of)[job])
+        share = float(self._gpu_means(frames, "gpu.power", of)[job] / self.watts[job])
+        io, traffic = self.io.median_share(nodes), self._port_traffic(frames, name, nodes, time)
         kind = ""
-        if share <= _LOW and not self.samples.saves(name):
+        if share <= _LOW and not self.samples.is_saving(name):
             hangs = busy >= _BUSY and not traffic > _QUIET
             kind = "hang" if hangs else "stall" if not busy >= _BUSY and io >= _WAITING else ""
-        state = self.still.setdefault(name, {})
+        state = self.stuck.setdefault(name, {})
         measured = np.isfinite(share) or not state.get("kind")
         if measured and state.get("kind") != kind:
             state |= {"kind": kind, "since": time}
-        kind, onset = state["kind"], int(self.stepped[job])
+        kind, onset = state["kind"], int(self.stepped_at[job])
         if not kind or time - state["since"] < _LASTS:
             return []
-        why = self._explained(frame, name, nodes, onset)
+        why = self._find_explanation(frame, name, nodes, onset)
         level: Level = "suspect"
         if time - onset >= (self.hang if kind == "hang" else self.stall) * SECOND and not why:
             level = "page" if kind == "hang" else "ticket"
@@ -351,7 +353,7 @@ class StragglerJob(Detector):
         traffic_words = f", and its ports send {traffic / 1e6:.0f} MB/s" if np.isfinite(traffic) else ""
         numbers = {"busy": 100 * busy, "share": 100 * share, "io": 100 * io, "traffic": traffic_words}
         because, minutes = f"; {why} explains it" if why else "", (time - onset) / (60 * SECOND)
-        summary = f"{name} has made no step for {minutes:.0f} min and {_SAYS[kind].format(**numbers)}{because}"
+        summary = f"{name} has made no step for {minutes:.0f} min and {_TITLES[kind].format(**numbers)}{because}"
         compared = Comparison(share * (watts := float(self.watts[job])), watts, None, "own past", 0, 1 - share, "W")
         shown = {"utilization": busy, "power_share": share, "io_pressure": io, "bytes_per_second": traffic}
         more = {key: value if np.isfinite(value) else None for key, value in shown.items()}
@@ -361,11 +363,11 @@ class StragglerJob(Detector):
         )
         return [(key, Finding(time, due[0], name, self.name, due[1], (time - onset) / SECOND, summary, told, signals))]
 
-    def _nodes(self, job: int, of: NDArray[np.int32]) -> list[str]:
-        numbers = np.unique(self.places.of["node"][of == job]).tolist()
-        return [self.places.named["node"][n] for n in numbers if n >= 0]
+    def _job_nodes(self, job: int, of: NDArray[np.int32]) -> list[str]:
+        numbers = np.unique(self.slots.numbers["node"][of == job]).tolist()
+        return [self.slots.entities["node"][n] for n in numbers if n >= 0]
 
-    def _traffic(self, frames: Mapping[str, Frame], name: str, nodes: Sequence[str], time: int) -> float:
+    def _port_traffic(self, frames: Mapping[str, Frame], name: str, nodes: Sequence[str], time: int) -> float:
         """Bytes a second that a port of the job's nodes sends on the mean since it was first seen to stand still."""
         nics = frames.get("nic")
         if nics is None or "nic.tx_bytes" not in nics.values:
@@ -373,7 +375,7 @@ class StragglerJob(Detector):
         above, there = nics.topology.above_of_kind, set(nodes)
         values = zip(nics.entities, nics["nic.tx_bytes"], strict=False)
         sent = np.array([v for e, v in values if above(e, "node") in there])
-        state = self.still.setdefault(name, {})
+        state = self.stuck.setdefault(name, {})
         before = state.get("sent")
         if before is None or len(before) != len(sent):
             state["sent"], state["sent_at"] = sent, time
@@ -382,7 +384,7 @@ class StragglerJob(Detector):
         grown = grown[grown >= 0]
         return float(np.median(grown)) if len(grown) else float("nan")
 
-    def _explained(self, frame: Frame, name: str, nodes: Sequence[str], onset: int) -> str:
+    def _find_explanation(self, frame: Frame, name: str, nodes: Sequence[str], onset: int) -> str:
         """Announced work, or what was logged on its nodes about when it stopped; empty if nothing."""
         for entity in (name, *nodes):
             if self.samples.gates.in_maintenance(entity, frame.topology, frame.time):
@@ -394,34 +396,34 @@ class StragglerJob(Detector):
                 return f"{fault['said']} of {entity}"
         return ""
 
-    def _capped(self, frames: Mapping[str, Frame]) -> Bools:
+    def _find_capped(self, frames: Mapping[str, Frame]) -> Bools:
         gpus = frames.get("gpu")
         if gpus is None or "gpu.throttle_reasons" not in gpus.values:
-            return np.zeros(len(self.places), bool)
-        return has_reason(read_reasons(self.places.of_gpus(gpus, "gpu.throttle_reasons"))[0], CAPPED)
+            return np.zeros(len(self.slots), bool)
+        return has_reason(read_reasons(self.slots.read_gpus(gpus, "gpu.throttle_reasons"))[0], CAPPED)
 
-    def _judged(self, of: NDArray[np.int32], gate: Bools, time: int) -> Bools:
+    def _find_judgeable(self, of: NDArray[np.int32], gate: Bools, time: int) -> Bools:
         """(jobs,) whose pace is judged: all ranks may be, and a step was made just now."""
         barred = np.bincount(of[(of >= 0) & ~gate], minlength=len(self.step)) > 0
-        return np.asarray(~barred & (time - self.stepped < _STILL))
+        return np.asarray(~barred & (time - self.stepped_at < _STILL))
 
-    def _slow(self, frame: Frame, slow: NDArray[np.intp]) -> list[tuple[str, Finding | None]]:
+    def _judge_slow(self, frame: Frame, slow: NDArray[np.intp]) -> list[tuple[str, Finding | None]]:
         """Jobs that step slower than before, and what made them so."""
         found: list[tuple[str, Finding | None]] = []
         names = {job: name for name, job in self.jobs.items()}
         for job in slow.tolist():
-            pace, since = self.paces.of(job), int(self.paces.since[job])
-            if job not in names or pace.made not in ("network", "job"):
+            pace, since = self.paces.pace_of(job), int(self.paces.since[job])
+            if job not in names or pace.cause not in ("network", "job"):
                 continue
             late = self.tickets and frame.time - since >= self.hold * SECOND
             key = f"slow {names[job]}"
             due = due_report(self.conditions, key, frame.time, since, "ticket" if late else "suspect")
-            found.append((key, self._slower(frame, names[job], job, due) if due else None))
+            found.append((key, self._slow_finding(frame, names[job], job, due) if due else None))
         return found
 
-    def _slower(self, frame: Frame, name: str, job: int, due: tuple[int, Level]) -> Finding:
-        pace, effect = self.paces.of(job), self.paces.effect(job)
-        network = pace.made == "network"
+    def _slow_finding(self, frame: Frame, name: str, job: int, due: tuple[int, Level]) -> Finding:
+        pace, effect = self.paces.pace_of(job), self.paces.effect(job)
+        network = pace.cause == "network"
         part_of = (
             f"collectives take {pace.network:.3g} s of it, not {pace.usual_network:.3g} s, while it computes as before"
             if network

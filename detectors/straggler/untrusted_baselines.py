@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from detectors.base.state import grown
 from detectors.base.streams import LEARN, Bools, Floats
 from detectors.straggler.causes import Cause
-from detectors.straggler.mass_throttling import ALLOWED
-from detectors.straggler.rank_slots import Places
+from detectors.straggler.mass_throttling import LONGEST_EXCUSE
+from detectors.straggler.rank_slots import RankSlots
 from detectors.straggler.step_samples import RING
 from pipeline.model.records import SECOND
 
@@ -43,19 +43,19 @@ _CELLS: Mapping[str, float | int] = {
 }
 
 
-class Started:
+class SlowSinceStart:
     """Arrays by slot, and by GPU which work (a rank's number in its job) was slow on it, and when last."""
 
     def __init__(self) -> None:
         self.cells: dict[str, NDArray[Any]] = {n: np.full(0, fill) for n, fill in _CELLS.items()}
-        self.seen: dict[str, dict[str, int]] = {}
+        self.slow_work: dict[str, dict[str, int]] = {}
 
-    def granted(self, size: int) -> Floats:
+    def accepted_offset(self, size: int) -> Floats:
         """(S,) what may be added to a stage's normal."""
         self._grow(size)
         return np.asarray(self.cells["granted"][:size])
 
-    def mark(self, told: Bools, count: NDArray[np.int64], behind: NDArray[np.int64], time: int) -> None:
+    def backdate(self, told: Bools, count: NDArray[np.int64], behind: NDArray[np.int64], time: int) -> None:
         """Dates back to its first sample who is far behind as soon as that can be told.
 
         told: (S,) had a sample.   count: samples since it is known.   behind: since when each is far behind, 0 not.
@@ -66,42 +66,42 @@ class Started:
         early = (behind > first) & (count - base <= LEARN + RING)
         behind[early] = first[early]
 
-    def watch_clocks(self, clock: Floats, places: Places, at_work: Bools) -> None:
+    def read_clocks(self, clock: Floats, places: RankSlots, at_work: Bools) -> None:
         """Takes the SM clocks of the ranks' GPUs."""
         self._grow(len(clock))
         with np.errstate(divide="ignore", invalid="ignore"):
             value = np.where(at_work & (clock > 0), -np.log(clock), np.nan)
-        apart = value - places.medians(value)
+        apart = value - places.stage_medians(value)
         slower, known = self.cells["slower"][: len(apart)], np.isfinite(apart)
         slower[known] += _SMOOTH * (apart[known] - slower[known])
 
-    def since(self, slots: Sequence[int], behind: NDArray[np.int64]) -> int | None:
+    def slow_since(self, slots: Sequence[int], behind: NDArray[np.int64]) -> int | None:
         """Since when most of some slow ranks have been so from their first sample; None where they have not."""
         mine = np.asarray(slots)
         first = self.cells["first"][mine]
         late = (behind[mine] > 0) & (behind[mine] == first)
         return int(np.median(first[late])) if np.count_nonzero(late) >= _MOST * len(mine) else None
 
-    def by_design(self, slots: Sequence[int], behind: NDArray[np.int64], places: Places) -> bool:
+    def by_design(self, slots: Sequence[int], behind: NDArray[np.int64], places: RankSlots) -> bool:
         """Whether ranks on other nodes of the same stages have been slow since they started, too: so it is divided."""
         mine, first = np.asarray(slots), self.cells["first"][: len(behind)]
-        late = (behind > 0) & (behind == first) & (places.at >= 0)
+        late = (behind > 0) & (behind == first) & (places.column >= 0)
         late[mine] = False
-        stages, nodes = places.of["stage"], places.of["node"]
+        stages, nodes = places.numbers["stage"], places.numbers["node"]
         others = late & np.isin(stages, stages[mine]) & ~(np.isin(nodes, nodes[mine]) & (nodes >= 0))
         return bool(others.any())
 
-    def note(self, slots: Sequence[int], places: Places, time: int) -> None:
+    def remember_work(self, slots: Sequence[int], places: RankSlots, time: int) -> None:
         """Remembers which work is slow on which GPU."""
         for slot in slots:
-            if (gpu := places.entity("gpu", slot)) is not None:
-                self.seen.setdefault(gpu, {})[_work(places.names[slot])] = time
-        for gpu, known in list(self.seen.items()):
-            self.seen[gpu] = {work: last for work, last in known.items() if time - last <= REMEMBERED}
-            if not self.seen[gpu]:
-                del self.seen[gpu]
+            if (gpu := places.ancestor("gpu", slot)) is not None:
+                self.slow_work.setdefault(gpu, {})[_rank_number(places.ranks[slot])] = time
+        for gpu, known in list(self.slow_work.items()):
+            self.slow_work[gpu] = {work: last for work, last in known.items() if time - last <= REMEMBERED}
+            if not self.slow_work[gpu]:
+                del self.slow_work[gpu]
 
-    def causes(self, slots: Sequence[int], capped: Bools, places: Places) -> list[Cause]:
+    def find_causes(self, slots: Sequence[int], capped: Bools, places: RankSlots) -> list[Cause]:
         """What shows that the device is slow; that alone which everybody sees where nothing does."""
         slower = self.cells["slower"][list(slots)]
         low = (slower >= -np.log(CLOCK)) & ~capped[list(slots)]
@@ -109,22 +109,22 @@ class Started:
             below = -float(np.expm1(-np.median(slower[low])))
             words = f"slow since it started, as the SM clock, {100 * below:.0f} % below that of its stage"
             return [Cause("sm_clock_below_stage", words, "gpu.sm_clock", True, round(below, 4))]
-        if np.count_nonzero([self._swapped(slot, places) for slot in slots]) >= _MOST * len(slots):
+        if np.count_nonzero([self._slow_with_other_work(slot, places) for slot in slots]) >= _MOST * len(slots):
             words = "slow since it started, as other work was on the same device"
             return [Cause("slow_with_other_work", words, "rank.compute_time", True, 1.0)]
         return [Cause("slow_since_start", _TOLD, "rank.compute_time", False, 1.0)]
 
-    def _swapped(self, slot: int, places: Places) -> bool:
-        gpu = places.entity("gpu", slot)
-        return gpu is not None and bool(self.seen.get(gpu, {}).keys() - {_work(places.names[slot])})
+    def _slow_with_other_work(self, slot: int, places: RankSlots) -> bool:
+        gpu = places.ancestor("gpu", slot)
+        return gpu is not None and bool(self.slow_work.get(gpu, {}).keys() - {_rank_number(places.ranks[slot])})
 
-    def grant(self, slots: Sequence[int], behind: NDArray[np.int64], by_stage: Floats) -> None:
+    def accept(self, slots: Sequence[int], behind: NDArray[np.int64], by_stage: Floats) -> None:
         """A person said that it is no fault. by_stage: (S, RING) the newest departures from the stage."""
         for slot in slots:
             if slot < len(behind) and behind[slot] > 0:
                 self.cells["granted"][slot] += max(0.0, float(np.median(by_stage[slot])))
 
-    def begin(self, slots: Sequence[int], count: NDArray[np.int64], elsewhere: bool = False) -> None:
+    def restart(self, slots: Sequence[int], count: NDArray[np.int64], elsewhere: bool = False) -> None:
         """Begins anew after a rest or with other software; `elsewhere`: as another rank, or on another GPU."""
         mine = [slot for slot in slots if slot < len(self.cells["first"])]
         self.cells["first"][mine], self.cells["base"][mine] = 0, count[mine]
@@ -136,14 +136,14 @@ class Started:
             self.cells = {name: grown(self.cells[name], size, fill) for name, fill in _CELLS.items()}
 
     def snapshot(self) -> dict[str, Any]:
-        return {"cells": dict(self.cells), "seen": {gpu: dict(known) for gpu, known in self.seen.items()}}
+        return {"cells": dict(self.cells), "seen": {gpu: dict(known) for gpu, known in self.slow_work.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.cells = {name: np.array(cells) for name, cells in state["cells"].items()}
-        self.seen = {gpu: dict(known) for gpu, known in state["seen"].items()}
+        self.slow_work = {gpu: dict(known) for gpu, known in state["seen"].items()}
 
 
-def _work(rank: str) -> str:
+def _rank_number(rank: str) -> str:
     """What a rank does, whatever its job is called: its number. A job that is started again does the same there."""
     return rank.rpartition(".")[2]
 
@@ -151,42 +151,48 @@ def _work(rank: str) -> str:
 _HALF = 100 * SECOND  # who learnt as little later had half of its LEARN samples before, at the usual 10 s
 _OVER = 600 * SECOND  # for so long nobody of a stage must be slow; as `hold`: a pause of a job begins its sums anew
 _NEVER = np.iinfo(np.int64).max
-_LATE_CELLS = ("learnt", "slow")
+_LATE_CELLS = ("unlearned_at", "slow")
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class LateLearning:
     """witness: (S,) had learnt before anybody of its stage was slow, or long ago.   anew: slots that learn anew."""
 
     witness: Bools
-    anew: list[int]
+    relearn: list[int]
 
 
-class Latecomers:
+class LateLearners:
     """Arrays by slot and, by stage, since when ranks of it are slow and when one last was.
 
     learnt: when each had last not learnt enough.   slow: whether it was when it last told a step.
     """
 
     def __init__(self) -> None:
-        self.learnt, self.slow = np.empty(0, np.int64), np.empty(0, bool)
+        self.unlearned_at, self.slow = np.empty(0, np.int64), np.empty(0, bool)
         self.since: dict[str, int] = {}
         self.last: dict[str, int] = {}
 
-    def take(
-        self, slow: Bools, silent: Bools, rose: NDArray[np.int64], count: NDArray[np.uint32], places: Places, time: int
-    ) -> Ruling:
+    def update(
+        self,
+        slow: Bools,
+        silent: Bools,
+        rose: NDArray[np.int64],
+        count: NDArray[np.uint32],
+        places: RankSlots,
+        time: int,
+    ) -> LateLearning:
         """slow, silent: (S,) now.   rose: since when, if they are.   count: samples that each has learnt from."""
         size = len(slow)
         self._grow(size)
-        learnt, known = self.learnt[:size], self.slow[:size]
+        learnt, known = self.unlearned_at[:size], self.slow[:size]
         young = count[:size] < LEARN
         np.copyto(learnt, time, where=young)
         if not self.since and not slow.any():
             known[:] = False
-            return Ruling(np.ones(size, bool), [])
+            return LateLearning(np.ones(size, bool), [])
         np.copyto(known, slow, where=~silent[:size] | young)
-        stages, of = places.named["stage"], places.of["stage"]
+        stages, of = places.entities["stage"], places.numbers["stage"]
         began = np.maximum(rose[:size], learnt)
         for i in np.unique(of[known & (of >= 0)]).tolist():
             name, mine = stages[i], slow & (of == i)
@@ -194,22 +200,22 @@ class Latecomers:
                 self.since[name] = min(self.since.get(name, _NEVER), int(began[mine].min()))
             if name in self.since:
                 self.last[name] = time
-        anew = self._end(stages, of, time)
+        anew = self._end_stages(stages, of, time)
         until = [self.since[name] + _HALF if name in self.since else _NEVER for name in stages]
         early = learnt <= np.array([*until, _NEVER])[of]  # the last cell serves stage -1
-        return Ruling(np.asarray(early | (time - learnt >= ALLOWED)), anew)
+        return LateLearning(np.asarray(early | (time - learnt >= LONGEST_EXCUSE)), anew)
 
-    def _end(self, stages: list[str], of: NDArray[np.int32], time: int) -> list[int]:
+    def _end_stages(self, stages: list[str], of: NDArray[np.int32], time: int) -> list[int]:
         """Forgets stages that are well again or gone; slots of those that learnt meanwhile."""
         number, anew = {name: i for i, name in enumerate(stages)}, list[int]()
         for name in [n for n in self.since if n not in number or time - self.last[n] >= _OVER]:
             since, _ = self.since.pop(name), self.last.pop(name)
             if name in number:
-                anew += np.flatnonzero((of == number[name]) & (self.learnt[: len(of)] > since + _HALF)).tolist()
+                anew += np.flatnonzero((of == number[name]) & (self.unlearned_at[: len(of)] > since + _HALF)).tolist()
         return anew
 
     def _grow(self, size: int) -> None:
-        if size > len(self.learnt):
+        if size > len(self.unlearned_at):
             for name in _LATE_CELLS:
                 setattr(self, name, grown(getattr(self, name), size, 0))
 
@@ -218,5 +224,5 @@ class Latecomers:
         return {**arrays, "since": dict(self.since), "last": dict(self.last)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.learnt, self.slow = np.array(state["learnt"]), np.array(state["slow"])
+        self.unlearned_at, self.slow = np.array(state["unlearned_at"]), np.array(state["slow"])
         self.since, self.last = dict(state["since"]), dict(state["last"])

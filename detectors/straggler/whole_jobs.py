@@ -17,7 +17,16 @@ from detectors.base.findings import Comparison, OpenConditions, close_ended, due
 from detectors.base.streams import Bools, Channel
 from detectors.base.throttle import CAPPED, has_reason
 from detectors.straggler.gpu_verdicts import Watched
-from detectors.straggler.job_throughput import DOUBLED, ERRORS, KINDS, LOOK, NUMBERS, SENT, STILL, JobsOutside
+from detectors.straggler.job_throughput import (
+    DOUBLED,
+    ERRORS,
+    JOB_EVERY,
+    KINDS,
+    NUMBERS,
+    SENT,
+    STILL_SLOWER,
+    JobThroughput,
+)
 from pipeline.model.records import SECOND, Finding, Frame
 
 _POLICY = 0.25  # more of its GPUs under a power cap than usual: policy; as straggler_job
@@ -33,7 +42,7 @@ Network = tuple[str, str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class SlowJob:
     """A job that is slower as a whole. entity: itself, or the part of the network that stands out; how: in words."""
 
     job: str
@@ -72,7 +81,7 @@ class Slow:
             f"{self.job} is {100 * self.effect:.0f} % slower than before, all of it, for "
             f"{(time - onset) / SECOND / 60:.0f} min: {told}; {made}: {self.how}; no node stands out",
             make_evidence(
-                f"it is less than {100 * STILL:.0f} % slower than before",
+                f"it is less than {100 * STILL_SLOWER:.0f} % slower than before",
                 Comparison(now, usual, None, "own past", 0, self.effect, unit),
                 job=self.job,
                 attribution="NETWORK" if network else "JOB",
@@ -88,22 +97,22 @@ class Slow:
         return round(now / usual, 4) if usual > 0 and np.isfinite(now) else None
 
 
-def slow_jobs(jobs: JobsOutside, nics: Frame | None) -> list[Slow]:
+def find_slow_jobs(jobs: JobThroughput, nics: Frame | None) -> list[SlowJob]:
     """Jobs that are slower than their own past, and why; policy, and more work in each step, are no reason."""
-    found = [_why(jobs, name, slot, nics) for name, slot in jobs.slow()]
+    found = [_find_cause(jobs, name, slot, nics) for name, slot in jobs.slow_jobs()]
     return [one for one in found if one is not None]
 
 
-def _why(jobs: JobsOutside, job: str, slot: int, nics: Frame | None) -> Slow | None:
+def _find_cause(jobs: JobThroughput, job: str, slot: int, nics: Frame | None) -> SlowJob | None:
     now, usual = ({name: float(cells[name][slot]) for name in NUMBERS} for cells in (jobs.now, jobs.usual))
     less = {name: 1 - now[name] / usual[name] if usual[name] > 0 else 0.0 for name in NUMBERS}
-    traffic = bool(jobs.sends()[slot])
-    if not less["sent" if traffic else "active"] >= STILL or now["capped"] - usual["capped"] >= _POLICY:
+    traffic = bool(jobs.judged_by_traffic()[slot])
+    if not less["sent" if traffic else "active"] >= STILL_SLOWER or now["capped"] - usual["capped"] >= _POLICY:
         return None
     why: Why = "waits"
     signals: tuple[str, ...] = ("gpu.sm_active",)
     entity, how = job, "its GPUs wait, and what for is not seen"
-    if traffic and nics is not None and (network := _network(jobs, job, slot, nics)) is not None:
+    if traffic and nics is not None and (network := _find_network_cause(jobs, job, slot, nics)) is not None:
         why, (entity, how, signals) = "network", network
     elif now["io"] >= _IO and now["io"] >= _TIMES * usual["io"]:
         why, signals = "io", ("node.io_pressure",)
@@ -116,10 +125,10 @@ def _why(jobs: JobsOutside, job: str, slot: int, nics: Frame | None) -> Slow | N
     streams = jobs.sent if traffic else jobs.active
     effect, score = -float(np.expm1(-streams.cells[kernel.EFFECT, slot])), float(streams.cells[kernel.UP, slot])
     told = tuple(dict.fromkeys((SENT if traffic else "gpu.sm_active", *signals)))
-    return Slow(job, entity, why, how, int(jobs.since[slot]), traffic, now, usual, effect, score, told)
+    return SlowJob(job, entity, why, how, int(jobs.since[slot]), traffic, now, usual, effect, score, told)
 
 
-def _network(jobs: JobsOutside, job: str, slot: int, nics: Frame) -> Network | None:
+def _find_network_cause(jobs: JobThroughput, job: str, slot: int, nics: Frame) -> Network | None:
     """The part of the network that slows a job; None where its ports are as ever."""
     ports, n = jobs.ports, len(nics.entities)
     mine = np.flatnonzero((ports.job[:n] == slot) & np.isfinite(ports.sent[:n]))
@@ -132,7 +141,7 @@ def _network(jobs: JobsOutside, job: str, slot: int, nics: Frame) -> Network | N
     over = ports.excess[:, mine] >= DOUBLED
     row = int(np.argmax(over.sum(axis=1)))
     what, signals = KINDS[row]
-    if (part := _stands_out(mine, over[row], nics)) is not None:
+    if (part := _find_congested_part(mine, over[row], nics)) is not None:
         entity, those = part
         times = float(np.exp(np.median(ports.excess[row, those])))
         return entity, f"its {len(those)} ports on {entity} {what} {times:.1f} times as much as before", signals
@@ -142,7 +151,7 @@ def _network(jobs: JobsOutside, job: str, slot: int, nics: Frame) -> Network | N
     return None
 
 
-def _stands_out(mine: NDArray[np.intp], over: Bools, nics: Frame) -> tuple[str, NDArray[np.intp]] | None:
+def _find_congested_part(mine: NDArray[np.intp], over: Bools, nics: Frame) -> tuple[str, NDArray[np.intp]] | None:
     """The rail on all leaves of which most of a job's ports wait, else the leaf with most such ports; with its ports.
 
     None if most leaves that the job has wait: then it is what lies over them, or the job itself.
@@ -167,7 +176,7 @@ class WholeJobs:
     """A part() of the detector. A ticket at most: how a job works wakes nobody, and links page themselves."""
 
     def __init__(self) -> None:
-        self.jobs = JobsOutside()
+        self.jobs = JobThroughput()
         self.conditions: OpenConditions = {}
         self.first: dict[str, int] = {}  # what a slow job is put down to -> since when
         self.of: dict[str, str] = {}  # and which job
@@ -175,13 +184,13 @@ class WholeJobs:
     @property
     def channels(self) -> tuple[Channel, Channel, int]:
         """How bytes sent and SM activity are judged, and how often (us)."""
-        return self.jobs.sent.channel, self.jobs.active.channel, LOOK
+        return self.jobs.sent.channel, self.jobs.active.channel, JOB_EVERY
 
-    def due(self, time: int) -> bool:
+    def is_due(self, time: int) -> bool:
         """Whether it is time to look at jobs."""
-        return self.jobs.due(time)
+        return self.jobs.is_due(time)
 
-    def take(
+    def update(
         self,
         of: Watched,
         frames: Mapping[str, Frame],
@@ -196,19 +205,19 @@ class WholeJobs:
         busy, crowd, working, odd: (N,) who works, throttles with others, is worked on, stands out.   groups: entities
         of group events.
         """
-        n, seats, frame = len(busy), of.seats, frames["gpu"]
+        n, seats, frame = len(busy), of.placement, frames["gpu"]
         time = frame.time
         throttled = crowd | (of.bit_since[:n] > 0)
-        barred = working | seats.hooked(time) | (time < of.settled[:n])
+        barred = working | seats.reports_compute_time(time) | (time < of.settled[:n])
         capped = has_reason(of.bits[:n], CAPPED).astype(np.float64)
         shown = {"active": of.active[:n], "power": of.power[:n], "clock": of.clock[:n], "capped": capped}
-        self.jobs.look(frames, seats, shown, busy, throttled, barred, of.gates.job_started_at)
+        self.jobs.update(frames, seats, shown, busy, throttled, barred, of.gates.job_started_at)
         blamed = {seats.jobs[k] for k in np.unique(seats.job[odd]).tolist() if k >= 0}
         blamed |= {job for e in groups for job in (e, *frame.topology.above(e))}
         doubted = {seats.jobs[k] for k in np.unique(seats.job[throttled]).tolist() if k >= 0}
         slow = {
             one.entity: one
-            for one in slow_jobs(self.jobs, frames.get("nic"))
+            for one in find_slow_jobs(self.jobs, frames.get("nic"))
             if one.job not in blamed and (one.seen or one.job not in doubted)  # else it may wait for who throttles
         }
         self.first = {e: self.first.get(e, time) for e in slow}
@@ -220,15 +229,15 @@ class WholeJobs:
         told = [(e, due_report(self.conditions, e, time, onsets[e], "ticket")) for e in due]
         return [slow[e].finding(time, news[0], of.name) for e, news in told if news is not None]
 
-    def _onset(self, slow: Slow, hold: float) -> int:
+    def _onset(self, slow: SlowJob, hold: float) -> int:
         """When it began; a cause that is seen long after the job became slow came on top of another."""
         first = self.first[slow.entity]
         return slow.since if first - slow.since <= hold * SECOND else first
 
-    def forgive(self, entity: str) -> None:
+    def accept_as_normal(self, entity: str) -> None:
         """What a person calls no fault, of a job or of what it is put down to, is normal from now on."""
         slot = self.jobs.jobs.get(self.of.get(entity, entity))
-        self.jobs.forget(np.array([] if slot is None else [slot], np.intp))
+        self.jobs.reset(np.array([] if slot is None else [slot], np.intp))
 
     def snapshot(self) -> dict[str, Any]:
         plain = {"conditions": self.conditions, "first": dict(self.first), "of": dict(self.of)}

@@ -424,7 +424,7 @@ def test_the_state_follows_the_living_ranks_and_not_those_that_ended():
             case = type(CASE)(Straggler, names, topology, CASE.instant, CASE.guilty)
             detector.observe(case.framed(job * 400 + tick, values, (), graph))
     assert len(detector.count) <= 2 * SIZE
-    assert len(detector.places.groups) <= 2 * SIZE
+    assert len(detector.slots.groups) <= 2 * SIZE
 
 
 def test_all_of_a_job_slow_at_once_blames_nobody():

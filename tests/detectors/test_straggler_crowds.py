@@ -67,7 +67,7 @@ def test_of_a_fleet_without_racks_a_few_are_found_one_by_one_unless_all_of_it_is
 
 
 def test_who_throttles_with_others_is_excused_for_four_hours_at_most(monkeypatch):
-    monkeypatch.setattr(mass_throttling, "ALLOWED", 1800 * SECOND)
+    monkeypatch.setattr(mass_throttling, "LONGEST_EXCUSE", 1800 * SECOND)
     found = told(FEW, 300, stuck=False)
     assert pages(found) == {site.GPUS[i] for i in FEW}
     assert min(f.time for f in found) >= START + (SINCE + 180) * 10 * SECOND
@@ -77,7 +77,7 @@ def test_a_restart_amid_the_heat_changes_nothing():
     first, after = StragglerInferred(), StragglerInferred()
     told(FEW, 120, detector=first)
     after.restore(first.snapshot())
-    assert after.crowds.some.any()
-    assert after.crowds.some.tolist() == first.crowds.some.tolist()
-    assert after.crowds.allowance.used.tolist() == first.crowds.allowance.used.tolist()
-    assert after.crowds.allowance.used.any()
+    assert after.loops.some_until.any()
+    assert after.loops.some_until.tolist() == first.loops.some_until.tolist()
+    assert after.loops.allowance.used.tolist() == first.loops.allowance.used.tolist()
+    assert after.loops.allowance.used.any()

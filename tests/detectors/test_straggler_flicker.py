@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 
-from detectors.straggler.power_caps import Caps, Flicker, Ruling
+from detectors.straggler.power_caps import CapEffects, CapFlicker, PowerCaps
 from detectors.straggler.straggler import Straggler
 from pipeline.model.records import SECOND
 from tests.detectors.cases import straggler as site
@@ -20,14 +20,14 @@ NODES = np.arange(SIZE) < 24
 SLOW = 5
 
 
-def after(caps: Caps, share: float | np.ndarray, rng: np.random.Generator, samples: int) -> list[Ruling]:
+def after(caps: PowerCaps, share: float | np.ndarray, rng: np.random.Generator, samples: int) -> list[CapEffects]:
     """What is ruled of GPUs that are under a cap for such shares of the time, sample by sample."""
-    return [caps.take(rng.random(SIZE) < share, GROUPS, ALL, ALL) for _ in range(samples)]
+    return [caps.update(rng.random(SIZE) < share, GROUPS, ALL, ALL) for _ in range(samples)]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 0.95])
 def test_bits_that_flicker_as_ever_hold_hardly_anybody(share):
-    caps, rng = Caps(), np.random.default_rng(1)
+    caps, rng = PowerCaps(), np.random.default_rng(1)
     after(caps, share, rng, 150)
     held = np.array([ruling.hold for ruling in after(caps, share, rng, 500)])
     assert held.mean() < 0.01
@@ -35,7 +35,7 @@ def test_bits_that_flicker_as_ever_hold_hardly_anybody(share):
 
 @pytest.mark.parametrize("share", [0.15, 0.3, 0.5])
 def test_a_cap_that_holds_for_good_where_bits_flicker_is_seen_within_a_hold_and_ends(share):
-    caps, rng = Caps(), np.random.default_rng(1)
+    caps, rng = PowerCaps(), np.random.default_rng(1)
     after(caps, share, rng, 200)
     capped = after(caps, np.where(NODES, 1.0, share), rng, 300)
     assert all(ruling.hold[NODES].mean() > 0.9 for ruling in capped[60:])
@@ -44,7 +44,7 @@ def test_a_cap_that_holds_for_good_where_bits_flicker_is_seen_within_a_hold_and_
 
 
 def test_a_cap_whose_bit_flickers_where_none_did_holds_whom_it_slows():
-    caps, rng = Caps(), np.random.default_rng(1)
+    caps, rng = PowerCaps(), np.random.default_rng(1)
     after(caps, 0.0, rng, 200)
     held = np.array([ruling.hold for ruling in after(caps, np.where(NODES, 0.8, 0.0), rng, 300)])
     assert held[20:, NODES].mean() > 0.95
@@ -52,23 +52,23 @@ def test_a_cap_whose_bit_flickers_where_none_did_holds_whom_it_slows():
 
 
 def test_a_gpu_that_does_not_flicker_is_under_a_cap_as_its_bit_says():
-    flicker, rng = Flicker(), np.random.default_rng(1)
+    flicker, rng = CapFlicker(), np.random.default_rng(1)
     for _ in range(150):
-        flicker.take((rng.random(SIZE) < 0.5) & (np.arange(SIZE) > 7), ALL, ALL)
-    capped, turned = flicker.take(ALL, ALL, ALL)
+        flicker.update((rng.random(SIZE) < 0.5) & (np.arange(SIZE) > 7), ALL, ALL)
+    capped, turned = flicker.update(ALL, ALL, ALL)
     assert capped.tolist() == (np.arange(SIZE) <= 7).tolist()
     assert not turned.any()
 
 
 def test_what_flickers_is_known_again_after_a_restart_and_forgotten_with_its_gpu():
-    caps, other, rng = Caps(), Caps(), np.random.default_rng(1)
+    caps, other, rng = PowerCaps(), PowerCaps(), np.random.default_rng(1)
     after(caps, 0.5, rng, 150)
     other.restore(copy.deepcopy(caps.snapshot()))
     bits = rng.random(SIZE) < 0.5
-    one, two = caps.take(bits, GROUPS, ALL, ALL), other.take(bits, GROUPS, ALL, ALL)
+    one, two = caps.update(bits, GROUPS, ALL, ALL), other.update(bits, GROUPS, ALL, ALL)
     assert (one.hold.tolist(), one.doubt.tolist()) == (two.hold.tolist(), two.doubt.tolist())
-    caps.forget([3])
-    assert np.flatnonzero(caps.flicker.young(SIZE)).tolist() == [3]
+    caps.reset([3])
+    assert np.flatnonzero(caps.flicker.unlearned(SIZE)).tolist() == [3]
 
 
 def found(share, change, ticks=300):

@@ -478,7 +478,7 @@ def test_words_are_made_only_when_they_are_due(monkeypatch):
     words = Suspect.finding
     monkeypatch.setattr(Suspect, "finding", lambda self, *told: (made.append(self), words(self, *told))[1])
     built = []
-    clocked = gpu_verdicts._clocked
-    monkeypatch.setattr(gpu_verdicts, "_clocked", lambda *told: (built.append(1), clocked(*told))[1])
+    clocked = gpu_verdicts._compare_clock
+    monkeypatch.setattr(gpu_verdicts, "_compare_clock", lambda *told: (built.append(1), clocked(*told))[1])
     watched(clocks([5], 0.85, 0x40), 120)
     assert 5 <= len(built) == len(made) <= 15

@@ -126,8 +126,11 @@ def test_when_each_rank_had_learnt_is_kept_over_a_restart():
     assert found == []
     restored = Straggler()
     restored.restore(detector.snapshot())
-    assert restored.latecomers.snapshot()["learnt"].tolist() == detector.latecomers.snapshot()["learnt"].tolist()
-    assert (detector.latecomers.learnt[4:12] > detector.latecomers.learnt[12:20].max()).all()
+    assert (
+        restored.late_learners.snapshot()["unlearned_at"].tolist()
+        == detector.late_learners.snapshot()["unlearned_at"].tolist()
+    )
+    assert (detector.late_learners.unlearned_at[4:12] > detector.late_learners.unlearned_at[12:20].max()).all()
 
 
 def test_a_slow_rank_that_learnt_late_is_not_forgotten_when_its_job_pauses():
@@ -153,4 +156,4 @@ def test_a_node_that_was_slow_before_all_others_of_its_stage_learnt_anew_pages_a
     page = next(f for f in found if f.level == "page")
     assert page.entity == "node:n0"
     assert 4 * 3600 <= (page.time - START) / SECOND - 1200 <= 4 * 3600 + 900
-    assert detector.latecomers.since
+    assert detector.late_learners.since

@@ -91,12 +91,14 @@ def test_a_restart_amid_the_heat_changes_nothing():
 
     told(change, SINCE + 50, first)
     after.restore(first.snapshot())
-    assert after.struck.until.max() > 0
-    assert after.struck.out.any()
-    assert after.struck.allowance.used.max() > 0
-    for name in ("until", "out"):
-        assert getattr(after.struck, name).tolist() == getattr(first.struck, name).tolist()
-    assert after.struck.allowance.snapshot()["used"].tolist() == first.struck.allowance.snapshot()["used"].tolist()
+    assert after.throttling.until.max() > 0
+    assert after.throttling.excluded.any()
+    assert after.throttling.allowance.used.max() > 0
+    for name in ("until", "excluded"):
+        assert getattr(after.throttling, name).tolist() == getattr(first.throttling, name).tolist()
+    assert (
+        after.throttling.allowance.snapshot()["used"].tolist() == first.throttling.allowance.snapshot()["used"].tolist()
+    )
 
 
 def blinks(tick, values, ranks, bits=0x20, factor=1.05):
@@ -127,7 +129,7 @@ def test_a_well_rank_that_becomes_slow_is_found_though_others_of_its_stage_throt
 
 
 def test_it_is_still_found_once_the_others_have_used_up_their_allowance(monkeypatch):
-    monkeypatch.setattr(mass_throttling, "ALLOWED", 1800 * SECOND)
+    monkeypatch.setattr(mass_throttling, "LONGEST_EXCUSE", 1800 * SECOND)
 
     def change(tick, values):
         blinks(tick, values, SOME)
@@ -141,7 +143,7 @@ def test_it_is_still_found_once_the_others_have_used_up_their_allowance(monkeypa
 
 @pytest.mark.parametrize("ranks", [SOME, list(range(10))])
 def test_who_throttles_with_others_is_excused_for_four_hours_at_most(monkeypatch, ranks):
-    monkeypatch.setattr(mass_throttling, "ALLOWED", 1800 * SECOND)
+    monkeypatch.setattr(mass_throttling, "LONGEST_EXCUSE", 1800 * SECOND)
 
     def change(tick, values):
         blinks(tick, values, ranks, factor=1.0)
@@ -155,11 +157,11 @@ def test_who_throttles_with_others_is_excused_for_four_hours_at_most(monkeypatch
 
 
 def test_an_allowance_runs_down_as_slowly_as_it_runs_up_and_holes_in_the_telemetry_do_not_spend_it():
-    one, steps = mass_throttling.Allowance(), 4 * 3600 // 30
-    spent = [bool(one.take(np.array([tick <= 2 * steps]), tick * 30 * SECOND)[0]) for tick in range(1, 3 * steps)]
+    one, steps = mass_throttling.ExcuseAllowance(), 4 * 3600 // 30
+    spent = [bool(one.spend(np.array([tick <= 2 * steps]), tick * 30 * SECOND)[0]) for tick in range(1, 3 * steps)]
     assert spent.index(True) in (steps - 1, steps)
     assert all(spent[steps + 1 : -2])
-    other = mass_throttling.Allowance()
-    other.take(np.array([True]), 30 * SECOND)
-    assert not other.take(np.array([True]), 10**6 * SECOND)[0]
-    assert not other.take(np.array([True, True]), 5 * SECOND).any()  # a clock that went back
+    other = mass_throttling.ExcuseAllowance()
+    other.spend(np.array([True]), 30 * SECOND)
+    assert not other.spend(np.array([True]), 10**6 * SECOND)[0]
+    assert not other.spend(np.array([True, True]), 5 * SECOND).any()  # a clock that went back
