@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 from collections import Counter
@@ -10,10 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from detectors.base.detector import Detector
-from detectors.base.state import check_axes
+from detectors.base.state import FORMAT, check_axes, from_json, to_json
 from detectors.corroboration import Corroboration
 from pipeline.model.records import LEVELS, SECOND, Event, Finding, Frame, Level
 from pipeline.model.signals import CATALOGUE, Signal
@@ -125,7 +123,7 @@ class Runner:
 
     def listing(self) -> list[dict[str, Any]]:
         """One row of plain data per detector, those that are off too: what it is, how it is set, how it fares."""
-        return [{**_plain(d.describe()), "off": self._lacks(d), "errors": self.errors[d.name]} for d in self._all]
+        return [{**to_json(d.describe()), "off": self._lacks(d), "errors": self.errors[d.name]} for d in self._all]
 
     def _lacks(self, detector: Detector) -> list[str]:
         """What it needs and the input never had, or has not had lately; such a detector goes on, and finds nothing."""
@@ -240,11 +238,12 @@ class Runner:
     def snapshot(self) -> str:
         """All state as JSON text."""
         state = {
-            "detectors": {d.name: _plain(d.snapshot()) for d in self.detectors},
+            "format": FORMAT,
+            "detectors": {d.name: to_json(d.snapshot()) for d in self.detectors},
             "active": self.corroboration.snapshot(),
             "measured": self.available.snapshot(),
         }
-        return json.dumps(_plain(state), separators=(",", ":"))
+        return json.dumps(to_json(state), separators=(",", ":"))
 
     def restore(self, text: str) -> None:
         """Takes the state of a snapshot; a detector whose state has another shape starts afresh, told in the log.
@@ -252,6 +251,12 @@ class Runner:
         Errors are counted from the start of the process, so that a detector that breaks with an upgrade is told.
         """
         state = json.loads(text)
+        self._early, self._unframed = {}, {}
+        self._restore_own(state)
+        if state.get("format", 1) != FORMAT:
+            found = state.get("format", 1)
+            _log.warning("all detectors learn anew: their snapshot has format %s, this version reads %s", found, FORMAT)
+            return
         for detector in self.detectors:
             fresh = self._fresh[detector.name]
             saved = state["detectors"].get(detector.name)
@@ -259,7 +264,7 @@ class Runner:
                 _log.warning("detector %s starts afresh: the snapshot is of another version", detector.name)
                 continue
             try:
-                rich = {name: _rich(value) for name, value in saved.items()}
+                rich = from_json(saved)
                 check_axes(rich, fresh, detector.name)
                 detector.restore(rich)
                 self._tried.add(detector.name)
@@ -269,8 +274,6 @@ class Runner:
                     "detector %s starts afresh: the snapshot's state has another shape: %r", detector.name, error
                 )
         self._tries = _TRIES
-        self._early, self._unframed = {}, {}
-        self._restore_own(state)
 
     def _restore_own(self, state: Mapping[str, Any]) -> None:
         """What detectors share; that it is lost takes nothing from them."""
@@ -304,36 +307,6 @@ def _not_faults(frames: Mapping[str, Frame]) -> list[tuple[str, str]]:
     """(detector, entity) that persons said was no fault; the Desk has muted it until it was quiet once."""
     told = (e for f in frames.values() for e in f.events if e.kind == "feedback")
     return [(str(e.data.get("detector")), e.entity) for e in told if e.data.get("verdict") == "not_a_fault"]
-
-
-def _plain(value: Any) -> Any:
-    """State as JSON knows it; an array becomes its dtype and its bytes in base64."""
-    if isinstance(value, np.ndarray):
-        content = base64.b64encode(value.tobytes()).decode()
-        return {"dtype": _described(value.dtype), "shape": list(value.shape), "base64": content}
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def _described(dtype: np.dtype[Any]) -> Any:
-    return dtype.str if dtype.names is None else [list(line) for line in dtype.descr]
-
-
-def _rich(value: Any) -> Any:
-    """The other way round."""
-    if isinstance(value, dict):
-        if set(value) == {"dtype", "base64", "shape"}:
-            return _array(value["dtype"], value["base64"]).reshape(value["shape"])
-        return {k: _rich(v) for k, v in value.items()}
-    return [_rich(v) for v in value] if isinstance(value, list) else value
-
-
-def _array(described: Any, text: str) -> NDArray[Any]:
-    lines = described if isinstance(described, str) else [(n, t, *map(tuple, shape)) for n, t, *shape in described]
-    return np.frombuffer(base64.b64decode(text), np.dtype(lines)).copy()
 
 
 def _no_beat(doing: str) -> None:

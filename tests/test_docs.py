@@ -19,7 +19,7 @@ from agents.collector import Collector
 from agents.collectors.registry import COLLECTORS
 from detectors import DETECTORS
 from detectors.base.detector import Detector
-from detectors.base.streams import Streams
+from detectors.base.state import State
 from pipeline.api import routes_incidents, routes_mutes, routes_process, routes_read
 from pipeline.commands.arguments import COMMANDS
 from pipeline.config import sections
@@ -237,8 +237,14 @@ def test_the_alerts_page_names_the_detectors_that_a_person_can_teach() -> None:
 
 
 def learns(detector: Detector) -> bool:
-    """Whether it has streams that the verdict of a person reaches by itself."""
-    return any(isinstance(getattr(detector, field.name), Streams) for field in fields(detector))
+    """Whether feedback resets cells of one of its parts."""
+    return any(has_cells(piece) for _, piece in detector.parts_by_class(detector.device_class))
+
+
+def has_cells(piece: State) -> bool:
+    """Whether a reset changes cells of a piece or of its parts."""
+    cells = any(isinstance(value, np.ndarray) for value in piece.snapshot().values())
+    return cells or any(has_cells(inner) for _, inner in piece.resettable_parts())
 
 
 def test_every_rule_of_admission_is_documented_as_the_code_has_it() -> None:

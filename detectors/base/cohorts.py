@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.topology_index import per_topology
 from pipeline.model.records import Frame
 from pipeline.model.topology import Topology
 
@@ -26,18 +27,16 @@ def likeness(attributes: Mapping[str, object]) -> str:
 
 
 class Cohorts:
-    """Numbers a frame's entities by their nearest ancestor of the first of `kinds` that they have."""
+    """Numbers the entities of a frame by their nearest ancestor of the first of `kinds` that they have."""
 
     def __init__(self, *kinds: str) -> None:
         self.kinds = kinds
-        self._key: Key = ()
-        self._groups = np.empty(0, np.int32)
 
+    @per_topology
     def groups(self, frame: Frame) -> NDArray[np.int32]:
-        key = (id(frame.topology), frame.topology.version, len(frame.entities))
-        if key != self._key:
-            self._key, self._groups = key, self._number(frame)
-        return self._groups
+        """Returns (N,) group of each entity, -1 without such an ancestor; the same array until topology or fleet
+        change."""
+        return self._number(frame)
 
     def _number(self, frame: Frame) -> NDArray[np.int32]:
         groups = np.full(len(frame.entities), -1, np.int32)
@@ -90,24 +89,18 @@ class Peers:
 
     def __init__(self, *rungs: tuple[str, ...], least: int = 8) -> None:
         self.rungs, self.least = rungs, least
-        self._key: Key = ()
-        self._groups = np.empty(0, np.int32)
-        self._names: list[str] = []
 
     def groups(self, frame: Frame) -> NDArray[np.int32]:
-        """(N,) cohort of each entity; the same array until topology or fleet change."""
-        key = (id(frame.topology), frame.topology.version, len(frame.entities))
-        if key != self._key:
-            self._key = key
-            self._groups, self._names = self._number(frame)
-        return self._groups
+        """Returns (N,) cohort of each entity; the same array until topology or fleet change."""
+        return self._numbered(frame)[0]
 
     def cohort_name(self, frame: Frame, i: int) -> str:
-        """The cohort of an entity in words."""
+        """Returns the cohort of an entity in words."""
         group = int(self.groups(frame)[i])
-        return self._names[group] if group >= 0 else "own past"
+        return self._numbered(frame)[1][group] if group >= 0 else "own past"
 
-    def _number(self, frame: Frame) -> tuple[NDArray[np.int32], list[str]]:
+    @per_topology
+    def _numbered(self, frame: Frame) -> tuple[NDArray[np.int32], list[str]]:
         groups, names = np.full(len(frame.entities), -1, np.int32), list[str]()
         for rung in self.rungs:
             members: dict[tuple[object, ...], list[int]] = {}
@@ -139,25 +132,18 @@ def _attribute(topology: Topology, entity: str, name: str) -> object | None:
 
 
 class AncestorIndex:
-    """Where each entity's ancestor of one kind stands in the frame of another class."""
+    """Where the ancestor of one kind of each entity is in the frame of another class."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._key: Key = ()
-        self._at = np.empty(0, np.int32)
 
+    @per_topology
     def positions(self, frame: Frame, other: Frame) -> NDArray[np.int32]:
-        """(N,) position in `other`; -1 where there is none."""
-        key = (id(frame.topology), frame.topology.version, len(frame.entities), len(other.entities))
-        if key != self._key:
-            place = {e: i for i, e in enumerate(other.entities)}
-            above = (frame.topology.above_of_kind(e, self.kind) for e in frame.entities)
-            self._at = np.array([place.get(a, -1) if a else -1 for a in above], np.int32)
-            self._key = key
-        return self._at
+        """Returns (N,) position in `other`; -1 where there is none."""
+        at = {e: i for i, e in enumerate(other.entities)}
+        above = (frame.topology.above_of_kind(e, self.kind) for e in frame.entities)
+        return np.array([at.get(a, -1) if a else -1 for a in above], np.int32)
 
     def ancestor_values(self, frame: Frame, other: Frame, signal: str) -> NDArray[np.float64]:
-        """(N,) the ancestors' values of `signal`; NaN where there is no such ancestor."""
-        at = self.positions(frame, other)
-        padded = np.append(other[signal], np.nan)
-        return padded[at]
+        """Returns (N,) the ancestors' values of `signal`; NaN where there is no such ancestor."""
+        return np.asarray(np.append(other[signal], np.nan)[self.positions(frame, other)])

@@ -1,63 +1,58 @@
-"""The page that somebody who adds a detector reads: Detector, memory(), notes() and part().
+"""The base class of detectors, and the page to read before you write one.
 
-A detector is a dataclass in `detectors/NAME.py` and one line in `detectors/__init__.py`. Its fields are its
-configuration (`[detector.NAME]`), its memory(), notes() and part() fields its state. It says what is true now; only
-the Desk remembers what was said.
+A detector is a dataclass in a folder of `detectors/` and one line in `detectors/__init__.py`. Its ordinary fields are
+its configuration (`[detector.NAME]`); its `memory()`, `notes()` and `part()` fields are its state (see
+detectors/base/state.py). It reports what is true now; only the Desk keeps history.
+
+    @dataclass
+    class ColdAisle(Detector):
+        # docstring: when it reports, what it compares with, its source
+
+        name: ClassVar[str] = "cold_aisle"
+        family: ClassVar[str] = "heat"
+        device_class: ClassVar[str] = "sensor"
+        needs: ClassVar[tuple[str, ...]] = ("sensor.temperature",)
+        cannot_see: ClassVar[str] = "A rack that is warm as a whole."
+
+        limit_k: float = 5.0
+        warm_since: Any = memory(0, np.int64)
+        conditions: OpenConditions = notes()
+
+        def observe(self, frames):
+            ...                                     # compare, then for each condition that holds:
+            if due := due_report(self.conditions, entity, time, onset, "ticket"):
+                found.append(self.finding(time, entity, due, score=k, summary=..., signals=..., clears=...))
+            close_ended(self.conditions, holding)
+            return found
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import Field, dataclass, field, fields
-from functools import cache
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from detectors.base.budget import budget_line
-from detectors.base.state import check_one_length
+from detectors.base.findings import Comparison, build_finding
+from detectors.base.state import Part, State, memory, notes, part, parts
 from detectors.base.streams import Streams
 from detectors.base.topology_index import members_mask
-from pipeline.model.records import Event, Finding, Frame
+from pipeline.model.records import Event, Finding, Frame, Level
 from pipeline.model.signals import Signal
 from pipeline.model.topology import Topology
 
-_STATE = "fleetpulse.state"
-_PART = "fleetpulse.part"
+__all__ = ["Detector", "Part", "memory", "notes", "part", "parts"]
 _PER_NODE = {"gpu": 8, "rank": 8, "nic": 8, "nvlink": 8}
-"""Devices of a class on an 8-GPU node, for the budget; of all others one. As in NVIDIA's DGX H100."""
-
-
-class Part(Protocol):
-    """A piece of a detector with state of its own, such as Gates or Streams."""
-
-    def snapshot(self) -> Any:
-        """All state as plain data: numbers, texts, arrays, and lists and dicts of those with texts as keys."""
-
-    def restore(self, state: Any) -> None:
-        """Goes on from a snapshot as if it had never stopped."""
-
-
-def memory(fill: float | int | bool, dtype: Any = np.float64) -> Any:
-    """A state array with one cell per entity of `device_class`; grows with the fleet, new cells hold `fill`."""
-    return field(default_factory=lambda: np.empty(0, dtype), init=False, repr=False, metadata={_STATE: fill})
-
-
-def notes(factory: Any = dict) -> Any:
-    """State that is not one cell per entity (digests of a canary round, links of a leaf): plain picklable data."""
-    return field(default_factory=factory, init=False, repr=False, metadata={_STATE: None})
-
-
-def part(factory: Callable[[], Part]) -> Any:
-    """A piece with state of its own, made afresh for each detector."""
-    return field(default_factory=factory, init=False, repr=False, metadata={_PART: True})
+"""Devices of a class on a node of 8 GPUs, for the budget; one of all other classes. As in NVIDIA's DGX H100."""
 
 
 @dataclass
-class Detector(ABC):
+class Detector(State, ABC):
     """Judges frames. Deterministic: the same frames give the same findings, whatever came between them.
 
     name:         in findings, configuration and labels.
@@ -135,57 +130,48 @@ class Detector(ABC):
         }
 
     def budget(self) -> list[str]:
-        """What its statistical streams cost in false alarms: a line for each metric, from its threshold."""
+        """Returns the false alarms that its statistical streams cost: a line for each metric, from its threshold."""
         count = _PER_NODE.get(self.device_class, 1)
-        channels = {name: s.channel for part, piece in _parts(self) for name, s in _streams(part, piece)}
+        channels = {name: s.channel for field, piece in self.declared_parts() for name, s in _streams(field, piece)}
         return [f"{name}: {budget_line(c, count)}" for name, c in channels.items()]
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        """A person said that what is found of `entity` is no fault: its streams take it for normal from now on.
+        """Resets its parts for an entity, after a person said that what is found there is no fault.
 
-        A group (`rack:r1`, `job:7`, `fleet:gpu`, `site:all`) stands for its members. A detector that overrides this
-        calls it too, and does the same for the state that it keeps itself or of another class.
+        A group (`rack:r1`, `job:7`, `fleet:gpu`, `site:all`) stands for its members. Parts declared `of` another device
+        class are reset for the members of that class. Override it, and call it, where memory() or notes() of the
+        detector itself must be reset too.
         """
-        frame = frames.get(self.device_class)
-        if frame is None:
-            return
-        mask = members_mask((entity,), frame)
-        for _, piece in _parts(self):
-            if mask.any() and isinstance(piece, Streams):
-                piece.reset(mask)
+        masks: dict[str, NDArray[np.bool_]] = {}
+        for device_class, piece in self.parts_by_class(self.device_class):
+            if device_class in frames and device_class not in masks:
+                masks[device_class] = members_mask((entity,), frames[device_class])
+            if device_class in masks and masks[device_class].any():
+                piece.reset(masks[device_class])
 
-    def grow(self, size: int) -> None:
-        """Lengthens every memory() array to at least `size` cells."""
-        for f in _state_fields(self):
-            cells = getattr(self, f.name)
-            if f.metadata[_STATE] is not None and len(cells) < size:
-                new = np.full(size, f.metadata[_STATE], cells.dtype)
-                new[: len(cells)] = cells
-                setattr(self, f.name, new)
-
-    def snapshot(self) -> dict[str, Any]:
-        """All state as plain data, by field name; later changes of the detector do not show in it."""
-        cells = {f.name: copy.deepcopy(getattr(self, f.name)) for f in _state_fields(self)}
-        return {**cells, **{name: copy.deepcopy(piece.snapshot()) for name, piece in _parts(self)}}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes the state of a snapshot; goes on as if it had never stopped.
-
-        Parts of a cell that the snapshot does not have yet, since it is of an older version, begin as in a new cell.
-        Raises ValueError where arrays that belong together differ in length: compiled loops do not look where one ends.
-        """
-        check_one_length({f.name: state[f.name] for f in _state_fields(self) if f.metadata[_STATE] is not None})
-        for f in _state_fields(self):
-            value = copy.deepcopy(state[f.name])
-            if f.metadata[_STATE] is not None:
-                value = _as_cells(value, getattr(self, f.name).dtype, f.metadata[_STATE])
-            setattr(self, f.name, value)
-        for name, piece in _parts(self):
-            piece.restore(copy.deepcopy(state[name]))
-
-
-def _parts(detector: Detector) -> list[tuple[str, Part]]:
-    return [(f.name, getattr(detector, f.name)) for f in fields(detector) if _PART in f.metadata]
+    def finding(
+        self,
+        time: int,
+        entity: str,
+        due: tuple[int, Level],
+        *,
+        score: float,
+        summary: str,
+        signals: tuple[str, ...],
+        clears: str,
+        compared: Comparison | None = None,
+        **evidence: Any,
+    ) -> Finding:
+        """Returns its finding of a condition that is due; see `build_finding`."""
+        return build_finding(
+            *(self.name, time, entity, due),
+            score=score,
+            summary=summary,
+            signals=signals,
+            clears=clears,
+            compared=compared,
+            **evidence,
+        )
 
 
 def _streams(name: str, piece: object) -> list[tuple[str, Streams]]:
@@ -199,21 +185,3 @@ def _streams(name: str, piece: object) -> list[tuple[str, Streams]]:
         if isinstance(value, (Streams, dict))
         for key, streams in _streams(str(inner), value)
     ]
-
-
-def _state_fields(detector: Detector) -> tuple[Field[Any], ...]:
-    return _state_fields_of(type(detector))
-
-
-@cache
-def _state_fields_of(kind: type[Detector]) -> tuple[Field[Any], ...]:
-    return tuple(f for f in fields(kind) if _STATE in f.metadata)
-
-
-def _as_cells(saved: Any, dtype: np.dtype[Any], fill: Any) -> Any:
-    if saved.dtype == dtype or saved.dtype.names is None or dtype.names is None:
-        return saved
-    cells = np.full(len(saved), fill, dtype)
-    for name in set(dtype.names) & set(saved.dtype.names):
-        cells[name] = saved[name]
-    return cells

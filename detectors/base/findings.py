@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.model.records import LEVELS, SECOND, Level, finite
+from pipeline.model.records import LEVELS, SECOND, Finding, Level, finite
 
 CLEARS = "clears"
 """Key of the sentence that says what would end the condition; every finding has it."""
@@ -45,6 +45,29 @@ class Comparison:
 def make_evidence(clears: str, compared: Comparison | None = None, **more: Any) -> Mapping[str, Any]:
     """The evidence of a finding: comparison, whatever else tells, and what would clear it."""
     return {**(compared.as_evidence() if compared else {}), **more, CLEARS: clears}
+
+
+def build_finding(
+    detector: str,
+    time: int,
+    entity: str,
+    due: tuple[int, Level],
+    *,
+    score: float,
+    summary: str,
+    signals: tuple[str, ...],
+    clears: str,
+    compared: Comparison | None = None,
+    **evidence: Any,
+) -> Finding:
+    """Returns the finding of a condition that is due.
+
+    due: onset and level, as `due_report` returns them.   clears: what would end the condition.   evidence: whatever
+    else is known of it; see `make_evidence`.
+    """
+    onset, level = due
+    told = make_evidence(clears, compared, **evidence)
+    return Finding(time, onset, entity, detector, level, score, summary, told, signals)
 
 
 REPEAT = 60 * SECOND

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
+from detectors.base.state import State, notes
 from detectors.base.streams import LEAST_COHORT, LIFT, LINGERS, MOST, Step
 from detectors.base.topology_index import JobIndex
 from pipeline.model.records import SECOND, Finding, Frame
@@ -62,7 +63,7 @@ class Group:
 
 
 @dataclass
-class GroupEvents:
+class GroupEvents(State):
     """Follows the cohorts of one metric that moved; a part() of a detector. State is by cohort, in plain data.
 
     Nothing is said while jobs have only just begun or ended on most of those that are off, or their versions changed:
@@ -71,9 +72,9 @@ class GroupEvents:
 
     quantity: Quantity
     hold: int = HOLD
-    began: dict[str, dict[str, Any]] = field(default_factory=dict)
-    conditions: OpenConditions = field(default_factory=dict)
-    _jobs: JobIndex = field(default_factory=JobIndex, repr=False)
+    began: dict[str, dict[str, Any]] = notes()
+    conditions: OpenConditions = notes()
+    _jobs: JobIndex = field(default_factory=JobIndex, init=False, repr=False)
 
     def update(
         self,
@@ -187,12 +188,6 @@ class GroupEvents:
         return Finding(
             frame.time, onset, entity, detector, "ticket", score, summary, make_evidence(clears, **told), signals
         )
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"began": self.began, "conditions": self.conditions}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.began, self.conditions = state["began"], state["conditions"]
 
 
 def _cohorts(step: Step) -> list[NDArray[np.int64]]:

@@ -1,171 +1,59 @@
-"""The common kernel of all detectors of continuous signals: a peer-conditioned, clipped CUSUM (see docs/detectors.md).
+"""Statistical streams: a peer-conditioned, clipped CUSUM of one metric of all entities of a class (docs/detectors.md).
 
-A sample is compared with its cohort's median, less the device's own slowly learnt offset, in a scale shrunk between its
-own and the cohort's variance and widened for autocorrelation; clipped, it is summed as in Page (1954), Biometrika 41,
-100-115. Numbers in single precision: 24 bytes a stream.
-
-Which cohorts are off as one, so that nobody can say which member is odd; and which members stand out all the same.
-
-With more than three in ten on one side the median is near its breakdown (Huber, Robust Statistics, 1981, section 1.4).
+A sample is compared with the median of its cohort, less the device's own slowly learnt offset, in a scale between its
+own variance and that of the cohort, widened for autocorrelation. Clipped, it is summed as in Page (1954), Biometrika
+41, 100-115. A cohort of which too many members are off on one side is itself the event: with more than three in ten the
+median is near its breakdown (Huber, Robust Statistics, 1981, section 1.4), so no member is blamed, except those that
+stand out of the others by far. Single precision: 24 bytes a stream.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import kernel
 from detectors.base.findings import SET_BACK
+from detectors.base.state import N, State, memory, notes, part
 from pipeline.model.records import SECOND
-
-MOST = 0.3  # share of a cohort on one side above which the cohort is the event
-LEAST_COHORT = 4  # members from which a share means something; chosen
-LINGERS = 300 * SECOND
-"""So long after its share was last too large a cohort counts as moved, so that a share at the limit does not flicker:
-half of the hold of a page. Chosen."""
-KNOWN = 900  # s for which a member was off before the others: it has been blamed, and what others do changes nothing
-LONG = 300  # s of being off that count as a condition where more than MOST were off for so long: half of a hold; chosen
-_BEYOND = 1.5
-"""Times what the others are off by, and one least effect more, for a member that stands out of a cohort that moved:
-members of a cohort that one cause moves differ by less. Chosen."""
-_SURE = 600  # s for which it must: what moves a cohort reaches its members one after another
-
-
-class Told(Protocol):
-    """What is asked of a Step: (N,) each."""
-
-    on: Bools
-
-    @property
-    def off(self) -> NDArray[np.int8]: ...
-    @property
-    def effect(self) -> NDArray[np.float32]: ...
-    @property
-    def held(self) -> NDArray[np.int64]: ...
-    @property
-    def measured(self) -> Bools: ...
-    @property
-    def groups(self) -> NDArray[np.int32]: ...
-
-
-def _flags() -> Bools:
-    return np.zeros(0, bool)
-
-
-@dataclass
-class CohortShift:
-    """The cohorts of one metric that are off as one; a piece of Streams.
-
-    cohort: (N,) whether a stream is of one.   seen: (N,) when its share was last too large.
-    known:  (N,) was off long before its cohort moved.
-    """
-
-    cohort: Bools = field(default_factory=_flags)
-    seen: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    known: Bools = field(default_factory=_flags)
-
-    def lengthen(self, size: int) -> None:
-        more = size - len(self.cohort)
-        self.cohort, self.known = (np.append(a, np.zeros(more, bool)) for a in (self.cohort, self.known))
-        self.seen = np.append(self.seen, np.zeros(more, np.int64))
-
-    def update(self, told: Told, size: NDArray[np.int32], delta: float, time: int) -> Bools:
-        """(N,) whose cohort moved, but for those that stand out of it.
-
-        size: (G,) members of each cohort that were measured.   delta: least effect that matters.
-
-        Many that are off alike widen the spread of their cohort, and the sums of some rise late, at exactly half of the
-        cohort never: they count all the same, as soon as one of them has a condition or so many were off for LONG. A
-        cohort of which nobody is measured stays as it is.
-        """
-        n = len(told.groups)
-        cohort, known = self.cohort[:n], self.known[:n]
-        off = told.off
-        if not (off.any() or cohort.any()):
-            known[:] = False
-            return np.zeros(n, bool)
-        over = _over(told, off, size)
-        if over.any() or cohort.any():
-            self._follow(told.groups, over, size == 0, time)
-        known[:] = told.on & (known | ((told.held >= KNOWN) & ~cohort))
-        moved = cohort & ~known
-        return moved & ~_beyond(told, off, moved, delta) if moved.any() else moved
-
-    def _follow(self, groups: NDArray[np.int32], over: Bools, unseen: Bools, time: int) -> None:
-        """Which cohorts move now, and since when each was last too large a share. over, unseen: (G,)"""
-        cohort, seen, mine = self.cohort[: len(groups)], self.seen[: len(groups)], groups >= 0
-        before = np.bincount(groups[mine & cohort], minlength=len(over)) > 0
-        last = np.zeros(len(over), np.int64)
-        np.maximum.at(last, groups[mine], seen[mine])
-        last[over | (before & unseen)] = time
-        goes_on = over | (before & (time - last >= 0) & (time - last <= LINGERS))
-        cohort[:] = np.append(goes_on, False)[groups]
-        seen[:] = np.where(cohort, np.append(last, 0)[groups], 0)
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"cohort": self.cohort.copy(), "seen": self.seen.copy(), "known": self.known.copy()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.cohort, self.seen, self.known = state["cohort"], state["seen"], state["known"]
-
-
-def _over(told: Told, off: NDArray[np.int8], size: NDArray[np.int32]) -> Bools:
-    """(G,) cohorts of which more than MOST are off on one side."""
-    over = np.zeros(len(size), bool)
-    at = np.flatnonzero((off != 0) & (told.groups >= 0))
-    for side in (1, -1):
-        mine = at[off[at] == side]
-        if len(mine) and (_count_members(told.groups[mine], size) > MOST * size).any():
-            mine = mine[told.measured[mine]]
-            chosen = (mine, mine[told.on[mine]], mine[told.held[mine] >= LONG])
-            many, on, long = (_count_members(told.groups[one], size) for one in chosen)
-            over |= (many > MOST * size) & ((on > 0) | (long > MOST * size)) & (size >= LEAST_COHORT)
-    return over
-
-
-def _count_members(groups: NDArray[np.int32], size: NDArray[np.int32]) -> NDArray[np.int64]:
-    """(G,) how often each cohort is among `groups`."""
-    return np.bincount(groups, minlength=len(size))
-
-
-def _beyond(told: Told, off: NDArray[np.int8], moved: Bools, delta: float) -> Bools:
-    """(N,) those that are off by far more than the others of their cohort that are off, and have been for long."""
-    at = np.flatnonzero(moved & (off != 0))
-    effect = np.abs(told.effect[at])
-    key = 2 * told.groups[at].astype(np.int64) + (off[at] > 0)  # of those of a cohort that are off on one side
-    order = np.lexsort((effect, key))
-    _, first, inverse, many = np.unique(key[order], return_index=True, return_inverse=True, return_counts=True)
-    ranked = effect[order]
-    median = (ranked[first + (many - 1) // 2] + ranked[first + many // 2]) / 2
-    beyond = np.zeros(len(moved), bool)
-    beyond[at[order]] = ranked >= _BEYOND * median[inverse] + delta
-    return beyond & told.on & (told.held >= _SURE)
-
 
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
-LEARN = 20  # samples of a stream before anything is said of it: the replay contract
-USUAL_STEP = 10.0  # s; the grid for which thresholds are told
+# What a stream learns and when it alarms.
+LEARN = 20  # samples before a stream is judged: the replay contract
+USUAL_STEP = 10.0  # s; the grid for which thresholds are given
 SLACK = 0.5  # k of the CUSUM: half of the smallest shift looked for, in scales (Page 1954)
-CLIP = 3.0  # a sample counts at most as 3 scales: with Student-t4 noise it takes ARL0 at h = 20 from 1.8e5 to 1.3e10
-ALONE = 4.0  # more of the threshold for a stream without peers: what moves everybody moves it too
+CLIP = 3.0  # scales that a sample counts at most: with Student-t4 noise ARL0 at h = 20 rises from 1.8e5 to 1.3e10
+ALONE = 4.0  # added to the threshold of a stream without peers: what moves the whole fleet moves it too
 _DOUBT = 3.0  # standard errors of the baseline that count as no shift: it was learnt from few samples at first; chosen
-_FROZEN = 2.0  # a sum above it stops the learning, so that a fault does not become the baseline
+_FROZEN = 2.0  # a sum above it stops learning, so that a fault does not become the baseline
 _ALPHA = 0.15  # of the smoothed effect: about 6 samples of memory
 _GAIN = 5e-4  # least learning rate: a memory of about 2,000 samples
-_PRIOR = 16.0  # samples that the cohort's scale is worth against the own variance
-_MOST_EFFECT = 64.0  # deltas that one sample moves the effect by at most, so that one absurd value is soon forgotten
-_ABSURD = 1e9  # no temperature, logarithm or share is as large: such a value is none
+_PRIOR = 16.0  # samples that the scale of the cohort is worth against the own variance
+_MOST_EFFECT = 64.0  # deltas by which one sample moves the effect at most, so that an absurd value is soon forgotten
+_ABSURD = 1e9  # no temperature, logarithm or share is as large: such a value counts as missing
+_LOWEST, _HIGHEST = 15.0, 30.0  # thresholds: below, false alarms within days; above, never an alarm
 LIFT = 24 * 3600
-"""Seconds after which a cohort that moved, or a stream that is better than normal, is as it is now: what a site has
-left as it is for a day, with a ticket in hand, is meant. Chosen; sooner, what waits for a spare would be normal."""
-_LOWEST, _HIGHEST = 15.0, 30.0  # thresholds below alarm within days, those above do so never
+"""s after which the state of a shifted cohort, or of a stream better than normal, becomes its normal: what a site
+leaves for a day, with a ticket open, is intended. Chosen: sooner, what waits for a spare part would be normal."""
+
+# When a cohort is the event.
+MOST = 0.3  # share of a cohort on one side above which the cohort is the event: Huber's breakdown, see above
+LEAST_COHORT = 4  # members from which a share means something; chosen
+LINGERS = 300 * SECOND  # a cohort stays shifted so long after its share was last too large: half of a page's hold
+KNOWN = 900  # s for which a member was off before the others: it has been blamed, and others do not change that
+LONG = 300  # s off that count as a condition where more than MOST were off for as long: half of a hold; chosen
+_BEYOND = 1.5
+"""Times the effect of the others, plus one delta, from which a member stands out of a shifted cohort: members that one
+cause moves differ by less. Chosen."""
+_SURE = 600  # s for which it must: what moves a cohort reaches its members one after another
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +63,7 @@ class Channel:
     floor:     least scale, in units of the transformed signal (0.01 = 1 % where it is a logarithm).
     delta:     least smoothed effect that matters, in the same units; below it statistics alone mean nothing.
     phi:       autocorrelation of neighbouring samples; it widens the scale by sqrt((1 + phi) / (1 - phi)).
-    threshold: of the sum at a tick of 10 s; detectors.base.budget tells what it costs in false alarms.
+    threshold: of the sum at a tick of 10 s; detectors.base.budget computes its false alarms.
     both:      whether less than normal is harm too.
     clip:      False: samples count in full (for the ablation).   frozen: False: a fault is learnt (likewise).
     """
@@ -189,19 +77,29 @@ class Channel:
     frozen: bool = True
 
     def settings(self) -> Singles:
-        """As kernel.advance wants them."""
+        """Returns the settings in the order of kernel.advance."""
         shrink = math.sqrt((1 - self.phi) / (1 + self.phi))
         clip, frozen = CLIP if self.clip else 1e6, _FROZEN if self.frozen else 1e9
         numbers = (self.floor, self.delta, shrink, float(self.both), LEARN, SLACK, _DOUBT, clip, frozen)
         return np.array([*numbers, _ALPHA, _GAIN, _PRIOR, _MOST_EFFECT], np.float32)
 
     def limit(self, step: float) -> float:
-        """Threshold at another tick, for the same alarms a day: ARL0 grows as e**h (k = 0.5)."""
+        """Returns the threshold at a tick of `step` s, for the same alarms a day: ARL0 grows as e**h (k = 0.5)."""
         return min(max(self.threshold + math.log(USUAL_STEP / step), _LOWEST), _HIGHEST)
 
 
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """All cohorts of one instant. groups: (N,) of each entity, -1 none; median, spread, size: (G,)."""
+
+    groups: NDArray[np.int32]
+    median: Singles
+    spread: Singles
+    size: NDArray[np.int32]
+
+
 class Step:
-    """Where every stream stands after a sample: (N,) each, reckoned when asked for; holds until the next sample.
+    """All streams after a sample: (N,) each, computed when read; valid until the next sample.
 
     on:       a condition holds that began with the sum above its threshold.   below: it is one of less than normal.
     effect:   smoothed departure from own normal, transformed units.   score: the larger of the two sums.
@@ -209,7 +107,7 @@ class Step:
     median, spread, size: of the cohort at this instant (size counts the entity itself); own normal, NaN and 0 without.
     measured: had a sample.   judged: and has learnt enough.   groups: its cohort.   alone: compared with its past only.
     off:      has a condition, or is as far off without one yet: +1 more than normal, -1 less, 0 neither.
-    moved:    too many of its cohort are off on one side: the cohort is the event, and nobody is blamed (see moved.py).
+    moved:    too many of its cohort are off on one side: the cohort is the event, and no member is blamed.
     """
 
     def __init__(
@@ -224,6 +122,7 @@ class Step:
 
     @property
     def off(self) -> NDArray[np.int8]:
+        """(N,) see the class."""
         effect, delta = self.effect, self._channel.delta
         more = (effect >= delta) | (self.on & ~self.below)
         less = (effect <= -delta) | self.below
@@ -231,67 +130,148 @@ class Step:
 
     @property
     def effect(self) -> Singles:
+        """(N,) see the class."""
         return np.asarray(self._cells[kernel.EFFECT])
 
     @property
     def score(self) -> Singles:
+        """(N,) see the class."""
         return np.asarray(np.maximum(self._cells[kernel.UP], self._cells[kernel.DOWN]))
 
     @property
     def held(self) -> NDArray[np.int64]:
+        """(N,) see the class."""
         return (self._words & kernel.HELD_BITS).astype(np.int64)
 
     @property
     def judged(self) -> Bools:
+        """(N,) see the class."""
         return np.asarray((_sample_counts(self._words) >= LEARN) & self.measured)
 
     @property
     def measured(self) -> Bools:
+        """(N,) see the class."""
         return np.asarray(np.isfinite(self._residual))
 
     @property
     def groups(self) -> NDArray[np.int32]:
+        """(N,) see the class."""
         return self._cohort.groups
 
     @property
     def median(self) -> Singles:
+        """(N,) see the class."""
         of_cohort = np.append(self._cohort.median, np.nan)[self._cohort.groups]
         return np.where(self.alone, self._cells[kernel.BASELINE], of_cohort)
 
     @property
     def spread(self) -> Singles:
+        """(N,) see the class."""
         return np.asarray(np.append(self._cohort.spread, np.nan)[self._cohort.groups])
 
     @property
     def size(self) -> NDArray[np.int32]:
+        """(N,) see the class."""
         return np.asarray(np.append(self._cohort.size, 0)[self._cohort.groups])
 
 
-@dataclass(frozen=True, slots=True)
-class Cohort:
-    """All cohorts of one instant. groups: (N,) of each entity, -1 none; median, spread, size: (G,)."""
+@dataclass
+class CohortShift(State):
+    """Which cohorts of one metric are off as one; a part of Streams.
 
-    groups: NDArray[np.int32]
-    median: Singles
-    spread: Singles
-    size: NDArray[np.int32]
+    cohort: (N,) whether the cohort of a stream is.   seen: (N,) when its share was last too large.
+    known:  (N,) was off long before its cohort shifted.
+    """
+
+    cohort: Bools = memory(False, np.bool_)
+    seen: NDArray[np.int64] = memory(0, np.int64)
+    known: Bools = memory(False, np.bool_)
+
+    def update(self, step: Step, size: NDArray[np.int32], delta: float, time: int) -> Bools:
+        """Returns (N,) streams whose cohort has shifted, except those that stand out of it.
+
+        size: (G,) members of each cohort that were measured.   delta: least effect that matters.
+
+        Many that are off alike widen the spread of their cohort, and the sums of some rise late, at exactly half of the
+        cohort never. So they count as soon as one of them has a condition or so many were off for LONG. A cohort
+        without a measured member stays as it is.
+        """
+        n = len(step.groups)
+        cohort, known = self.cohort[:n], self.known[:n]
+        off = step.off
+        if not (off.any() or cohort.any()):
+            known[:] = False
+            return np.zeros(n, bool)
+        over = _too_many_off(step, off, size)
+        if over.any() or cohort.any():
+            self._follow(step.groups, over, size == 0, time)
+        known[:] = step.on & (known | ((step.held >= KNOWN) & ~cohort))
+        moved = cohort & ~known
+        return moved & ~_stand_out(step, off, moved, delta) if moved.any() else moved
+
+    def _follow(self, groups: NDArray[np.int32], over: Bools, unseen: Bools, time: int) -> None:
+        """Updates which cohorts are shifted, and when the share of each was last too large. over, unseen: (G,)"""
+        cohort, seen, mine = self.cohort[: len(groups)], self.seen[: len(groups)], groups >= 0
+        before = np.bincount(groups[mine & cohort], minlength=len(over)) > 0
+        last = np.zeros(len(over), np.int64)
+        np.maximum.at(last, groups[mine], seen[mine])
+        last[over | (before & unseen)] = time
+        goes_on = over | (before & (time - last >= 0) & (time - last <= LINGERS))
+        cohort[:] = np.append(goes_on, False)[groups]
+        seen[:] = np.where(cohort, np.append(last, 0)[groups], 0)
+
+
+def _too_many_off(step: Step, off: NDArray[np.int8], size: NDArray[np.int32]) -> Bools:
+    """(G,) cohorts of which more than MOST are off on one side."""
+    over = np.zeros(len(size), bool)
+    at = np.flatnonzero((off != 0) & (step.groups >= 0))
+    for side in (1, -1):
+        mine = at[off[at] == side]
+        if len(mine) and (_count_members(step.groups[mine], size) > MOST * size).any():
+            mine = mine[step.measured[mine]]
+            chosen = (mine, mine[step.on[mine]], mine[step.held[mine] >= LONG])
+            many, on, long = (_count_members(step.groups[one], size) for one in chosen)
+            over |= (many > MOST * size) & ((on > 0) | (long > MOST * size)) & (size >= LEAST_COHORT)
+    return over
+
+
+def _count_members(groups: NDArray[np.int32], size: NDArray[np.int32]) -> NDArray[np.int64]:
+    """(G,) how often each cohort is in `groups`."""
+    return np.bincount(groups, minlength=len(size))
+
+
+def _stand_out(step: Step, off: NDArray[np.int8], moved: Bools, delta: float) -> Bools:
+    """(N,) members that are off by far more than the others of their cohort that are off, and have been for long."""
+    at = np.flatnonzero(moved & (off != 0))
+    effect = np.abs(step.effect[at])
+    key = 2 * step.groups[at].astype(np.int64) + (off[at] > 0)  # one for the members of a cohort that are off on a side
+    order = np.lexsort((effect, key))
+    _, first, inverse, many = np.unique(key[order], return_index=True, return_inverse=True, return_counts=True)
+    ranked = effect[order]
+    median = (ranked[first + (many - 1) // 2] + ranked[first + many // 2]) / 2
+    beyond = np.zeros(len(moved), bool)
+    beyond[at[order]] = ranked >= _BEYOND * median[inverse] + delta
+    return np.asarray(beyond & step.on & (step.held >= _SURE))
 
 
 @dataclass
-class Streams:
-    """One metric of all entities of a class; grows with the fleet. A part() of a detector."""
+class Streams(State):
+    """One metric of all entities of a class; a part() of a detector.
+
+    cells: (6, N) see detectors.base.kernel.   last: time of the newest sample.   step_s: usual length of a tick.
+    """
 
     channel: Channel
-    cells: Singles = field(default_factory=lambda: np.zeros((6, 0), np.float32))
-    last: int = 0
-    step_s: float = 0.0
-    _room: Singles = field(default_factory=lambda: np.empty((5, 0), np.float32), repr=False)
-    _moved: CohortShift = field(default_factory=CohortShift, repr=False)
-    _alone: Bools = field(default_factory=lambda: np.zeros(0, bool), repr=False)
-    _groups: NDArray[np.int32] | None = field(default=None, repr=False)
-    _settings: tuple[Channel, Singles] | None = field(default=None, repr=False)
-    _order: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
-    _first: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64), repr=False)
+    cells: Singles = memory(0.0, np.float32, shape=(6, N))
+    last: int = notes(int)
+    step_s: float = notes(float)
+    _moved: CohortShift = part(CohortShift, kept=True)
+    _alone: Bools = notes(lambda: np.zeros(0, bool))
+    _room: Singles = field(default_factory=lambda: np.empty((5, 0), np.float32), init=False, repr=False)
+    _groups: NDArray[np.int32] | None = field(default=None, init=False, repr=False)
+    _settings: tuple[Channel, Singles] | None = field(default=None, init=False, repr=False)
+    _order: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), init=False, repr=False)
+    _first: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64), init=False, repr=False)
 
     @property
     def counts(self) -> NDArray[np.uint32]:
@@ -299,90 +279,78 @@ class Streams:
         return _sample_counts(self.cells[kernel.WORD].view(np.uint32))
 
     def step(self, values: Floats, groups: NDArray[np.int32], time: int, gate: Bools | None = None) -> Step:
-        """Takes one sample per entity: positive is harm, NaN is none; an instant not after the last one is ignored.
+        """Adds one sample per entity: positive is harm, NaN is none; an instant not after the last one is ignored.
 
-        groups: cohort of each entity, -1 = own past only; the same array as long as nobody moves, for speed.
+        groups: cohort of each entity, -1 = own past only; pass the same array as long as no entity moves, for speed.
         gate:   False: this sample is neither judged nor learnt from.
         """
         size = len(values)
-        self._grow(size)
+        self.grow(size)
         sample, residual, scale, wide, limit = self._room[:, :size]
-        seconds = self._seconds(time)
+        seconds = self._tick_seconds(time)
         measured = np.abs(values) < _ABSURD  # False for NaN too
         sample[:] = np.where(measured, values, np.nan)
         sample[~(measured if gate is None else measured & gate)] = np.nan
         if seconds is None:
             sample[:] = np.nan
-        self._arrange(groups[:size])
+        self._order_by_cohort(groups[:size])
         count = len(self._first) - 1
         cohort = Cohort(groups, np.empty(count, np.float32), np.empty(count, np.float32), np.zeros(count, np.int32))
-        told = cohort.median, cohort.spread, cohort.size
-        kernel.cohorts(sample, self.cells[kernel.BASELINE], self._order, self._first, scale, *told)
-        kernel.residuals(sample, groups, *told, np.float32(self.channel.floor), residual, scale, wide)
+        of_cohorts = cohort.median, cohort.spread, cohort.size
+        kernel.cohorts(sample, self.cells[kernel.BASELINE], self._order, self._first, scale, *of_cohorts)
+        kernel.residuals(sample, groups, *of_cohorts, np.float32(self.channel.floor), residual, scale, wide)
         limit[:] = self.channel.limit(self.step_s)
         limit[self._alone] += np.float32(ALONE)
         cells, words = self.cells[:, :size], self.cells[kernel.WORD].view(np.uint32)[:size]
         if self._settings is None or self._settings[0] is not self.channel:
             self._settings = self.channel, self.channel.settings()
-        kept = self._still(words) if self._moved.cohort[:size].any() else None
+        kept = self._shifted_cells(words) if self._moved.cohort[:size].any() else None
         kernel.advance(cells, words, residual, scale, wide, limit, self._settings[1], np.uint32(seconds or 0))
         if kept is not None:
             still, learnt, young, as_they_were = kept
             cells[: len(learnt), still], cells[:, young] = learnt, as_they_were
         step = Step(cells, words, residual, cohort, self.channel)
         step.moved = self._moved.update(step, cohort.size, self.channel.delta, self.last)
-        self._lift(step)
+        self._relearn_old(step)
         return step
 
-    def _still(self, words: NDArray[np.uint32]) -> tuple[NDArray[np.intp], Singles, NDArray[np.intp], Singles]:
-        """Who learns nothing now, as a cohort that moves has no median to learn; baseline and variance of those.
+    def grow(self, size: int) -> None:
+        """See `State.grow`; also the working arrays."""
+        super().grow(size)
+        self._moved.grow(size)
+        if size > self._room.shape[1]:
+            self._room = np.empty((5, size), np.float32)
 
-        Then those that had not learnt enough before, all of which stays as it is: they begin when the cohort is well.
-        """
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See `State.restore`; the order of the cohorts is computed with the next sample."""
+        super().restore(state)
+        self._groups = None
+
+    def _shifted_cells(self, words: NDArray[np.uint32]) -> tuple[NDArray[np.intp], Singles, NDArray[np.intp], Singles]:
+        """Returns the streams of shifted cohorts that learn nothing now, and their baseline and variance: their cohort
+        has no median to learn from. Then those that had not learnt enough, and all of their cells: they begin when the
+        cohort is well."""
         moved = np.flatnonzero(self._moved.cohort[: len(words)])
         old = _sample_counts(words[moved]) >= LEARN
         still, young = moved[old], moved[~old]
         return still, self.cells[: kernel.VARIANCE + 1, still].copy(), young, self.cells[:, young].copy()
 
-    def _lift(self, told: Step) -> None:
-        """Lets those that are off for LIFT learn anew, with all of their cohort: else those left would stand out."""
-        old = told.held >= LIFT
+    def _relearn_old(self, step: Step) -> None:
+        """Resets streams that are off for LIFT, with all of their cohort: else the others would stand out."""
+        old = step.held >= LIFT
         if not old.any():
             return
-        side, delta = told.off, self.channel.delta
-        better = (told.effect <= -delta) & (not self.channel.both)
-        for mine in ((side != 0) & told.moved, better):
+        side, delta = step.off, self.channel.delta
+        better = (step.effect <= -delta) & (not self.channel.both)
+        for mine in ((side != 0) & step.moved, better):
             if (old & mine).any():
-                alike = np.isin(told.groups, told.groups[old & mine]) & ~told.alone
+                alike = np.isin(step.groups, step.groups[old & mine]) & ~step.alone
                 self.reset(mine & (alike | old))
 
-    def reset(self, mask: Bools) -> None:
-        """Learns these anew: another device, another version, or a person said that it is no fault."""
-        self._grow(len(mask))
-        self.cells[:, : len(mask)][:, mask] = 0.0
+    def _tick_seconds(self, time: int) -> float | None:
+        """Returns the length of the tick; a gap in the telemetry counts as one tick. None: a sample out of order.
 
-    def snapshot(self) -> dict[str, Any]:
-        arrays = {"cells": self.cells.copy(), "alone": self._alone.copy(), "moved": self._moved.snapshot()}
-        return {**arrays, "last": self.last, "step_s": self.step_s}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.cells, self.last, self.step_s = state["cells"], state["last"], state["step_s"]
-        self._alone, self._groups = state["alone"], None
-        self._moved.restore(state["moved"])
-
-    def _grow(self, size: int) -> None:
-        if size > self.cells.shape[1]:
-            wider = np.zeros((6, size), np.float32)
-            wider[:, : self.cells.shape[1]] = self.cells
-            self.cells = wider
-            self._moved.lengthen(size)
-        if size > self._room.shape[1]:
-            self._room = np.empty((5, size), np.float32)
-
-    def _seconds(self, time: int) -> float | None:
-        """Length of the tick: a hole in the telemetry counts as one tick. None: a sample out of order.
-
-        A clock that was set back is followed: else it would be as if nothing came until it has caught up.
+        A clock that was set back is followed: else no sample would count until it has caught up.
         """
         if self.last and time <= self.last:
             if self.last - time < SET_BACK:
@@ -396,8 +364,8 @@ class Streams:
         self.last = time
         return min(since, 2 * self.step_s)
 
-    def _arrange(self, groups: NDArray[np.int32]) -> None:
-        """Cohort by cohort; a stream that loses or finds peers has another normal from then on."""
+    def _order_by_cohort(self, groups: NDArray[np.int32]) -> None:
+        """Sorts the entities by cohort; a stream that loses or finds peers has another normal from then on."""
         alone = groups < 0
         if self._groups is groups or (self._groups is not None and np.array_equal(self._groups, groups)):
             return

@@ -1,11 +1,14 @@
-"""Indexes over the topology: members and ancestors of devices, positions in a frame, jobs of GPUs.
+"""Results that depend on the topology, computed once, and indexes over the topology.
 
-Each is rebuilt only when the topology or the number of entities changes.
+`per_topology` caches the result of a method until a topology or the number of entities changes. The indexes answer
+where devices are in a frame, what is above and below them, and which jobs run on GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,112 +16,168 @@ from numpy.typing import NDArray
 from pipeline.model.records import Frame
 from pipeline.model.topology import Topology, kind_of
 
+Owner = TypeVar("Owner")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def per_topology(
+    method: Callable[Concatenate[Owner, Arguments], Result],
+) -> Callable[Concatenate[Owner, Arguments], Result]:
+    """Decorates a method whose result depends only on topology and entities: it is computed when one of them changes.
+
+    Arguments are frames, topologies, sequences of entities, texts and other values. Compared are the identity and
+    version of each topology, the number of entities of each frame and sequence (entities of a class keep their order
+    and only grow), and other arguments by value. The newest result is kept for each device class and text among the
+    arguments; until it changes, the same object is returned. It is in no snapshot, pickle or copy of its object.
+    """
+
+    @wraps(method)
+    def cached(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        results: _Results | None = self.__dict__.get(_CACHE)
+        if results is None:
+            results = self.__dict__[_CACHE] = _Results()
+        slot, key, topologies = _slot_and_key(method.__name__, (*args, *kwargs.values()))
+        known = results.get(slot)
+        if known is None or known[0] != key:
+            # the topology is held, so that its id belongs to no other one as long as it is in the key
+            known = results[slot] = key, topologies, method(self, *args, **kwargs)
+        result: Result = known[2]
+        return result
+
+    return cached
+
+
+_CACHE = "_topology_results"
+
+
+class _Results(dict[tuple[object, ...], tuple[tuple[object, ...], list[Topology], Any]]):
+    """Cached results of one object; a copy and a pickle of it are empty."""
+
+    def __reduce__(self) -> tuple[type[_Results], tuple[()]]:
+        return _Results, ()
+
+
+def _slot_and_key(name: str, args: tuple[object, ...]) -> tuple[tuple[object, ...], tuple[object, ...], list[Topology]]:
+    slot: list[object] = [name]
+    key: list[object] = []
+    topologies: list[Topology] = []
+    for arg in args:
+        if isinstance(arg, Frame):
+            slot.append(arg.device_class)
+            key += (id(arg.topology), arg.topology.version, len(arg.entities))
+            topologies.append(arg.topology)
+        elif isinstance(arg, Topology):
+            key += (id(arg), arg.version)
+            topologies.append(arg)
+        elif isinstance(arg, str):
+            slot.append(arg)
+        else:
+            key.append(len(arg) if isinstance(arg, Sequence) else arg)
+    return tuple(slot), tuple(key), topologies
+
 
 class TopologyIndex:
-    """What lies above the devices of a class, as positions and members; renewed when topology or fleet has changed."""
+    """Ancestors of the devices of a class, and the devices below each entity, by position among the devices."""
 
     def __init__(self) -> None:
-        self._key: tuple[int, int, int] = (0, -1, 0)
-        self._members: dict[str, list[int]] = {}
-        self._places: dict[str, NDArray[np.intp]] = {}
+        self._newest: list[tuple[str, ...]] = []
         self._above: list[tuple[str, ...]] = []
+        self._members: dict[str, list[int]] = {}
+        self._positions: dict[str, NDArray[np.intp]] = {}
         self._nodes: NDArray[np.intp] = np.empty(0, np.intp)
         self._known_nodes = -1
 
     def update(self, names: Sequence[str], topology: Topology) -> None:
-        """Walks the topology, if it is another."""
-        key = (id(topology), topology.version, len(names))
-        if key == self._key:
+        """Rebuilds the index if devices or topology have changed."""
+        found = self._ancestors(names, topology)
+        if found is self._newest:
             return
-        self._key = key
-        found = [topology.above(name) for name in names]
-        if found == self._above:  # jobs that come and go change the topology, but not what lies above devices
+        self._newest = found
+        if found == self._above:  # jobs that start and end change the topology, but not what is above devices
             return
-        self._above, self._members, self._places, self._known_nodes = found, {}, {}, -1
-        for i, above in enumerate(self._above):
+        self._above, self._members, self._positions, self._known_nodes = found, {}, {}, -1
+        for i, above in enumerate(found):
             for entity in above:
                 self._members.setdefault(entity, []).append(i)
 
+    @per_topology
+    def _ancestors(self, names: Sequence[str], topology: Topology) -> list[tuple[str, ...]]:
+        return [topology.above(name) for name in names]
+
     def devices_below(self, entity: str) -> list[int]:
-        """Positions of the devices below an entity."""
+        """Returns the positions of the devices below an entity."""
         return self._members.get(entity, [])
 
     def positions_below(self, entity: str) -> NDArray[np.intp]:
-        """`members` as an array."""
-        if entity not in self._places:
-            self._places[entity] = np.array(self._members.get(entity, []), np.intp)
-        return self._places[entity]
+        """Returns `devices_below` as an array; the same one until the index is rebuilt."""
+        if entity not in self._positions:
+            self._positions[entity] = np.array(self._members.get(entity, []), np.intp)
+        return self._positions[entity]
 
-    def node_positions(self, names: Sequence[str]) -> NDArray[np.intp]:
-        """Per device the position of its node among `names`; -1 where none of them is above it."""
-        if len(names) != self._known_nodes:
-            at = {name: i for i, name in enumerate(names)}
+    def node_positions(self, nodes: Sequence[str]) -> NDArray[np.intp]:
+        """Returns for each device the position of its node in `nodes`; -1 where none of them is above it."""
+        if len(nodes) != self._known_nodes:
+            at = {name: i for i, name in enumerate(nodes)}
             nearest = (next((e for e in above if kind_of(e) == "node"), "") for above in self._above)
-            self._known_nodes, self._nodes = len(names), np.array([at.get(node, -1) for node in nearest], np.intp)
+            self._known_nodes, self._nodes = len(nodes), np.array([at.get(node, -1) for node in nearest], np.intp)
         return self._nodes
 
     def ancestors(self, position: int) -> tuple[str, ...]:
-        """What lies above a device, nearest first."""
+        """Returns all that is above a device, nearest first."""
         return self._above[position]
 
 
 class FramePositions:
-    """Index of each entity of a frame of one class, renewed when the frame grew."""
+    """Positions of entities in the frames of one class; rebuilt when the frame has grown."""
 
     def __init__(self) -> None:
-        self._of: dict[str, int] = {}
+        self._at: dict[str, int] = {}
 
     def value(self, frame: Frame | None, signal: str, entity: str) -> float:
-        """A value of one entity; NaN where there is none."""
+        """Returns the value of one entity; NaN where there is none."""
         if frame is None or signal not in frame.values:
             return float("nan")
-        if len(self._of) != len(frame.entities):
-            self._of = {e: i for i, e in enumerate(frame.entities)}
-        place, column = self._of.get(entity, -1), frame.values[signal]
-        return float(column[place]) if 0 <= place < len(column) else float("nan")
+        if len(self._at) != len(frame.entities):
+            self._at = {e: i for i, e in enumerate(frame.entities)}
+        at, column = self._at.get(entity, -1), frame.values[signal]
+        return float(column[at]) if 0 <= at < len(column) else float("nan")
 
 
 class JobIndex:
-    """GPU -> the job of the rank on it, and node -> its GPUs; renewed when the topology changed."""
-
-    def __init__(self) -> None:
-        self._key: tuple[int, int] = (0, -1)
-        self._of: dict[str, str] = {}
-        self._in: dict[str, list[str]] = {}
+    """The job of the rank on each GPU, and the GPUs of each node."""
 
     def job_on(self, gpu: str, topology: Topology) -> str | None:
-        """The job on a GPU; None if none is known."""
-        self._renew(topology)
-        return self._of.get(gpu)
+        """Returns the job on a GPU; None if none is known."""
+        return self._jobs_and_gpus(topology)[0].get(gpu)
 
     def gpus_of(self, node: str, topology: Topology) -> frozenset[str]:
-        """The GPUs of a server."""
-        self._renew(topology)
-        return frozenset(self._in.get(node, ()))
+        """Returns the GPUs of a node."""
+        return frozenset(self._jobs_and_gpus(topology)[1].get(node, ()))
 
-    def _renew(self, topology: Topology) -> None:
-        key = (id(topology), topology.version)
-        if key == self._key:
-            return
-        self._key, self._of, self._in = key, {}, {}
+    @per_topology
+    def _jobs_and_gpus(self, topology: Topology) -> tuple[Mapping[str, str], Mapping[str, list[str]]]:
+        jobs: dict[str, str] = {}
+        gpus: dict[str, list[str]] = {}
         for entity in topology.parents:
             kind = kind_of(entity)
             if kind == "rank":
-                on, job = topology.above_of_kind(entity, "gpu"), topology.above_of_kind(entity, "job")
-                if on and job:
-                    self._of[on] = job
+                gpu, job = topology.above_of_kind(entity, "gpu"), topology.above_of_kind(entity, "job")
+                if gpu and job:
+                    jobs[gpu] = job
             elif kind == "gpu" and (node := topology.above_of_kind(entity, "node")):
-                self._in.setdefault(node, []).append(entity)
+                gpus.setdefault(node, []).append(entity)
+        return jobs, gpus
 
 
 EVERYTHING = "site:all"
-"""What a finding names where what it is about shares nothing that the topology knows."""
+"""Entity of a finding whose subjects share nothing that the topology knows."""
 _WORK = frozenset({"job", "stage"})
-"""Kinds that run on devices: those are above their ranks, not below the kind itself."""
+"""Kinds that run on devices. The topology has their ranks below devices, not the job itself."""
 
 
 def members_mask(named: Collection[str], frame: Frame) -> NDArray[np.bool_]:
-    """(N,) who of a frame is named, is below what is named, or carries the ranks of a job or stage that is."""
+    """Returns (N,) entities of a frame that are named, below a named entity, or carry ranks of a named job or stage."""
     wanted, above = frozenset(named), frame.topology.above
     if wanted & {EVERYTHING, f"fleet:{frame.device_class}"}:
         return np.ones(len(frame.entities), bool)
@@ -129,7 +188,10 @@ def members_mask(named: Collection[str], frame: Frame) -> NDArray[np.bool_]:
 
 
 def pop_members_mask(waiting: list[str], frame: Frame) -> NDArray[np.bool_] | None:
-    """(N,) whom `waiting` names or stands for, which is emptied; None: nobody waits."""
+    """Returns the `members_mask` of the names in `waiting` and empties it; None if it is empty.
+
+    For feedback that arrives at an instant without a frame of the class that it concerns.
+    """
     if not waiting:
         return None
     named = tuple(waiting)

@@ -77,7 +77,7 @@ class Power(Detector):
     since: Any = memory(0, np.int64)
     heard: Any = memory(0, np.int64)  # the newest reading of a GPU that has the bit
     gates: Gates = part(Gates)
-    feeds: PowerFeeds = part(PowerFeeds)
+    feeds: PowerFeeds = part(PowerFeeds, kept=True)
     supplies: Supplies = part(Supplies)
     voltages: Voltages = part(Voltages)
     nodes: LastSeen = part(lambda: LastSeen({"node": "node.load1"}))

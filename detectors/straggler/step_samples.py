@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.event_data import read_duration, read_integer
-from detectors.base.gates import SETTLES, Gates
+from detectors.base.gates import Gates
 from detectors.base.kernel import compiled
 from detectors.base.streams import Bools, Floats
 from detectors.straggler.rank_slots import RankSlots
@@ -116,11 +116,9 @@ class StepSamples:
 
     def _mark_maintenance(self, frame: Frame, places: RankSlots) -> None:
         self._checked_at = frame.time
-        known = self.gates.snapshot()
-        names = set(known["_working"]) | {e for e, at in known["_worked"].items() if frame.time - at <= SETTLES}
         working = self.cells["working"]
         working[:] = False
-        for entity in sorted(names):
+        for entity in sorted(self.gates.entities_in_maintenance(frame.time)):
             working[places.slots_on(entity, frame.topology)] = True
 
     def read_steps(self, frame: Frame, places: RankSlots, warm_up: float) -> tuple[Floats, Bools]:

@@ -153,7 +153,7 @@ class Telemetry(Detector):
     gates: Gates = part(Gates)
     jobs: SilentJobs = part(SilentJobs)
     facts: HostFacts = part(HostFacts)
-    feeds: PowerFeeds = part(PowerFeeds)
+    feeds: PowerFeeds = part(PowerFeeds, kept=True)
     losses: Losses = part(Losses)
     holes: Holes = part(Holes)
     nodes: SilentNodes = part(SilentNodes)
