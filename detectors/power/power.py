@@ -20,7 +20,7 @@ from detectors.power.supplies import INPUT, OUTPUT, PULLED, STATUS, Lost, Suppli
 from detectors.power.supplies import SIGNALS as SUPPLY_SIGNALS
 from detectors.power.voltages import MAINS, RAIL, Voltages
 from detectors.power.voltages import SIGNALS as VOLTAGE_SIGNALS
-from detectors.telemetry.silence import LastSeen, shared
+from detectors.telemetry.silence import LastSeen, shared_ancestors
 from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level
 from pipeline.model.topology import Topology, kind_of
 
@@ -80,7 +80,7 @@ class Power(Detector):
     feeds: PowerFeeds = part(PowerFeeds, kept=True)
     supplies: Supplies = part(Supplies)
     voltages: Voltages = part(Voltages)
-    nodes: LastSeen = part(lambda: LastSeen({"node": "node.load1"}))
+    nodes: LastSeen = part(lambda: LastSeen({"node": "node.load1"}), kept=True)
     conditions: OpenConditions = notes()
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class Power(Detector):
         time = max(frame.time for frame in frames.values())
         topology = next(iter(frames.values())).topology
         self.gates.update(frames)
-        self.nodes.look(frames, time)
+        self.nodes.update(frames, time)
         self.feeds.update(frames.get("power"), time)
         self.supplies.look(frames.get("psu"), time)
         self.voltages.look(frames, time)
@@ -185,14 +185,14 @@ class Power(Detector):
         for entity, known in sorted(self.feeds.dark.items()):
             if known["looks"] < _LOOKS or self.gates.in_maintenance(entity, topology, time):
                 continue
-            self._hosts.update(self.nodes.names.get("node", ()), topology)
+            self._hosts.update(self.nodes.names("node"), topology)
             below = self._hosts.devices_below(entity)
-            silent = [i for i in below if self.nodes.missed["node"][i] >= _LOOKS]
+            silent = [i for i in below if self.nodes.of_class("node").missed[i] >= _LOOKS]
             level: Level = "page" if len(silent) > len(below) / 2 and kind_of(entity) in _MEETS else "ticket"
             what = f"{len(silent)} of its {len(below)} nodes are silent" if below else "no node is known to hang on it"
             so = "it has tripped" if level == "page" else "the rest live on another feed, or its meter is wrong"
             summary = f"{entity} has {known['why']}, and {what}: {so}"
-            names = self.nodes.names.get("node", ())
+            names = self.nodes.names("node")
             told = make_evidence(
                 "over when its voltage is back", nodes=[names[i] for i in silent][:64], why=known["why"]
             )
@@ -217,12 +217,12 @@ class Power(Detector):
 
     def _places(self, left: Mapping[str, int], topology: Topology) -> dict[str, list[str]]:
         """Who is blamed for the brake -> its nodes."""
-        names = list(self.nodes.names.get("node", ()))
+        names = list(self.nodes.names("node"))
         if len(left) < 2 or not names:
             return {node: [node] for node in sorted(left)}
         self._hosts.update(names, topology)
         flags = np.isin(names, list(left))
-        found = shared(flags, flags, np.ones(len(names), bool), self._hosts)
+        found = shared_ancestors(flags, flags, np.ones(len(names), bool), self._hosts)
         out: dict[str, list[str]] = {}
         over = set(left)
         for entity in sorted(found, key=lambda e: -len(found[e])):

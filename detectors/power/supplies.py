@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.topology_index import TopologyIndex
-from detectors.telemetry.silence import shared
+from detectors.telemetry.silence import shared_ancestors
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
@@ -149,7 +149,7 @@ class Supplies:
         first = np.zeros(len(hit), bool)
         first[self._parent[i]] = True
         if hit.sum() > 1:
-            found = shared(first, hit, np.ones(len(hit), bool), self._homes)
+            found = shared_ancestors(first, hit, np.ones(len(hit), bool), self._homes)
             if found:
                 order = list(found)
                 best = max(order, key=lambda e: (len(found[e]), -order.index(e)))

@@ -17,7 +17,7 @@ from detectors.base.kernel import compiled
 from detectors.base.power_feeds import LIVE
 from detectors.base.streams import Bools, Floats
 from detectors.base.topology_index import TopologyIndex
-from detectors.telemetry.silence import shared
+from detectors.telemetry.silence import shared_ancestors
 from pipeline.model.records import SECOND, Finding, Frame, Level, finite
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
@@ -115,7 +115,7 @@ class Voltages:
         hit[unit[off]] = True
         known[unit[cells[_COUNT, : len(names)] >= _LEARN]] = True
         left = hit.copy()
-        found = shared(hit, hit, known | hit, homes)
+        found = shared_ancestors(hit, hit, known | hit, homes)
         for entity in sorted(found, key=lambda e: -len(found[e])):
             if left[found[entity]].all():
                 left[found[entity]] = False

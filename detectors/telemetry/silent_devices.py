@@ -1,22 +1,24 @@
-"""Silent devices of nodes that speak, and silent plant: one GPU whose firmware hangs, a supply that is not read."""
+"""Silent devices of nodes that report, and silent plant: one GPU whose firmware hangs, a supply that is not read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from detectors.base.state import State, part
 from detectors.base.topology_index import TopologyIndex
-from detectors.telemetry.silence import Bools, shared
-from detectors.telemetry.silent_nodes import Known, Silence, clock
-from detectors.telemetry.silent_readers import Gone, Readers
+from detectors.telemetry.silence import Bools, shared_ancestors
+from detectors.telemetry.silent_nodes import Context, Silence
+from detectors.telemetry.silent_readers import LostReader, Readers
+from pipeline.model.entity_names import entity_name, pager_title
 from pipeline.model.records import SECOND, Level
 
 IN_NODES = ("gpu", "nic", "psu")
 PLANT = ("coolant", "power")
 SETTLES = 120 * SECOND
-"""A node that speaks again has its devices back so much later at most: drivers load last; chosen."""
+"""us after which a node that reports again has its devices back: drivers load last; chosen."""
 _MEANING = {
     "gpu": "GPU",
     "nic": "port",
@@ -24,149 +26,144 @@ _MEANING = {
     "coolant": "coolant unit",
     "power": "power unit",
 }
+_ALL_SILENT = {"gpu": "driver or NVML hangs", "nic": "driver gone", "psu": "BMC not read"}
+_LISTED = 64  # nodes in the evidence
 
 
-class SilentDevices:
-    """Keeps what it derived from the topology, and whose readers are gone."""
+@dataclass
+class SilentDevices(State):
+    """Devices that are silent while their node reports, units of the plant, and classes whose reader is gone."""
 
-    def __init__(self) -> None:
-        self._homes: dict[str, TopologyIndex] = {}
-        self._readers = Readers()
+    _readers: Readers = part(Readers)
+    _indexes: dict[str, TopologyIndex] = field(default_factory=dict, init=False, repr=False)
 
-    def look(self, known: Known) -> Iterator[Silence]:
-        """Who is silent now, and why."""
+    def find_silences(self, context: Context) -> Iterator[Silence]:
+        """Yields the silences of this instant, each with its cause."""
         for device_class in (*IN_NODES, *PLANT):
-            silent = known.last.silent(device_class, known.seconds)
+            silent = context.last.silent(device_class, context.seconds)
             if not silent.any():
-                self._readers.over(device_class)
+                self._readers.clear(device_class)
                 continue
-            names = known.last.names[device_class]
-            homes = self._homes.setdefault(device_class, TopologyIndex())
-            homes.update(names, known.topology)
+            names = context.last.names(device_class)
+            index = self._indexes.setdefault(device_class, TopologyIndex())
+            index.update(names, context.topology)
             if device_class in PLANT:
-                mine = {i: names[i] for i in np.flatnonzero(silent).tolist() if not known.in_work(names[i])}
-                yield from self._plant(device_class, mine, homes, known)
-            elif len(known.last.names.get("node", ())):
-                yield from self._in_nodes(device_class, silent[: len(names)], homes, known)
+                mine = {i: names[i] for i in np.flatnonzero(silent).tolist() if not context.in_maintenance(names[i])}
+                yield from self._plant_silences(device_class, mine, index, context)
+            elif len(context.last.names("node")):
+                yield from self._silences_in_nodes(device_class, silent[: len(names)], index, context)
 
-    def _in_nodes(self, device_class: str, silent: Bools, homes: TopologyIndex, known: Known) -> Iterator[Silence]:
-        """Those of a node that speaks: nearly all at once are their reader's silence, told once."""
-        nodes = known.last.names["node"]
-        owner = homes.node_positions(nodes)
-        counted = np.append(self._spoke(device_class, known)[: len(nodes)], False)[owner]
+    def _silences_in_nodes(
+        self, device_class: str, silent: Bools, index: TopologyIndex, context: Context
+    ) -> Iterator[Silence]:
+        """Devices of nodes that report; nearly all at once are the silence of their reader, reported once."""
+        nodes = context.last.names("node")
+        owner = index.node_positions(nodes)
+        counted = np.append(self._settled_nodes(device_class, context)[: len(nodes)], False)[owner]
         if counted.any():
-            counted &= ~known.working(device_class)
+            counted &= ~context.maintenance_mask(device_class)
         silent = silent & counted
-        gone = self._readers.look(device_class, silent, counted, owner, homes, known.last)
+        gone = self._readers.find_lost(device_class, silent, counted, owner, index, context.last)
         if gone is not None:
-            yield self._unread(device_class, gone, known)
+            yield self._unread_silence(device_class, gone, context)
             silent &= ~gone.silent
         by_node: dict[str, list[int]] = {}
         for i in np.flatnonzero(silent).tolist():
             by_node.setdefault(nodes[owner[i]], []).append(i)
-        names, since = known.last.names[device_class], known.last.seen[device_class]
+        devices = context.last.of_class(device_class)
         for node, found in sorted(by_node.items()):
-            if len(found) > 1 and len(found) == len(homes.devices_below(node)):
-                yield self._all(node, device_class, len(found), int(since[found].min()), known)
+            if len(found) > 1 and len(found) == len(index.devices_below(node)):
+                yield self._node_silence(node, device_class, len(found), int(devices.seen[found].min()), context)
                 continue
             for i in found:
-                yield self._one(names[i], node, device_class, int(since[i]), known)
+                yield self._single_silence(devices.names[i], node, device_class, int(devices.seen[i]), context)
 
-    def _unread(self, device_class: str, gone: Gone, known: Known) -> Silence:
+    def _unread_silence(self, device_class: str, gone: LostReader, context: Context) -> Silence:
         """A ticket, unless the jobs of most of the nodes ended with it: then the devices are gone themselves."""
-        names = known.last.names["node"]
+        names = context.last.names("node")
         nodes = [names[i] for i in gone.nodes]
-        count, what = len(nodes), _many(device_class)
-        when = f"within {gone.seconds:.0f} s at {clock(gone.since)}"
-        said = f"{what[0].upper()}{what[1:]} of {count} of {gone.of} nodes fell silent {when}"
-        ended = device_class == "gpu" and _jobs_ended(nodes, gone.since, known)
-        why = "and their jobs ended with it" if ended else "what reads them is gone (exporter, collector)"
-        summary = f"{said} while the nodes speak: {why}"
-        clears, more = "over with the next samples of nearly all", {"nodes": nodes[:64]}
+        count = len(nodes)
+        ended = device_class == "gpu" and _jobs_ended(nodes, gone.since, context)
+        why = "their jobs ended" if ended else "reader gone"
+        summary = pager_title(gone.entity, f"{_plural(device_class)} of {count} of {gone.of} nodes silent: {why}")
+        clears, evidence = "over with the next samples of nearly all", {"nodes": nodes[:_LISTED]}
         key = f"{device_class}|unread"
         level: Level = "page" if ended else "ticket"
-        signal = (known.last.signals[device_class],)
-        return Silence(key, gone.entity, gone.since, level, float(count), summary, "reader", clears, signal, more)
+        signal = (context.last.signals[device_class],)
+        return Silence(key, gone.entity, gone.since, level, float(count), summary, "reader", clears, signal, evidence)
 
-    def _spoke(self, device_class: str, known: Known) -> Bools:
-        """(N,) whether a node speaks, and has done so for long enough that its devices should, too."""
-        patience = known.last.patience(device_class, known.seconds) + SETTLES
-        return known.last.speaks("node") & (known.time - known.last.since["node"] > patience)
+    def _settled_nodes(self, device_class: str, context: Context) -> Bools:
+        """Returns (N,) nodes that report, and have for so long that their devices should, too."""
+        patience = context.last.patience(device_class, context.seconds) + SETTLES
+        nodes = context.last.of_class("node")
+        return nodes.reporting & (context.time - nodes.since > patience)
 
-    def _all(self, node: str, device_class: str, count: int, since: int, known: Known) -> Silence:
-        level, why = self._why(node, node, since, known) if device_class == "gpu" else ("ticket", "")
-        what = {"gpu": "driver or NVML hangs", "nic": "the driver is gone", "psu": "its BMC is not read"}[device_class]
-        said = f"All {count} {_many(device_class)} of {node} are silent for {(known.time - since) / SECOND:.0f} s"
-        summary = f"{said} while the node speaks: {why or what}"
-        signal = (known.last.signals[device_class],)
-        clears = "over when the first of them speaks"
-        more = {"devices": count}
-        return Silence(f"{node}|{device_class}", node, since, level, 1.0, summary, "devices", clears, signal, more)
+    def _node_silence(self, node: str, device_class: str, count: int, since: int, context: Context) -> Silence:
+        level, why = self._gpu_cause(node, node, since, context) if device_class == "gpu" else ("ticket", "")
+        silent = f"all {count} {_plural(device_class)} silent for {context.silent_for(since)}"
+        summary = pager_title(node, f"{silent}: {why or _ALL_SILENT[device_class]}")
+        signal = (context.last.signals[device_class],)
+        clears = "over when the first of them reports"
+        evidence = {"devices": count}
+        return Silence(f"{node}|{device_class}", node, since, level, 1.0, summary, "devices", clears, signal, evidence)
 
-    def _one(self, entity: str, node: str, device_class: str, since: int, known: Known) -> Silence:
-        level, why = self._why(entity, node, since, known) if device_class == "gpu" else ("ticket", "")
-        others = f"while {node} and its other {_many(device_class)} speak"
-        summary = (
-            f"{entity} has been silent for {(known.time - since) / SECOND:.0f} s {others}{': ' if why else ''}{why}"
-        )
-        signal = (known.last.signals[device_class],)
+    def _single_silence(self, entity: str, node: str, device_class: str, since: int, context: Context) -> Silence:
+        level, why = self._gpu_cause(entity, node, since, context) if device_class == "gpu" else ("ticket", "")
+        text = f"silent for {context.silent_for(since)} while its node reports"
+        summary = pager_title(entity, f"{text}: {why}" if why else text)
+        signal = (context.last.signals[device_class],)
         clears = f"over with the next sample of the {_MEANING[device_class]}"
         score = 2.0 if level == "page" else 1.0
         return Silence(f"{entity}|device", entity, since, level, score, summary, "device", clears, signal)
 
-    def _why(self, entity: str, node: str, since: int, known: Known) -> tuple[Level, str]:
-        """Of a GPU, or all of a node."""
-        fact = known.facts.of(entity, known.time)
+    def _gpu_cause(self, entity: str, node: str, since: int, context: Context) -> tuple[Level, str]:
+        """Returns level and cause in words, for a GPU or all of a node."""
+        fact = context.facts.last_fatal(entity, context.time)
         if fact is not None:
             return "page", fact[1]
-        jobs = known.jobs.of(node, since, known.time, known.topology)
+        jobs = context.jobs.verdict(node, since, context.time, context.topology)
         if jobs.state in ("ended", "hangs"):
-            return "page", f"{jobs.job} {'ended with it' if jobs.state == 'ended' else 'has made no step since'}"
-        return "ticket", "off the bus, a hang of its firmware or a reset; no XID was told"
+            return "page", f"{entity_name(jobs.job)} {'ended' if jobs.state == 'ended' else 'hangs'}"
+        return "ticket", "no XID reported"
 
-    def _plant(
-        self, device_class: str, mine: Mapping[int, str], homes: TopologyIndex, known: Known
+    def _plant_silences(
+        self, device_class: str, mine: Mapping[int, str], index: TopologyIndex, context: Context
     ) -> Iterator[Silence]:
-        """Units that no node holds: all of them silent is their reader's silence, told once."""
-        seen, names = known.last.seen[device_class], known.last.names[device_class]
+        """Units that no node holds: all of them silent is the silence of their reader, reported once."""
+        devices = context.last.of_class(device_class)
         left = dict(mine)
-        spoke = known.last.count[device_class] > 0
-        if len(mine) > 1 and len(mine) == np.count_nonzero(spoke):
-            flags = np.zeros(len(names), bool)
+        sampled = devices.count > 0
+        if len(mine) > 1 and len(mine) == np.count_nonzero(sampled):
+            flags = np.zeros(len(devices.names), bool)
             flags[list(mine)] = True
-            around = shared(flags, flags, spoke, homes)
-            entity = next((e for e, m in around.items() if len(m) == len(mine)), names[min(mine)])
-            since = int(seen[list(mine)].min())
-            said = f"All {len(mine)} {_many(device_class)} are silent for {(known.time - since) / SECOND:.0f} s"
-            yield self._blind(f"{device_class}|all", entity, device_class, since, said, known)
+            around = shared_ancestors(flags, flags, sampled, index)
+            entity = next((e for e, m in around.items() if len(m) == len(mine)), devices.names[min(mine)])
+            since = int(devices.seen[list(mine)].min())
+            text = f"all {len(mine)} {_plural(device_class)} silent for {context.silent_for(since)}"
+            yield self._unread_plant(f"{device_class}|all", entity, device_class, since, text, context)
             left = {}
         for i, entity in left.items():
-            since = int(seen[i])
-            said = f"{entity} has been silent for {(known.time - since) / SECOND:.0f} s while its like speak"
-            yield self._blind(f"{entity}|device", entity, device_class, since, said, known)
+            since = int(devices.seen[i])
+            text = f"silent for {context.silent_for(since)}"
+            yield self._unread_plant(f"{entity}|device", entity, device_class, since, text, context)
 
-    def _blind(self, key: str, entity: str, device_class: str, since: int, said: str, known: Known) -> Silence:
-        summary = f"{said}: its BMC or its reader is gone, and nobody watches what it feeds or cools"
-        signal = (known.last.signals[device_class],)
+    def _unread_plant(
+        self, key: str, entity: str, device_class: str, since: int, text: str, context: Context
+    ) -> Silence:
+        summary = pager_title(entity, f"{text}: its BMC or reader is gone")
+        signal = (context.last.signals[device_class],)
         return Silence(key, entity, since, "ticket", 1.0, summary, "reader", "over with its next sample", signal)
 
-    def snapshot(self) -> dict[str, Any]:
-        return {"readers": self._readers.snapshot()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._homes = {}
-        self._readers.restore(state.get("readers", {}))
-
-
-def _many(device_class: str) -> str:
+def _plural(device_class: str) -> str:
     return _MEANING[device_class].removesuffix("y") + ("ies" if device_class == "psu" else "s")
 
 
-def _jobs_ended(nodes: Sequence[str], since: int, known: Known) -> bool:
-    """Whether most of the nodes had jobs, and none of them lives on: an end or two within minutes are usual."""
+def _jobs_ended(nodes: Sequence[str], since: int, context: Context) -> bool:
+    """Returns whether most of the nodes had jobs, and all of these ended: an end or two within minutes are usual."""
     ended = 0
     for node in nodes:
-        state = known.jobs.of(node, since, known.time, known.topology).state
+        state = context.jobs.verdict(node, since, context.time, context.topology).state
         if state not in ("ended", "none"):
             return False
         ended += state == "ended"

@@ -1,64 +1,73 @@
-"""What the jobs of a silent node do: whether they step on, hang or end tells a dead agent from a dead host."""
+"""What the jobs of a silent node do: if they make steps, its agent is dead; if they hang or end, its host is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.state import State, memory, notes
+from detectors.base.topology_index import per_topology
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.topology import Topology
 
 STEPS_ON = 30 * SECOND
-"""A step that ends so long after a node fell silent was made without waiting for it; chosen: longer than most steps."""
+"""A step that ends so long after a node fell silent did not wait for it; chosen: longer than most steps."""
 HANGS = 300 * SECOND
 """No step of any other rank for so long is a hang: evaluations and checkpoints take some minutes; chosen."""
 WITH_IT = 15 * SECOND
-"""A job that ended so long before the node's last sample at most, ended with it; chosen: a frame of 10 s and 5 s of
-jitter. A node that is silent later was perhaps booted anew between two jobs."""
+"""A job that ended at most so long before the node's last sample ended with it; chosen: a frame of 10 s and 5 s of
+jitter. A node that falls silent later may be rebooted between two jobs."""
 AFTER = 600 * SECOND
 """A job that ends later than that after the node's last sample has another reason; the launcher waits for lost ranks:
 NCCL's watchdog in PyTorch for 10 min by default."""
-_KEPT = 3600 * SECOND  # an ended job matters to nobody after that; chosen
-_LOST = 30 * 24 * 3600 * SECOND  # a job that runs on for so long is known from the topology as well; chosen
-_MOST = 4096  # jobs that are kept: more do not run at once on a fleet, so the ends of the oldest were lost; chosen
-State = Literal["ended", "hangs", "goes on", "unknown", "none"]
+_KEPT = 3600 * SECOND  # us for which an ended job matters; chosen
+_LOST = 30 * 24 * 3600 * SECOND  # us after which the end of a running job counts as lost; the topology has it; chosen
+_MOST = 4096  # jobs that are kept: a fleet runs fewer at once, so the ends of the oldest were lost; chosen
+JobState = Literal["ended", "hangs", "goes on", "unknown", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the jobs of a node did when it fell silent, and which job tells."""
+class JobVerdict:
+    """What the jobs of a node did after it fell silent, and the job that shows it."""
 
-    state: State
+    state: JobState
     job: str = ""
 
 
-class SilentJobs:
-    """Which nodes each job runs on, as job_start told, when it ended, and when each rank made its last step."""
+@dataclass(frozen=True, slots=True)
+class _RankPlaces:
+    """Ranks in the topology. nodes: (N,) number of each rank's node, -1 none; number: node -> its number;
+    jobs: node -> jobs with ranks on it; ranks: job -> positions of its ranks."""
 
-    def __init__(self) -> None:
-        self._jobs: dict[str, dict[str, Any]] = {}  # job -> nodes, ended (us or None)
-        self._step = np.empty(0)
-        self._stepped = np.empty(0, np.int64)
-        self._ranks: tuple[str, ...] = ()
-        self._on: dict[str, list[str]] | None = None  # node -> jobs that started on it; None: to be looked up
-        self._own: dict[str, list[str]] = {}  # node -> jobs of which the topology has ranks on it
-        self._of: dict[str, NDArray[np.intp]] = {}  # job -> positions of its ranks
-        self._node = np.empty(0, np.int32)  # of each rank: the number of its node, -1 for none
-        self._number: dict[str, int] = {}
-        self._best: dict[str, tuple[int, int, int]] = {}  # job -> newest step, on which node, newest on another one
-        self._version = (0, -1, 0)
+    nodes: NDArray[np.int32]
+    number: Mapping[str, int]
+    jobs: Mapping[str, list[str]]
+    ranks: Mapping[str, NDArray[np.intp]]
 
-    def hear(self, frames: Mapping[str, Frame], time: int) -> None:
-        """Takes the events and steps of an instant."""
+
+@dataclass
+class SilentJobs(State):
+    """The nodes and the end of each job, from job_start and job_end, and when each rank made its last step."""
+
+    _jobs: dict[str, dict[str, Any]] = notes()  # job -> nodes, ended (us or None), heard
+    _step: NDArray[np.float64] = memory(np.nan)
+    _stepped: NDArray[np.int64] = memory(0, np.int64)
+    _ranks: tuple[str, ...] = field(default=(), init=False, repr=False)
+    _on: dict[str, list[str]] | None = field(default=None, init=False, repr=False)  # node -> its jobs; None: unknown
+    _newest: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False, repr=False)
+    _placed: _RankPlaces | None = field(default=None, init=False, repr=False)  # that `_newest` belongs to
+
+    def update(self, frames: Mapping[str, Frame], time: int) -> None:
+        """Reads the events and steps of an instant."""
         for event in (e for f in frames.values() for e in f.events if e.kind in ("job_start", "job_end")):
-            self._take(event, next(iter(frames.values())).topology)
+            self._record(event, next(iter(frames.values())).topology)
         frame = frames.get("rank")
         if frame is not None and "rank.step" in frame.values:
-            self._look(frame, time)
+            self._follow_steps(frame, time)
         over = [j for j, known in self._jobs.items() if self._is_over(known, time)]
         for job in over:
             del self._jobs[job]
@@ -68,12 +77,12 @@ class SilentJobs:
         self._on = None if over or most else self._on
 
     def _is_over(self, known: dict[str, Any], time: int) -> bool:
-        """Whether a job matters no more: it ended, or nobody heard of it for so long that its end was lost."""
+        """Returns whether a job no longer matters: it ended, or had no event for so long that its end was lost."""
         if known["ended"]:
             return bool(time - known["ended"] > _KEPT)
         return bool(time - known.setdefault("heard", time) > _LOST)
 
-    def _take(self, event: Event, topology: Topology) -> None:
+    def _record(self, event: Event, topology: Topology) -> None:
         job = self._jobs.pop(event.entity, {"nodes": {}, "ended": None})
         self._jobs[event.entity] = job  # the newest ones last
         self._on = None
@@ -90,38 +99,35 @@ class SilentJobs:
             if node is not None:
                 job["nodes"][node] = 1
 
-    def _look(self, frame: Frame, time: int) -> None:
+    def _follow_steps(self, frame: Frame, time: int) -> None:
         steps = frame["rank.step"]
-        if len(steps) > len(self._step):
-            more = len(steps) - len(self._step)
-            self._step = np.append(self._step, np.full(more, np.nan))
-            self._stepped = np.append(self._stepped, np.zeros(more, np.int64))
+        self.grow(len(steps))
         moved = np.flatnonzero(~np.isnan(steps) & (steps != self._step[: len(steps)]))
-        np.minimum(self._stepped, time, out=self._stepped)  # a time that stepped back
+        np.minimum(self._stepped, time, out=self._stepped)  # the clock may have been set back
         self._step[moved], self._stepped[moved] = steps[moved], time
-        self._best = {}
+        self._newest = {}
         self._ranks = tuple(frame.entities) if len(frame.entities) != len(self._ranks) else self._ranks
 
-    def of(self, node: str, since: int, time: int, topology: Topology) -> Verdict:
-        """What the jobs did that ran on a node which had its last sample at `since`."""
-        mine = self._started(node)
+    def verdict(self, node: str, since: int, time: int, topology: Topology) -> JobVerdict:
+        """Returns what the jobs did that ran on a node with its last sample at `since`."""
+        mine = self._started_on(node)
         ended = [j for j in mine if (at := self._jobs[j]["ended"]) and since - WITH_IT <= at <= since + AFTER]
         if ended:
-            return Verdict("ended", ended[-1])
+            return JobVerdict("ended", ended[-1])
         mine = [job for job in mine if self._jobs[job]["ended"] is None]
-        self._renew(topology)
-        mine += [job for job in self._own.get(node, []) if job not in mine]
+        places = self._places(self._ranks, topology)
+        mine += [job for job in places.jobs.get(node, []) if job not in mine]
         if not mine:
-            return Verdict("none")
-        newest = {job: self._newest(job, node) for job in mine}
+            return JobVerdict("none")
+        newest = {job: self._newest_step(job, node, places) for job in mine}
         on = next((job for job, at in newest.items() if at > since + STEPS_ON), None)
         if on is not None:
-            return Verdict("goes on", on)
+            return JobVerdict("goes on", on)
         hung = next((job for job, at in newest.items() if at > 0 and since - HANGS < at and time - at > HANGS), None)
-        return Verdict("unknown", mine[0]) if hung is None else Verdict("hangs", hung)
+        return JobVerdict("unknown", mine[0]) if hung is None else JobVerdict("hangs", hung)
 
-    def _started(self, node: str) -> list[str]:
-        """Jobs that were told to have started on a node, the newest ones last."""
+    def _started_on(self, node: str) -> list[str]:
+        """Returns the jobs with a job_start on a node, the newest ones last."""
         if self._on is None:
             self._on = {}
             for job, known in self._jobs.items():
@@ -129,44 +135,36 @@ class SilentJobs:
                     self._on.setdefault(each, []).append(job)
         return self._on.get(node, [])
 
-    def _renew(self, topology: Topology) -> None:
-        """Looks up nodes and jobs of all ranks, if the topology is another or there are more of them."""
-        version = (id(topology), topology.version, len(self._ranks))
-        if version == self._version:
-            return
-        self._version, self._number, self._best = version, {}, {}
+    @per_topology
+    def _places(self, names: tuple[str, ...], topology: Topology) -> _RankPlaces:
+        """Looks up nodes and jobs of all ranks."""
+        number: dict[str, int] = {}
         own: dict[str, dict[str, None]] = {}
         ranks: dict[str, list[int]] = {}
-        self._node = np.full(len(self._ranks), -1, np.int32)
-        for i, rank in enumerate(self._ranks):
-            # by its parents: what lies above GPUs and jobs is known already, that of each rank is of nobody else
+        nodes = np.full(len(names), -1, np.int32)
+        for i, rank in enumerate(names):
+            # by its parents: the ancestors of GPUs and jobs are cached, those of each rank are its own
             parents = topology.parents.get(rank, ())
             node = next((n for p in parents if (n := topology.above_of_kind(p, "node"))), None)
             jobs = [job for p in parents for job in (p, *topology.above(p)) if job.startswith("job:")]
             for job in dict.fromkeys(jobs):
                 ranks.setdefault(job, []).append(i)
             if node is not None:
-                self._node[i] = self._number.setdefault(node, len(self._number))
+                nodes[i] = number.setdefault(node, len(number))
                 own.setdefault(node, {}).update(dict.fromkeys(jobs))
-        self._own = {node: list(jobs) for node, jobs in own.items()}
-        self._of = {job: np.array(mine, np.intp) for job, mine in ranks.items()}
+        own_jobs = {node: list(jobs) for node, jobs in own.items()}
+        return _RankPlaces(nodes, number, own_jobs, {job: np.array(mine, np.intp) for job, mine in ranks.items()})
 
-    def _newest(self, job: str, node: str) -> int:
-        """When a rank of the job that is not on the node made a step last; 0 if there is none."""
-        if job not in self._of:
+    def _newest_step(self, job: str, node: str, places: _RankPlaces) -> int:
+        """Returns when a rank of the job that is not on the node made its last step; 0 if there is none."""
+        if places is not self._placed:
+            self._placed, self._newest = places, {}
+        if job not in places.ranks:
             return 0
-        if job not in self._best:
-            stepped, nodes = self._stepped[self._of[job]], self._node[self._of[job]]
+        if job not in self._newest:
+            stepped, nodes = self._stepped[places.ranks[job]], places.nodes[places.ranks[job]]
             first = int(stepped.argmax())
             others = stepped[nodes != nodes[first]]
-            self._best[job] = int(stepped[first]), int(nodes[first]), int(others.max(initial=0))
-        newest, where, other = self._best[job]
-        return other if where == self._number.get(node, -2) else newest
-
-    def snapshot(self) -> dict[str, Any]:
-        jobs = {job: {**k, "nodes": dict(k["nodes"])} for job, k in self._jobs.items()}
-        return {"jobs": jobs, "step": self._step.copy(), "stepped": self._stepped.copy()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._jobs, self._step, self._stepped = dict(state["jobs"]), state["step"], state["stepped"]
-        self._ranks, self._version, self._on, self._best = (), (0, -1, 0), None, {}
+            self._newest[job] = int(stepped[first]), int(nodes[first]), int(others.max(initial=0))
+        newest, where, other = self._newest[job]
+        return other if where == places.number.get(node, -2) else newest

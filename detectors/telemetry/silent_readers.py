@@ -1,30 +1,33 @@
-"""Classes that fall silent nearly everywhere at once while their nodes live: what reads them is gone, told once."""
+"""Finds device classes that fall silent on nearly all nodes at once while the nodes report: their reader is gone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.state import State, notes
 from detectors.base.topology_index import TopologyIndex
 from detectors.telemetry.silence import GIVEN_UP, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSeen
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE
 
 FEW = 4
-"""Nodes below which it may be chance, and each is told for itself; chosen: a chassis often holds two or three."""
+"""Nodes below which it may be chance, and each device is reported by itself; chosen: a chassis often holds 2 or 3."""
 LEFT = 0.1
-"""Share of the nodes still silent below which the rest are judged each for itself; chosen: exporters that are started
-anew come back one after the other, and whom that leaves out for good has a fault of its own."""
-_RHYTHMS = 1.5  # of a class read seldom, last samples lie one look apart at most; chosen: and one of them comes late
+"""Share of the nodes still silent below which each is judged by itself; chosen: exporters that are restarted return one
+after the other, and one that does not return has a fault of its own."""
+_RHYTHMS = 1.5  # readings within which the last samples of a slow class lie: one of them may come late; chosen
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """The reader of a class is gone. silent: (N,) devices it explains; nodes: positions of theirs; of: nodes at all."""
+class LostReader:
+    """The reader of a class is gone.
+
+    silent: (N,) devices that it explains.   nodes: positions of their nodes.   of: nodes that were counted.
+    """
 
     entity: str
     since: int
@@ -34,43 +37,44 @@ class Gone:
     of: int
 
 
-class Readers:
-    """Per class, since when its reader has been gone, and whom that is blamed on."""
+@dataclass
+class Readers(State):
+    """For each class whose reader is gone: since when, and the entity that is blamed."""
 
-    def __init__(self) -> None:
-        self._gone: dict[str, dict[str, Any]] = {}
+    _gone: dict[str, dict[str, Any]] = notes()
 
-    def look(
+    def find_lost(
         self,
         device_class: str,
         silent: Bools,
         counted: Bools,
         owner: NDArray[np.intp],
-        homes: TopologyIndex,
+        index: TopologyIndex,
         last: LastSeen,
-    ) -> Gone | None:
-        """Whom of the silent ones it explains, if it does.
+    ) -> LostReader | None:
+        """Returns the lost reader of a class with the silent devices that it explains; None if it is not lost.
 
-        silent: (N,) whom to explain.  counted: (N,) whose node lives, and who is not worked on.  owner: of each, the
-        position of its node.
+        silent: (N,) devices to explain.  counted: (N,) devices whose node reports, without maintenance.  owner: (N,)
+        position of the node of each.
         """
         size = len(silent)
-        seen = last.seen[device_class][:size]
+        devices = last.of_class(device_class)
+        seen = devices.seen[:size]
         known = last.known(device_class)[:size]
-        quiet = counted & known & (last.missed[device_class][:size] >= MISSED) & (last.time - seen < GIVEN_UP)
+        quiet = counted & known & (devices.missed[:size] >= MISSED) & (last.time - seen < GIVEN_UP)
         if device_class not in self._gone and not self._begins(
-            device_class, silent, counted & known, quiet, owner, homes, last
+            device_class, silent, counted & known, quiet, owner, index, last
         ):
             return None
         gone = self._gone[device_class]
         for end in ("since", "till"):
-            gone[end] = min(gone[end], last.time)  # a time that stepped back
+            gone[end] = min(gone[end], last.time)  # the clock may have been set back
         mine = quiet & (seen >= gone["since"]) & (seen <= gone["till"])
         nodes = np.unique(owner[mine])
         if len(nodes) < max(FEW, LEFT * gone["struck"]):
             del self._gone[device_class]
             return None
-        return Gone(gone["entity"], gone["since"], gone["seconds"], mine, nodes, gone["of"])
+        return LostReader(gone["entity"], gone["since"], gone["seconds"], mine, nodes, gone["of"])
 
     def _begins(
         self,
@@ -79,13 +83,13 @@ class Readers:
         counted: Bools,
         quiet: Bools,
         owner: NDArray[np.intp],
-        homes: TopologyIndex,
+        index: TopologyIndex,
         last: LastSeen,
     ) -> bool:
-        """Whether those silent last became so with nearly all that are looked at."""
+        """Returns whether the newest silent devices fell silent together with nearly all that are counted."""
         if not silent.any():
             return False
-        seen = last.seen[device_class][: len(silent)]
+        seen = last.of_class(device_class).seen[: len(silent)]
         rhythm = CATALOGUE[last.signals[device_class]].interval or 1.0
         window = max(TOGETHER, round(_RHYTHMS * rhythm * SECOND))
         together = quiet & (np.abs(seen - seen[silent].max()) <= window)
@@ -94,26 +98,21 @@ class Readers:
         if struck < FEW or struck < NEARLY_ALL * of:
             return False
         times = {"since": int(seen[together].min()), "till": int(seen[together].max()), "seconds": window / SECOND}
-        self._gone[device_class] = {**times, "entity": _around(together, homes), "struck": struck, "of": of}
+        entity = _nearest_around(together, index)
+        self._gone[device_class] = {**times, "entity": entity, "struck": int(struck), "of": int(of)}
         return True
 
-    def over(self, device_class: str) -> None:
-        """Nobody of a class is silent."""
+    def clear(self, device_class: str) -> None:
+        """Call it when no device of a class is silent."""
         self._gone.pop(device_class, None)
 
-    def snapshot(self) -> dict[str, Any]:
-        return {device_class: dict(gone) for device_class, gone in self._gone.items()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._gone = {device_class: dict(gone) for device_class, gone in state.items()}
-
-
-def _around(together: Bools, homes: TopologyIndex) -> str:
-    """The nearest that holds them all."""
+def _nearest_around(together: Bools, index: TopologyIndex) -> str:
+    """Returns the nearest entity above all of them."""
     inside = np.zeros(len(together), bool)
-    for entity in homes.ancestors(int(together.argmax())):
+    for entity in index.ancestors(int(together.argmax())):
         inside[:] = False
-        inside[homes.positions_below(entity)] = True
+        inside[index.positions_below(entity)] = True
         if inside[together].all():
             return entity
     return SITE

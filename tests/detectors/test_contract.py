@@ -11,6 +11,7 @@ import pytest
 from detectors import DETECTORS, configured, listing
 from detectors.base.findings import CLEARS, COMPARED
 from detectors.runner import Runner
+from pipeline.model.entity_names import entity_name
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import LEVELS, SECOND, Event, Frame
 from pipeline.model.topology import Topology
@@ -69,7 +70,7 @@ def test_each_finding_is_one_sentence_and_says_what_would_clear_it(case):
     for f in whole(case):
         assert isinstance(f.evidence.get(CLEARS), str), f.evidence
         assert len(f.evidence[CLEARS]) > 10
-        assert f.entity.split(":", 1)[1] in f.summary or f.entity in f.summary
+        assert f.entity.split(":", 1)[1] in f.summary or entity_name(f.entity).lower() in f.summary.lower()
         assert "\n" not in f.summary
         assert len(f.summary) <= 400
         compared = set(COMPARED) & f.evidence.keys()
