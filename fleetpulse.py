@@ -104,9 +104,9 @@ def _say(line: str) -> None:
 
 
 def _config(given: argparse.Namespace) -> Config:
-    from pipeline.config.sections import load
+    from pipeline.config.sections import load_config
 
-    return load(given.config)
+    return load_config(given.config)
 
 
 def _config_of_service(given: argparse.Namespace) -> Config:

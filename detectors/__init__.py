@@ -35,7 +35,7 @@ from detectors.telemetry.telemetry_clock import TelemetryClock
 from detectors.telemetry.telemetry_sensor import TelemetrySensor
 from detectors.telemetry.telemetry_site import TelemetrySite
 from detectors.xid.xid import Xid
-from pipeline.config.settings import build
+from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError, UsageError
 
 DETECTORS: tuple[type[Detector], ...] = (
@@ -57,7 +57,7 @@ def configured(tables: Mapping[str, Mapping[str, Any]] = {}, source: str = "defa
             close = difflib.get_close_matches(name, known, 1)
             mend = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
             raise ConfigError(f"{source}: [detector.{name}]: no such detector; {mend}")
-    return [build(cls, tables.get(name, {}), source, f"detector.{name}") for name, cls in known.items()]
+    return [build_section(cls, tables.get(name, {}), source, f"detector.{name}") for name, cls in known.items()]
 
 
 def listing(tables: Mapping[str, Mapping[str, Any]] = {}, source: str = "defaults") -> list[dict[str, Any]]:

@@ -120,7 +120,7 @@ def _ends(one: str, other: str, topology: Topology) -> bool:
 def _at(entity: str, topology: Topology) -> Iterator[str]:
     """Where an explaining finding is found: as itself, below whatever feeds it, at its cable's far end."""
     yield f"={entity}"
-    for above in topology.above(entity):
+    for above in topology.ancestors(entity):
         yield f"<{above}"
     if isinstance(peer := topology.attributes.get(entity, {}).get(PEER), str):
         yield f"={peer}"
@@ -132,7 +132,7 @@ def _sought(entity: str, topology: Topology) -> Iterator[str]:
     Not what else is in its node: another GPU that is warm, or another port, explains nothing here.
     """
     yield f"={entity}"
-    for above in topology.above(entity):
+    for above in topology.ancestors(entity):
         yield f"={above}"
     yield f"<{entity}"
     if isinstance(peer := topology.attributes.get(entity, {}).get(PEER), str):

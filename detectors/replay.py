@@ -105,7 +105,7 @@ def instants(
             framer.add_events(events)
         for block in rows:
             framer.add(block)
-        yield from map(membership.applied, framer.advance(watermark))
+        yield from map(membership.apply_instant, framer.advance(watermark))
 
 
 def _nothing_stands(_: Finding) -> Level | None:

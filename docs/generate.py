@@ -20,10 +20,10 @@ from detectors import listing
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.signals import CLASSES
 from pipeline.model.signals import Signal
-from pipeline.model.signals import kinds_of
-from pipeline.model.signals import of_class
+from pipeline.model.signals import kinds_of_class
+from pipeline.model.signals import signals_of_class
 from pipeline.model.event_kinds import EVENT_KINDS
-from pipeline.model.signals.otel import metrics
+from pipeline.model.signals.otel import metrics_of_signal
 
 INTRODUCTION = """# Signals
 
@@ -61,9 +61,9 @@ def signals() -> str:
     """The whole text of docs/signals.md."""
     parts = [INTRODUCTION, COVERAGE, *(section_of_coverage(name, title) for name, title in SECTIONS.items())]
     for device_class in CLASSES:
-        kinds = ", ".join(f"`{kind}:NAME`" for kind in kinds_of(device_class))
+        kinds = ", ".join(f"`{kind}:NAME`" for kind in kinds_of_class(device_class))
         lines = [f"## {device_class}\n\nEntities {kinds}.\n", HEAD, "|" + "---|" * HEAD.count(" | ") + "---|"]
-        parts.append("\n".join([*lines, *(row(signal) for signal in of_class(device_class))]) + "\n")
+        parts.append("\n".join([*lines, *(row(signal) for signal in signals_of_class(device_class))]) + "\n")
     return "\n".join(parts)
 
 
@@ -135,7 +135,7 @@ def row(signal: Signal) -> str:
             signal.help + states,
             source,
             collectors_of(signal.name),
-            ", ".join(dict.fromkeys(f"`{metric.name}`" for metric in metrics(signal))),
+            ", ".join(dict.fromkeys(f"`{metric.name}`" for metric in metrics_of_signal(signal))),
         ),
     )
     return f"| {' | '.join(cells)} |"

@@ -148,13 +148,13 @@ def test_every_command_refuses_a_bad_configuration(bench: Bench, name: str) -> N
 def test_a_bad_setting_of_a_collector_is_exit_2_in_every_command_that_asks_collectors(bench: Bench, name: str) -> None:
     (bench.folder / "bad.toml").write_text("[collector.host]\ndeadline = -1\n")
     more = ["--output", "rec"] if name == "record" else []
-    said = "[collector.host] deadline = -1.0: wants seconds, above 0 and at most 25"
+    said = "[collector.host] deadline = -1.0: expected seconds, above 0 and at most 25"
     refused(bench.call(name, *more, "--config", "bad.toml"), 2, "bad.toml", said)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("[api]\nport = 'x'\n", ["port", "wants int"]), ("[apii]\n", ["apii", "'api'"]), ("[api\n", ["not TOML"])],
+    [("[api]\nport = 'x'\n", ["port", "expected int"]), ("[apii]\n", ["apii", "'api'"]), ("[api\n", ["not TOML"])],
 )
 def test_what_is_wrong_in_the_file_is_named(bench: Bench, text: str, words: list[str]) -> None:
     (bench.folder / "bad.toml").write_text(text)

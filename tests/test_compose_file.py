@@ -34,7 +34,7 @@ def test_every_variable_is_a_key_that_the_configuration_knows(service: str) -> N
     shared = COMPOSE.partition("\nx-settings:")[2].partition("\nservices:")[0]
     found = {**(settings(shared) if "*settings" in BLOCKS[service] else {}), **settings(BLOCKS[service])}
     assert found
-    loaded = sections.load(environ=found)
+    loaded = sections.load_config(environ=found)
     if service != "dashboard":
         assert loaded.pipeline.transport == "kafka"
         assert loaded.kafka.bootstrap_servers in re.findall(r"PLAINTEXT://(\S+?),", BLOCKS["kafka"])

@@ -24,7 +24,7 @@ from pipeline.api import routes_incidents, routes_mutes, routes_process, routes_
 from pipeline.commands.arguments import COMMANDS
 from pipeline.config import sections
 from pipeline.model.records import SECOND, Frame
-from pipeline.model.signals import of_class
+from pipeline.model.signals import signals_of_class
 from pipeline.model.topology import Topology
 
 ROOT = Path(__file__).parents[1]
@@ -121,7 +121,7 @@ ROWS = [(name, row) for name in generate.SECTIONS for row in generate.coverage(n
 def test_what_the_coverage_says_is_collected_is_claimed_by_a_collector(section: str, row: dict[str, Any]) -> None:
     """And what is not says why. Attributes are told by inventories, which the collectors' own tests look at."""
     claimed = {signal for collector in COLLECTORS for signal in collector.signals} | {
-        signal.name for c in ("agent", "collector") for signal in of_class(c)
+        signal.name for c in ("agent", "collector") for signal in signals_of_class(c)
     }
     told = {kind for collector in COLLECTORS for kind in collector.events} | AGENTS_OWN_EVENTS
     assert set(row) <= {"name", "signals", "events", "attributes", "source", "reason"}

@@ -15,7 +15,7 @@ from detectors.runner import Runner
 from pipeline.commands.service import Service
 from pipeline.config import sections as configuration
 from pipeline.config.sections import Config
-from pipeline.config.settings import build
+from pipeline.config.settings import build_section
 from pipeline.incidents import ledger
 from pipeline.incidents.desk import Desk
 from pipeline.model.records import from_iso
@@ -126,7 +126,7 @@ def test_a_pipeline_and_a_replay_of_what_it_received_find_the_same(
 ) -> None:
     (tmp_path / "scenario.toml").write_text(TEXT.format(interval=interval, jitter=jitter))
     tables = {"store": {"path": str(tmp_path / "s.duckdb")}, "spool": {"directory": str(tmp_path / "spool")}}
-    config = build(configuration.Config, {**tables, "modes": MODES}, "test")
+    config = build_section(configuration.Config, {**tables, "modes": MODES}, "test")
     order = Order(str(tmp_path / "scenario.toml"), seed, "spool", 0.0)
     simulate(order, config, RecordingWriter(tmp_path / "out"), lambda _: False, lambda: NOW, lambda _: None)
     findings, incidents = live(config)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agents.node.health.report import Fitness, open_fitness
-from pipeline.config.sections import load
+from pipeline.config.sections import load_config
 from pipeline.model.records import Event, Origin
 from tests.parts import do_without
 from tests.slurm_cluster import HOOKS, Cluster, SlurmError, missing
@@ -60,7 +60,7 @@ class Site:
         """What the agent of a node writes when these happen."""
         (self.folder / "spool" / node).mkdir(parents=True, exist_ok=True)
         origin = Origin("local", node, bytes(16), False)
-        fitness = open_fitness(load(self.config), origin, lambda *_: None, {})
+        fitness = open_fitness(load_config(self.config), origin, lambda *_: None, {})
         fitness.take((), events, (), 0)
         return fitness
 

@@ -38,7 +38,7 @@ from agents.collectors.nic.infiniband import Infiniband
 from agents.collectors.nic.lldp import Lldp
 from agents.collectors.nic.network import Network
 from agents.collectors.training.training import Training
-from pipeline.config.settings import build, check, place
+from pipeline.config.settings import build_section, check_value, describe_key
 from pipeline.model.errors import ConfigError
 
 COLLECTORS: tuple[type[Collector], ...] = (
@@ -114,15 +114,15 @@ def _check_name(name: str, known: Collection[str], where: str, form: str) -> Non
 def _made(kind: type[Collector], table: Mapping[str, Any], source: str) -> Collector:
     """One collector; what is true of the settings of all, new ones included, is seen to here."""
     section = f"collector.{kind.name}"
-    made = build(kind, table, source, section)
+    made = build_section(kind, table, source, section)
     found = settings(made)
     parts = [key for key in PARTS if key in found]
     for key, value in found.items():
         if type(value) in (int, float):
             text, holds = _RULES.get(key, _NUMBER)
-            check(place(source, section, key), value, text, holds)
+            check_value(describe_key(source, section, key), value, text, holds)
     if parts and sum(found[key] for key in parts) >= made.deadline:
         key = next((key for key in parts if key in table), parts[0])
         text = f"{' and '.join(parts)} {'together ' if len(parts) > 1 else ''}below `deadline` ({made.deadline:g} s)"
-        check(place(source, section, key), found[key], text, lambda _: False)
+        check_value(describe_key(source, section, key), found[key], text, lambda _: False)
     return made

@@ -30,7 +30,7 @@ from agents.node.uplink.uplink import open_uplink
 from agents.node.workers.pool import Delivery, Looking, Worker
 from pipeline.config.sections import Config
 from pipeline.model.errors import ConfigError
-from pipeline.model.names import cleaned
+from pipeline.model.names import clean_text
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Origin, iso
 from pipeline.runtime.supervise import Stop
 from pipeline.transport import wire
@@ -68,7 +68,7 @@ def open_telemetry(config: Config, origin: Origin, say: Callable[[str, str], obj
     if settings.kafka and config.pipeline.transport != "kafka":
         raise ConfigError(f'{where} kafka = true: there are brokers only with [pipeline] transport = "kafka"')
     if settings.metrics == "all" and not settings.endpoint:
-        raise ConfigError(f'{where} metrics = "all": wants an endpoint, such as "http://127.0.0.1:4318"')
+        raise ConfigError(f'{where} metrics = "all": expected an endpoint, such as "http://127.0.0.1:4318"')
     if not (settings.endpoint or settings.kafka or settings.prometheus_port):
         return None
     from agents.otlp.export import opened
@@ -311,7 +311,7 @@ class Agent:
         """One line per change of what is to be said of a subject."""
         if self._said.get(subject) != text:
             self._said[subject] = text
-            self._log.write(f"{iso(self.clock.now())} {cleaned(f'{subject}: {text}')}\n")
+            self._log.write(f"{iso(self.clock.now())} {clean_text(f'{subject}: {text}')}\n")
             self._log.flush()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.collector import Device, Reading
-from pipeline.model.names import MAX_NAME, cleaned, entity_fault
+from pipeline.model.names import MAX_NAME, clean_text, find_entity_fault
 from pipeline.model.records import Batch, Block, Event, Origin
 from pipeline.model.signals import CATALOGUE, Signal
 
@@ -116,9 +116,9 @@ def sendable(event: Event) -> Event:
 
 def _clean(value: Any) -> Any:
     if isinstance(value, str):
-        return cleaned(value)
+        return clean_text(value)
     if isinstance(value, dict):
-        return {cleaned(key, MAX_NAME) if isinstance(key, str) else key: _clean(v) for key, v in value.items()}
+        return {clean_text(key, MAX_NAME) if isinstance(key, str) else key: _clean(v) for key, v in value.items()}
     return [_clean(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -127,7 +127,7 @@ def inventory_event(time: int, node: str, devices: Mapping[str, Device]) -> Even
 
     Left out are entities with names that the pipeline does not accept: one of them would take the whole inventory.
     """
-    named = {e: d for e, d in devices.items() if entity_fault((e, *d.parents)) is None}
+    named = {e: d for e, d in devices.items() if find_entity_fault((e, *d.parents)) is None}
     whole = {f"node:{node}": Device(), **named}
     entities = {e: {"parents": list(d.parents), "attributes": dict(d.attributes)} for e, d in whole.items()}
     return Event(time, f"node:{node}", "inventory", {"entities": entities})

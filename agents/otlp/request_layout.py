@@ -148,7 +148,10 @@ class Layout:
     ) -> None:
         node = str(about.get("host.name", ""))
         parts = [
-            _Part(g, m) for g, signals in columns.items() for name in signals for m in otel.metrics(CATALOGUE[name])
+            _Part(g, m)
+            for g, signals in columns.items()
+            for name in signals
+            for m in otel.metrics_of_signal(CATALOGUE[name])
         ]
         series: dict[tuple[str, str, str], list[_Part]] = {}
         for part in parts:
@@ -166,7 +169,7 @@ class Layout:
         self._factor = np.repeat([part.metric.factor for part in self._doubles], counts)
         self._offset = np.repeat([part.metric.offset for part in self._doubles], counts)
         self._counts = np.array([len(part.group[1]) for part in self._parts], np.intp)
-        self._looks = {part: _lookup(part.metric) for part in self._doubles if part.metric.among is not None}
+        self._looks = {part: _lookup(part.metric) for part in self._doubles if part.metric.states is not None}
 
     @property
     def _parts(self) -> list[_Part]:
@@ -233,7 +236,7 @@ def _lookup(metric: Metric) -> NDArray[np.float64]:
     """State number -> 1 where the metric is of that state, 0 where not; last, NaN for what is no state."""
     states = len(CATALOGUE[metric.signal].states)
     table = np.zeros(states + 1)
-    table[list(metric.among or ())], table[states] = 1.0, np.nan
+    table[list(metric.states or ())], table[states] = 1.0, np.nan
     return table
 
 
@@ -252,7 +255,7 @@ def _series(parts: Sequence[_Part], whole: bool, node: str, parents: Mapping[str
 def _attributes(metric: Metric, entity: str, node: str, parents: Mapping[str, str]) -> bytes:
     """A point's attributes, as field 7 of NumberDataPoint."""
     facts: dict[str, str | bool] = dict(metric.attributes)
-    if metric.of_hardware:
+    if metric.is_hardware:
         facts |= {"hw.id": entity, "hw.name": entity.partition(":")[2]}
         if entity in parents:
             facts["hw.parent"] = parents[entity]

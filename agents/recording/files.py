@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from agents.collector import Collector, Device, Reading
 from agents.node.batches import blocks, merged
 from pipeline.model.errors import UsageError
-from pipeline.model.records import Block, Event, finite, from_iso, iso
-from pipeline.model.signals import CATALOGUE, of_class
+from pipeline.model.records import Block, Event, from_iso, iso, to_json
+from pipeline.model.signals import CATALOGUE, signals_of_class
 from pipeline.model.topology import Topology
 from pipeline.recording.text_files import event_json, json_line, read_topology, topology_text
 
@@ -65,7 +65,7 @@ class RecordingWriter:
         }
         claimed = {name for c in collectors for name in c.signals}
         classes = dict.fromkeys(CATALOGUE[name].device_class for name in CATALOGUE if name in claimed)
-        self._columns = {c: tuple(s.name for s in of_class(c) if s.name in claimed) for c in classes}
+        self._columns = {c: tuple(s.name for s in signals_of_class(c) if s.name in claimed) for c in classes}
         _make_empty(self.directory)
         self._describe()
         for name in ("events.jsonl", "collectors.jsonl"):
@@ -187,7 +187,7 @@ def _texts(values: NDArray[Any]) -> list[str]:
 
 def _event_line(time: int, event: Event, **more: str) -> str:
     row = event_json(event)
-    return json_line({**row, "data": finite(row["data"]), **more, "seen": iso(time)})
+    return json_line({**row, "data": to_json(row["data"]), **more, "seen": iso(time)})
 
 
 def _told(change: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from agents.sim.kinds import KINDS
 from agents.sim.scenario import Fleet, Jobs, Line, Live, Rates, Scenario, demo
-from pipeline.config.settings import build
+from pipeline.config.settings import build_section
 from pipeline.model.errors import UsageError
 from pipeline.model.records import from_iso, iso
 
@@ -120,7 +120,7 @@ def parse(table: Mapping[str, Any], source: str) -> Scenario:
         raise UsageError(f"{source}: [fault] is one table; wanted [[fault]], once per fault")
     start = _start(rest.pop("start", None), source)
     own = _kinds(rest, source)
-    file = build(_File, rest, source)
+    file = build_section(_File, rest, source)
     scenario = Scenario(file.duration, file.interval, start, file.fleet, (), file.live, source, file.jobs)
     scenario = replace(scenario, rates=replace(file.rates, kinds=own))
     check(scenario)
@@ -179,7 +179,7 @@ def _line(table: Any, where: str, duration: float) -> Line:
         raise UsageError(
             f"{where}: onset = {onset}, end = {end}, entity = {entity!r}; wanted end after onset, entity a text"
         )
-    kind = build(KINDS[name], {k: v for k, v in table.items() if k not in _FAULT_KEYS}, where)
+    kind = build_section(KINDS[name], {k: v for k, v in table.items() if k not in _FAULT_KEYS}, where)
     for key, (low, high) in kind.limits.items():
         value = getattr(kind, key)
         if value is not None and not low <= value <= high:

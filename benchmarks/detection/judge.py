@@ -128,7 +128,7 @@ class Trial:
         """Judges what the watermark has passed."""
         for instant in self._timed("frames", self.framer.advance(watermark)):
             began = time.process_time()
-            instant = self.membership.applied(instant)
+            instant = self.membership.apply_instant(instant)
             found = self.runner.observe(instant.frames)
             judged = time.process_time()
             self.cases.observe(instant, found)

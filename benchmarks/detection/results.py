@@ -124,7 +124,7 @@ def _named(result: Result, topology: Topology) -> dict[str, list[str]]:
         named |= dict.fromkeys((line["cause"], line["entity"], *line["members"]))
     for line in result["placed"]:
         named |= {e: None for place in line["data"]["ranks"].values() for e in (place["stage"], place["gpu"])}
-    every = {**named, **{above: None for entity in named for above in topology.above(entity)}}
+    every = {**named, **{above: None for entity in named for above in topology.ancestors(entity)}}
     # what has nothing above it has no line of its own: one of those below it tells that it is there
     bare = {e for e in every if not topology.parents.get(e)}
     below = {above: e for e, line in topology.parents.items() for above in line if above in bare}

@@ -41,7 +41,7 @@ class Cohorts:
     def _number(self, frame: Frame) -> NDArray[np.int32]:
         groups = np.full(len(frame.entities), -1, np.int32)
         for kind in self.kinds:
-            found = frame.topology.groups(frame.entities, kind)
+            found = frame.topology.group_numbers(frame.entities, kind)
             fresh = (groups < 0) & (found >= 0)
             groups[fresh] = found[fresh] + groups.max(initial=-1) + 1
         return groups
@@ -62,15 +62,15 @@ class SpanningCohorts(Cohorts):
 
     def _number(self, frame: Frame) -> NDArray[np.int32]:
         entities, topology = frame.entities, frame.topology
-        groups, nodes = np.full(len(entities), -1, np.int32), topology.groups(entities, "node")
+        groups, nodes = np.full(len(entities), -1, np.int32), topology.group_numbers(entities, "node")
         self.names, self.rest = [], -1
         for kind in self.kinds:
-            found = np.where(groups < 0, topology.groups(entities, kind), -1)
+            found = np.where(groups < 0, topology.group_numbers(entities, kind), -1)
             for number in np.unique(found[found >= 0]).tolist():
                 mine = found == number
                 if len(np.unique(nodes[mine & (nodes >= 0)])) >= self.least:
                     groups[mine] = len(self.names)
-                    self.names.append(topology.above_of_kind(entities[int(mine.argmax())], kind) or "")
+                    self.names.append(topology.ancestor_of_kind(entities[int(mine.argmax())], kind) or "")
         if (groups < 0).any():
             self.rest = len(self.names)
             groups[groups < 0] = self.rest
@@ -118,7 +118,7 @@ def _terms(topology: Topology, entity: str, rung: tuple[str, ...]) -> tuple[obje
     """What stands for the terms of a rung; None if one is lacking."""
     found: list[object] = []
     for term in rung:
-        value = _attribute(topology, entity, term[1:]) if term[0] == "@" else topology.above_of_kind(entity, term)
+        value = _attribute(topology, entity, term[1:]) if term[0] == "@" else topology.ancestor_of_kind(entity, term)
         if value is None:
             return None
         found.append(value)
@@ -127,7 +127,7 @@ def _terms(topology: Topology, entity: str, rung: tuple[str, ...]) -> tuple[obje
 
 def _attribute(topology: Topology, entity: str, name: str) -> object | None:
     """An attribute of an entity, else of the nearest ancestor that has it."""
-    known = (topology.attributes.get(e, {}).get(name) for e in (entity, *topology.above(entity)))
+    known = (topology.attributes.get(e, {}).get(name) for e in (entity, *topology.ancestors(entity)))
     return next((value for value in known if value is not None), None)
 
 
@@ -141,7 +141,7 @@ class AncestorIndex:
     def positions(self, frame: Frame, other: Frame) -> NDArray[np.int32]:
         """Returns (N,) position in `other`; -1 where there is none."""
         at = {e: i for i, e in enumerate(other.entities)}
-        above = (frame.topology.above_of_kind(e, self.kind) for e in frame.entities)
+        above = (frame.topology.ancestor_of_kind(e, self.kind) for e in frame.entities)
         return np.array([at.get(a, -1) if a else -1 for a in above], np.int32)
 
     def ancestor_values(self, frame: Frame, other: Frame, signal: str) -> NDArray[np.float64]:

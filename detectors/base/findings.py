@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.model.records import LEVELS, SECOND, Finding, Level, finite
+from pipeline.model.records import LEVELS, SECOND, Finding, Level, to_json
 
 CLEARS = "clears"
 """Key of the sentence that says what would end the condition; every finding has it."""
@@ -39,7 +39,7 @@ class Comparison:
     unit: str
 
     def as_evidence(self) -> dict[str, Any]:
-        return {name: finite(getattr(self, name)) for name in COMPARED}
+        return {name: to_json(getattr(self, name)) for name in COMPARED}
 
 
 def make_evidence(clears: str, compared: Comparison | None = None, **more: Any) -> Mapping[str, Any]:

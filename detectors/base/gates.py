@@ -74,7 +74,7 @@ class Gates(State):
         """Returns whether people work on it or on what it is part of, or did so less than `settles` us ago."""
         if not self._working and not self._worked:
             return False
-        around = (entity, *topology.above(entity))
+        around = (entity, *topology.ancestors(entity))
         return any(e in self._working or time - self._worked.get(e, -LONGEST) <= settles for e in around)
 
     def entities_in_maintenance(self, time: int, settles: int = SETTLES) -> frozenset[str]:
@@ -90,12 +90,12 @@ class Gates(State):
 
     @per_topology
     def _named_or_below(self, frame: Frame, named: frozenset[str]) -> NDArray[np.bool_]:
-        above = frame.topology.above
+        above = frame.topology.ancestors
         return np.fromiter((e in named or not named.isdisjoint(above(e)) for e in frame.entities), bool)
 
     def last_change(self, entity: str, topology: Topology) -> int | None:
         """Returns when its versions, or those of what it is part of, changed last, or it was reset; within a day."""
-        times = [self._changed[e] for e in (entity, *topology.above(entity)) if e in self._changed]
+        times = [self._changed[e] for e in (entity, *topology.ancestors(entity)) if e in self._changed]
         return max(times, default=None)
 
     def job_started_at(self, job: str) -> int | None:

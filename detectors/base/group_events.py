@@ -146,7 +146,7 @@ class GroupEvents(State):
     def _touched(self, entity: str, frame: Frame, gates: Gates) -> bool:
         """Whether its job began or ended, or its versions changed, less than the hold ago."""
         topology, time = frame.topology, frame.time
-        job = topology.above_of_kind(entity, "job") or self._jobs.job_on(entity, topology)
+        job = topology.ancestor_of_kind(entity, "job") or self._jobs.job_on(entity, topology)
         told = [
             gates.last_change(entity, topology),
             *((gates.job_started_at(job), gates.job_ended_at(job)) if job else ()),
@@ -205,8 +205,8 @@ def shared_entity(group: Group, names: Sequence[str], frame: Frame) -> str:
     """What those share that are off: the least thing that nearly all of them lie in and few others, else what the
     cohort shares: the entity that its words begin with, the nearest thing over all, or the fleet."""
     topology = frame.topology
-    struck = Counter(a for i in group.struck.tolist() for a in topology.above(names[i]))
-    judged = Counter(a for i in group.judged.tolist() for a in topology.above(names[i]))
+    struck = Counter(a for i in group.struck.tolist() for a in topology.ancestors(names[i]))
+    judged = Counter(a for i in group.judged.tolist() for a in topology.ancestors(names[i]))
     off, size = len(group.struck), len(group.judged)
     nearly = [a for a, n in struck.items() if n >= _NEARLY * off]
     apart = [a for a in nearly if judged[a] < size and off - struck[a] <= _FEW * (size - judged[a])]

@@ -103,7 +103,7 @@ class TopologyIndex:
 
     @per_topology
     def _ancestors(self, names: Sequence[str], topology: Topology) -> list[tuple[str, ...]]:
-        return [topology.above(name) for name in names]
+        return [topology.ancestors(name) for name in names]
 
     def devices_below(self, entity: str) -> list[int]:
         """Returns the positions of the devices below an entity."""
@@ -162,10 +162,10 @@ class JobIndex:
         for entity in topology.parents:
             kind = kind_of(entity)
             if kind == "rank":
-                gpu, job = topology.above_of_kind(entity, "gpu"), topology.above_of_kind(entity, "job")
+                gpu, job = topology.ancestor_of_kind(entity, "gpu"), topology.ancestor_of_kind(entity, "job")
                 if gpu and job:
                     jobs[gpu] = job
-            elif kind == "gpu" and (node := topology.above_of_kind(entity, "node")):
+            elif kind == "gpu" and (node := topology.ancestor_of_kind(entity, "node")):
                 gpus.setdefault(node, []).append(entity)
         return jobs, gpus
 
@@ -178,10 +178,10 @@ _WORK = frozenset({"job", "stage"})
 
 def members_mask(named: Collection[str], frame: Frame) -> NDArray[np.bool_]:
     """Returns (N,) entities of a frame that are named, below a named entity, or carry ranks of a named job or stage."""
-    wanted, above = frozenset(named), frame.topology.above
+    wanted, above = frozenset(named), frame.topology.ancestors
     if wanted & {EVERYTHING, f"fleet:{frame.device_class}"}:
         return np.ones(len(frame.entities), bool)
-    ranks = [rank for e in wanted if kind_of(e) in _WORK for rank in frame.topology.below(e)]
+    ranks = [rank for e in wanted if kind_of(e) in _WORK for rank in frame.topology.descendants(e)]
     wanted |= {e for rank in ranks for e in above(rank) if kind_of(e) == frame.device_class}
     found = (e in wanted or not wanted.isdisjoint(above(e)) for e in frame.entities)
     return np.fromiter(found, bool, len(frame.entities))

@@ -19,7 +19,7 @@ from detectors.base.findings import Comparison, OpenConditions, close_ended, due
 from detectors.base.gates import Gates
 from detectors.base.streams import Floats
 from detectors.heat.drift import SURE, Drifts, trend_in_words
-from pipeline.model.records import LEVELS, SECOND, Event, Finding, Frame, Level, finite
+from pipeline.model.records import LEVELS, SECOND, Event, Finding, Frame, Level, to_json
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
 
@@ -192,7 +192,7 @@ class CoolantLeak(Detector):
         found = [self._cleared(e, time, self.conditions[e]) for e in sorted(dry)]
         self._measure(frames)
         close_ended(self.conditions, set(self.leaks) | set(self.losses))
-        above = next(iter(frames.values())).topology.above
+        above = next(iter(frames.values())).topology.ancestors
         for entity, leak in sorted(self.leaks.items()):
             sank = [self.losses[e]["onset"] for e in above(entity) if e in self.losses]  # it leaked before it was felt
             if due := due_report(self.conditions, entity, time, min([leak["onset"], *sank]), _LEVELS[leak["leak"]]):
@@ -248,7 +248,7 @@ class CoolantLeak(Detector):
             compared,
             per_hour=round(loss["per_hour"], 5),
             hours_to_empty=round(loss["hours"], 1),
-            pressure=finite(loss["pressure"]),
+            pressure=to_json(loss["pressure"]),
         )
         signals = ("reservoir.level", "coolant.pressure")
         return Finding(time, due[0], entity, self.name, due[1], loss["per_hour"] * 24, summary, shown, signals)

@@ -26,7 +26,7 @@ from detectors.base.streams import Bools, Floats, Step
 from detectors.base.throttle import has_reason, read_reasons
 from detectors.base.topology_index import TopologyIndex
 from detectors.heat.throttling import HEAT
-from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level, finite
+from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level, to_json
 
 Ints = NDArray[np.int64]
 PEERS = 4  # loops below which the median is no witness, and a loop is judged by its own past alone; chosen
@@ -269,7 +269,7 @@ def finding(
         rise = float(seen.warmth.effect[i])
         words = f"supply temperature is {supply:.1f} Cel, {rise:.1f} K above what is usual"
         told.append(words + (", in one jump: its sensor?" if verdict.sensor else ""))
-        more |= {"supply_temperature": finite(supply), "supply_rise": round(rise, 2)}
+        more |= {"supply_temperature": to_json(supply), "supply_rise": round(rise, 2)}
         if not signals:
             clears = "ends when the supply is back within half of that"
             compared = Comparison(supply, supply - rise, None, cohort, peers, rise, "K")

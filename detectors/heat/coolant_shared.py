@@ -13,7 +13,7 @@ from detectors.base.findings import Comparison, make_evidence
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
 from detectors.base.topology_index import EVERYTHING
 from detectors.heat.coolant_loops import DOUBTED, MOVED, SHARE, Loops, throttled
-from pipeline.model.records import SECOND, Finding, Frame, Level, finite
+from pipeline.model.records import SECOND, Finding, Frame, Level, to_json
 
 _FOLLOWS = (
     0.5  # share of the lost flow by which the GPUs' power fell too: valves and pumps then follow the load; chosen
@@ -200,7 +200,7 @@ def _finding(
         compared,
         loops=names,
         judged=len(mine),
-        **finite({**more, "supply_rise": float(np.max(warmth.effect[mine]))}),
+        **to_json({**more, "supply_rise": float(np.max(warmth.effect[mine]))}),
     )
     summary = f"{entity}: of {len(mine)} comparable loops together {words}, compared with their own past"
     score = float(np.max(first.score[mine]))
@@ -211,7 +211,7 @@ def _finding(
 
 def common(frame: Frame, mine: NDArray[np.int64]) -> str:
     """The nearest thing that is above all of these loops."""
-    above = frame.topology.above
+    above = frame.topology.ancestors
     first, *others = [above(frame.entities[i]) for i in mine.tolist()]
     shared = set(first).intersection(*others)
     return next((e for e in first if e in shared), EVERYTHING)

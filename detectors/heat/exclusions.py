@@ -239,7 +239,7 @@ class Collapses:
         named = frozenset(self._until)
         key = (id(frame.topology), frame.topology.version, len(frame.entities), named)
         if self._mask is None or self._mask[0] != key:
-            above = frame.topology.above
+            above = frame.topology.ancestors
             self._mask = key, np.fromiter((not named.isdisjoint(above(e)) for e in frame.entities), bool)
         return self._mask[1]
 

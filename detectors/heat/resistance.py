@@ -246,7 +246,7 @@ class Supplies:
         key = (id(frame.topology), frame.topology.version, len(frame.entities), len(coolant.entities))
         if key != self._key:
             place = {e: i for i, e in enumerate(coolant.entities)}
-            above = frame.topology.above
+            above = frame.topology.ancestors
             mine = (next((place[a] for a in above(e) if a in place), -1) for e in frame.entities)
             self._key, self._at = key, np.fromiter(mine, np.int64, len(frame.entities))
         return np.append(coolant["coolant.supply_temperature"], np.nan)[self._at]

@@ -70,7 +70,7 @@ class Units:
         numbers: dict[str, int] = {}
         groups = np.full(len(frame.entities), -1, np.int32)
         for i, entity in enumerate(frame.entities):
-            if unit := frame.topology.above_of_kind(entity, kind):
+            if unit := frame.topology.ancestor_of_kind(entity, kind):
                 groups[i] = numbers.setdefault(unit, len(numbers))
         return groups, list(numbers)
 
@@ -114,10 +114,10 @@ def blamed(frame: Frame, heat: Heat, settings: Settings) -> dict[str, Blamed]:
     explained: set[int] = set()
     racks: dict[str, list[str]] = {}
     for node in nodes:
-        if rack := frame.topology.above_of_kind(node, "rack"):
+        if rack := frame.topology.ancestor_of_kind(node, "rack"):
             racks.setdefault(rack, []).append(node)
     for rack, mine in racks.items():
-        known = {frame.topology.above_of_kind(frame.entities[i], "node") for i in _judged(frame, rack, heat)}
+        known = {frame.topology.ancestor_of_kind(frame.entities[i], "node") for i in _judged(frame, rack, heat)}
         if len(mine) >= _FEWEST["rack"] and len(mine) >= _MOST * len(known):
             members = [i for node in mine for i in nodes.pop(node)]
             found[rack] = _unit(frame, rack, members, heat, settings)
@@ -142,7 +142,7 @@ def _judged(frame: Frame, unit: str, heat: Heat) -> list[int]:
 def _units(frame: Frame, on: list[int], kind: str, heat: Heat, settings: Settings) -> dict[str, list[int]]:
     """Unit -> its GPUs that moved, where most of them did."""
     found = {}
-    for unit in sorted({u for i in on if (u := frame.topology.above_of_kind(frame.entities[i], kind))}):
+    for unit in sorted({u for i in on if (u := frame.topology.ancestor_of_kind(frame.entities[i], kind))}):
         known = _judged(frame, unit, heat)
         moved = [i for i in known if heat.step.effect[i] >= _MEMBER * settings.delta and not heat.step.moved[i]]
         if len(moved) >= max(_FEWEST[kind], _MOST * len(known)):

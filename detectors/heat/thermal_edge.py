@@ -84,7 +84,7 @@ class ThermalEdge(Detector):
         units: dict[str, list[str]] = {}
         for part in sorted(self.rising):
             wanted = _UNITS.get(kind_of(part))
-            unit = topology.above_of_kind(part, wanted) if wanted else None
+            unit = topology.ancestor_of_kind(part, wanted) if wanted else None
             units.setdefault(unit or part, []).append(part)
         found: dict[str, tuple[Level, list[str]]] = {}
         for unit, parts in units.items():
@@ -98,15 +98,15 @@ class ThermalEdge(Detector):
         """Whether warm coolant reaches a part that rises too: two sensors far apart say the same."""
         if kind_of(part) in _UNITS:
             return False
-        source = {e for e in (part, *topology.above(part)) if kind_of(e) in _SOURCES}
-        return any(source & set(topology.above(other)) for other in self.rising if kind_of(other) in _UNITS)
+        source = {e for e in (part, *topology.ancestors(part)) if kind_of(e) in _SOURCES}
+        return any(source & set(topology.ancestors(other)) for other in self.rising if kind_of(other) in _UNITS)
 
     def _enough(self, topology: Topology, frame: Frame | None, unit: str, parts: list[str]) -> bool:
         """Whether the parts of a unit rise together."""
         onsets = sorted(self.rising[part]["onset"] for part in parts)
         close_by = any(b - a <= _TOGETHER for a, b in zip(onsets, onsets[self.least - 1 :], strict=False))
         known = frame.entities if frame is not None else ()
-        size = sum(topology.above_of_kind(e, kind_of(unit)) == unit for e in known)
+        size = sum(topology.ancestor_of_kind(e, kind_of(unit)) == unit for e in known)
         return len(parts) >= self.least and close_by and 2 * len(parts) >= size
 
     def _finding(

@@ -38,9 +38,9 @@ class Places:
         if key == self._key:
             return
         self._key, numbers = key, dict[str, int]()
-        racks = [frame.topology.above_of_kind(e, "rack") for e in frame.entities]
+        racks = [frame.topology.ancestor_of_kind(e, "rack") for e in frame.entities]
         self.racks = np.array([numbers.setdefault(r, len(numbers)) if r else -1 for r in racks], np.int32)
-        self.names, self.nodes = list(numbers), frame.topology.groups(frame.entities, "node")
+        self.names, self.nodes = list(numbers), frame.topology.group_numbers(frame.entities, "node")
         inlets = [bool(_INLET.search(_said(e, frame.topology))) for e in frame.entities]
         self.inlets = np.array(inlets, bool) & (self.racks >= 0)
         enough = self.inlets.sum() >= _ELSEWHERE and len(self.names) >= _FEWEST
@@ -193,7 +193,7 @@ class ThermalInlet(Detector):
 
 def _rows(frame: Frame, racks: Mapping[str, NDArray[np.int64]], known: list[str]) -> dict[str, NDArray[np.int64]]:
     """The same, with a row in place of its racks where most of them are warm."""
-    above = frame.topology.above_of_kind
+    above = frame.topology.ancestor_of_kind
     found, rows = dict(racks), dict[str, list[str]]()
     for rack in racks:
         if row := above(rack, "row"):

@@ -286,7 +286,7 @@ class Unread:
         read = frozenset.intersection(*map(frozenset, self._heard.values()))
         key = (id(frame.topology), frame.topology.version, len(frame.entities), read)
         if self._read is None or self._read[0] != key:
-            above = frame.topology.above
+            above = frame.topology.ancestors
             over = {a for e in frame.entities for a in above(e)}
             feeds = {next((a for a in (e, *above(e)) if a in over), e) for e in read}
             mask = np.fromiter((not feeds.isdisjoint(above(e)) for e in frame.entities), bool, len(frame.entities))

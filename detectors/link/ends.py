@@ -13,7 +13,7 @@ from detectors.base.cohorts import Key
 from detectors.base.state import grown
 from detectors.link.counters import Floats
 from pipeline.model.links import PEER
-from pipeline.model.records import Frame, finite
+from pipeline.model.records import Frame, to_json
 from pipeline.model.topology import Topology
 
 MODULE = ("nic.rx_power_min", "nic.tx_power_min", "nic.module_temperature")
@@ -72,7 +72,7 @@ class Modules:
 
     def told(self, port: int) -> dict[str, float | None]:
         """What there is of a module, for the evidence."""
-        return {signal: finite(round(v, 4)) for signal in MODULE if not np.isnan(v := self.of(signal, port))}
+        return {signal: to_json(round(v, 4)) for signal in MODULE if not np.isnan(v := self.of(signal, port))}
 
     def snapshot(self) -> dict[str, Any]:
         return {signal: known.copy() for signal, known in self.newest.items()}

@@ -176,7 +176,7 @@ class Link(Detector):
         return self.states.known(i) and not training and not self._excused(frame, i, lives)
 
     def _leaf_of(self, frame: Frame, i: int) -> str:
-        return frame.topology.above_of_kind(frame.entities[i], "leaf") or ""
+        return frame.topology.ancestor_of_kind(frame.entities[i], "leaf") or ""
 
     def _findings(self, frame: Frame, fallen: NDArray[np.bool_]) -> list[Finding]:
         """Of leaves that fell, and of every other port with trouble."""

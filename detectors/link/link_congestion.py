@@ -218,7 +218,7 @@ class LinkCongestion(Detector):
 
     def _crowd(self, frame: Frame, ports: NDArray[np.intp], over: Bools, begins: bool) -> None:
         """Notes how crowded a leaf is in this minute."""
-        leaf = frame.topology.above_of_kind(frame.entities[int(ports[0])], "leaf") or ""
+        leaf = frame.topology.ancestor_of_kind(frame.entities[int(ports[0])], "leaf") or ""
         known = self.crowded.get(leaf)
         if known is None:
             if not begins:

@@ -186,7 +186,7 @@ class LinkNvlink(Detector):
         """GPU or node -> its links in trouble. A node instead of its GPUs where half of them, and three, have some."""
         topology, groups = frame.topology, dict[str, list[int]]()
         for i in bad:
-            gpu = topology.above_of_kind(frame.entities[i], "gpu") or frame.entities[i]
+            gpu = topology.ancestor_of_kind(frame.entities[i], "gpu") or frame.entities[i]
             if not self._just_reset(frame, gpu):
                 groups.setdefault(gpu, []).append(i)
         logged = [e for e in sorted(self.heard) if not self.gates.in_maintenance(e, topology, frame.time)]
@@ -195,7 +195,7 @@ class LinkNvlink(Detector):
                 groups.setdefault(entity, [])
         nodes: dict[str, list[str]] = {}
         for gpu in groups:
-            nodes.setdefault(topology.above_of_kind(gpu, "node") or gpu, []).append(gpu)
+            nodes.setdefault(topology.ancestor_of_kind(gpu, "node") or gpu, []).append(gpu)
         for node, gpus in nodes.items():
             many = len(gpus) >= 3 and 2 * len(gpus) >= self._size(frame, node)
             if node in self.blamed or (many and not any(gpu in self.blamed for gpu in gpus)):
@@ -209,8 +209,8 @@ class LinkNvlink(Detector):
 
     def _size(self, frame: Frame, node: str) -> int:
         """GPUs of a node that have links."""
-        mine = (e for e in frame.entities if frame.topology.above_of_kind(e, "node") == node)
-        return len({frame.topology.above_of_kind(e, "gpu") for e in mine})
+        mine = (e for e in frame.entities if frame.topology.ancestor_of_kind(e, "node") == node)
+        return len({frame.topology.ancestor_of_kind(e, "gpu") for e in mine})
 
     def _blame(self, frame: Frame, key: str, links: list[int]) -> str:
         """The one link in trouble, else its GPU or node; who is blamed first is blamed until it is over."""
@@ -260,11 +260,11 @@ class LinkNvlink(Detector):
 
     def _messages(self, frame: Frame, key: str) -> dict[str, dict[str, Any]]:
         """What was logged of a GPU or node in trouble: of itself, what is below it, and the switches of its node."""
-        node = frame.topology.above_of_kind(key, "node")
+        node = frame.topology.ancestor_of_kind(key, "node")
         mine = {key, node}
         found = {e: m for e, m in self.heard.items() if e in mine}
         if key == node:
-            found |= {e: m for e, m in self.heard.items() if frame.topology.above_of_kind(e, "node") == node}
+            found |= {e: m for e, m in self.heard.items() if frame.topology.ancestor_of_kind(e, "node") == node}
         return dict(sorted(found.items()))
 
 

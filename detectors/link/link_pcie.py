@@ -226,7 +226,7 @@ class LinkPcie(Detector):
         if due is None:
             return None
         frame = next(iter(frames.values()))
-        node = frame.topology.above_of_kind(entity, "node") or ""
+        node = frame.topology.ancestor_of_kind(entity, "node") or ""
         beside = self.aer.get(node)
         words = " and ".join(t["text"] for t in mine)
         summary = f"{entity} {words}" + (f"; its node told of {beside['kind'] or 'some'} PCIe errors" if beside else "")

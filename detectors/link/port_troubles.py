@@ -181,7 +181,7 @@ def _down(seen: Seen, link: Link) -> Iterator[Trouble]:
         return
     seconds = (time - since) / SECOND
     silent = link.far >= 0 and judge.states.away(link.far, time)
-    silent = silent and seen.frame.topology.above_of_kind(link.far_name, "node") is not None
+    silent = silent and seen.frame.topology.ancestor_of_kind(link.far_name, "node") is not None
     level: Level = "page" if seconds >= judge.drop and not silent else "suspect"
     side = link_ends.of_loss(link, judge.modules)
     if silent:

@@ -36,7 +36,7 @@ from detectors.memory.error_rates import (
     update_row_history,
 )
 from detectors.xid.levels import UNCONTAINED, number, resets
-from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level, finite
+from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level, to_json
 
 MEM = np.dtype(
     [
@@ -365,8 +365,8 @@ class Memory(Detector):
             compared,
             troubles=[t.text for t in troubles],
             spare_rows=self._rows_left(frame, i),
-            banks_without_spare=finite(frame["gpu.banks_none"][i]),
-            banks_low=finite(frame["gpu.banks_low"][i]),
+            banks_without_spare=to_json(frame["gpu.banks_none"][i]),
+            banks_low=to_json(frame["gpu.banks_low"][i]),
         )
         signals = tuple(dict.fromkeys(t.signal for t in [lead, *troubles]))
         summary = f"{entity}: {lead.text}"

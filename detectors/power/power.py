@@ -149,7 +149,7 @@ class Power(Detector):
         self._gpus.update(frame.entities, frame.topology)
         held: dict[str, int] = {}
         for i in np.flatnonzero(count >= _LOOKS).tolist():
-            node = frame.topology.above_of_kind(frame.entities[i], "node") or frame.entities[i]
+            node = frame.topology.ancestor_of_kind(frame.entities[i], "node") or frame.entities[i]
             held[node] = min(int(self.since[i]), held.get(node, time))
         return held
 

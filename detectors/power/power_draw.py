@@ -226,7 +226,7 @@ class PowerDraw(Detector):
         self.grow(len(frame.entities))
         named = {e.entity for each in frames.values() for e in each.events if e.kind == "version"}
         if named:
-            above = frame.topology.above
+            above = frame.topology.ancestors
             self._forget(np.array([e in named or not named.isdisjoint(above(e)) for e in frame.entities], bool))
 
     def _smooth(self, frame: Frame, seconds: float) -> Bools:

@@ -18,7 +18,7 @@ from detectors.base.power_feeds import LIVE
 from detectors.base.streams import Bools, Floats
 from detectors.base.topology_index import TopologyIndex
 from detectors.telemetry.silence import shared_ancestors
-from pipeline.model.records import SECOND, Finding, Frame, Level, finite
+from pipeline.model.records import SECOND, Finding, Frame, Level, to_json
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
 
@@ -100,7 +100,7 @@ class Voltages:
             if not self._off.get(signal):
                 continue
             for found in self._of(signal, topology):
-                around = (found.entity, *topology.above(found.entity))
+                around = (found.entity, *topology.ancestors(found.entity))
                 if over.isdisjoint(around):
                     yield found
                     over.add(found.entity)
@@ -164,7 +164,7 @@ class Voltages:
         for signal, cells in self.cells.items():
             for i, name in enumerate(self._names.get(signal, ())[: cells.shape[1]]):
                 of = topology.parents.get(name, ())[:1] if topology is not None else ()
-                off = topology is not None and cells[_OFF, i] > 0 and entity in topology.above(name)
+                off = topology is not None and cells[_OFF, i] > 0 and entity in topology.ancestors(name)
                 if off or entity in (name, *of):
                     cells[:, i] = 0
 
@@ -285,7 +285,7 @@ def findings(
             readings=list(each.members[:64]),
             chassis=list(each.units[:64]),
             others_well=each.others,
-            share=finite(off),
+            share=to_json(off),
         )
         signals = (each.signal, TOLD) if each.signal == OF_SUPPLIES else (each.signal,)
         yield Finding(time, each.since, each.entity, name, level, float(len(each.units)), summary, told, signals)
@@ -294,13 +294,13 @@ def findings(
 def below(braked: Collection[str], found: Sequence[Finding], topology: Topology) -> set[str]:
     """Nodes that the brake holds whose feed or rail pages: that tells why, and as loudly."""
     off = {e for f in found if f.level == "page" for e in (f.entity, *f.evidence["chassis"])}
-    return {node for node in braked if off and not off.isdisjoint((node, *topology.above(node)))}
+    return {node for node in braked if off and not off.isdisjoint((node, *topology.ancestors(node)))}
 
 
 def _below(braked: Collection[str], each: Departure, topology: Topology) -> int:
     """Nodes among those that the brake holds that hang on what is off."""
     around = {each.entity, *each.units}
-    return sum(1 for node in braked if not around.isdisjoint((node, *topology.above(node))))
+    return sum(1 for node in braked if not around.isdisjoint((node, *topology.ancestors(node))))
 
 
 def _whose(each: Departure) -> str:

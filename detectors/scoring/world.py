@@ -39,9 +39,9 @@ class World:
     def above(self, entity: str, time: int) -> tuple[str, ...]:
         """All that it was part of, ran on or was fed by."""
         if entity not in self._placed:
-            return self.topology.above(entity)
+            return self.topology.ancestors(entity)
         parents = self.parents(entity, time)
-        return tuple(dict.fromkeys((*parents, *(e for p in parents for e in self.topology.above(p)))))
+        return tuple(dict.fromkeys((*parents, *(e for p in parents for e in self.topology.ancestors(p)))))
 
     def parents(self, entity: str, time: int) -> tuple[str, ...]:
         """The nearest of those."""

@@ -213,7 +213,7 @@ class SdcVote(Detector):
 
     def _right(self, verdict: Verdict, topology: Topology, ends: bool) -> None:
         """ends: whether it may end a condition; one that began in this instant is told first."""
-        node = topology.above_of_kind(verdict.entity, "node")
+        node = topology.ancestor_of_kind(verdict.entity, "node")
         self.tested.right(verdict.entity, verdict.time, max(verdict.facts.get("rounds", 1), 1), node)
         if self.ledger.records:
             self.ledger.right(verdict, self.clean_runs, self.doubt if ends else -1.0)
@@ -243,7 +243,7 @@ class SdcVote(Detector):
         changed = self.gates.last_change(entity, topology)
         if changed is None:
             return "page"
-        node = topology.above_of_kind(entity, "node")
+        node = topology.ancestor_of_kind(entity, "node")
         return "page" if self.tested.newest_beside(entity, node) >= changed else "suspect"
 
     def _findings(self, time: int, topology: Topology, over: Mapping[str, str]) -> list[Finding]:
@@ -277,6 +277,6 @@ def _digests(frames: Mapping[str, Frame]) -> Iterable[Event]:
 
 def _like(topology: Topology, entity: str) -> str:
     """SKU and driver: devices that differ in them may round otherwise."""
-    known = [topology.attributes.get(e, {}) for e in (entity, *topology.above(entity))]
+    known = [topology.attributes.get(e, {}) for e in (entity, *topology.ancestors(entity))]
     words = (next((str(a[name]) for a in known if name in a), "") for name in ("sku", "driver", "nvidia_driver"))
     return "/".join(words)

@@ -189,7 +189,7 @@ class SdcGradient(Detector):
         if frame is None:
             return
         for i, rank in enumerate(frame.entities[: len(self.seen)]):
-            if entity == rank or entity in frame.topology.above(rank):
+            if entity == rank or entity in frame.topology.ancestors(rank):
                 self.usual[i] = self.spread[i] = self.seen[i] = self.leaps[i] = 0.0
                 self.level[i] = np.nan
                 self.series.pop(_gpu(frame, rank), None)
@@ -284,7 +284,7 @@ class SdcGradient(Detector):
 
     def _in_doubt(self, frame: Frame, i: int, norms: Floats, usual: float, stage: Bools) -> None:
         """Holds the job of a stage that leaps together, once an instant."""
-        job = frame.topology.above_of_kind(frame.entities[i], "job")
+        job = frame.topology.ancestor_of_kind(frame.entities[i], "job")
         if job is not None and self.held.get(job, {}).get("last") != frame.time:
             now, all_ = float(np.median(norms)), int(np.count_nonzero(stage))
             self._enter(frame, i, job, "job", (now, usual, now / usual, all_ - 1))
@@ -381,7 +381,7 @@ class SdcGradient(Detector):
 
 def _gpu(frame: Frame, rank: str) -> str:
     """The GPU that a rank is on; the rank where none is known."""
-    return frame.topology.above_of_kind(rank, "gpu") or rank
+    return frame.topology.ancestor_of_kind(rank, "gpu") or rank
 
 
 def _few(struck: Bools, groups: NDArray[np.int32], there: Bools) -> Bools:

@@ -190,7 +190,7 @@ class SdcReplica(Detector):
                 record["checkpoints"] += 1
 
     def _judge(self, judged: Dissent, topology: Topology) -> None:
-        job = topology.above_of_kind(next(iter(judged.digests)), "job") or f"job:{judged.job}"
+        job = topology.ancestor_of_kind(next(iter(judged.digests)), "job") or f"job:{judged.job}"
         for rank in judged.agreeing:
             if self.gpus and (record := self.gpus.get(_gpu(topology, rank))) is not None:
                 record["last"] = judged.time
@@ -304,4 +304,4 @@ def _of(frames: Mapping[str, Frame], kinds: tuple[str, ...]) -> Iterable[Event]:
 
 def _gpu(topology: Topology, rank: str) -> str:
     """The GPU that a rank runs on; the rank itself where nobody tells."""
-    return topology.above_of_kind(rank, "gpu") or rank
+    return topology.ancestor_of_kind(rank, "gpu") or rank

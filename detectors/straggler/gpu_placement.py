@@ -56,7 +56,7 @@ class GpuPlacement:
         stage, _ = _number_ancestors(frame, place, "stage")
         self.job, self.jobs = _number_ancestors(frame, place, "job")
         self.job_known = self.job >= 0
-        node = [frame.topology.above_of_kind(e, "node") or "" for e in frame.entities]
+        node = [frame.topology.ancestor_of_kind(e, "node") or "" for e in frame.entities]
         self.nodes = list(dict.fromkeys(name for name in node if name))
         numbers = {name: i for i, name in enumerate(self.nodes)}
         self.node = np.array([numbers.get(name, -1) for name in node], np.int32)
@@ -129,7 +129,7 @@ def _ranks_by_gpu(topology: Topology) -> dict[str, dict[str, str]]:
     for entity in topology.parents:
         if kind_of(entity) == "rank":
             around: dict[str, str] = {}
-            for above in topology.above(entity):
+            for above in topology.ancestors(entity):
                 around.setdefault(kind_of(above), above)
             if "gpu" in around:
                 found[around["gpu"]] = around

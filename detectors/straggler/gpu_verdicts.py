@@ -239,7 +239,7 @@ def find_suspects(sight: Sight) -> Iterator[Suspect]:
 
 
 def _rack(sight: Sight, entity: str) -> str | None:
-    return sight.frame.topology.above_of_kind(entity, "rack")
+    return sight.frame.topology.ancestor_of_kind(entity, "rack")
 
 
 def _measure_deficit(sight: Sight, slots: Slots) -> ClockDeficit:

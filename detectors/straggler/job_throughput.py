@@ -265,7 +265,7 @@ class JobThroughput:
         key = (id(nics.topology), nics.topology.version, len(nics.entities), len(gpus.entities))
         if key != self._key:
             number = {name: i for i, name in enumerate(seats.nodes)}
-            above = nics.topology.above_of_kind
+            above = nics.topology.ancestor_of_kind
             self._at = np.array([number.get(above(e, "node") or "", -1) for e in nics.entities], np.int64)
             self._key = key
         return self._at

@@ -110,7 +110,7 @@ class RankSlots:
         known = self._ancestors.get(rank)
         if known is None or known[0] != parents:
             around: dict[str, str] = {}
-            for above in topology.above(rank):
+            for above in topology.ancestors(rank):
                 around.setdefault(kind_of(above), above)
             self._ancestors[rank] = known = parents, around
         return known[1]

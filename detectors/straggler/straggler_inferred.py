@@ -217,7 +217,7 @@ class StragglerInferred(Detector):
         self.worked[:n] = working
         told = {e.entity for f in frames.values() for e in f.events if e.kind == "version"}
         if told:
-            above = frame.topology.above
+            above = frame.topology.ancestors
             over = over | np.array([e in told or not told.isdisjoint(above(e)) for e in frame.entities], bool)
         if over.any():
             self._reset(over)

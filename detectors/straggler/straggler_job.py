@@ -372,7 +372,7 @@ class StragglerJob(Detector):
         nics = frames.get("nic")
         if nics is None or "nic.tx_bytes" not in nics.values:
             return float("nan")
-        above, there = nics.topology.above_of_kind, set(nodes)
+        above, there = nics.topology.ancestor_of_kind, set(nodes)
         values = zip(nics.entities, nics["nic.tx_bytes"], strict=False)
         sent = np.array([v for e, v in values if above(e, "node") in there])
         state = self.stuck.setdefault(name, {})
@@ -390,7 +390,7 @@ class StragglerJob(Detector):
             if self.samples.gates.in_maintenance(entity, frame.topology, frame.time):
                 return f"announced work on {entity}"
         for entity, fault in self.faults.items():
-            around = (entity, *frame.topology.above(entity))
+            around = (entity, *frame.topology.ancestors(entity))
             reaches = not set(around).isdisjoint(nodes) or (entity.startswith("leaf:") and bool(nodes))
             if reaches and fault["time"] >= onset - _BEFORE:
                 return f"{fault['said']} of {entity}"

@@ -158,13 +158,13 @@ def _find_congested_part(mine: NDArray[np.intp], over: Bools, nics: Frame) -> tu
     """
     leaves: dict[str, list[int]] = {}
     for place, port in enumerate(mine.tolist()):
-        leaves.setdefault(nics.topology.above_of_kind(nics.entities[port], "leaf") or "", []).append(place)
+        leaves.setdefault(nics.topology.ancestor_of_kind(nics.entities[port], "leaf") or "", []).append(place)
     waiting = {leaf for leaf, places in leaves.items() if leaf and over[places].sum() > max(1, _MOST * len(places))}
     if not waiting or (len(leaves) > 1 and len(waiting) > _MOST * len(leaves)):
         return None
     rails: dict[str, list[str]] = {}
     for leaf, places in leaves.items():
-        rails.setdefault(nics.topology.above_of_kind(nics.entities[mine[places[0]]], "rail") or "", []).append(leaf)
+        rails.setdefault(nics.topology.ancestor_of_kind(nics.entities[mine[places[0]]], "rail") or "", []).append(leaf)
     whole = [rail for rail, parts in rails.items() if rail and len(parts) > 1 and waiting.issuperset(parts)]
     if len(whole) == 1:
         return whole[0], mine[[place for leaf in rails[whole[0]] for place in leaves[leaf]]]
@@ -213,7 +213,7 @@ class WholeJobs:
         shown = {"active": of.active[:n], "power": of.power[:n], "clock": of.clock[:n], "capped": capped}
         self.jobs.update(frames, seats, shown, busy, throttled, barred, of.gates.job_started_at)
         blamed = {seats.jobs[k] for k in np.unique(seats.job[odd]).tolist() if k >= 0}
-        blamed |= {job for e in groups for job in (e, *frame.topology.above(e))}
+        blamed |= {job for e in groups for job in (e, *frame.topology.ancestors(e))}
         doubted = {seats.jobs[k] for k in np.unique(seats.job[throttled]).tolist() if k >= 0}
         slow = {
             one.entity: one

@@ -40,7 +40,7 @@ class HostFacts(State):
                     names = sorted(map(str, rules))[:3] if isinstance(rules, dict) else []
                     self._rejected[event.entity] = {"time": event.time, "rules": ", ".join(names)[:80]}
                 if _requires_reboot(event):
-                    node = frame.topology.above_of_kind(event.entity, "node")
+                    node = frame.topology.ancestor_of_kind(event.entity, "node")
                     self._reboot[node or event.entity] = [event.time, event.entity]
         if self._fatal or self._reboot or self._rejected:
             self._rejected = {e: k for e, k in self._rejected.items() if time - k["time"] <= REMEMBERED}
@@ -66,7 +66,7 @@ class HostFacts(State):
         self._reboot.pop(node, None)
         self._rejected.pop(node, None)
         if self._fatal:
-            self._fatal = {e: k for e, k in self._fatal.items() if e != node and node not in topology.above(e)}
+            self._fatal = {e: k for e, k in self._fatal.items() if e != node and node not in topology.ancestors(e)}
 
 
 def _fatal_text(event: Event) -> str | None:

@@ -95,7 +95,7 @@ class SilentJobs(State):
         ranks = event.data.get("ranks")
         for place in ranks.values() if isinstance(ranks, Mapping) else ():
             gpu = place.get("gpu") if isinstance(place, Mapping) else None
-            node = topology.above_of_kind(gpu, "node") if isinstance(gpu, str) else None
+            node = topology.ancestor_of_kind(gpu, "node") if isinstance(gpu, str) else None
             if node is not None:
                 job["nodes"][node] = 1
 
@@ -145,8 +145,8 @@ class SilentJobs(State):
         for i, rank in enumerate(names):
             # by its parents: the ancestors of GPUs and jobs are cached, those of each rank are its own
             parents = topology.parents.get(rank, ())
-            node = next((n for p in parents if (n := topology.above_of_kind(p, "node"))), None)
-            jobs = [job for p in parents for job in (p, *topology.above(p)) if job.startswith("job:")]
+            node = next((n for p in parents if (n := topology.ancestor_of_kind(p, "node"))), None)
+            jobs = [job for p in parents for job in (p, *topology.ancestors(p)) if job.startswith("job:")]
             for job in dict.fromkeys(jobs):
                 ranks.setdefault(job, []).append(i)
             if node is not None:

@@ -79,7 +79,7 @@ class Context:
 
     def dark_feed(self, entity: str) -> str | None:
         """Returns the feed of an entity, or itself, that has no power."""
-        around = (entity, *self.topology.above(entity))
+        around = (entity, *self.topology.ancestors(entity))
         return next((e for e in around if e in self.feeds.dark), None) if self.feeds.dark else None
 
     def silent_for(self, since: int) -> str:
@@ -338,7 +338,7 @@ class AgentStarts(State):
     def _agents_of_nodes(self, names: Sequence[str], topology: Topology) -> Mapping[str, list[int]]:
         agents: dict[str, list[int]] = {}
         for i, entity in enumerate(names):
-            agents.setdefault(topology.above_of_kind(entity, "node") or entity, []).append(i)
+            agents.setdefault(topology.ancestor_of_kind(entity, "node") or entity, []).append(i)
         return agents
 
 

@@ -192,7 +192,7 @@ class AirInstruments:
 
     def _fans(self, frame: Frame, i: int, k: float) -> bool:
         """Whether the fans of the node, or else what nobody measures, bear a change of the inlet out."""
-        node = frame.topology.above_of_kind(frame.entities[i], "node")
+        node = frame.topology.ancestor_of_kind(frame.entities[i], "node")
         speeds = frame["sensor.fan_speed"]
         mine = [j for j in np.flatnonzero(~np.isnan(speeds)).tolist() if _of(frame.topology, frame.entities[j], node)]
         like = speeds[~np.isnan(speeds)]
@@ -226,7 +226,7 @@ def _is_inlet(entity: str, attributes: Mapping[str, object]) -> bool:
 
 
 def _of(topology: Topology, entity: str, node: str | None) -> bool:
-    return node is not None and topology.above_of_kind(entity, "node") == node
+    return node is not None and topology.ancestor_of_kind(entity, "node") == node
 
 
 _JITTER = 6  # s by which samples of a frame are dated apart; chosen: half a frame and one

@@ -225,7 +225,7 @@ class Programs:
         near = {e: c for e, c in cases.items() if c["fresh"] or c["last"] >= since}
         for entity, case in sorted(near.items()):
             if kind_of(entity) == "gpu" and made_by_programs(case):
-                mine.setdefault(case["job"] or topology.above_of_kind(entity, "node") or entity, []).append(entity)
+                mine.setdefault(case["job"] or topology.ancestor_of_kind(entity, "node") or entity, []).append(entity)
         for job, gpus in mine.items():
             fresh = [e for e in gpus if cases[e]["fresh"]]
             first = min((cases[e]["fresh"] for e in fresh), default=time)

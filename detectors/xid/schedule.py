@@ -106,7 +106,7 @@ class Looks:
 
     def life(self, entity: str, frames: Mapping[str, Frame], topology: Topology) -> float:
         """When the counters of a GPU or its server began their newest life; NaN or 0 where nobody tells."""
-        node = topology.above_of_kind(entity, "node") or ""
+        node = topology.ancestor_of_kind(entity, "node") or ""
         own = (
             self._places["gpu"].value(frames.get("gpu"), "gpu.generation", entity) if kind_of(entity) == "gpu" else 0.0
         )
@@ -143,7 +143,7 @@ class Looks:
 
 
 def _node(entity: str, topology: Topology) -> str | None:
-    return topology.above_of_kind(entity, "node")
+    return topology.ancestor_of_kind(entity, "node")
 
 
 def _speaking(frame: Frame) -> Iterator[str]:

@@ -164,7 +164,7 @@ class Xid(Detector):
             self._fact(event, event.entity, str(event.data["pattern"]), known)
         elif told := levels.told(event):
             kind, level, words = told
-            where = event.entity if gpu else topology.above_of_kind(event.entity, "node") or event.entity
+            where = event.entity if gpu else topology.ancestor_of_kind(event.entity, "node") or event.entity
             self._fact(event, where, kind, (level, words), kind in levels.PCIE)
         return []
 
@@ -270,7 +270,7 @@ class Xid(Detector):
     def _told(self, entity: str, time: int, topology: Topology) -> list[Finding]:
         case = self.cases[entity]
         waits = case["fresh"] and time - case["fresh"] < self.settle * SECOND
-        server = topology.above_of_kind(entity, "node") or ""
+        server = topology.ancestor_of_kind(entity, "node") or ""
         mates = self._jobs.gpus_of(server, topology) if case["facts"] else frozenset()
         if (waits and not xid_cases.certain(case)) or cases.reloads(case, self.cases, mates, time):
             return []

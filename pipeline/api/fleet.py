@@ -35,19 +35,19 @@ class Places:
         with self._lock:
             parents = self._source.parents
             if parents is not self._parents:
-                self._copy, self._parents = Topology.of_sound(parents), parents
+                self._copy, self._parents = Topology.from_checked(parents), parents
             return self._copy
 
 
 def node_of(topology: Topology, entity: str, senders: Mapping[str, str] = {}) -> str | None:
     """The node that the entity is, is on or runs on; by who sends it where no inventory tells. None: there is none."""
-    node = topology.above_of_kind(entity, "node")
+    node = topology.ancestor_of_kind(entity, "node")
     return node if node is not None else senders.get(entity)
 
 
 def above(topology: Topology, entity: str) -> tuple[str, ...]:
     """The entity and all its ancestors, nearest first."""
-    return (entity, *topology.above(entity))
+    return (entity, *topology.ancestors(entity))
 
 
 SILENT = 60 * SECOND
@@ -75,7 +75,7 @@ def fleet(
         nodes.append(
             {
                 "entity": entity,
-                "rack": topology.above_of_kind(entity, "rack"),
+                "rack": topology.ancestor_of_kind(entity, "rack"),
                 "state": state([worst[incident] for incident in own], last, now),
                 "last_seen": None if last is None else iso(last),
                 "simulated": simulated,
@@ -132,7 +132,7 @@ class _Under:
             self._index = defaultdict(set)
             for child in self._topology.parents:
                 node = node_of(self._topology, child)
-                for parent in self._topology.above(child) if node else ():
+                for parent in self._topology.ancestors(child) if node else ():
                     self._index[parent].add(node)
         return self._index.get(entity, set())
 

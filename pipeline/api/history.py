@@ -15,7 +15,7 @@ import duckdb
 from pipeline.api.fleet import above
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, iso
-from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, Signal, kinds_of
+from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, Signal, kinds_of_class
 from pipeline.model.topology import Topology, kind_of
 
 Peers = Literal["auto", "rack", "stage", "loop", "class"]
@@ -76,7 +76,7 @@ def peers_of(
 
 def _group(topology: Topology, entity: str, wanted: str) -> str | None:
     """The ancestor whose children are peers."""
-    found = (topology.above_of_kind(entity, kind) for kind in _KINDS.get(wanted, ()))
+    found = (topology.ancestor_of_kind(entity, kind) for kind in _KINDS.get(wanted, ()))
     return next((e for e in found if e is not None), None)
 
 
@@ -85,7 +85,7 @@ def _signal(entity: str, name: str) -> Signal:
     if signal is None:
         raise UsageError(f"signal {name!r} is not in the catalogue; GET /api/v1/signals lists all")
     if CLASS_OF_KIND.get(kind_of(entity)) != signal.device_class:
-        wanted = " or ".join(kinds_of(signal.device_class))
+        wanted = " or ".join(kinds_of_class(signal.device_class))
         raise UsageError(f"signal {name!r} belongs to {wanted} entities, not to {entity!r}")
     return signal
 

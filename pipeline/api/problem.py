@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from pipeline.http.client import OVER_LIMIT, REFUSED, WRONG_QUERY
-from pipeline.model.errors import OverLimit, Refused, Retryable, UsageError, WrongQuery
+from pipeline.model.errors import InvalidQuery, OverLimit, Refused, Retryable, UsageError
 
-KINDS: Mapping[type[Exception], str] = {WrongQuery: WRONG_QUERY, OverLimit: OVER_LIMIT, Refused: REFUSED}
+KINDS: Mapping[type[Exception], str] = {InvalidQuery: WRONG_QUERY, OverLimit: OVER_LIMIT, Refused: REFUSED}
 """The `type` of a problem by its error, the special before the general."""
 
 

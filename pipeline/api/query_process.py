@@ -28,7 +28,7 @@ import pyarrow.dataset
 
 from pipeline.api import result_formats, sandbox
 from pipeline.api.query_channel import Channel
-from pipeline.model.errors import FleetpulseError, OverLimit, Refused, WrongQuery
+from pipeline.model.errors import FleetpulseError, InvalidQuery, OverLimit, Refused
 
 Term = tuple[str, str, str, str]
 """Column, comparison, kind of the value (time, text or number) and the value as text. Numbers are whole: others may be
@@ -120,7 +120,7 @@ def _halves(text: str) -> tuple[str, str] | None:
     return None
 
 
-KINDS: dict[str, type[FleetpulseError]] = {"wrong": WrongQuery, "limit": OverLimit, "refused": Refused}
+KINDS: dict[str, type[FleetpulseError]] = {"wrong": InvalidQuery, "limit": OverLimit, "refused": Refused}
 """How an error of a query is named between the processes."""
 BATCH_ROWS = 2048
 """Rows fetched at a time: DuckDB's own vector size, so that no more than one vector is computed past the limit."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.model.errors import WrongQuery
+from pipeline.model.errors import InvalidQuery
 
 ARROW = "application/vnd.apache.arrow.stream"
 TRUNCATED_HEADER = "X-Truncated"
@@ -70,7 +70,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
             return column.to_pylist()  # type: ignore[no-any-return]
         return [_plain(value) for value in column.cast(_zoneless(kind)).to_pylist()]
     except (pa.ArrowException, ValueError, OverflowError) as error:
-        raise WrongQuery(f"a value of type {kind} has no JSON form ({error}); ask for {ARROW}") from error
+        raise InvalidQuery(f"a value of type {kind} has no JSON form ({error}); ask for {ARROW}") from error
 
 
 def _times(column: pa.ChunkedArray) -> list[str | None]:
@@ -117,4 +117,4 @@ def _plain(value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, (datetime.date, datetime.time, uuid.UUID)):
         return str(value)
-    raise WrongQuery(f"a {type(value).__name__} has no JSON form; ask for {ARROW}")
+    raise InvalidQuery(f"a {type(value).__name__} has no JSON form; ask for {ARROW}")

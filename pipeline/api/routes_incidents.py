@@ -40,8 +40,8 @@ class Blast:
 def blast_radius(cause: str, members: Iterable[str], topology: Topology) -> Blast:
     """Costs one visit of each entity below the cause and the members."""
     roots = {cause, *members}
-    reached = roots | {e for e in topology.below(*roots) if kind_of(e) not in _PARTS}
-    jobs = {job for e in reached if (job := topology.above_of_kind(e, "job")) is not None}
+    reached = roots | {e for e in topology.descendants(*roots) if kind_of(e) not in _PARTS}
+    jobs = {job for e in reached if (job := topology.ancestor_of_kind(e, "job")) is not None}
     return Blast(dict(sorted(Counter(map(kind_of, reached)).items())), tuple(sorted(jobs)))
 
 
@@ -73,7 +73,7 @@ def incident_detail(request: Request, incident: str) -> Response:
     topology = service.places.topology()
     blast = blast_radius(found["cause"], found["members"], topology)
     hurt = {"entities": blast.entities, "jobs": list(blast.jobs)}
-    return answer({**found, "blast_radius": hurt, "above": list(topology.above(found["entity"]))})
+    return answer({**found, "blast_radius": hurt, "above": list(topology.ancestors(found["entity"]))})
 
 
 @router.post("/{incident}/acknowledge", response_model=models.Incident)

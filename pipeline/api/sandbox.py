@@ -25,7 +25,7 @@ from typing import Any
 
 import duckdb
 
-from pipeline.model.errors import OverLimit, Refused, WrongQuery
+from pipeline.model.errors import InvalidQuery, OverLimit, Refused
 from pipeline.model.signals import CLASSES
 
 _OPERATORS = "+ - * / // % ^ ** & | << >> ~ ~~ !~~ ~~* !~~* ~~~ || @ @> <@ && ^@ -> ->> <-> <=>"
@@ -122,16 +122,16 @@ def check(cursor: duckdb.DuckDBPyConnection, query: str) -> Checked:
     if len(query) > QUERY_CHARACTERS:
         raise OverLimit(f"the query has {len(query)} characters; expected at most {QUERY_CHARACTERS}")
     if "\0" in query:
-        raise WrongQuery("not SQL: a NUL character")
+        raise InvalidQuery("not SQL: a NUL character")
     try:
         query.encode()  # half a surrogate pair is no text
         statements = cursor.extract_statements(query)
     except (duckdb.Error, UnicodeError) as error:
         if "expression depth" in str(error):
             raise OverLimit("the query is nested too deeply") from error
-        raise WrongQuery(f"not SQL: {_first_line(error)}") from error
+        raise InvalidQuery(f"not SQL: {_first_line(error)}") from error
     if not statements:
-        raise WrongQuery("found no statement; expected exactly one SELECT")
+        raise InvalidQuery("found no statement; expected exactly one SELECT")
     if len(statements) != 1:
         raise Refused(f"found {len(statements)} statements; expected exactly one SELECT")
     if statements[0].type != duckdb.StatementType.SELECT:
@@ -209,7 +209,7 @@ class _Gate:
             self.tables.add(name)
         elif len(path) != 1 or name not in ctes:
             reason = f"{'.'.join(path)!r} is no table that is served; there are: {', '.join(sorted(TABLES))}"
-            raise Refused(reason) if len(path) != 1 or self._exists(name) else WrongQuery(reason)
+            raise Refused(reason) if len(path) != 1 or self._exists(name) else InvalidQuery(reason)
 
     def _exists(self, name: str) -> bool:
         """Whether a bare name is that of a file, of a table of the database or of one that is not served."""
@@ -224,7 +224,7 @@ class _Gate:
             where = "after FROM" if offered is TABLE_FUNCTIONS else "in expressions"
             reason = f"function {'.'.join(path)!r} is not served {where}; docs/sql.md lists those that are"
             exists = len(path) > 1 or self._known("duckdb_functions() WHERE function_name = ?", name)
-            raise Refused(reason) if exists else WrongQuery(reason)
+            raise Refused(reason) if exists else InvalidQuery(reason)
 
     def _known(self, where: str, name: str) -> bool:
         return bool(self._cursor.execute(f"SELECT 1 FROM {where} LIMIT 1", [name]).fetchall())

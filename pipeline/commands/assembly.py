@@ -8,7 +8,7 @@ from pipeline.config.sections import Config, Notify
 from pipeline.ingest.entities import Entities
 from pipeline.ingest.offsets import stored_offsets
 from pipeline.model.errors import UsageError
-from pipeline.model.topology import Lineage, Topology
+from pipeline.model.topology import ParentGraph, Topology
 from pipeline.recording.reader import read_topology
 from pipeline.store.database import Database
 from pipeline.transport import Transport
@@ -53,9 +53,9 @@ def known_topology(entities: Entities, config: Config) -> Topology:
     try:
         topology.merge(extra.parents, extra.attributes)
     except UsageError:
-        left = Lineage(extra.parents)
-        entities.skipped |= left.put_sound({e: p for e, p in entities.parents.items() if e not in extra.parents})
+        left = ParentGraph(extra.parents)
+        entities.skipped |= left.set_valid({e: p for e, p in entities.parents.items() if e not in extra.parents})
         topology = Topology(left.parents, entities.attributes)
         topology.merge({}, extra.attributes)
-    topology.fixed = frozenset(extra.parents), frozenset(e for e, facts in extra.attributes.items() if facts)
+    topology.pinned = frozenset(extra.parents), frozenset(e for e, facts in extra.attributes.items() if facts)
     return topology

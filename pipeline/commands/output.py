@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from pipeline.model.records import finite
+from pipeline.model.records import to_json
 
 Form = Literal["table", "json", "jsonl", "csv"]
 FORMS: tuple[Form, ...] = ("table", "json", "jsonl", "csv")
@@ -16,7 +16,7 @@ FORMS: tuple[Form, ...] = ("table", "json", "jsonl", "csv")
 
 def rendered(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], form: Form) -> str:
     """The rows as text that ends with a newline. Missing and non-finite values are empty, in JSON null."""
-    plain = [{name: finite(row.get(name)) for name in columns} for row in rows]
+    plain = [{name: to_json(row.get(name)) for name in columns} for row in rows]
     if form == "json":
         return json.dumps(plain, indent=1, default=str) + "\n"
     if form == "jsonl":

@@ -29,9 +29,9 @@ from pipeline.ingest.ingest import Ingest
 from pipeline.ingest.messages import NEWER
 from pipeline.ingest.ownership import load_owners
 from pipeline.judging.site_silence import SilenceWatch, shared_by
-from pipeline.model.errors import ConfigError, Ended, Retryable
+from pipeline.model.errors import ConfigError, Interrupted, Retryable
 from pipeline.model.records import SECOND, iso
-from pipeline.model.topology import Lineage
+from pipeline.model.topology import ParentGraph
 from pipeline.notify.outbox import Notifier
 from pipeline.runtime.heartbeat import JudgingProgress
 from pipeline.runtime.supervise import Stop
@@ -120,7 +120,7 @@ class Service(Notes):
         self.skipped = len(entities.skipped)  # rows of `entity` that are as if they were not there
         lateness = int(config.pipeline.lateness * SECOND)
         bound = int(config.pipeline.clock_bound * SECOND)
-        stored = Stored(entities.known, Lineage(self.topology.parents))
+        stored = Stored(entities.known, ParentGraph(self.topology.parents))
         owners, check = load_owners(database, config.admission), SenderCheck(config.kafka.node_keys)
         admission = Admission(config.limits, stored, owners, check)
         letters = config.store.dead_letter_bytes
@@ -221,7 +221,7 @@ class Service(Notes):
         self._judging, self._advanced = watermark - self._advanced, watermark
         try:
             judged = engine.advance(watermark)
-        except (Retryable, Ended, duckdb.Error):
+        except (Retryable, Interrupted, duckdb.Error):
             raise
         except Exception as error:
             if self._fault is None:
@@ -263,7 +263,7 @@ class Service(Notes):
         begun = time.monotonic()
         try:
             return 0.0 if act() else min(max(IDLE, IDLE_SHARE * (time.monotonic() - begun)), IDLE_MOST)
-        except Ended:
+        except Interrupted:
             return 0.0
         except (Retryable, duckdb.Error, OSError) as error:
             said = explained(self.config.store.path, error) if isinstance(error, duckdb.Error) else error

@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.config.settings import Variable, build, wants
+from pipeline.config.settings import EnvironmentText, build_section, constraint
 from pipeline.model.errors import ConfigError
 
 Mode = Literal["record", "notify", "act"]
 ANY = "*"
-_SCOPE = wants("an entity such as rack:r12, or * for everywhere", lambda v: v == ANY or ":" in v.strip(":"))
+_SCOPE = constraint("an entity such as rack:r12, or * for everywhere", lambda v: v == ANY or ":" in v.strip(":"))
 
 
 @dataclass(frozen=True)
 class ModeRule:
-    """What a detector (* for all) may do on a scope (an entity and all below it, * for everywhere)."""
+    """[[modes]]: what a detector (*: any) may do in a scope (an entity and its descendants; *: everywhere)."""
 
     mode: Mode
     detector: str = ANY
@@ -35,62 +35,62 @@ class ModeRule:
 
 
 PREFIX = "FLEETPULSE__"
+"""Environment variables PREFIX + SECTION__KEY override keys."""
 
-
-_SECONDS = wants("seconds, above 0 and at most 3600", lambda value: 0 < value <= 3600)
-_POSITIVE = wants("a number above 0", lambda value: 0 < value < math.inf)
-_NOT_NEGATIVE = wants("a number of at least 0", lambda value: 0 <= value < math.inf)
-_BYTES = wants("bytes, at least 65536, or 0 for 1 GiB, at most 5 % of the disk", lambda v: v == 0 or v >= 1 << 16)
-_QUERY_BYTES = wants("bytes, at least 67108864 (64 MiB)", lambda value: value >= 64 << 20)
-_SYNC = wants("seconds, 0 to 60", lambda value: 0 <= value <= 60)
-_QUEUE = wants("bytes, 65536 to 1 GiB", lambda value: 1 << 16 <= value <= 1 << 30)
-_QUEUE_S = wants("seconds, 1 to 86400", lambda value: 1 <= value <= 86_400)
-_CATCH_UP = wants("times real time, at least 2: less would never catch up", lambda value: value >= 2)
-_JITTER = wants("seconds, 0 to 600", lambda value: 0 <= value <= 600)
-_SHARE = wants("a share between 0 and 1", lambda value: 0 < value < 1)
-_PORT = wants("a port, 0 to 65535", lambda value: 0 <= value <= 65535)
-_NAME = wants(
+_SECONDS = constraint("seconds, above 0 and at most 3600", lambda value: 0 < value <= 3600)
+_POSITIVE = constraint("a number above 0", lambda value: 0 < value < math.inf)
+_NOT_NEGATIVE = constraint("a number of at least 0", lambda value: 0 <= value < math.inf)
+_BYTES = constraint("bytes, at least 65536, or 0 for 1 GiB, at most 5 % of the disk", lambda v: v == 0 or v >= 1 << 16)
+_QUERY_BYTES = constraint("bytes, at least 67108864 (64 MiB)", lambda value: value >= 64 << 20)
+_SYNC = constraint("seconds, 0 to 60", lambda value: 0 <= value <= 60)
+_QUEUE = constraint("bytes, 65536 to 1 GiB", lambda value: 1 << 16 <= value <= 1 << 30)
+_QUEUE_S = constraint("seconds, 1 to 86400", lambda value: 1 <= value <= 86_400)
+_CATCH_UP = constraint("a multiple of real time, at least 2 (less would never catch up)", lambda value: value >= 2)
+_JITTER = constraint("seconds, 0 to 600", lambda value: 0 <= value <= 600)
+_SHARE = constraint("a share between 0 and 1", lambda value: 0 < value < 1)
+_PORT = constraint("a port, 0 to 65535", lambda value: 0 <= value <= 65535)
+_NAME = constraint(
     "a name: not empty, no slash, not '.' or '..'", lambda value: value not in ("", ".", "..") and "/" not in value
 )
-_REPLICAS = wants("a number of replicas, or -1 for the broker's default", lambda value: value == -1 or value > 0)
-_SERVERS = wants(
+_REPLICAS = constraint("a number of replicas, or -1 for the broker's default", lambda value: value == -1 or value > 0)
+_SERVERS = constraint(
     "host:port, several with commas between them",
     lambda value: all(re.fullmatch(r"[^\s,:]+:\d{1,5}|\[[^\s,]+\]:\d{1,5}", s.strip()) for s in value.split(",")),
 )
-_HTTP = wants(
+_HTTP = constraint(
     "nothing, or http://host:port or https://host", lambda v: not v or re.match(r"https?://[^/\s]", v) is not None
 )
-_BOUNDS = wants("numbers of entities, each above 0", lambda value: all(number > 0 for number in value.values()))
-_ENTITIES = wants(
+_BOUNDS = constraint("numbers of entities, each above 0", lambda value: all(number > 0 for number in value.values()))
+_ENTITIES = constraint(
     'patterns of entities, each kind:name, such as "cdu:row3-*"',
     lambda value: bool(value) and all(re.fullmatch(r"[^\s:]+:\S+", pattern) for pattern in value),
 )
-_USERS = wants(
-    "users as Kafka names them, such as ['User:fleetpulse-agent']",
+_USERS = constraint(
+    "Kafka principals, such as ['User:fleetpulse-agent']",
     lambda value: all(re.fullmatch(r"User:\S+", user) for user in value),
 )
-_TAKEOVER = wants("seconds, 60 to 86400", lambda value: 60 <= value <= 86400)
-_RECEIVER = wants(
+_TAKEOVER = constraint("seconds, 60 to 86400", lambda value: 60 <= value <= 86400)
+_RECEIVER = constraint(
     "1 to 64 of A-Z a-z 0-9 _ . - (it goes into an HTTP header)",
     lambda value: re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", value) is not None,
 )
 
 
 def state_directory() -> Path:
-    """Where state lies unless configured: ~/.local/state/fleetpulse (or below XDG_STATE_HOME)."""
+    """The default folder of state on disk: ~/.local/state/fleetpulse (or below XDG_STATE_HOME)."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "fleetpulse"
 
 
 @dataclass(frozen=True)
 class Site:
-    """[site]: the name that every row of this site bears."""
+    """[site]: the name of this site, part of every row."""
 
     name: str = field(default="local", metadata=_NAME)
 
 
 @dataclass(frozen=True)
 class Agent:
-    """[agent]: which node this is, how often it looks (s), and by which collectors; none named: all."""
+    """[agent]: name of this node, interval of readings (s), and the collectors to use (empty: all)."""
 
     node: str = field(default_factory=lambda: socket.gethostname().split(".")[0], metadata=_NAME)
     interval: float = field(default=1.0, metadata=_SECONDS)
@@ -99,12 +99,12 @@ class Agent:
 
 @dataclass(frozen=True)
 class Edge:
-    """[edge]: the rules that agents judge by themselves, at each look.
+    """[edge]: the rules that agents evaluate themselves, at each reading.
 
-    flow_share: 30 % less flow takes 4 of the 10 K for which a loop is designed (dT = 15.1 K * kW / (L/min)).
+    flow_share: 30 % less flow uses 4 of the 10 K for which a loop is designed (dT = 15.1 K * kW / (L/min)).
     pressure_share: pressure falls with the square of the flow. temperature_slope: a fifth of the 2.3 K/s at which a
-    cold plate of 440 J/K warms at 1 kW without flow. Sensors that usually show less than least_flow (L/min) or
-    least_pressure (bar) are idle; chosen.
+    cold plate of 440 J/K warms up at 1 kW without flow. Sensors that usually show less than least_flow (L/min) or
+    least_pressure (bar) count as idle; chosen.
     """
 
     enabled: bool = True
@@ -117,10 +117,10 @@ class Edge:
 
 @dataclass(frozen=True)
 class Spool:
-    """[spool]: where agents keep what is not yet stored, and how much of it at most.
+    """[spool]: where agents keep messages until they are stored, and the size limits.
 
-    queue_bytes, queue_seconds: of each topic, what waits in memory for a slow disk. Chosen: 20 minutes of a node with 8
-    GPUs (13 kB/s), and no longer than 10 minutes, after which no detector uses a sample.
+    queue_bytes, queue_seconds: per topic, messages that wait in memory for a slow disk. Chosen: 20 minutes of a node
+    with 8 GPUs (13 kB/s), and at most 10 minutes, after which no detector uses a sample.
     """
 
     directory: Path = field(default_factory=lambda: state_directory() / "spool")
@@ -134,11 +134,11 @@ class Spool:
 
 @dataclass(frozen=True)
 class Kafka:
-    """[kafka]: the brokers, who we are to them, and how `fleetpulse init` makes topics (-1: the broker's default).
+    """[kafka]: the brokers, our credentials, and settings of the topics that `fleetpulse init` creates (-1: default).
 
-    Certificates and keys are PEM files. A password is read from its file alone, never from here.
-    node_keys: a folder with a file NODE.key for each node, whose key signs the node's messages.
-    agent_users, pipeline_users: to whom `fleetpulse init --acls` gives rights.
+    Certificates and keys are PEM files. A password is only read from its file, never from here.
+    node_keys: a folder with a file NODE.key per node; that key signs the node's messages.
+    agent_users, pipeline_users: principals to which `fleetpulse init --acls` grants access.
     """
 
     bootstrap_servers: str = field(default="127.0.0.1:9092", metadata=_SERVERS)
@@ -161,12 +161,11 @@ class Kafka:
 
 @dataclass(frozen=True)
 class Store:
-    """[store]: the DuckDB file, and the bounds of what stays in it (docs/store.md); forget_days: how long
-    a silent device is known beyond hot_hours.
+    """[store]: the DuckDB file and how long it keeps rows (docs/store.md).
 
-    free_bytes: kept free on its disk, 5 % of the disk where that is less: room for the largest commit and for what
-    DuckDB writes anew at a checkpoint. dead_letter_hours: a week, as the topics of dead letters; history_days: a
-    quarter, so that what is compared by quarter is there; chosen.
+    forget_days: how long a silent device is kept beyond hot_hours. free_bytes: kept free on the disk, at most 5 % of
+    it: space for the largest commit and for what DuckDB rewrites at a checkpoint. dead_letter_hours: a week, as in the
+    dead-letter topics. history_days: a quarter, so that quarters can be compared. Chosen.
     """
 
     path: Path = field(default_factory=lambda: state_directory() / "store.duckdb")
@@ -182,10 +181,10 @@ class Store:
 
 @dataclass(frozen=True)
 class Api:
-    """[api]: where the pipeline serves. `token_file` holds one `name:token` per line; needed to leave loopback.
+    """[api]: address of the pipeline's API. `token_file` has one `name:token` per line; required beyond loopback.
 
-    connections: callers at once; beyond them, who has sent nothing for longest is dropped.
-    sql_queries run at once, each with sql_seconds of time and sql_memory_bytes of memory.
+    connections: maximum connections; above it, the one that has been idle longest is closed.
+    sql_queries: maximum concurrent queries, each limited to sql_seconds and sql_memory_bytes.
     """
 
     host: str = "127.0.0.1"
@@ -200,11 +199,11 @@ class Api:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """[dashboard]: where pages are served, and which API they read (default: that of [api]).
+    """[dashboard]: address of the pages, and the API that they use (default: that of [api]).
 
-    `behind_proxy`: something before the pages sees to who reaches them, so that they may leave loopback.
-    `names`: those under which browsers reach it, beside loopback, `host` and that of [notify] external_url.
-    `connections`: callers at once, two for each viewer.
+    `behind_proxy`: a proxy in front controls access, so the pages may be served beyond loopback.
+    `names`: host names under which browsers reach it, besides loopback, `host` and that of [notify] external_url.
+    `connections`: maximum connections, two per viewer.
     """
 
     host: str = "127.0.0.1"
@@ -218,9 +217,9 @@ class Dashboard:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """[pipeline]: transport, grid of the frames (s) and how long a frame waits for late rows (s).
+    """[pipeline]: transport, length of a frame (s), and how long a frame waits for late rows (s).
 
-    clock_bound: a clock that is off by more (s) is corrected and reported.
+    clock_bound: a clock error above this (s) is corrected and reported.
     """
 
     transport: typing.Literal["spool", "kafka"] = "spool"
@@ -231,11 +230,11 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Limits:
-    """[limits]: how many entities telemetry and inventory may name; what is over a limit is rejected.
+    """[limits]: maximum numbers of entities in telemetry and inventory; entities above a limit are rejected.
 
-    gpus: for how many GPUs this shard is made; the bounds of all kinds follow from it (pipeline/ingest/entities.py).
-    entities_per_sender: 10 times a node of 16 GPUs, or a row of 300 BMCs with 60 sensors each. senders, kinds: other
-    bounds for single senders, such as the agent of a fabric, and kinds.
+    gpus: number of GPUs that this shard is designed for; the limits of all kinds follow from it
+    (pipeline/ingest/entities.py). entities_per_sender: 10 times a node of 16 GPUs, or a row of 300 BMCs with 60 sensors
+    each. senders, kinds: other limits for single senders, such as a fabric agent, and for kinds.
     """
 
     gpus: int = field(default=131_072, metadata=_POSITIVE)
@@ -246,7 +245,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class SpeaksFor:
-    """[[admission.speaks_for]]: entities (shell patterns) that belong to one sender, whatever their names say."""
+    """[[admission.speaks_for]]: entities (shell patterns) that belong to one sender, whatever their names are."""
 
     node: str = field(metadata=_NAME)
     entities: tuple[str, ...] = field(metadata=_ENTITIES)
@@ -254,7 +253,7 @@ class SpeaksFor:
 
 @dataclass(frozen=True)
 class Admission:
-    """[admission]: whose telemetry is taken. `takeover`: s of silence after which an entity may have another owner."""
+    """[admission]: which sender may report what. `takeover`: silence of the owner (s) after which others may claim."""
 
     takeover: float = field(default=600.0, metadata=_TAKEOVER)
     speaks_for: tuple[SpeaksFor, ...] = ()
@@ -274,7 +273,7 @@ class Webhook:
 
 @dataclass(frozen=True)
 class Notify:
-    """[notify]: receivers of alerts, and the address of the dashboard that links in alerts bear."""
+    """[notify]: receivers of alerts, and the address of the dashboard for links in alerts."""
 
     webhooks: tuple[Webhook, ...] = ()
     external_url: str = ""
@@ -282,7 +281,7 @@ class Notify:
 
 @dataclass(frozen=True)
 class Check:
-    """[check]: what `fleetpulse check` asks beside this node's agent, and what it passes over."""
+    """[check]: what `fleetpulse check` uses in addition to this node's agent, and what it ignores."""
 
     api_url: str = field(default="", metadata=_HTTP)
     token_file: Path | None = None
@@ -293,16 +292,16 @@ class Check:
 
 @dataclass(frozen=True)
 class TopologyFile:
-    """[topology]: a topology.toml with what agents cannot know (racks, loops, leaves)."""
+    """[topology]: a topology.toml with what agents cannot discover (racks, loops, leaves)."""
 
     path: Path | None = None
 
 
 @dataclass(frozen=True)
 class Opentelemetry:
-    """[opentelemetry]: where the agent's own metrics go as OTLP, and telemetry too if asked; off without an endpoint.
+    """[opentelemetry]: where the agent exports its own metrics as OTLP, and telemetry if configured. Off if empty.
 
-    `headers_file` holds one `Name: value` per line, as tokens that a collector wants; secrets are never here.
+    `headers_file` has one `Name: value` per line, such as a token; secrets are never in this file.
     """
 
     endpoint: str = field(default="", metadata=_HTTP)
@@ -316,7 +315,7 @@ class Opentelemetry:
 
 @dataclass(frozen=True)
 class Config:
-    """The whole file. `detector` and `collector` hold raw tables; their owners build them with `build`."""
+    """The whole file. `detector` and `collector` are raw tables; their owners convert them with `build_section`."""
 
     site: Site = field(default_factory=Site)
     agent: Agent = field(default_factory=Agent)
@@ -339,8 +338,8 @@ class Config:
     source: str = "defaults"
 
 
-def load(path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
-    """The configuration in force. Raises ConfigError naming file, key, what was found and what was wanted."""
+def load_config(path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
+    """Loads the configuration. Raises ConfigError naming file, key, what was found and what was expected."""
     chosen = (
         path or environ.get("FLEETPULSE_CONFIG") or ("fleetpulse.toml" if Path("fleetpulse.toml").exists() else None)
     )
@@ -349,28 +348,28 @@ def load(path: str | Path | None = None, environ: Mapping[str, str] = os.environ
         if name.startswith(PREFIX):
             _override(table, name, text)
     if "source" in table:
-        raise ConfigError(f"{source}: [source] is no section")
-    return build(Config, {**table, "source": source}, source)
+        raise ConfigError(f"{source}: [source] is not a section")
+    return build_section(Config, {**table, "source": source}, source)
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; wanted a TOML file") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; expected a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
 
 
 def _override(table: dict[str, Any], name: str, text: str) -> None:
-    """Puts one environment variable into the table."""
+    """Sets one key of the table from an environment variable."""
     keys = name.removeprefix(PREFIX).lower().split("__")
     if len(keys) < 2:
-        raise ConfigError(f"environment: {name}: wanted {PREFIX}SECTION__KEY")
+        raise ConfigError(f"environment: {name}: expected {PREFIX}SECTION__KEY")
     for key in keys[:-1]:
         below = table.setdefault(key, {})
         if not isinstance(below, dict):
-            raise ConfigError(f"environment: {name}: '{key}' is no section")
+            raise ConfigError(f"environment: {name}: '{key}' is not a section")
         table = below
-    table[keys[-1]] = variable = Variable(text)
+    table[keys[-1]] = variable = EnvironmentText(text)
     variable.name = name

@@ -1,4 +1,4 @@
-"""TOML tables -> dataclasses: fields say the keys, types and ranges of a section. Wrong ones are ConfigErrors."""
+"""Builds dataclasses from TOML tables. Fields define keys, types and constraints; a wrong value raises ConfigError."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from pipeline.model.errors import ConfigError
 T = TypeVar("T")
 
 
-def wants(text: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
-    """Metadata of a field whose value must fulfil `holds`; `text` says so in the message of the ConfigError.
+def constraint(text: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
+    """Field metadata: the value must satisfy `holds`; `text` describes the allowed values in the error.
 
-    `holds` may raise a ConfigError of its own, such as that of a file that the value names: its text is said too.
+    `holds` may raise a ConfigError, for example about a file that the value names; its text is included.
     """
-    return {"fleetpulse.wants": (text, holds)}
+    return {"fleetpulse.constraint": (text, holds)}
 
 
-class Variable(str):
-    """The text of an environment variable: what it means depends on the type that its key wants."""
+class EnvironmentText(str):
+    """The text of an environment variable, parsed by the type of its key."""
 
     __slots__ = ("name",)
     name: str
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"environment: {self.name}"
 
-    def meant(self, wanted: Any) -> Any:
-        """The text itself where text is wanted and it bears no quotes, else its value as TOML, if it is that."""
+    def parse_as(self, wanted: Any) -> Any:
+        """The text itself for a string key without quotes, else its value as TOML if it parses."""
         if wanted in (str, Path) and not self.startswith(("'", '"')):
             return str(self)
         try:
@@ -44,46 +44,48 @@ class Variable(str):
             return str(self)
 
 
-def build(cls: type[T], table: Mapping[str, Any], where: str, section: str = "") -> T:
-    """Instance of dataclass `cls` from a TOML table. Raises ConfigError on unknown, missing or mistyped keys."""
+def build_section(cls: type[T], table: Mapping[str, Any], where: str, section: str = "") -> T:
+    """An instance of dataclass `cls` from a TOML table. Raises ConfigError on unknown, missing or mistyped keys."""
     hints = typing.get_type_hints(cls)
     known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type] # T is a dataclass by contract
     for key, value in table.items():
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
-            mend = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(k for k in known if k != 'source')}"
-            raise ConfigError(f"{place(where, section, key, value)}: no such {'key' if section else 'section'}; {mend}")
+            hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(k for k in known if k != 'source')}"
+            raise ConfigError(
+                f"{describe_key(where, section, key, value)}: no such {'key' if section else 'section'}; {hint}"
+            )
     for name, f in known.items():
         if name not in table and f.default is MISSING and f.default_factory is MISSING:
-            raise ConfigError(f"{place(where, section, name)}: missing; wanted a value")
+            raise ConfigError(f"{describe_key(where, section, name)}: missing; a value is required")
     converted = {k: _convert(v, hints[k], where, f"{section}.{k}" if section else k) for k, v in table.items()}
     for key, value in converted.items():
-        text, holds = known[key].metadata.get("fleetpulse.wants", ("", None))
+        text, holds = known[key].metadata.get("fleetpulse.constraint", ("", None))
         if holds is not None:
-            check(place(where, section, key, table[key]), value, text, holds)
+            check_value(describe_key(where, section, key, table[key]), value, text, holds)
     return cls(**converted)
 
 
-def check(where: str, value: Any, text: str, holds: Callable[[Any], bool]) -> None:
-    """Raises ConfigError if the value that stands at `where` is not what is wanted: `text` says that."""
+def check_value(where: str, value: Any, text: str, holds: Callable[[Any], bool]) -> None:
+    """Raises ConfigError if the value at `where` does not satisfy `holds`; `text` describes the allowed values."""
     shown = str(value) if isinstance(value, Path) else value
     try:
         if holds(value):
             return
     except ConfigError as error:
-        raise ConfigError(f"{where} = {shown!r}: {error}; wants {text}") from None
-    raise ConfigError(f"{where} = {shown!r}: wants {text}")
+        raise ConfigError(f"{where} = {shown!r}: {error}; expected {text}") from None
+    raise ConfigError(f"{where} = {shown!r}: expected {text}")
 
 
 def _convert(value: Any, wanted: Any, where: str, key: str) -> Any:
-    """`value` as type `wanted`, or ConfigError."""
+    """`value` converted to type `wanted`. Raises ConfigError."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is types.UnionType:
         return _convert(value, arguments[0], where, key)
-    if isinstance(value, Variable):
-        where, value = value.place, value.meant(wanted)
+    if isinstance(value, EnvironmentText):
+        where, value = value.location, value.parse_as(wanted)
     if is_dataclass(wanted) and isinstance(wanted, type):
-        return build(wanted, _table(value, where, key), where, key)
+        return build_section(wanted, _table(value, where, key), where, key)
     if origin is not None and origin is not tuple and isinstance(origin, type) and issubclass(origin, Mapping):
         return {k: _convert(v, arguments[1], where, f"{key}.{k}") for k, v in _table(value, where, key).items()}
     if origin is tuple and isinstance(value, list):
@@ -91,7 +93,7 @@ def _convert(value: Any, wanted: Any, where: str, key: str) -> Any:
     if origin is typing.Literal:
         if value in arguments:
             return value
-        raise ConfigError(f"{place(where, key)} = {value!r}: wants one of {', '.join(map(repr, arguments))}")
+        raise ConfigError(f"{describe_key(where, key)} = {value!r}: expected one of {', '.join(map(repr, arguments))}")
     if wanted is Path and isinstance(value, str):
         return Path(value).expanduser()
     if wanted is float and type(value) in (int, float):
@@ -99,18 +101,18 @@ def _convert(value: Any, wanted: Any, where: str, key: str) -> Any:
     if wanted is Any or type(value) is wanted:
         return value
     name = "list" if origin is tuple else getattr(wanted, "__name__", str(wanted))
-    raise ConfigError(f"{place(where, key)} = {value!r}: wants {name}, got {type(value).__name__}")
+    raise ConfigError(f"{describe_key(where, key)} = {value!r}: expected {name}, got {type(value).__name__}")
 
 
 def _table(value: Any, where: str, key: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
-    raise ConfigError(f"{where}: [{key}] is {value!r}; wanted a table")
+    raise ConfigError(f"{where}: [{key}] is {value!r}; expected a table")
 
 
-def place(where: str, section: str, key: str = "", value: Any = None) -> str:
-    """`FILE: [section] key`, or the variable that `value` came from before it; one dotted name may stand for both."""
-    where = value.place if isinstance(value, Variable) else where
+def describe_key(where: str, section: str, key: str = "", value: Any = None) -> str:
+    """`FILE: [section] key` for a message, or the environment variable of `value`; `section` may include the key."""
+    where = value.location if isinstance(value, EnvironmentText) else where
     if not key:
         section, _, key = section.rpartition(".")
     return f"{where}: [{section}] {key}" if section else f"{where}: {key}"

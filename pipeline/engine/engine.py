@@ -25,9 +25,9 @@ from pipeline.ingest.ingest import Committed
 from pipeline.judging.frames import Framer
 from pipeline.judging.mutes import MOST_MUTES, Mute, Voice, check_rules, checked, doubt
 from pipeline.judging.presence import LastSeen
-from pipeline.model.errors import Ended, UsageError
+from pipeline.model.errors import Interrupted, UsageError
 from pipeline.model.membership import Membership
-from pipeline.model.records import SECOND, Event, EventBatch, Finding, Frame, Instant, Origin, Rows, iso, select
+from pipeline.model.records import SECOND, Event, EventBatch, Finding, Frame, Instant, Origin, Rows, iso, select_rows
 from pipeline.model.signals import CLASSES
 from pipeline.model.topology import Topology
 from pipeline.store.database import Database
@@ -140,14 +140,14 @@ class Engine:
         """Of what sends no telemetry itself, such as a job or a leaf: whether all that is below it is simulated."""
         if self.devices.knows(entity):
             return self.devices.is_simulated(entity)
-        below = [e for e in self.topology.below(entity) if self.devices.knows(e)]
+        below = [e for e in self.topology.descendants(entity) if self.devices.knows(e)]
         if not below:  # a job that has ended, a whole site: as simulated as the rest
             return self.devices.all_simulated() or entity.split(":", 1)[1].startswith("sim-")
         return all(map(self.devices.is_simulated, below))
 
     def _site_of(self, entity: str) -> str | None:
         """The site of a node or of what is in it; of a group that of the first of its nodes that is known."""
-        inside = (entity, self.topology.above_of_kind(entity, "node"), *self.topology.below(entity))
+        inside = (entity, self.topology.ancestor_of_kind(entity, "node"), *self.topology.descendants(entity))
         nodes = (e.partition(":")[2] for e in inside if e is not None and e.startswith("node:"))
         site = next((site for node in nodes if (site := self.devices.site_of(node))), None)
         return site and f"site:{site}"
@@ -160,7 +160,7 @@ class Engine:
             self.framer.add(self._placed(block))
         inventories = [event for event in committed.events if event.kind == "inventory"]
         if inventories:
-            self._seen.end(self.membership.learn(inventories), max(event.time for event in inventories))
+            self._seen.end(self.membership.apply_inventories(inventories), max(event.time for event in inventories))
         events = [event for event in committed.events if event.kind != "inventory"]
         self.framer.add_events(events)
         self._judge_arrived(events)
@@ -168,7 +168,7 @@ class Engine:
     def _placed(self, block: Rows) -> Rows:
         """Rows with the slots of their devices instead of the ids; without those of devices that were dropped."""
         slots = self.devices.slots(block.device_class, block.device)
-        return block if slots is block.device else select(replace(block, device=slots), slots >= 0)
+        return block if slots is block.device else select_rows(replace(block, device=slots), slots >= 0)
 
     def _refill(self, rows: Sequence[Rows], events: Sequence[tuple[int, Event]], until: int) -> None:
         """A restart: what the store holds after the snapshot, in chunks; all before `until` is complete."""
@@ -211,9 +211,9 @@ class Engine:
     def _judge(self, instant: Instant) -> None:
         """Shows an instant to the judge, and its findings to the Desk unless the Desk saw them before a restart."""
         if self._ended():
-            raise Ended("asked to end while judging")
+            raise Interrupted("asked to end while judging")
         self._beat("judging")
-        instant = self.membership.applied(instant)
+        instant = self.membership.apply_instant(instant)
         found = self.judge.observe(instant.frames)
         with self.lock:
             self._seen.note(instant)

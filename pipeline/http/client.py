@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.config.sections import Config
 from pipeline.http.addresses import opener
-from pipeline.model.errors import FleetpulseError, NoAnswer, OverLimit, Refused, Unreachable, UsageError, WrongQuery
+from pipeline.model.errors import FleetpulseError, InvalidQuery, NoAnswer, OverLimit, Refused, Unreachable, UsageError
 
 WRONG_QUERY = "urn:fleetpulse:wrong-query"
 OVER_LIMIT = "urn:fleetpulse:over-limit"
@@ -20,7 +20,7 @@ REFUSED = "urn:fleetpulse:refused"
 """The `type` of a problem that is more than its status says."""
 QUERY_MARGIN = 45.0
 """Seconds beyond the query's own limit that its answer may take. Chosen: 30 to send it, the rest to start it."""
-_KINDS: Mapping[str, type[FleetpulseError]] = {WRONG_QUERY: WrongQuery, OVER_LIMIT: OverLimit, REFUSED: Refused}
+_KINDS: Mapping[str, type[FleetpulseError]] = {WRONG_QUERY: InvalidQuery, OVER_LIMIT: OverLimit, REFUSED: Refused}
 _OPENER = opener()
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeline.incidents.cases import Change
 from pipeline.incidents.desk import Desk, Present
-from pipeline.model.records import SECOND, Finding, Incident, Level, finite
+from pipeline.model.records import SECOND, Finding, Incident, Level, to_json
 from pipeline.model.topology import Topology
 
 MOST_WAITING = 1000
@@ -43,8 +43,8 @@ class Early:
     heard: Finding | None
 
     def as_json(self) -> dict[str, Any]:
-        heard = None if self.heard is None else finite(dataclasses.asdict(self.heard))
-        return {"due": self.due, "finding": finite(dataclasses.asdict(self.finding)), "heard": heard}
+        heard = None if self.heard is None else to_json(dataclasses.asdict(self.heard))
+        return {"due": self.due, "finding": to_json(dataclasses.asdict(self.finding)), "heard": heard}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Early:

@@ -64,20 +64,20 @@ class Folding:
         kind = kind_of(entity)
         if kind == "port":
             return self._end(entity)
-        return (self.topology.above_of_kind(entity, "gpu") if kind == "rank" else None) or entity
+        return (self.topology.ancestor_of_kind(entity, "gpu") if kind == "rank" else None) or entity
 
     def _end(self, port: str) -> str:
         """The end that stands for the link: that of a node, else that of a leaf, so that both ends are one suspect."""
         peer = self.topology.attributes.get(port, {}).get(PEER)
         if not isinstance(peer, str):
             return port
-        over = self.topology.above_of_kind
+        over = self.topology.ancestor_of_kind
         return min((port, peer), key=lambda e: (over(e, "node") is None, over(e, "leaf") is None, e))
 
     def chain(self, entity: str) -> tuple[str, ...]:
         """What lies over a finding, nearest first."""
         base = self.base(entity)
-        return (base, *self.topology.above(base))
+        return (base, *self.topology.ancestors(base))
 
     def explains(self, cause: str, detector: str, entity: str) -> bool:
         """Whether a fault of `cause` can show as this finding."""
@@ -155,7 +155,7 @@ class Folding:
         )
 
     def _node(self, case: Case) -> str | None:
-        return self.topology.above_of_kind(case.incident.cause, "node")
+        return self.topology.ancestor_of_kind(case.incident.cause, "node")
 
     def _shared(self, fresh: Sequence[Case]) -> Fold | None:
         """The cause that explains most cases of different children; of equals the one with the fewest children."""
@@ -224,13 +224,13 @@ class Folding:
         if entity == cause:
             return None
         kind = _UNIT.get(kind_of(cause))
-        unit = entity if kind is None else self.topology.above_of_kind(entity, kind)
+        unit = entity if kind is None else self.topology.ancestor_of_kind(entity, kind)
         return None if unit is None else self.base(unit)
 
     def _beside(self, entity: str) -> frozenset[str]:
         """Leaves, rails and what else the devices of the entity's node hang on."""
         self._renew()
-        return self._around.get(self.topology.above_of_kind(entity, "node") or "", frozenset())
+        return self._around.get(self.topology.ancestor_of_kind(entity, "node") or "", frozenset())
 
     def _renew(self) -> None:
         if self._version == self.topology.version:
@@ -244,8 +244,8 @@ class Folding:
                 if parents in alike:
                     continue
                 alike.add(parents)
-            node = self.topology.above_of_kind(entity, "node")
-            for factor in self.topology.above(entity):
+            node = self.topology.ancestor_of_kind(entity, "node")
+            for factor in self.topology.ancestors(entity):
                 kind = kind_of(factor)
                 if kind in EXPLAINS and (unit := self._unit(factor, entity)) is not None:
                     units.setdefault(factor, set()).add(unit)

@@ -16,7 +16,7 @@ import duckdb
 
 from pipeline.incidents.cases import Change
 from pipeline.judging.mutes import Mute
-from pipeline.model.records import LEVELS, Finding, Incident, finite, iso
+from pipeline.model.records import LEVELS, Finding, Incident, iso, to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,18 +175,18 @@ def _write_findings(
 
 
 def _strength(f: Finding) -> tuple[int, float]:
-    return LEVELS.index(f.level), finite(f.score) or 0.0
+    return LEVELS.index(f.level), to_json(f.score) or 0.0
 
 
 def _finding_row(f: Finding, incident_id: str | None) -> tuple[Any, ...]:
-    evidence = json.dumps(finite(dict(f.evidence)))
+    evidence = json.dumps(to_json(dict(f.evidence)))
     return (
         f.time,
         f.onset,
         f.entity,
         f.detector,
         f.level,
-        finite(f.score),
+        to_json(f.score),
         f.summary,
         evidence,
         list(f.signals),
@@ -196,7 +196,7 @@ def _finding_row(f: Finding, incident_id: str | None) -> tuple[Any, ...]:
 
 def _write_change(connection: duckdb.DuckDBPyConnection, change: Change) -> None:
     i = change.incident
-    row: list[Any] = [i.id, i.cause, i.opened, i.onset, i.resolved, i.severity, list(i.members), finite(i.confidence)]
+    row: list[Any] = [i.id, i.cause, i.opened, i.onset, i.resolved, i.severity, list(i.members), to_json(i.confidence)]
     connection.execute(_INCIDENT, [*row, i.state, i.summary, i.simulated, i.detector, i.entity, i.updated])
     history = [i.id, change.time, change.kind, change.actor, change.comment, json.dumps(i.as_json())]
     connection.execute(_HISTORY, history)

@@ -21,10 +21,10 @@ from pipeline.ingest.ownership import Owners, save_claims
 from pipeline.ingest.sequences import Sequences
 from pipeline.model.errors import Rejected, UsageError
 from pipeline.model.event_kinds import EVENT_KINDS
-from pipeline.model.names import MAX_NAME, MAX_TEXT, entity_fault, name_fault, quoted, text_fault
+from pipeline.model.names import MAX_NAME, MAX_TEXT, find_entity_fault, find_name_fault, find_text_fault, quote_text
 from pipeline.model.records import Event, EventBatch
-from pipeline.model.signals import kinds_of
-from pipeline.model.topology import MAX_DEPTH, Lineage, kind_of
+from pipeline.model.signals import kinds_of_class
+from pipeline.model.topology import MAX_DEPTH, ParentGraph, kind_of
 from pipeline.transport import Message, wire
 from pipeline.transport.signatures import SenderCheck
 
@@ -95,7 +95,7 @@ class Stored:
     """What the store knows of entities when a pipeline starts."""
 
     known: Iterable[Known] = ()
-    lineage: Lineage = field(default_factory=Lineage)
+    lineage: ParentGraph = field(default_factory=ParentGraph)
 
 
 class Admission:
@@ -124,12 +124,12 @@ class Admission:
     def begin(self, now: int) -> None:
         """A transaction begins: nothing of an earlier one that failed counts."""
         self.sequences.begin()
-        self._lineage.drop(entity for entity, before in self._replaced.items() if before is None)
-        self._lineage.put({entity: before for entity, before in self._replaced.items() if before is not None})
+        self._lineage.remove(entity for entity, before in self._replaced.items() if before is None)
+        self._lineage.set_parents({entity: before for entity, before in self._replaced.items() if before is not None})
         self._replaced.clear()
         if now - self._turned >= FORGET:
             if self._turned:
-                self._lineage.drop(self._population.turn())
+                self._lineage.remove(self._population.turn())
                 self.owners.expire(now)
                 self._sound.clear()
             self._turned = now
@@ -172,7 +172,7 @@ class Admission:
 
     def _barred(self, layout: wire.Layout, time: int) -> dict[str, Rejected]:
         """Entities of a layout that is not known to be sound whose telemetry is not stored; the others are claimed."""
-        _check("name", name_fault((layout.site, layout.node)))
+        _check("name", find_name_fault((layout.site, layout.node)))
         self.owners.hear(layout.node, time)
         barred = {entity: fault for block in layout.blocks for entity, fault in _block_faults(block)}
         entities = {e: None for block in layout.blocks for e in block.entities if e not in barred}
@@ -189,7 +189,7 @@ class Admission:
     # --- events -----------------------------------------------------------------------------------------------------
 
     def _admit_events(self, batch: EventBatch, arrived: int) -> Admitted:
-        _check("name", name_fault((batch.origin.site, batch.origin.node)))
+        _check("name", find_name_fault((batch.origin.site, batch.origin.node)))
         if batch.events:
             self.owners.hear(batch.origin.node, min(arrived, max(event.time for event in batch.events)))
         kept: list[Event] = []
@@ -211,7 +211,7 @@ class Admission:
         What the event names counts from now on.
         """
         _check_kind(event)
-        _check("name", entity_fault((event.entity,)))
+        _check("name", find_entity_fault((event.entity,)))
         lines: Mapping[str, tuple[str, ...]] = {}
         most = self._population.most(batch.origin.node)
         if event.kind == "inventory":
@@ -233,14 +233,14 @@ class Admission:
 
     def _check_topology(self, lines: Mapping[str, tuple[str, ...]]) -> None:
         try:
-            self._lineage.check(lines)
+            self._lineage.check_parents(lines)
         except UsageError as error:
             raise Rejected("topology", str(error).removeprefix("topology: ")) from error
 
     def _put(self, lines: Mapping[str, tuple[str, ...]]) -> None:
         for entity in lines:
             self._replaced.setdefault(entity, self._lineage.parents.get(entity))
-        self._lineage.put(lines)
+        self._lineage.set_parents(lines)
 
 
 def _check(rule: str, fault: str | None) -> None:
@@ -251,22 +251,22 @@ def _check(rule: str, fault: str | None) -> None:
 def _check_kind(event: Event) -> None:
     kind = EVENT_KINDS.get(event.kind)
     if kind is None:
-        raise Rejected("kind", f"event kind {quoted(event.kind)}: not in the catalogue: upgrade the pipeline")
+        raise Rejected("kind", f"event kind {quote_text(event.kind)}: not in the catalogue: upgrade the pipeline")
     if kind.internal:
         raise Rejected("kind", f"event kind {event.kind!r}: only the pipeline writes it; agents may not send it")
-    if not kind.happens_to(kind_of(event.entity)):
+    if not kind.applies_to(kind_of(event.entity)):
         raise Rejected(
-            "kind", f"event {event.kind} of {quoted(event.entity)}: expected an entity of kind {kind.entity}"
+            "kind", f"event {event.kind} of {quote_text(event.entity)}: expected an entity of kind {kind.entity}"
         )
 
 
 def _block_faults(block: wire.BlockLayout) -> Iterator[tuple[str, Rejected]]:
     """Entities of which telemetry may not be sent in this block, whoever sends it, with the reason."""
-    kinds = kinds_of(block.device_class)
+    kinds = kinds_of_class(block.device_class)
     every = block.device_class in _ANY_KIND
-    sound = entity_fault(block.entities) is None  # the usual case costs one look at all of them
+    sound = find_entity_fault(block.entities) is None  # the usual case costs one look at all of them
     for entity in block.entities:
-        if not sound and (fault := entity_fault((entity,))):
+        if not sound and (fault := find_entity_fault((entity,))):
             yield entity, Rejected("name", fault)
         elif not every and kind_of(entity) not in kinds:
             text = f"{entity}: class {block.device_class} wants entities of kind {' or '.join(kinds)}"
@@ -303,18 +303,20 @@ def _inventory_lines(event: Event, most: int) -> dict[str, tuple[str, ...]]:
         parents, attributes = line.get("parents", []), line.get("attributes", {})
         if not isinstance(parents, list) or not isinstance(attributes, dict):
             raise Rejected(
-                "data", f"inventory of {quoted(entity)}: wanted a list of parents and an object of attributes"
+                "data", f"inventory of {quote_text(entity)}: wanted a list of parents and an object of attributes"
             )
         if not all(isinstance(parent, str) for parent in parents):
-            raise Rejected("data", f"inventory of {quoted(entity)}: parents that are no text")
+            raise Rejected("data", f"inventory of {quote_text(entity)}: parents that are no text")
         if len(parents) > MAX_PARENTS:
-            raise Rejected("topology", f"{quoted(entity)}: {len(parents)} parents, at most {MAX_PARENTS} are accepted")
+            raise Rejected(
+                "topology", f"{quote_text(entity)}: {len(parents)} parents, at most {MAX_PARENTS} are accepted"
+            )
         if len(attributes) > MAX_ATTRIBUTES:
             raise Rejected(
-                "data", f"{quoted(entity)}: {len(attributes)} attributes, at most {MAX_ATTRIBUTES} are accepted"
+                "data", f"{quote_text(entity)}: {len(attributes)} attributes, at most {MAX_ATTRIBUTES} are accepted"
             )
         lines[entity] = tuple(parents)
-    _check("name", entity_fault(dict.fromkeys(e for child, above in lines.items() for e in (child, *above))))
+    _check("name", find_entity_fault(dict.fromkeys(e for child, above in lines.items() for e in (child, *above))))
     _check_values(found)
     return lines
 
@@ -342,5 +344,5 @@ def _check_values(data: Mapping[str, object], most: float = math.inf) -> None:
     size += sum(map(len, texts)) + sum(map(len, names))
     if size > most:
         raise Rejected("data", f"{size} characters and values, at most {most} are accepted")
-    _check("name", text_fault(names, MAX_NAME))
-    _check("name", text_fault(texts))
+    _check("name", find_text_fault(names, MAX_NAME))
+    _check("name", find_text_fault(texts))

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 
 from pipeline.model.errors import Rejected, WireError
-from pipeline.model.signals import CLASSES, column_of, of_class
+from pipeline.model.signals import CLASSES, column_of, signals_of_class
 from pipeline.store.schema import RESERVED
 from pipeline.transport import wire
 
@@ -44,7 +44,7 @@ class Columns:
                 raise WireError(f"class {device_class}: two signals would share one column")
             known = {**self._stored(device_class), **self._added[device_class], **fresh[device_class]}
             fresh[device_class] |= _new_columns(device_class, signals, known)
-            own = {signal.column for signal in of_class(device_class)}
+            own = {signal.column for signal in signals_of_class(device_class)}
             if fresh[device_class] and len((known.keys() | fresh[device_class]) - own) > MOST_NEW:
                 raise Rejected("signals", f"class {device_class}: more than {MOST_NEW} signals beside the catalogue")
         more = sum(map(len, fresh.values()))

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import duckdb
 
 from pipeline.config.sections import Limits
-from pipeline.model.names import entity_fault, quoted
+from pipeline.model.names import find_entity_fault, quote_text
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CLASS_OF_KIND, CLASSES
-from pipeline.model.topology import Lineage, Topology, kind_of
+from pipeline.model.topology import ParentGraph, Topology, kind_of
 from pipeline.store.retention import newest_row
 
 FORGET = 24 * 3600 * SECOND
@@ -156,7 +156,7 @@ class Entities:
 
     def topology(self) -> Topology:
         """A new topology of the rows."""
-        return Topology.of_sound(self.parents, self.attributes)
+        return Topology.from_checked(self.parents, self.attributes)
 
 
 def load_entities(connection: duckdb.DuckDBPyConnection, now: int) -> Entities:
@@ -180,7 +180,7 @@ def load_entities(connection: duckdb.DuckDBPyConnection, now: int) -> Entities:
     _skip_circles(found)
     found.known += _devices(connection, now)
     if found.skipped:
-        shown = "; ".join(f"{quoted(entity)}: {why}" for entity, why in list(found.skipped.items())[:_SHOWN])
+        shown = "; ".join(f"{quote_text(entity)}: {why}" for entity, why in list(found.skipped.items())[:_SHOWN])
         log.warning("store: %d rows of entity skipped, as if they were not there: %s", len(found.skipped), shown)
     return found
 
@@ -188,12 +188,12 @@ def load_entities(connection: duckdb.DuckDBPyConnection, now: int) -> Entities:
 def _fault(entity: str, parents: list[str], facts: object) -> str | None:
     if not isinstance(facts, dict):
         return "attributes that are not a JSON object"
-    return entity_fault((entity, *parents))
+    return find_entity_fault((entity, *parents))
 
 
 def _skip_circles(found: Entities) -> None:
     """Takes out lines of parents that make a circle with those before them, or that lie too deep."""
-    bad = Lineage().put_sound(found.parents)
+    bad = ParentGraph().set_valid(found.parents)
     found.skipped |= bad
     for entity in bad:
         del found.parents[entity]

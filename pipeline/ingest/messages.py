@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.ingest.columns import Columns
 from pipeline.model.errors import NewerWireError, Rejected, WireError
-from pipeline.model.records import Event, EventBatch, Rows, select
+from pipeline.model.records import Event, EventBatch, Rows, select_rows
 from pipeline.store.devices import BARRED, Devices
 from pipeline.transport import Message, wire
 
@@ -174,5 +174,5 @@ def to_rows(bodies: Sequence[wire.Body], devices: Devices, barred: Collection[st
             time = np.repeat(joined.times.reshape(-1), width)
             device = np.broadcast_to(ids[:, None, :], (messages, ticks, width)).reshape(-1)
             rows = Rows(device_class, time, device, {n: v.reshape(-1) for n, v in columns.items()})
-            out.append(rows if not barred else select(rows, device != BARRED))
+            out.append(rows if not barred else select_rows(rows, device != BARRED))
     return [rows for rows in out if len(rows.time)]

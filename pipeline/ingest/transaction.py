@@ -17,7 +17,7 @@ from pipeline.ingest.offsets import Offsets, stored_offsets
 from pipeline.ingest.rejections import LetterLimits, remove_letters
 from pipeline.ingest.sequences import Sequences
 from pipeline.model.errors import GapError, Retryable, WireError
-from pipeline.model.names import cleaned
+from pipeline.model.names import clean_text
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Rows
 from pipeline.model.signals import Signal, column_of
 from pipeline.store import schema
@@ -102,7 +102,7 @@ class Writes:
         self.counters["dead_letters"] += 1
         payload = self.limits.payload(letter)
         if payload is not None:
-            self.letters.append((replace(letter, reason=cleaned(letter.reason, _REASON)), payload))
+            self.letters.append((replace(letter, reason=clean_text(letter.reason, _REASON)), payload))
         else:
             self.counters["dead_letters_not_kept"] += 1
         return payload is not None

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.model.records import Event, Frame, Instant, Rows, select
-from pipeline.model.signals import CATALOGUE, Signal, class_of
+from pipeline.model.records import Event, Frame, Instant, Rows, select_rows
+from pipeline.model.signals import CATALOGUE, Signal, class_of_entity
 from pipeline.model.topology import Topology
 
 Floats = NDArray[np.float64]
@@ -57,7 +57,7 @@ class Framer:
         late = len(rows.time) - int(np.count_nonzero(fresh))
         if late:
             self.late[rows.device_class] += late
-            rows = select(rows, fresh)
+            rows = select_rows(rows, fresh)
         if len(rows.time):
             self._rows[rows.device_class].append(rows)
 
@@ -89,7 +89,7 @@ class Framer:
         time = max([int(p.newest[p.index[cell]]) for p in here.values()] + [at for at, _ in events])
         by_class: dict[str, list[Event]] = defaultdict(list)
         for _, event in events:
-            by_class[class_of(event.entity)].append(event)
+            by_class[class_of_entity(event.entity)].append(event)
         frames = {}
         framed = here if self._signals is None else {c for c in here if c in self._classes}
         for device_class in sorted({*framed, *by_class}):
@@ -111,9 +111,9 @@ class Framer:
             if before.all():
                 now.append(rows)
                 continue
-            self._rows[device_class].append(select(rows, ~before))
+            self._rows[device_class].append(select_rows(rows, ~before))
             if before.any():
-                now.append(select(rows, before))
+                now.append(select_rows(rows, before))
         if not now:
             return None
         return self._planes(now, len(self._names(device_class)))

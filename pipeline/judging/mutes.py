@@ -22,7 +22,7 @@ from typing import Any
 
 from pipeline.config.sections import ANY, Mode, ModeRule
 from pipeline.model.errors import ConfigError, UsageError
-from pipeline.model.records import LEVELS, SECOND, Finding, Level, finite, iso
+from pipeline.model.records import LEVELS, SECOND, Finding, Level, iso, to_json
 from pipeline.model.topology import Topology, kind_of
 
 
@@ -49,7 +49,7 @@ class Unheard:
 
     def snapshot(self) -> str:
         """All of it as JSON; belongs into the transaction that stores what the Desk heard."""
-        return json.dumps([finite(dataclasses.asdict(f)) for f in self.findings.values()])
+        return json.dumps([to_json(dataclasses.asdict(f)) for f in self.findings.values()])
 
     def restore(self, snapshot: str) -> None:
         """Goes on as if it had never stopped."""
@@ -114,7 +114,7 @@ class Voice:
 
     def mode(self, finding: Finding) -> Mode:
         """The rule of the nearest scope; on one scope that of the detector itself before that of all; else notify."""
-        around = (finding.entity, *self.topology.above(finding.entity), ANY)
+        around = (finding.entity, *self.topology.ancestors(finding.entity), ANY)
         best: tuple[int, bool] | None = None
         mode: Mode = "notify"
         for rule in self.rules:
@@ -128,7 +128,7 @@ class Voice:
         """The mute that silences a finding at its time."""
         if not self.mutes:
             return None
-        around = (finding.entity, *self.topology.above(finding.entity))
+        around = (finding.entity, *self.topology.ancestors(finding.entity))
         return next((m for m in self.mutes if m.holds(finding.detector, around, finding.time)), None)
 
     def judged(self, findings: Sequence[Finding], standing: Standing, time: int) -> tuple[list[Finding], list[Finding]]:

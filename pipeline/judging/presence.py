@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.model.records import SECOND, Instant
-from pipeline.model.signals import CLASSES, of_class
+from pipeline.model.signals import CLASSES, signals_of_class
 
 PRESENT = 60 * SECOND
 """An entity without a sample for this long is not known to be quiet: six frames of 10 s. Chosen."""
@@ -18,7 +18,7 @@ LOOKS = 3
 
 def _patience(device_class: str) -> int:
     """How long an entity of a class counts as present after a sample (us), by the signal that is looked at most."""
-    own = [s for s in of_class(device_class) if s.name != f"{device_class}.generation"]  # rides with the others
+    own = [s for s in signals_of_class(device_class) if s.name != f"{device_class}.generation"]  # rides with the others
     rhythm = min((s.interval or 1.0 for s in own), default=1.0)
     return max(PRESENT, round(LOOKS * rhythm * SECOND))
 

@@ -163,5 +163,5 @@ def shared_by(nodes: Sequence[str], topology: Topology, upgraded: Callable[[Sequ
 
 def _above(node: str, topology: Topology) -> set[str]:
     """Everything that a node, or a device of it, hangs on."""
-    own: Iterable[str] = (node, *topology.below(node))
-    return {entity for device in own for entity in topology.above(device)}
+    own: Iterable[str] = (node, *topology.descendants(node))
+    return {entity for device in own for entity in topology.ancestors(device)}

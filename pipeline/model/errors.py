@@ -1,34 +1,34 @@
-"""The error tree. A message says where, what was found, what was wanted, and the mend.
+"""The error classes. A message says where, what was found, what was expected, and what to do.
 
 FleetpulseError
   UsageError          bad arguments or bad input files            exit 2
     ConfigError       the configuration file or an override       exit 2
     WrongQuery        SQL that the database cannot run            exit 2
-  Unreachable         a dependency does not answer                exit 3
+  Unreachable         a dependency does not respond               exit 3
     DamagedStore      the store's file or its log is damaged      exit 3
-  Refused             a guard or the sandbox said no              exit 4
-    OverLimit         more than a stated limit allows             exit 4
-  Permanent           trying again cannot help
-    WireError         bytes that are no message of ours
+  Refused             a guard or the sandbox refused              exit 4
+    OverLimit         above a stated limit                        exit 4
+  Permanent           a retry cannot help
+    WireError         bytes that are not a valid message
       NewerWireError  a message of a later version of the wire format
-    Rejected          sound input that a rule of pipeline/ingest/admission.py does not accept; carries `rule`
+    Rejected          valid input that an admission rule (pipeline/ingest/admission.py) rejects; has `rule`
     SpoolError        a spool folder that cannot be used
-  Retryable           trying again may help; carries `after_s`
-  GapError            input that is gone for ever; carries its extent
-  Ended               the process was asked to end in the middle of long work
+  Retryable           a retry may help; has `after_s`
+  GapError            lost input; has its extent
+  Ended               long work was interrupted because the process is stopping
 """
 
 from __future__ import annotations
 
 
 class FleetpulseError(Exception):
-    """Base of every error that Fleetpulse raises on purpose; `exit_code` is what a command ends with."""
+    """Base of all errors that Fleetpulse raises; `exit_code` is the exit code of a command."""
 
     exit_code = 1
 
 
 class UsageError(FleetpulseError):
-    """Arguments or input files are not what the command wants."""
+    """Arguments or input files are invalid."""
 
     exit_code = 2
 
@@ -37,22 +37,22 @@ class ConfigError(UsageError):
     """The configuration file or an override is wrong; the message names file, section and key."""
 
 
-class WrongQuery(UsageError):  # noqa: N818 - reads as the state it names
+class InvalidQuery(UsageError):  # noqa: N818 - reads as the state it names
     """SQL with a mistake: its syntax, a name that does not exist, a value that does not convert."""
 
 
 class Unreachable(FleetpulseError):  # noqa: N818 - reads as the state it names
-    """A broker, API or other dependency does not answer."""
+    """A broker, API or other dependency does not respond."""
 
     exit_code = 3
 
 
 class DamagedStore(Unreachable):
-    """The file of the store, or its write-ahead log, holds bytes that cannot be right."""
+    """The store's file or its write-ahead log is damaged."""
 
 
 class NoAnswer(Unreachable):
-    """Something listens there and gives no answer in time: it hangs, or it was stopped."""
+    """The server accepted the connection but did not respond in time: it hangs or is suspended."""
 
 
 class Refused(FleetpulseError):  # noqa: N818 - reads as the state it names
@@ -62,23 +62,23 @@ class Refused(FleetpulseError):  # noqa: N818 - reads as the state it names
 
 
 class OverLimit(Refused):
-    """A query needs more time, memory or tables than it may have."""
+    """A query exceeds its limit of time, memory or tables."""
 
 
 class Permanent(FleetpulseError):  # noqa: N818 - reads as the state it names
-    """Trying again cannot help."""
+    """A retry cannot help."""
 
 
 class WireError(Permanent):
-    """Bytes that are no message of ours, or a damaged one."""
+    """Bytes that are not a valid message: foreign or damaged."""
 
 
 class NewerWireError(WireError):
-    """A message of a later version of the wire format: an upgrade can read it."""
+    """A message of a newer wire version; an upgrade can read it."""
 
 
 class Rejected(Permanent):
-    """A rule of admission does not accept sound input; the text begins with `rule`, the name of that rule."""
+    """An admission rule rejects valid input; the text begins with `rule`, the name of the rule."""
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(f"{rule}: {message}")
@@ -86,11 +86,11 @@ class Rejected(Permanent):
 
 
 class SpoolError(Permanent):
-    """A spool folder cannot be used as one."""
+    """A spool folder that cannot be used."""
 
 
 class Retryable(FleetpulseError):  # noqa: N818 - reads as the state it names
-    """Trying again may help, not before `after_s` seconds."""
+    """A retry may help, after `after_s` seconds or more."""
 
     def __init__(self, message: str, after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -98,10 +98,10 @@ class Retryable(FleetpulseError):  # noqa: N818 - reads as the state it names
 
 
 class GapError(FleetpulseError):
-    """Input [first, next_offset) of one partition is gone for ever; the reader goes on at `next_offset`."""
+    """Input [first, next_offset) of one partition is lost; the reader continues at `next_offset`."""
 
     def __init__(self, topic: str, partition: str, first: int, next_offset: int, cause: str) -> None:
-        super().__init__(f"{topic}/{partition}: offsets {first} to {next_offset - 1} are gone ({cause})")
+        super().__init__(f"{topic}/{partition}: offsets {first} to {next_offset - 1} are lost ({cause})")
         self.topic, self.partition, self.first, self.next_offset, self.cause = (
             topic,
             partition,
@@ -111,5 +111,5 @@ class GapError(FleetpulseError):
         )
 
 
-class Ended(FleetpulseError):  # noqa: N818 - reads as the state it names
-    """Somebody asked for the end: what is under way is left, and done again after the next start."""
+class Interrupted(FleetpulseError):  # noqa: N818 - reads as the state it names
+    """The process is stopping: the current work is dropped and repeated after the next start."""

@@ -22,21 +22,21 @@ from pipeline.model.topology import Topology, kind_of
 
 ATTRIBUTE = "node"
 WORK = frozenset({"stage", "job"})
-"""What ranks are a part of, and what ends with the last of them."""
+"""Kinds that ranks belong to, and that end with their last rank."""
 
 
 class EndedRanks:
-    """Takes ended ranks out of a topology. Memory: a few names for each rank that is there."""
+    """Removes ended ranks from a topology. Memory: a few names per rank."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._ranks: dict[str, set[str]] = {}
-        self._over: dict[str, tuple[str, ...]] = {}
+        self._works_of: dict[str, tuple[str, ...]] = {}
         self._members: dict[str, set[str]] = {}
-        self._note(entity for entity in topology.attributes if kind_of(entity) == "rank")
+        self._add_ranks(entity for entity in topology.attributes if kind_of(entity) == "rank")
 
-    def follow(self, inventories: Sequence[Event]) -> tuple[str, ...]:
-        """Reads inventories that the topology has taken; returns what left it."""
+    def remove_ended(self, inventories: Sequence[Event]) -> tuple[str, ...]:
+        """Applies inventories that are already merged into the topology; returns the entities that ended."""
         ended: list[str] = []
         emptied: list[str] = []
         works: dict[str, None] = {}
@@ -46,47 +46,47 @@ class EndedRanks:
                 continue
             node = event.entity.partition(":")[2]
             absent = self._ranks.get(node, set()) - told.keys()
-            # one that another node tells of by now has moved
+            # a rank that another node reports by now has moved
             ended += (e for e in absent if self._topology.attributes.get(e, {}).get(ATTRIBUTE) == node)
-            for rank in absent - self._topology.parents.keys():  # somebody else took it out
-                self._place(rank, ())
+            for rank in absent - self._topology.parents.keys():  # already removed elsewhere
+                self._move_rank(rank, ())
             self._ranks[node] = self._ranks.get(node, set()) - absent
-            emptied += self._note(entity for entity in told if kind_of(entity) == "rank")
+            emptied += self._add_ranks(entity for entity in told if kind_of(entity) == "rank")
             works |= {entity: None for entity in told if kind_of(entity) in WORK}
-        emptied += self._deserted(works)
-        emptied += (over for rank in ended for over in self._place(rank, ()))
+        emptied += self._find_empty(works)
+        emptied += (over for rank in ended for over in self._move_rank(rank, ()))
         ended += dict.fromkeys(over for over in emptied if over not in self._members)
         if not ended:
             return ()
-        self._topology.forget(ended)
+        self._topology.remove_entities(ended)
         return tuple(ended)
 
-    def _note(self, ranks: Iterable[str]) -> list[str]:
-        """Takes ranks in; returns the stages and jobs that nobody is left in because a rank is in another one now."""
+    def _add_ranks(self, ranks: Iterable[str]) -> list[str]:
+        """Adds ranks; returns the stages and jobs that are empty because a rank moved to another one."""
         emptied: list[str] = []
         for rank in ranks:
             node = self._topology.attributes.get(rank, {}).get(ATTRIBUTE)
             if isinstance(node, str):
                 self._ranks.setdefault(node, set()).add(rank)
-                emptied += self._place(rank, tuple(e for e in self._topology.above(rank) if kind_of(e) in WORK))
+                emptied += self._move_rank(rank, tuple(e for e in self._topology.ancestors(rank) if kind_of(e) in WORK))
         return emptied
 
-    def _deserted(self, works: Iterable[str]) -> list[str]:
-        """Stages and jobs in which nobody is: who reports steps may name any stage, and it would stay for ever."""
+    def _find_empty(self, works: Iterable[str]) -> list[str]:
+        """Stages and jobs without a rank: a step report may name any stage, which would otherwise never be removed."""
         found = [entity for entity in works if entity not in self._members]
         if not found:
             return []
         ranks = (entity for entity in self._topology.parents if kind_of(entity) == "rank")
-        over = {above for rank in ranks for above in self._topology.above(rank)}
+        over = {above for rank in ranks for above in self._topology.ancestors(rank)}
         return [entity for entity in found if entity not in over]
 
-    def _place(self, rank: str, over: tuple[str, ...]) -> list[str]:
-        """Puts a rank below its stage and job, or below none; returns those that nobody is left in."""
-        before = self._over.pop(rank, ())
+    def _move_rank(self, rank: str, over: tuple[str, ...]) -> list[str]:
+        """Moves a rank below its stage and job, or below none; returns those that are empty now."""
+        before = self._works_of.pop(rank, ())
         for entity in before:
             self._members.get(entity, set()).discard(rank)
         if over:
-            self._over[rank] = over
+            self._works_of[rank] = over
         for entity in over:
             self._members.setdefault(entity, set()).add(rank)
         empty = [entity for entity in before if not self._members.get(entity)]
@@ -97,59 +97,58 @@ class EndedRanks:
 
 log = logging.getLogger("fleetpulse.membership")
 REMEMBERED = 3600 * SECOND
-"""How long an end is known, by the newest event; it bounds the memory where jobs come and go. Chosen."""
+"""us: how long ends of ranks and jobs are kept, by event time; bounds the memory (chosen)."""
 
 
 class Membership:
-    """Keeps a topology true. Memory: a time for each rank that is there, and for each that ended within REMEMBERED."""
+    """Keeps a topology up to date. Memory: a time per rank, and per rank that ended within REMEMBERED."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self._links, self._ended = Links(topology), EndedRanks(topology)
-        self._told: dict[str, int] = {}
-        self._over_since: dict[str, int] = {}  # rank or job -> when it ended; the oldest told first
+        self._reported_at: dict[str, int] = {}
+        self._ended_at: dict[str, int] = {}  # rank or job -> when it ended; the first reported first
         self._newest = 0
 
-    def applied(self, instant: Instant) -> Instant:
-        """Takes the events of an instant that is about to be judged; the instant, with what ended in it."""
-        ended = self.follow(instant.events)
+    def apply_instant(self, instant: Instant) -> Instant:
+        """Applies the events of an instant before it is evaluated; returns it with the entities that ended."""
+        ended = self.apply_events(instant.events)
         return replace(instant, ended=ended) if ended else instant
 
-    def follow(self, events: Iterable[Event]) -> tuple[str, ...]:
+    def apply_events(self, events: Iterable[Event]) -> tuple[str, ...]:
         """Applies the events of one instant in order of time; returns the ranks, stages and jobs that ended."""
-        take = {"inventory": self.learn, "job_end": self._end, "job_start": self._start}
+        take = {"inventory": self.apply_inventories, "job_end": self._end_jobs, "job_start": self._start_jobs}
         mine = [event for event in events if event.kind in take]
         mine.sort(key=lambda e: (e.time, list(take).index(e.kind), e.entity))
         self._drop_old(mine)
         together = groupby(mine, key=lambda e: e.kind)
         return tuple(entity for kind, found in together for entity in take[kind](list(found)))
 
-    def learn(self, inventories: Sequence[Event]) -> tuple[str, ...]:
-        """Takes inventories, all at once where that goes; returns the ranks, stages and jobs that ended."""
+    def apply_inventories(self, inventories: Sequence[Event]) -> tuple[str, ...]:
+        """Applies inventories, together if possible; returns the ranks, stages and jobs that ended."""
         self._merge(inventories)
         for event in inventories:
             known = event.data.get("entities")
             for entity in known if isinstance(known, dict) else ():
                 if kind_of(entity) == "rank":
-                    self._told[entity] = max(event.time, self._told.get(entity, event.time))
-        ended = self._ended.follow(inventories)
-        self._forget_times(ended)
+                    self._reported_at[entity] = max(event.time, self._reported_at.get(entity, event.time))
+        ended = self._ended.remove_ended(inventories)
+        self._drop_times(ended)
         return ended
 
     def _merge(self, inventories: Sequence[Event]) -> None:
-        """Takes parents and attributes; an inventory that makes a circle is refused with a line in the log.
+        """Merges parents and attributes; an inventory that makes a circle is refused and logged.
 
-        All at once, where that goes: each change costs a copy of the whole graph, and after an outage all nodes have
-        some.
+        Together if possible: each change copies the whole graph, and after an outage all nodes have changes.
         """
-        lines = [line for event in inventories for line in inventory(event.data)]
+        lines = [line for event in inventories for line in parse_inventory(event.data)]
         try:
-            parents, attributes = self.topology.fixed
+            parents, attributes = self.topology.pinned
             told = (
                 {e: p for e, p, _ in lines if p and e not in parents},
                 {e: a for e, _, a in lines if a and e not in attributes},
             )
-            self.topology.merge(*self._links.joined(*told))
+            self.topology.merge(*self._links.join_inventory(*told))
         except UsageError as error:
             if len(inventories) == 1:
                 log.warning("inventory of %s refused: %s", inventories[0].entity, error)
@@ -157,40 +156,40 @@ class Membership:
             for event in inventories:
                 self._merge([event])
 
-    def _start(self, events: Sequence[Event]) -> tuple[str, ...]:
-        """Places the ranks of jobs, but for those of which something later is known."""
+    def _start_jobs(self, events: Sequence[Event]) -> tuple[str, ...]:
+        """Places the ranks of started jobs, except those with a newer report."""
         try:
-            self.topology.merge({entity: over for event in events for entity, over in self._placed(event)})
+            self.topology.merge({entity: over for event in events for entity, over in self._rank_parents(event)})
         except UsageError as error:
             if len(events) == 1:
                 log.warning("job_start of %s refused: %s", events[0].entity, error)
             else:
                 for event in events:
-                    self._start([event])
+                    self._start_jobs([event])
         return ()
 
-    def _placed(self, event: Event) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Lines of ranks and stages that a job_start tells."""
-        for rank, place in _places(event):
-            ended = max(self._over_since.get(name, event.time) for name in (rank, event.entity))
-            if max(ended, self._told.get(rank, event.time)) > event.time:
+    def _rank_parents(self, event: Event) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """(entity, parents) of the ranks and stages of a job_start."""
+        for rank, place in _parse_ranks(event):
+            ended = max(self._ended_at.get(name, event.time) for name in (rank, event.entity))
+            if max(ended, self._reported_at.get(rank, event.time)) > event.time:
                 continue
-            self._told[rank] = event.time
-            stage, gpu = (_named(place, kind) for kind in ("stage", "gpu"))
-            yield rank, self._over(rank, event.entity, stage, gpu)
+            self._reported_at[rank] = event.time
+            stage, gpu = (_named_entity(place, kind) for kind in ("stage", "gpu"))
+            yield rank, self._parents_of_rank(rank, event.entity, stage, gpu)
             if stage is not None:
                 yield stage, (event.entity,)
 
-    def _over(self, rank: str, job: str, stage: str | None, gpu: str | None) -> tuple[str, ...]:
-        """Parents of a rank, nearest first; what the event does not tell stays, and so do further GPUs of the rank."""
+    def _parents_of_rank(self, rank: str, job: str, stage: str | None, gpu: str | None) -> tuple[str, ...]:
+        """Parents of a rank, nearest first. What the event does not contain stays, as do further GPUs of the rank."""
         known = self.topology.parents.get(rank, ())
         stages = tuple(e for e in known if kind_of(e) == "stage") if stage is None else (stage,)
         places = tuple(e for e in known if kind_of(e) not in WORK)
         return (*stages, job, *(places if gpu is None or gpu in places else (gpu,)))
 
-    def _end(self, events: Sequence[Event]) -> tuple[str, ...]:
-        """Takes out the ranks that ended: those that an event names, else all of its job."""
-        over = {rank: self.topology.above(rank) for rank in self.topology.parents if kind_of(rank) == "rank"}
+    def _end_jobs(self, events: Sequence[Event]) -> tuple[str, ...]:
+        """Removes the ranks that ended: those that the event names, else all of its job."""
+        over = {rank: self.topology.ancestors(rank) for rank in self.topology.parents if kind_of(rank) == "rank"}
         ended: dict[str, None] = {}
         for event in events:
             named = event.data.get("ranks")
@@ -199,7 +198,7 @@ class Membership:
                 if (
                     isinstance(rank, str)
                     and event.entity in over.get(rank, ())
-                    and self._told.get(rank, event.time) <= event.time
+                    and self._reported_at.get(rank, event.time) <= event.time
                 ):
                     ended[rank] = None
         if not ended:
@@ -207,34 +206,34 @@ class Membership:
         left = {e for rank in ended for e in over[rank] if kind_of(e) in WORK}
         left -= {e for rank, above in over.items() if rank not in ended for e in above}
         gone = (*ended, *sorted(left))
-        self._forget_times(gone)
-        self.topology.forget(gone)
+        self._drop_times(gone)
+        self.topology.remove_entities(gone)
         return gone
 
     def _note_end(self, event: Event) -> None:
-        """Remembers an end by the ranks that it names, else by its job."""
+        """Records an end under the ranks that it names, else under its job."""
         named = event.data.get("ranks")
         for entity in named if isinstance(named, (list, dict)) else (event.entity,):
             if isinstance(entity, str):
-                since = max(event.time, self._over_since.pop(entity, event.time))
-                self._over_since[entity] = since
+                since = max(event.time, self._ended_at.pop(entity, event.time))
+                self._ended_at[entity] = since
 
     def _drop_old(self, events: Sequence[Event]) -> None:
-        """Drops ends that are long over by the newest event."""
+        """Drops ends older than REMEMBERED, by event time."""
         self._newest = max(self._newest, max((e.time for e in events), default=0))
-        while self._over_since:
-            oldest = next(iter(self._over_since))
-            if self._over_since[oldest] >= self._newest - REMEMBERED:
+        while self._ended_at:
+            oldest = next(iter(self._ended_at))
+            if self._ended_at[oldest] >= self._newest - REMEMBERED:
                 return
-            del self._over_since[oldest]
+            del self._ended_at[oldest]
 
-    def _forget_times(self, ended: Iterable[str]) -> None:
+    def _drop_times(self, ended: Iterable[str]) -> None:
         for entity in ended:
-            self._told.pop(entity, None)
+            self._reported_at.pop(entity, None)
 
 
-def inventory(data: Mapping[str, object]) -> list[tuple[str, list[str], dict[str, object]]]:
-    """(entity, parents, attributes) of an inventory event; lines of another form are left out."""
+def parse_inventory(data: Mapping[str, object]) -> list[tuple[str, list[str], dict[str, object]]]:
+    """(entity, parents, attributes) of an inventory event; malformed lines are skipped."""
     found = data.get("entities")
     out: list[tuple[str, list[str], dict[str, object]]] = []
     for entity, line in found.items() if isinstance(found, dict) else ():
@@ -245,15 +244,15 @@ def inventory(data: Mapping[str, object]) -> list[tuple[str, list[str], dict[str
     return out
 
 
-def _places(event: Event) -> list[tuple[str, Mapping[str, object]]]:
-    """(rank, where it is) of a job_start; lines of another form are left out."""
+def _parse_ranks(event: Event) -> list[tuple[str, Mapping[str, object]]]:
+    """(rank, its place) of a job_start; malformed lines are skipped."""
     ranks = event.data.get("ranks")
     if kind_of(event.entity) != "job" or not isinstance(ranks, dict):
         return []
     return [(rank, place) for rank, place in ranks.items() if kind_of(rank) == "rank" and isinstance(place, dict)]
 
 
-def _named(place: Mapping[str, object], kind: str) -> str | None:
+def _named_entity(place: Mapping[str, object], kind: str) -> str | None:
     """The entity of that kind, if there is one."""
     found = place.get(kind)
     return found if isinstance(found, str) and found.startswith(f"{kind}:") else None

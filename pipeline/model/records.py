@@ -1,4 +1,4 @@
-"""What flows, in the order in which it is born: Event, Block, Batch, Rows, Frame, Finding, Incident.
+"""The records of the data flow, in its order: Event, Block, Batch, Rows, Frame, Finding, Incident.
 
 Every `time`, `onset`, `opened` and the like is an int: UTC microseconds since 1970. Text form: `iso(time)`.
 """
@@ -30,7 +30,7 @@ def iso(time: int) -> str:
 
 
 def from_iso(text: str) -> int:
-    """UTC microseconds of an ISO 8601 text; without a zone it is taken as UTC. Raises ValueError."""
+    """UTC microseconds of an ISO 8601 text; UTC if it has no zone. Raises ValueError."""
     moment = datetime.fromisoformat(text)
     moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     whole = moment.replace(microsecond=0)
@@ -49,7 +49,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a message comes from: constant for one run of one agent. `boot_id` is the kernel's, as 16 bytes."""
+    """The sender of a message; constant for one run of one agent. `boot_id` is the kernel's, as 16 bytes."""
 
     site: str
     node: str
@@ -97,8 +97,8 @@ class Rows:
     columns: Mapping[str, NDArray[Any]]
 
 
-def select(rows: Rows, mask: NDArray[np.bool_]) -> Rows:
-    """The rows where `mask` holds."""
+def select_rows(rows: Rows, mask: NDArray[np.bool_]) -> Rows:
+    """The rows where `mask` is true."""
     columns = {name: column[mask] for name, column in rows.columns.items()}
     return Rows(rows.device_class, rows.time[mask], rows.device[mask], columns)
 
@@ -107,7 +107,7 @@ def select(rows: Rows, mask: NDArray[np.bool_]) -> Rows:
 class Frame:
     """One instant of one device class, aligned and read-only.
 
-    entities: stable order that only grows from frame to frame; index i means the same device for ever.
+    entities: stable order that only grows from frame to frame; an index always means the same device.
     values:   signal -> (N,) float64, NaN = not measured in this instant.
     events:   events of this instant whose entity is of this class.
     """
@@ -125,15 +125,15 @@ class Frame:
 
 
 Frames = Mapping[str, Frame]
-"""The frames of one instant by device class: what a detector observes. A class without news is absent."""
+"""The frames of one instant by device class: what a detector observes. A class without data is absent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """All frames of one cell, by device class. `end` is the cell's end: state after it covers everything before it.
+    """All frames of one grid cell, by device class. `end` is the end of the cell; later state covers all before it.
 
-    seen:  device class -> names of its devices by id, and which of the first of them had a sample of whatever signal.
-    ended: entities that are no more since then, such as the ranks of a job (pipeline.model.membership).
+    seen:  device class -> names of its devices by id, and a mask of those with a sample of any signal.
+    ended: entities that ended in this instant, such as the ranks of a job (pipeline.model.membership).
     """
 
     time: int
@@ -144,16 +144,16 @@ class Instant:
 
     @property
     def events(self) -> Iterator[Event]:
-        """Those of all frames."""
+        """The events of all frames."""
         return (event for frame in self.frames.values() for event in frame.events)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A detector holds that one entity is wrong now. Keyed by (detector, entity, onset).
+    """A detector's report that an entity is faulty now. Its key is (detector, entity, onset).
 
-    time is the newest sample used; onset is when it probably began and never lies after `time`; `score` compares within
-    one detector only; `signals` has the guiltiest first.
+    `time` is that of the newest sample used; `onset` is when the condition probably began, never after `time`. Scores
+    are comparable within one detector only. `signals` are ordered by their weight in the finding.
     """
 
     time: int
@@ -168,26 +168,27 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, str, int]:
+        """(detector, entity, onset): unique per finding."""
         return (self.detector, self.entity, self.onset)
 
     def as_json(self) -> dict[str, Any]:
-        """The line of findings.jsonl; non-finite numbers become null."""
+        """The JSON object of findings.jsonl; non-finite numbers become null."""
         return {
             "time": iso(self.time),
             "onset": iso(self.onset),
             "entity": self.entity,
             "detector": self.detector,
             "level": self.level,
-            "score": finite(self.score),
+            "score": to_json(self.score),
             "summary": self.summary,
-            "evidence": finite(dict(self.evidence)),
+            "evidence": to_json(dict(self.evidence)),
             "signals": list(self.signals),
         }
 
 
 @dataclass(slots=True)
 class Incident:
-    """Findings with one suspected cause. The id comes from first entity, detector and onset, and never changes."""
+    """Findings with one suspected cause. The id comes from the first entity, detector and onset and never changes."""
 
     id: str
     cause: str
@@ -205,7 +206,7 @@ class Incident:
     updated: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """The fields of incidents.jsonl and of the API."""
+        """The JSON object of incidents.jsonl and of the API."""
         return {
             "id": self.id,
             "cause": self.cause,
@@ -214,7 +215,7 @@ class Incident:
             "resolved": None if self.resolved is None else iso(self.resolved),
             "severity": self.severity,
             "members": list(self.members),
-            "confidence": finite(self.confidence),
+            "confidence": to_json(self.confidence),
             "state": self.state,
             "summary": self.summary,
             "simulated": self.simulated,
@@ -223,12 +224,12 @@ class Incident:
         }
 
 
-def finite(value: Any) -> Any:
-    """`value` with NumPy scalars as Python ones and non-finite numbers as None, as JSON wants it."""
+def to_json(value: Any) -> Any:
+    """`value` for JSON: NumPy scalars as Python numbers, non-finite numbers as None."""
     if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
+        return {k: to_json(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(v) for v in value]
+        return [to_json(v) for v in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from pipeline.model.errors import UsageError
 from pipeline.model.records import Event, from_iso, iso
-from pipeline.model.signals import Kind, Signal, with_declared
+from pipeline.model.signals import Kind, Signal, extend_catalogue
 from pipeline.model.topology import Topology, kind_of
 
 VERSION = 1
@@ -28,7 +28,7 @@ def read_signals(path: str | Path) -> dict[str, Signal]:
     declared = table.get("signals", {})
     if not isinstance(declared, dict):
         raise UsageError(f'{path}: signals = {declared!r}; wanted a table [signals."NAME"] per signal')
-    return with_declared(_signal(name, line, f'{path}: [signals."{name}"]') for name, line in declared.items())
+    return extend_catalogue(_signal(name, line, f'{path}: [signals."{name}"]') for name, line in declared.items())
 
 
 def read_topology(path: str | Path) -> Topology:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.model.errors import UsageError
-from pipeline.model.records import Event, finite
+from pipeline.model.records import Event, to_json
 from pipeline.recording.text_files import event_json, json_line, write_topology
 
 GROUP_ROWS = 1 << 17
@@ -149,7 +149,7 @@ class RecordingWriter:
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """One JSON object per line; non-finite numbers become null."""
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(json_line(finite(dict(row))) for row in rows)
+        file.writelines(json_line(to_json(dict(row))) for row in rows)
 
 
 def _arrow(values: NDArray[Any]) -> Any:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TextIO
 
-from pipeline.model.names import cleaned
+from pipeline.model.names import clean_text
 from pipeline.model.records import SECOND, iso
 
 OURS = "fleetpulse."
@@ -50,7 +50,7 @@ class RateLimit(logging.Filter):
 
 class _Lines(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        text = cleaned(record.message)  # a name that breaks the line would forge the next one
+        text = clean_text(record.message)  # a name that breaks the line would forge the next one
         return f"{iso(int(record.created * SECOND))} {record.name.removeprefix(OURS)}: {text}"
 
 

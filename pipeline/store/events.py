@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import duckdb
 import pyarrow as pa
 
-from pipeline.model.membership import ATTRIBUTE, inventory
+from pipeline.model.membership import ATTRIBUTE, parse_inventory
 from pipeline.model.records import SECOND, EventBatch
 from pipeline.model.topology import kind_of
 from pipeline.store.append import NEVER, TIME, insert, times
@@ -52,7 +52,7 @@ def write_events(connection: duckdb.DuckDBPyConnection, batches: Sequence[EventB
     known: dict[str, tuple[str, str, str, bool, list[str], str, str, int]] = {}
     for event, origin in flat:
         if event.kind == "inventory":
-            for entity, parents, attributes in inventory(event.data):
+            for entity, parents, attributes in parse_inventory(event.data):
                 facts = json.dumps(attributes, sort_keys=True)
                 row = (origin.site, origin.simulated, parents, facts, origin.node, event.time)
                 known[entity] = (entity, kind_of(entity), *row)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 import duckdb
 
 from pipeline.model.errors import DamagedStore, UsageError
-from pipeline.model.signals import CATALOGUE, CLASSES, Signal, of_class
+from pipeline.model.signals import CATALOGUE, CLASSES, Signal, signals_of_class
 
 SCHEMA_VERSION = 1
 RESERVED = ("time", "entity", "device", "late")  # columns of tables and views of a class that are no signals
@@ -116,7 +116,7 @@ def create(connection: duckdb.DuckDBPyConnection, catalogue: Mapping[str, Signal
     for table in (name for name in have if name.startswith("hot_")):
         connection.execute(f'ALTER TABLE "{table}" ADD COLUMN IF NOT EXISTS late BOOLEAN')
     for device_class in CLASSES:
-        _ensure_class(connection, device_class, of_class(device_class, catalogue), have)
+        _ensure_class(connection, device_class, signals_of_class(device_class, catalogue), have)
     _entities_view(connection)
     _late_rows_view(connection)
     connection.execute(_LINKS)

@@ -92,7 +92,7 @@ def _tls(kafka: Kafka) -> dict[str, Any]:
 def _sasl(kafka: Kafka) -> dict[str, Any]:
     if not kafka.username or kafka.password_file is None:
         raise ConfigError(
-            f"[kafka] security_protocol = {kafka.security_protocol!r}: wants username and password_file, "
+            f"[kafka] security_protocol = {kafka.security_protocol!r}: expected username and password_file, "
             f"found username = {kafka.username!r}, password_file = {str(kafka.password_file or '')!r}"
         )
     password = _read_credential("password_file", kafka.password_file).rstrip("\r\n")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.model.errors import ConfigError, Rejected, Retryable
-from pipeline.model.names import name_fault
+from pipeline.model.names import find_name_fault
 from pipeline.transport import Message
 from pipeline.transport.segments import folder_name
 
@@ -125,7 +125,7 @@ class SenderCheck:
             if partition.spooled or self._keys is None:
                 return
             node = (message.sender or b"").decode(errors="replace")
-        if fault := name_fault((node,)):  # before anything is kept of it, such as its clock
+        if fault := find_name_fault((node,)):  # before anything is kept of it, such as its clock
             raise Rejected("name", fault)
         if message.sender != node.encode():
             raise Rejected("sender", f"message of node {node!r} {_instead(message)}")

@@ -217,7 +217,7 @@ def test_a_bad_core_is_a_finding_behind_agent_spool_and_detector(tmp_path: Path,
     findings = [f for instant in framer.advance(agent.clock.now() + 60 * SECOND) for f in judge.observe(instant.frames)]
     assert {(f.detector, f.entity) for f in findings} == {("sdc", f"cpu:n1.{BAD}")}
     assert "against the known answer" in findings[0].summary
-    assert topology.above(f"cpu:n1.{BAD}") == ("node:n1",)
+    assert topology.ancestors(f"cpu:n1.{BAD}") == ("node:n1",)
 
 
 # --- time and events --------------------------------------------------------------------------------------------------
@@ -398,13 +398,13 @@ def test_cores_that_may_not_be_chosen_are_said() -> None:
 
 def test_settings_that_cannot_be_are_refused_for_rhythms_too() -> None:
     for key in ("every", "gpu_every"):
-        with pytest.raises(ConfigError, match=f"{key} = 0.0: wants more than 0 s"):
+        with pytest.raises(ConfigError, match=f"{key} = 0.0: expected more than 0 s"):
             configured({"canary": {key: 0}}, "f.toml")
 
 
 @pytest.mark.parametrize("share", [0, 1.5, -0.1])
 def test_a_share_that_cannot_be_is_refused(share: float) -> None:
-    with pytest.raises(ConfigError, match=r"f\.toml: \[collector\.canary\] share = .*wants a share of time"):
+    with pytest.raises(ConfigError, match=r"f\.toml: \[collector\.canary\] share = .*expected a share of time"):
         configured({"canary": {"share": share}}, "f.toml")
 
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from agents.node.health import check, incidents, status_file
 from agents.node.health.report import open_fitness
 from pipeline.commands.arguments import parser
-from pipeline.config.sections import Config, load
+from pipeline.config.sections import Config, load_config
 from pipeline.model.records import SECOND, Event, Origin
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ class Node:
     def tell(self, *events: Event, simulated: bool = False) -> None:
         """What its agent writes when these happen."""
         origin = Origin("local", "n1", bytes(16), simulated)
-        open_fitness(load(self.file), origin, lambda *_: None, {}).take((), events, (), 0)
+        open_fitness(load_config(self.file), origin, lambda *_: None, {}).take((), events, (), 0)
 
     def check(self, *words: str, nagios: bool = True) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(ROOT / "fleetpulse.py"), "check", "--config", str(self.file), *words]

@@ -14,7 +14,7 @@ from agents.collectors.nic.network import Network
 from agents.collectors.registry import COLLECTORS, configured
 from agents.node.batches import wire_column
 from pipeline.model.errors import ConfigError
-from pipeline.model.signals import CATALOGUE, kinds_of
+from pipeline.model.signals import CATALOGUE, kinds_of_class
 
 # --- every member ----------------------------------------------------------------------------------------------------
 
@@ -56,7 +56,7 @@ def test_its_configuration_has_defaults_and_an_interval_and_deadline(collector: 
 def test_it_delivers_only_what_it_claims_in_the_catalogues_range(collector: Collector) -> None:
     for reading in readings_of(collector):
         name = "" if collector.remote else "n1"
-        starts = tuple(f"{kind}:{name}" for kind in kinds_of(reading.device_class))
+        starts = tuple(f"{kind}:{name}" for kind in kinds_of_class(reading.device_class))
         assert all(entity.startswith(starts) for entity in reading.entities)
         assert len(set(reading.entities)) == len(reading.entities)
         assert set(reading.columns) <= set(collector.signals)
@@ -113,8 +113,8 @@ def test_an_agent_runs_only_the_collectors_that_it_is_told_to_run() -> None:
 @pytest.mark.parametrize(
     ("key", "values", "wanted"),
     [
-        ("deadline", (-1, 0, float("nan"), float("inf"), 1000, 25.1), "wants seconds, above 0 and at most 25"),
-        ("interval", (-1, 0, float("nan"), float("inf"), 1e9), "wants seconds, above 0 and at most 3600"),
+        ("deadline", (-1, 0, float("nan"), float("inf"), 1000, 25.1), "expected seconds, above 0 and at most 25"),
+        ("interval", (-1, 0, float("nan"), float("inf"), 1e9), "expected seconds, above 0 and at most 3600"),
     ],
 )
 def test_no_collector_takes_a_senseless_interval_or_deadline(
@@ -129,13 +129,13 @@ def test_no_collector_takes_a_senseless_interval_or_deadline(
 @pytest.mark.parametrize(
     ("collector", "table", "said"),
     [
-        ("nvme", {"patience": 15}, "patience = 15.0: wants patience below `deadline` (15 s)"),
-        ("nvme", {"deadline": 5}, "patience = 6.0: wants patience below `deadline` (5 s)"),
-        ("filesystems", {"patience": 20}, "patience = 20.0: wants patience below `deadline` (15 s)"),
-        ("ipmi", {"budget": 21}, "budget = 21.0: wants timeout and budget together below `deadline` (25 s)"),
-        ("services", {"patience": 0}, "patience = 0.0: wants seconds, above 0 and below `deadline`"),
-        ("clock", {"jump": float("nan")}, "jump = nan: wants a number, not negative"),
-        ("pci", {"gpus_expected": -8}, "gpus_expected = -8: wants a number, not negative"),
+        ("nvme", {"patience": 15}, "patience = 15.0: expected patience below `deadline` (15 s)"),
+        ("nvme", {"deadline": 5}, "patience = 6.0: expected patience below `deadline` (5 s)"),
+        ("filesystems", {"patience": 20}, "patience = 20.0: expected patience below `deadline` (15 s)"),
+        ("ipmi", {"budget": 21}, "budget = 21.0: expected timeout and budget together below `deadline` (25 s)"),
+        ("services", {"patience": 0}, "patience = 0.0: expected seconds, above 0 and below `deadline`"),
+        ("clock", {"jump": float("nan")}, "jump = nan: expected a number, not negative"),
+        ("pci", {"gpus_expected": -8}, "gpus_expected = -8: expected a number, not negative"),
         ("tasks", {"gpu": ["("]}, "gpu = ('(',): '(' is no regular expression: missing ), unterminated subpattern"),
         ("tasks", {"gpu": ["a", "(?i)b"]}, "is no regular expression: global flags not at the start"),
         ("tasks", {"gpu": ["a{99999999999999999999}"]}, "is no regular expression: "),
@@ -151,7 +151,7 @@ def test_a_setting_that_cannot_work_is_refused_with_file_key_what_was_found_and_
     text = str(refused.value)
     assert text.startswith(f"f.toml: [collector.{collector}] ")
     assert said in text
-    assert "wants " in text
+    assert "expected " in text
 
 
 # --- a machine whose files we know ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from agents.collectors.gpu.fields import GPU_FIELDS, LINK_FIELDS
 from agents.collectors.gpu.nvml import ACTIONS, EVERY, Nvml
 from agents.collectors.gpu.xid_text import RECOVERY
 from agents.collectors.registry import COLLECTORS
-from pipeline.model.signals import CATALOGUE, of_class
+from pipeline.model.signals import CATALOGUE, signals_of_class
 from tests.agents import nvml_stub
 from tests.agents.nvml_machine import Machine, Steps
 
@@ -152,7 +152,7 @@ def test_every_value_is_in_the_range_of_its_signal(machine: Machine) -> None:
 
 
 def test_the_collector_fills_all_of_both_classes_that_no_other_fills() -> None:
-    catalogue = {signal.name for device_class in ("gpu", "nvlink") for signal in of_class(device_class)}
+    catalogue = {signal.name for device_class in ("gpu", "nvlink") for signal in signals_of_class(device_class)}
     others = {signal for collector in COLLECTORS if collector is not Nvml for signal in collector.signals}
     assert catalogue - set(Nvml.signals) - others == {"gpu.generation", "nvlink.generation"}  # the agent's own
     assert set(Nvml.signals) <= catalogue

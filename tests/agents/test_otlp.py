@@ -22,7 +22,7 @@ from agents.collector import Device
 from agents.otlp import messages
 from agents.otlp.export import LAYOUTS, Export
 from pipeline.model.records import SECOND, Batch, Block, Origin
-from pipeline.model.signals import CATALOGUE, of_class, otel
+from pipeline.model.signals import CATALOGUE, otel, signals_of_class
 
 ORIGIN = Origin("dc1", "n1", bytes(16))
 T0 = 1_767_225_600 * SECOND
@@ -248,7 +248,7 @@ def test_torn_requests_are_seen_as_such_by_others() -> None:
 
 def test_a_stamped_request_costs_a_fraction_of_a_built_one() -> None:
     names = tuple(f"gpu:n1.{i}" for i in range(8))
-    signals = [s for s in of_class("gpu") if not s.states and s.name != "gpu.generation"]
+    signals = [s for s in signals_of_class("gpu") if not s.states and s.name != "gpu.generation"]
     columns = {s.name: np.ones((1, 8), s.type) for s in signals}
     sent: list[bytes] = []
     export = Export(ORIGIN, "1", 1.0, [sent.append])

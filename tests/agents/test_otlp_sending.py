@@ -31,7 +31,7 @@ from agents.otlp import outbox as outboxes
 from agents.otlp.export import Telemetry
 from agents.otlp.http import Post
 from agents.otlp.outbox import Outbox
-from pipeline.config.sections import Config, Opentelemetry, Pipeline, load
+from pipeline.config.sections import Config, Opentelemetry, Pipeline, load_config
 from pipeline.model.errors import ConfigError, Permanent, Retryable
 from pipeline.model.records import SECOND, Batch, Block, Origin
 
@@ -296,7 +296,7 @@ def test_nothing_is_loaded_where_nothing_is_configured() -> None:
     ("settings", "said"),
     [
         (Opentelemetry(kafka=True), 'transport = "kafka"'),
-        (Opentelemetry(metrics="all"), "wants an endpoint"),
+        (Opentelemetry(metrics="all"), "expected an endpoint"),
         (
             Opentelemetry(endpoint="http://127.0.0.1:1", headers_file=Path("/absent")),
             "headers_file: /absent: cannot be read",
@@ -311,8 +311,8 @@ def test_what_cannot_be_is_said_before_it_starts(settings: Opentelemetry, said: 
 
 def test_an_endpoint_that_is_no_address_is_said(tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text('[opentelemetry]\nendpoint = "collector:4318"\n')
-    with pytest.raises(ConfigError, match="wants nothing, or http://host:port"):
-        load(tmp_path / "f.toml")
+    with pytest.raises(ConfigError, match="expected nothing, or http://host:port"):
+        load_config(tmp_path / "f.toml")
 
 
 def test_tokens_leave_the_host_encrypted_only(tmp_path: Path, collector: Collector) -> None:

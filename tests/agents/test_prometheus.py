@@ -213,7 +213,7 @@ def test_a_mapping_that_is_not_there_names_those_that_are() -> None:
 @pytest.mark.parametrize(
     ("endpoint", "said"),
     [
-        ({"name": "a", "url": "ftp://x/"}, "wants http:// or https://"),
+        ({"name": "a", "url": "ftp://x/"}, "expected http:// or https://"),
         ({"name": "a", "url": "http://8.8.8.8/metrics"}, "https to public ones"),
         ({"name": "a", "url": "http://user:word@x/"}, "no user name in it"),
         ({"name": "a", "url": "http://x/", "mapping": "dcgm"}, "wanted a file, or one of"),

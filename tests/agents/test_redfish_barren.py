@@ -14,7 +14,7 @@ from agents.collectors.bmc.redfish import Redfish
 from agents.collectors.bmc.redfish_document import Place
 from agents.collectors.bmc.redfish_schedule import FAST_ALONE_MOST_S, Schedule, Target
 from agents.collectors.bmc.redfish_settings import Bmc
-from pipeline.config.settings import build
+from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import Event
 from tests.agents.redfish_double import Double
@@ -140,7 +140,7 @@ def test_a_bmc_that_stands_twice_is_named_and_nothing_else_is_printed() -> None:
 @pytest.mark.parametrize("url", ["https://h:99999", "https://h:0", "https://h:port", "https://[h"])
 def test_a_port_that_cannot_be_is_refused_with_the_configuration(url: str) -> None:
     with pytest.raises(ConfigError, match="1 to 65535"):
-        build(Redfish, {"bmcs": [{"name": "a", "url": url}]}, "f.toml", "collector.redfish")
+        build_section(Redfish, {"bmcs": [{"name": "a", "url": url}]}, "f.toml", "collector.redfish")
 
 
 def test_a_thread_that_ended_unforeseen_is_a_fault_of_the_collector_and_no_quiet_bmc(

@@ -20,7 +20,7 @@ from agents.collectors.bmc.redfish_settings import Bmc
 from agents.node.batches import wire_column
 from agents.node.workers.pool import Looking
 from pipeline.model.records import SECOND, Event
-from pipeline.model.signals import CATALOGUE, kinds_of
+from pipeline.model.signals import CATALOGUE, kinds_of_class
 from tests.agents.redfish_double import Double
 from tests.agents.redfish_faults import Fault, redirect, refusal, wrong_types
 from tests.agents.redfish_tree import ROOT, SSE_URI, Tree
@@ -149,7 +149,7 @@ def test_every_reading_keeps_the_contract(double: Double, watch: Watch) -> None:
     while time.monotonic() < until:
         for reading in looks.look():
             seen.add(reading.device_class)
-            assert all(entity.partition(":")[0] in kinds_of(reading.device_class) for entity in reading.entities)
+            assert all(entity.partition(":")[0] in kinds_of_class(reading.device_class) for entity in reading.entities)
             assert len(set(reading.entities)) == len(reading.entities)
             assert set(reading.columns) <= set(Redfish.signals)
             for name, values in reading.columns.items():

@@ -115,7 +115,7 @@ def test_a_recording_says_what_it_is(scenario: str, tmp_path: Path) -> None:
     truth = [json.loads(line) for line in (tmp_path / "out/truth.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in truth] == ["telemetry_gap", "link_degradation"]
     topology = read_topology(tmp_path / "out/topology.toml")
-    assert topology.above_of_kind("gpu:sim-n001.2", "cdu") == "cdu:sim-c1"
+    assert topology.ancestor_of_kind("gpu:sim-n001.2", "cdu") == "cdu:sim-c1"
     assert topology.attributes["gpu:sim-n001.2"]["simulated"] is True
 
 

@@ -165,9 +165,9 @@ def test_fleets_of_any_size_run_and_hang_together(nodes: int, gpus: int) -> None
 def test_parents_lead_from_a_rank_to_its_loop() -> None:
     topology = Topology(FleetSimulator(quiet(nodes=64), 1).parents)
     assert topology.parents["rank:sim-81.17"] == ("stage:sim-81.0", "job:sim-81", "gpu:sim-n003.1")
-    assert topology.above_of_kind("rank:sim-81.17", "cdu") == "cdu:sim-c1"
+    assert topology.ancestor_of_kind("rank:sim-81.17", "cdu") == "cdu:sim-c1"
     assert topology.parents["port:sim-n001.mlx5_3"] == ("node:sim-n001", "leaf:sim-l4", "rail:sim-3")
-    assert len(topology.below("pdu:sim-p1")) > 16 * 8
+    assert len(topology.descendants("pdu:sim-p1")) > 16 * 8
 
 
 def test_inventory_is_told_at_the_start_and_every_hour() -> None:

@@ -102,7 +102,7 @@ def test_who_stops_a_simulation_that_waits_for_dead_brokers_is_told_where_the_re
 
 def test_brokers_that_cannot_be_configured_are_refused_before_anything_is_made(scenario: str, tmp_path: Path) -> None:
     settings = Config(spool=Spool(tmp_path / "spool"), kafka=replace(Kafka(), security_protocol="SASL_SSL"))
-    with pytest.raises(ConfigError, match="wants username and password_file") as error:
+    with pytest.raises(ConfigError, match="expected username and password_file") as error:
         simulate(Order(scenario, 3, "kafka"), settings, None, waited)
     assert error.value.exit_code == 2
     assert not (tmp_path / "spool").exists()

@@ -162,7 +162,7 @@ def test_values_are_in_wire_type_and_valid_range_and_events_are_known(name: str)
                 assert not len(there) or name in TAMPERING or (low <= there.min() and there.max() <= high), signal
         for _, event in chunk.events:
             assert event.kind in EVENT_KINDS
-            assert EVENT_KINDS[event.kind].happens_to(event.entity.partition(":")[0]), event
+            assert EVENT_KINDS[event.kind].applies_to(event.entity.partition(":")[0]), event
             known = EVENT_KINDS[event.kind].data
             assert set(event.data) <= set(known), (event.kind, set(event.data) - set(known))
             json.dumps(event.data)

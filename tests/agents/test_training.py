@@ -443,7 +443,7 @@ def test_every_user_may_send_whatever_the_umask_says(path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["0999", "rw", "", "0o666"])
 def test_a_mode_that_is_none_is_refused(mode: str) -> None:
-    with pytest.raises(ConfigError, match="wants a file mode in octal"):
+    with pytest.raises(ConfigError, match="expected a file mode in octal"):
         configured({"training": {"mode": mode}}, "f.toml")
 
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pipeline.model.records import SECOND, Event, Finding, Frame
-from pipeline.model.signals import class_of
+from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
 
 START = 1_790_000_000 * SECOND
@@ -62,7 +62,7 @@ class Site:
         """Read-only frames of one instant; what the names lack at the end is not measured yet."""
         by_class: dict[str, list[Event]] = {}
         for event in events:
-            mine = class_of(event.entity)  # a class that is not framed here lends its events to another one
+            mine = class_of_entity(event.entity)  # a class that is not framed here lends its events to another one
             by_class.setdefault(mine if mine in values else "gpu", []).append(event)
         found = {}
         for device_class, columns in values.items():

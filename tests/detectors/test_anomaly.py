@@ -9,7 +9,7 @@ from detectors import configured
 from detectors.anomaly.anomaly import Anomaly
 from detectors.runner import Runner
 from pipeline.model.records import SECOND, Event, Frame
-from pipeline.model.signals import with_declared
+from pipeline.model.signals import extend_catalogue
 from pipeline.model.signals.signal import Signal
 from pipeline.model.topology import Topology
 from tests.detectors.cases.case import START
@@ -19,7 +19,7 @@ ERRORS = Signal("node.oddities", "1", "counter", "node", "f8", "errors", harm="u
 DOOR = Signal("node.door", "1", "state", "node", "f8", "door", states=("shut", "open"), normal=("shut",))
 HEAT = Signal("node.heat", "Cel", "gauge", "node", "f8", "heat", harm="up")
 DECLARED = [*GAUGES, ERRORS, DOOR, HEAT, Signal("rank.mood", "1", "gauge", "rank", "f8", "mood")]
-CATALOGUE = with_declared(DECLARED)
+CATALOGUE = extend_catalogue(DECLARED)
 STEP = 10 * SECOND
 
 
@@ -137,7 +137,7 @@ def test_ranks_are_never_blamed():
 def test_it_takes_what_no_active_detector_uses():
     available = {"coolant.flow", "pump.vibration", "coolant.pressure"}
     vibration = Signal("pump.vibration", "[g]", "gauge", "coolant", "f8", "vibration")
-    judge = Runner(configured(), available, with_declared([vibration]))
+    judge = Runner(configured(), available, extend_catalogue([vibration]))
     mine = next(d for d in judge.detectors if d.name == "anomaly")
     assert mine.input_signals() == ("pump.vibration",)
     assert "pump.vibration" in judge.signals

@@ -7,7 +7,7 @@ import pytest
 
 from detectors.heat.coolant_leak import CoolantLeak
 from pipeline.model.records import SECOND, Event, Frame
-from pipeline.model.signals import class_of
+from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
 
 START = 1_790_000_000 * SECOND
@@ -23,7 +23,7 @@ def shown(level, hours, events=(), wet=None, step=30):
         levels = np.array([level(hour), 0.8]) + 0.002 * rng.standard_normal(2)
         told = tuple(e for e in events if time <= e.time < time + step * SECOND)
         ropes = {"leak.state": np.array([2.0 if wet is not None and hour >= wet else 0.0])}
-        mine = tuple(e for e in told if class_of(e.entity) == "coolant")
+        mine = tuple(e for e in told if class_of_entity(e.entity) == "coolant")
         frames = {
             "coolant": Frame(time, "coolant", LOOPS, {"reservoir.level": levels}, topology, mine),
             "leak": Frame(time, "leak", ("leak_detector:r1",), ropes, topology),

@@ -187,7 +187,7 @@ def test_a_leak_at_three_in_the_morning_opens_one_page_that_only_ends_dry(site, 
     assert last.id == first.id
     assert last.resolved is not None
     assert last.resolved >= START + 122 * STEP + QUIET
-    assert topology.above(ROPE) == (LOOP, "rack:r1")
+    assert topology.ancestors(ROPE) == (LOOP, "rack:r1")
 
 
 def test_a_leak_and_the_collapse_it_brings_are_one_incident_on_the_unit(site, watch):

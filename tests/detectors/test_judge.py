@@ -69,8 +69,8 @@ def test_a_result_holds_where_the_ranks_ran_of_which_something_was_said(whole):
 
 def test_every_tick_is_judged_to_the_last():
     trial, seen = Trial(replace(BROKEN, duration=600.0, faults=()), 3), []
-    applied = trial.membership.applied
-    trial.membership.applied = lambda instant: seen.append(instant.time) or applied(instant)
+    applied = trial.membership.apply_instant
+    trial.membership.apply_instant = lambda instant: seen.append(instant.time) or applied(instant)
     assert max(trial.run()) == trial.ticks == 60
     first, last = trial.simulator.start, trial.simulator.at(590.0)
     assert [cell for t in seen if first <= (cell := t // STEP * STEP) <= last] == list(range(first, last + 1, STEP))

@@ -9,7 +9,7 @@ import pytest
 
 from detectors.link.link_nvlink import LinkNvlink
 from pipeline.model.records import SECOND, Event, Finding, Frame
-from pipeline.model.signals import class_of
+from pipeline.model.signals import class_of_entity
 from tests.detectors.cases.case import START
 from tests.detectors.cases.link_nvlink import LINKS, topology, values
 
@@ -27,8 +27,8 @@ def watched(change: Callable[[int, Values], object], events: Sequence[Event] = (
         change(tick, shown)
         frames = {"nvlink": Frame(at(tick), "nvlink", LINKS, shown, site)}
         now = [e for e in events if at(tick) <= e.time < at(tick + 1)]
-        for c in {class_of(e.entity) for e in now}:
-            mine = tuple(e for e in now if class_of(e.entity) == c)
+        for c in {class_of_entity(e.entity) for e in now}:
+            mine = tuple(e for e in now if class_of_entity(e.entity) == c)
             frames[c] = Frame(at(tick), c, tuple(e.entity for e in mine), {}, site, mine)
         found += detector.observe(frames)
     return found

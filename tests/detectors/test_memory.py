@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from detectors.memory.memory import Memory, budget
 from pipeline.model.records import SECOND, Event, Frame
-from pipeline.model.signals import class_of
+from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
 
 T0 = 1_790_000_000 * SECOND
@@ -40,7 +40,7 @@ class Site:
             frames = {}
             for c, names in self.names.items():
                 values = {s: v.copy() for s, v in self.values.items() if s.split(".")[0] == c}
-                mine = tuple(e for e in events if class_of(e.entity) == c) if k == 0 else ()
+                mine = tuple(e for e in events if class_of_entity(e.entity) == c) if k == 0 else ()
                 frames[c] = Frame(time, c, names, values, self.topology, mine)
             found += self.detector.observe(frames)
             self.tick += 1

@@ -7,7 +7,7 @@ import pytest
 
 from detectors.power.power import Power, _joined
 from pipeline.model.records import SECOND, Event, Finding, Frame
-from pipeline.model.signals import class_of
+from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
 
 START, FAULT = 1_790_000_000 * SECOND, 40
@@ -48,7 +48,7 @@ class Site:
 
 
 def _of(events, device_class):
-    return tuple(e for e in events if class_of(e.entity) == device_class)
+    return tuple(e for e in events if class_of_entity(e.entity) == device_class)
 
 
 @pytest.fixture

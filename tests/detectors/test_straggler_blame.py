@@ -413,7 +413,7 @@ def test_the_state_follows_the_living_ranks_and_not_those_that_ended():
     detector, graph = Straggler(), topology()
     names = dict(CASE.names)
     for job in range(8, 20):
-        graph.forget([e for e in graph.parents if e.startswith(("rank:", "stage:"))])
+        graph.remove_entities([e for e in graph.parents if e.startswith(("rank:", "stage:"))])
         fresh = tuple(f"rank:{job}.{i}" for i in range(SIZE))
         graph.merge({rank: [f"stage:{job}.0", f"job:{job}", GPUS[i]] for i, rank in enumerate(fresh)})
         names["rank"] = (*names["rank"], *fresh)

@@ -299,7 +299,7 @@ def test_a_job_that_moves_takes_its_peers_along():
     found = []
     for tick in range(300):
         if tick == 100:
-            topology.forget([*site.RANKS, "stage:7.0", "stage:7.1", "job:7"])
+            topology.remove_entities([*site.RANKS, "stage:7.0", "stage:7.1", "job:7"])
             topology.merge({**other, "stage:8.0": ["job:8"]})
         found += detector.observe(case.frames(tick, False, topology))
     assert found == []
@@ -398,7 +398,7 @@ def test_clocks_of_a_gpu_are_not_learnt_anew_by_a_job_that_starts_on_it():
     found = []
     for tick in range(400):
         if tick == 200:
-            topology.forget([*site.RANKS, "stage:7.0", "stage:7.1", "job:7"])
+            topology.remove_entities([*site.RANKS, "stage:7.0", "stage:7.1", "job:7"])
             topology.merge({**other, "stage:8.0": ["job:8"]})
         found += detector.observe(case.frames(tick, False, topology))
     assert {f.entity for f in found} == {"gpu:n1.1"}

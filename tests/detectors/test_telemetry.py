@@ -11,7 +11,7 @@ from detectors.telemetry.host_facts import HostFacts
 from detectors.telemetry.silent_jobs import SilentJobs
 from detectors.telemetry.telemetry import Telemetry
 from pipeline.model.records import SECOND, Event, Frame
-from pipeline.model.signals import class_of
+from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
 
 START, RACKS, NODES, GPUS = 1_790_000_000 * SECOND, 2, 4, 4
@@ -40,7 +40,7 @@ class Site:
 
     def tick(self, tick, silent=(), dark=(), stepping=True, events=(), without=(), more=None):
         """Shows an instant without samples of the entities in `silent` and of all below them."""
-        gone = {e for names in NAMES.values() for e in names if {e, *self.topology.above(e)} & set(silent)}
+        gone = {e for names in NAMES.values() for e in names if {e, *self.topology.ancestors(e)} & set(silent)}
         values = {
             "node": {"node.load1": np.full(8, 20.0 + tick % 7)},
             "gpu": {"gpu.power": np.full(32, 600.0 + tick % 5)},
@@ -53,10 +53,10 @@ class Site:
         frames = {}
         for name in [c for c in values if c not in without]:
             columns = {s: np.where([e in gone for e in NAMES[name]], np.nan, v) for s, v in values[name].items()}
-            mine = tuple(e for e in events if class_of(e.entity) == name)
+            mine = tuple(e for e in events if class_of_entity(e.entity) == name)
             frames[name] = Frame(START + tick * 10 * SECOND, name, NAMES[name], columns, self.topology, mine)
-        for event in (e for e in events if class_of(e.entity) not in frames):
-            name = class_of(event.entity)
+        for event in (e for e in events if class_of_entity(e.entity) not in frames):
+            name = class_of_entity(event.entity)
             frames[name] = Frame(START + tick * 10 * SECOND, name, (), {}, self.topology, (event,))
         self.findings += self.detector.observe({**frames, **(more or {})})
 

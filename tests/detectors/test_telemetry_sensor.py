@@ -11,7 +11,7 @@ from detectors.telemetry.gpu_instruments import Wrong
 from detectors.telemetry.instruments import Middles, Swing
 from detectors.telemetry.telemetry_sensor import LoopInstruments, TelemetrySensor
 from pipeline.model.records import SECOND, Event, Frame
-from pipeline.model.signals import class_of
+from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
 
 START, FAULT, END = 1_790_000_000 * SECOND, 160, 320
@@ -66,7 +66,7 @@ class Plant:
                     NAMES[c],
                     v,
                     self.topology,
-                    tuple(e for e in mine if class_of(e.entity) == c),
+                    tuple(e for e in mine if class_of_entity(e.entity) == c),
                 )
                 for c, v in told.items()
             }

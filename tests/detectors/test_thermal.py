@@ -324,7 +324,7 @@ def test_a_cohort_first_seen_on_cold_plates_is_judged_within_the_hour():
 
 def test_a_gpu_that_finds_peers_has_a_new_trend_and_no_wear():
     detector, alone = Thermal(), topology()
-    alone.forget(GPUS)
+    alone.remove_entities(GPUS)
     small = {"gpu": {}}
     rng = np.random.default_rng(1)
     for hour in range(44):

@@ -13,7 +13,7 @@ from benchmarks.detection.judge import Trial
 from detectors.heat.thermal import Thermal
 from detectors.heat.throttling import SILENT, Unread
 from pipeline.model.records import SECOND, Event
-from pipeline.model.signals import class_of
+from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
 from tests.detectors.cases.thermal import CASE, GPUS, PLATE, SUPPLY, WIDTH, heat, topology
 
@@ -261,7 +261,7 @@ class Unheard(Trial):
         super().__init__(*args)
         add, tell = self.framer.add, self.framer.add_events
         self.framer.add = lambda rows: None if rows.device_class in COOLANT else add(rows)
-        self.framer.add_events = lambda events: tell(e for e in events if class_of(e.entity) not in COOLANT)
+        self.framer.add_events = lambda events: tell(e for e in events if class_of_entity(e.entity) not in COOLANT)
 
 
 def warmed(trial):

@@ -11,7 +11,7 @@ from agents.collectors.gpu.xid_table import shipped
 from detectors.xid import levels as xid_levels
 from detectors.xid.xid import Xid
 from pipeline.model.records import SECOND, Event, Frame
-from pipeline.model.signals import class_of
+from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
 
 T0 = 1_790_000_000 * SECOND
@@ -42,7 +42,7 @@ class Site:
         for k in range(ticks):
             by_class = {"gpu": [], "node": []}
             for event in events if k == 0 else ():
-                by_class.setdefault(class_of(event.entity), []).append(event)
+                by_class.setdefault(class_of_entity(event.entity), []).append(event)
             names = {"gpu": GPUS, "node": NODES}
             frames = {}
             for c, mine in by_class.items():

@@ -18,7 +18,7 @@ from pipeline.ingest.entities import load_entities
 from pipeline.ingest.ingest import Ingest
 from pipeline.ingest.ownership import load_owners
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Event, EventBatch, Origin
-from pipeline.model.topology import Lineage
+from pipeline.model.topology import ParentGraph
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport import wire
@@ -80,7 +80,7 @@ class Site:
         self.database = Database(self.folder / "store.duckdb")
         self.transport = SpoolTransport(self.folder / "spool")
         stored = load_entities(self.database.connection, NOW)
-        known, owners = Stored(stored.known, Lineage(stored.parents)), load_owners(self.database, self.rules)
+        known, owners = Stored(stored.known, ParentGraph(stored.parents)), load_owners(self.database, self.rules)
         admission = Admission(self.limits, known, owners)
         devices = Devices(self.database.connection)
         return Ingest(self.database, self.transport, devices, lambda: NOW, admission=admission)

@@ -169,7 +169,7 @@ def test_a_store_with_rows_that_could_not_be_admitted_starts_without_them(site, 
     topology = known_topology(found, Config())
     assert topology.parents["node:n1"] == ("rack:a",)
     assert {"row:d", "gpu:j", "gpu:l", "gpu:\u202egpj"} <= found.skipped.keys()
-    assert max(len(topology.above(f"deep:{i:05}")) for i in range(2000)) == MAX_DEPTH
+    assert max(len(topology.ancestors(f"deep:{i:05}")) for i in range(2000)) == MAX_DEPTH
     assert "rows of entity skipped" in caplog.text
     assert "\u202e" not in caplog.text
 

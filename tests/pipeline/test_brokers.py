@@ -41,7 +41,7 @@ def test_files_of_tls_are_given_only_where_tls_is_wanted(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        (SIGNED_IN, "wants username and password_file"),
+        (SIGNED_IN, "expected username and password_file"),
         ({**SIGNED_IN, "password_file": Path("/nowhere/p")}, r"password_file = '/nowhere/p': No such file.*wanted"),
         ({**SIGNED_IN, "password_file": Path("/")}, "password_file = '/': Is a directory"),
         ({**SIGNED_IN, "password_file": Path("/dev/null")}, "is empty; wanted the password"),

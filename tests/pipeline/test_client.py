@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.config.sections import Api, Config
 from pipeline.http import client
-from pipeline.model.errors import FleetpulseError, OverLimit, Refused, Unreachable, UsageError, WrongQuery
+from pipeline.model.errors import FleetpulseError, InvalidQuery, OverLimit, Refused, Unreachable, UsageError
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def test_a_problem_becomes_the_error_of_its_kind(status: int, kind: type[Fleetpu
 
 @pytest.mark.parametrize(
     ("problem", "kind", "code"),
-    [(client.WRONG_QUERY, WrongQuery, 2), (client.REFUSED, Refused, 4), (client.OVER_LIMIT, OverLimit, 4)],
+    [(client.WRONG_QUERY, InvalidQuery, 2), (client.REFUSED, Refused, 4), (client.OVER_LIMIT, OverLimit, 4)],
 )
 def test_wrong_and_refused_sql_have_exit_codes_of_their_own(
     problem: str, kind: type[FleetpulseError], code: int

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.sections import Config, load
-from pipeline.config.settings import build
+from pipeline.config.sections import Config, load_config
+from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError
 
 
@@ -20,13 +20,13 @@ def written(folder: Path, text: str) -> Path:
 
 def refusal(folder: Path, text: str) -> str:
     with pytest.raises(ConfigError) as refused:
-        load(written(folder, text), {})
+        load_config(written(folder, text), {})
     return str(refused.value)
 
 
 def test_without_a_file_the_documented_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config = load(None, {})
+    config = load_config(None, {})
     assert (config.api.host, config.api.port) == ("127.0.0.1", 8600)
     assert (config.dashboard.host, config.dashboard.port) == ("127.0.0.1", 8501)
     assert (config.site.name, config.agent.interval, config.pipeline.transport) == ("local", 1.0, "spool")
@@ -40,9 +40,9 @@ def test_state_lies_below_the_home_folder_unless_xdg_says_otherwise(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert load(None, {}).store.path == tmp_path / ".local/state/fleetpulse/store.duckdb"
+    assert load_config(None, {}).store.path == tmp_path / ".local/state/fleetpulse/store.duckdb"
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert load(None, {}).spool.directory == tmp_path / "state/fleetpulse/spool"
+    assert load_config(None, {}).spool.directory == tmp_path / "state/fleetpulse/spool"
 
 
 def test_the_argument_wins_over_the_variable_and_the_variable_over_the_folder(
@@ -53,27 +53,27 @@ def test_the_argument_wins_over_the_variable_and_the_variable_over_the_folder(
     (tmp_path / "variable.toml").write_text("[site]\nname = 'variable'\n")
     (tmp_path / "argument.toml").write_text("[site]\nname = 'argument'\n")
     variable = {"FLEETPULSE_CONFIG": "variable.toml"}
-    assert load(None, {}).site.name == "folder"
-    assert load(None, variable).site.name == "variable"
-    assert load("argument.toml", variable).site.name == "argument"
+    assert load_config(None, {}).site.name == "folder"
+    assert load_config(None, variable).site.name == "variable"
+    assert load_config("argument.toml", variable).site.name == "argument"
 
 
 def test_a_variable_overrides_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "[api]\nport = 1\nhost = '127.0.0.2'\n")
-    config = load(path, {"FLEETPULSE__API__PORT": "9000", "FLEETPULSE__STORE__PATH": "/tmp/s.duckdb"})
+    config = load_config(path, {"FLEETPULSE__API__PORT": "9000", "FLEETPULSE__STORE__PATH": "/tmp/s.duckdb"})
     assert (config.api.port, config.api.host, config.store.path) == (9000, "127.0.0.2", Path("/tmp/s.duckdb"))
 
 
 def test_text_in_a_variable_needs_no_quotes_even_if_it_looks_like_a_number(tmp_path: Path) -> None:
     path = written(tmp_path, "")
-    assert load(path, {"FLEETPULSE__SITE__NAME": "east"}).site.name == "east"
-    assert load(path, {"FLEETPULSE__SITE__NAME": "7"}).site.name == "7"
-    assert load(path, {"FLEETPULSE__AGENT__NODE": "2026-01-01"}).agent.node == "2026-01-01"
+    assert load_config(path, {"FLEETPULSE__SITE__NAME": "east"}).site.name == "east"
+    assert load_config(path, {"FLEETPULSE__SITE__NAME": "7"}).site.name == "7"
+    assert load_config(path, {"FLEETPULSE__AGENT__NODE": "2026-01-01"}).agent.node == "2026-01-01"
 
 
 def test_a_list_of_tables_becomes_dataclasses(tmp_path: Path) -> None:
     text = "[[notify.webhooks]]\nname = 'a'\nurl = 'http://127.0.0.1:1/'\nallow_private = ['10.0.0.0/8']\n"
-    hook = load(written(tmp_path, text), {}).notify.webhooks[0]
+    hook = load_config(written(tmp_path, text), {}).notify.webhooks[0]
     assert (hook.name, hook.format, hook.allow_http, hook.allow_private) == (
         "a",
         "alertmanager",
@@ -83,13 +83,13 @@ def test_a_list_of_tables_becomes_dataclasses(tmp_path: Path) -> None:
 
 
 def test_a_whole_number_will_do_where_a_decimal_one_is_wanted(tmp_path: Path) -> None:
-    interval = load(written(tmp_path, "[agent]\ninterval = 2\n"), {}).agent.interval
+    interval = load_config(written(tmp_path, "[agent]\ninterval = 2\n"), {}).agent.interval
     assert interval == 2.0
     assert type(interval) is float
 
 
 def test_tables_of_detectors_and_collectors_are_left_to_their_owners(tmp_path: Path) -> None:
-    config = load(written(tmp_path, "[detector.link]\nfloor = 3\n[collector.host]\ninterval = 5.0\n"), {})
+    config = load_config(written(tmp_path, "[detector.link]\nfloor = 3\n[collector.host]\ninterval = 5.0\n"), {})
     assert config.detector["link"] == {"floor": 3}
     assert config.collector["host"] == {"interval": 5.0}
 
@@ -100,20 +100,23 @@ def test_tables_of_detectors_and_collectors_are_left_to_their_owners(tmp_path: P
         ("[api]\nprot = 1\n", ("fleet.toml", "[api] prot", "did you mean 'port'?")),
         ("[apii]\nport = 1\n", ("fleet.toml", "apii: no such section", "did you mean 'api'?")),
         ("[api]\nxyz = 1\n", ("[api] xyz: no such key", "known: host, port")),
-        ("[api]\nport = 'x'\n", ("[api] port = 'x'", "wants int", "got str")),
-        ("[api]\nport = true\n", ("[api] port = True", "wants int", "got bool")),
-        ("[agent]\ninterval = 'often'\n", ("[agent] interval = 'often'", "wants float")),
-        ("[agent]\ninterval = true\n", ("[agent] interval = True", "wants float")),
-        ("[store]\npath = 3\n", ("[store] path = 3", "wants Path", "got int")),
-        ("[api]\ntoken_file = 3\n", ("[api] token_file = 3", "wants Path")),
+        ("[api]\nport = 'x'\n", ("[api] port = 'x'", "expected int", "got str")),
+        ("[api]\nport = true\n", ("[api] port = True", "expected int", "got bool")),
+        ("[agent]\ninterval = 'often'\n", ("[agent] interval = 'often'", "expected float")),
+        ("[agent]\ninterval = true\n", ("[agent] interval = True", "expected float")),
+        ("[store]\npath = 3\n", ("[store] path = 3", "expected Path", "got int")),
+        ("[api]\ntoken_file = 3\n", ("[api] token_file = 3", "expected Path")),
         ("[pipeline]\ntransport = 'pigeon'\n", ("[pipeline] transport = 'pigeon'", "'spool', 'kafka'")),
         ("[[notify.webhooks]]\nname = 'a'\n", ("[notify.webhooks[0]] url: missing",)),
-        ("[[notify.webhooks]]\nname = 'a'\nurl = 'u'\nallow_private = '10.0.0.0/8'\n", ("allow_private", "wants list")),
-        ("[notify]\nwebhooks = 'http://x'\n", ("[notify] webhooks = 'http://x'", "wants list")),
-        ("[notify]\nwebhooks = ['http://x']\n", ("[notify.webhooks[0]]", "wanted a table")),
-        ("[detector]\nlink = 3\n", ("[detector.link] is 3", "wanted a table")),
-        ("detector = 3\n", ("[detector] is 3", "wanted a table")),
-        ("api = 3\n", ("[api] is 3", "wanted a table")),
+        (
+            "[[notify.webhooks]]\nname = 'a'\nurl = 'u'\nallow_private = '10.0.0.0/8'\n",
+            ("allow_private", "expected list"),
+        ),
+        ("[notify]\nwebhooks = 'http://x'\n", ("[notify] webhooks = 'http://x'", "expected list")),
+        ("[notify]\nwebhooks = ['http://x']\n", ("[notify.webhooks[0]]", "expected a table")),
+        ("[detector]\nlink = 3\n", ("[detector.link] is 3", "expected a table")),
+        ("detector = 3\n", ("[detector] is 3", "expected a table")),
+        ("api = 3\n", ("[api] is 3", "expected a table")),
         ("[api\n", ("fleet.toml", "is not TOML")),
         ("source = 'x'\n", ("source", "no section")),
     ],
@@ -159,24 +162,24 @@ def test_numbers_that_cannot_be_meant_are_refused(tmp_path: Path, text: str, wor
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.toml: cannot be read: No such file"):
-        load(tmp_path / "gone.toml", {})
+        load_config(tmp_path / "gone.toml", {})
 
 
 def test_a_variable_without_a_key_is_named() -> None:
-    with pytest.raises(ConfigError, match="FLEETPULSE__API: wanted FLEETPULSE__SECTION__KEY"):
-        load(None, {"FLEETPULSE__API": "1"})
+    with pytest.raises(ConfigError, match="FLEETPULSE__API: expected FLEETPULSE__SECTION__KEY"):
+        load_config(None, {"FLEETPULSE__API": "1"})
 
 
 def test_a_mistyped_variable_is_named_as_a_variable(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        load(written(tmp_path, ""), {"FLEETPULSE__API__PORT": "many"})
+        load_config(written(tmp_path, ""), {"FLEETPULSE__API__PORT": "many"})
     assert "FLEETPULSE__API__PORT" in str(refused.value)
-    assert "wants int" in str(refused.value)
+    assert "expected int" in str(refused.value)
 
 
 def test_a_variable_of_an_unknown_key_is_named_with_what_was_meant(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"FLEETPULSE__API__PROT: \[api\] prot: no such key; did you mean 'port'\?"):
-        load(written(tmp_path, ""), {"FLEETPULSE__API__PROT": "1"})
+        load_config(written(tmp_path, ""), {"FLEETPULSE__API__PROT": "1"})
 
 
 def test_a_variable_may_hold_a_list_or_reach_into_a_detector(tmp_path: Path) -> None:
@@ -184,14 +187,14 @@ def test_a_variable_may_hold_a_list_or_reach_into_a_detector(tmp_path: Path) -> 
         "FLEETPULSE__NOTIFY__WEBHOOKS": "[{name = 'a', url = 'http://127.0.0.1:1/'}]",
         "FLEETPULSE__DETECTOR__LINK__FLOOR": "4",
     }
-    config = load(written(tmp_path, "[detector.link]\nhold = 2\n"), variables)
+    config = load_config(written(tmp_path, "[detector.link]\nhold = 2\n"), variables)
     assert config.notify.webhooks[0].url == "http://127.0.0.1:1/"
     assert config.detector["link"] == {"hold": 2, "floor": 4}
 
 
 def test_a_variable_may_not_lead_into_a_value(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'port' is no section"):
-        load(written(tmp_path, "[api]\nport = 1\n"), {"FLEETPULSE__API__PORT__X": "1"})
+    with pytest.raises(ConfigError, match="'port' is not a section"):
+        load_config(written(tmp_path, "[api]\nport = 1\n"), {"FLEETPULSE__API__PORT__X": "1"})
 
 
 def test_an_owner_builds_its_own_dataclass_with_the_same_messages() -> None:
@@ -199,9 +202,9 @@ def test_an_owner_builds_its_own_dataclass_with_the_same_messages() -> None:
     class Link:
         floor: float = 3.0
 
-    assert build(Link, {"floor": 4}, "fleet.toml", "detector.link").floor == 4.0
+    assert build_section(Link, {"floor": 4}, "fleet.toml", "detector.link").floor == 4.0
     with pytest.raises(ConfigError, match=r"fleet\.toml: \[detector\.link\] flor: no such key; did you mean 'floor'\?"):
-        build(Link, {"flor": 4}, "fleet.toml", "detector.link")
+        build_section(Link, {"flor": 4}, "fleet.toml", "detector.link")
 
 
 def test_every_section_is_a_frozen_dataclass() -> None:

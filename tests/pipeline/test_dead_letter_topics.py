@@ -106,4 +106,4 @@ def test_brokers_that_are_away_are_not_called_a_missing_topic(caplog: pytest.Log
 def test_a_password_file_that_is_being_replaced_raises_nothing(copies: Made, caplog: pytest.LogCaptureFixture) -> None:
     copies(Kafka(security_protocol="SASL_SSL", username="u")).send(LETTER, "garbage")
     (record,) = caplog.records
-    assert "wants username and password_file" in record.getMessage()
+    assert "expected username and password_file" in record.getMessage()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.commands import demo
-from pipeline.config.sections import Agent, Api, Config, Dashboard, Notify, Store, Webhook, load
+from pipeline.config.sections import Agent, Api, Config, Dashboard, Notify, Store, Webhook, load_config
 from pipeline.runtime.supervise import Supervisor
 
 
@@ -27,7 +27,7 @@ def test_the_demo_keeps_its_state_in_its_own_folder_and_pages_nobody(tmp_path: P
     )
     path = tmp_path / "fleetpulse.toml"
     path.write_text(demo.settings(mine, tmp_path, 4242))
-    found = load(path, {})
+    found = load_config(path, {})
     assert (found.agent, found.api.port, found.dashboard.port) == (mine.agent, 9001, 9002)
     assert (found.store.path, found.spool.directory) == (tmp_path / "store.duckdb", tmp_path / "spool")
     assert [hook.url for hook in found.notify.webhooks] == ["http://127.0.0.1:4242/"]

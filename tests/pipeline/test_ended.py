@@ -63,7 +63,7 @@ class Learner:
         for event in events:
             lines = event.data["entities"].items()
             self.topology.merge({e: d["parents"] for e, d in lines}, {e: d["attributes"] for e, d in lines})
-        return self.ended.follow(events)
+        return self.ended.remove_ended(events)
 
 
 def test_a_gpu_belongs_to_the_job_that_is_on_it_now() -> None:
@@ -80,7 +80,7 @@ def test_a_job_stays_while_another_node_has_ranks_of_it() -> None:
     learner = Learner()
     learner.learn(told("n1", rank("81", 0, "n1", "0")), told("n2", rank("81", 1, "n2", "1")))
     assert set(learner.learn(told("n1", {}))) == {"rank:81.0", "stage:81.0"}
-    assert learner.topology.above("rank:81.1") == ("stage:81.1", "job:81", "gpu:n2.1", "node:n2")
+    assert learner.topology.ancestors("rank:81.1") == ("stage:81.1", "job:81", "gpu:n2.1", "node:n2")
     assert set(learner.learn(told("n2", {}))) == {"rank:81.1", "stage:81.1", "job:81"}
 
 
@@ -88,7 +88,7 @@ def test_a_stage_that_its_last_rank_left_for_another_goes() -> None:
     learner = Learner()
     learner.learn(told("n1", rank("81", 0, "n1", "0")))
     assert learner.learn(told("n1", rank("81", 0, "n1", "3"))) == ("stage:81.0",)
-    assert learner.topology.above("rank:81.0")[:2] == ("stage:81.3", "job:81")
+    assert learner.topology.ancestors("rank:81.0")[:2] == ("stage:81.3", "job:81")
 
 
 def test_a_rank_that_moved_to_another_node_stays_whoever_tells_first() -> None:
@@ -103,8 +103,8 @@ def test_a_rank_that_moved_to_another_node_stays_whoever_tells_first() -> None:
 def test_ranks_that_no_node_signs_stay_and_a_restart_goes_on_with_what_is_known() -> None:
     topology = Topology({"rank:sim-81.0": ("job:sim-81", "gpu:n1.0")}, {"rank:81.0": {"node": "n1"}})
     ended = EndedRanks(topology)
-    assert ended.follow([Event(NOW, "node:n1", "inventory", {"entities": 3})]) == ()
-    assert ended.follow([told("n1", {})]) == ("rank:81.0",)
+    assert ended.remove_ended([Event(NOW, "node:n1", "inventory", {"entities": 3})]) == ()
+    assert ended.remove_ended([told("n1", {})]) == ("rank:81.0",)
     assert "rank:sim-81.0" in topology.parents
 
 
@@ -146,7 +146,7 @@ def test_jobs_that_come_and_go_leave_nothing_in_the_topology() -> None:
     for number in range(200):
         learner.learn(told("n1", rank(f"j{number}", 0, "n1", "0")))
     assert len(learner.topology.parents) == 5
-    assert len(learner.topology._known) <= 10
+    assert len(learner.topology._tuples) <= 10
 
 
 def test_a_stage_in_which_nobody_is_goes_at_once() -> None:
@@ -202,7 +202,7 @@ def test_a_job_of_the_collector_is_in_the_store_and_in_what_the_api_asks_until_i
     ]
     assert site.database is not None
     known = known_topology(load_entities(site.database.connection, 0), Config())
-    assert known.above_of_kind("rank:81.5", "job") == "job:81"
+    assert known.ancestor_of_kind("rank:81.5", "job") == "job:81"
     tree.end(20)
     tree.start(21, {**who, "SLURM_JOB_ID": "82", "SLURM_PROCID": "0"})
     ended = [event for _ in range(4) for event in jobs.read()[0].events]

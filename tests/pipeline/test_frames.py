@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline.judging.frames import Framer, as_float
 from pipeline.model.records import SECOND, Event, Rows
-from pipeline.model.signals import class_of
+from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
 
 STEP = 10 * SECOND
@@ -106,7 +106,7 @@ def test_the_highest_unsigned_value_means_not_measured():
 
 
 def test_the_class_of_an_entity_is_that_of_its_kind():
-    assert [class_of(e) for e in ("port:a.x", "cdu:c1", "job:81")] == ["nic", "coolant", "job"]
+    assert [class_of_entity(e) for e in ("port:a.x", "cdu:c1", "job:81")] == ["nic", "coolant", "job"]
 
 
 @settings(max_examples=100, deadline=None)

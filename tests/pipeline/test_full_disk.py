@@ -17,7 +17,7 @@ import pytest
 from agents.node.spool.spool import Spool
 from pipeline.commands.service import Service
 from pipeline.config import sections as configuration
-from pipeline.config.settings import build
+from pipeline.config.settings import build_section
 from pipeline.ingest.ingest import Ingest
 from pipeline.model.errors import Retryable
 from pipeline.model.records import SECOND, TELEMETRY, Batch, Block, Origin
@@ -63,7 +63,7 @@ def body_of(number: int, block: np.ndarray) -> bytes:
 
 def service_over(folder: Path, store: Path, free_bytes: int) -> Service:
     table = {"store": {"path": str(store), "free_bytes": free_bytes}, "spool": {"directory": str(folder / "spool")}}
-    return Service(build(configuration.Config, table, "test"), Nothing(), clock=lambda: T0 + 20_000 * SECOND)
+    return Service(build_section(configuration.Config, table, "test"), Nothing(), clock=lambda: T0 + 20_000 * SECOND)
 
 
 class Script:

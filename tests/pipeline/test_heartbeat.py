@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.commands.service import Service
 from pipeline.config import sections as configuration
-from pipeline.config.settings import build
+from pipeline.config.settings import build_section
 from pipeline.model.records import SECOND, Finding
 from pipeline.runtime.heartbeat import JudgingProgress
 from tests.until import until
@@ -55,7 +55,7 @@ class Running:
         folder, self.seconds = site.folder, 0.0
         table = {"store": {"path": str(folder / "store.duckdb")}, "spool": {"directory": str(folder / "spool")}}
         self.judge, self.stop = Hanging(), threading.Event()
-        config = build(configuration.Config, table, "test")
+        config = build_section(configuration.Config, table, "test")
         self.service = Service(config, self.judge, lambda: T0 + 600 * SECOND, lambda: self.seconds)
         self.thread = threading.Thread(target=self.service.run, args=(self.stop,))
 

@@ -31,7 +31,7 @@ DOWN: Line = ("port:spine1.1", ("spine:spine1",), {"guid": "S", "port": 1, "peer
 
 
 def learn(links: Links, *lines: Line) -> None:
-    links.topology.merge(*links.joined({e: p for e, p, _ in lines}, {e: f for e, _, f in lines}))
+    links.topology.merge(*links.join_inventory({e: p for e, p, _ in lines}, {e: f for e, _, f in lines}))
 
 
 def ends(topology: Topology) -> tuple[object, object, tuple[str, ...]]:

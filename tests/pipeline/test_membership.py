@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config
-from pipeline.config.settings import build
+from pipeline.config.settings import build_section
 from pipeline.engine.engine import Engine
 from pipeline.incidents.desk import QUIET, Desk
 from pipeline.ingest.entities import Entities
@@ -230,12 +230,12 @@ def test_no_inventory_replaces_a_line_of_the_topology_file(tmp_path):
         'version = 1\n[rack]\nr0 = ["row:a"]\n[node]\nn0 = ["rack:r0"]\n'
         '[attributes]\n"rack:r0" = { location = "hall 1" }\n'
     )
-    topology = known_topology(Entities(), build(Config, {"topology": {"path": str(path)}}, "test"))
+    topology = known_topology(Entities(), build_section(Config, {"topology": {"path": str(path)}}, "test"))
     lines = {
         "rack:r0": {"parents": ["row:evil"], "attributes": {"location": "moon"}},
         "node:n0": {"parents": ["rack:evil"], "attributes": {"sku": "hgx"}},
         "gpu:n0.0": {"parents": ["node:n0"]},
     }
-    Membership(topology).learn([Event(NOW, "node:n9", "inventory", {"entities": lines})])
-    assert topology.above("gpu:n0.0") == ("node:n0", "rack:r0", "row:a")
+    Membership(topology).apply_inventories([Event(NOW, "node:n9", "inventory", {"entities": lines})])
+    assert topology.ancestors("gpu:n0.0") == ("node:n0", "rack:r0", "row:a")
     assert topology.attributes == {"rack:r0": {"location": "hall 1"}, "node:n0": {"sku": "hgx"}}

@@ -41,7 +41,7 @@ def test_the_schema_is_one_that_the_package_knows() -> None:
 
 def test_no_name_below_hw_or_system_is_ours() -> None:
     for signal in CATALOGUE.values():
-        for metric in otel.metrics(signal):
+        for metric in otel.metrics_of_signal(signal):
             assert metric.name in PUBLISHED or metric.name == f"fleetpulse.{signal.name}"
 
 
@@ -50,7 +50,7 @@ def test_types_states_and_keys_are_those_of_the_package() -> None:
     states = {one.value for one in hw_attributes.HwStateValues}
     keys = {value for name, value in vars(hw_attributes).items() if name.isupper()}
     for signal in CATALOGUE.values():
-        for metric in otel.metrics(signal):
+        for metric in otel.metrics_of_signal(signal):
             facts = dict(metric.attributes)
             assert facts.get("hw.type", "gpu") in types
             assert facts.get("hw.state", "ok") in states
@@ -71,17 +71,17 @@ REQUIRED = {
 
 def test_required_attributes_are_there() -> None:
     for signal in CATALOGUE.values():
-        for metric in otel.metrics(signal):
+        for metric in otel.metrics_of_signal(signal):
             assert REQUIRED.get(metric.name, set()) <= dict(metric.attributes).keys()
 
 
 def test_no_two_signals_of_a_class_are_one_metric() -> None:
-    places = [(s.device_class, m.name, m.attributes) for s in CATALOGUE.values() for m in otel.metrics(s)]
+    places = [(s.device_class, m.name, m.attributes) for s in CATALOGUE.values() for m in otel.metrics_of_signal(s)]
     assert [place for place, count in Counter(places).items() if count > 1] == []
 
 
 def test_one_name_has_one_unit_and_instrument() -> None:
-    metrics = {(m.name, m.unit, m.instrument) for s in CATALOGUE.values() for m in otel.metrics(s)}
+    metrics = {(m.name, m.unit, m.instrument) for s in CATALOGUE.values() for m in otel.metrics_of_signal(s)}
     assert len(metrics) == len({name for name, _, _ in metrics})
 
 
@@ -103,16 +103,18 @@ def test_one_name_has_one_unit_and_instrument() -> None:
 def test_a_signal_has_the_name_unit_and_attributes_of_its_convention(
     signal: str, name: str, factor: float, attributes: dict[str, str]
 ) -> None:
-    (metric,) = otel.metrics(CATALOGUE[signal])
+    (metric,) = otel.metrics_of_signal(CATALOGUE[signal])
     assert (metric.name, metric.factor, dict(metric.attributes)) == (name, factor, attributes)
 
 
 def test_a_state_is_told_per_state_of_the_convention_and_by_its_own_number() -> None:
-    up, own = otel.metrics(CATALOGUE["nic.state"])
-    assert (up.name, up.among) == ("hw.network.up", (1,))
+    up, own = otel.metrics_of_signal(CATALOGUE["nic.state"])
+    assert (up.name, up.states) == ("hw.network.up", (1,))
     assert own.name == "fleetpulse.nic.state"
-    *states, own = otel.metrics(CATALOGUE["disk.state"])
-    shown = {dict(m.attributes)["hw.state"]: {CATALOGUE["disk.state"].states[i] for i in m.among or ()} for m in states}
+    *states, own = otel.metrics_of_signal(CATALOGUE["disk.state"])
+    shown = {
+        dict(m.attributes)["hw.state"]: {CATALOGUE["disk.state"].states[i] for i in m.states or ()} for m in states
+    }
     assert shown["ok"] == {"live"}
     assert "dead" in shown["failed"]
     assert "resetting" in shown["degraded"]

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config import sections
 from pipeline.config.sections import SpeaksFor
-from pipeline.config.settings import build
+from pipeline.config.settings import build_section
 from pipeline.ingest.ownership import KEEP_CLAIMS, RANK_TAKEOVER, Claim, Owners
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND, Batch, Block, Event, Origin
@@ -209,7 +209,7 @@ def test_the_configuration_gives_entities_to_a_sender_and_to_no_other():
 )
 def test_a_rule_that_cannot_work_is_refused_at_the_start(table):
     with pytest.raises(ConfigError, match="admission"):
-        build(sections.Admission, table, "fleetpulse.toml", "admission")
+        build_section(sections.Admission, table, "fleetpulse.toml", "admission")
 
 
 # --- ranks and jobs --------------------------------------------------------------------------------------------------

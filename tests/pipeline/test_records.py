@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.model.records import Finding, Incident, finite, from_iso, iso
+from pipeline.model.records import Finding, Incident, from_iso, iso, to_json
 
 
 @given(st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(2199, 12, 31)))
@@ -29,7 +29,7 @@ def test_a_time_without_zone_is_utc_and_another_zone_is_converted():
 
 
 def test_missing_numbers_are_null_in_json():
-    assert json.loads(json.dumps(finite({"a": [float("nan"), np.float32(2)], "b": np.int64(3)}))) == {
+    assert json.loads(json.dumps(to_json({"a": [float("nan"), np.float32(2)], "b": np.int64(3)}))) == {
         "a": [None, 2.0],
         "b": 3,
     }

@@ -18,7 +18,7 @@ import pytest
 from pipeline.commands.service import Service
 from pipeline.config import sections as configuration
 from pipeline.config.sections import ModeRule
-from pipeline.config.settings import build
+from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError, Retryable
 from pipeline.model.records import SECOND
 from tests.until import until
@@ -51,7 +51,7 @@ class Nothing:
 @pytest.fixture
 def service(site):
     table = {"store": {"path": str(site.folder / "store.duckdb")}, "spool": {"directory": str(site.folder / "spool")}}
-    made = Service(build(configuration.Config, table, "test"), Nothing(), clock=lambda: T0 + 600 * SECOND)
+    made = Service(build_section(configuration.Config, table, "test"), Nothing(), clock=lambda: T0 + 600 * SECOND)
     yield made
     made.close()
 
@@ -357,13 +357,13 @@ def test_a_receiver_that_can_never_be_called_is_refused_with_the_name_of_the_fil
     hook = {"name": "pager", "url": "https://10.0.0.5/x"}
     table = {"store": {"path": str(site.folder / "other.duckdb")}, "notify": {"webhooks": [hook]}}
     with pytest.raises(ConfigError, match=r"test\.toml: \[\[notify\.webhooks\]\] pager: url = .*allow_private"):
-        Service(build(configuration.Config, {**table, "source": "test.toml"}, "test.toml"), Nothing())
+        Service(build_section(configuration.Config, {**table, "source": "test.toml"}, "test.toml"), Nothing())
 
 
 def test_the_detectors_are_told_with_the_modes_they_are_under(site):
     path = {"store": {"path": str(site.folder / "s.duckdb")}, "spool": {"directory": str(site.folder / "spool")}}
     modes = [ModeRule("record", "nothing", "rack:r1"), ModeRule("act", "other"), ModeRule("notify")]
-    config = replace(build(configuration.Config, path, "test"), modes=modes)
+    config = replace(build_section(configuration.Config, path, "test"), modes=modes)
     made = Service(config, Nothing())
     try:
         (row,) = made.detectors()

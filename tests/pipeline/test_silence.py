@@ -15,7 +15,7 @@ from detectors.telemetry.telemetry import Telemetry
 from detectors.telemetry.telemetry_site import TelemetrySite
 from pipeline.commands.service import Service
 from pipeline.config import sections as configuration
-from pipeline.config.settings import build
+from pipeline.config.settings import build_section
 from pipeline.judging.site_silence import SilenceWatch
 from pipeline.model.records import SECOND, Batch, Block, Event, Frame, Origin
 from pipeline.model.topology import Topology
@@ -38,7 +38,7 @@ class Line:
     def start(self) -> None:
         folder = self.site.folder
         table = {"store": {"path": str(folder / "store.duckdb")}, "spool": {"directory": str(folder / "spool")}}
-        config = build(configuration.Config, {**table, **self.tables}, "test")
+        config = build_section(configuration.Config, {**table, **self.tables}, "test")
         self.service = Service(config, Runner([Telemetry(), TelemetrySite()]), self.wall, lambda: self.now)
         self.service.start()
 

@@ -12,7 +12,7 @@ from pipeline.incidents import ledger
 from pipeline.judging.mutes import Mute
 from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Event, EventBatch, Origin, Rows
-from pipeline.model.signals import CATALOGUE, CLASSES, Signal, of_class
+from pipeline.model.signals import CATALOGUE, CLASSES, Signal, signals_of_class
 from pipeline.store import schema
 from pipeline.store.append import append_rows
 from pipeline.store.database import Database
@@ -32,7 +32,7 @@ def database(tmp_path):
 
 def test_every_device_class_has_a_view_with_all_signals_of_the_catalogue(database):
     for device_class in CLASSES:
-        wanted = ["time", "entity", *(s.column for s in of_class(device_class))]
+        wanted = ["time", "entity", *(s.column for s in signals_of_class(device_class))]
         found = [row[0] for row in database.connection.execute(f'DESCRIBE "{device_class}"').fetchall()]
         assert found == wanted
 

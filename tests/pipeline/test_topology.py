@@ -21,33 +21,33 @@ FLEET = Topology(
 
 
 def test_ancestors_come_nearest_first():
-    assert FLEET.above("gpu:n1.0") == ("node:n1", "rack:r1", "pdu:p1", "cdu:c1")
-    assert FLEET.above_of_kind("gpu:n1.0", "cdu") == "cdu:c1"
-    assert FLEET.above_of_kind("node:n1", "node") == "node:n1"
-    assert FLEET.above_of_kind("gpu:n3.0", "rack") is None
+    assert FLEET.ancestors("gpu:n1.0") == ("node:n1", "rack:r1", "pdu:p1", "cdu:c1")
+    assert FLEET.ancestor_of_kind("gpu:n1.0", "cdu") == "cdu:c1"
+    assert FLEET.ancestor_of_kind("node:n1", "node") == "node:n1"
+    assert FLEET.ancestor_of_kind("gpu:n3.0", "rack") is None
 
 
 def test_ancestors_are_those_of_the_newest_lines():
     topology = Topology({"gpu:1": ["node:1"], "disk:1": ["node:1"], "node:1": ["rack:1"]})
-    assert topology.above("gpu:1") == topology.above("disk:1") == ("node:1", "rack:1")
+    assert topology.ancestors("gpu:1") == topology.ancestors("disk:1") == ("node:1", "rack:1")
     topology.merge({"node:1": ["rack:2"], "disk:1": ["node:2"]})
-    assert topology.above("gpu:1") == ("node:1", "rack:2")
-    assert topology.above("disk:1") == ("node:2",)
+    assert topology.ancestors("gpu:1") == ("node:1", "rack:2")
+    assert topology.ancestors("disk:1") == ("node:2",)
 
 
 def test_everything_below_an_entity_is_found():
-    assert set(FLEET.below("rack:r1")) == {"gpu:n1.0", "gpu:n2.0", "node:n1", "node:n2"}
+    assert set(FLEET.descendants("rack:r1")) == {"gpu:n1.0", "gpu:n2.0", "node:n1", "node:n2"}
 
 
 def test_peers_share_a_group_number_and_strangers_have_none():
-    np.testing.assert_array_equal(FLEET.groups(["gpu:n1.0", "gpu:n2.0", "gpu:n3.0"], "rack"), [0, 0, -1])
+    np.testing.assert_array_equal(FLEET.group_numbers(["gpu:n1.0", "gpu:n2.0", "gpu:n3.0"], "rack"), [0, 0, -1])
 
 
 def test_a_circle_is_refused_and_changes_nothing():
     topology = Topology({"a:1": ["b:1"]})
     with pytest.raises(UsageError, match="b:1 -> a:1 -> b:1"):
         topology.merge({"b:1": ["a:1"]})
-    assert topology.above("a:1") == ("b:1",)
+    assert topology.ancestors("a:1") == ("b:1",)
     with pytest.raises(UsageError, match="circle"):
         topology.merge({"c:1": ["c:1"]})
 
@@ -72,4 +72,4 @@ def test_any_parents_are_either_a_graph_without_circle_or_refused(lines):
     except UsageError:
         return
     for entity in parents:
-        assert entity not in topology.above(entity)
+        assert entity not in topology.ancestors(entity)

@@ -16,8 +16,12 @@ CHANGES = st.lists(st.one_of(st.tuples(st.just("merge"), LINES), st.tuples(st.ju
 
 
 def looked_up(topology: Topology) -> list[object]:
-    near = [topology.above_of_kind(name, kind) for name in NAMES for kind in (*KINDS, "hall")]
-    return [[topology.above(name) for name in NAMES], near, [topology.groups(NAMES, kind).tolist() for kind in KINDS]]
+    near = [topology.ancestor_of_kind(name, kind) for name in NAMES for kind in (*KINDS, "hall")]
+    return [
+        [topology.ancestors(name) for name in NAMES],
+        near,
+        [topology.group_numbers(NAMES, kind).tolist() for kind in KINDS],
+    ]
 
 
 @settings(max_examples=200)
@@ -26,7 +30,7 @@ def test_look_ups_are_those_of_a_topology_made_afresh(changes):
     topology = Topology()
     for what, change in changes:
         try:
-            topology.forget(change) if what == "forget" else topology.merge(change)
+            topology.remove_entities(change) if what == "forget" else topology.merge(change)
         except UsageError:
             continue  # a circle, which changes nothing
         assert looked_up(topology) == looked_up(Topology(topology.parents))
@@ -37,8 +41,8 @@ def test_jobs_that_come_and_go_and_ranks_that_move_leave_nothing_behind():
     for job in range(500):
         ranks = {f"rank:{job}.{i}": [f"stage:{job}", f"gpu:n{i}.0"] for i in range(8)}
         topology.merge(ranks | {f"rank:moves.{i}": [f"gpu:n{(i + job) % 8}.0", f"cpu:{job}"] for i in range(8)})
-        assert [topology.above_of_kind(rank, "node") for rank in ranks] == [f"node:n{i}" for i in range(8)]
-        assert topology.above("rank:moves.0")[0] == f"gpu:n{job % 8}.0"
-        topology.forget(ranks)
+        assert [topology.ancestor_of_kind(rank, "node") for rank in ranks] == [f"node:n{i}" for i in range(8)]
+        assert topology.ancestors("rank:moves.0")[0] == f"gpu:n{job % 8}.0"
+        topology.remove_entities(ranks)
     kept = [len(held) for held in vars(topology).values() if isinstance(held, (dict, set))]
     assert max(kept) <= 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config.sections import ModeRule, load
+from pipeline.config.sections import ModeRule, load_config
 from pipeline.judging.mutes import Mute, Voice, checked
 from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.records import SECOND, Finding
@@ -119,22 +119,22 @@ def test_a_mute_that_nobody_could_want_is_refused(wanted, message):
 def test_the_configuration_has_modes(tmp_path):
     file = tmp_path / "f.toml"
     file.write_text('[[modes]]\ndetector = "straggler"\nscope = "rack:r1"\nmode = "record"\n[[modes]]\nmode = "act"\n')
-    assert load(file, {}).modes == (ModeRule("record", "straggler", "rack:r1"), ModeRule("act"))
+    assert load_config(file, {}).modes == (ModeRule("record", "straggler", "rack:r1"), ModeRule("act"))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[[modes]]\nmode = "page"\n', "wants one of 'record', 'notify', 'act'"),
+        ('[[modes]]\nmode = "page"\n', "expected one of 'record', 'notify', 'act'"),
         ('[[modes]]\ndetector = "link"\n', "mode: missing"),
-        ('[[modes]]\nmode = "act"\nscope = "rack"\n', "wants an entity such as"),
+        ('[[modes]]\nmode = "act"\nscope = "rack"\n', "expected an entity such as"),
     ],
 )
 def test_a_wrong_mode_is_refused_with_its_place(tmp_path, text, message):
     file = tmp_path / "f.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        load(file, {})
+        load_config(file, {})
 
 
 def test_a_mute_ends_nothing_that_still_is_and_makes_it_no_louder():

@@ -16,7 +16,7 @@ from agents.collectors.bmc.redfish_settings import Bmc
 from agents.collectors.columns import signal_column
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import Event
-from pipeline.model.signals import of_class
+from pipeline.model.signals import signals_of_class
 
 if TYPE_CHECKING:
     from agents.collectors.bmc.redfish_poller import Watch
@@ -42,7 +42,7 @@ class Redfish(Collector):
 
     name: ClassVar[str] = "redfish"
     signals: ClassVar[tuple[str, ...]] = (
-        *(s.name for c in _CLASSES for s in of_class(c) if not s.name.endswith(".generation")),
+        *(s.name for c in _CLASSES for s in signals_of_class(c) if not s.name.endswith(".generation")),
         *_SENSORS,
     )
     events: ClassVar[tuple[str, ...]] = ("redfish", "bmc_lost", "bmc_back")

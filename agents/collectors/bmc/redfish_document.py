@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
-from pipeline.model.signals.signal import HEALTH, WELL
+from pipeline.model.signals.signal import HEALTH, HEALTHY
 
 PREFIX = "/redfish/v1"
 """Below this all resources of a service lie (DSP0266, 6.3)."""
@@ -270,4 +270,4 @@ def redundancy(document: Document, key: str) -> int | None:
     body = document.body.get(key)
     groups = list(document.each(key)) if isinstance(body, list) else [document.inner(key)]
     found = [health for group in groups if (health := group.health()) is not None]
-    return max(found, key=lambda health: health if HEALTH[health] not in WELL else -1, default=None)
+    return max(found, key=lambda health: health if HEALTH[health] not in HEALTHY else -1, default=None)

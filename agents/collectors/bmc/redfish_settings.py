@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pipeline.config.settings import wants
+from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
 
 DEFAULT = ("coolant", "leaks", "power", "environment")
@@ -22,7 +22,7 @@ SUBJECTS = (*DEFAULT, "sensors")
 
 
 _SECTION = "[[collector.redfish.bmcs]]"
-_SECONDS = wants("seconds, at least 0.2 and at most 86400", lambda value: 0.2 <= value <= 86_400)
+_SECONDS = constraint("seconds, at least 0.2 and at most 86400", lambda value: 0.2 <= value <= 86_400)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -51,31 +51,39 @@ class Bmc:
     """
 
     name: str = field(
-        metadata=wants("letters, digits, dots, dashes and underscores", lambda v: _NAME.fullmatch(v) is not None)
+        metadata=constraint("letters, digits, dots, dashes and underscores", lambda v: _NAME.fullmatch(v) is not None)
     )
-    url: str = field(metadata=wants("http(s)://HOST[:PORT], a port of 1 to 65535, without user, path or query", _url))
+    url: str = field(
+        metadata=constraint("http(s)://HOST[:PORT], a port of 1 to 65535, without user, path or query", _url)
+    )
     user: str = ""
     password_file: Path | None = None
     ca_file: Path | None = None
     verify: bool = True
     allow_http: bool = False
-    parents: tuple[str, ...] = field(default=(), metadata=wants("kind:name each", lambda v: all(":" in p for p in v)))
+    parents: tuple[str, ...] = field(
+        default=(), metadata=constraint("kind:name each", lambda v: all(":" in p for p in v))
+    )
     read: tuple[str, ...] = field(
-        default=DEFAULT, metadata=wants(f"some of {', '.join(SUBJECTS)}", lambda v: set(v) <= set(SUBJECTS))
+        default=DEFAULT, metadata=constraint(f"some of {', '.join(SUBJECTS)}", lambda v: set(v) <= set(SUBJECTS))
     )
     fast: float = field(default=0.5, metadata=_SECONDS)
     leaks: float = field(default=5.0, metadata=_SECONDS)
     sensors: float = field(default=30.0, metadata=_SECONDS)
     slow: float = field(default=300.0, metadata=_SECONDS)
     inventory: float = field(default=3600.0, metadata=_SECONDS)
-    timeout: float = field(default=200.0, metadata=wants("seconds, 1 to 600", lambda v: 1 <= v <= 600 < math.inf))
+    timeout: float = field(default=200.0, metadata=constraint("seconds, 1 to 600", lambda v: 1 <= v <= 600 < math.inf))
     events: bool = True
 
     def __post_init__(self) -> None:
         where = f"{_SECTION} {self.name}"
         if self.url.startswith("http:") and not self.allow_http:
-            raise ConfigError(f"{where}: url = {self.url!r}: wants https, or allow_http = true on a network you trust")
+            raise ConfigError(
+                f"{where}: url = {self.url!r}: expected https, or allow_http = true on a network you trust"
+            )
         if self.password_file is not None and not self.user:
-            raise ConfigError(f"{where}: password_file without user; wants both or neither")
+            raise ConfigError(f"{where}: password_file without user; expected both or neither")
         if self.user and self.password_file is None:
-            raise ConfigError(f"{where}: user = {self.user!r} without password_file; wants the file with the password")
+            raise ConfigError(
+                f"{where}: user = {self.user!r} without password_file; expected the file with the password"
+            )

@@ -25,7 +25,7 @@ from agents.collectors.canary.ledger import Ledger
 from agents.collectors.canary.problems import VARIANTS
 from agents.collectors.canary.schedule import Cores, Turns, cores
 from agents.collectors.gpu.slots import memory_of_the_service
-from pipeline.config.settings import wants
+from pipeline.config.settings import constraint
 from pipeline.model.records import SECOND
 
 PYTORCH = 8 << 30
@@ -89,9 +89,11 @@ class Canary(Collector):
     interval: float = 10.0
     cpu: bool = True
     gpu: bool = True
-    share: float = field(default=0.001, metadata=wants("a share of time, above 0 and at most 1", lambda v: 0 < v <= 1))
-    every: float = field(default=1800.0, metadata=wants("more than 0 s", lambda v: v > 0))
-    gpu_every: float = field(default=21600.0, metadata=wants("more than 0 s", lambda v: v > 0))
+    share: float = field(
+        default=0.001, metadata=constraint("a share of time, above 0 and at most 1", lambda v: 0 < v <= 1)
+    )
+    every: float = field(default=1800.0, metadata=constraint("more than 0 s", lambda v: v > 0))
+    gpu_every: float = field(default=21600.0, metadata=constraint("more than 0 s", lambda v: v > 0))
     idle: float = 300.0
     tell: float = 21600.0
     driver: Path = Path("/proc/driver/nvidia/version")

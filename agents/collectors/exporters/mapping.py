@@ -38,7 +38,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.config.settings import build
+from pipeline.config.settings import build_section
 from pipeline.model.errors import ConfigError
 from pipeline.model.signals import CATALOGUE, CLASS_OF_KIND, CLASSES, Signal
 
@@ -137,7 +137,7 @@ def load(name: str) -> Names:
         raise ConfigError(f"mapping {name!r}: {error.strerror}; wanted a file, or one of {known}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    return check(build(Names, table, str(path)), str(path))
+    return check(build_section(Names, table, str(path)), str(path))
 
 
 def check(mapping: Names, where: str) -> Names:

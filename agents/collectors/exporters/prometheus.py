@@ -13,7 +13,7 @@ from agents.collector import Collector, Device, Reading, wall_clock
 from agents.collectors.columns import readings
 from agents.collectors.exporters.mapping import load
 from agents.node.batches import merged
-from pipeline.config.settings import wants
+from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import Event
 
@@ -56,16 +56,18 @@ class Endpoint:
 
     name: str
     url: str = field(
-        metadata=wants(
+        metadata=constraint(
             "http:// or https:// with a host, a port of 1 to 65535 and no user name in it; https to public ones",
             _allowed,
         )
     )
-    mapping: str = field(default="", metadata=wants("a shipped mapping or a file", lambda name: bool(load(name))))
+    mapping: str = field(default="", metadata=constraint("a shipped mapping or a file", lambda name: bool(load(name))))
     node: str = ""
-    interval: float = field(default=15.0, metadata=wants("seconds, 1 to 3600", lambda s: 1 <= s <= 3600))
-    timeout: float = field(default=10.0, metadata=wants("seconds, above 0 and at most 300", lambda s: 0 < s <= 300))
-    custom: int = field(default=1000, metadata=wants(f"0 to {MOST_CUSTOM}", lambda n: 0 <= n <= MOST_CUSTOM))
+    interval: float = field(default=15.0, metadata=constraint("seconds, 1 to 3600", lambda s: 1 <= s <= 3600))
+    timeout: float = field(
+        default=10.0, metadata=constraint("seconds, above 0 and at most 300", lambda s: 0 < s <= 300)
+    )
+    custom: int = field(default=1000, metadata=constraint(f"0 to {MOST_CUSTOM}", lambda n: 0 <= n <= MOST_CUSTOM))
     ca_file: Path | None = None
     token_file: Path | None = None
 

@@ -15,7 +15,7 @@ from agents.collector import Collector, NoData, Reading, wall_clock
 from agents.collectors.gpu import xid_table
 from agents.collectors.gpu.xid_table import Table
 from agents.collectors.gpu.xid_text import normal_pci
-from pipeline.config.settings import wants
+from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import Event
 
@@ -40,7 +40,7 @@ class XidEvents(Collector):
     lane: ClassVar[str] = "gpu"
     signals: ClassVar[tuple[str, ...]] = ()
     events: ClassVar[tuple[str, ...]] = ("xid",)
-    wait: int = field(default=10, metadata=wants("0 to 100 ms", lambda v: 0 <= v <= 100))
+    wait: int = field(default=10, metadata=constraint("0 to 100 ms", lambda v: 0 <= v <= 100))
     xid_table: Path | None = field(default=None, metadata=xid_table.WANTED)
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
     _nvml: Any = field(default=None, init=False, repr=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.settings import wants
+from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
 
 SHIPPED = Path(__file__).with_name("xid.toml")
@@ -67,7 +67,7 @@ def load(user: Path | None = None) -> Table:
     return table if user is None else _merged(table, user)
 
 
-WANTED = wants("a file over the table of XIDs, docs/xids.md", lambda path: path is None or bool(load(path)))
+WANTED = constraint("a file over the table of XIDs, docs/xids.md", lambda path: path is None or bool(load(path)))
 """Of a setting that names such a file: the file is looked at before anything starts."""
 
 

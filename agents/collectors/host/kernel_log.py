@@ -20,7 +20,7 @@ from agents.collectors.gpu import xid_table
 from agents.collectors.host import kernel_patterns
 from agents.collectors.host.kernel_events import WORDS, GpuPlaces, Interpreter
 from agents.collectors.host.kmsg import Kmsg, LogPlace, Record
-from pipeline.config.settings import wants
+from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND, Event
 
@@ -112,9 +112,9 @@ class KernelLog(Collector):
     state: Path = Path("/var/lib/fleetpulse/kernel_log")
     xid_table: Path | None = field(default=None, metadata=xid_table.WANTED)
     patterns: Path | None = field(default=None, metadata=kernel_patterns.WANTED)
-    look_back: float = field(default=600.0, metadata=wants("0 s or more", lambda v: v >= 0))
-    burst: int = field(default=5, metadata=wants("1 or more", lambda v: v >= 1))
-    window: float = field(default=60.0, metadata=wants("more than 0 s", lambda v: v > 0))
+    look_back: float = field(default=600.0, metadata=constraint("0 s or more", lambda v: v >= 0))
+    burst: int = field(default=5, metadata=constraint("1 or more", lambda v: v >= 1))
+    window: float = field(default=60.0, metadata=constraint("more than 0 s", lambda v: v > 0))
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)
     _since_boot: Callable[[], int] = field(default_factory=lambda: since_boot, init=False, repr=False)
     _log: Kmsg | None = field(default=None, init=False, repr=False)

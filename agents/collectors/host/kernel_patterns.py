@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.collectors.gpu.xid_table import SEVERITIES, entries, read_toml
-from pipeline.config.settings import wants
+from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
 
 SHIPPED = Path(__file__).with_name("kernel_log.toml")
@@ -75,7 +75,7 @@ def load(user: Path | None = None, words: tuple[str, ...] = ()) -> Patterns:
     return Patterns(version, tuple(patterns.values()), words)
 
 
-WANTED = wants("a file of patterns, docs/xids.md", lambda path: path is None or bool(load(path)))
+WANTED = constraint("a file of patterns, docs/xids.md", lambda path: path is None or bool(load(path)))
 """Of a setting that names such a file: the file is looked at before anything starts."""
 
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 from agents.collector import Collector, Device, NoData, Reading, wall_clock
 from agents.collectors.columns import value_column
 from agents.collectors.kernel_files import text_of
-from pipeline.config.settings import wants
+from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import SECOND, Event
 
@@ -87,7 +87,7 @@ class Tasks(Collector):
     proc: Path = Path("/proc")
     gpu: tuple[str, ...] = field(
         default=("^nvidia", "^nv-", "^python", "^pt_"),
-        metadata=wants("regular expressions, flags such as (?i) as (?i:...)", lambda v: bool(expression(v))),
+        metadata=constraint("regular expressions, flags such as (?i) as (?i:...)", lambda v: bool(expression(v))),
     )
     told_after: float = 120.0
     _now: Callable[[], int] = field(default_factory=lambda: wall_clock, init=False, repr=False)

@@ -21,11 +21,13 @@ from typing import Literal, get_args
 
 from agents.collectors.kernel_files import ProcFile
 from agents.collectors.nic.sysfs import names_in, once
-from pipeline.config.settings import wants
+from pipeline.config.settings import constraint
 
 Role = Literal["compute", "storage", "management", "unused"]
 _KNOWN = get_args(Role)
-ROLES = wants(f"names of ports with one of {', '.join(_KNOWN)} each", lambda r: all(v in _KNOWN for v in r.values()))
+ROLES = constraint(
+    f"names of ports with one of {', '.join(_KNOWN)} each", lambda r: all(v in _KNOWN for v in r.values())
+)
 """Metadata of the field `roles` of a collector's configuration."""
 _GPU_VENDORS = ("0x10de", "0x1002")  # pci.ids: NVIDIA, AMD
 _GPU_CLASSES = ("0x03", "0x12")  # PCI code and ID assignment specification: display, processing accelerator

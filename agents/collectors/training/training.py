@@ -33,7 +33,7 @@ from agents.collectors.jobs.job_lifecycle import memory_of_jobs
 from agents.collectors.training.agent_socket import SYSTEM, places
 from agents.collectors.training.datagram import MAX_DATAGRAM
 from agents.collectors.training.reported_ranks import COUNTERS, GAUGES, JobOwners, Ranks, uids_of
-from pipeline.config.settings import wants
+from pipeline.config.settings import constraint
 
 MAX_AT_ONCE, PAUSE_S = 256, 0.2
 """At most so many datagrams in so many seconds, so that who floods the socket costs no more than 2 % of a core; chosen:
@@ -197,7 +197,7 @@ class Training(Collector):
     events: ClassVar[tuple[str, ...]] = ("replica_digest", "checkpoint")
     remote: ClassVar[bool] = True
     socket: str = ""
-    mode: str = field(default="0666", metadata=wants('a file mode in octal, such as "0666"', _is_mode))
+    mode: str = field(default="0666", metadata=constraint('a file mode in octal, such as "0666"', _is_mode))
     trusted: tuple[str, ...] = ("root", "slurm")
     facts: Path = Path("/run/fleetpulse/jobs")
     jobs: Path | None = field(default_factory=memory_of_jobs)

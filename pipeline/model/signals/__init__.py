@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 CLASSES: Mapping[str, str] = {
-    # device class -> kind of the entities that bear it, the main one where there are several
+    # device class -> kind of its entities; the main one if there are several
     "gpu": "gpu",
     "nvlink": "nvlink",
     "neuroncore": "neuroncore",
@@ -67,13 +67,13 @@ CLASSES: Mapping[str, str] = {
 }
 
 _FURTHER: Mapping[str, tuple[str, ...]] = {
-    # device class -> further kinds of entity that bear it
+    # device class -> further kinds of its entities
     "power": ("shelf", "chassis", "circuit", "outlet", "output"),
     "coolant": ("connector", "pump", "reservoir", "filter", "loop"),
 }
 
 CLASS_OF_KIND: Mapping[str, str] = {kind: c for c, main in CLASSES.items() for kind in (main, *_FURTHER.get(c, ()))}
-"""Kind of entity -> the device class that it bears."""
+"""Kind of entity -> its device class."""
 
 _DECLARED: tuple[Signal, ...] = (
     *GPU_SIGNALS,
@@ -102,38 +102,38 @@ _DECLARED: tuple[Signal, ...] = (
 
 
 def _with_generations(signals: Iterable[Signal]) -> Iterator[Signal]:
-    """All signals, and for each class that counts the start of its counters' present life (agents/node/counter_generations.py)."""
+    """All signals, plus one per class with counters: when its counters were last reset."""
     counting: dict[str, None] = {}
     for signal in signals:
         yield signal
         if signal.kind == "counter":
             counting[signal.device_class] = None
     for c in counting:
-        text = f"UTC second in which the counters of this {CLASSES[c]} began their present life, as the agent saw it"
+        text = f"UTC second of the last counter reset of this {CLASSES[c]}, as the agent detected it"
         yield Signal(f"{c}.generation", "s", "state", c, "u4", text, "agent")
 
 
 CATALOGUE: Mapping[str, Signal] = {signal.name: signal for signal in _with_generations(_DECLARED)}
 
 
-def kinds_of(device_class: str) -> tuple[str, ...]:
-    """All kinds of entity that bear a device class, the main one first."""
+def kinds_of_class(device_class: str) -> tuple[str, ...]:
+    """All kinds of entity of a device class, the main one first."""
     return (CLASSES[device_class], *_FURTHER.get(device_class, ()))
 
 
-def class_of(entity: str) -> str:
-    """Device class whose frames carry the events of `entity`: that of its kind, else the kind itself."""
+def class_of_entity(entity: str) -> str:
+    """The device class of an entity, whose frames contain its events: that of its kind, else the kind itself."""
     kind = entity.split(":", 1)[0]
     return CLASS_OF_KIND.get(kind, kind)
 
 
-def of_class(device_class: str, catalogue: Mapping[str, Signal] = CATALOGUE) -> tuple[Signal, ...]:
+def signals_of_class(device_class: str, catalogue: Mapping[str, Signal] = CATALOGUE) -> tuple[Signal, ...]:
     """All signals of a device class in catalogue order."""
     return tuple(s for s in catalogue.values() if s.device_class == device_class)
 
 
-def with_declared(declared: Iterable[Signal]) -> dict[str, Signal]:
-    """The catalogue with `declared` signals added; a declaration wins over a line of the same name."""
+def extend_catalogue(declared: Iterable[Signal]) -> dict[str, Signal]:
+    """The catalogue with `declared` signals added; a declaration replaces a signal of the same name."""
     return {**CATALOGUE, **{signal.name: signal for signal in declared}}
 
 
@@ -143,5 +143,5 @@ LISTING_COLUMNS = list(_LISTED.values())
 
 
 def listing_rows() -> list[dict[str, Any]]:
-    """Plain data, in the order of the catalogue."""
+    """The rows of `fleetpulse signals`, in catalogue order."""
     return [{shown: getattr(signal, name) for name, shown in _LISTED.items()} for signal in CATALOGUE.values()]

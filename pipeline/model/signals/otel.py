@@ -1,8 +1,8 @@
-"""Our signals under the names of OpenTelemetry's semantic conventions: the one table, both ways, as of SCHEMA.
+"""Maps our signals to OpenTelemetry's semantic conventions, in both directions, as of SCHEMA.
 
-A signal's `otel` names its convention. Here stands what each convention wants: unit, instrument, attributes. Where a
-signal does not fit, or where there is no convention, it goes under our own prefix and in its own unit; nothing is ever
-invented under `hw.`. The conventions are all of status Development: a test holds the table to the published package.
+A signal's `otel` names its convention; CONVENTIONS has unit, instrument and attributes of each. A signal that does not
+fit, or that has no convention, is exported under our own prefix in its own unit; no name is invented under `hw.`. All
+these conventions have the status Development; a test compares the table with the published package.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Attributes = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """What a semantic convention wants of a metric; `more` gives a signal's attributes, None where it does not fit."""
+    """A semantic convention. `attributes_of` returns a signal's attributes, or None if the signal does not fit."""
 
     instrument: Instrument
     unit: str
-    more: Callable[[Signal], Attributes | None] = lambda _: {}
+    attributes_of: Callable[[Signal], Attributes | None] = lambda _: {}
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What one signal is as a metric: value * factor + offset, or 1 where the state is one of `among`, else 0."""
+    """A signal as a metric: value * factor + offset; with `states`: 1 if the state is one of them, else 0."""
 
     signal: str
     name: str
@@ -42,11 +42,11 @@ class Metric:
     attributes: tuple[tuple[str, str], ...] = ()
     factor: float = 1.0
     offset: float = 0.0
-    among: tuple[int, ...] | None = None
+    states: tuple[int, ...] | None = None
 
     @property
-    def of_hardware(self) -> bool:
-        """Whether it is one of the hardware conventions, whose points bear `hw.id`."""
+    def is_hardware(self) -> bool:
+        """Whether it is a hardware convention, whose points have the attribute `hw.id`."""
         return self.name.startswith("hw.")
 
 
@@ -84,9 +84,9 @@ _UNITS: Mapping[tuple[str, str], float] = {
 _FAILED = frozenset(
     ("failed", "fault", "critical", "dead", "down", "lost", "absent", "hangs", "fails", "deleting", "reset_required")
 )
-"""States in which a thing does not do its work at all; what is neither normal nor among these is degraded. Chosen."""
+"""States of complete failure; a state that is neither normal nor one of these is degraded. Chosen."""
 _CPU_MODES: Attributes = {
-    # signal -> cpu.mode; busy and idle time add others up, so they are no mode of their own
+    # signal -> cpu.mode; busy and idle time are sums of others
     "node.cpu_user_time": "user",
     "node.cpu_system_time": "system",
     "node.cpu_iowait_time": "iowait",
@@ -100,12 +100,12 @@ _FILESYSTEM_STATES: Attributes = {
 }
 
 
-def _tail(signal: Signal) -> str:
+def _name_in_class(signal: Signal) -> str:
     return signal.name.partition(".")[2]
 
 
 def _direction(signal: Signal) -> Attributes | None:
-    words = _tail(signal).split("_")
+    words = _name_in_class(signal).split("_")
     if "rx" in words or "received" in words:
         return {"network.io.direction": "receive"}
     if "tx" in words or "sent" in words:
@@ -114,52 +114,52 @@ def _direction(signal: Signal) -> Attributes | None:
 
 
 def _disk_direction(signal: Signal) -> Attributes | None:
-    words = _tail(signal).split("_")
+    words = _name_in_class(signal).split("_")
     if {"read", "reads"} & set(words):
         return {"disk.io.direction": "read"}
     return {"disk.io.direction": "write"} if {"write", "writes", "written"} & set(words) else None
 
 
-def _type(signal: Signal) -> Attributes | None:
+def _hardware_type(signal: Signal) -> Attributes | None:
     found = _TYPES.get(signal.device_class)
     if signal.device_class == "node" and "memory" in signal.name:
         found = "memory"
     return {"hw.type": found} if found else None
 
 
-def _errors(signal: Signal) -> Attributes | None:
-    """error.type is `corrected` or `uncorrected` where that is all there is to say, else what was counted."""
-    kind, hardware = _tail(signal), _type(signal)
+def _error_attributes(signal: Signal) -> Attributes | None:
+    """error.type is `corrected` or `uncorrected` if that is all that is known, else the name of what is counted."""
+    kind, hardware = _name_in_class(signal), _hardware_type(signal)
     for plain in ("corrected", "uncorrected"):
         kind = plain if kind in (f"ecc_{plain}", f"memory_{plain}") else kind
     return None if hardware is None else {**hardware, "error.type": kind, **(_direction(signal) or {})}
 
 
-def _located(*quantity: str) -> Callable[[Signal], Attributes]:
-    """Where on its device a sensor sits: what the signal's name says beside the quantity."""
+def _sensor_location(*quantity: str) -> Callable[[Signal], Attributes]:
+    """hw.sensor_location: the parts of the signal's name that are not the quantity."""
 
     def more(signal: Signal) -> Attributes:
-        place = "_".join(word for word in _tail(signal).split("_") if word not in quantity)
+        place = "_".join(word for word in _name_in_class(signal).split("_") if word not in quantity)
         return {"hw.sensor_location": place} if place else {}
 
     return more
 
 
-def _fan(signal: Signal) -> Attributes | None:
-    return None if signal.device_class == "coolant" else _located("fan", "speed")(signal)  # a pump is no fan
+def _fan_location(signal: Signal) -> Attributes | None:
+    return None if signal.device_class == "coolant" else _sensor_location("fan", "speed")(signal)  # a pump is not a fan
 
 
-def _limit(signal: Signal) -> Attributes | None:
-    return None if "margin" in signal.name else {"hw.limit_type": _tail(signal)}  # a distance is no limit
+def _limit_type(signal: Signal) -> Attributes | None:
+    return None if "margin" in signal.name else {"hw.limit_type": _name_in_class(signal)}  # a margin is not a limit
 
 
-def _task(signal: Signal) -> Attributes:
-    task = next((t for t in ("encoder", "decoder") if t in _tail(signal)), "general")
+def _gpu_task(signal: Signal) -> Attributes:
+    task = next((t for t in ("encoder", "decoder") if t in _name_in_class(signal)), "general")
     return {"hw.gpu.task": task}
 
 
-def _one(key: str, value: Callable[[Signal], str | None]) -> Callable[[Signal], Attributes | None]:
-    """One attribute, without which a signal does not fit."""
+def _attribute(key: str, value: Callable[[Signal], str | None]) -> Callable[[Signal], Attributes | None]:
+    """A function that returns one attribute; a signal without it does not fit."""
 
     def more(signal: Signal) -> Attributes | None:
         found = value(signal)
@@ -169,27 +169,27 @@ def _one(key: str, value: Callable[[Signal], str | None]) -> Callable[[Signal], 
 
 
 CONVENTIONS: Mapping[str, Convention] = {
-    "hw.gpu.utilization": Convention("gauge", "1", _task),
+    "hw.gpu.utilization": Convention("gauge", "1", _gpu_task),
     "hw.gpu.memory.utilization": Convention("gauge", "1"),
     "hw.gpu.memory.usage": Convention("updowncounter", "By"),
     "hw.gpu.memory.limit": Convention("updowncounter", "By"),
     "hw.gpu.io": Convention("counter", "By", _direction),
-    "hw.errors": Convention("counter", "{error}", _errors),
-    "hw.status": Convention("updowncounter", "1", _type),
-    "hw.power": Convention("gauge", "W", _type),
-    "hw.energy": Convention("counter", "J", _type),
+    "hw.errors": Convention("counter", "{error}", _error_attributes),
+    "hw.status": Convention("updowncounter", "1", _hardware_type),
+    "hw.power": Convention("gauge", "W", _hardware_type),
+    "hw.energy": Convention("counter", "J", _hardware_type),
     "hw.host.power": Convention("gauge", "W"),
     "hw.host.energy": Convention("counter", "J"),
     "hw.host.ambient_temperature": Convention("gauge", "Cel"),
     "hw.host.heating_margin": Convention("gauge", "Cel"),
-    "hw.temperature": Convention("gauge", "Cel", _located("temperature")),
-    "hw.temperature.limit": Convention("gauge", "Cel", _limit),
-    "hw.fan.speed": Convention("gauge", "rpm", _fan),
-    "hw.fan.speed.limit": Convention("gauge", "rpm", _limit),
+    "hw.temperature": Convention("gauge", "Cel", _sensor_location("temperature")),
+    "hw.temperature.limit": Convention("gauge", "Cel", _limit_type),
+    "hw.fan.speed": Convention("gauge", "rpm", _fan_location),
+    "hw.fan.speed.limit": Convention("gauge", "rpm", _limit_type),
     "hw.fan.speed_ratio": Convention("gauge", "1"),
     "hw.battery.charge": Convention("gauge", "1"),
-    "hw.voltage": Convention("gauge", "V", _located("voltage")),
-    "hw.voltage.limit": Convention("gauge", "V", _limit),
+    "hw.voltage": Convention("gauge", "V", _sensor_location("voltage")),
+    "hw.voltage.limit": Convention("gauge", "V", _limit_type),
     "hw.voltage.nominal": Convention("gauge", "V"),
     "hw.network.io": Convention("counter", "By", _direction),
     "hw.network.packets": Convention("counter", "{packet}", _direction),
@@ -197,15 +197,15 @@ CONVENTIONS: Mapping[str, Convention] = {
     "hw.network.bandwidth.utilization": Convention("gauge", "1"),
     "hw.network.up": Convention("updowncounter", "1"),
     "hw.power_supply.usage": Convention("updowncounter", "W"),
-    "hw.power_supply.limit": Convention("updowncounter", "W", _limit),
+    "hw.power_supply.limit": Convention("updowncounter", "W", _limit_type),
     "hw.power_supply.utilization": Convention("gauge", "1"),
     "hw.memory.size": Convention("updowncounter", "By"),
     "hw.physical_disk.size": Convention("updowncounter", "By"),
-    "hw.physical_disk.smart": Convention("gauge", "1", _one("hw.physical_disk.smart_attribute", _tail)),
+    "hw.physical_disk.smart": Convention("gauge", "1", _attribute("hw.physical_disk.smart_attribute", _name_in_class)),
     "hw.physical_disk.endurance_utilization": Convention(
         "gauge", "1", lambda _: {"hw.physical_disk.state": "remaining"}
     ),
-    "system.cpu.time": Convention("counter", "s", _one("cpu.mode", lambda s: _CPU_MODES.get(s.name))),
+    "system.cpu.time": Convention("counter", "s", _attribute("cpu.mode", lambda s: _CPU_MODES.get(s.name))),
     "system.cpu.logical.count": Convention("updowncounter", "{cpu}"),
     "system.memory.limit": Convention("updowncounter", "By"),
     "system.memory.linux.available": Convention("updowncounter", "By"),
@@ -216,79 +216,79 @@ CONVENTIONS: Mapping[str, Convention] = {
     "system.disk.io_time": Convention("counter", "s"),
     "system.filesystem.limit": Convention("updowncounter", "By"),
     "system.filesystem.usage": Convention(
-        "updowncounter", "By", _one("system.filesystem.state", lambda s: _FILESYSTEM_STATES.get(s.name))
+        "updowncounter", "By", _attribute("system.filesystem.state", lambda s: _FILESYSTEM_STATES.get(s.name))
     ),
 }
 _KINDS: Mapping[Instrument, tuple[str, ...]] = {
-    # instrument -> kinds of signal that it can show
+    # instrument -> kinds of signal that it can represent
     "gauge": ("gauge", "state"),
     "counter": ("counter",),
     "updowncounter": ("gauge", "state"),
 }
 
 
-def metrics(signal: Signal) -> tuple[Metric, ...]:
-    """What a signal of the catalogue is as metrics: several where each of its states is one. Never none."""
-    return _table()[signal.name]
+def metrics_of_signal(signal: Signal) -> tuple[Metric, ...]:
+    """The metrics of a signal of the catalogue, at least one; several if each state is a metric."""
+    return _all_metrics()[signal.name]
 
 
 @functools.cache
-def _table() -> Mapping[str, tuple[Metric, ...]]:
-    """Every signal of the catalogue. Where two of a class would be one metric, the first is: who adds it up must not
-    count twice. States are not added up, so there the signals' names tell them apart."""
-    found = {signal.name: _metrics(signal) for signal in CATALOGUE.values()}
+def _all_metrics() -> Mapping[str, tuple[Metric, ...]]:
+    """The metrics of every signal. If two signals of a class map to the same metric, only the first does, so that a sum
+    does not count twice. States are not summed; there the attribute fleetpulse.signal distinguishes them."""
+    found = {signal.name: _convert_signal(signal) for signal in CATALOGUE.values()}
     places = [(CATALOGUE[name].device_class, m.name, m.attributes) for name, all_ in found.items() for m in all_]
     seen, taken = Counter(places), set[object]()
     for name, all_ in found.items():
         place = (CATALOGUE[name].device_class, all_[0].name, all_[0].attributes)
         if all_[0].name == "hw.status":
-            found[name] = tuple(_named(m) if seen[place] > 1 and m.among is not None else m for m in all_)
+            found[name] = tuple(_with_signal_name(m) if seen[place] > 1 and m.states is not None else m for m in all_)
         elif place in taken:
-            found[name] = (_own(CATALOGUE[name]),)
+            found[name] = (_custom_metric(CATALOGUE[name]),)
         taken.add(place)
     return found
 
 
-def _named(metric: Metric) -> Metric:
+def _with_signal_name(metric: Metric) -> Metric:
     return replace(metric, attributes=(*metric.attributes, ("fleetpulse.signal", metric.signal)))
 
 
-def _metrics(signal: Signal) -> tuple[Metric, ...]:
+def _convert_signal(signal: Signal) -> tuple[Metric, ...]:
     convention = CONVENTIONS.get(signal.otel)
-    more = convention.more(signal) if convention else None
+    more = convention.attributes_of(signal) if convention else None
     if convention is None or more is None:
-        return (_own(signal),)
+        return (_custom_metric(signal),)
     metric = Metric(signal.name, signal.otel, convention.unit, convention.instrument, signal.help, tuple(more.items()))
     if signal.otel in ("hw.status", "hw.network.up"):
-        states = _states(signal, metric)
-        return (*states, _own(signal)) if states else (_own(signal),)
-    if signal.otel == "hw.physical_disk.smart":  # raw values of any unit
+        states = _state_metrics(signal, metric)
+        return (*states, _custom_metric(signal)) if states else (_custom_metric(signal),)
+    if signal.otel == "hw.physical_disk.smart":  # raw values, without a unit
         return (metric,)
     factor = 1.0 if signal.unit == convention.unit else _UNITS.get((signal.unit, convention.unit))
     if factor is None or signal.kind not in _KINDS[convention.instrument]:
-        return (_own(signal),)
-    if signal.otel == "hw.physical_disk.endurance_utilization":  # ours is what was used
+        return (_custom_metric(signal),)
+    if signal.otel == "hw.physical_disk.endurance_utilization":  # our signal is the used part
         return (replace(metric, factor=-factor, offset=1.0),)
     return (replace(metric, factor=factor),)
 
 
-def _states(signal: Signal, metric: Metric) -> tuple[Metric, ...]:
-    """One metric per state of the convention that the signal can be in; none if its numbers are no states."""
+def _state_metrics(signal: Signal, metric: Metric) -> tuple[Metric, ...]:
+    """One metric per state of the convention that the signal can have; none if its values are not states."""
     if not signal.states or not signal.normal or signal.type[0] != "u":
         return ()
     sets: dict[str, list[int]] = {"ok": [], "degraded": [], "failed": []}
     for number, state in enumerate(signal.states):
         sets["ok" if state in signal.normal else "failed" if state in _FAILED else "degraded"].append(number)
     if metric.name == "hw.network.up":
-        return (replace(metric, among=tuple(sets["ok"])),)
+        return (replace(metric, states=tuple(sets["ok"])),)
     return tuple(
-        replace(metric, attributes=(*metric.attributes, ("hw.state", name)), among=tuple(numbers))
+        replace(metric, attributes=(*metric.attributes, ("hw.state", name)), states=tuple(numbers))
         for name, numbers in sets.items()
         if numbers
     )
 
 
-def _own(signal: Signal) -> Metric:
-    """A signal under our own name, in its own unit."""
+def _custom_metric(signal: Signal) -> Metric:
+    """The signal as a metric under our own name and unit."""
     instrument: Instrument = "counter" if signal.kind == "counter" else "gauge"
     return Metric(signal.name, PREFIX + signal.name, signal.unit, instrument, signal.help)

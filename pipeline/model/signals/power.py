@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from pipeline.model.signals.signal import HEALTH, WELL, Signal
+from pipeline.model.signals.signal import HEALTH, HEALTHY, Signal
 
 POWER_SIGNALS: tuple[Signal, ...] = (
-    Signal("power.draw", "W", "gauge", "power", "f4", "Power delivered to what is fed; of a chassis, drawn", "Redfish PowerWatts, RailPowerWatts; simulator", "hw.power", (0, 1e7), interval=30),
+    Signal("power.draw", "W", "gauge", "power", "f4", "Power delivered; for a chassis: drawn", "Redfish PowerWatts, RailPowerWatts; simulator", "hw.power", (0, 1e7), interval=30),
     Signal("power.voltage", "V", "gauge", "power", "f4", "Voltage: of a pdu or circuit its input, of an outlet or rail its output", "Redfish Voltage, RailVoltage; simulator", "hw.voltage", (0, 1e5), interval=30),
     Signal("power.current", "A", "gauge", "power", "f4", "Current", "Redfish CurrentAmps, RailCurrentAmps", "", (0, 1e5), harm="up", interval=30),
     Signal("power.frequency", "Hz", "gauge", "power", "f4", "Frequency of the mains", "Redfish FrequencyHz", "", (0, 1000), interval=30),
     Signal("power.energy", "J", "counter", "power", "u8", "Energy delivered since the BMC's counter was reset", "Redfish EnergykWh", "hw.energy", interval=30),
     Signal("power.apparent", "V.A", "gauge", "power", "f4", "Apparent power", "Redfish PowerWatts ApparentVA", "", (0, 1e7), interval=30),
     Signal("power.factor", "1", "gauge", "power", "f4", "Power factor", "Redfish PowerWatts PowerFactor", "", (-1, 1), harm="down", interval=30),
-    Signal("power.load", "1", "gauge", "power", "f4", "Power drawn as a share of what may be drawn", "Redfish EnvironmentMetrics PowerLoadPercent", "", (0, 10), harm="up", interval=30),
-    Signal("power.limit", "W", "gauge", "power", "f4", "Power limit that is set", "Redfish EnvironmentMetrics PowerLimitWatts SetPoint; PowerControl PowerLimit", "", (0, 1e7), interval=30),
-    Signal("power.capacity", "W", "gauge", "power", "f4", "Power that the supplies together can give", "Redfish PowerSubsystem CapacityWatts; PowerControl PowerCapacityWatts", "", (0, 1e7), harm="down", interval=300),
-    Signal("power.allocated", "W", "gauge", "power", "f4", "Power that is allocated to the chassis", "Redfish PowerSubsystem Allocation AllocatedWatts; PowerControl PowerAllocatedWatts", "", (0, 1e7), interval=300),
-    Signal("power.requested", "W", "gauge", "power", "f4", "Power that the chassis asks for", "Redfish PowerSubsystem Allocation RequestedWatts; PowerControl PowerRequestedWatts", "", (0, 1e7), interval=300),
-    Signal("power.redundancy", "", "state", "power", "u1", "Redundancy of the power supplies or of the mains", "Redfish PowerSupplyRedundancy, MainsRedundancy Status", "hw.status", (0, 6), HEALTH, WELL, "up", interval=300),
-    Signal("power.status", "", "state", "power", "u1", "What the BMC says of the chassis, shelf, pdu, circuit or outlet", "Redfish Status", "hw.status", (0, 6), HEALTH, WELL, "up", interval=30),
+    Signal("power.load", "1", "gauge", "power", "f4", "Power drawn as a share of the limit", "Redfish EnvironmentMetrics PowerLoadPercent", "", (0, 10), harm="up", interval=30),
+    Signal("power.limit", "W", "gauge", "power", "f4", "Configured power limit", "Redfish EnvironmentMetrics PowerLimitWatts SetPoint; PowerControl PowerLimit", "", (0, 1e7), interval=30),
+    Signal("power.capacity", "W", "gauge", "power", "f4", "Total power that the supplies can deliver", "Redfish PowerSubsystem CapacityWatts; PowerControl PowerCapacityWatts", "", (0, 1e7), harm="down", interval=300),
+    Signal("power.allocated", "W", "gauge", "power", "f4", "Power allocated to the chassis", "Redfish PowerSubsystem Allocation AllocatedWatts; PowerControl PowerAllocatedWatts", "", (0, 1e7), interval=300),
+    Signal("power.requested", "W", "gauge", "power", "f4", "Power requested by the chassis", "Redfish PowerSubsystem Allocation RequestedWatts; PowerControl PowerRequestedWatts", "", (0, 1e7), interval=300),
+    Signal("power.redundancy", "", "state", "power", "u1", "Redundancy of the power supplies or of the mains", "Redfish PowerSupplyRedundancy, MainsRedundancy Status", "hw.status", (0, 6), HEALTH, HEALTHY, "up", interval=300),
+    Signal("power.status", "", "state", "power", "u1", "Status of the chassis, shelf, pdu, circuit or outlet, from the BMC", "Redfish Status", "hw.status", (0, 6), HEALTH, HEALTHY, "up", interval=30),
     Signal("power.breaker", "", "state", "power", "u1", "State of the circuit's breaker", "Redfish Circuit BreakerState", "", (0, 2), ("normal", "tripped", "off"), ("normal",), "up", interval=30),
     Signal("power.state", "", "state", "power", "u1", "Whether the outlet, circuit or chassis is on", "Redfish PowerState", "", (0, 4), ("on", "off", "powering_on", "powering_off", "paused"), ("on",), "up", interval=30),
     Signal("power.current_unbalance", "1", "gauge", "power", "f4", "Unbalance of the currents of the phases", "Redfish Circuit UnbalancedCurrentPercent", "", (0, 10), harm="up", interval=30),
@@ -33,9 +33,9 @@ POWER_SIGNALS: tuple[Signal, ...] = (
     Signal("power.temperature", "Cel", "gauge", "power", "f4", "Temperature of the chassis, shelf or pdu", "Redfish EnvironmentMetrics, PowerDistributionMetrics TemperatureCelsius", "hw.temperature", (-60, 200), harm="up", interval=30),
     Signal("power.humidity", "1", "gauge", "power", "f4", "Relative humidity of the air", "Redfish EnvironmentMetrics, PowerDistributionMetrics HumidityPercent", "", (0, 1), harm="up", interval=30),
     Signal("power.dew_point", "Cel", "gauge", "power", "f4", "Dew point of the air", "Redfish EnvironmentMetrics DewPointCelsius", "", (-100, 100), harm="up", interval=30),
-    Signal("power.inlet_temperature", "Cel", "gauge", "power", "f4", "Temperature of the air that goes in", "Redfish ThermalMetrics; Thermal of PhysicalContext Intake", "hw.temperature", (-60, 120), harm="up", interval=30),
-    Signal("power.exhaust_temperature", "Cel", "gauge", "power", "f4", "Temperature of the air that comes out", "Redfish ThermalMetrics; Thermal of PhysicalContext Exhaust", "hw.temperature", (-60, 150), harm="up", interval=30),
-    Signal("power.ambient_temperature", "Cel", "gauge", "power", "f4", "Temperature of the air around", "Redfish ThermalMetrics TemperatureSummaryCelsius Ambient", "hw.host.ambient_temperature", (-60, 120), harm="up", interval=30),
+    Signal("power.inlet_temperature", "Cel", "gauge", "power", "f4", "Air temperature at the inlet", "Redfish ThermalMetrics; Thermal of PhysicalContext Intake", "hw.temperature", (-60, 120), harm="up", interval=30),
+    Signal("power.exhaust_temperature", "Cel", "gauge", "power", "f4", "Air temperature at the exhaust", "Redfish ThermalMetrics; Thermal of PhysicalContext Exhaust", "hw.temperature", (-60, 150), harm="up", interval=30),
+    Signal("power.ambient_temperature", "Cel", "gauge", "power", "f4", "Ambient air temperature", "Redfish ThermalMetrics TemperatureSummaryCelsius Ambient", "hw.host.ambient_temperature", (-60, 120), harm="up", interval=30),
 )  # fmt: skip
 
 
@@ -44,27 +44,27 @@ PSU_SIGNALS: tuple[Signal, ...] = (
     Signal("psu.input_voltage", "V", "gauge", "psu", "f4", "Voltage of the feed", "Redfish PowerSupplyMetrics InputVoltage; Power LineInputVoltage", "hw.voltage", (0, 1e5), harm="down", interval=30),
     Signal("psu.input_current", "A", "gauge", "psu", "f4", "Current drawn from the feed", "Redfish PowerSupplyMetrics InputCurrentAmps", "", (0, 1e4), interval=30),
     Signal("psu.frequency", "Hz", "gauge", "psu", "f4", "Frequency of the feed", "Redfish PowerSupplyMetrics FrequencyHz", "", (0, 1000), interval=30),
-    Signal("psu.output_power", "W", "gauge", "psu", "f4", "Power given to the chassis", "Redfish PowerSupplyMetrics OutputPowerWatts; Power LastPowerOutputWatts", "hw.power_supply.usage", (0, 1e6), interval=30),
+    Signal("psu.output_power", "W", "gauge", "psu", "f4", "Power delivered to the chassis", "Redfish PowerSupplyMetrics OutputPowerWatts; Power LastPowerOutputWatts", "hw.power_supply.usage", (0, 1e6), interval=30),
     Signal("psu.energy", "J", "counter", "psu", "u8", "Energy drawn since the BMC's counter was reset", "Redfish PowerSupplyMetrics EnergykWh", "hw.energy", interval=30),
-    Signal("psu.capacity", "W", "gauge", "psu", "f4", "Power that the supply can give", "Redfish PowerSupply PowerCapacityWatts", "hw.power_supply.limit", (0, 1e6), harm="down", interval=30),
-    Signal("psu.efficiency", "1", "gauge", "psu", "f4", "Efficiency: the best of its ratings, or what an older BMC gives", "Redfish PowerSupply EfficiencyRatings; Power EfficiencyPercent", "", (0, 1), harm="down", interval=30),
+    Signal("psu.capacity", "W", "gauge", "psu", "f4", "Power that the supply can deliver", "Redfish PowerSupply PowerCapacityWatts", "hw.power_supply.limit", (0, 1e6), harm="down", interval=30),
+    Signal("psu.efficiency", "1", "gauge", "psu", "f4", "Efficiency: the best of its ratings, or the value of an older BMC", "Redfish PowerSupply EfficiencyRatings; Power EfficiencyPercent", "", (0, 1), harm="down", interval=30),
     Signal("psu.temperature", "Cel", "gauge", "psu", "f4", "Temperature of the supply", "Redfish PowerSupplyMetrics TemperatureCelsius", "hw.temperature", (-60, 200), harm="up", interval=30),
     Signal("psu.fan_speed", "rpm", "gauge", "psu", "f4", "Speed of the supply's slowest fan", "Redfish PowerSupplyMetrics FanSpeedPercent SpeedRPM", "hw.fan.speed", (0, 100_000), harm="down", interval=30),
     Signal("psu.fan_speed_ratio", "1", "gauge", "psu", "f4", "Drive of the supply's slowest fan", "Redfish PowerSupplyMetrics FanSpeedPercent", "hw.fan.speed_ratio", (0, 1.5), interval=30),
-    Signal("psu.status", "", "state", "psu", "u1", "What the BMC says of the supply", "Redfish PowerSupply Status", "hw.status", (0, 6), HEALTH, WELL, "up", interval=30),
-    Signal("psu.input_status", "", "state", "psu", "u1", "What the BMC says of the feed", "Redfish PowerSupply LineInputStatus", "", (0, 2), ("normal", "loss_of_input", "out_of_range"), ("normal",), "up", interval=30),
+    Signal("psu.status", "", "state", "psu", "u1", "Status of the supply, from the BMC", "Redfish PowerSupply Status", "hw.status", (0, 6), HEALTH, HEALTHY, "up", interval=30),
+    Signal("psu.input_status", "", "state", "psu", "u1", "Status of the feed, from the BMC", "Redfish PowerSupply LineInputStatus", "", (0, 2), ("normal", "loss_of_input", "out_of_range"), ("normal",), "up", interval=30),
 )  # fmt: skip
 
 
 BATTERY_SIGNALS: tuple[Signal, ...] = (
-    Signal("battery.charge", "1", "gauge", "battery", "f4", "Charge that is left", "Redfish BatteryMetrics ChargePercent", "hw.battery.charge", (0, 1), harm="down", interval=300),
-    Signal("battery.health", "1", "gauge", "battery", "f4", "Capacity as a share of what it was when new", "Redfish Battery StateOfHealthPercent", "", (0, 1), harm="down", interval=300),
-    Signal("battery.stored", "J", "gauge", "battery", "f4", "Energy that is stored", "Redfish BatteryMetrics StoredEnergyWattHours", "", (0, 1e10), harm="down", interval=300),
+    Signal("battery.charge", "1", "gauge", "battery", "f4", "Remaining charge", "Redfish BatteryMetrics ChargePercent", "hw.battery.charge", (0, 1), harm="down", interval=300),
+    Signal("battery.health", "1", "gauge", "battery", "f4", "Capacity as a share of the original capacity", "Redfish Battery StateOfHealthPercent", "", (0, 1), harm="down", interval=300),
+    Signal("battery.stored", "J", "gauge", "battery", "f4", "Stored energy", "Redfish BatteryMetrics StoredEnergyWattHours", "", (0, 1e10), harm="down", interval=300),
     Signal("battery.temperature", "Cel", "gauge", "battery", "f4", "Temperature of the battery", "Redfish BatteryMetrics TemperatureCelsius", "hw.temperature", (-60, 200), harm="up", interval=300),
     Signal("battery.input_voltage", "V", "gauge", "battery", "f4", "Voltage at the input", "Redfish BatteryMetrics InputVoltage", "hw.voltage", (0, 1e5), interval=300),
     Signal("battery.input_current", "A", "gauge", "battery", "f4", "Current into the battery", "Redfish BatteryMetrics InputCurrentAmps", "", (-1e5, 1e5), interval=300),
     Signal("battery.output_current", "A", "gauge", "battery", "f4", "Current out of the battery, all outputs together", "Redfish BatteryMetrics OutputCurrentAmps", "", (-1e5, 1e5), interval=300),
-    Signal("battery.discharge_cycles", "1", "gauge", "battery", "f4", "Discharges so far, counted in full ones", "Redfish BatteryMetrics DischargeCycles", "", (0, 1e6), harm="up", interval=300),
-    Signal("battery.charge_state", "", "state", "battery", "u1", "Whether it charges or discharges", "Redfish Battery ChargeState", "", (0, 2), ("idle", "charging", "discharging"), ("idle", "charging"), "up", interval=300),
-    Signal("battery.status", "", "state", "battery", "u1", "What the BMC says of the battery", "Redfish Battery Status", "hw.status", (0, 6), HEALTH, WELL, "up", interval=300),
+    Signal("battery.discharge_cycles", "1", "gauge", "battery", "f4", "Equivalent full discharge cycles", "Redfish BatteryMetrics DischargeCycles", "", (0, 1e6), harm="up", interval=300),
+    Signal("battery.charge_state", "", "state", "battery", "u1", "Charge state", "Redfish Battery ChargeState", "", (0, 2), ("idle", "charging", "discharging"), ("idle", "charging"), "up", interval=300),
+    Signal("battery.status", "", "state", "battery", "u1", "Status of the battery, from the BMC", "Redfish Battery Status", "hw.status", (0, 6), HEALTH, HEALTHY, "up", interval=300),
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""What one signal is: a named measured quantity `CLASS.NAME` with a unit (UCUM, as in OpenTelemetry), kind and class.
+"""Signal: a measured quantity `CLASS.NAME` with unit (UCUM, as in OpenTelemetry), kind and device class.
 
-Its wire type is a NumPy type code; a missing value is NaN in floats and the highest value in unsigned integers.
+The wire type is a NumPy type code. A missing value is NaN in floats and the highest value in unsigned integers.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Literal
 Kind = Literal["gauge", "counter", "state"]
 TYPES = ("u1", "u2", "u4", "u8", "f4", "f8")
 HEALTH = ("ok", "warning", "critical", "unavailable", "absent", "standby", "disabled")
-"""States of a part as its BMC has them: Redfish Status.Health and, where that is not bad, Status.State."""
-WELL = ("ok", "absent", "standby", "disabled")
-"""States of HEALTH that are no fault: a bay may be empty, and a spare may stand by."""
+"""States of a part as its BMC reports them: Redfish Status.Health, else Status.State if the health is OK."""
+HEALTHY = ("ok", "absent", "standby", "disabled")
+"""States of HEALTH that are not faults: a bay may be empty, and a spare may be on standby."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One measured quantity. `valid` is inclusive; what lies outside is a broken reading and counts as missing.
+    """One measured quantity. `valid` is inclusive; a value outside it is a broken reading and counts as missing.
 
-    interval: seconds between two looks of our own collectors, where that is not every look.
-    wraps: whether a counter starts again by design, at a value that differs from device to device: no reset then.
+    interval: seconds between two readings of our own collectors; None: every reading.
+    wraps: whether a counter wraps by design, at a value that differs by device; a wrap is not a reset.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Signal:
 
     @property
     def column(self) -> str:
-        """Name of the SQL column: the class is dropped from the front, other dots become underscores."""
+        """Name of the SQL column: without the leading class name, other dots as underscores."""
         return column_of(self.name, self.device_class)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from detectors.base.detector import Detector
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level
-from pipeline.model.signals import class_of
+from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
 
 START = 1_790_000_000 * SECOND
@@ -55,7 +55,7 @@ class Case:
         """Values and events as frames; a class with events alone has a frame too."""
         by_class: dict[str, list[Event]] = {}
         for event in events:
-            by_class.setdefault(class_of(event.entity), []).append(event)
+            by_class.setdefault(class_of_entity(event.entity), []).append(event)
         found = {}
         for device_class in sorted({*values, *by_class}):
             columns = values.get(device_class, {})

@@ -19,7 +19,7 @@ from pipeline.api import sandbox
 from pipeline.api import sandbox as functions
 from pipeline.api.query import Queries
 from pipeline.config.sections import Api
-from pipeline.model.errors import OverLimit, Refused, Retryable, WrongQuery
+from pipeline.model.errors import InvalidQuery, OverLimit, Refused, Retryable
 from pipeline.store.database import Database
 
 GOOD = """
@@ -264,7 +264,7 @@ def _state(database: Database) -> list[object]:
 def _refused(act: Callable[[], object]) -> bool:
     try:
         act()
-    except (Refused, WrongQuery) as error:
+    except (Refused, InvalidQuery) as error:
         return bool(str(error))
     return False
 
@@ -355,7 +355,7 @@ def test_any_text_is_answered_or_refused(queries: Queries, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["SELECT '\ud800'", "SELECT '\x00'"])
 def test_broken_text_is_refused(queries: Queries, text: str) -> None:
-    with pytest.raises(WrongQuery):
+    with pytest.raises(InvalidQuery):
         queries.run(text)
 
 
@@ -446,7 +446,7 @@ SELECT a FROM gpu WHERE
 
 @pytest.mark.parametrize("query", WRONG)
 def test_wrong_sql_is_told_apart_from_sql_that_is_refused(queries: Queries, query: str) -> None:
-    with pytest.raises(WrongQuery):
+    with pytest.raises(InvalidQuery):
         queries.run(query)
 
 
