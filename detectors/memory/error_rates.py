@@ -1,71 +1,72 @@
-"""Rate of corrected memory errors of each GPU against those like it: a CUSUM over counts that come in clumps.
+"""How fast memory errors and replaced rows come: corrected errors of GPUs, replaced rows of GPUs, errors of servers.
 
-Counts of an hour are negative binomial: variance = mean (1 + a mean). The sum adds how much likelier they are at
-`ratio` times the usual rate (Page 1954; for negative binomial counts Hawkins and Olwell, Cumulative Sum Charts, 1998,
-chapter 5), after every hour, and within it as soon as errors come.
+Corrected errors of GPUs: a CUSUM over counts that come in clumps. Counts of an hour are negative binomial: variance =
+mean (1 + a mean). The sum adds how much likelier they are at `ratio` times the usual rate (Page 1954; for negative
+binomial counts Hawkins and Olwell, Cumulative Sum Charts, 1998, chapter 5), after every hour, and within it as soon as
+errors come.
 
-Rows of a GPU's memory that were replaced: how many lately, and whether spare ones soon run out.
+Replaced rows: the rate of the last one to two weeks, so that a good year does not hide a bad fortnight.
 
-The rate is that of the last one to two weeks: a GPU that was well for a year and now loses rows every day is not saved
-by its good year.
-
-Memory of servers: corrected errors in a leaky bucket, as mcelog counts them, and any that nothing corrected.
+Servers and modules: a leaky bucket of corrected errors, as mcelog counts them, and any uncorrected error.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.budget import GPUS
+from detectors.base.state import State, memory, notes, part
 from detectors.base.streams import Bools, Floats
-from detectors.memory.error_counters import Growth
+from detectors.memory.error_counters import ErrorCounters
 from pipeline.model.records import SECOND, Frame
 
 HOUR = 3600.0
+DAY = 24 * 3600 * SECOND
 GPU_CELL = np.dtype(
     [
         ("count", "<f8"),  # errors of the hour so far, clumps cut
-        ("seconds", "<f8"),  # of the hour that were watched
+        ("seconds", "<f8"),  # watched seconds of the hour
         ("sum", "<f8"),  # CUSUM over the hours before
-        ("since", "<i8"),  # first error that it holds: the onset
+        ("since", "<i8"),  # first error in the sum: the onset
         ("newest", "<i8"),  # last error
         ("total", "<f8"),  # errors since the onset
-        ("errors", "<f8"),  # learnt from: errors and hours of its own past
+        ("errors", "<f8"),  # learned from: errors and hours of its own past
         ("hours", "<f8"),
         ("on", "?"),
     ]
 )
-_FROZEN = 0.5  # of the limit: a sum above it teaches nothing, so that a burst does not become usual; lone errors do
-_CLUMP = 2.0  # errors that one instant counts for at most: one row that is read again and again is one weak row; chosen
+_FROZEN = 0.5  # share of the limit above which a sum teaches nothing, so that a burst does not become usual
+_CLUMP = 2.0  # errors that one reading counts for at most: one row that is read again and again is one weak row; chosen
 _PRIOR_RATE, _PRIOR_HOURS = 0.01, 100.0  # errors an hour of a GPU before a fleet was watched, and its weight; chosen
-_QUIET = 24 * 3600 * SECOND  # without an error a burst is over; chosen: as long as mcelog looks back
+_QUIET = DAY  # us without an error that end a burst; chosen: as long as mcelog looks back
 
 
 @dataclass
-class Rates:
-    """State of all GPUs; a part(). a: overdispersion; ratio: of the rate looked for to the usual; limit: of the sum."""
+class GpuErrorRates(State):
+    """Rates of corrected errors of all GPUs. a: overdispersion; ratio: of the rate looked for to the usual; limit: of
+    the sum. usual: errors an hour."""
 
     a: float = 2.0
     ratio: float = 10.0
     limit: float = 12.0
-    cells: NDArray[Any] = field(default_factory=lambda: np.empty(0, GPU_CELL))
-    usual: Floats = field(default_factory=lambda: np.empty(0))
-    hour: int = -1
+    cells: NDArray[Any] = memory(0, GPU_CELL)
+    usual: Floats = notes(lambda: np.empty(0))
+    hour: int = notes(lambda: -1)
 
-    def step(self, grown: Floats | None, watched: Floats, groups: NDArray[np.int32], time: int) -> Bools:
-        """(N,) whose rate is too high. grown: new errors, None = none.   watched: seconds in which they would tell."""
+    def update(self, grown: Floats | None, watched: Floats, groups: NDArray[np.int32], time: int) -> Bools:
+        """Returns (N,) GPUs with too high a rate. grown: new errors, None = none; watched: seconds with readings."""
         n = len(watched)
-        self._grow(n)
+        self.grow(n)
         cells = self.cells[:n]
         if time // int(HOUR * SECOND) != self.hour or len(self.usual) < n:
-            self._close(cells, groups)
-            self.end(n, (cells["total"] > 0) & (time - cells["newest"] > _QUIET))
+            self._close_hour(cells, groups)
+            self.end_bursts((cells["total"] > 0) & (time - cells["newest"] > _QUIET))
             self.hour = time // int(HOUR * SECOND)
         cells["seconds"] += watched
         erred = (grown > 0) & (watched > 0) if grown is not None else np.zeros(n, bool)
@@ -75,90 +76,81 @@ class Rates:
             cells["newest"][erred] = time
             cells["total"][erred] += grown[erred]
             cells["count"][erred] += np.minimum(grown[erred], _CLUMP)
-            cells["on"] |= erred & (self.score(n) > self.limit)
+            cells["on"] |= erred & (self.scores(n) > self.limit)
         return np.asarray(cells["on"])
 
     def budget(self) -> str:
-        """What the limit costs: a likelihood ratio's mean time to a false alarm is at least e**limit samples (Lorden
-        1971)."""
+        """Returns what the limit costs in false alarms.
+
+        A likelihood ratio's mean time to a false alarm is at least e**limit samples (Lorden 1971).
+        """
         hours = math.exp(self.limit)
         tickets = 1000 * GPUS * 24 / hours
-        cost = f"limit {self.limit:g} is passed by a sound GPU once in {hours:,.0f} GPU-hours at least"
-        return f"{cost}, which is at most {tickets:.2g} tickets per 1,000 node-days"
+        cost = f"limit {self.limit:g}: at most one false alarm per {hours:,.0f} hours and GPU"
+        return f"{cost}, at most {tickets:.2g} tickets per 1,000 node-days"
 
-    def score(self, n: int) -> Floats:
-        """(N,) the sum, this hour included."""
+    def scores(self, n: int) -> Floats:
+        """Returns (N,) the sums, this hour included."""
         cells = self.cells[:n]
-        return np.asarray(np.maximum(cells["sum"] + self._worth(cells), 0.0))
+        return np.asarray(np.maximum(cells["sum"] + self._likelihood_gain(cells), 0.0))
 
-    def _worth(self, cells: NDArray[Any]) -> Floats:
-        """Logarithm of how much likelier the hour's errors are at the higher rate."""
+    def end_bursts(self, which: Bools) -> None:
+        """Ends the bursts of some GPUs, such as those that were reset."""
+        cells = self.cells[: len(which)]
+        for name in ("sum", "total", "count", "on"):
+            cells[name][which] = 0
+
+    def _likelihood_gain(self, cells: NDArray[Any]) -> Floats:
+        """Returns the logarithm of how much likelier the hour's errors are at the higher rate."""
         usual = self.usual[: len(cells)] * cells["seconds"] / HOUR
         high = self.ratio * usual
         narrow, wide = 1 + self.a * usual, 1 + self.a * high
         return np.asarray(cells["count"] * np.log(self.ratio * narrow / wide) - np.log(wide / narrow) / self.a)
 
-    def _close(self, cells: NDArray[Any], groups: NDArray[np.int32]) -> None:
-        """Ends the hour: sums, what quiet ends, and what is usual for each GPU from its own past and its cohort's."""
+    def _close_hour(self, cells: NDArray[Any], groups: NDArray[np.int32]) -> None:
+        """Ends the hour: adds it to the sums, and learns each GPU's usual rate from its own past and its cohort."""
         if len(self.usual):
             known = cells[: len(self.usual)]
-            known["sum"] = np.clip(known["sum"] + self._worth(known), 0.0, 2 * self.limit)
-        learn = (cells["sum"] <= _FROZEN * self.limit) & ~cells["on"]
-        cells["errors"] += np.where(learn, cells["count"], 0.0)
-        cells["hours"] += np.where(learn, cells["seconds"] / HOUR, 0.0)
+            known["sum"] = np.clip(known["sum"] + self._likelihood_gain(known), 0.0, 2 * self.limit)
+        learns = (cells["sum"] <= _FROZEN * self.limit) & ~cells["on"]
+        cells["errors"] += np.where(learns, cells["count"], 0.0)
+        cells["hours"] += np.where(learns, cells["seconds"] / HOUR, 0.0)
         cells["count"] = cells["seconds"] = 0.0
         cells["total"][(cells["sum"] <= 0) & ~cells["on"]] = 0.0
         wide = int(groups.max(initial=-1)) + 2
         errors, hours = (np.bincount(groups + 1, cells[name], wide) for name in ("errors", "hours"))
         rate = ((errors + _PRIOR_RATE * _PRIOR_HOURS) / (hours + _PRIOR_HOURS))[groups + 1]
-        # a device's own rate is gamma about its cohort's, of shape 1/a: it shows more where it always did
+        # a device's own rate is gamma distributed about its cohort's, with shape 1/a: its own past counts too
         self.usual = (1 / self.a + cells["errors"]) / (1 / (self.a * rate) + cells["hours"])
-
-    def end(self, n: int, over: Bools) -> None:
-        """Ends bursts, of GPUs that were reset for instance."""
-        cells = self.cells[:n]
-        for name in ("sum", "total", "count", "on"):
-            cells[name][over] = 0
-
-    def _grow(self, n: int) -> None:
-        if len(self.cells) < n:
-            self.cells = np.concatenate([self.cells, np.zeros(n - len(self.cells), GPU_CELL)])
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"cells": self.cells, "usual": self.usual, "hour": self.hour}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.cells, self.usual, self.hour = state["cells"], state["usual"], state["hour"]
 
 
 ROW_FIELDS = [
-    ("rows", "<f8"),  # rows that were replaced one to two weeks ago, or when first seen, and when that was
+    ("rows", "<f8"),  # replaced rows one to two weeks ago, or when first seen, and when that was
     ("rows_at", "<i8"),
     ("newer_rows", "<f8"),  # the same of at most a week ago
     ("newer_at", "<i8"),
-    ("spent_at", "<i8"),  # since when spare rows are used up, or will be soon; 0: they are not
+    ("spent_at", "<i8"),  # since when spare rows are used up, or will be soon; 0: no
 ]
-DAY = 24 * 3600 * SECOND
 LEAST_ROWS, LEAST_DAYS = 2.0, 1.0
-"""Rows and days from which on a rate is one; chosen."""
+"""Rows and days from which a rate is computed; chosen."""
 SOON_DAYS = 30.0
-"""Days for which spare rows must last, else the exchange is to be planned; chosen: what spare parts may take."""
+"""Days that spare rows must last, else an exchange is to be planned; chosen: what spare parts may take."""
 _WEEK = 7 * DAY
 
 
 def count_replaced_rows(frame: Frame) -> Floats:
-    """(N,) rows that were replaced so far."""
-    told = frame["gpu.rows_corrected"] + frame["gpu.rows_uncorrected"]
-    return np.where(np.isfinite(told), told, np.nan)
+    """Returns (N,) rows that were replaced so far."""
+    rows = frame["gpu.rows_corrected"] + frame["gpu.rows_uncorrected"]
+    return np.where(np.isfinite(rows), rows, np.nan)
 
 
-def positive(count: Floats) -> NDArray[np.bool_]:
-    """(N,) whether it is a number, and not none."""
+def is_positive(count: Floats) -> NDArray[np.bool_]:
+    """Returns (N,) counts that are finite and above 0."""
     return np.asarray(np.isfinite(count) & (count > 0))
 
 
 def update_row_history(cells: NDArray[Any], rows: Floats, time: int) -> None:
-    """Takes the rows that are replaced now; a count that fell, or a time that stepped back, begins anew."""
+    """Records the replaced rows; a count that fell, or a time that stepped back, starts again."""
     known = np.isfinite(rows)
     new = known & ((cells["newer_at"] == 0) | (rows < cells["rows"]) | (cells["newer_at"] > time))
     old = known & ~new & (time - cells["newer_at"] >= _WEEK)
@@ -168,8 +160,8 @@ def update_row_history(cells: NDArray[Any], rows: Floats, time: int) -> None:
             cells[newer] = np.where(new | old, now, cells[newer])
 
 
-def find_spent(cells: NDArray[Any], rows: Floats, time: int, limit: float) -> NDArray[np.bool_]:
-    """(N,) whose spare rows are used up, or last less than SOON_DAYS; after that, less than twice that."""
+def find_spent_rows(cells: NDArray[Any], rows: Floats, time: int, limit: float) -> NDArray[np.bool_]:
+    """Returns (N,) GPUs whose spare rows are used up or last less than SOON_DAYS; once found, less than twice that."""
     since, grown = cells["spent_at"], rows - cells["rows"]
     if not since.any() and not (grown >= LEAST_ROWS).any() and not (rows >= limit).any():
         return np.zeros(len(cells), bool)
@@ -183,34 +175,32 @@ def find_spent(cells: NDArray[Any], rows: Floats, time: int, limit: float) -> ND
     return np.asarray(since > 0)
 
 
-_DAY = 24 * 3600 * SECOND
 SERVER_CELL = np.dtype([("bucket", "<f8"), ("since", "<i8"), ("on", "?"), ("lost", "<f8"), ("lost_at", "<i8")])
+"""bucket: corrected errors, of which `limit` a day leak out.   lost: uncorrected errors since lost_at; 0: none."""
 
 
 @dataclass
-class Host:
-    """Counters of one class; a part() of the detector. limit: corrected errors a day that are too many.
-
-    bucket: errors, of which `limit` a day leak out.   lost: uncorrected errors since lost_at; 0 = none.
-    """
+class ServerErrors(State):
+    """Memory errors of servers or of their modules. limit: corrected errors a day that are too many."""
 
     device_class: str
     corrected: str
     uncorrected: str
     limit: float
-    cells: NDArray[Any] = field(default_factory=lambda: np.empty(0, SERVER_CELL))
-    growth: Growth = field(default_factory=Growth)
+    cells: NDArray[Any] = memory(0, SERVER_CELL)
+    counters: ErrorCounters = part(ErrorCounters)
 
-    def step(self, frame: Frame, gate: NDArray[np.bool_]) -> None:
-        """Takes an instant; gate: False = people work on it, which counts for nothing."""
-        n, signals = len(frame.entities), (self.corrected, self.uncorrected)
-        if len(self.cells) < n:
-            self.cells = np.concatenate([self.cells, np.zeros(n - len(self.cells), SERVER_CELL)])
+    def update(self, frame: Frame, gate: NDArray[np.bool_]) -> None:
+        """Adds the errors of an instant; gate: False: under maintenance, errors do not count."""
+        n = len(frame.entities)
+        self.grow(n)
         cells = self.cells[:n]
-        grown, anew, seconds = self.growth.step(frame, signals, frame[f"{self.device_class}.generation"])
-        if anew is not None:
+        seconds = self.counters.seconds_since(frame.time)
+        readings = {signal: frame[signal] for signal in (self.corrected, self.uncorrected)}
+        grown, reborn = self.counters.read(readings, frame[f"{self.device_class}.generation"])
+        if reborn is not None:
             for name in ("bucket", "lost", "on"):
-                cells[name][anew] = 0
+                cells[name][reborn] = 0
         if grown is None and not cells["bucket"].any() and not cells["lost"].any():
             return
         more, lost = grown if grown is not None else np.zeros((2, n))
@@ -222,25 +212,18 @@ class Host:
     def _fill(
         self, cells: NDArray[Any], more: Floats, lost: Floats, gate: NDArray[np.bool_], seconds: float, time: int
     ) -> None:
-        """Adds errors of some devices, and lets old ones go."""
+        """Adds errors of some devices, and lets old ones leak out."""
         cells["since"] = np.where((more > 0) & (cells["bucket"] <= 0), time, cells["since"])
-        leak = seconds * self.limit * SECOND / _DAY
+        leak = seconds * self.limit * SECOND / DAY
         cells["bucket"] = np.clip(cells["bucket"] + np.where(gate, more, 0.0) - leak, 0.0, 2 * self.limit)
         cells["on"] = cells["bucket"] > np.where(cells["on"], self.limit / 2, self.limit)
-        struck = gate & (lost > 0)
-        cells["lost_at"] = np.where(struck & (cells["lost"] <= 0), time, cells["lost_at"])
-        kept = np.where(time - cells["lost_at"] > _DAY, 0.0, cells["lost"])
-        cells["lost"] = np.where(struck, cells["lost"] + lost, kept)
+        new = gate & (lost > 0)
+        cells["lost_at"] = np.where(new & (cells["lost"] <= 0), time, cells["lost_at"])
+        kept = np.where(time - cells["lost_at"] > DAY, 0.0, cells["lost"])
+        cells["lost"] = np.where(new, cells["lost"] + lost, kept)
 
-    def bad_ones(self, frame: Frame) -> Iterator[tuple[int, Any]]:
-        """Index and cell of all that have a condition."""
+    def find_bad(self, frame: Frame) -> Iterator[tuple[int, Any]]:
+        """Yields index and cell of all devices with a condition."""
         cells = self.cells[: len(frame.entities)]
         for i in np.flatnonzero(cells["on"] | (cells["lost"] > 0)).tolist():
             yield i, cells[i]
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"cells": self.cells, "growth": self.growth.snapshot()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.cells = state["cells"]
-        self.growth.restore(state["growth"])

@@ -1,39 +1,47 @@
-"""Finds lost power: supplies that give nothing, feeds that tripped, and GPUs that the power brake holds."""
+"""Finds lost power: supplies without output, feeds that tripped, voltages that are off, GPUs under the power brake."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from detectors.base.detector import Detector, memory, notes, part
-from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
+from detectors.base.findings import OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.power_feeds import SIGNALS as FEED_SIGNALS
 from detectors.base.power_feeds import PowerFeeds
 from detectors.base.throttle import has_reason, read_reasons
 from detectors.base.topology_index import TopologyIndex
-from detectors.power import voltages
-from detectors.power.supplies import INPUT, OUTPUT, PULLED, STATUS, Lost, Supplies
+from detectors.power.supplies import INPUT, OUTPUT, REMOVED, STATUS, Lost, Supplies
 from detectors.power.supplies import SIGNALS as SUPPLY_SIGNALS
-from detectors.power.voltages import MAINS, RAIL, Voltages
+from detectors.power.voltages import MAINS, RAIL, Voltages, find_explained_brakes, find_voltage_findings
 from detectors.power.voltages import SIGNALS as VOLTAGE_SIGNALS
 from detectors.telemetry.silence import LastSeen, shared_ancestors
+from pipeline.model.entity_names import TITLE_LENGTH, pager_title, short_duration
 from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level
 from pipeline.model.topology import Topology, kind_of
 
 BRAKE = 0x80
-"""NVML clock event reason HwPowerBrakeSlowdown: the board was told from outside to slow down, by half by default."""
-_LOOKS = 2  # of a bit, or of a dark feed, in a row: one odd reading is none; chosen
-_LAPSES = 60 * SECOND  # without a reading after which nobody knows of a GPU's brake any more; chosen: six frames
-_MEETS = ("pdu", "circuit", "shelf", "busway", "feed", "rack")  # kinds whose loss stops many; an outlet stops one
-_SAID = {
-    STATUS: "its BMC calls it failed",
-    INPUT: "its input is lost",
-    OUTPUT: "it gives nothing while the others carry its share",
-    PULLED: "it was taken out",
+"""NVML clock event reason HwPowerBrakeSlowdown: an external signal slows the board down, by half by default."""
+_LOOKS = 2  # readings in a row of a bit, or of a dark feed: one may be wrong; chosen
+_LAPSES = 60 * SECOND  # us without a reading after which the brake of a GPU is not known any more; chosen: six frames
+_SHARED = (
+    "pdu",
+    "circuit",
+    "shelf",
+    "busway",
+    "feed",
+    "rack",
+)  # kinds whose loss stops many nodes; an outlet stops one
+_WHY = {
+    STATUS: "failed",
+    INPUT: "input lost",
+    OUTPUT: "no output while the others carry its share",
+    REMOVED: "removed",
 }
 
 
@@ -41,16 +49,18 @@ _SAID = {
 class Power(Detector):
     """A lost supply is a ticket, and a page if the rest cannot carry the load or the power brake slows the GPUs.
 
-    The same supply lost in all nodes of a rack or unit at once is its shelf's or feed's loss, told once. A unit without
-    voltage (or a tripped breaker) of which the nodes fell silent pages at once; while they speak it is a ticket: they
-    live on another feed, or the meter is wrong. The brake bit without a lost supply is a ticket, after `brake_seconds`
-    a page. The power cap bit (0x4) is policy, and swings of whole jobs are work: nothing is said of either.
+    The same supply lost in all nodes of a rack or unit at the same time is a loss of its shelf or feed, reported once.
+    A unit without voltage (or with a tripped breaker) whose nodes fell silent pages at once; while they report it is a
+    ticket: they live on another feed, or the meter is wrong. The brake bit without a lost supply is a ticket, after
+    `brake_seconds` a page. The power cap bit (0x4) is policy, and load swings of whole jobs are work: neither is
+    reported.
 
-    A voltage is off when twice in a row it is a tenth from its usual (a 12 V rail 5 %), or told out of range: a
-    ticket, of many below one feed, rack or row that one's. It pages where it is off by more than a fifth on many, or
-    the brake holds GPUs there. A feed's meter whose supplies see nothing, or a rail among sound ones, is a suspect.
+    A voltage is off when it differs from its usual by a tenth twice in a row (a 12 V rail by 5 %), or is reported out
+    of range: a ticket; many below one feed, rack or row are one of that entity. It pages where it is off by more than a
+    fifth on many, or the brake holds GPUs there. A feed's meter whose supplies do not show it, or one rail among good
+    ones, is a suspect.
 
-    Source: NVML's clock event reasons; Redfish Status and LineInputStatus. Load sharing lifts each of the rest by
+    Source: NVML's clock event reasons; Redfish Status and LineInputStatus. Load sharing raises each of the rest by
     1/(n-1). Voltages: ITI (CBEMA) curve of 2000; EPS12V. brake_seconds: chosen; a site that sheds load for minutes on
     purpose has paid for that.
     """
@@ -66,58 +76,61 @@ class Power(Detector):
         *("node.load1", "event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "A supply that fails while nobody reads its BMC, whether supply or cord is to blame where no input is told, "
-        "a cold spare that would not start, a sag that is over between two readings, and a voltage that was wrong from "
+        "A supply that fails while its BMC is not read; whether supply or cord is the cause where the input is not "
+        "reported; a cold spare that would not start; a sag between two readings; and a voltage that was wrong from "
         "the first reading on."
     )
 
     brake_seconds: float = 300.0
 
-    braked: Any = memory(0, np.int32)  # frames in a row with the brake bit
-    since: Any = memory(0, np.int64)
-    heard: Any = memory(0, np.int64)  # the newest reading of a GPU that has the bit
+    braked: NDArray[np.int32] = memory(0, np.int32)  # frames in a row with the brake bit
+    since: NDArray[np.int64] = memory(0, np.int64)
+    heard: NDArray[np.int64] = memory(0, np.int64)  # newest reading of a GPU with the bit
     gates: Gates = part(Gates)
     feeds: PowerFeeds = part(PowerFeeds, kept=True)
-    supplies: Supplies = part(Supplies)
-    voltages: Voltages = part(Voltages)
+    supplies: Supplies = part(Supplies, of="psu", kept=True)
+    voltages: Voltages = part(Voltages, kept=True)
     nodes: LastSeen = part(lambda: LastSeen({"node": "node.load1"}), kept=True)
     conditions: OpenConditions = notes()
-
-    def __post_init__(self) -> None:
-        self._gpus, self._hosts = TopologyIndex(), TopologyIndex()
+    _node_index: TopologyIndex = field(default_factory=TopologyIndex, init=False, repr=False)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
             return []
         time = max(frame.time for frame in frames.values())
         topology = next(iter(frames.values())).topology
+        in_maintenance = self._maintenance(topology, time)
         self.gates.update(frames)
         self.nodes.update(frames, time)
         self.feeds.update(frames.get("power"), time)
-        self.supplies.look(frames.get("psu"), time)
-        self.voltages.look(frames, time)
-        held = self._brakes(frames.get("gpu"), time)
-        lost = [each for each in self.supplies.lost(topology, time) if not self._worked_on(each, topology, time)]
-        off = list(voltages.findings(self.voltages, held, topology, time, self.name, self._quiet(topology, time)))
-        of_lost = list(self._lost(lost, held, time))
-        paged = (each for each, finding in zip(lost, of_lost, strict=True) if finding.level == "page")
-        excused = {node for each in paged for node in each.chassis} | voltages.below(held, off, topology)
-        found = [*of_lost, *self._dark(topology, time), *off]
-        found += self._held(excused, held, topology, time)
+        self.supplies.update(frames.get("psu"), time)
+        self.voltages.update(frames, time)
+        braked = self._find_braked(frames.get("gpu"), time)
+        lost = [
+            each
+            for each in self.supplies.find_lost(topology)
+            if not any(in_maintenance(e) for e in (each.entity, *each.chassis, *each.supplies))
+        ]
+        off = list(find_voltage_findings(self.voltages, braked, topology, time, self.name, in_maintenance))
+        losses = list(self._report_lost(lost, braked, time))
+        paged = (each for each, finding in zip(lost, losses, strict=True) if finding.level == "page")
+        explained = {node for each in paged for node in each.chassis} | find_explained_brakes(braked, off, topology)
+        found = [*losses, *self._report_dark(topology, time), *off]
+        found += self._report_brake(explained, braked, topology, time)
         if not found and not self.conditions:
             return []
-        of_each = _joined(found)
-        close_ended(self.conditions, {f.entity for f in of_each})
-        due = ((f, due_report(self.conditions, f.entity, time, f.onset, f.level)) for f in of_each)
-        return [replace(f, onset=told[0], level=told[1]) for f, told in due if told is not None]
+        merged = _merge_by_entity(found)
+        close_ended(self.conditions, {f.entity for f in merged})
+        due = ((f, due_report(self.conditions, f.entity, time, f.onset, f.level)) for f in merged)
+        return [replace(f, onset=report[0], level=report[1]) for f, report in due if report is not None]
 
-    def _quiet(self, topology: Topology, time: int) -> Callable[[str], bool]:
+    def _maintenance(self, topology: Topology, time: int) -> Callable[[str], bool]:
         return lambda entity: self.gates.in_maintenance(entity, topology, time)
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        """The voltage that it has now is the usual one."""
+        """Makes the present voltage of an entity its usual one; see `Detector.accept_as_normal`."""
         super().accept_as_normal(entity, frames)
-        self.voltages.forget(entity, next((frame.topology for frame in frames.values()), None))
+        self.voltages.accept_as_normal(entity, next((frame.topology for frame in frames.values()), None))
 
     def budget(self) -> list[str]:
         return [
@@ -126,12 +139,8 @@ class Power(Detector):
             " deviations below that, so noise alone never reaches it",
         ]
 
-    def _worked_on(self, lost: Lost, topology: Topology, time: int) -> bool:
-        around = (lost.entity, *lost.chassis, *lost.supplies)
-        return any(self.gates.in_maintenance(e, topology, time) for e in around)
-
-    def _brakes(self, frame: Frame | None, time: int) -> dict[str, int]:
-        """Node -> since when the brake holds GPUs of it."""
+    def _find_braked(self, frame: Frame | None, time: int) -> dict[str, int]:
+        """Returns node -> since when the brake holds GPUs of it."""
         if frame is None or "gpu.throttle_reasons" not in frame.values:
             return {}
         reasons = frame["gpu.throttle_reasons"]
@@ -144,112 +153,121 @@ class Power(Detector):
         count[on] += 1
         heard = self.heard[: len(reasons)]
         heard[on] = time
-        np.minimum(heard, time, out=heard)  # a time that stepped back is no future
+        np.minimum(heard, time, out=heard)  # the clock may have been set back
         count[(known & ~on) | (time - heard > _LAPSES)] = 0
-        self._gpus.update(frame.entities, frame.topology)
-        held: dict[str, int] = {}
+        braked: dict[str, int] = {}
         for i in np.flatnonzero(count >= _LOOKS).tolist():
             node = frame.topology.ancestor_of_kind(frame.entities[i], "node") or frame.entities[i]
-            held[node] = min(int(self.since[i]), held.get(node, time))
-        return held
+            braked[node] = min(int(self.since[i]), braked.get(node, time))
+        return braked
 
-    def _lost(self, lost: list[Lost], held: Mapping[str, int], time: int) -> Iterator[Finding]:
+    def _report_lost(self, lost: list[Lost], braked: Mapping[str, int], time: int) -> Iterator[Finding]:
         for each in lost:
-            braked = [node for node in each.chassis if node in held]
-            level: Level = "page" if braked or each.overload else "ticket"
-            if each.why == OUTPUT and self.supplies.explicit(each.supplies[0]):
-                level = "suspect"  # it may rest as a cold spare, as its BMC says that it is well
-            names = each.supplies[0] if len(each.supplies) == 1 else f"{len(each.supplies)} supplies"
-            where = "" if each.entity == names else f" of {each.entity}"
-            left = f"{each.others} of the same chassis are left"
-            so = (
-                f"the power brake slows the GPUs of {len(braked)} node{'s' * (len(braked) > 1)}"
-                if braked
-                else each.overload or left
-            )
-            summary = f"{names}{where} lost: {_SAID[each.why]}; {so}"
-            told = make_evidence(
-                "over when it is told well twice in a row",
+            nodes = [node for node in each.chassis if node in braked]
+            level: Level = "page" if nodes or each.overload else "ticket"
+            if each.why == OUTPUT and self.supplies.reports_ok(each.supplies[0]):
+                level = "suspect"  # it may be a cold spare, as its BMC reports it as well
+            count = len(each.supplies)
+            what = "" if each.entity == each.supplies[0] else f"{count} power suppl{'y' if count == 1 else 'ies'} "
+            brake = f"power brake on {len(nodes)} node{'s' * (len(nodes) > 1)}" if nodes else ""
+            effect = brake or each.overload or f"{each.others} left in its chassis"
+            yield self.finding(
+                time,
+                each.entity,
+                (each.since, level),
+                score=float(count),
+                summary=pager_title(each.entity, f"{what}{_WHY[each.why].partition(' while')[0]}, {effect}"),
+                signals=("psu.status", "psu.input_status", "psu.output_power"),
+                clears="over when it is reported well twice in a row",
                 supplies=list(each.supplies[:64]),
                 chassis=list(each.chassis[:64]),
                 left=each.others,
-                braked=braked[:64],
-                why=_SAID[each.why],
+                braked=nodes[:64],
+                why=_WHY[each.why],
             )
-            signals = ("psu.status", "psu.input_status", "psu.output_power")
-            score = float(len(each.supplies))
-            yield Finding(time, each.since, each.entity, self.name, level, score, summary, told, signals)
 
-    def _dark(self, topology: Topology, time: int) -> Iterator[Finding]:
-        """Feeds without power."""
+    def _report_dark(self, topology: Topology, time: int) -> Iterator[Finding]:
+        """Yields a finding for each feed without power."""
         for entity, known in sorted(self.feeds.dark.items()):
             if known["looks"] < _LOOKS or self.gates.in_maintenance(entity, topology, time):
                 continue
-            self._hosts.update(self.nodes.names("node"), topology)
-            below = self._hosts.devices_below(entity)
-            silent = [i for i in below if self.nodes.of_class("node").missed[i] >= _LOOKS]
-            level: Level = "page" if len(silent) > len(below) / 2 and kind_of(entity) in _MEETS else "ticket"
-            what = f"{len(silent)} of its {len(below)} nodes are silent" if below else "no node is known to hang on it"
-            so = "it has tripped" if level == "page" else "the rest live on another feed, or its meter is wrong"
-            summary = f"{entity} has {known['why']}, and {what}: {so}"
             names = self.nodes.names("node")
-            told = make_evidence(
-                "over when its voltage is back", nodes=[names[i] for i in silent][:64], why=known["why"]
+            self._node_index.update(names, topology)
+            below = self._node_index.devices_below(entity)
+            silent = [i for i in below if self.nodes.of_class("node").missed[i] >= _LOOKS]
+            level: Level = "page" if len(silent) > len(below) / 2 and kind_of(entity) in _SHARED else "ticket"
+            effect = f"{len(silent)} of {len(below)} nodes silent" if below else "no node below it is known"
+            why = known["why"].removeprefix("a ").partition(" (")[0]
+            yield self.finding(
+                time,
+                entity,
+                (known["since"], level),
+                score=float(max(1, len(silent))),
+                summary=pager_title(entity, f"{why}, {effect}"),
+                signals=("power.voltage", "power.draw"),
+                clears="over when its voltage is back",
+                nodes=[names[i] for i in silent][:64],
+                why=known["why"],
             )
-            score = float(max(1, len(silent)))
-            signals = ("power.voltage", "power.draw")
-            yield Finding(time, known["since"], entity, self.name, level, score, summary, told, signals)
 
-    def _held(self, excused: set[str], held: Mapping[str, int], topology: Topology, time: int) -> Iterator[Finding]:
-        """The brake where no supply is lost and no voltage is off; of all nodes of a rack or unit, it is braked."""
+    def _report_brake(
+        self, explained: set[str], braked: Mapping[str, int], topology: Topology, time: int
+    ) -> Iterator[Finding]:
+        """Yields brakes without a lost supply or a voltage that is off; of all nodes of a rack or unit, one of that."""
         left = {
-            n: at for n, at in held.items() if n not in excused and not self.gates.in_maintenance(n, topology, time)
+            n: at for n, at in braked.items() if n not in explained and not self.gates.in_maintenance(n, topology, time)
         }
-        for entity, nodes in self._places(left, topology).items():
+        for entity, nodes in self._group_nodes(left, topology).items():
             since = min(left[n] for n in nodes)
             level: Level = "page" if time - since > self.brake_seconds * SECOND else "ticket"
-            who = f"GPUs of {entity}" if nodes == [entity] else f"GPUs of {len(nodes)} nodes of {entity}"
-            summary = f"The power brake has held {who} for {(time - since) / SECOND:.0f} s; no supply is told lost"
-            told = make_evidence("over when no GPU there has the brake bit", nodes=nodes[:64])
-            signals = ("gpu.throttle_reasons",)
-            score = float(len(nodes))
-            yield Finding(time, since, entity, self.name, level, score, summary, told, signals)
+            who = "GPUs" if nodes == [entity] else f"GPUs of {len(nodes)} nodes"
+            yield self.finding(
+                time,
+                entity,
+                (since, level),
+                score=float(len(nodes)),
+                summary=pager_title(entity, f"{who} under power brake for {short_duration((time - since) / SECOND)}"),
+                signals=("gpu.throttle_reasons",),
+                clears="over when no GPU there has the brake bit",
+                nodes=nodes[:64],
+            )
 
-    def _places(self, left: Mapping[str, int], topology: Topology) -> dict[str, list[str]]:
-        """Who is blamed for the brake -> its nodes."""
+    def _group_nodes(self, left: Mapping[str, int], topology: Topology) -> dict[str, list[str]]:
+        """Returns what is blamed for the brake -> its nodes."""
         names = list(self.nodes.names("node"))
         if len(left) < 2 or not names:
             return {node: [node] for node in sorted(left)}
-        self._hosts.update(names, topology)
+        self._node_index.update(names, topology)
         flags = np.isin(names, list(left))
-        found = shared_ancestors(flags, flags, np.ones(len(names), bool), self._hosts)
-        out: dict[str, list[str]] = {}
-        over = set(left)
+        found = shared_ancestors(flags, flags, np.ones(len(names), bool), self._node_index)
+        groups: dict[str, list[str]] = {}
+        rest = set(left)
         for entity in sorted(found, key=lambda e: -len(found[e])):
-            mine = [names[i] for i in found[entity] if names[i] in over]
-            if len(mine) == len(found[entity]):
-                out[entity] = mine
-                over -= set(mine)
-        return {**out, **{node: [node] for node in sorted(over)}}
+            members = [names[i] for i in found[entity] if names[i] in rest]
+            if len(members) == len(found[entity]):
+                groups[entity] = members
+                rest -= set(members)
+        return {**groups, **{node: [node] for node in sorted(rest)}}
 
 
-def _joined(found: Iterable[Finding]) -> list[Finding]:
-    """One finding of each entity, as who hears of it knows conditions by their entities: the loudest leads."""
-    of_each: dict[str, list[Finding]] = {}
+def _merge_by_entity(found: Iterable[Finding]) -> list[Finding]:
+    """Returns one finding for each entity, as conditions are known by their entity; the highest level leads."""
+    by_entity: dict[str, list[Finding]] = {}
     for finding in found:
-        of_each.setdefault(finding.entity, []).append(finding)
-    return [_together(mine) for mine in of_each.values()]
+        by_entity.setdefault(finding.entity, []).append(finding)
+    return [_merge(same) for same in by_entity.values()]
 
 
-def _together(mine: Sequence[Finding]) -> Finding:
-    if len(mine) == 1:
-        return mine[0]
-    lead = max(mine, key=lambda f: LEVELS.index(f.level))
-    others = [f.summary for f in mine if f is not lead]
+def _merge(same: Sequence[Finding]) -> Finding:
+    if len(same) == 1:
+        return same[0]
+    lead = max(same, key=lambda f: LEVELS.index(f.level))
+    others = [f.summary for f in same if f is not lead]
+    title = f"{lead.summary} (+{len(others)} more)"
     return replace(
         lead,
-        onset=min(f.onset for f in mine),
-        summary="; also: ".join((lead.summary, *others[:3])),
+        onset=min(f.onset for f in same),
+        summary=title if len(title) <= TITLE_LENGTH else lead.summary,
         evidence={**lead.evidence, "also": others[:16]},
-        signals=tuple(dict.fromkeys(signal for f in (lead, *mine) for signal in f.signals)),
+        signals=tuple(dict.fromkeys(signal for f in (lead, *same) for signal in f.signals)),
     )

@@ -1,4 +1,4 @@
-"""Memory health: uncorrected errors, rates of corrected ones, rows that wait or fail, and servers' memory."""
+"""Memory health: uncorrected errors, rates of corrected ones, pending and failed row remaps, and servers' memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.memory.memory import Memory, budget
+from detectors.memory.memory import Memory, describe_spare_rows
 from pipeline.model.records import SECOND, Event, Frame
 from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
@@ -49,7 +49,7 @@ class Site:
     def add(self, signal, count=1.0, place=3):
         self.values[signal][place] += count
 
-    def told(self, kind, entity=GPU, **data):
+    def event(self, kind, entity=GPU, **data):
         return Event(T0 + self.tick * self.step * SECOND, entity, kind, data)
 
 
@@ -62,12 +62,12 @@ def levels(found):
     return {f.entity: f.level for f in found}
 
 
-def test_sound_memory_is_silent(site):
+def test_healthy_memory_gives_no_finding(site):
     assert site.show(ticks=200) == []
 
 
 @pytest.mark.parametrize("signal", ["gpu.sram_uncorrected", "gpu.rows_failed"])
-def test_an_error_in_caches_and_a_row_that_cannot_be_replaced_page_at_once(site, signal):
+def test_a_cache_error_and_a_failed_row_remap_page_in_the_same_frame(site, signal):
     site.add(signal)
     assert levels(site.show()) == {GPU: "page"}
 
@@ -86,25 +86,26 @@ def test_an_uncorrected_error_without_a_row_pages_after_a_minute(site):
     assert levels(site.show(ticks=2)) == {GPU: "page"}
 
 
-def test_an_xid_says_whether_it_was_contained(site):
+def test_an_xid_decides_whether_an_error_was_contained(site):
     site.add("gpu.dram_uncorrected")
-    assert levels(site.show(site.told("xid", xid=94), ticks=20)) == {GPU: "ticket"}
+    assert levels(site.show(site.event("xid", xid=94), ticks=20)) == {GPU: "ticket"}
     site.add("gpu.dram_uncorrected", place=5)
-    found = site.show(site.told("xid", "gpu:n0.5", xid=95))
+    found = site.show(site.event("xid", "gpu:n0.5", xid=95))
     assert levels(found)["gpu:n0.5"] == "page"
     assert "not contained" in found[-1].summary
 
 
-def test_a_row_that_waits_is_a_ticket_until_the_reset(site):
+def test_a_pending_row_remap_is_a_ticket_until_the_reset(site):
     site.add("gpu.rows_pending")
     found = site.show(ticks=30)
     assert levels(found) == {GPU: "ticket"}
-    assert "drain when its job ends" in found[0].summary
+    assert found[0].summary == "GPU 3 of n0: memory row remap pending"
+    assert "drain when its job ends" in found[0].evidence["troubles"][0]
     site.add("gpu.rows_pending", -1)
     assert site.show(ticks=30) == []
 
 
-def test_a_reset_ends_uncorrected_errors_and_what_the_new_life_counts_is_not_added(site):
+def test_a_reset_ends_uncorrected_errors_and_counters_start_again(site):
     site.add("gpu.sram_uncorrected", 5)
     site.show(ticks=5)
     site.values["gpu.sram_uncorrected"][3] = 0
@@ -119,7 +120,7 @@ def test_ten_thousand_corrected_errors_of_caches_page(site):
     assert levels(site.show()) == {GPU: "page"}
 
 
-def test_a_burst_of_corrected_errors_is_a_ticket_that_says_what_is_usual():
+def test_a_burst_of_corrected_errors_is_a_ticket_with_the_usual_rate():
     site = Site(step=60)
     found = []
     for tick in range(24 * 60):
@@ -127,13 +128,13 @@ def test_a_burst_of_corrected_errors_is_a_ticket_that_says_what_is_usual():
             site.add("gpu.dram_corrected")
         found += site.show()
     assert levels(found) == {GPU: "ticket"}
-    told = found[0].evidence
-    assert told["value"] > 10 * told["expected"] > 0
-    assert told["peers"] == 15
-    assert told["cohort"] == "H100"
+    shown = found[0].evidence
+    assert shown["value"] > 10 * shown["expected"] > 0
+    assert shown["peers"] == 15
+    assert shown["cohort"] == "H100"
 
 
-def test_one_clump_and_now_and_then_an_error_are_no_burst():
+def test_one_clump_and_single_errors_are_no_burst():
     site = Site(step=600)
     site.add("gpu.dram_corrected", 500)
     found = site.show(ticks=6 * 24)
@@ -143,7 +144,7 @@ def test_one_clump_and_now_and_then_an_error_are_no_burst():
     assert found == []
 
 
-def test_a_gpu_that_always_shows_more_is_as_usual_for_itself():
+def test_a_gpu_with_a_high_usual_rate_gives_no_finding():
     site, rng = Site(step=3600), np.random.default_rng(3)
     found = []
     for _ in range(24 * 60):
@@ -152,8 +153,8 @@ def test_a_gpu_that_always_shows_more_is_as_usual_for_itself():
     assert found == []
 
 
-def test_announced_work_is_no_trouble(site):
-    site.show(site.told("maintenance_start", "node:n0", seconds=3600.0))
+def test_errors_during_announced_work_give_no_finding(site):
+    site.show(site.event("maintenance_start", "node:n0", seconds=3600.0))
     site.add("gpu.sram_uncorrected")
     site.add("node.memory_uncorrected", 1, 0)
     assert site.show(ticks=20) == []
@@ -163,7 +164,7 @@ def test_an_uncorrected_error_of_a_server_pages_its_node(site):
     site.add("node.memory_uncorrected", 1, 1)
     found = site.show()
     assert levels(found) == {"node:n1": "page"}
-    assert "1 uncorrected error of its memory" in found[0].summary
+    assert "1 uncorrected memory error" in found[0].summary
 
 
 def test_more_than_a_hundred_corrected_errors_a_day_are_a_ticket_and_ten_of_a_module(site):
@@ -175,7 +176,7 @@ def test_more_than_a_hundred_corrected_errors_a_day_are_a_ticket_and_ten_of_a_mo
     assert levels(site.show()) == {"node:n1": "ticket", "dimm:n0.b": "ticket"}
 
 
-def test_a_hundred_corrected_errors_over_two_days_are_none():
+def test_a_hundred_corrected_errors_over_two_days_give_no_finding():
     site = Site(step=600)
     found = []
     for _ in range(100):
@@ -184,11 +185,11 @@ def test_a_hundred_corrected_errors_over_two_days_are_none():
     assert found == []
 
 
-def test_spare_rows_are_told_with_their_time_or_that_it_cannot_be_told():
-    assert "cannot tell" in budget(float("nan"), 0.0, 3.0, 512.0)
-    assert "cannot tell for how long" in budget(1.0, 0.0, 3.0, 512.0)
-    assert "cannot tell for how long" in budget(8.0, 0.0, 0.1, 512.0)
-    assert "the rest lasts 504 days" in budget(8.0, 4.0, 4.0, 512.0)
+def test_spare_rows_are_described_with_the_time_left_if_it_is_known():
+    assert "unknown" in describe_spare_rows(float("nan"), 0.0, 3.0, 512.0)
+    assert "time left unknown" in describe_spare_rows(1.0, 0.0, 3.0, 512.0)
+    assert "time left unknown" in describe_spare_rows(8.0, 0.0, 0.1, 512.0)
+    assert "they last 504 days" in describe_spare_rows(8.0, 4.0, 4.0, 512.0)
 
 
 def test_a_bank_without_spare_rows_is_a_ticket(site):
@@ -196,7 +197,7 @@ def test_a_bank_without_spare_rows_is_a_ticket(site):
     assert levels(site.show()) == {GPU: "ticket"}
 
 
-def test_gpus_that_split_no_counters_are_judged_by_their_sums(site):
+def test_gpus_without_separate_counters_are_judged_by_totals(site):
     for what in ("corrected", "uncorrected"):
         site.values[f"gpu.ecc_{what}"] = site.values.pop(f"gpu.dram_{what}")
     site.detector = Memory()
@@ -214,7 +215,7 @@ def test_missing_readings_are_bridged(site):
     assert levels(site.show()) == {GPU: "page"}
 
 
-def test_new_gpus_and_a_clock_that_goes_back_do_no_harm(site):
+def test_new_gpus_and_a_clock_that_goes_back_give_no_finding(site):
     site.tick -= 2
     site.show(ticks=2)
     more = Site(gpus=12)
@@ -235,7 +236,7 @@ def test_new_gpus_and_a_clock_that_goes_back_do_no_harm(site):
         max_size=20,
     )
 )
-def test_no_reading_however_odd_stops_it(readings):
+def test_any_readings_are_accepted(readings):
     site = Site()
     for signal, place, value in readings:
         site.values[signal][place] = value
@@ -245,7 +246,7 @@ def test_no_reading_however_odd_stops_it(readings):
     site.show(ticks=2)
 
 
-def test_a_failed_row_of_a_gpu_that_is_gone_lapses_after_a_day():
+def test_a_failed_row_of_a_gpu_that_is_gone_ends_after_a_day():
     site = Site(step=600)
     site.add("gpu.rows_failed")
     assert levels(site.show(ticks=3)) == {GPU: "page"}
@@ -267,12 +268,13 @@ def test_growth_in_a_frame_that_steps_back_in_time_counts_no_negative_seconds(si
     assert site.detector.servers.cells["bucket"][0] <= 5
 
 
-def test_rows_at_the_limit_or_soon_there_are_a_ticket():
+def test_replaced_rows_at_the_limit_or_soon_at_it_are_a_ticket():
     site = Site(step=3600)
     site.add("gpu.rows_corrected", 512)
     found = site.show(ticks=2)
     assert levels(found) == {GPU: "ticket"}
-    assert "512 rows replaced" in found[0].summary
+    assert found[0].summary == "GPU 3 of n0: spare memory rows run out, 512 of 512 used"
+    assert "512 rows replaced" in found[0].evidence["spare_rows"]
     site = Site(step=3600)
     found = []
     for _ in range(20 * 24):
@@ -296,17 +298,17 @@ def test_a_good_year_does_not_hide_a_bad_fortnight():
         assert site.show() == []
 
 
-def test_a_burst_of_minutes_is_told_in_minutes(site):
+def test_the_title_of_a_short_burst_is_in_minutes(site):
     found = []
     for _ in range(30):
         site.add("gpu.dram_corrected", 2.0)
         found += site.show()
-    assert "corrected errors of its memory in " in found[0].summary
-    assert " min, usual are " in found[0].summary
+    assert "corrected memory errors in " in found[0].summary
+    assert " min, usual " in found[0].summary
     assert "0.0 h" not in found[0].summary
 
 
-def test_counters_that_stand_at_infinity_were_not_read(site):
+def test_counters_at_infinity_count_as_not_read(site):
     for signal in site.values:
         if "generation" not in signal:
             site.add(signal, np.inf, 1)

@@ -1,4 +1,4 @@
-"""Memory health by counters that are read amiss: senseless readings say nothing, real errors are told at once."""
+"""Memory health from misread counters: unreadable values give no finding, real errors give one in the same frame."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.detectors.test_memory import Site
 
 HARD = ("gpu.sram_uncorrected", "node.memory_uncorrected", "dimm.uncorrected")  # one error pages
 GROWING = (*HARD, "gpu.dram_uncorrected", "gpu.dram_corrected", "node.memory_corrected", "dimm.corrected")
-STANDING = ("gpu.sram_corrected", "gpu.rows_corrected", "gpu.rows_uncorrected")
-COUNTERS = (*GROWING, *STANDING)
+LEVELS = ("gpu.sram_corrected", "gpu.rows_corrected", "gpu.rows_uncorrected")
+COUNTERS = (*GROWING, *LEVELS)
 FLAGS = ("gpu.rows_failed", "gpu.rows_pending", "gpu.sram_threshold", "gpu.banks_none")
-SENSELESS = (2.0**8 - 1, 2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1, 2.0**63 - 1, 2.0**64 - 1, -1.0)
+UNREADABLE = (2.0**8 - 1, 2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1, 2.0**63 - 1, 2.0**64 - 1, -1.0)
 
 
 def at(signal, value, site, place=1):
@@ -21,7 +21,7 @@ def at(signal, value, site, place=1):
 
 
 def read(signal, values, step=10):
-    """What the detector says of a counter that is read like that."""
+    """Findings for a counter with these readings."""
     site, found = Site(step), []
     for value in values:
         at(signal, value, site)
@@ -29,8 +29,8 @@ def read(signal, values, step=10):
     return found
 
 
-def standing_at(signal, value, step=10):
-    """A site whose counter has stood there for as long as anybody knows."""
+def starting_at(signal, value, step=10):
+    """A site whose counter had this value before it was first read."""
     site = Site(step)
     at(signal, value, site)
     site.detector = Memory()
@@ -43,35 +43,35 @@ def levels(found):
 
 
 @pytest.mark.parametrize("signal", [*COUNTERS, *FLAGS])
-@pytest.mark.parametrize("value", SENSELESS)
-def test_a_senseless_reading_between_sound_ones_says_nothing(signal, value):
+@pytest.mark.parametrize("value", UNREADABLE)
+def test_an_unreadable_value_between_good_ones_gives_no_finding(signal, value):
     assert read(signal, [0, value, *[0] * 20]) == []
 
 
 @pytest.mark.parametrize("signal", COUNTERS)
-@pytest.mark.parametrize("value", SENSELESS)
-def test_senseless_readings_that_stay_say_nothing(signal, value):
+@pytest.mark.parametrize("value", UNREADABLE)
+def test_unreadable_values_that_stay_give_no_finding(signal, value):
     assert read(signal, [0, *[value] * 20]) == []
 
 
 @pytest.mark.parametrize("signal", GROWING)
 @pytest.mark.parametrize("low", [[0], [0, 0], [3], [-1], [np.nan, 0, np.nan], [0, 700, 0, 700, 0]])
 def test_a_counter_that_dips_and_is_back_has_not_grown(signal, low):
-    site = standing_at(signal, 700)
+    site = starting_at(signal, 700)
     for value in [*low, *[700] * 20]:
         at(signal, value, site)
         assert site.show() == []
 
 
-def test_rows_that_dip_for_a_reading_have_not_been_replaced_lately():
-    site, found = standing_at("gpu.rows_corrected", 400, step=3600), []
+def test_a_dip_of_the_row_count_is_no_row_replaced():
+    site, found = starting_at("gpu.rows_corrected", 400, step=3600), []
     for value in [*[400] * 30, 0, *[400] * 40]:
         at("gpu.rows_corrected", value, site)
         found += site.show()
     assert found == []
 
 
-def test_a_senseless_count_of_rows_makes_no_uncorrected_error_a_contained_one():
+def test_an_unreadable_row_count_does_not_make_an_uncorrected_error_contained():
     site = Site()
     at("gpu.dram_uncorrected", 1, site)
     site.show()
@@ -84,12 +84,12 @@ def test_a_senseless_count_of_rows_makes_no_uncorrected_error_a_contained_one():
 
 @pytest.mark.parametrize("signal", [*GROWING, "gpu.sram_corrected", "gpu.rows_corrected"])
 @pytest.mark.parametrize("value", [4e9, 2.0**32 - 2, 1e6, 1e15])
-def test_a_leap_that_the_next_reading_does_not_confirm_says_nothing(signal, value):
+def test_a_jump_that_the_next_reading_does_not_confirm_gives_no_finding(signal, value):
     assert read(signal, [0, value, *[0] * 20]) == []
 
 
 @pytest.mark.parametrize("signal", HARD)
-def test_a_leap_that_the_next_reading_confirms_is_told_with_it(signal):
+def test_a_jump_that_the_next_reading_confirms_is_reported_with_it(signal):
     assert read(signal, [0, 4e9]) == []
     assert levels(read(signal, [0, 4e9, 4e9 + 7])) == {"page"}
 
@@ -97,29 +97,29 @@ def test_a_leap_that_the_next_reading_confirms_is_told_with_it(signal):
 @pytest.mark.parametrize("signal", HARD)
 @pytest.mark.parametrize("before", [0, 1, 254, 65_533, 1e9])
 @pytest.mark.parametrize("errors", [1, 2, 5_000])
-def test_uncorrected_errors_page_with_the_first_reading_that_shows_them(signal, before, errors):
-    site = standing_at(signal, before)
+def test_uncorrected_errors_page_with_their_first_reading(signal, before, errors):
+    site = starting_at(signal, before)
     at(signal, before + errors, site)
     found = site.show()
     assert levels(found) == {"page"}
-    assert f": {errors} uncorrected error" in found[0].summary
+    assert f": {errors} uncorrected " in found[0].summary
 
 
 @pytest.mark.parametrize("signal", HARD)
 @pytest.mark.parametrize("before", [1, 700])
-def test_after_a_reset_that_nobody_tells_of_the_next_error_pages_at_once(signal, before):
-    site = standing_at(signal, before)
+def test_after_an_unreported_reset_the_next_error_pages_in_its_frame(signal, before):
+    site = starting_at(signal, before)
     at(signal, 0, site)
     assert site.show(ticks=3) == []
     at(signal, before, site)
     found = site.show()
     assert levels(found) == {"page"}
-    assert f": {before} uncorrected error" in found[0].summary
+    assert f": {before} uncorrected " in found[0].summary
 
 
 @pytest.mark.parametrize("signal", ["gpu.sram_uncorrected", "node.memory_uncorrected"])
-def test_after_a_reset_that_the_agent_tells_of_the_next_error_pages_at_once(signal):
-    site = standing_at(signal, 1)
+def test_after_a_reported_reset_the_next_error_pages_in_its_frame(signal):
+    site = starting_at(signal, 1)
     at(signal, 0, site)
     at(f"{signal.split('.')[0]}.generation", 1.8e9, site)
     assert site.show() == []
@@ -127,15 +127,15 @@ def test_after_a_reset_that_the_agent_tells_of_the_next_error_pages_at_once(sign
     assert levels(site.show()) == {"page"}
 
 
-def test_errors_beyond_where_a_counter_fell_from_are_told_alone():
-    site = standing_at("node.memory_uncorrected", 700)
+def test_only_errors_above_the_count_before_a_dip_are_reported():
+    site = starting_at("node.memory_uncorrected", 700)
     at("node.memory_uncorrected", 0, site)
     site.show()
     at("node.memory_uncorrected", 702, site)
-    assert ": 2 uncorrected errors" in site.show()[0].summary
+    assert ": 2 uncorrected memory errors" in site.show()[0].summary
 
 
-def test_corrected_errors_of_caches_end_with_a_reset_that_nobody_tells_of():
+def test_corrected_cache_errors_end_with_an_unreported_reset():
     site = Site()
     at("gpu.sram_corrected", 20_000, site)
     assert levels(site.show(ticks=3)) == {"page"}
@@ -145,7 +145,7 @@ def test_corrected_errors_of_caches_end_with_a_reset_that_nobody_tells_of():
 
 
 @pytest.mark.parametrize("signal", HARD)
-def test_a_senseless_first_reading_hides_no_later_error(signal):
+def test_an_unreadable_first_value_hides_no_later_error(signal):
     site = Site()
     at(signal, 2.0**32 - 1, site)
     site.detector = Memory()
@@ -157,7 +157,7 @@ def test_a_senseless_first_reading_hides_no_later_error(signal):
 
 
 def again(detector):
-    """A detector that goes on from its snapshot."""
+    """A detector restored from its snapshot."""
     new = Memory()
     new.restore(detector.snapshot())
     return new
@@ -165,8 +165,8 @@ def again(detector):
 
 @pytest.mark.parametrize("signal", HARD)
 @pytest.mark.parametrize("values", [[0, 700], [4e9, 700], [np.nan, 700]])
-def test_what_is_doubted_stays_so_after_a_restart(signal, values):
-    site = standing_at(signal, 700)
+def test_a_doubted_value_stays_doubted_after_a_restart(signal, values):
+    site = starting_at(signal, 700)
     for value in values:
         at(signal, value, site)
         assert site.show() == []

@@ -1,4 +1,4 @@
-"""Memory health where some GPUs tell errors of device memory and others only totals, or one for a while the other."""
+"""Memory health where some GPUs report errors of device memory and others only totals, or change between them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.detectors.test_memory import Site
 
 OWN = ("gpu.dram_corrected", "gpu.dram_uncorrected")
 TOTALS = ("gpu.ecc_corrected", "gpu.ecc_uncorrected")
-TELLS_OWN, TELLS_TOTALS = slice(0, 8), slice(8, 16)
+OWN_GPUS, TOTAL_GPUS = slice(0, 8), slice(8, 16)
 GPU, ONLY_TOTALS = "gpu:n0.3", "gpu:n1.2"
 DAY = 24 * 3600
 
 
 def site_of(own=1.0, total=3.0, step=10):
-    """All GPUs tell both; what they count is from before they were watched."""
+    """All GPUs report both; the counts are from before the detector started."""
     site = Site(step)
     site.detector = Memory()
     site.values |= {signal: np.full(16, own) for signal in OWN}
@@ -25,16 +25,16 @@ def site_of(own=1.0, total=3.0, step=10):
 
 
 def mixed(step=10):
-    """Agents of the first server tell both, an exporter of the second only totals."""
+    """Agents of the first server report both, an exporter of the second only totals."""
     site = site_of(step=step)
     for signal in OWN:
-        site.values[signal][TELLS_TOTALS] = np.nan
+        site.values[signal][TOTAL_GPUS] = np.nan
     assert site.show(ticks=3) == []
     return site
 
 
 def restarted(site, restart=True):
-    """Goes on from its snapshot."""
+    """The site with a detector restored from its snapshot."""
     if restart:
         kept, site.detector = site.detector.snapshot(), Memory()
         site.detector.restore(kept)
@@ -42,7 +42,7 @@ def restarted(site, restart=True):
 
 
 def without(site, signals):
-    """Takes the columns away; what they were."""
+    """Removes the columns and returns them."""
     return {signal: site.values.pop(signal) for signal in signals}
 
 
@@ -50,7 +50,7 @@ def levels(found):
     return {(f.entity, f.level) for f in found}
 
 
-def test_an_error_of_a_gpu_that_tells_only_totals_pages_beside_gpus_that_tell_more():
+def test_an_error_of_a_gpu_with_only_totals_pages_beside_gpus_with_both():
     site = mixed()
     site.add("gpu.ecc_uncorrected", place=10)
     assert levels(site.show(ticks=10)) == {(ONLY_TOTALS, "page")}
@@ -58,10 +58,10 @@ def test_an_error_of_a_gpu_that_tells_only_totals_pages_beside_gpus_that_tell_mo
     site.add("gpu.ecc_uncorrected")
     found = site.show(ticks=10)
     assert (GPU, "page") in levels(found)
-    assert all(": 1 uncorrected error of its memory" in f.summary for f in found)
+    assert all(": 1 uncorrected memory error" in f.summary for f in found)
 
 
-def test_a_burst_of_a_gpu_that_tells_only_totals_is_a_ticket_beside_gpus_that_tell_more():
+def test_a_burst_of_a_gpu_with_only_totals_is_a_ticket_beside_gpus_with_both():
     site, found = mixed(step=60), []
     for tick in range(600):
         if tick % 20 == 0:
@@ -71,7 +71,7 @@ def test_a_burst_of_a_gpu_that_tells_only_totals_is_a_ticket_beside_gpus_that_te
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_tick_without_the_counters_of_device_memory_pages_nobody(restart):
+def test_a_tick_without_device_memory_counters_gives_no_finding(restart):
     site = site_of()
     assert site.show(ticks=3) == []
     kept = without(site, OWN)
@@ -81,7 +81,7 @@ def test_a_tick_without_the_counters_of_device_memory_pages_nobody(restart):
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_an_error_in_a_tick_without_the_counters_of_device_memory_pages_after_it(restart):
+def test_an_error_in_a_tick_without_device_memory_counters_pages_after_it(restart):
     site = site_of()
     site.show(ticks=3)
     kept = without(site, OWN)
@@ -92,7 +92,7 @@ def test_an_error_in_a_tick_without_the_counters_of_device_memory_pages_after_it
     assert levels(restarted(site, restart).show(ticks=10)) == {(GPU, "page")}
 
 
-def test_counters_of_device_memory_that_come_and_go_page_nobody():
+def test_device_memory_counters_that_come_and_go_give_no_finding():
     site = site_of()
     for _ in range(10):
         kept = without(site, OWN)
@@ -103,7 +103,7 @@ def test_counters_of_device_memory_that_come_and_go_page_nobody():
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("own", [1.0, 7.0])
-def test_a_gpu_that_begins_to_tell_of_device_memory_itself_pages_with_its_next_error_alone(own, restart):
+def test_a_gpu_that_starts_to_report_device_memory_pages_only_with_its_next_error(own, restart):
     site = site_of()
     without(site, OWN)
     site.show(ticks=3)
@@ -113,10 +113,10 @@ def test_a_gpu_that_begins_to_tell_of_device_memory_itself_pages_with_its_next_e
     site.add("gpu.dram_uncorrected", place=10)
     found = restarted(site, restart).show(ticks=10)
     assert levels(found) == {(ONLY_TOTALS, "page")}
-    assert ": 1 uncorrected error of its memory" in found[0].summary
+    assert ": 1 uncorrected memory error" in found[0].summary
 
 
-def test_a_fleet_that_begins_to_tell_of_device_memory_itself_pages_nobody():
+def test_a_fleet_that_starts_to_report_device_memory_gives_no_finding():
     site = site_of(own=7.0)
     kept = without(site, OWN)
     site.show(ticks=3)
@@ -125,7 +125,7 @@ def test_a_fleet_that_begins_to_tell_of_device_memory_itself_pages_nobody():
 
 
 @pytest.mark.parametrize("own", [1.0, 7.0])
-def test_a_gpu_that_tells_only_totals_for_a_day_is_read_by_them_from_then_on(own):
+def test_a_gpu_with_only_totals_for_a_day_is_read_from_them_afterwards(own):
     site = site_of(own=own, step=600)
     site.show(ticks=3)
     without(site, OWN)
@@ -134,14 +134,14 @@ def test_a_gpu_that_tells_only_totals_for_a_day_is_read_by_them_from_then_on(own
     assert levels(restarted(site).show(ticks=3)) == {(GPU, "page")}
 
 
-def test_a_gpu_whose_own_counters_do_not_answer_is_read_by_its_totals():
+def test_a_gpu_whose_own_counters_are_unreadable_is_read_from_its_totals():
     site = site_of(own=2.0**64 - 1)
     site.show(ticks=3)
     site.add("gpu.ecc_uncorrected")
     assert levels(site.show(ticks=10)) == {(GPU, "page")}
 
 
-def test_an_error_of_caches_is_not_told_of_device_memory_too_where_a_total_counts_both():
+def test_a_cache_error_is_not_reported_for_device_memory_too_where_a_total_counts_both():
     site = mixed()
     for signal in ("gpu.sram_uncorrected", "gpu.ecc_uncorrected"):
         site.add(signal, place=10)
@@ -150,14 +150,4 @@ def test_an_error_of_caches_is_not_told_of_device_memory_too_where_a_total_count
     assert all(len(f.evidence["troubles"]) == 1 and "caches" in f.summary for f in found)
     site.add("gpu.sram_uncorrected", place=10)
     site.add("gpu.ecc_uncorrected", 3, place=10)
-    assert "2 uncorrected errors of its memory" in site.show(ticks=20)[-1].evidence["troubles"][1]
-
-
-def test_a_snapshot_that_does_not_say_what_was_read_goes_on_where_it_was():
-    site = site_of()
-    site.show(ticks=3)
-    kept, site.detector = site.detector.snapshot(), Memory()
-    kept["growth"] = {name: kept["growth"][name] for name in kept["growth"] if name not in ("by", "alone_at")}
-    site.detector.restore(kept)
-    site.add("gpu.dram_uncorrected")
-    assert levels(site.show(ticks=10)) == {(GPU, "page")}
+    assert "2 uncorrected memory errors" in site.show(ticks=20)[-1].evidence["troubles"][1]

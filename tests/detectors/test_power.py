@@ -1,11 +1,11 @@
-"""Lost supplies, tripped units and the power brake; and what is policy, work or a meter's own trouble."""
+"""Lost supplies, tripped units and the power brake; and what is policy, load or a wrong meter."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from detectors.power.power import Power, _joined
+from detectors.power.power import Power, _merge_by_entity
 from pipeline.model.records import SECOND, Event, Finding, Frame
 from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
@@ -27,21 +27,21 @@ class Site:
         parents |= {e: [f"node:{e[4:8]}"] for e in (*NAMES["gpu"], *NAMES["psu"])}
         self.detector, self.topology, self.findings = Power(), Topology(parents), []
 
-    def run(self, change=lambda told: None, ticks=20, events=()):
-        """FAULT sound instants, then some with what `change` makes of them."""
+    def run(self, change=lambda values: None, ticks=20, events=()):
+        """FAULT healthy instants, then `ticks` with the values that `change` alters."""
         for tick in range(FAULT + ticks):
-            told = {
+            values = {
                 "node": {"node.load1": np.full(8, 20.0)},
                 "gpu": {"gpu.throttle_reasons": np.zeros(16)},
                 "psu": {"psu.status": np.zeros(32), "psu.output_power": np.full(32, 1500.0 + tick % 3)},
                 "power": {"power.voltage": np.full(2, 415.0), "power.draw": np.full(2, 24e3)},
             }
             if tick >= FAULT:
-                change(told)
+                change(values)
             mine = [e for e in events if tick == FAULT]
             frames = {
                 c: Frame(START + tick * 10 * SECOND, c, NAMES[c], v, self.topology, _of(mine, c))
-                for c, v in told.items()
+                for c, v in values.items()
             }
             self.findings += self.detector.observe(frames)
         return {(f.entity, f.level) for f in self.findings}
@@ -56,106 +56,106 @@ def site():
     return Site()
 
 
-def test_a_supply_that_its_bmc_calls_failed_is_a_ticket(site):
-    def failed(told):
-        told["psu"]["psu.status"][5], told["psu"]["psu.output_power"][5] = 2, 0
+def test_a_supply_that_its_bmc_reports_as_failed_is_a_ticket(site):
+    def failed(values):
+        values["psu"]["psu.status"][5], values["psu"]["psu.output_power"][5] = 2, 0
 
     assert site.run(failed) == {("psu:r0n1.1", "ticket")}
-    assert "3 of the same chassis are left" in site.findings[0].summary
+    assert site.findings[0].summary == "Power supply 1 of r0n1: failed, 3 left in its chassis"
 
 
-def test_with_the_brake_on_it_pages(site):
-    def braked(told):
-        told["psu"]["psu.status"][5] = 2
-        told["gpu"]["gpu.throttle_reasons"][2:4] = 0x80 | 0x4
+def test_a_lost_supply_with_the_brake_on_pages(site):
+    def braked(values):
+        values["psu"]["psu.status"][5] = 2
+        values["gpu"]["gpu.throttle_reasons"][2:4] = 0x80 | 0x4
 
     assert ("psu:r0n1.1", "page") in site.run(braked)
     assert {f.entity for f in site.findings} <= {"psu:r0n1.1", "node:r0n1"}
 
 
 def test_more_than_half_of_the_supplies_lost_pages(site):
-    def failed(told):
-        told["psu"]["psu.status"][4:7] = 2
+    def failed(values):
+        values["psu"]["psu.status"][4:7] = 2
 
     assert site.run(failed) == {("node:r0n1", "page")}
 
 
 def test_supplies_that_cannot_carry_the_load_page(site):
-    def failed(told):
-        told["psu"]["psu.capacity"] = np.full(32, 1900.0)
-        told["psu"]["psu.status"][5] = 2
+    def failed(values):
+        values["psu"]["psu.capacity"] = np.full(32, 1900.0)
+        values["psu"]["psu.status"][5] = 2
 
     assert site.run(failed) == {("psu:r0n1.1", "page")}
 
 
-def test_the_same_supply_of_all_nodes_of_a_rack_is_the_racks_shelf(site):
-    def failed(told):
-        told["psu"]["psu.status"][2:16:4] = 2
+def test_the_same_supply_of_all_nodes_of_a_rack_is_one_loss_of_the_rack(site):
+    def failed(values):
+        values["psu"]["psu.status"][2:16:4] = 2
 
     assert site.run(failed) == {("rack:r0", "ticket")}
 
 
-def test_a_supply_that_gives_nothing_though_its_bmc_calls_it_well_may_be_a_cold_spare(site):
-    def silent(told):
-        told["psu"]["psu.output_power"][4:8] = (2000, 0, 2000, 2000)
+def test_a_supply_without_output_that_its_bmc_reports_as_well_is_a_suspect_as_a_cold_spare(site):
+    def silent(values):
+        values["psu"]["psu.output_power"][4:8] = (2000, 0, 2000, 2000)
 
     assert site.run(silent) == {("psu:r0n1.1", "suspect")}
 
 
-def test_a_load_that_falls_everywhere_is_a_job_that_ended(site):
-    def idle(told):
-        told["psu"]["psu.output_power"][:] = 100.0
-        told["power"]["power.draw"][:] = 8e3
+def test_a_load_that_falls_everywhere_gives_no_finding(site):
+    def idle(values):
+        values["psu"]["psu.output_power"][:] = 100.0
+        values["power"]["power.draw"][:] = 8e3
 
     assert {level for _, level in site.run(idle)} <= set()
 
 
-def test_the_power_cap_bit_is_policy(site):
-    def capped(told):
-        told["gpu"]["gpu.throttle_reasons"][:] = 0x4 | 0x1
+def test_the_power_cap_bit_gives_no_finding(site):
+    def capped(values):
+        values["gpu"]["gpu.throttle_reasons"][:] = 0x4 | 0x1
 
     assert site.run(capped, 60) == set()
 
 
-def test_the_brake_alone_is_a_ticket_and_after_five_minutes_a_page_on_what_it_holds(site):
-    def braked(told):
-        told["gpu"]["gpu.throttle_reasons"][:8] = 0x80
+def test_the_brake_alone_is_a_ticket_and_a_page_after_five_minutes(site):
+    def braked(values):
+        values["gpu"]["gpu.throttle_reasons"][:8] = 0x80
 
     assert site.run(braked, 20) == {("rack:r0", "ticket")}
     assert ("rack:r0", "page") in Site().run(braked, 60)
 
 
-def test_one_odd_reading_of_a_bit_is_none(site):
+def test_one_reading_of_a_bit_gives_no_finding(site):
     ticks = iter(range(100))
 
-    def once(told):
+    def once(values):
         if next(ticks) == 0:
-            told["gpu"]["gpu.throttle_reasons"][3] = 0x80
+            values["gpu"]["gpu.throttle_reasons"][3] = 0x80
 
     assert site.run(once) == set()
 
 
-def test_a_unit_without_voltage_whose_nodes_are_gone_has_tripped(site):
-    def tripped(told):
-        told["power"]["power.voltage"][0] = told["power"]["power.draw"][0] = 0
-        told["node"]["node.load1"][:4] = told["psu"]["psu.output_power"][:16] = np.nan
-        told["psu"]["psu.status"][:16] = told["gpu"]["gpu.throttle_reasons"][:8] = np.nan
+def test_a_unit_without_voltage_whose_nodes_are_silent_pages(site):
+    def tripped(values):
+        values["power"]["power.voltage"][0] = values["power"]["power.draw"][0] = 0
+        values["node"]["node.load1"][:4] = values["psu"]["psu.output_power"][:16] = np.nan
+        values["psu"]["psu.status"][:16] = values["gpu"]["gpu.throttle_reasons"][:8] = np.nan
 
     assert {("pdu:p0", "page")} <= site.run(tripped)
     assert {f.entity for f in site.findings} == {"pdu:p0"}
-    assert "4 of its 4 nodes are silent" in site.findings[-1].summary
+    assert "no voltage, 4 of 4 nodes silent" in site.findings[-1].summary
 
 
-def test_a_meter_that_reads_nothing_while_its_nodes_live_is_a_ticket(site):
-    def dead(told):
-        told["power"]["power.voltage"][0] = 0
+def test_a_meter_that_reads_nothing_while_its_nodes_report_is_a_ticket(site):
+    def dead(values):
+        values["power"]["power.voltage"][0] = 0
 
     assert site.run(dead) == {("pdu:p0", "ticket")}
 
 
-def test_announced_work_on_a_supply_says_nothing(site):
-    def pulled(told):
-        told["psu"]["psu.status"][5] = 4
+def test_announced_work_on_a_supply_gives_no_finding(site):
+    def pulled(values):
+        values["psu"]["psu.status"][5] = 4
 
     work = Event(START + FAULT * 10 * SECOND, "node:r0n1", "maintenance_start", {"seconds": 3600.0})
     assert site.run(pulled, events=[work]) == set()
@@ -165,26 +165,26 @@ def test_announced_work_on_a_supply_says_nothing(site):
 def test_a_supply_that_is_well_again_ends_its_condition(site):
     ticks = iter(range(100))
 
-    def for_a_while(told):
+    def for_a_while(values):
         if next(ticks) < 6:
-            told["psu"]["psu.status"][5] = 2
+            values["psu"]["psu.status"][5] = 2
 
     site.run(for_a_while, 30)
     assert site.detector.conditions == {}
 
 
-def test_the_brake_of_a_node_that_vanished_lapses(site):
-    def gone(told):
-        told["gpu"]["gpu.throttle_reasons"][2:4] = 0x80 if site.told_for < 3 else np.nan
-        site.told_for += 1
+def test_the_brake_of_a_node_that_is_gone_ends(site):
+    def gone(values):
+        values["gpu"]["gpu.throttle_reasons"][2:4] = 0x80 if site.reported < 3 else np.nan
+        site.reported += 1
 
-    site.told_for = 0
+    site.reported = 0
     assert site.run(gone, ticks=90) == {("node:r0n1", "ticket")}
     assert max(f.time for f in site.findings) < START + (FAULT + 12) * 10 * SECOND
 
 
 @pytest.mark.parametrize(("signal", "bad", "well", "hours"), [("psu.status", 2, 0, 1), ("power.voltage", 0, 415, 24)])
-def test_a_loss_that_nobody_measures_any_more_lapses(signal, bad, well, hours):
+def test_a_loss_that_is_not_measured_any_more_ends(signal, bad, well, hours):
     site, topology = Power(), Site().topology
     device_class = signal.split(".")[0]
 
@@ -202,10 +202,10 @@ def test_a_loss_that_nobody_measures_any_more_lapses(signal, bad, well, hours):
     assert shown(end + (hours * 3600 + 60) * SECOND, np.nan) == []
 
 
-@pytest.mark.parametrize("odd", [np.inf, -np.inf, 2.0**64, -1.0, 65535.0])
-def test_a_status_that_is_none_says_nothing(site, odd):
-    def absurd(told):
-        told["psu"]["psu.status"][3] = odd
+@pytest.mark.parametrize("invalid", [np.inf, -np.inf, 2.0**64, -1.0, 65535.0])
+def test_an_invalid_status_gives_no_finding(site, invalid):
+    def absurd(values):
+        values["psu"]["psu.status"][3] = invalid
 
     assert site.run(absurd) == set()
 
@@ -213,6 +213,7 @@ def test_a_status_that_is_none_says_nothing(site, odd):
 def test_two_conditions_of_one_entity_are_one_finding():
     finding = Finding(START, START - 5, "rack:r0", "power", "ticket", 1.0, "a brake", {"clears": "x"}, ("a",))
     other = Finding(START, START - 9, "rack:r0", "power", "page", 1.0, "a loss", {"clears": "y"}, ("b",))
-    (joined,) = _joined([finding, other])
-    assert (joined.level, joined.onset, joined.summary) == ("page", START - 9, "a loss; also: a brake")
+    (joined,) = _merge_by_entity([finding, other])
+    assert (joined.level, joined.onset, joined.summary) == ("page", START - 9, "a loss (+1 more)")
+    assert joined.evidence["also"] == ["a brake"]
     assert joined.signals == ("b", "a")

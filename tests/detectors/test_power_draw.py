@@ -1,4 +1,4 @@
-"""Draw at equal clock and activity: one board more or less, and the loads, caps, meters and moves that only look so."""
+"""Power at equal clock and activity: one board more or less, and loads, caps, meters and moves that only look so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SINCE, TICKS = 120, 300
 
 
 def shown(change, ticks=TICKS, detector=None, placed=True):
-    """What it says; `change(tick, share, load, meter)` alters the physics, and may return a change of the values."""
+    """Findings; `change(tick, share, load, meter)` alters the physics, and may return a change of the values."""
     detector, graph, out = detector or PowerDraw(), topology(placed), []
     for tick in range(ticks):
         share = np.exp(np.random.default_rng(3).normal(0, 0.03, COUNT))
@@ -48,19 +48,19 @@ def test_a_board_that_draws_15_percent_more_or_less_is_a_suspect_within_half_an_
         assert found[-1].signals[0] == "gpu.power"
 
 
-def test_it_is_a_ticket_once_it_was_held_for_long_and_its_heat_bears_it_out():
+def test_it_is_a_ticket_after_the_patience_if_its_temperature_follows():
     found = shown(board(1.2), detector=PowerDraw(patience=1200.0))
     assert found[-1].level == "ticket"
-    assert "its temperature follows" in found[-1].summary
+    assert " more than expected at this load, and is warmer" in found[-1].summary
 
 
-def test_a_meter_that_lies_stays_a_suspect():
+def test_a_wrong_meter_stays_a_suspect():
     def change(tick, share, load, meter):
         meter[GUILTY] = 1.2
 
     found = shown(change, detector=PowerDraw(patience=700.0))
     assert levels(found) == {"suspect"}
-    assert "the meter" in found[-1].summary
+    assert "likely its meter" in found[-1].summary
 
 
 def test_without_a_known_job_or_the_activity_of_the_multiprocessors_it_stays_a_suspect():
@@ -80,12 +80,12 @@ def test_without_a_known_job_or_the_activity_of_the_multiprocessors_it_stays_a_s
     assert found[-1].evidence["activity"] == "gpu.utilization"
 
 
-def test_five_percent_is_none():
+def test_five_percent_gives_no_finding():
     assert shown(board(1.05)) == []
 
 
-def test_more_power_for_more_work_is_none():
-    """One GPU, and then all, work less: their power is what the line says."""
+def test_more_power_for_more_work_gives_no_finding():
+    """One GPU, and then all, work less: their power is on the line."""
 
     def one(tick, share, load, meter):
         load[GUILTY] = 0.55
@@ -97,7 +97,7 @@ def test_more_power_for_more_work_is_none():
     assert shown(swinging) == []
 
 
-def test_a_heavier_model_of_a_whole_job_or_node_is_none():
+def test_a_heavier_model_of_a_whole_job_or_node_gives_no_finding():
     assert shown(board(1.25, range(COUNT))) == []
     assert shown(board(1.25, range(WIDTH, 2 * WIDTH))) == []
 
@@ -114,10 +114,10 @@ def test_idle_and_capped_gpus_are_not_judged():
     assert shown(capped) == []
 
 
-def test_announced_work_and_new_firmware_make_another_normal():
+def test_announced_work_and_new_firmware_reset_what_is_normal():
     node = f"node:n{GUILTY // WIDTH}"
 
-    def told(kind, tick_of):
+    def changed_by(kind, tick_of):
         def change(tick, share, load, meter):
             share[GUILTY] *= 1.2
             data = {"seconds": 600} if kind == "maintenance_start" else {}
@@ -126,11 +126,11 @@ def test_announced_work_and_new_firmware_make_another_normal():
 
         return change
 
-    assert shown(told("version", SINCE + 2)) == []
-    assert shown(told("maintenance_start", SINCE)) == []
+    assert shown(changed_by("version", SINCE + 2)) == []
+    assert shown(changed_by("maintenance_start", SINCE)) == []
 
 
-def test_a_fault_that_ends_is_told_no_more():
+def test_a_fault_that_ends_is_not_reported_any_more():
     def change(tick, share, load, meter):
         if tick < 260:
             share[GUILTY] *= 1.2
@@ -140,7 +140,7 @@ def test_a_fault_that_ends_is_told_no_more():
     assert found[-1].time < CASE.time(330)
 
 
-def test_lost_absurd_and_constant_values_do_no_harm():
+def test_absurd_and_constant_values_are_no_ticket():
     def absurd(tick, share, load, meter):
         return lambda gpu: [column.__setitem__(slice(None, None, 3), np.inf) for column in gpu.values()] and None
 
@@ -165,7 +165,7 @@ def test_the_line_finds_idle_power_and_slope_and_one_broken_board_bends_it_littl
         power = 90 + 390 * work
         power[GUILTY] *= 3 if tick > 15 else 1
         frame = Frame(CASE.time(tick), "gpu", GPUS, {}, graph)
-        line = fit.expected(frame, work, power, np.ones(COUNT, bool), 30.0)
+        line = fit.expect(frame, work, power, np.ones(COUNT, bool), 30.0)
     others = np.arange(COUNT) != GUILTY
     assert np.abs(line[others] / (90 + 390 * work[others]) - 1).max() < 0.03
-    assert list(fit.snapshot()) == ["H100|sm_active"]
+    assert list(fit.snapshot()["sums"]) == ["H100|sm_active"]

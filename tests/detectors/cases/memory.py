@@ -1,4 +1,4 @@
-"""Uncorrected errors of a GPU's memory that nothing contains, and a row that waits for a reset."""
+"""Uncontained uncorrected errors of a GPU's memory, and a pending row remap."""
 
 from __future__ import annotations
 

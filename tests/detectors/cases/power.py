@@ -40,5 +40,5 @@ CASE = Case(
     topology,
     instant,
     frozenset({PSUS[GUILTY]}),
-    exact="a BMC's own word and a bit of the driver need no learning",
+    exact="a BMC's status and a bit of the driver need no learning",
 )

@@ -1,4 +1,4 @@
-"""One GPU of a job whose voltage regulator wastes a fifth more, and that is warmer for it."""
+"""One GPU of a job whose voltage regulator wastes a fifth more, and that is warmer because of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def topology(placed: bool = True) -> Topology:
 
 
 def drawn(rng: np.random.Generator, share: np.ndarray, load: np.ndarray, meter: np.ndarray | None = None) -> Values:
-    """GPUs of one kind: idle power and what clock x activity costs, times their own share."""
+    """GPUs of one kind: idle power plus the cost of clock x activity, times their own share."""
     clock = 1900 + 15 * rng.integers(-2, 3, COUNT)
     activity = np.clip(load * (1 + 0.02 * rng.standard_normal(COUNT)), 0, 1)
     power = (90 + 390 * clock / 1000 * activity) * share * (1 + 0.01 * rng.standard_normal(COUNT))
@@ -54,6 +54,6 @@ CASE = Case(
     instant,
     frozenset({GPUS[GUILTY]}),
     level="suspect",
-    fault=120,  # looks are 30 s apart, and the line is believed after 5 min
+    fault=120,  # evaluations are 30 s apart, and the line is used after 5 min
     ticks=300,
 )
