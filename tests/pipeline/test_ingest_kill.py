@@ -18,7 +18,7 @@ from pipeline.ingest.ingest import Ingest
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport.spool import SpoolTransport
-from pipeline import ingest as module
+from pipeline.ingest import ingest as module
 module.COMMIT_ROWS = 40  # many small commits: many moments to die in
 folder = Path(sys.argv[1])
 database = Database(folder / "store.duckdb")

@@ -108,7 +108,7 @@ MESSAGES, KILLS = 400, 8
 READER = """
 import sys, time
 from pathlib import Path
-from pipeline import ingest as module
+from pipeline.ingest import ingest as module
 from pipeline.config.sections import Kafka
 from pipeline.ingest.ingest import Ingest
 from pipeline.ingest.offsets import stored_offsets
