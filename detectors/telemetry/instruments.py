@@ -1,36 +1,53 @@
-"""Statistics that tell a faulty instrument from a real change: stuck, noisy, and the usual heat of a cohort."""
+"""Statistics that tell a faulty instrument from a real change: stuck, noisy, shifted, and the usual heat of a cohort.
+
+The loops are compiled: one pass over state and reading.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.cohorts import AncestorIndex
-from detectors.telemetry import instrument_kernel
+from detectors.base.kernel import compiled
+from detectors.base.state import State, memory, part
 from pipeline.model.records import Frame
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-
 RHYTHM = 30
-"""s from one reading that is judged to the next: who lies does so for hours, so every tick were waste; chosen."""
+"""s from one judged reading to the next: a faulty instrument stays so for hours, every tick would be waste; chosen."""
+# Readings are RHYTHM apart. Gains of exponential means:
+_FAST = 0.15  # 7 readings, three minutes; chosen
+_TREND = 0.3  # 3 changes and more: a ramp is followed within two minutes; chosen
+_CALM = 0.05  # 20 readings, ten minutes: an instrument is noisy all the time, load now and then; chosen
+_SLOW = 0.005  # 200 readings, an hour and a half; chosen
+# Counts of readings:
+_KNOWN = 40.0  # until an instrument is known: 20 minutes; chosen
+_FOLLOWS = 4.0  # within which it shows what its witnesses showed: cold plates need 30 s, heat sinks in air 60; chosen
+_LONG = 10.0  # of one value that no longer teach how often it changes; chosen
+# Shares of the usual change:
+_CLIP = 6.0  # that one change counts at most, so that the start of a job or a dip is no noise; chosen
+_TEACHES = 1.5  # above which a change teaches nothing: half of the least ratio and more; chosen
+_RATES = (_CALM, _SLOW, _TREND, _CLIP, _TEACHES)
 
 
-class Middles:
-    """Medians of groups; keeps the order of the groups for as long as they stay."""
+class GroupMedians:
+    """Medians of groups; keeps the order of the groups for as long as they stay the same array."""
 
     def __init__(self) -> None:
         self._groups = np.empty(0, np.int32)
         self._table = np.empty((0, 0), np.intp)
 
-    def of(self, values: Floats, groups: NDArray[np.int32]) -> Floats:
-        """(N,) median of each one's group, missing values left out; NaN without a group or a value."""
+    def medians(self, values: Floats, groups: NDArray[np.int32]) -> Floats:
+        """Returns (N,) median of each one's group without missing values; NaN without a group or a value."""
         if groups is not self._groups:
-            self._groups, self._table = groups, _table(groups)
+            self._groups, self._table = groups, _member_table(groups)
         padded = np.append(values, np.nan)[self._table]
         padded.sort(axis=1)
         count = padded.shape[1] - np.isnan(padded).sum(axis=1)
@@ -40,7 +57,7 @@ class Middles:
         return np.asarray(middle[groups], np.float64)
 
 
-def _table(groups: NDArray[np.int32]) -> NDArray[np.intp]:
+def _member_table(groups: NDArray[np.int32]) -> NDArray[np.intp]:
     """(groups, most members) positions of the members; one beyond the last where there are fewer."""
     sizes = np.bincount(groups[groups >= 0], minlength=1)
     table = np.full((len(sizes), max(1, int(sizes.max()))), len(groups), np.intp)
@@ -50,174 +67,146 @@ def _table(groups: NDArray[np.int32]) -> NDArray[np.intp]:
     return table
 
 
-class Cells:
-    """Arrays with a cell per instrument that grow with the fleet; base of what follows."""
+@dataclass
+class WitnessRange(State):
+    """Range of a related reading since an instrument last changed."""
 
-    def __init__(self, **fill: float) -> None:
-        self._fill = fill
-        self.cells: dict[str, Floats] = {name: np.zeros(0) for name in fill}
-
-    def grow(self, size: int) -> dict[str, Floats]:
-        """Views of the first `size` cells."""
-        if all(len(cells) == size for cells in self.cells.values()):
-            return self.cells
-        for name, cells in self.cells.items():
-            if len(cells) < size:
-                self.cells[name] = np.append(cells, np.full(size - len(cells), self._fill[name]))
-        return {name: cells[:size] for name, cells in self.cells.items()}
-
-    def reset(self, mask: Bools) -> None:
-        """These are learnt anew."""
-        for name, cells in self.grow(len(mask)).items():
-            cells[mask] = self._fill[name]
-
-    def snapshot(self) -> dict[str, Any]:
-        return {name: cells.copy() for name, cells in self.cells.items()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        size = max((len(cells) for cells in state.values()), default=0)
-        self.cells = {name: state.get(name, np.full(size, fill)) for name, fill in self._fill.items()}
+    low: Floats = memory(np.nan)
+    high: Floats = memory(np.nan)
 
 
-class Still(Cells):
-    """For how many readings an instrument has told the same, and how far what hangs together with it went meanwhile.
+@dataclass
+class StuckReading(State):
+    """For how many readings an instrument has shown the same value, and how far related readings went meanwhile.
 
-    usual: share of readings that differ from the one before, learnt while it moves.
+    witnesses: names of the related readings.
+    run, seen: readings of one value, and of any.   usual: share of readings that differ from the one before.
     """
 
-    def __init__(self, *witnesses: str) -> None:
-        self.witnesses = witnesses
-        spans = {f"{name}.{end}": np.nan for name in witnesses for end in ("low", "high")}
-        super().__init__(last=np.nan, run=0.0, usual=0.0, seen=0.0, after=0.0, **spans)
+    witnesses: tuple[str, ...]
+    last: Floats = memory(np.nan)
+    run: Floats = memory(0.0)
+    usual: Floats = memory(0.0)
+    seen: Floats = memory(0.0)
+    after: Floats = memory(0.0)  # readings since it was odd
+    ranges: dict[str, WitnessRange] = part(dict)
+
+    def __post_init__(self) -> None:
+        self.ranges = {name: WitnessRange() for name in self.witnesses}
 
     def step(self, values: Floats, **witness: Floats) -> tuple[Floats, dict[str, Floats]]:
-        """(N,) readings since the last change, and by witness the range that it went through since."""
-        c, size = self.grow(len(values)), len(values)
+        """Returns (N,) readings since the last change, and by witness the range that it went through since."""
+        size = len(values)
+        self.grow(size)
         moved = np.empty(size, bool)
-        instrument_kernel.still(values, c["last"], c["run"], c["usual"], c["seen"], moved, _GAIN, _LONG)
+        _count_same(values, self.last, self.run, self.usual, self.seen, moved, _SLOW, _LONG)
         spans = {}
         for name, other in witness.items():
             spans[name] = np.empty(size)
-            instrument_kernel.spans(
-                values, np.asarray(other, np.float64), moved, c[f"{name}.low"], c[f"{name}.high"], spans[name]
-            )
-        return c["run"], spans
+            self.ranges[name].grow(size)
+            low, high = self.ranges[name].low, self.ranges[name].high
+            _follow_range(values, np.asarray(other, np.float64), moved, low, high, spans[name])
+        return self.run[:size], spans
 
     def stayed(self, values: Floats, odd: Bools, calm: Bools) -> Bools:
-        """(N,) whether it stood for a while longer after it was odd first: heat follows load within a minute or so.
+        """Returns (N,) instruments that stayed for a while after they were odd: heat follows load within a minute.
 
-        calm: False for those of whom nothing can be said now; they begin anew.
+        calm: False where nothing can be said now; these begin anew.
         """
-        c, out = self.grow(len(values)), np.empty(len(values), bool)
-        instrument_kernel.stay(values, odd, calm, c["after"], c["run"], _FOLLOWS, out)
+        self.grow(len(values))
+        out = np.empty(len(values), bool)
+        _count_odd(values, odd, calm, self.after, self.run, _FOLLOWS, out)
         return out
 
 
-class Swing(Cells):
-    """Mean change from one reading to the next, lately and usually, without what is a steady way up or down."""
+@dataclass
+class NoiseLevel(State):
+    """Mean change from one reading to the next, now and usually, without a steady trend."""
 
-    def __init__(self) -> None:
-        super().__init__(**_SWING)
+    last: Floats = memory(np.nan)
+    now: Floats = memory(0.0)
+    usual: Floats = memory(0.0)
+    seen: Floats = memory(0.0)
+    held: Floats = memory(0.0)
+    trend: Floats = memory(0.0)
+    one_ago: Floats = memory(np.nan)
+    two_ago: Floats = memory(np.nan)
 
     def step(self, values: Floats, least: float, ratio: float, calm: Bools | None = None) -> tuple[Floats, Floats]:
-        """(N,) how many times its usual the change is, and for how many readings it has been `ratio` or more.
+        """Returns (N,) the change as a multiple of its usual, and for how many readings it was `ratio` or more.
 
-        least: change below which nothing is usual: the instrument's own noise.   calm: False for those of whom nothing
-        can be said now; they begin anew.
+        least: change below which no change is usual: noise of the instrument itself.   calm: False where nothing can be
+        said now; these begin anew.
         """
-        c, times = self.grow(len(values)), np.empty(len(values))
-        instrument_kernel.swing(values, tuple(c[name] for name in _SWING), least, ratio, _KNOWN, _RATES, times)
+        self.grow(len(values))
+        times = np.empty(len(values))
+        state = (self.last, self.now, self.usual, self.seen, self.held, self.trend, self.one_ago, self.two_ago)
+        _follow_changes(values, state, least, ratio, _KNOWN, _RATES, times)
+        held = self.held[: len(values)]
         if calm is not None and not calm.all():
-            c["held"][~calm] = 0
-        return times, c["held"]
+            held[~calm] = 0
+        return times, held
 
 
-class Shift(Cells):
-    """How far a reading is from its usual: a mean of minutes against one of hours, which what is odd does not teach."""
+@dataclass
+class LevelShift(State):
+    """How far a reading is from its usual: a mean of minutes against one of hours, which odd readings do not teach."""
 
-    def __init__(self) -> None:
-        super().__init__(now=np.nan, usual=np.nan, seen=0.0)
+    now: Floats = memory(np.nan)
+    usual: Floats = memory(np.nan)
+    seen: Floats = memory(0.0)
 
     def step(self, values: Floats, odd: Bools) -> Floats:
-        """(N,) shift, NaN until it is known. odd: whose usual stays as it is."""
-        c, shifted = self.grow(len(values)), np.empty(len(values))
-        instrument_kernel.shift(values, odd, c["now"], c["usual"], c["seen"], _KNOWN, _QUICK, _GAIN, shifted)
+        """Returns (N,) shift, NaN until it is known. odd: instruments whose usual stays as it is."""
+        self.grow(len(values))
+        shifted = np.empty(len(values))
+        _follow_level(values, odd, self.now, self.usual, self.seen, _KNOWN, _FAST, _SLOW, shifted)
         return shifted
 
 
-_FOLLOWS = 4.0
-"""Readings, two minutes, within which a sound instrument shows what its witnesses showed; chosen: cold plates need
-some 30 s, heat sinks in air a minute."""
-_QUICK = 0.15
-"""Of a mean of 7 readings: three minutes; chosen."""
-_TREND = 0.3
-"""Of a mean of 3 changes and more: a ramp is followed within two minutes; chosen."""
-_CALM = 0.05
-"""Of a mean of 20 readings: ten minutes; chosen: an instrument swings all the time, load now and then."""
-_CLIP = 6.0
-"""Times the usual that one change counts at most, so that a job's start or one dip is no noise; chosen."""
-_TEACHES = 1.5
-"""Times the usual change above which readings teach nothing any more; chosen: half of the least ratio and more."""
-_GAIN = 0.005
-"""Of a mean of 200 readings: an hour and a half; chosen."""
-_KNOWN = 40.0
-"""Readings until an instrument is known: 20 minutes; chosen."""
-_LONG = 10.0
-"""Readings of one value that teach no more how often it changes; chosen."""
-_RATES = (_CALM, _GAIN, _TREND, _CLIP, _TEACHES)
-_SWING = dict.fromkeys(("last", "now", "usual", "seen", "held", "trend", "one_ago", "two_ago"), 0.0)
-_SWING |= {"last": np.nan, "one_ago": np.nan, "two_ago": np.nan}
-"""What an instrument's swing begins with, in the order of instrument_kernel.swing."""
-
-
-ODD_K = 3.0
-"""Shift from which a cohort is another than before: three roundings; chosen."""
-_USUAL_K_PER_W = 0.035
-"""Thermal resistance of a liquid-cooled GPU until the cohort's own is known; chosen between the 0.03 and 0.04 of cold
-plates."""
-_K_PER_W = (0.02, 0.1)
-"""Least and most of it: good cold plates, small heat sinks; what goes beyond is no resistance; chosen."""
+ODD_K = 3.0  # shift from which a cohort is another than before: three roundings; chosen
+_USUAL_K_PER_W = (
+    0.035  # resistance of a liquid-cooled GPU until the own is known: cold plates have 0.03 to 0.04; chosen
+)
+_K_PER_W = (0.02, 0.1)  # least and most of it: good cold plates, small heat sinks; chosen
 K_ERROR = 0.2  # share of the resistance that is not known; chosen
-_PRIOR_W2 = 2500.0  # variance of the load, 50 W, that this is worth; chosen
-_CLIMATE_GAIN = 0.005  # of the moments: 200 readings, an hour and a half; chosen
-_LEAST = 4  # GPUs that tell; fewer say little of a loop; chosen
+_PRIOR_W2 = 2500.0  # variance of the load, 50 W, that the resistance is worth; chosen
+_LEAST = 4  # GPUs with data; fewer show little of a loop; chosen
 _SETTLES = 900 // RHYTHM  # readings after which a cohort that moved has settled: smoothing and heat; chosen
-_LIFT = 6.0 * 3600 / RHYTHM  # readings after which a cohort that moved is as it is now; chosen
-_NUMBERS = (_CLIMATE_GAIN, _USUAL_K_PER_W, _PRIOR_W2, *_K_PER_W, ODD_K, K_ERROR, _LIFT)
+_LIFT = 6.0 * 3600 / RHYTHM  # readings after which a cohort that moved has a new normal; chosen
+_NUMBERS = (_SLOW, _USUAL_K_PER_W, _PRIOR_W2, *_K_PER_W, ODD_K, K_ERROR, _LIFT)
 
 
-class Climate:
-    """State per cohort: shifts of temperature and power, and how the one follows the other.
+@dataclass
+class Climate(State):
+    """How warm cohorts of GPUs are for their load, against their usual: what moves all of them is no instrument fault.
 
-    shift: K that temperatures moved and load does not explain; NaN where nobody knows.
-    load:  K of it that load explains.   calm: whether the cohort is, and has been for a while, as it usually is.
+    shift: K that temperatures moved beyond what load explains; NaN where it is not known.
+    load:  K of it that load explains.   calm: the cohort is as it usually is, and has been for a while.
     """
 
-    def __init__(self) -> None:
-        self.moved = {name: Shift() for name in ("heat", "power")}
-        self.moments = Cells(heat=np.nan, power=np.nan, both=0.0, square=0.0, odd=0.0, since=float(_SETTLES))
-        self.shift: Floats = np.empty(0)
-        self.load: Floats = np.empty(0)
-        self.calm: Bools = np.empty(0, bool)
+    moved: dict[str, LevelShift] = part(lambda: {name: LevelShift() for name in ("heat", "power")})
+    heat: Floats = memory(np.nan)
+    power: Floats = memory(np.nan)
+    both: Floats = memory(0.0)
+    square: Floats = memory(0.0)
+    odd: Floats = memory(0.0)
+    since: Floats = memory(float(_SETTLES))
+    shift: Floats = field(default_factory=lambda: np.empty(0), init=False, repr=False)
+    load: Floats = field(default_factory=lambda: np.empty(0), init=False, repr=False)
+    calm: Bools = field(default_factory=lambda: np.empty(0, bool), init=False, repr=False)
 
     def step(self, heat: Floats, power: Floats) -> None:
-        """Takes a reading: middle temperature and power of each cohort."""
-        c, size = self.moments.grow(len(heat)), len(heat)
-        frozen = (c["odd"] > 0) & (c["odd"] < _LIFT)
+        """Adds a reading: median temperature and power of each cohort."""
+        size = len(heat)
+        self.grow(size)
+        frozen = (self.odd[:size] > 0) & (self.odd[:size] < _LIFT)
         moved = self.moved["heat"].step(heat, frozen), self.moved["power"].step(power, frozen)
-        smooth = (self.moved["heat"].cells["now"][:size], self.moved["power"].cells["now"][:size])  # heat lags less
+        smooth = (self.moved["heat"].now[:size], self.moved["power"].now[:size])  # heat lags less
         self.load, self.shift = np.empty(size), np.empty(size)
-        state = tuple(c[name] for name in ("heat", "power", "both", "square", "odd", "since"))
-        instrument_kernel.climate(smooth, moved, state, _NUMBERS, self.load, self.shift)
-        self.calm = c["since"] >= _SETTLES
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"moments": self.moments.snapshot(), **{name: each.snapshot() for name, each in self.moved.items()}}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.moments.restore(state["moments"])
-        for name, each in self.moved.items():
-            each.restore(state[name])
+        state = (self.heat, self.power, self.both, self.square, self.odd, self.since)
+        _follow_climate(smooth, moved, state, _NUMBERS, self.load, self.shift)
+        self.calm = self.since[:size] >= _SETTLES
 
 
 class LoopMeans:
@@ -226,15 +215,186 @@ class LoopMeans:
     def __init__(self) -> None:
         self._index = AncestorIndex("cdu")
 
-    def of(self, frame: Frame, gpus: Frame | None) -> tuple[Floats, Floats]:
-        """(loops,) each; NaN where too few tell."""
+    def means(self, frame: Frame, gpus: Frame | None) -> tuple[Floats, Floats]:
+        """Returns (loops,) temperature and power; NaN where too few GPUs have data."""
         size = len(frame.entities)
         if gpus is None or not gpus.values:
             return np.full(size, np.nan), np.full(size, np.nan)
         heat, power, at = gpus["gpu.temperature"], gpus["gpu.power"], self._index.positions(gpus, frame)
-        told = (at >= 0) & ~np.isnan(heat) & ~np.isnan(power)
-        count = np.bincount(at[told], minlength=size)
+        there = (at >= 0) & ~np.isnan(heat) & ~np.isnan(power)
+        count = np.bincount(at[there], minlength=size)
         enough = np.where(count >= _LEAST, count, np.nan)
-        heats = np.bincount(at[told], heat[told], size)
-        powers = np.bincount(at[told], power[told], size)
+        heats = np.bincount(at[there], heat[there], size)
+        powers = np.bincount(at[there], power[there], size)
         return np.asarray(heats / enough), np.asarray(powers / enough)
+
+
+@dataclass(frozen=True, slots=True)
+class InstrumentFault:
+    """An instrument that is wrong now. mode: stuck, biased or noisy; since: us; effect: in `unit`."""
+
+    entity: str
+    signal: str
+    mode: str
+    since: int
+    effect: float
+    unit: str
+    words: str
+    evidence: Mapping[str, Any]
+
+
+@compiled
+def _count_same(
+    values: Floats,
+    last: Floats,
+    run: Floats,
+    usual: Floats,
+    seen: Floats,
+    moved: Bools,
+    gain: float,
+    most: float,
+) -> None:
+    """Counts how often each reading was the same in a row. Out: moved. most: runs that still teach."""
+    for i in range(len(values)):
+        value = values[i]
+        moved[i] = False
+        if value != value:
+            continue
+        change = value != last[i]
+        seen[i] += 1.0
+        if run[i] < most:
+            usual[i] += max(1.0 / seen[i], gain) * ((1.0 if change else 0.0) - usual[i])
+        run[i] = 0.0 if change else run[i] + 1.0
+        last[i], moved[i] = value, change
+
+
+@compiled
+def _follow_range(values: Floats, other: Floats, moved: Bools, low: Floats, high: Floats, span: Floats) -> None:
+    """Range of a witness since each reading moved last; an instrument without a reading changes nothing."""
+    for i in range(len(values)):
+        now = other[i]
+        if values[i] == values[i]:
+            low[i] = now if moved[i] or low[i] != low[i] or now < low[i] else low[i]
+            high[i] = now if moved[i] or high[i] != high[i] or now > high[i] else high[i]
+        wide = high[i] - low[i]
+        span[i] = wide if wide == wide else 0.0
+
+
+@compiled
+def _count_odd(values: Floats, odd: Bools, calm: Bools, after: Floats, run: Floats, least: float, out: Bools) -> None:
+    """Out: instruments that have been odd for more than `least` readings; those that are not calm begin anew."""
+    for i in range(len(values)):
+        there = values[i] == values[i]
+        if there:
+            after[i] = after[i] + 1.0 if odd[i] else 0.0
+        if not calm[i]:
+            after[i] = run[i] = 0.0
+        out[i] = there and after[i] > least
+
+
+@compiled
+def _follow_changes(
+    values: Floats,
+    state: tuple[Floats, ...],
+    least: float,
+    ratio: float,
+    known: float,
+    rates: tuple[float, float, float, float, float],
+    times: Floats,
+) -> None:
+    """Mean change of each reading against its usual, less its trend: the middle of three changes.
+
+    state: last, now, usual, seen, held, trend, one_ago, two_ago.
+    rates: gain of the change of now, of the usual and of the trend; most that one change counts, in usual ones; times
+           the usual above which a reading teaches nothing.
+    """
+    last, now, usual, seen, held, trend, one_ago, two_ago = state
+    quick, slow, follow, clip, teaches = rates
+    for i in range(len(values)):
+        moved = values[i] - last[i]
+        change = abs(moved - trend[i])
+        if change == change:
+            a, b = one_ago[i], two_ago[i]
+            if a == a and b == b:
+                trend[i] += follow * (max(min(moved, a), min(max(moved, a), b)) - trend[i])
+            two_ago[i], one_ago[i] = a, moved
+            seen[i] += 1.0
+            floor = max(usual[i], least)
+            clipped = min(change, clip * floor)
+            now[i] += max(1.0 / seen[i], quick) * (clipped - now[i])
+            share = now[i] / floor
+            held[i] = held[i] + 1.0 if seen[i] > known and share >= ratio else 0.0
+            if share < teaches or seen[i] <= known:
+                usual[i] += max(1.0 / seen[i], slow) * (clipped - usual[i])
+            times[i] = share
+        else:
+            times[i] = now[i] / max(usual[i], least)
+        if values[i] == values[i]:
+            last[i] = values[i]
+
+
+@compiled
+def _follow_level(
+    values: Floats,
+    odd: Bools,
+    now: Floats,
+    usual: Floats,
+    seen: Floats,
+    known: float,
+    quick: float,
+    slow: float,
+    shifted: Floats,
+) -> None:
+    """A mean of minutes less one of hours, which odd readings do not teach; NaN until it is known."""
+    for i in range(len(values)):
+        value = values[i]
+        if value == value:
+            if now[i] != now[i]:
+                now[i] = usual[i] = value
+            seen[i] += 1.0
+            now[i] += max(1.0 / seen[i], quick) * (value - now[i])
+            if not odd[i]:
+                usual[i] += max(1.0 / seen[i], slow) * (value - usual[i])
+        shifted[i] = now[i] - usual[i] if seen[i] > known else np.nan
+
+
+@compiled
+def _follow_climate(
+    smooth: tuple[Floats, Floats],
+    moved: tuple[Floats, Floats],
+    state: tuple[Floats, ...],
+    numbers: tuple[float, float, float, float, float, float, float, float],
+    load: Floats,
+    shifted: Floats,
+) -> None:
+    """How far the heat of a cohort is from what its load explains, and since when; pairs are (temperature, power).
+
+    smooth:  means of minutes, from which the resistance is learnt.   moved: shifts, NaN where not known.
+    state:   heat, power, both, square, odd, since.
+    numbers: gain; resistance until it is known and the variance of load that it is worth; least and most resistance;
+             least shift that is odd and its share of the load's; readings after which the new level is normal.
+    """
+    means, powers, both, square, odd, since = state
+    gain, prior, worth, low, high, least, error, lift = numbers
+    heats, watts = smooth
+    for i in range(len(load)):
+        heat, power = heats[i], watts[i]
+        if heat == heat and power == power:
+            if means[i] != means[i]:
+                means[i] = heat
+            if powers[i] != powers[i]:
+                powers[i] = power
+            by_heat, by_power = heat - means[i], power - powers[i]
+            g = 0.0 if 0 < odd[i] < lift else gain
+            both[i] += g * (by_heat * by_power - both[i])
+            square[i] += g * (by_power * by_power - square[i])
+            means[i] += g * by_heat
+            powers[i] += g * by_power
+        resistance = min(max((both[i] + worth * prior) / (square[i] + worth), low), high)
+        load[i] = resistance * moved[1][i]
+        shifted[i] = moved[0][i] - load[i]
+        far = abs(shifted[i])
+        if far == far:
+            strange = far >= max(least, error * abs(load[i]))
+            odd[i] = odd[i] + 1 if strange else 0.0
+            since[i] = 0.0 if strange else since[i] + 1

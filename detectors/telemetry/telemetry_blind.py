@@ -1,4 +1,4 @@
-"""Finds BMCs and exporters that are configured and not read: what they would tell is watched by nobody."""
+"""Finds BMCs and exporters that are configured but not read: what they report is not monitored."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from typing import Any, ClassVar
 from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, notes
 from detectors.base.event_data import values_by_entity
-from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
+from detectors.base.findings import OpenConditions, close_ended, due_report
+from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level
 
 _SIGNALS = {"bmc": "bmc.reachable", "exporter": "exporter.up"}
-_MEANING = {
-    "bmc": "leak detectors, coolant and power of this BMC are not watched",
-    "exporter": "what this exporter gives is not watched",
-}
-_FORGET = {"bmc": 60 * SECOND, "exporter": 7200 * SECOND}
-"""After so long without a state it was taken out of the configuration, or its agent is silent, which its node's own
-state tells. Agents tell of each BMC every 10 s and of an exporter at each scrape, at most an hour apart; chosen."""
-_AGAIN = 2  # times that it did not answer: one scrape that failed may be an hour before the next one; chosen
-_UNSAID = "no reason was told"
+_LOST = {"bmc": "not read, leak detectors unmonitored", "exporter": "not read"}
+_REMOVED = {"bmc": 60 * SECOND, "exporter": 7200 * SECOND}
+"""us without a state after which it was removed from the configuration, or its agent is silent, which the state of its
+node shows. Agents report each BMC every 10 s and an exporter at each scrape, at most an hour apart; chosen."""
+_AGAIN = 2  # failures in a row: one failed scrape may be an hour before the next one; chosen
+_NO_REASON = "no reason reported"
 
 
 @dataclass
 class TelemetryBlind(Detector):
     """A BMC or an exporter that does not answer twice is a suspect, and after `seconds` a ticket, with the reason that
-    its agent gave.
+    its agent reported.
 
-    Silence is none: an agent that tells nothing shows in its node's state. It is over with the first answer.
+    Silence is no failure: an agent that reports nothing shows in the state of its node. The condition is over with the
+    first answer.
 
-    Source: a BMC restarts in 1-3 min, an update of its firmware takes longer and is worth a ticket (seconds, chosen).
+    Source: a BMC restarts in 1-3 min; an update of its firmware takes longer and is worth a ticket (seconds, chosen).
     """
 
     name: ClassVar[str] = "telemetry_blind"
@@ -41,43 +40,45 @@ class TelemetryBlind(Detector):
     any_of: ClassVar[tuple[str, ...]] = ("bmc.reachable", "exporter.up")
     wants: ClassVar[tuple[str, ...]] = ("event:bmc_lost", "event:exporter")
     cannot_see: ClassVar[str] = (
-        "A BMC that answers with old values, one sensor of it that is not read, and what was never configured."
+        "A BMC that answers with old values, a single sensor of it that is not read, and what was never configured."
     )
 
     seconds: float = 300.0
 
-    known: dict[str, dict[str, Any]] = notes()
+    known: dict[str, dict[str, Any]] = notes()  # entity -> seen, since, times, reason
     conditions: OpenConditions = notes()
 
     def budget(self) -> list[str]:
+        """See `Detector.budget`."""
         return [rule_line(f"BMCs and exporters that do not answer for {self.seconds:g} s")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """See `Detector.observe`."""
         if not frames:
             return []
         time = max(frame.time for frame in frames.values())
         for device_class, signal in _SIGNALS.items():
             for entity, value in values_by_entity(frames.get(device_class), signal).items():
-                self._see(entity, value > 0, time)
+                self._record_state(entity, value > 0, time)
         for event in sorted((e for f in frames.values() for e in f.events), key=lambda e: (e.time, e.entity, e.kind)):
-            self._hear(event)
-        self.known = {e: k for e, k in self.known.items() if time - k["seen"] <= _FORGET[e.partition(":")[0]]}
+            self._record_event(event)
+        self.known = {e: k for e, k in self.known.items() if time - k["seen"] <= _REMOVED[e.partition(":")[0]]}
         dark = {e: k["since"] for e, k in self.known.items() if k["times"] >= _AGAIN}
         close_ended(self.conditions, set(dark))
         found = []
         for entity, since in sorted(dark.items()):
             level: Level = "ticket" if time - since > self.seconds * SECOND else "suspect"
             if due := due_report(self.conditions, entity, time, since, level):
-                found.append(self._finding(entity, time, *due))
+                found.append(self._finding(entity, time, due))
         return found
 
-    def _see(self, entity: str, answers: bool, time: int) -> None:
+    def _record_state(self, entity: str, answers: bool, time: int) -> None:
         known = self._known(entity, time)
         known["times"] = 0 if answers else known["times"] + 1
         if known["times"] == 1:
             known["since"] = time
 
-    def _hear(self, event: Event) -> None:
+    def _record_event(self, event: Event) -> None:
         """Keeps the newest reason; it may come a moment before the state that it explains."""
         if event.kind in ("bmc_lost", "bmc_back", "exporter") and event.entity.startswith(("bmc:", "exporter:")):
             well = event.kind == "bmc_back" or event.data.get("state") == "up"
@@ -94,8 +95,14 @@ class TelemetryBlind(Detector):
         known["seen"] = max(known["seen"], time)
         return known
 
-    def _finding(self, entity: str, time: int, onset: int, level: Level) -> Finding:
-        reason, kind = self.known[entity]["reason"] or _UNSAID, entity.partition(":")[0]
-        summary = f"{entity} is not read: {_MEANING[kind]}: {reason}"
-        told = make_evidence("its first answer", seconds=(time - onset) / SECOND, reason=reason)
-        return Finding(time, onset, entity, self.name, level, 1.0, summary, told, (_SIGNALS[kind],))
+    def _finding(self, entity: str, time: int, due: tuple[int, Level]) -> Finding:
+        reason, kind = self.known[entity]["reason"] or _NO_REASON, entity.partition(":")[0]
+        return self.finding(
+            *(time, entity, due),
+            score=1.0,
+            summary=pager_title(entity, f"{_LOST[kind]}: {reason}"),
+            signals=(_SIGNALS[kind],),
+            clears="its first answer",
+            seconds=(time - due[0]) / SECOND,
+            reason=reason,
+        )

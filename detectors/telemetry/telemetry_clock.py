@@ -1,4 +1,4 @@
-"""Finds clocks that are wrong: what is dated wrongly is judged in the wrong frame, and joined with the wrong cause."""
+"""Finds wrong clocks: wrongly dated samples are judged in the wrong frame and joined with the wrong cause."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ import numpy as np
 from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.event_data import read_number
-from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
+from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
-_LOOKS = 2  # measurements in a row: a clock that is being set is right a moment later; chosen
+_READINGS = 2  # measurements in a row: a clock that is being set is right a moment later; chosen
 _FAR = 1e10  # s of a jump at most: three hundred years; chosen
-_ALL = "site:all"  # of whom the pipeline tells what most senders share
-_MUCH = 0.2  # share by which an error must change to be told anew, at least by ticket_seconds; chosen
-_RIGHT = 600 * SECOND  # after so long without a measurement nothing is known of a clock any more; chosen
+_ALL = "site:all"  # entity of an error that most senders share
+_MUCH = 0.2  # share by which an error must change to be reported again, at least by ticket_seconds; chosen
+_STALE = 600 * SECOND  # us without a measurement after which the state of a clock is unknown; chosen
 
 
 @dataclass
 class TelemetryClock(Detector):
-    """A clock that is wrong by a second is a suspect, by a whole frame a ticket; one that is set again and again, too.
+    """A clock that is wrong by a second is a suspect, by a whole frame a ticket; so is one that is set again and again.
 
-    Below `ticket_seconds` samples fall into their own frame or the next one, which every hold bears; from there on all
-    of them stand in another frame than what they belong to. From `suspect_seconds` on the order of events of two nodes
-    cannot be told: XIDs, link states and ends of jobs follow each other within a second. `jumps` in a day by a frame or
-    more are a ticket whatever the offset is in between: something sets the clock to and fro.
+    Below `ticket_seconds` samples fall into their own frame or the next one, which does not matter; from there on all
+    of them are in a wrong frame. From `suspect_seconds` on the order of events of two nodes is unknown: XIDs, link
+    states and ends of jobs follow each other within a second. `jumps` in a day by a frame or more are a ticket whatever
+    the offset is in between: a program sets the clock back and forth.
 
-    An error that the pipeline measured from the arrival of messages is judged alike (event `clock_error`): the node's
-    times are corrected by it, so that its telemetry is judged in the right frame. An error that most senders share is
-    one ticket on `site:all`: the clock of the pipeline or brokers, or a delay of all messages. One that changes by much
-    is told anew.
+    An error that the pipeline measured from the arrival of messages counts alike (event `clock_error`): the times of
+    the node are corrected by it, so its telemetry is judged in the right frame. An error that most senders share is one
+    ticket on `site:all`: the clock of the pipeline or brokers, or a delay of all messages. One that changes by much is
+    reported again.
 
-    Source: chronyd's tracking, whose word the offset is, and arrival times by the clock of pipeline or brokers.
+    Source: the offset in chronyd's tracking, and arrival times by the clock of pipeline or brokers.
 
     ticket_seconds:  [pipeline] frame, 10 s.
     suspect_seconds, jumps:  chosen; chronyd steps a clock at boot, once or twice.
@@ -49,7 +50,7 @@ class TelemetryClock(Detector):
     any_of: ClassVar[tuple[str, ...]] = ("node.clock_offset", "event:clock_error")
     wants: ClassVar[tuple[str, ...]] = ("event:clock_jump",)
     cannot_see: ClassVar[str] = (
-        "An error of less than [pipeline] clock_bound of a clock that nobody keeps, or whose keeper believes a wrong "
+        "An error below [pipeline] clock_bound of a clock that no service keeps, or whose service trusts a wrong "
         "server; in a recording also larger ones, as it has no times of arrival."
     )
 
@@ -57,44 +58,45 @@ class TelemetryClock(Detector):
     ticket_seconds: float = 10.0
     jumps: int = 3
 
-    looks: Any = memory(0, np.int32)  # measurements in a row beyond suspect_seconds
+    readings: Any = memory(0, np.int32)  # measurements in a row beyond suspect_seconds
     offset: Any = memory(0.0)  # the newest one
     since: Any = memory(0, np.int64)
     seen: Any = memory(0, np.int64)
-    jumped: dict[str, list[list[float]]] = notes()
-    measured: dict[str, list[float]] = notes()  # since when, and by how many seconds it is ahead
+    jumped: dict[str, list[list[float]]] = notes()  # entity -> time and seconds of each jump
+    measured: dict[str, list[float]] = notes()  # entity -> since when, and by how many seconds it is ahead
     gates: Gates = part(Gates)
     conditions: OpenConditions = notes()
 
     def budget(self) -> list[str]:
-        return [
-            rule_line(f"offsets of {self.suspect_seconds:g} s, {_LOOKS} times in a row, and on jumps that were logged")
-        ]
+        """See `Detector.budget`."""
+        offsets = f"offsets of {self.suspect_seconds:g} s, {_READINGS} times in a row"
+        return [rule_line(f"{offsets}, and on jumps that were logged")]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """See `Detector.observe`."""
         for other in frames.values():
-            self._measure(other)
+            self._record_errors(other)
         frame = frames.get("node")
         if frame is None:
             return []
         self.gates.update(frames)
-        self._hear(frame)
+        self._record_jumps(frame)
         offset = frame["node.clock_offset"]
         self.grow(len(offset))
         n = len(offset)
         known = ~np.isnan(offset)
         off = known & (np.abs(np.nan_to_num(offset)) >= self.suspect_seconds)
-        looks = self.looks[:n]
-        if not (off.any() or looks.any() or self.jumped or self.measured or self.conditions):
+        readings = self.readings[:n]
+        if not (off.any() or readings.any() or self.jumped or self.measured or self.conditions):
             return []
-        self.since[:n][off & (looks == 0)] = frame.time
-        looks[off] += 1
-        looks[(known & ~off) | (~known & (frame.time - self.seen[:n] > _RIGHT))] = 0
+        self.since[:n][off & (readings == 0)] = frame.time
+        readings[off] += 1
+        readings[(known & ~off) | (~known & (frame.time - self.seen[:n] > _STALE))] = 0
         self.offset[:n][known], self.seen[:n][known] = offset[known], frame.time
-        return self._tell(frame)
+        return self._report(frame)
 
-    def _hear(self, frame: Frame) -> None:
-        """Takes the jumps of a frame or more, and forgets those of yesterday."""
+    def _record_jumps(self, frame: Frame) -> None:
+        """Adds the jumps of a frame or more, and drops those of yesterday."""
         for event in frame.events:
             jump = read_number(event.data.get("seconds"), -_FAR, _FAR) if event.kind == "clock_jump" else None
             if jump is not None and abs(jump) >= self.ticket_seconds:
@@ -103,8 +105,8 @@ class TelemetryClock(Detector):
         kept = {e: [jump for jump in known if jump[0] > day][-64:] for e, known in self.jumped.items()}
         self.jumped = {e: known for e, known in kept.items() if known}
 
-    def _measure(self, frame: Frame) -> None:
-        """Takes what the pipeline measured; an error that changed by much begins anew, so that its figure is told."""
+    def _record_errors(self, frame: Frame) -> None:
+        """Adds errors that the pipeline measured; one that changed by much is a new condition with its own figure."""
         for event in frame.events:
             error = read_number(event.data.get("seconds"), -_FAR, _FAR) if event.kind == "clock_error" else None
             since, before = self.measured.get(event.entity, [event.time, error or 0.0])
@@ -117,12 +119,12 @@ class TelemetryClock(Detector):
             if not error:
                 del self.measured[event.entity]
 
-    def _tell(self, frame: Frame) -> list[Finding]:
-        wrong = {frame.entities[i]: i for i in np.flatnonzero(self.looks[: len(frame.entities)] >= _LOOKS).tolist()}
+    def _report(self, frame: Frame) -> list[Finding]:
+        size = len(frame.entities)
+        wrong = {frame.entities[i]: i for i in np.flatnonzero(self.readings[:size] >= _READINGS).tolist()}
         often = {e for e, known in self.jumped.items() if len(known) >= self.jumps}
-        holding = {
-            e for e in {*wrong, *often, *self.measured} if not self.gates.in_maintenance(e, frame.topology, frame.time)
-        }
+        busy = self.gates.in_maintenance
+        holding = {e for e in {*wrong, *often, *self.measured} if not busy(e, frame.topology, frame.time)}
         close_ended(self.conditions, holding)
         found = []
         for entity in sorted(holding):
@@ -132,35 +134,51 @@ class TelemetryClock(Detector):
             level: Level = "ticket" if abs(error) >= self.ticket_seconds or entity in often else "suspect"
             since = since if entity in self.measured else self.since[i] if i is not None else self.jumped[entity][0][0]
             if due := due_report(self.conditions, entity, frame.time, int(since), level):
-                finding = self._by_arrival(entity, frame, *due) if entity in self.measured else None
-                found.append(finding or self._finding(entity, i, frame, *due))
+                if entity in self.measured:
+                    found.append(self._measured_finding(entity, frame, due))
+                elif i is not None:
+                    found.append(self._offset_finding(entity, float(self.offset[i]), frame, due))
+                else:
+                    found.append(self._jumps_finding(entity, frame, due))
         return found
 
-    def _by_arrival(self, entity: str, frame: Frame, onset: int, level: Level) -> Finding:
+    def _measured_finding(self, entity: str, frame: Frame, due: tuple[int, Level]) -> Finding:
         error = self.measured[entity][1]
         way = "ahead" if error > 0 else "behind"
-        summary = f"Clock of {entity}: {abs(error):.0f} s {way}, its times are corrected"
+        text = f"clock {abs(error):.0f} s {way}, its times are corrected"
         if entity == _ALL:
-            ours = "our clock or the brokers' is behind" if error > 0 else "our clock is ahead, or messages are late"
-            summary = f"Most senders seem {abs(error):.0f} s {way}: {ours}"
-        compared = Comparison(error, 0.0, None, "own past", 0, abs(error), "s")
-        told = make_evidence("over when messages arrive with the right time", compared, way=way)
-        signals = ("event:clock_error",)
-        return Finding(frame.time, onset, entity, self.name, level, abs(error), summary, told, signals)
+            ours = "pipeline clock behind" if error > 0 else "pipeline clock ahead or messages late"
+            text = f"most senders {abs(error):.0f} s {way}: {ours}"
+        return self.finding(
+            *(frame.time, entity, due),
+            score=abs(error),
+            summary=pager_title(entity, text),
+            signals=("event:clock_error",),
+            clears="over when messages arrive with the right time",
+            compared=Comparison(error, 0.0, None, "own past", 0, abs(error), "s"),
+            way=way,
+        )
 
-    def _finding(self, entity: str, i: int | None, frame: Frame, onset: int, level: Level) -> Finding:
+    def _jumps_finding(self, entity: str, frame: Frame, due: tuple[int, Level]) -> Finding:
         jumps = self.jumped.get(entity, [])
-        if i is None:
-            summary = (
-                f"The clock of {entity} was set {len(jumps)} times within a day by {self.ticket_seconds:g} s or more"
-            )
-            told = make_evidence("over when a day has fewer such jumps", jumps=jumps[-8:])
-            score, signals = float(len(jumps)), ("event:clock_jump",)
-        else:
-            offset = float(self.offset[i])
-            way = "behind" if offset > 0 else "ahead"  # it has that much still to gain
-            summary = f"The clock of {entity} is {abs(offset):.1f} s {way}: its samples are dated wrongly by as much"
-            compared = Comparison(offset, 0.0, None, "own past", 0, abs(offset), "s")
-            told = make_evidence(f"over when it is right to {self.suspect_seconds:g} s", compared, jumps=jumps[-8:])
-            score, signals = abs(offset), ("node.clock_offset",)
-        return Finding(frame.time, onset, entity, self.name, level, score, summary, told, signals)
+        text = f"clock set {len(jumps)} times in a day by {self.ticket_seconds:g} s or more"
+        return self.finding(
+            *(frame.time, entity, due),
+            score=float(len(jumps)),
+            summary=pager_title(entity, text),
+            signals=("event:clock_jump",),
+            clears="over when a day has fewer such jumps",
+            jumps=jumps[-8:],
+        )
+
+    def _offset_finding(self, entity: str, offset: float, frame: Frame, due: tuple[int, Level]) -> Finding:
+        way = "behind" if offset > 0 else "ahead"  # it has that much still to gain
+        return self.finding(
+            *(frame.time, entity, due),
+            score=abs(offset),
+            summary=pager_title(entity, f"clock {abs(offset):.1f} s {way}, its samples are dated wrong"),
+            signals=("node.clock_offset",),
+            clears=f"over when it is right to {self.suspect_seconds:g} s",
+            compared=Comparison(offset, 0.0, None, "own past", 0, abs(offset), "s"),
+            jumps=self.jumped.get(entity, [])[-8:],
+        )

@@ -35,6 +35,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "service": ("service", "services"),
     "agent": ("agent", "agents"),
     "collector": ("collector", "collectors"),
+    "exporter": ("exporter", "exporters"),
 }
 _OF_A_JOB = ("rank", "stage")
 

@@ -23,16 +23,16 @@ class Watch:
         found = []
         for _ in range(0, seconds, 10):
             self.time += 10 * SECOND
-            said = tuple(Event(self.time, self.entity, kind, data) for kind, data in events)
+            mine = tuple(Event(self.time, self.entity, kind, data) for kind, data in events)
             columns = {self.signal: np.array([value])}
             kind = self.entity.partition(":")[0]
-            frame = Frame(self.time, kind, (self.entity,), columns, Topology({}), said)
+            frame = Frame(self.time, kind, (self.entity,), columns, Topology({}), mine)
             found += self.detector.observe({kind: frame})
             events = ()
         return found
 
 
-def test_a_bmc_that_does_not_answer_for_five_minutes_is_a_ticket_that_says_why() -> None:
+def test_a_bmc_that_does_not_answer_for_five_minutes_is_a_ticket_with_the_reason() -> None:
     watch = Watch()
     assert watch.see(1, 60) == []
     soon = watch.see(0, 20, ("bmc_lost", {"reason": "Connection refused"}))
@@ -53,7 +53,7 @@ def test_it_is_over_with_the_first_answer_and_a_restart_of_the_bmc_is_no_ticket(
         assert watch.see(1, 10) == []
 
 
-def test_a_bmc_whose_agent_says_that_it_is_lost_is_a_suspect_in_the_same_frame_and_until_it_is_back() -> None:
+def test_a_bmc_that_its_agent_reports_as_lost_is_a_suspect_from_that_frame_until_it_is_back() -> None:
     watch = Watch()
     assert watch.see(1, 60) == []
     (first,) = watch.see(NAN, 10, ("bmc_lost", {"reason": "/redfish/v1: no answer for 20 s"}))
@@ -62,7 +62,7 @@ def test_a_bmc_whose_agent_says_that_it_is_lost_is_a_suspect_in_the_same_frame_a
     assert watch.see(NAN, 50) == []
 
 
-def test_a_bmc_that_was_taken_out_or_whose_agent_stopped_is_no_ticket() -> None:
+def test_a_bmc_that_was_removed_or_whose_agent_stopped_is_no_ticket() -> None:
     watch = Watch()
     watch.see(1, 60)
     assert watch.see(NAN, 86_400) == []
@@ -70,7 +70,7 @@ def test_a_bmc_that_was_taken_out_or_whose_agent_stopped_is_no_ticket() -> None:
     assert watch.see(NAN, 7200)[6:] == []
 
 
-def test_an_hour_without_any_frame_blames_nobody() -> None:
+def test_an_hour_without_any_frame_blames_no_bmc() -> None:
     watch = Watch()
     watch.see(1, 60)
     watch.time += 3600 * SECOND
@@ -78,20 +78,20 @@ def test_an_hour_without_any_frame_blames_nobody() -> None:
     assert watch.see(1, 60) == []
 
 
-def test_a_reason_that_comes_a_moment_before_the_state_is_kept_and_goes_with_the_answer() -> None:
+def test_a_reason_that_comes_before_its_state_is_kept_until_the_next_answer() -> None:
     watch = Watch()
     watch.see(1, 10, ("bmc_lost", {"reason": "HTTP 401"}))
     assert watch.see(0, 400)[0].summary.endswith(": HTTP 401")
     watch.see(1, 60, ("bmc_back", {}))
-    assert watch.see(0, 400)[0].summary.endswith(": no reason was told")
+    assert watch.see(0, 400)[0].summary.endswith(": no reason reported")
 
 
 def test_an_exporter_that_is_down_is_a_ticket_and_one_that_is_scraped_seldom_is_not() -> None:
     watch = Watch("exporter:facility", "exporter.up")
     watch.see(1, 10)
     assert watch.see(NAN, 3600) == []
-    told = watch.see(0, 400, ("exporter", {"state": "down", "reason": "HTTP 503"}))
-    assert told[0].summary == "exporter:facility is not read: what this exporter gives is not watched: HTTP 503"
+    found = watch.see(0, 400, ("exporter", {"state": "down", "reason": "HTTP 503"}))
+    assert found[0].summary == "Exporter facility: not read: HTTP 503"
 
 
 def test_one_failed_scrape_of_an_exporter_that_is_scraped_seldom_is_no_ticket() -> None:

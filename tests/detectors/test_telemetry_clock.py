@@ -1,4 +1,4 @@
-"""Clocks: what judging bears is a suspect, what it does not bear is a ticket, and nothing pages."""
+"""Clocks: an error that does not change frames is a suspect, one that does is a ticket, and none pages."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def shown(offsets, events=()):
 
 
 @pytest.mark.parametrize(("offset", "level"), [(0.2, None), (-3.0, "suspect"), (8.0, "suspect"), (-12.0, "ticket")])
-def test_how_far_a_clock_is_off_decides(offset, level):
+def test_the_level_follows_the_error_of_the_clock(offset, level):
     found = shown([0.0] * 5 + [offset] * 10)
     assert {f.level for f in found} == ({level} if level else set())
     assert all(f.entity == "node:a" for f in found)
 
 
-def test_one_odd_measurement_says_nothing():
+def test_a_single_odd_measurement_is_not_reported():
     assert shown([0.0] * 5 + [60.0] + [0.0] * 5) == []
 
 
-def test_a_clock_that_is_set_to_and_fro_is_a_ticket():
+def test_a_clock_that_is_set_back_and_forth_is_a_ticket():
     jumps = [(minute, "clock_jump", {"seconds": 30.0 * (-1) ** minute}) for minute in (3, 5, 7)]
     assert {f.level for f in shown([0.0] * 12, jumps)} == {"ticket"}
     assert shown([0.0] * 12, jumps[:2]) == []
@@ -47,16 +47,16 @@ def test_a_clock_that_is_right_again_ends_its_condition():
     assert "behind" in found[0].summary
 
 
-def test_a_clock_nobody_measures_and_senseless_events_say_nothing():
+def test_a_clock_without_measurements_and_malformed_events_are_not_reported():
     assert shown([np.nan] * 20, [(2, "clock_jump", {"seconds": None}), (3, "clock_jump", {})]) == []
 
 
 @pytest.mark.parametrize("seconds", [10**400, float("inf"), [5], "30"])
-def test_a_jump_that_is_no_number_of_seconds_is_none(seconds):
+def test_a_jump_without_a_number_of_seconds_is_ignored(seconds):
     assert shown([0.0] * 5, [(k, "clock_jump", {"seconds": seconds}) for k in range(4)]) == []
 
 
-def test_an_error_that_most_senders_share_is_one_ticket_that_names_our_clock():
+def test_an_error_that_most_senders_share_is_one_ticket_that_names_the_pipeline_clock():
     detector, topology, found = TelemetryClock(), Topology({n: ["rack:r"] for n in NODES}), []
     for minute, error in ((0, -45.0), (1, None), (2, -300.0), (3, None), (4, 0.0), (5, None)):
         time = START + minute * 60 * SECOND
@@ -68,5 +68,5 @@ def test_an_error_that_most_senders_share_is_one_ticket_that_names_our_clock():
     assert [(f.entity, f.level, f.onset) for f in found] == [
         ("site:all", "ticket", START + at * 60 * SECOND) for at in (0, 0, 2, 2)
     ], "an error that changed by much is a new finding, so that the ticket has its figure"
-    assert found[-1].summary == "Most senders seem 300 s behind: our clock is ahead, or messages are late"
+    assert found[-1].summary == "Whole site: most senders 300 s behind: pipeline clock ahead or messages late"
     assert all(len(f.summary) <= 80 for f in found)

@@ -310,7 +310,7 @@ def test_the_page_says_what_the_silent_agents_share(line: Line) -> None:
     line.run(60, *NODES)
     line.run(60)
     assert line.evidence()["shares"] == "leaf:l1"
-    assert line.rows("SELECT summary FROM incidents") == [("Site local: all 5 agents silent, shared: leaf:l1",)]
+    assert line.rows("SELECT summary FROM incidents") == [("Site local: all 5 agents silent, shared: leaf switch l1",)]
 
 
 def test_the_page_says_that_the_agents_were_upgraded(line: Line) -> None:
