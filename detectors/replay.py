@@ -22,7 +22,7 @@ from detectors import configured
 from detectors.runner import Runner
 from pipeline.config.sections import Config
 from pipeline.judging.frames import Framer
-from pipeline.judging.mutes import Voice, check_rules
+from pipeline.judging.mutes import FindingFilter, check_rules
 from pipeline.judging.presence import LastSeen
 from pipeline.model.errors import UsageError
 from pipeline.model.membership import Membership
@@ -38,9 +38,11 @@ _FINEST = SECOND  # the thresholds of the detectors hold for samples of 1 s and 
 class Desk(Protocol):
     """Turns findings into incidents: `pipeline.incidents.desk.Desk`, passed in, since detectors do not import it."""
 
-    def observe(self, time: int, findings: Sequence[Finding], present: Callable[[str], bool]) -> Sequence[Any]: ...
+    def observe(
+        self, time: int, findings: Sequence[Finding], has_telemetry: Callable[[str], bool]
+    ) -> Sequence[Any]: ...
 
-    def standing(self, finding: Finding) -> Level | None: ...
+    def open_level(self, finding: Finding) -> Level | None: ...
 
 
 def replay(
@@ -63,14 +65,14 @@ def replay(
         print(f"replay: {name} is off: the input has no {', '.join(missing)}", file=sys.stderr)  # noqa: T201 - talk
     cases = Cases(desk(graph, lambda e: bool(graph.attributes.get(e, {}).get("simulated")))) if desk else None
     check_rules(config.modes, runner.names)
-    voice = Voice(graph, config.modes)
+    voice = FindingFilter(graph, config.modes)
     found = 0
     with ExitStack() as files:
         lines = files.enter_context(_written(output))
         step = int(config.pipeline.frame * SECOND)
         for instant in instants(recording, happened, graph, catalogue, step, runner.signals, finer=bool(signals)):
-            standing = cases.standing if cases is not None else _nothing_stands
-            findings, heard = voice.judged(runner.observe(instant.frames), standing, instant.time)
+            standing = cases.open_level if cases is not None else _nothing_stands
+            findings, heard = voice.filter_findings(runner.observe(instant.frames), standing, instant.time)
             found += len(findings)
             lines.writelines(json.dumps(f.as_json()) + "\n" for f in findings)
             if cases is not None:
@@ -152,9 +154,9 @@ class Cases:
         for change in self._desk.observe(instant.time, findings, self._seen.present):
             self._incidents[change.incident.id] = change.incident
 
-    def standing(self, finding: Finding) -> Level | None:
-        """The level at which its condition stands in an open incident; None: in none."""
-        return self._desk.standing(finding)
+    def open_level(self, finding: Finding) -> Level | None:
+        """Returns the level of its condition in an open incident, None if it is in none."""
+        return self._desk.open_level(finding)
 
     def all(self) -> list[Incident]:
         """In order of their opening."""

@@ -95,7 +95,7 @@ def live(config: Config) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]
         assert service.engine.framer.late.total() == 0
         service.engine.advance(FOREVER)  # nothing comes any more: what the lateness still holds is judged too
         assert judge.errors == {}
-        return judge.found, {i["id"]: i for i in ledger.incidents(service.cursor())}
+        return judge.found, {i["id"]: i for i in ledger.list_incidents(service.cursor())}
     finally:
         service.close()
 

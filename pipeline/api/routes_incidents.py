@@ -58,7 +58,7 @@ def incidents(request: Request, state: State | None = None) -> Response:
     judged = None if health["watermark"] is None else iso(health["watermark"])
     known = {"judged": judged, "stalled": health["stalled"], "unready": service.backend.unready()}
     with service.cursor() as cursor:
-        return answer({"incidents": ledger.incidents(cursor, state), **known})
+        return answer({"incidents": ledger.list_incidents(cursor, state), **known})
 
 
 @router.get("/{incident}", response_model=models.IncidentDetail)
@@ -67,7 +67,7 @@ def incident_detail(request: Request, incident: str) -> Response:
     service = service_of(request)
     with service.cursor() as cursor:
         try:
-            found = ledger.incident(cursor, incident)
+            found = ledger.read_incident(cursor, incident)
         except KeyError as error:
             raise _unknown(incident) from error
     topology = service.places.topology()

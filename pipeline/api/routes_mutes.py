@@ -28,7 +28,7 @@ def detectors(request: Request) -> Response:
 def every(request: Request) -> Response:
     """All mutes, those that are over too; newest first."""
     with service_of(request).cursor() as cursor:
-        return answer({"mutes": [mute.as_json() for mute in ledger.all_mutes(cursor)]})
+        return answer({"mutes": [mute.as_json() for mute in ledger.load_all_mutes(cursor)]})
 
 
 @router.post("/mutes", response_model=models.Mute)

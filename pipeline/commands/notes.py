@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.config.sections import ANY, Config
 from pipeline.engine.engine import Engine, Judge
-from pipeline.incidents.arrivals import ArrivalDesk
+from pipeline.incidents.arrivals import LiveDesk
 from pipeline.incidents.cases import Change
 from pipeline.model.errors import Retryable
 
@@ -51,7 +51,7 @@ class Notes:
     def modes(self) -> Sequence[Mapping[str, Any]]:
         return [{"detector": r.detector, "scope": r.scope, "mode": r.mode} for r in self.config.modes]
 
-    def _note(self, change: Callable[[ArrivalDesk], Change]) -> Mapping[str, Any]:
+    def _note(self, change: Callable[[LiveDesk], Change]) -> Mapping[str, Any]:
         return self._ready_engine().note(change).incident.as_json()
 
     def _ready_engine(self) -> Engine:

@@ -28,7 +28,7 @@ from pipeline.ingest.entities import load_entities
 from pipeline.ingest.ingest import Ingest
 from pipeline.ingest.messages import NEWER
 from pipeline.ingest.ownership import load_owners
-from pipeline.judging.site_silence import SilenceWatch, shared_by
+from pipeline.judging.site_silence import SiteSilenceWatch, describe_shared
 from pipeline.model.errors import ConfigError, Interrupted, Retryable
 from pipeline.model.records import SECOND, iso
 from pipeline.model.topology import ParentGraph
@@ -80,7 +80,7 @@ class Service(Notes):
             self.database.close()
             raise explained(config.store.path, error) from error
         self.judging = JudgingProgress(config.pipeline.frame, config.pipeline.lateness, monotonic)
-        self.silence = SilenceWatch(
+        self.silence = SiteSilenceWatch(
             self.ingest.progress.arrivals,
             lambda node: self.devices.site_of(node),
             events.silent_sites(self.database),
@@ -193,7 +193,7 @@ class Service(Notes):
         newest = self.ingest.progress.newest
         time_ = self.clock()
         self.judging.note(self.engine.framer.closed, None if newest is None else min(newest, time_), time_)
-        self.silence.hear(
+        self.silence.record_arrivals(
             self.ingest.progress.arrivals, committed is not None and self.ingest.progress.backlog is not None
         )
         return bool(committed or judged)
@@ -275,7 +275,7 @@ class Service(Notes):
 
     def report_silence(self) -> bool:
         """Pages for sites of which no agent is heard, and tells when they are heard again; True: it never waits."""
-        found = self.silence.look(self.clock(), self._unread(), self._shares) if self.engine is not None else []
+        found = self.silence.find_changes(self.clock(), self._unread(), self._shares) if self.engine is not None else []
         if self.engine is None or not found:
             return True
         for event in found:
@@ -283,7 +283,7 @@ class Service(Notes):
         try:
             self.engine.report(found)
         except BaseException:
-            self.silence.forget(found)
+            self.silence.undo_changes(found)
             raise
         return True
 
@@ -301,7 +301,9 @@ class Service(Notes):
         if rejected := self.ingest.rejections.of(nodes):
             return f"all they send is rejected ({', '.join(rejected)})"
         try:
-            return shared_by(nodes, self.topology, lambda sample: events.upgraded(self.database, sample, self.clock()))
+            return describe_shared(
+                nodes, self.topology, lambda sample: events.upgraded(self.database, sample, self.clock())
+            )
         except duckdb.Error as error:
             log.exception("what the silent agents share was not found")
             return f"not known: {type(error).__name__}"
@@ -367,11 +369,14 @@ class Service(Notes):
         """Whether nothing new would be found now: nothing comes in, or what came in is not judged."""
         if self.clock() - self._moved > STALLED and self._kept_out():
             return True
-        return bool(self.judging.trouble() or self.silence.all_silent(self.clock()) or self._all_rejected())
+        return bool(self.judging.trouble() or self.silence.describe_total_silence(self.clock()) or self._all_rejected())
 
     def _reasons(self) -> list[str]:
         still = self.judging.trouble()
-        reasons = [*self._kept_out(), *filter(None, (self._fault, still, self.silence.all_silent(self.clock())))]
+        reasons = [
+            *self._kept_out(),
+            *filter(None, (self._fault, still, self.silence.describe_total_silence(self.clock()))),
+        ]
         if still and self.engine is not None and self.engine.standing.judged > 0:
             reasons.append(f"judged up to {iso(self.engine.standing.judged)}")
         reasons += filter(None, (self.database.short_of_room(), self._all_newer(), self._all_rejected()))
@@ -411,7 +416,7 @@ class Service(Notes):
         out |= {f'fleetpulse_ingest_rejected_total{{rule="{name}"}}': float(rejected[name]) for name in RULES}
         cursor = self.database.cursor()
         try:
-            letters = ledger.payloads_by_state(cursor)
+            letters = ledger.count_payloads(cursor)
         finally:
             cursor.close()
         for (receiver, state), number in sorted(letters.items()):

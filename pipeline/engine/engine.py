@@ -19,11 +19,11 @@ from pipeline.config.sections import ModeRule
 from pipeline.engine.restart import FUTURE, clamped, dated_later, reread
 from pipeline.incidents import ledger
 from pipeline.incidents import ledger as mutes
-from pipeline.incidents.arrivals import ArrivalDesk, Early
+from pipeline.incidents.arrivals import EarlyFinding, LiveDesk
 from pipeline.incidents.cases import Change
 from pipeline.ingest.ingest import Committed
 from pipeline.judging.frames import Framer
-from pipeline.judging.mutes import MOST_MUTES, Mute, Voice, check_rules, checked, doubt
+from pipeline.judging.mutes import MAX_MUTES, FindingFilter, Mute, check_mute, check_rules, warn_unknown_scope
 from pipeline.judging.presence import LastSeen
 from pipeline.model.errors import Interrupted, UsageError
 from pipeline.model.membership import Membership
@@ -114,12 +114,12 @@ class Engine:
         self._beat = judge.beat = beat
         self._wake = wake
         self.database, self.devices, self.topology = database, devices, topology
-        self.voice = Voice(topology, modes)
+        self.voice = FindingFilter(topology, modes)
         check_rules(modes, judge.names)
         self.membership = Membership(topology)
         self.judge, self.clock = judge, clock
         self.lock = threading.RLock()
-        self.desk = ArrivalDesk(topology, self._is_simulated, self._site_of)
+        self.desk = LiveDesk(topology, self._is_simulated, self._site_of)
         self.standing = Standing()
         self.faults = self.unjudged = 0
         self._enqueue = enqueue
@@ -183,7 +183,7 @@ class Engine:
         found = self.judge.judge_events(events, self.topology)
         if found and again:
             with self.database.lock:
-                written = ledger.known_findings(self.database.connection, [f.key for f in found])
+                written = ledger.find_known_findings(self.database.connection, [f.key for f in found])
             found = [finding for finding in found if finding.key not in written]
         if found:
             with self.lock:
@@ -222,17 +222,19 @@ class Engine:
 
     def _show(self, instant: Instant, found: list[Finding]) -> None:
         """Takes what the Desk makes of an instant and of what arrived before it."""
-        found = [*self.desk.due(instant.end), *found]
-        found, heard = self.voice.judged(found, self.desk.standing_by_frames, instant.time)
+        found = [*self.desk.list_due(instant.end), *found]
+        found, heard = self.voice.filter_findings(found, self.desk.open_level_by_frames, instant.time)
         time, end, present = instant.time, instant.end, self._seen.present
         if self._shown(lambda: self.desk.observe(time, end, heard, present, self.clock()), found):
             self._unwritten.end = instant.end
 
     def _show_arrived(self, found: list[Finding]) -> None:
         """Takes what the Desk makes of findings before their instant."""
-        told = [self.voice.early(finding, self.desk.standing) for finding in found]
-        early = [Early(max(f.time, self.framer.closed), f, heard) for f, (_, heard) in zip(found, told, strict=True)]
-        self._shown(lambda: self.desk.arrive(early, self.clock()), [finding for finding, _ in told])
+        told = [self.voice.annotate(finding, self.desk.open_level) for finding in found]
+        early = [
+            EarlyFinding(max(f.time, self.framer.closed), f, heard) for f, (_, heard) in zip(found, told, strict=True)
+        ]
+        self._shown(lambda: self.desk.observe_early(early, self.clock()), [finding for finding, _ in told])
 
     def _shown(self, observe: Callable[[], list[Change]], found: list[Finding]) -> bool:
         """All of what the Desk makes of it or, if the Desk fails, nothing of it; whether it did not fail."""
@@ -260,10 +262,10 @@ class Engine:
             snapshot = done.end - self.standing.snapshot >= SNAPSHOT_EVERY
             with self.database.transaction() as connection:
                 payloads = self._enqueue(done.changes, self.clock())
-                ledger.record(connection, done.findings, done.changes, payloads, done.end)
+                ledger.write_changes(connection, done.findings, done.changes, payloads, done.end)
                 state = self.desk.snapshot()
                 ledger.save_snapshot(connection, "desk", done.end, state)
-                ledger.save_snapshot(connection, "unheard", done.end, self.voice.unheard.snapshot())
+                ledger.save_snapshot(connection, "unheard", done.end, self.voice.held.snapshot())
                 if snapshot:
                     ledger.save_snapshot(connection, "judge", done.end, self.judge.snapshot())
             self.standing = Standing(done.end, done.end if snapshot else self.standing.snapshot)
@@ -271,7 +273,7 @@ class Engine:
         if payloads:
             self._wake()
 
-    def note(self, change: Callable[[ArrivalDesk], Change], events: Sequence[Event] = ()) -> Change:
+    def note(self, change: Callable[[LiveDesk], Change], events: Sequence[Event] = ()) -> Change:
         """Applies a person's note to the Desk and writes it with its alerts and events, or nothing of it."""
         return self._apply(lambda desk: [change(desk)], events)[0]
 
@@ -281,11 +283,11 @@ class Engine:
             now = self.clock()
             self._write()
             judged = self.judge.judge_events(events, self.topology, anew=True)  # a report that failed is repeated
-            found, heard = self.voice.judged(judged, self.desk.standing, now)
-            return self._apply(lambda desk: desk.report(now, heard), events, found)
+            found, heard = self.voice.filter_findings(judged, self.desk.open_level, now)
+            return self._apply(lambda desk: desk.observe_own(now, heard), events, found)
 
     def _apply(
-        self, change: Callable[[ArrivalDesk], list[Change]], events: Sequence[Event], findings: Sequence[Finding] = ()
+        self, change: Callable[[LiveDesk], list[Change]], events: Sequence[Event], findings: Sequence[Finding] = ()
     ) -> list[Change]:
         """Changes the Desk and writes that with its alerts, events and findings, or nothing of it."""
         with self.lock:
@@ -295,12 +297,12 @@ class Engine:
             try:
                 with self.database.transaction() as connection:
                     payloads = self._enqueue(made, self.clock())
-                    ledger.record(connection, findings, made, payloads, self.clock())
+                    ledger.write_changes(connection, findings, made, payloads, self.clock())
                     if events:
                         write_events(connection, [EventBatch(Origin("", "", b""), tuple(events))], self.framer.closed)
                     after = self.desk.snapshot()
                     ledger.save_snapshot(connection, "desk", self.standing.judged, after)
-                    ledger.save_snapshot(connection, "unheard", self.standing.judged, self.voice.unheard.snapshot())
+                    ledger.save_snapshot(connection, "unheard", self.standing.judged, self.voice.held.snapshot())
             except BaseException:
                 self.desk.restore(before)
                 raise
@@ -312,12 +314,12 @@ class Engine:
 
     def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mute:
         """Silences a detector on a scope from now on. Raises UsageError on what nobody could want."""
-        checked(detector, scope, seconds, reason, self.judge.names)
+        check_mute(detector, scope, seconds, reason, self.judge.names)
         with self.lock:
             now = self.clock()
-            self.voice.forget(self.standing.judged)
-            if len(self.voice.mutes) >= MOST_MUTES:
-                raise UsageError(f"mutes: {MOST_MUTES} stand already, which is the most; end some of them")
+            self.voice.drop_expired(self.standing.judged)
+            if len(self.voice.mutes) >= MAX_MUTES:
+                raise UsageError(f"mutes: {MAX_MUTES} stand already, which is the most; end some of them")
             mute = Mute(uuid.uuid4().hex[:12], detector, scope, now, now + int(seconds * SECOND), reason.strip(), user)
             with self.database.transaction() as connection:
                 mutes.add_mute(connection, mute)
@@ -326,7 +328,7 @@ class Engine:
 
     def doubt(self, scope: str) -> str:
         """What to tell somebody who mutes a scope that is not known; empty if it is."""
-        return doubt(scope, self.topology, self.devices.knows)
+        return warn_unknown_scope(scope, self.topology, self.devices.knows)
 
     def unmute(self, id_: str, user: str) -> Mute:
         """Somebody ends a mute now. Raises KeyError if none of that id stands."""
@@ -348,7 +350,7 @@ class Engine:
         with self.lock:
             time = max(self.clock(), self.framer.closed)
             said = {"verdict": "not_a_fault", "incident": incident, "user": user, "comment": comment}
-            blamed = self.desk.blamed(incident)
+            blamed = self.desk.list_conditions(incident)
             events = [Event(time, entity, "feedback", {**said, "detector": name}) for name, entity in blamed]
             return self.note(lambda desk: desk.resolve(incident, user, comment, self.clock()), events)
 
@@ -373,12 +375,12 @@ class Engine:
 
     def _restore(self) -> None:
         with self.database.lock:
-            self.voice.mutes = mutes.active_mutes(self.database.connection, max(self.standing.judged, 0))
+            self.voice.mutes = mutes.load_active_mutes(self.database.connection, max(self.standing.judged, 0))
             desk = ledger.load_snapshot(self.database.connection, "desk")
             unheard = ledger.load_snapshot(self.database.connection, "unheard")
             judge = ledger.load_snapshot(self.database.connection, "judge")
         if unheard is not None:
-            self.voice.unheard.restore(unheard[1])
+            self.voice.held.restore(unheard[1])
         if desk is not None:
             self.standing.judged, state = desk
             self.desk.restore(self._believable(state))

@@ -1,13 +1,12 @@
-"""The Desk of a running pipeline: it hears findings of events as they arrive, and what becomes of them depends on the
-telemetry alone.
+"""The Desk of a running pipeline: findings of events are visible on arrival, before their frames close.
 
-People see an early finding at once. It is told again with the frame of its event, as a replay does it, to a Desk that
-hears frames only; what people see is that Desk and, on top of it, what still waits for its frame. So an event that is
-minutes ahead of the frames takes in nothing that began before it, and incidents are the same in whatever order events
-and frames arrive. Where frames show that an early incident is a part of another, it ends as folded into that one.
+Two Desks: the frame Desk receives findings with their frames, as a replay does. The visible Desk is the frame Desk plus
+the early findings that still wait for their frames. So an event minutes ahead of the frames absorbs no older condition,
+and the incidents do not depend on the order in which events and frames arrive. If the frames show that an early
+incident belongs to another one, it is merged into that.
 
-What a person acknowledges or resolves stays as the person saw it, and what the pipeline says itself, of a silent site,
-as it was said: no frame can tell otherwise.
+Incidents keep the state that people saw when they acknowledged or resolved them. Findings of the pipeline itself (a
+silent site) are final: no frame changes them.
 """
 
 from __future__ import annotations
@@ -20,178 +19,189 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.incidents.cases import Change
-from pipeline.incidents.desk import Desk, Present
+from pipeline.incidents.desk import Desk, HasTelemetry
 from pipeline.model.records import SECOND, Finding, Incident, Level, to_json
 from pipeline.model.topology import Topology
 
-MOST_WAITING = 1000
-"""Early findings that may wait for their frames; of more, all stay as people see them. Chosen: it bounds the work."""
-TOGETHER = 60 * SECOND
-"""Early findings so close to one another are shown in one step: half of the time within which causes are refined."""
+MAX_EARLY = 1000
+"""Most early findings that wait for frames; beyond it, the visible state becomes final. Chosen: it bounds the work."""
+STEP_WINDOW = 60 * SECOND
+"""Early findings this close to each other are applied in one step: half of REFINE_WINDOW."""
 
 
 @dataclass(frozen=True, slots=True)
-class Early:
-    """A finding before its frame.
+class EarlyFinding:
+    """A finding that waits for its frame.
 
-    due: the event time at which it is judged: its frame is that which ends next.   heard: what the Desk hears of it by
-    modes and mutes; None: nothing.
+    due:      event time of its frame, the one that ends next.
+    admitted: the finding as modes and mutes pass it to the Desk; None: suppressed.
     """
 
     due: int
     finding: Finding
-    heard: Finding | None
+    admitted: Finding | None
 
     def as_json(self) -> dict[str, Any]:
-        heard = None if self.heard is None else to_json(dataclasses.asdict(self.heard))
+        """Returns the finding as plain data."""
+        heard = None if self.admitted is None else to_json(dataclasses.asdict(self.admitted))
         return {"due": self.due, "finding": to_json(dataclasses.asdict(self.finding)), "heard": heard}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Early:
-        return cls(data["due"], _finding(data["finding"]), None if data["heard"] is None else _finding(data["heard"]))
+    def from_json(cls, data: dict[str, Any]) -> EarlyFinding:
+        """Restores a finding from `as_json`."""
+        admitted = None if data["heard"] is None else _decode_finding(data["heard"])
+        return cls(data["due"], _decode_finding(data["finding"]), admitted)
 
 
-class ArrivalDesk:
-    """Two Desks: of the frames alone, and of what people see; one and the same while nothing waits for its frame."""
+class LiveDesk:
+    """The frame Desk and the visible Desk; they are the same object while no finding waits for its frame."""
 
     def __init__(
         self, topology: Topology, is_simulated: Callable[[str], bool], site_of: Callable[[str], str | None]
     ) -> None:
-        self._framed = self._seen = Desk(topology, is_simulated, site_of)
-        self._waiting: list[Early] = []
+        self._frame_desk = self._visible_desk = Desk(topology, is_simulated, site_of)
+        self._waiting: list[EarlyFinding] = []
 
-    def due(self, end: int) -> list[Finding]:
-        """What waits for the frame that ends at `end`, as it was found: it belongs to the findings of that frame."""
+    def list_due(self, end: int) -> list[Finding]:
+        """Returns the early findings that belong to the frame that ends at `end`."""
         return [early.finding for early in self._waiting if early.due < end]
 
-    def observe(self, time: int, end: int, findings: Sequence[Finding], present: Present, now: int) -> list[Change]:
-        """Takes all findings of the instant before `end`, those that were due with it too. See Desk.observe."""
+    def observe(
+        self, time: int, end: int, findings: Sequence[Finding], has_telemetry: HasTelemetry, now: int
+    ) -> list[Change]:
+        """Processes all findings of the instant before `end`, including those that were due. See Desk.observe."""
         if not self._waiting:
-            return self._framed.observe(time, findings, present, now)
-        known = self._known()
+            return self._frame_desk.observe(time, findings, has_telemetry, now)
+        known = self._early_keys()
         left = [early for early in self._waiting if early.due >= end]
-        changes = self._framed.observe(time, findings, present, now)
+        changes = self._frame_desk.observe(time, findings, has_telemetry, now)
         self._waiting = left
-        if left and self._foretold(changes, known):
+        if left and self._are_visible(changes, known):
             return []
-        return self._shown(changes, known, now)
+        return self._publish(changes, known, now)
 
-    def arrive(self, found: Sequence[Early], now: int) -> list[Change]:
-        """Shows findings of events before their frames are closed."""
+    def observe_early(self, found: Sequence[EarlyFinding], now: int) -> list[Change]:
+        """Processes findings of events before their frames close."""
         if not found:
             return []
         if not self._waiting:
-            self._seen = self._framed.copy()
+            self._visible_desk = self._frame_desk.copy()
         found = sorted(found, key=lambda early: early.due)
         self._waiting = sorted([*self._waiting, *found], key=lambda early: early.due)
-        changes = [change for due, heard in _steps(found) for change in self._seen.foresee(due, heard, now)]
-        if len(self._waiting) > MOST_WAITING:
-            self._keep()
+        visible = self._visible_desk
+        changes = [c for due, admitted in _group_steps(found) for c in visible.observe_early(due, admitted, now)]
+        if len(self._waiting) > MAX_EARLY:
+            self._adopt_visible()
         return changes
 
-    def report(self, time: int, findings: Sequence[Finding]) -> list[Change]:
-        """Takes findings of the pipeline itself at `time`, the wall clock: no frame changes what becomes of them."""
-        changes = self._framed.foresee(time, findings, time)
-        return self._shown(changes, self._known(), time) if self._waiting else changes
+    def observe_own(self, time: int, findings: Sequence[Finding]) -> list[Change]:
+        """Processes findings of the pipeline itself at `time`, the wall clock; no frame changes them."""
+        changes = self._frame_desk.observe_early(time, findings, time)
+        return self._publish(changes, self._early_keys(), time) if self._waiting else changes
 
     def acknowledge(self, incident_id: str, user: str, comment: str, time: int) -> Change:
-        self._keep()
-        return self._framed.acknowledge(incident_id, user, comment, time)
+        """See `Desk.acknowledge`."""
+        self._adopt_visible()
+        return self._frame_desk.acknowledge(incident_id, user, comment, time)
 
     def comment(self, incident_id: str, user: str, comment: str, time: int) -> Change:
-        return self._seen.comment(incident_id, user, comment, time)
+        """See `Desk.comment`."""
+        return self._visible_desk.comment(incident_id, user, comment, time)
 
     def resolve(self, incident_id: str, user: str, comment: str, time: int) -> Change:
-        self._keep()
-        return self._framed.resolve(incident_id, user, comment, time)
+        """See `Desk.resolve`."""
+        self._adopt_visible()
+        return self._frame_desk.resolve(incident_id, user, comment, time)
 
     @property
     def incidents(self) -> dict[str, Incident]:
-        """What people see, by id."""
-        return self._seen.incidents
+        """Visible incidents, by id."""
+        return self._visible_desk.incidents
 
-    def blamed(self, incident_id: str) -> list[tuple[str, str]]:
-        return self._seen.blamed(incident_id)
+    def list_conditions(self, incident_id: str) -> list[tuple[str, str]]:
+        """See `Desk.list_conditions`."""
+        return self._visible_desk.list_conditions(incident_id)
 
-    def standing(self, finding: Finding) -> Level | None:
-        """The level at which its condition stands in an incident that people see; None: in none."""
-        return self._seen.standing(finding)
+    def open_level(self, finding: Finding) -> Level | None:
+        """Returns the level of its condition in a visible open incident, None if it is in none."""
+        return self._visible_desk.open_level(finding)
 
-    def standing_by_frames(self, finding: Finding) -> Level | None:
-        """The same by the frames alone."""
-        return self._framed.standing(finding)
+    def open_level_by_frames(self, finding: Finding) -> Level | None:
+        """Returns the level of its condition in an open incident of the frame Desk, None if it is in none."""
+        return self._frame_desk.open_level(finding)
 
     def snapshot(self) -> str:
-        """All state as JSON; see Desk.snapshot."""
-        state = self._framed.as_json()
+        """Returns all state as JSON. See `Desk.snapshot`."""
+        state = self._frame_desk.as_json()
         if self._waiting:
-            state |= {"waiting": [early.as_json() for early in self._waiting], "seen": self._seen.as_json()}
+            state |= {"waiting": [early.as_json() for early in self._waiting], "seen": self._visible_desk.as_json()}
         return json.dumps(state)
 
     def restore(self, snapshot: str) -> None:
-        """Takes the state of a snapshot, also of a version that had one Desk only."""
+        """Restores a snapshot, also of a version with only one Desk."""
         data = json.loads(snapshot)
-        self._framed.take_over(data)
-        self._waiting = [Early.from_json(early) for early in data.get("waiting", ())]
-        self._seen = self._framed
+        self._frame_desk.load_json(data)
+        self._waiting = [EarlyFinding.from_json(early) for early in data.get("waiting", ())]
+        self._visible_desk = self._frame_desk
         if self._waiting:
-            self._seen = self._framed.copy()
-            self._seen.take_over(data["seen"])
+            self._visible_desk = self._frame_desk.copy()
+            self._visible_desk.load_json(data["seen"])
 
-    def _known(self) -> set[tuple[str, str, int]]:
-        """Keys of what people saw before its frame."""
+    def _early_keys(self) -> set[tuple[str, str, int]]:
+        """Returns the keys of the early findings."""
         return {early.finding.key for early in self._waiting}
 
-    def _shown(self, changes: Sequence[Change], known: AbstractSet[tuple[str, str, int]], now: int) -> list[Change]:
-        """What people see from now on, and how that differs from what they saw."""
-        before = self._seen
-        self._framed.keep_opened(before)
-        self._seen, more = self._foreseen(now)
+    def _publish(self, changes: Sequence[Change], known: AbstractSet[tuple[str, str, int]], now: int) -> list[Change]:
+        """Replaces the visible Desk and returns the changes from the one before."""
+        before = self._visible_desk
+        self._frame_desk.keep_opened_times(before)
+        self._visible_desk, more = self._apply_early(now)
         keys: dict[str, list[tuple[str, str, int]]] = {}
         for change in (*changes, *more):
             keys.setdefault(change.incident.id, []).extend(k for k in change.finding_keys if k not in known)
-        told = self._seen.changes_since(before, keys, now)
+        visible_changes = self._visible_desk.changes_since(before, keys, now)
         if self._waiting:
-            self._seen.remember(before)
-        return told
+            self._visible_desk.keep_resolved(before)
+        return visible_changes
 
-    def _foretold(self, changes: Sequence[Change], known: AbstractSet[tuple[str, str, int]]) -> bool:
-        """Whether people see already all that frames have changed."""
-        return all(known >= set(change.finding_keys) and self._seen.shows(change.incident) for change in changes)
+    def _are_visible(self, changes: Sequence[Change], known: AbstractSet[tuple[str, str, int]]) -> bool:
+        """Returns whether all changes of the frame Desk are visible already."""
+        visible = self._visible_desk
+        return all(known >= set(change.finding_keys) and visible.matches(change.incident) for change in changes)
 
-    def _foreseen(self, now: int) -> tuple[Desk, list[Change]]:
-        """A Desk that has taken what waits, in order of time, and the changes that this made."""
+    def _apply_early(self, now: int) -> tuple[Desk, list[Change]]:
+        """Returns a copy of the frame Desk with all early findings applied in order of time, and the changes."""
         if not self._waiting:
-            return self._framed, []
-        desk, changes = self._framed.copy(), []
-        for due, heard in _steps(self._waiting):
-            changes += desk.foresee(due, heard, now)
-        desk.keep_opened(self._seen)
+            return self._frame_desk, []
+        desk, changes = self._frame_desk.copy(), []
+        for due, admitted in _group_steps(self._waiting):
+            changes += desk.observe_early(due, admitted, now)
+        desk.keep_opened_times(self._visible_desk)
         return desk, changes
 
-    def _keep(self) -> None:
-        """Takes what people see for what is, whatever the frames will say of what waits."""
+    def _adopt_visible(self) -> None:
+        """Makes the visible state final; the frames of early findings no longer change it."""
         if self._waiting:
-            self._seen.catch_up(self._framed)
-            self._framed, self._waiting = self._seen, []
+            self._visible_desk.sync_quiet_times(self._frame_desk)
+            self._frame_desk, self._waiting = self._visible_desk, []
 
 
-def _steps(waiting: Sequence[Early]) -> Iterator[tuple[int, list[Finding]]]:
-    """What is heard, in order of time, with what follows at once."""
+def _group_steps(waiting: Sequence[EarlyFinding]) -> Iterator[tuple[int, list[Finding]]]:
+    """Yields (time, admitted findings) in order of time, grouped by STEP_WINDOW."""
     step: list[Finding] = []
     first = 0
     for early in waiting:
-        if early.heard is None:
+        if early.admitted is None:
             continue
-        if step and early.due - first >= TOGETHER:
+        if step and early.due - first >= STEP_WINDOW:
             yield first, step
             step = []
         first = first if step else early.due
-        step.append(early.heard)
+        step.append(early.admitted)
     if step:
         yield first, step
 
 
-def _finding(row: dict[str, Any]) -> Finding:
-    """JSON has no number for what is not finite."""
+def _decode_finding(row: dict[str, Any]) -> Finding:
+    """Restores a finding from JSON, which has no infinite score."""
     return Finding(**{**row, "score": row["score"] or 0.0, "signals": tuple(row["signals"])})

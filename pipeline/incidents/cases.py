@@ -1,4 +1,4 @@
-"""What the Desk knows of one incident: its conditions, what holds it open, and for how long it is quiet."""
+"""One incident with its conditions: severity, main finding, title, and when it may resolve."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from pipeline.model.entity_names import TITLE_LENGTH
 from pipeline.model.errors import UsageError
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident, Level, Severity
 from pipeline.model.topology import kind_of
 
 SEVERITIES: tuple[Severity, ...] = ("watch", "ticket", "page")
-Kind = Literal[
+ChangeKind = Literal[
     "opened",
     "updated",
     "cause_changed",
     "severity_raised",
+    "retitled",
     "acknowledged",
     "commented",
     "resolved",
     "reopened",
 ]
-_DOWN_OR_UP = frozenset({"nic.state", "nic.carrier_changes"})
+_LINK_STATE_SIGNALS = frozenset({"nic.state", "nic.carrier_changes"})
 PAIR_WINDOW = 120 * SECOND
-"""Suspects further apart than this are a coincidence; as long as a cause is refined. Chosen."""
-UNEXPLAINED = frozenset({"anomaly"})
-"""Detectors that report a change without its meaning: their findings corroborate and explain nobody else's."""
-_OF_LEVEL: dict[Level, Severity] = {"suspect": "watch", "ticket": "ticket", "page": "page"}
+"""Findings further apart than this do not corroborate each other; equal to the time to refine a cause. Chosen."""
+GENERIC_DETECTORS = frozenset({"anomaly"})
+"""Detectors that report a change without its meaning: they neither corroborate nor explain other findings."""
+_SEVERITY_OF_LEVEL: dict[Level, Severity] = {"suspect": "watch", "ticket": "ticket", "page": "page"}
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that happened to an incident: a row of its history. Incidents are copies.
+    """One change of an incident. Every kind but `retitled` is a row of the history. Incidents are copies.
 
-    before:      the incident before it; None if it is new.
-    folded_into: the incident that took over what this one held, if it was resolved for that.
+    before:      the incident before the change; None if it is new.
+    folded_into: the incident into which this one was merged, if that resolved it.
     """
 
-    kind: Kind
+    kind: ChangeKind
     incident: Incident
     time: int
     actor: str
@@ -48,15 +50,15 @@ class Change:
     folded_into: str | None = None
 
 
-class NoSuchIncident(UsageError, KeyError):  # noqa: N818 - reads as what it says
-    """The Desk has no incident of that id: it never had, or it was resolved long ago."""
+class NoSuchIncident(UsageError, KeyError):  # noqa: N818 - a plain name
+    """The Desk has no incident of this id: unknown, or resolved long ago."""
 
     __str__ = Exception.__str__
 
 
 @dataclass(slots=True)
 class Condition:
-    """The newest findings of one detector about one entity; the level is the highest so far."""
+    """The findings of one detector about one entity: newest summary, highest level, strongest score and its signals."""
 
     detector: str
     entity: str
@@ -68,13 +70,13 @@ class Condition:
     summary: str
     signals: tuple[str, ...]
 
-    def take(self, finding: Finding, time: int) -> bool:
-        """Adds a finding; True if the condition is a new one or its level rose."""
+    def update(self, finding: Finding, time: int) -> bool:
+        """Adds a finding. Returns whether the onset is a new one or the level rose."""
         new = self.onset != finding.onset
         rises = LEVELS.index(finding.level) > LEVELS.index(self.level)
-        # of one level the strongest words stay: a condition that fades reads as if nothing had been
+        self.summary = finding.summary
         if rises or new or (self.level == finding.level and finding.score >= self.score):
-            self.score, self.summary, self.signals = finding.score, finding.summary, finding.signals
+            self.score, self.signals = finding.score, finding.signals
         if rises:
             self.level = finding.level
         self.onset, self.last = finding.onset, time
@@ -83,49 +85,50 @@ class Condition:
 
 @dataclass(slots=True)
 class Case:
-    """An incident and its conditions by (detector, entity): a flapping one costs no more memory than a steady one.
+    """An incident and its conditions by (detector, entity), so that a flapping condition does not use more memory.
 
-    incident:   its `opened` is event time here; `shown` has the one that people see.
-    visible:    when people could see it first: the clock at that moment, in replay event time.
-    holding:    conditions that only a cleared finding or a person ends.
-    quiet_from: since when nothing was found with telemetry present.
-    raised:     when it became more than a watch; 0 while it is one.
+    incident:      its `opened` is event time; `public_incident` has the time that people see.
+    held:          conditions that only a cleared finding or a person ends.
+    quiet_from:    time since which nothing was found with telemetry present.
+    raised_at:     time when it became a ticket or page; 0 while it is a watch.
+    visible_since: time when people could first see it: the clock when live, event time in replay.
     """
 
     incident: Incident
     conditions: dict[tuple[str, str], Condition] = field(default_factory=dict)
-    holding: set[tuple[str, str]] = field(default_factory=set)
+    held: set[tuple[str, str]] = field(default_factory=set)
     quiet_from: int = 0
-    by_person: bool = False
+    resolved_by_person: bool = False
     folded_into: str | None = None
-    raised: int = 0
-    visible: int = 0
+    raised_at: int = 0
+    visible_since: int = 0
 
-    def shown(self) -> Incident:
-        """A copy as people see it: opened when it became visible. After an outage it may have been over before."""
-        return replace(self.incident, opened=self.visible or self.incident.opened)
+    def public_incident(self) -> Incident:
+        """Returns a copy with the time when people could first see it as `opened`."""
+        return replace(self.incident, opened=self.visible_since or self.incident.opened)
 
     def copy(self) -> Case:
-        """One that later findings of this one leave alone."""
+        """Returns an independent copy."""
         conditions = {key: replace(c) for key, c in self.conditions.items()}
-        return replace(self, incident=replace(self.incident), conditions=conditions, holding=set(self.holding))
+        return replace(self, incident=replace(self.incident), conditions=conditions, held=set(self.held))
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
+        """Whether the incident is not resolved."""
         return self.incident.resolved is None
 
-    def has(self, finding: Finding) -> bool:
-        """Whether this very condition is among the folded ones."""
+    def has_condition(self, finding: Finding) -> bool:
+        """Returns whether the case has a condition with this detector, entity and onset."""
         known = self.conditions.get((finding.detector, finding.entity))
         return known is not None and known.onset == finding.onset
 
-    def level_of(self, finding: Finding) -> Level | None:
-        """The level at which its condition stands here."""
+    def find_level(self, finding: Finding) -> Level | None:
+        """Returns the level of the finding's condition, None if the case does not have it."""
         known = self.conditions.get((finding.detector, finding.entity))
         return None if known is None else known.level
 
-    def take(self, finding: Finding, time: int) -> bool:
-        """Folds a finding in; True if it tells anything new."""
+    def add_finding(self, finding: Finding, time: int) -> bool:
+        """Adds a finding. Returns whether it is new, has a higher level, or is now held."""
         key = (finding.detector, finding.entity)
         self.quiet_from = time
         known = self.conditions.get(key)
@@ -134,58 +137,66 @@ class Case:
             self.conditions[key] = Condition(
                 f.detector, f.entity, f.onset, f.level, time, time, f.score, f.summary, f.signals
             )
-        news = known is None or known.take(finding, time)
-        if finding.evidence.get("holds") is True and key not in self.holding:
-            self.holding.add(key)
+        news = known is None or known.update(finding, time)
+        if finding.evidence.get("holds") is True and key not in self.held:
+            self.held.add(key)
             news = True
         return news
 
-    def severity(self) -> Severity:
-        """Of the highest level, and never lower than it was; suspects that corroborate each other are a ticket."""
-        levels = [_OF_LEVEL[c.level] for c in self.conditions.values()]
-        if self.corroborated() or self.seen_from_both_ends():
+    def compute_severity(self) -> Severity:
+        """Returns the severity of the highest level; it never falls. Corroborated suspects are a ticket."""
+        levels = [_SEVERITY_OF_LEVEL[c.level] for c in self.conditions.values()]
+        if self.is_corroborated() or self.is_seen_from_both_ends():
             levels.append("ticket")
         return max((self.incident.severity, *levels), key=SEVERITIES.index)
 
-    def describe(self, base: Callable[[str], str], before: Incident | None, time: int) -> None:
-        """Writes what others see of the conditions; who is blamed most changes only with severity or cause.
+    def refresh_incident(self, find_suspect: Callable[[str], str], before: Incident | None, time: int) -> None:
+        """Updates the incident from its conditions. The main finding changes only with severity or cause.
 
-        base:   what to suspect for an entity.   before: the incident as it was before this instant.
+        before: the incident before this instant; None if it is new.
         """
-        incident, severity = self.incident, self.severity()
-        if severity != "watch" and not self.raised:
-            self.raised = time
-        blamed = min(self.conditions.values(), key=lambda c: self._standing(c, base(c.entity)))
+        incident, severity = self.incident, self.compute_severity()
+        if severity != "watch" and not self.raised_at:
+            self.raised_at = time
+        main = min(self.conditions.values(), key=lambda c: self._blame_order(c, find_suspect(c.entity)))
         if before is None or severity != incident.severity or incident.cause != before.cause:
-            incident.entity, incident.detector = blamed.entity, blamed.detector
+            incident.entity, incident.detector = main.entity, main.detector
         incident.severity, incident.updated = severity, time
         incident.onset = min(incident.onset, *(c.onset for c in self.conditions.values()))
-        incident.members = self.members()
-        others = len(incident.members) - 1
-        suspected = incident.cause != base(blamed.entity)
-        incident.summary = f"{incident.cause} is suspected: {blamed.summary}" if suspected else blamed.summary
-        incident.summary += self._still(blamed)
-        if others:
-            incident.summary += f" (and {others} more {'entity' if others == 1 else 'entities'})"
+        incident.members = self.list_members()
+        incident.summary = self._title(main)
 
-    def _still(self, blamed: Condition) -> str:
-        """What holds until it is cleared, such as a leak, in its own words: what else is blamed never hides it."""
-        held = [c for key, c in self.conditions.items() if key in self.holding and c is not blamed]
-        if not held or (blamed.detector, blamed.entity) in self.holding:
+    def refresh_title(self) -> bool:
+        """Sets the title to the newest summary of the main finding. Returns whether it changed."""
+        main = self.conditions.get((self.incident.detector, self.incident.entity))
+        if main is None or self._title(main) == self.incident.summary:
+            return False
+        self.incident.summary = self._title(main)
+        return True
+
+    def _title(self, main: Condition) -> str:
+        """Returns the summaries of the main finding and of a held condition (a leak), in TITLE_LENGTH characters."""
+        main = self.conditions.get((self.incident.detector, self.incident.entity), main)
+        title = main.summary + self._held_summary(main)
+        return title if len(title) <= TITLE_LENGTH else f"{title[: TITLE_LENGTH - 1].rstrip(' ,;:')}…"
+
+    def _held_summary(self, main: Condition) -> str:
+        """Returns the summary of a condition that holds until it is cleared, unless the main finding is one."""
+        held = [c for key, c in self.conditions.items() if key in self.held and c is not main]
+        if not held or (main.detector, main.entity) in self.held:
             return ""
         return f"; {min(held, key=lambda c: (-LEVELS.index(c.level), c.onset, c.detector, c.entity)).summary}"
 
-    def telling(self) -> list[Condition]:
-        """The conditions by which it is judged what explains the incident: suspects, and changes of which nobody knows
-        the meaning, only where there is nothing else."""
+    def deciding_conditions(self) -> list[Condition]:
+        """Returns the conditions that decide the cause. Generic detectors and suspects count only without others."""
         every = list(self.conditions.values())
-        known = [c for c in every if c.detector not in UNEXPLAINED] or every
+        known = [c for c in every if c.detector not in GENERIC_DETECTORS] or every
         return [c for c in known if c.level != "suspect"] or known
 
-    def corroborated(self, within: int = PAIR_WINDOW) -> bool:
-        """Whether two detectors that look at different signals said so at about the same time."""
+    def is_corroborated(self, within: int = PAIR_WINDOW) -> bool:
+        """Returns whether two detectors with different signals reported within `within` (us) of each other."""
         newest = max((c.last for c in self.conditions.values()), default=0)
-        known = [c for c in self.conditions.values() if c.detector not in UNEXPLAINED]
+        known = [c for c in self.conditions.values() if c.detector not in GENERIC_DETECTORS]
         fresh = [c for c in known if newest - c.last <= within]
         return any(
             a.detector != b.detector and not set(a.signals) & set(b.signals)
@@ -193,46 +204,48 @@ class Case:
             for b in fresh[:i]
         )
 
-    def seen_from_both_ends(self, within: int = PAIR_WINDOW) -> bool:
-        """Whether both ends of a link blame it and one counts errors: that it is down is one fact, seen twice.
+    def is_seen_from_both_ends(self, within: int = PAIR_WINDOW) -> bool:
+        """Returns whether both ends of a link report it and one counts errors; link down alone is one fact, seen twice.
 
-        A case whose cause is a port has conditions of that port and of its far end alone (Folding.base).
+        A case whose cause is a port has only conditions of that port and its far end (CauseRules.find_suspect).
         """
         if kind_of(self.incident.cause) != "port":
             return False
         newest = max((c.last for c in self.conditions.values()), default=0)
         fresh = [c for c in self.conditions.values() if newest - c.last <= within]
-        counted = {signal for c in fresh for signal in c.signals} - _DOWN_OR_UP
+        counted = {signal for c in fresh for signal in c.signals} - _LINK_STATE_SIGNALS
         return len({c.entity for c in fresh if kind_of(c.entity) == "port"}) > 1 and bool(counted)
 
-    def _standing(self, condition: Condition, base: str) -> tuple[bool, int, int, str, str]:
-        """Least for the condition that speaks for the incident: at the cause itself, highest level, earliest onset."""
+    def _blame_order(self, condition: Condition, base: str) -> tuple[bool, int, int, str, str]:
+        """Sorts the main condition first: on the cause itself, highest level, earliest onset."""
         k = condition
         return (self.incident.cause not in (k.entity, base), -LEVELS.index(k.level), k.onset, k.detector, k.entity)
 
-    def members(self) -> tuple[str, ...]:
-        """Entities with folded findings, in the order in which they joined."""
+    def list_members(self) -> tuple[str, ...]:
+        """Returns the entities with findings, in the order in which they joined."""
         joined = sorted(self.conditions.values(), key=lambda c: (c.first, c.onset, c.entity))
         return tuple(dict.fromkeys(c.entity for c in joined))
 
-    def told(self, kind: Kind, before: Incident, user: str, comment: str, time: int) -> Change:
-        """What a person did to it."""
-        return Change(kind, self.shown(), time, user, comment, (), before)
+    def make_change(self, kind: ChangeKind, before: Incident, user: str, comment: str, time: int) -> Change:
+        """Returns the change that a person made."""
+        return Change(kind, self.public_incident(), time, user, comment, (), before)
 
     def as_json(self) -> dict[str, Any]:
+        """Returns all state as plain data."""
         return {
             "incident": asdict(self.incident),
             "conditions": [asdict(c) for c in self.conditions.values()],
-            "holding": sorted(map(list, self.holding)),
+            "holding": sorted(map(list, self.held)),
             "quiet_from": self.quiet_from,
-            "by_person": self.by_person,
+            "by_person": self.resolved_by_person,
             "folded_into": self.folded_into,
-            "raised": self.raised,
-            "visible": self.visible,
+            "raised": self.raised_at,
+            "visible": self.visible_since,
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Case:
+        """Restores a case from `as_json`."""
         found = [Condition(**{**values, "signals": tuple(values["signals"])}) for values in data["conditions"]]
         return cls(
             Incident(**{**data["incident"], "members": tuple(data["incident"]["members"])}),
@@ -246,32 +259,44 @@ class Case:
         )
 
 
-def incident_id(finding: Finding, apart: str = "") -> str:
-    """Always the same for the same entity, detector and onset: of a million, two are alike once in 560 times.
+def make_incident_id(finding: Finding, other_cause: str = "") -> str:
+    """Returns a fixed id for an entity, detector and onset. Among a million incidents, P(any collision) is 1/560.
 
-    apart: the cause of the open incident that has this id and that the finding has left.
+    other_cause: cause of the open incident with the same id from which the finding was dropped.
     """
-    text = "\x1f".join((finding.entity, finding.detector, str(finding.onset), *filter(None, (apart,))))
+    text = "\x1f".join((finding.entity, finding.detector, str(finding.onset), *filter(None, (other_cause,))))
     return f"inc-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def order_within_instant(f: Finding) -> tuple[int, str, str, int, str, str, bool]:
-    """A total order over what the Desk looks at, so that the order of arrival within an instant does not count."""
+def instant_order(f: Finding) -> tuple[int, str, str, int, str, str, bool]:
+    """Sort key of findings within an instant, so that their order of arrival has no effect."""
     strength = -LEVELS.index(f.level)
     return (f.onset, f.entity, f.detector, strength, repr(f.score), f.summary, f.evidence.get("cleared") is True)
 
 
-def difference(before: Incident | None, case: Case) -> tuple[Kind | None, str]:
-    """The most telling kind of what happened to a case within one instant, in words too."""
+def visibility_order(case: Case) -> tuple[bool, int, int, int, str]:
+    """Sorts tickets and pages before watches, then by the time when people saw them."""
+    incident = case.incident
+    return (incident.severity == "watch", case.raised_at, incident.opened, incident.onset, incident.id)
+
+
+def is_only_retitled(before: Incident, now: Incident) -> bool:
+    """Returns whether two states of an incident differ only in title and time of the update."""
+    return replace(now, summary=before.summary, updated=before.updated) == before
+
+
+def classify_change(before: Incident | None, case: Case) -> tuple[ChangeKind | None, str]:
+    """Returns the kind of the change of a case within one instant, and a comment."""
     now = case.incident
     if before is None:
         return "opened", ""
     if now.resolved is not None:
         if before.resolved is not None:
             return None, ""
-        return "resolved", f"folded into {case.folded_into}" if case.folded_into else "quiet with telemetry present"
+        into = case.folded_into
+        return "resolved", f"merged into {into}" if into else "no findings for 10 min, telemetry present"
     if before.resolved is not None:
-        return "reopened", "the condition is back"
+        return "reopened", "the condition returned"
     if now.cause != before.cause:
         return "cause_changed", f"from {before.cause} to {now.cause}"
     if now.severity != before.severity:

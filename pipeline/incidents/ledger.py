@@ -1,8 +1,6 @@
-"""The rows of findings, incidents, their history and the outbox. Writes go into the caller's transaction.
+"""Rows of findings, incidents, their history, the outbox and mutes. Writes go into the caller's transaction.
 
-Incident, history row and payloads for receivers are one transaction: after a crash there is all of a change or nothing.
-
-The rows of mutes. Writes go into the caller's transaction.
+An incident, its history row and its payloads are written in one transaction, so that a crash keeps all or nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from pipeline.model.records import LEVELS, Finding, Incident, iso, to_json
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """One body for one receiver, from `created` on. A resolved one is only for receivers that got a firing one."""
+    """One request body for one receiver. A resolved one is only for receivers that got a firing one."""
 
     incident: str
     receiver: str
@@ -81,14 +79,14 @@ _NAMES = (
 )
 
 
-def record(
+def write_changes(
     connection: duckdb.DuckDBPyConnection,
     findings: Sequence[Finding],
     changes: Sequence[Change],
     payloads: Sequence[Payload],
     time: int,
 ) -> None:
-    """Writes findings, changes in their order, and what receivers are told of them."""
+    """Writes findings, changes in their order, and the payloads for receivers."""
     _write_findings(connection, findings, changes)
     for change in changes:
         _write_change(connection, change)
@@ -97,22 +95,22 @@ def record(
 
 
 def save_snapshot(connection: duckdb.DuckDBPyConnection, key: str, time: int, state: str) -> None:
-    """Keeps the newest state under `key`."""
+    """Stores the state under `key`, in place of the one before."""
     connection.execute(
         "INSERT OR REPLACE INTO snapshot VALUES ($1, make_timestamptz($2::BIGINT), $3)", [key, time, state]
     )
 
 
 def load_snapshot(connection: duckdb.DuckDBPyConnection, key: str) -> tuple[int, str] | None:
-    """Time and state kept last under `key`; None if there is none."""
+    """Returns time and state under `key`; None if there is none."""
     found = connection.execute("SELECT epoch_us(time), state FROM snapshot WHERE key = $1", [key]).fetchall()
     return found[0] if found else None
 
 
-def known_findings(
+def find_known_findings(
     connection: duckdb.DuckDBPyConnection, keys: Sequence[tuple[str, str, int]]
 ) -> set[tuple[str, str, int]]:
-    """Those of the keys (detector, entity, onset) that are stored."""
+    """Returns those of the keys (detector, entity, onset) that are stored."""
     detectors, entities, onsets = map(list, zip(*keys, strict=True))
     rows = connection.execute(
         """SELECT f.detector, f.entity, epoch_us(f.onset) FROM findings f JOIN (
@@ -123,28 +121,30 @@ def known_findings(
     return set(rows)
 
 
-def load_open(connection: duckdb.DuckDBPyConnection) -> list[Incident]:
-    """Incidents that are not resolved, the first opened first."""
+def load_open_incidents(connection: duckdb.DuckDBPyConnection) -> list[Incident]:
+    """Returns the incidents that are not resolved, in order of opening."""
     return _load(connection, "WHERE resolved IS NULL ORDER BY opened, id", [])
 
 
-def incidents(cursor: duckdb.DuckDBPyConnection, state: str | None = None) -> list[dict[str, Any]]:
-    """All incidents, or those of one state, the newest first, as the API gives them."""
+def list_incidents(cursor: duckdb.DuckDBPyConnection, state: str | None = None) -> list[dict[str, Any]]:
+    """Returns all incidents, or those of one state, newest first, in the form of the API."""
     found = _load(cursor, "WHERE $1 IS NULL OR state = $1 ORDER BY opened DESC, id", [state])
     return [incident.as_json() for incident in found]
 
 
-def incident(cursor: duckdb.DuckDBPyConnection, id_: str) -> dict[str, Any]:
-    """One incident with findings (first onset first), history and notifications. Raises KeyError if there is none."""
+def read_incident(cursor: duckdb.DuckDBPyConnection, id_: str) -> dict[str, Any]:
+    """Returns one incident with findings (by onset), history and notifications. Raises KeyError if there is none."""
     found = _load(cursor, "WHERE id = $1", [id_])
     if not found:
-        raise KeyError(f"incident {id_} is not known")
+        raise KeyError(f"incident {id_}: not found")
     more = {"findings": _findings_of(cursor, id_), "history": _history_of(cursor, id_)}
-    return {**found[0].as_json(), **more, "notifications": notifications(cursor, id_)}
+    return {**found[0].as_json(), **more, "notifications": list_notifications(cursor, id_)}
 
 
-def notifications(cursor: duckdb.DuckDBPyConnection, id_: str | None = None, most: int = 500) -> list[dict[str, Any]]:
-    """Payloads for receivers, the newest first, without their bodies; `state` is pending, delivered or dead."""
+def list_notifications(
+    cursor: duckdb.DuckDBPyConnection, id_: str | None = None, most: int = 500
+) -> list[dict[str, Any]]:
+    """Returns payloads without bodies, newest first; `state` is pending, delivered or dead."""
     rows = cursor.execute(
         "SELECT id, incident, receiver, kind, state, attempts, answer, epoch_us(created), epoch_us(next_attempt) "
         "FROM outbox WHERE $1 IS NULL OR incident = $1 ORDER BY created DESC, number DESC, id LIMIT $2",
@@ -154,8 +154,8 @@ def notifications(cursor: duckdb.DuckDBPyConnection, id_: str | None = None, mos
     return [{**dict(zip(names, r[:7], strict=True)), "created": iso(r[7]), "next_attempt": iso(r[8])} for r in rows]
 
 
-def payloads_by_state(cursor: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], int]:
-    """(receiver, state) -> how many payloads: for metrics."""
+def count_payloads(cursor: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], int]:
+    """Returns (receiver, state) -> number of payloads."""
     rows = cursor.execute("SELECT receiver, state, count(*) FROM outbox GROUP BY ALL").fetchall()
     return {(receiver, state): count for receiver, state, count in rows}
 
@@ -163,7 +163,7 @@ def payloads_by_state(cursor: duckdb.DuckDBPyConnection) -> dict[tuple[str, str]
 def _write_findings(
     connection: duckdb.DuckDBPyConnection, findings: Iterable[Finding], changes: Sequence[Change]
 ) -> None:
-    """Upserts by (detector, entity, onset): the highest level stays, with the strongest words of that level."""
+    """Upserts by (detector, entity, onset); keeps the row with the highest level and score."""
     home = {key: change.incident.id for change in changes for key in change.finding_keys}
     newest: dict[tuple[str, str, int], Finding] = {}
     for f in findings:
@@ -199,7 +199,8 @@ def _write_change(connection: duckdb.DuckDBPyConnection, change: Change) -> None
     row: list[Any] = [i.id, i.cause, i.opened, i.onset, i.resolved, i.severity, list(i.members), to_json(i.confidence)]
     connection.execute(_INCIDENT, [*row, i.state, i.summary, i.simulated, i.detector, i.entity, i.updated])
     history = [i.id, change.time, change.kind, change.actor, change.comment, json.dumps(i.as_json())]
-    connection.execute(_HISTORY, history)
+    if change.kind != "retitled":
+        connection.execute(_HISTORY, history)
     if change.folded_into is not None:
         connection.execute("UPDATE findings SET incident = $1 WHERE incident = $2", [change.folded_into, i.id])
 
@@ -242,6 +243,7 @@ _COLUMNS = 'id, detector, scope, epoch_us(since), epoch_us("until"), reason, "us
 
 
 def add_mute(connection: duckdb.DuckDBPyConnection, mute: Mute) -> None:
+    """Stores a mute."""
     connection.execute(
         """INSERT INTO mutes VALUES ($1, $2, $3, make_timestamptz($4::BIGINT), make_timestamptz($5::BIGINT), $6, $7,
            NULL, NULL)""",
@@ -250,7 +252,7 @@ def add_mute(connection: duckdb.DuckDBPyConnection, mute: Mute) -> None:
 
 
 def end_mute(connection: duckdb.DuckDBPyConnection, id_: str, user: str, time: int) -> None:
-    """Somebody ends one now; one that was over stays as it was."""
+    """Ends a mute now; an expired one stays unchanged."""
     connection.execute(
         """UPDATE mutes SET ended = make_timestamptz($2::BIGINT), ended_by = $3
            WHERE id = $1 AND ended IS NULL AND "until" > make_timestamptz($2::BIGINT)""",
@@ -258,14 +260,14 @@ def end_mute(connection: duckdb.DuckDBPyConnection, id_: str, user: str, time: i
     )
 
 
-def all_mutes(connection: duckdb.DuckDBPyConnection) -> list[Mute]:
-    """All that ever were, newest first."""
+def load_all_mutes(connection: duckdb.DuckDBPyConnection) -> list[Mute]:
+    """Returns all mutes, also expired ones, newest first."""
     rows = connection.execute(f"SELECT {_COLUMNS} FROM mutes ORDER BY since DESC, id").fetchall()
     return [Mute(*row) for row in rows]
 
 
-def active_mutes(connection: duckdb.DuckDBPyConnection, time: int) -> list[Mute]:
-    """Those that are not over at `time`, oldest first."""
+def load_active_mutes(connection: duckdb.DuckDBPyConnection, time: int) -> list[Mute]:
+    """Returns the mutes in force at `time`, oldest first."""
     rows = connection.execute(
         f"""SELECT {_COLUMNS} FROM mutes WHERE least("until", coalesce(ended, "until")) > make_timestamptz(?::BIGINT)
             ORDER BY since, id""",

@@ -1,4 +1,4 @@
-"""After a person's resolve: a cause and detector say nothing more, unless louder, until they were quiet once."""
+"""Mutes after a person resolved an incident: its cause and detectors stay muted until they clear once."""
 
 from __future__ import annotations
 
@@ -10,44 +10,46 @@ from pipeline.model.records import LEVELS, Level
 
 
 @dataclass(slots=True)
-class Mutes:
-    """(suspect, detector) -> when it was last found, and the level up to which it is mute.
+class ResolveMutes:
+    """(suspect, detector) -> time of the last finding, and the level up to which findings are muted.
 
-    Bounded by the members of what persons resolve. A louder finding is news: who closed a suspect has seen no page.
+    Bounded by the members of resolved incidents. A finding of a higher level is not muted.
     """
 
     quiet: int
-    last: dict[tuple[str, str], tuple[int, Level]] = field(default_factory=dict)
+    entries: dict[tuple[str, str], tuple[int, Level]] = field(default_factory=dict)
 
     def add(self, suspect: str, detector: str, level: Level, time: int) -> None:
-        """Of several conditions of a detector below one suspect the loudest counts."""
-        _, before = self.last.get((suspect, detector), (0, level))
-        self.last[suspect, detector] = time, max(before, level, key=LEVELS.index)
+        """Adds a mute. Of several conditions of a detector below one suspect the highest level counts."""
+        _, before = self.entries.get((suspect, detector), (0, level))
+        self.entries[suspect, detector] = time, max(before, level, key=LEVELS.index)
 
-    def hold(self, chain: Sequence[str], detector: str, level: Level, time: int) -> bool:
-        """Whether a finding is mute: its suspect, first in the chain, or what is above that.
+    def suppresses(self, chain: Sequence[str], detector: str, level: Level, time: int) -> bool:
+        """Returns whether a finding is muted by its suspect, the first in the chain, or by anything above.
 
-        It keeps the mute of its own suspect alive, none above: else one bad port would mute its whole leaf for ever.
+        It extends the mute of its own suspect, none above: else one bad port would mute its leaf for ever.
         """
-        held = [
+        muting = [
             (entity, detector)
             for entity in chain
-            if (entity, detector) in self.last and LEVELS.index(level) <= LEVELS.index(self.last[entity, detector][1])
+            if (entity, detector) in self.entries
+            and LEVELS.index(level) <= LEVELS.index(self.entries[entity, detector][1])
         ]
-        self.last.update({key: (time, self.last[key][1]) for key in held if key[0] == chain[0]})
-        return bool(held)
+        self.entries.update({key: (time, self.entries[key][1]) for key in muting if key[0] == chain[0]})
+        return bool(muting)
 
-    def end(self, seen: Callable[[str], bool], time: int) -> None:
-        """Ends the mutes that were quiet; while a suspect sends nothing, it is not quiet."""
-        for (entity, detector), (last, level) in list(self.last.items()):
-            if not seen(entity):
-                self.last[entity, detector] = time, level
+    def expire(self, sends_telemetry: Callable[[str], bool], time: int) -> None:
+        """Ends mutes after the quiet period; a suspect without telemetry is not quiet."""
+        for (entity, detector), (last, level) in list(self.entries.items()):
+            if not sends_telemetry(entity):
+                self.entries[entity, detector] = time, level
             elif time - last >= self.quiet:
-                del self.last[entity, detector]
+                del self.entries[entity, detector]
 
     def as_json(self) -> list[tuple[str, str, int, Level]]:
-        return [(*key, last, level) for key, (last, level) in self.last.items()]
+        """Returns the mutes as plain rows."""
+        return [(*key, last, level) for key, (last, level) in self.entries.items()]
 
     def restore(self, rows: Iterable[Any]) -> None:
-        """A row of an older version has no level: it holds everything, as it did."""
-        self.last = {(row[0], row[1]): (row[2], row[3] if len(row) > 3 else LEVELS[-1]) for row in rows}
+        """Restores rows of `as_json`. A row of an older version has no level: it mutes all levels."""
+        self.entries = {(row[0], row[1]): (row[2], row[3] if len(row) > 3 else LEVELS[-1]) for row in rows}

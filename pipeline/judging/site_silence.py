@@ -1,8 +1,9 @@
-"""Sites of which nothing is heard, by wall clock: frames advance with telemetry, so that no detector sees its absence.
+"""Detects silent sites by wall clock. Frames advance with telemetry, so that no detector can see that all of it
+stopped.
 
-A site is silent when none of its agents was heard for PATIENCE while the pipeline had read all that there was, or could
-read nothing. That is an event, which `telemetry_site` turns into a page; another one says that it is heard again. Both
-are stored, so that a replay of the stored events finds the same. A site that never had an agent is quiet.
+A site is silent if none of its agents sent a message for MIN_SILENCE_S while the pipeline had read all input, or could
+not read. This is an event, which the detector `telemetry_site` turns into a page; a second event reports the return.
+Both are stored, so that a replay gives the same result. A site that never had an agent is not silent.
 """
 
 from __future__ import annotations
@@ -14,46 +15,45 @@ from dataclasses import dataclass
 from pipeline.model.records import SECOND, Event, iso
 from pipeline.model.topology import Topology
 
-PATIENCE_S = 35.0
-"""Seconds without a message of any agent of a site. Chosen: agents send every 5 s, so that seven in a row are missing,
-it is told before the detector `telemetry` tells of the nodes one by one (node_seconds, by frames: 40 s at least),
-and a page arrives within 60 s. A restart of the pipeline is no silence: the time begins with it."""
-LOOKS, SLOWEST_S = 3, 600.0
-"""Where the agents send more seldom, so many of their messages must be missing, up to so many seconds. Chosen."""
-LOOK_S = 10.0
-"""Longest time between two looks that counts as silence: while the loop judges for longer, it reads nothing, and knows
-of nobody whether he is silent. Chosen: three and a half such looks are PATIENCE_S."""
-GIVEN_UP = 72 * 3600 * SECOND
-"""Nodes not heard for longer are not expected any more; as the detector `telemetry` has it."""
-TOGETHER = 60 * SECOND
-"""Nodes last heard so shortly before the newest one fell silent with it; others were silent before. Chosen."""
-SAMPLE = 64
-"""Nodes that are looked at for what they share. Chosen: what 64 of them share, nearly all do."""
-_FEW = 1000  # nodes that are worth no tidying
+MIN_SILENCE_S = 35.0
+"""Time without a message from any agent of a site (s); it starts with the pipeline. Chosen: seven missed messages at 5
+s, before the detector `telemetry` reports each node (at least 40 s), and a page within 60 s."""
+MISSED_MESSAGES, MAX_SILENCE_S = 3, 600.0
+"""With a longer interval: missed messages, and the upper limit (s). Chosen."""
+MAX_CHECK_GAP_S = 10.0
+"""Longest time between two checks that counts as silence (s): a loop that is busy for longer has not read the input.
+Chosen: MIN_SILENCE_S takes at least four checks."""
+MAX_NODE_AGE_US = 72 * 3600 * SECOND
+"""Nodes that sent nothing for longer are no longer expected; same as in the detector `telemetry`."""
+SAME_TIME_US = 60 * SECOND
+"""Nodes whose last message is this close to the newest one became silent together. Chosen."""
+MAX_SAMPLE_NODES = 64
+"""Nodes that are compared for a common cause. Chosen: what 64 nodes share, nearly all share."""
+_MIN_NODES = 1000  # below it, nodes that ingest has dropped are kept
 SHARED_KINDS = ("leaf", "spine", "switch", "pdu", "rack", "row")
-"""What the silent nodes may have in common, the most likely first."""
+"""Kinds that silent nodes may have in common, the most likely first."""
 SILENT, HEARD = "site_silent", "site_heard"
 
 
 @dataclass(slots=True)
 class _Node:
-    """When a node was heard last: what ingest said of it then (UTC us), and by the watch's own clock (s)."""
+    """Last message of a node: arrival time from ingest (`mark`, UTC us) and by the watch's own clock (`heard`, s)."""
 
     site: str
     mark: int
     heard: float
 
 
-class SilenceWatch:
-    """Looks at when the agents of each site were heard. No clock that jumps makes anybody silent, nor does a loop that
-    does not read: the watch's own clock runs by the monotonic one, at most LOOK_S from one look to the next.
+class SiteSilenceWatch:
+    """Watches when the agents of each site sent their last message.
 
-    For one thread, but for `all_silent`, which any thread may ask.
+    Clock jumps and a blocked loop do not count as silence: the watch has its own clock, which follows the monotonic one
+    by at most MAX_CHECK_GAP_S per check. For one thread, except `describe_total_silence`, which any thread may call.
 
-    nodes:    node -> when it was heard last (UTC us), as the store has it.
-    site_of:  the site of a node; None while it is not known.
-    silent:   site -> data of the event that said that it is silent.
-    interval: how far the last messages of a node's telemetry lay apart (us); 0 while that is not known.
+    nodes:    node -> time of its last message (UTC us) in the store.
+    site_of:  the site of a node; None while unknown.
+    silent:   site -> data of the event that reported it silent.
+    interval: time between the last two telemetry messages of a node (us); 0 while unknown.
     """
 
     def __init__(
@@ -69,52 +69,52 @@ class SilenceWatch:
         self._looked = self._started = self._floor = self._time = monotonic()
         self._nodes = {node: _Node(site_of(node) or "", mark, self._started) for node, mark in nodes.items()}
 
-    def hear(self, nodes: Mapping[str, int], behind: bool) -> None:
-        """Takes when each node was heard last, after a step of ingest.
+    def record_arrivals(self, nodes: Mapping[str, int], behind: bool) -> None:
+        """Records the time of each node's last message after a step of ingest.
 
-        behind: something was read and more lies unread: how long others have been silent is not known.
+        behind: more input is unread, so that the silence of other nodes is unknown.
         """
-        now = self._now()
+        now = self._advance_clock()
         if behind:
             self._floor = now
-        if len(self._nodes) > 2 * max(len(nodes), _FEW):  # ingest forgets senders beyond a number (senders.py)
+        if len(self._nodes) > 2 * max(len(nodes), _MIN_NODES):  # ingest drops senders beyond a limit
             self._nodes = {node: known for node, known in self._nodes.items() if node in nodes}
         for node, mark in nodes.items():
             known = self._nodes.get(node)
             if known is None or known.mark != mark:
                 self._nodes[node] = _Node((known and known.site) or self._site_of(node) or "", mark, now)
 
-    def _now(self) -> float:
-        """The watch's own clock (s)."""
+    def _advance_clock(self) -> float:
+        """Advances the watch's own clock and returns it (s)."""
         before, self._looked = self._looked, self._monotonic()
-        self._time += min(self._looked - before, LOOK_S)
+        self._time += min(self._looked - before, MAX_CHECK_GAP_S)
         return self._time
 
-    def look(self, now: int, reading: str | None, shares: Callable[[Sequence[str]], str]) -> list[Event]:
-        """What changed: sites that are silent now, and sites that are heard again. now: UTC us.
+    def find_changes(self, now: int, reading: str | None, shares: Callable[[Sequence[str]], str]) -> list[Event]:
+        """Returns events for sites that became silent and sites that returned. now: UTC us.
 
-        reading: why the pipeline cannot read, None if it can.  shares: what nodes have in common, in words.
+        reading: why the pipeline cannot read, None if it can.  shares: returns what nodes have in common, in words.
         """
-        found, time_s = [], self._now()
-        for site, nodes in self._expected(now).items():
+        found, time_s = [], self._advance_clock()
+        for site, nodes in self._expected_nodes(now).items():
             newest = max(self._nodes[node].heard for node in nodes)
-            quiet = time_s - max(newest, self._floor) >= self._patience(nodes)
+            quiet = time_s - max(newest, self._floor) >= self._silence_limit_s(nodes)
             if quiet and site not in self.silent:
-                found.append(self._fell_silent(site, nodes, now, reading, shares))
+                found.append(self._start_silence(site, nodes, now, reading, shares))
             elif newest > self._started and not quiet and site in self.silent:
                 found.append(Event(now, f"site:{site}", HEARD, self.silent.pop(site)))
         return found
 
-    def _patience(self, nodes: Sequence[str]) -> float:
-        """Seconds without a message of any of the nodes that are a silence: by the one that sends most often.
+    def _silence_limit_s(self, nodes: Sequence[str]) -> float:
+        """Returns the time without a message (s) that counts as silence, by the node with the shortest interval.
 
-        Where each of them has sent telemetry once, nobody knows how often they send.
+        After only one message per node the interval is unknown: MAX_SILENCE_S applies.
         """
-        apart = min((s for node in nodes if (s := self._interval(node) / SECOND) > 0), default=SLOWEST_S)
-        return max(PATIENCE_S, min(LOOKS * apart, SLOWEST_S))
+        interval_s = min((s for node in nodes if (s := self._interval(node) / SECOND) > 0), default=MAX_SILENCE_S)
+        return max(MIN_SILENCE_S, min(MISSED_MESSAGES * interval_s, MAX_SILENCE_S))
 
-    def forget(self, events: Sequence[Event]) -> None:
-        """What `look` found could not be written: the next look finds it again."""
+    def undo_changes(self, events: Sequence[Event]) -> None:
+        """Undoes `find_changes` after a failed write, so that the next call finds the changes again."""
         for event in events:
             site = event.entity.partition(":")[2]
             if event.kind == SILENT:
@@ -122,38 +122,38 @@ class SilenceWatch:
             else:
                 self.silent[site] = event.data
 
-    def _expected(self, now: int) -> dict[str, list[str]]:
-        """Site -> nodes that were heard within GIVEN_UP."""
+    def _expected_nodes(self, now: int) -> dict[str, list[str]]:
+        """Returns site -> nodes with a message within MAX_NODE_AGE_US."""
         found: dict[str, list[str]] = {}
         for node, known in self._nodes.copy().items():  # another thread may be adding to it; copy() is atomic
-            if known.site and now - known.mark < GIVEN_UP:
+            if known.site and now - known.mark < MAX_NODE_AGE_US:
                 found.setdefault(known.site, []).append(node)
         return found
 
-    def all_silent(self, now: int) -> str | None:
-        """Since when no agent at all has been heard, in words; None if one was, or there never was one."""
-        sites = self._expected(now)
+    def describe_total_silence(self, now: int) -> str | None:
+        """Returns since when no agent of any site has sent data, in words; None if one has, or none is known."""
+        sites = self._expected_nodes(now)
         silent = dict(self.silent)
         if not sites or any(site not in silent for site in sites):
             return None
         since = max(str(silent[site]["since"]) for site in sites)
-        return f"no agent of {len(sites)} site{'' if len(sites) == 1 else 's'} heard since {since[:19]}Z"
+        return f"no data from any agent of {len(sites)} site{'' if len(sites) == 1 else 's'} since {since[:19]}Z"
 
-    def _fell_silent(
+    def _start_silence(
         self, site: str, expected: list[str], now: int, reading: str | None, shares: Callable[[Sequence[str]], str]
     ) -> Event:
         since = min(now, max(self._nodes[node].mark for node in expected))
-        nodes = sorted(node for node in expected if self._nodes[node].mark >= since - TOGETHER)
-        data: dict[str, object] = {"agents": len(nodes), "since": iso(since), "nodes": nodes[:SAMPLE]}
+        nodes = sorted(node for node in expected if self._nodes[node].mark >= since - SAME_TIME_US)
+        data: dict[str, object] = {"agents": len(nodes), "since": iso(since), "nodes": nodes[:MAX_SAMPLE_NODES]}
         data |= {"reading": reading or "", "shares": "" if reading else shares(nodes)}
         self.silent[site] = data
         return Event(now, f"site:{site}", SILENT, data)
 
 
-def shared_by(nodes: Sequence[str], topology: Topology, upgraded: Callable[[Sequence[str]], str]) -> str:
-    """What nodes have in common, in words: a device that all of them hang on, or an upgrade of their agents."""
-    sample = nodes[:SAMPLE]
-    every = [_above(f"node:{node}", topology) for node in sample]
+def describe_shared(nodes: Sequence[str], topology: Topology, upgraded: Callable[[Sequence[str]], str]) -> str:
+    """Returns what nodes have in common, in words: entities above all of them, or an upgrade of their agents."""
+    sample = nodes[:MAX_SAMPLE_NODES]
+    every = [_ancestors_of_node(f"node:{node}", topology) for node in sample]
     common = set.intersection(*every) if every else set()
     found = [entity for kind in SHARED_KINDS for entity in sorted(common) if entity.startswith(f"{kind}:")]
     if version := upgraded(sample):
@@ -161,7 +161,7 @@ def shared_by(nodes: Sequence[str], topology: Topology, upgraded: Callable[[Sequ
     return ", ".join(found) or "nothing known"
 
 
-def _above(node: str, topology: Topology) -> set[str]:
-    """Everything that a node, or a device of it, hangs on."""
+def _ancestors_of_node(node: str, topology: Topology) -> set[str]:
+    """Returns everything above a node and its devices."""
     own: Iterable[str] = (node, *topology.descendants(node))
     return {entity for device in own for entity in topology.ancestors(device)}

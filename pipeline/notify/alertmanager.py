@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pipeline.config.sections import Webhook
 from pipeline.incidents.cases import Change
-from pipeline.incidents.causes import family_of
+from pipeline.incidents.causes import detector_family
 from pipeline.incidents.ledger import Payload
 from pipeline.model.records import Incident, iso
 
@@ -54,7 +54,7 @@ Alert = dict[str, Any]
 
 def labels(incident: Incident, site: str) -> dict[str, str]:
     """The alert's identity."""
-    family = family_of(incident.detector)
+    family = detector_family(incident.detector)
     found = {
         "alertname": ALERT_NAMES.get(family) or "".join(word.capitalize() for word in incident.detector.split("_")),
         "severity": SEVERITY[incident.severity],
@@ -192,7 +192,7 @@ FORMATS: Mapping[str, Format] = {"alertmanager": _alertmanager}
 def payloads_of(change: Change, receivers: Sequence[Webhook], sender: Sender, now: int) -> list[Payload]:
     """What the receivers are told of one change, to be sent from `now` on."""
     incident, before = change.incident, change.before
-    if change.kind in ("acknowledged", "commented"):
+    if change.kind in ("acknowledged", "commented", "retitled"):
         return []
     found = []
     for receiver in receivers:

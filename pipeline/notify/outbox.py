@@ -349,7 +349,7 @@ class Notifier:
         incident, others = f"{alertmanager.RECEIVER}{name}", [other for other in self.receivers if other != name]
         payloads = [Payload(incident, other, kind, json.dumps(body(receiver=other)), now) for other in others]
         with self._store.transaction() as connection:
-            ledger.record(connection, [], [], payloads, now)
+            ledger.write_changes(connection, [], [], payloads, now)
         if failing:
             self._reported[name] = now
         else:

@@ -10,7 +10,7 @@ from detectors.heat.coolant_edge import CoolantEdge
 from detectors.heat.coolant_leak import CoolantLeak
 from detectors.heat.thermal_edge import ThermalEdge
 from detectors.runner import Runner
-from pipeline.incidents.desk import QUIET, Desk
+from pipeline.incidents.desk import QUIET_PERIOD, Desk
 from pipeline.model.records import SECOND, Event
 from pipeline.model.topology import Topology
 
@@ -186,7 +186,7 @@ def test_a_leak_at_three_in_the_morning_opens_one_page_that_only_ends_dry(site, 
     assert (first.severity, first.cause, first.members) == ("page", ROPE, (ROPE,))
     assert last.id == first.id
     assert last.resolved is not None
-    assert last.resolved >= START + 122 * STEP + QUIET
+    assert last.resolved >= START + 122 * STEP + QUIET_PERIOD
     assert topology.ancestors(ROPE) == (LOOP, "rack:r1")
 
 

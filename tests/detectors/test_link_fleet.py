@@ -27,9 +27,9 @@ class Count(Topology):
 
     asked = 0
 
-    def above_of_kind(self, entity: str, kind: str) -> str | None:
+    def ancestor_of_kind(self, entity: str, kind: str) -> str | None:
         self.asked += 1
-        return super().above_of_kind(entity, kind)
+        return super().ancestor_of_kind(entity, kind)
 
 
 def instant(tick: int, ports: tuple[str, ...], site: Topology, down: int = 0, slow: slice = slice(0)) -> Frame:

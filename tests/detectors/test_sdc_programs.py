@@ -197,9 +197,9 @@ class Counted(Topology):
 
     asked = 0
 
-    def above_of_kind(self, entity, kind):
+    def ancestor_of_kind(self, entity, kind):
         self.asked += 1
-        return super().above_of_kind(entity, kind)
+        return super().ancestor_of_kind(entity, kind)
 
 
 def test_wrong_results_after_a_change_of_software_ask_for_few_nodes():

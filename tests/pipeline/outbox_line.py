@@ -90,7 +90,7 @@ class Desk:
         made = Change(kind, now, self.now, "fleetpulse", before=None if kind == "opened" else plain)
         assert self.database is not None
         with self.database.transaction() as connection:
-            ledger.record(connection, [], [made], self.notifier.payloads([made], self.now), self.now)
+            ledger.write_changes(connection, [], [made], self.notifier.payloads([made], self.now), self.now)
 
     def end(self, cause: str = "gpu:n1.0") -> None:
         self.change("resolved", cause, resolved=self.now, state="resolved")
@@ -106,7 +106,7 @@ class Desk:
 
     def answer(self) -> str:
         assert self.database is not None
-        return str(ledger.notifications(self.database.cursor())[0]["answer"])
+        return str(ledger.list_notifications(self.database.cursor())[0]["answer"])
 
     def close(self) -> None:
         if self.database is not None:

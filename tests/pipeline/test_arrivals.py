@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.incidents import arrivals
-from pipeline.incidents.arrivals import ArrivalDesk, Early
+from pipeline.incidents.arrivals import EarlyFinding, LiveDesk
 from pipeline.incidents.cases import Change
-from pipeline.incidents.desk import REFINE, Desk
+from pipeline.incidents.desk import REFINE_WINDOW, Desk
 from pipeline.model.records import SECOND, Finding, Incident
 from tests.pipeline.test_incidents import START, STEP, fleet, found, story
 
@@ -30,8 +30,8 @@ class Live:
         self.history: list[Change] = []
 
     @staticmethod
-    def _new() -> ArrivalDesk:
-        return ArrivalDesk(fleet(), lambda _: False, lambda _: None)
+    def _new() -> LiveDesk:
+        return LiveDesk(fleet(), lambda _: False, lambda _: None)
 
     def restart(self) -> None:
         state = self.desk.snapshot()
@@ -40,13 +40,13 @@ class Live:
 
     def arrive(self, *findings: Finding) -> list[Change]:
         self.clock += SECOND
-        return self.store(self.desk.arrive([Early(f.time, f, f) for f in findings], self.clock))
+        return self.store(self.desk.observe_early([EarlyFinding(f.time, f, f) for f in findings], self.clock))
 
     def frame(self, number: int, *findings: Finding) -> list[Change]:
         """Without those that arrived before: the Desk has them."""
         self.clock += SECOND
         time, end = START + number * STEP, START + (number + 1) * STEP
-        every = [*self.desk.due(end), *findings]
+        every = [*self.desk.list_due(end), *findings]
         return self.store(self.desk.observe(time, end, every, lambda _: True, self.clock))
 
     def store(self, changes: list[Change]) -> list[Change]:
@@ -118,8 +118,10 @@ def test_incidents_are_those_of_a_replay_whatever_arrives_how_long_before_its_fr
 
 
 SLOW = found("rank:81.5", "straggler", onset=START)
-LEAK = dataclasses.replace(found("cdu:c1", "coolant", onset=START + REFINE + 6 * STEP), time=START + REFINE + 6 * STEP)
-FRAMES = REFINE // STEP + 8
+LEAK = dataclasses.replace(
+    found("cdu:c1", "coolant", onset=START + REFINE_WINDOW + 6 * STEP), time=START + REFINE_WINDOW + 6 * STEP
+)
+FRAMES = REFINE_WINDOW // STEP + 8
 
 
 def test_an_event_minutes_ahead_of_the_frames_takes_in_nothing_that_began_before_it() -> None:
@@ -182,14 +184,14 @@ def test_a_person_comments_on_an_early_incident_and_its_frame_decides_still() ->
     live = Live()
     (opened,) = live.arrive(LEAK)
     assert live.desk.comment(opened.incident.id, "ada", "seen", live.clock).kind == "commented"
-    assert live.desk.blamed(opened.incident.id) == [("coolant", "cdu:c1")]
-    assert live.desk.due(START + FRAMES * STEP) == [LEAK]
+    assert live.desk.list_conditions(opened.incident.id) == [("coolant", "cdu:c1")]
+    assert live.desk.list_due(START + FRAMES * STEP) == [LEAK]
 
 
 def test_what_the_pipeline_says_itself_stands_beside_what_waits() -> None:
     live = Live()
     live.arrive(LEAK)
-    (told_,) = live.store(live.desk.report(START, [found("site:s1", "telemetry")]))
+    (told_,) = live.store(live.desk.observe_own(START, [found("site:s1", "telemetry")]))
     assert (told_.kind, told_.incident.cause) == ("opened", "site:s1")
     for number in range(FRAMES):
         live.frame(number)
@@ -199,17 +201,17 @@ def test_what_the_pipeline_says_itself_stands_beside_what_waits() -> None:
 
 def test_what_is_held_back_waits_for_its_frame_and_shows_nothing() -> None:
     live = Live()
-    assert live.desk.arrive([Early(LEAK.time, LEAK, None)], live.clock) == []
+    assert live.desk.observe_early([EarlyFinding(LEAK.time, LEAK, None)], live.clock) == []
     live.restart()
-    assert (live.desk.incidents, live.desk.due(LEAK.time + 1)) == ({}, [LEAK])
+    assert (live.desk.incidents, live.desk.list_due(LEAK.time + 1)) == ({}, [LEAK])
 
 
 def test_more_than_may_wait_stays_as_people_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "MOST_WAITING", 3)
+    monkeypatch.setattr(arrivals, "MAX_EARLY", 3)
     live = Live()
     for gpu in range(4):
         live.arrive(found(f"gpu:n{gpu}.0", "sdc"))
-    assert live.desk.due(START + STEP) == []
+    assert live.desk.list_due(START + STEP) == []
     live.frame(0)
     assert len(live.desk.incidents) == len(live.history) == 4
 

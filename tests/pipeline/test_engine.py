@@ -167,7 +167,7 @@ def test_a_note_and_its_history_are_stored_or_neither_is(site, monkeypatch):
     def broken(*_):
         raise OSError("no disk")
 
-    monkeypatch.setattr("pipeline.engine.engine.ledger.record", broken)
+    monkeypatch.setattr("pipeline.engine.engine.ledger.write_changes", broken)
     with pytest.raises(OSError, match="no disk"):
         engine.note(lambda desk: desk.resolve(incident, "ada", "done", T0 + 61 * STEP))
     assert engine.desk.incidents[incident].state == "acknowledged"
@@ -192,7 +192,7 @@ def test_inventory_teaches_the_topology_and_a_circle_is_left_out(site, caplog):
     good = Event(T0, "node:n1", "inventory", {"entities": {"gpu:n1.0": {"parents": ["node:n1"]}}})
     bad = Event(T0, "node:n2", "inventory", {"entities": {"node:n2": {"parents": ["node:n2"]}}})
     running.engine.observe(Committed(events=[good, bad]))
-    assert running.engine.topology.above("gpu:n1.0") == ("node:n1",)
+    assert running.engine.topology.ancestors("gpu:n1.0") == ("node:n1",)
     assert [record.getMessage().split(":")[1] for record in caplog.records] == ["n2 refused"]
     assert "circle" in caplog.text
 
@@ -234,7 +234,7 @@ def test_results_that_could_not_be_written_are_written_later_and_nothing_is_judg
     wanted = play(new_site(), temperatures).results()
     running = Running(site)
     running.start()
-    record, tries = ledger.record, []
+    record, tries = ledger.write_changes, []
 
     def often_full(*arguments):
         tries.append(1)
@@ -242,7 +242,7 @@ def test_results_that_could_not_be_written_are_written_later_and_nothing_is_judg
             raise duckdb.IOException("disk full")
         record(*arguments)
 
-    monkeypatch.setattr("pipeline.engine.engine.ledger.record", often_full)
+    monkeypatch.setattr("pipeline.engine.engine.ledger.write_changes", often_full)
     for i, value in enumerate(temperatures):
         site.send("n1", T0 + i * STEP, first=value)
         with contextlib.suppress(duckdb.IOException):

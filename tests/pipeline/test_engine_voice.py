@@ -7,7 +7,7 @@ import pytest
 from pipeline.config.sections import ModeRule
 from pipeline.engine.engine import Engine
 from pipeline.incidents import ledger
-from pipeline.judging.mutes import doubt
+from pipeline.judging.mutes import warn_unknown_scope
 from pipeline.model.errors import ConfigError, UsageError
 from pipeline.model.records import Finding
 from pipeline.model.topology import Topology
@@ -134,13 +134,13 @@ def test_a_mute_can_be_ended(site):
     assert running.engine.unmute(made.id, "bob").ended == T0 + STEP
     running.play(2, [95] * 5)
     assert incidents(site)
-    assert ledger.active_mutes(site.database.connection, T0 + 3 * STEP) == []
+    assert ledger.load_active_mutes(site.database.connection, T0 + 3 * STEP) == []
     with pytest.raises(KeyError):
         running.engine.unmute("nothing", "bob")
 
 
 def test_a_mute_of_a_detector_that_is_not_there_is_refused(site):
-    with pytest.raises(UsageError, match="no such detector; wanted one of hot"):
+    with pytest.raises(UsageError, match="no such detector; expected one of hot"):
         started(site).engine.mute("cold", "*", 60, "x", "ann")
 
 
@@ -211,7 +211,7 @@ def test_a_mute_on_what_nobody_knows_is_taken_and_told(site):
     running = started(site)
     running.play(0, [50] * 3)
     said = running.engine.doubt("gpu:n1.o")
-    assert said.startswith("scope = 'gpu:n1.o': nothing of that name is known here")
+    assert said.startswith("scope = 'gpu:n1.o': unknown entity")
     assert running.engine.mute("hot", "gpu:n1.o", 600, "why", "ada").scope == "gpu:n1.o"
     for known in ("gpu:n1.0", "*", "fleet:gpu", "site:all"):
         assert running.engine.doubt(known) == ""
@@ -220,5 +220,5 @@ def test_a_mute_on_what_nobody_knows_is_taken_and_told(site):
 def test_a_scope_that_only_the_topology_knows_is_known_and_a_slip_is_met_with_a_suggestion():
     topology = Topology({"node:n1": ("rack:r12",), "rack:r12": ("cdu:c1",)})
     for known in ("node:n1", "rack:r12", "cdu:c1"):
-        assert doubt(known, topology, lambda _: False) == ""
-    assert doubt("rack:r21", topology, lambda _: False).endswith("did you mean 'rack:r12'?")
+        assert warn_unknown_scope(known, topology, lambda _: False) == ""
+    assert warn_unknown_scope("rack:r21", topology, lambda _: False).endswith("did you mean 'rack:r12'?")

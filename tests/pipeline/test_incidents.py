@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.api.routes_incidents import blast_radius
-from pipeline.incidents.desk import KEPT, QUIET, REFINE, REOPEN, Change, Desk
+from pipeline.incidents.desk import MAX_RESOLVED, QUIET_PERIOD, REFINE_WINDOW, REOPEN_WINDOW, Change, Desk
 from pipeline.model.errors import Refused, UsageError
 from pipeline.model.records import SECOND, Finding, Incident, Level
 from pipeline.model.topology import Topology
@@ -190,7 +190,7 @@ def test_what_is_blamed_takes_in_what_it_explains_below(case: Case) -> None:
     assert set(incident.members) == {"cdu:c1", "rank:81.0", "node:n4"}
     assert sorted(kinds(new)) == ["cause_changed", "resolved"]
     folded = next(c for c in new if c.kind == "resolved")
-    assert (folded.folded_into, folded.comment) == (incident.id, f"folded into {incident.id}")
+    assert (folded.folded_into, folded.comment) == (incident.id, f"merged into {incident.id}")
     case.see(found("rank:81.9"), seconds=300)
     assert case.causes() == {"cdu:c1"}, "what begins below an open incident joins it"
 
@@ -219,7 +219,7 @@ def test_the_id_stays_while_the_cause_is_refined(case: Case) -> None:
 
 def test_the_cause_of_a_page_stays_after_two_minutes(case: Case) -> None:
     case.see(found("node:n0", "coolant"), found("node:n1", "coolant"))
-    case.wait(REFINE)
+    case.wait(REFINE_WINDOW)
     case.see(found("node:n2", "coolant"))
     assert case.causes() == {"node:n0", "node:n1", "node:n2"}
 
@@ -266,7 +266,7 @@ def test_the_earliest_onset_wins_a_tie() -> None:
 
 def test_ten_minutes_of_quiet_resolve(case: Case) -> None:
     case.see(found("gpu:n1.2", "sdc"))
-    assert case.wait(QUIET - STEP) == []
+    assert case.wait(QUIET_PERIOD - STEP) == []
     (resolved,) = case.see()
     assert (resolved.kind, resolved.incident.state, resolved.incident.resolved) == ("resolved", "resolved", case.time)
 
@@ -274,23 +274,23 @@ def test_ten_minutes_of_quiet_resolve(case: Case) -> None:
 def test_silence_of_a_member_is_not_quiet(case: Case) -> None:
     case.see(found("gpu:n1.2", "sdc"))
     case.silent = {"gpu:n1.2"}
-    assert case.wait(3 * QUIET) == []
+    assert case.wait(3 * QUIET_PERIOD) == []
     case.silent = set()
-    assert case.wait(QUIET - STEP) == [], "quiet begins when telemetry is back"
+    assert case.wait(QUIET_PERIOD - STEP) == [], "quiet begins when telemetry is back"
     assert kinds(case.see()) == ["resolved"]
 
 
 def test_a_rank_whose_job_ended_does_not_hold_its_incident_open(case: Case) -> None:
     case.see(found("rank:81.5"))
     case.silent = {"rank:81.5"}
-    assert kinds(case.wait(QUIET)) == ["resolved"]
+    assert kinds(case.wait(QUIET_PERIOD)) == ["resolved"]
 
 
 def test_what_holds_ends_only_after_it_is_cleared_and_quiet(case: Case) -> None:
     case.see(found("gpu:n1.2", "sdc", evidence={"holds": True}))
-    assert case.wait(3 * QUIET) == []
+    assert case.wait(3 * QUIET_PERIOD) == []
     assert kinds(case.see(found("gpu:n1.2", "sdc", evidence={"cleared": True}))) == ["updated"]
-    assert case.wait(QUIET - STEP) == []
+    assert case.wait(QUIET_PERIOD - STEP) == []
     assert kinds(case.see()) == ["resolved"]
 
 
@@ -300,7 +300,7 @@ def test_a_cleared_finding_opens_nothing(case: Case) -> None:
 
 def test_a_condition_that_comes_back_soon_reopens_its_incident(case: Case) -> None:
     case.see(found("port:n1.mlx5_0", "link"))
-    case.wait(QUIET)
+    case.wait(QUIET_PERIOD)
     (reopened,) = case.see(found("port:n1.mlx5_0", "link", onset=case.time))
     assert reopened.kind == "reopened"
     assert reopened.incident.state == "open"
@@ -310,22 +310,32 @@ def test_a_condition_that_comes_back_soon_reopens_its_incident(case: Case) -> No
 
 def test_a_member_in_new_trouble_does_not_bring_back_the_cause_that_explained_its_last(case: Case) -> None:
     case.see(found("cdu:c1", "coolant"), found("rank:81.5"))
-    case.wait(QUIET)
+    case.wait(QUIET_PERIOD)
     (opened,) = case.see(found("rank:81.5", onset=case.time))
     assert (opened.kind, opened.incident.cause) == ("opened", "gpu:n1.1")
 
 
-def test_a_condition_that_fades_keeps_its_strongest_words(case: Case) -> None:
+def test_the_title_is_the_newest_summary_of_the_main_finding(case: Case) -> None:
     case.see(found("cdu:c1", "coolant"))
-    weak = dataclasses.replace(found("cdu:c1", "coolant"), score=0.1, summary="all is well", level="page")
+    weak = dataclasses.replace(found("cdu:c1", "coolant"), score=0.1, summary="flow 250 L/min", level="page")
     case.see(weak, found("rank:81.5"))
-    assert case.only().summary == "cdu:c1 is wrong (and 1 more entity)"
+    assert case.only().summary == "flow 250 L/min"
+    (change,) = case.see(dataclasses.replace(weak, summary="flow 260 L/min"))
+    assert (change.kind, change.incident.summary) == ("retitled", "flow 260 L/min")
+    assert case.see(dataclasses.replace(weak, summary="flow 260 L/min")) == []
+
+
+def test_a_title_has_at_most_80_characters(case: Case) -> None:
+    case.see(dataclasses.replace(found("cdu:c1", "coolant"), summary="flow " * 30))
+    title = case.only().summary
+    assert len(title) <= 80
+    assert title.endswith("flow…")
 
 
 def test_a_condition_that_comes_back_late_is_a_new_incident(case: Case) -> None:
     case.see(found("port:n1.mlx5_0", "link"))
     first = case.only().id
-    case.wait(QUIET + REOPEN + 2 * STEP)
+    case.wait(QUIET_PERIOD + REOPEN_WINDOW + 2 * STEP)
     assert case.desk.incidents == {}, "what was resolved long ago is in the store only"
     (opened,) = case.see(found("port:n1.mlx5_0", "link", onset=case.time))
     assert opened.kind == "opened"
@@ -339,7 +349,7 @@ def test_acknowledged_is_not_resolved(case: Case) -> None:
     assert case.only().state == "acknowledged"
     case.see(found("gpu:n1.2", "sdc", onset=START + 1))
     assert case.only().state == "acknowledged"
-    assert case.wait(QUIET)[0].incident.state == "resolved", "resolved stands over acknowledged"
+    assert case.wait(QUIET_PERIOD)[0].incident.state == "resolved", "resolved stands over acknowledged"
 
 
 def test_a_resolved_incident_cannot_be_acknowledged_nor_resolved_again(case: Case) -> None:
@@ -347,13 +357,13 @@ def test_a_resolved_incident_cannot_be_acknowledged_nor_resolved_again(case: Cas
     id_ = case.only().id
     case.desk.resolve(id_, "ada", "swapped", case.time)
     for verb in (case.desk.acknowledge, case.desk.resolve):
-        with pytest.raises(Refused, match="is resolved"):
+        with pytest.raises(Refused, match="already resolved"):
             verb(id_, "ada", "", case.time)
     assert case.desk.comment(id_, "ada", "still wondering", case.time).kind == "commented"
 
 
 def test_an_unknown_incident_is_a_clear_error(case: Case) -> None:
-    with pytest.raises(UsageError, match=r"^incident inc-0: neither open nor resolved lately") as error:
+    with pytest.raises(UsageError, match=r"^incident inc-0: no such incident is open or recently resolved") as error:
         case.desk.comment("inc-0", "ada", "hm", case.time)
     assert isinstance(error.value, KeyError)
 
@@ -364,7 +374,7 @@ def test_a_persons_resolve_mutes_until_it_was_quiet_once(case: Case) -> None:
     for _ in range(20):
         assert case.see(found("gpu:n1.2", "sdc"), seconds=60) == []
     assert kinds(case.see(found("gpu:n1.2", "memory", onset=case.time))) == ["opened"], "another detector speaks"
-    case.wait(QUIET + STEP)
+    case.wait(QUIET_PERIOD + STEP)
     assert kinds(case.see(found("gpu:n1.2", "sdc", onset=case.time))) == ["opened"]
 
 
@@ -373,7 +383,7 @@ def test_what_begins_below_a_resolved_cause_speaks_once_the_cause_was_quiet(case
     case.see(found("node:n1"))
     case.desk.resolve(case.only().id, "ada", "ended the daemon", case.time)
     began = case.time
-    told = [c for _ in range(0, QUIET + STEP, STEP) for c in case.see(found("rank:81.7", onset=began))]
+    told = [c for _ in range(0, QUIET_PERIOD + STEP, STEP) for c in case.see(found("rank:81.7", onset=began))]
     assert [(c.kind, c.incident.cause, c.incident.onset) for c in told] == [("opened", "gpu:n1.3", began)]
     also = case.see(found("rank:81.7", onset=began), found("gpu:n1.0", onset=case.time))
     assert [(c.kind, c.incident.cause) for c in also] == [("opened", "gpu:n1.0")]
@@ -414,7 +424,7 @@ def test_a_mute_of_a_snapshot_without_levels_holds_everything_as_it_did(case: Ca
 
 def test_a_mute_does_not_starve_another_open_incident(case: Case) -> None:
     case.see(found("node:n0", "thermal"))
-    case.wait(REFINE)
+    case.wait(REFINE_WINDOW)
     case.see(*(found(e, "thermal", onset=case.time) for e in ("node:n1", "node:n2", "node:n3")))
     rack = next(i for i in case.desk.incidents.values() if i.cause == "rack:r0")
     case.desk.resolve(rack.id, "ada", "known", case.time)
@@ -442,10 +452,10 @@ def test_an_instant_seen_before_says_nothing(case: Case) -> None:
 
 def test_memory_of_what_is_resolved_is_bounded() -> None:
     case = Case(Topology())
-    case.see(*(found(f"gpu:n{n}.0", "sdc", "suspect") for n in range(KEPT + 50)))
-    case.wait(QUIET)
+    case.see(*(found(f"gpu:n{n}.0", "sdc", "suspect") for n in range(MAX_RESOLVED + 50)))
+    case.wait(QUIET_PERIOD)
     case.see()
-    assert len(case.desk.incidents) == KEPT
+    assert len(case.desk.incidents) == MAX_RESOLVED
 
 
 def test_simulated_trouble_says_so() -> None:

@@ -48,7 +48,7 @@ def record(
     payloads: Sequence[Payload] = (),
 ) -> None:
     with database.transaction() as connection:
-        ledger.record(connection, findings, changes, payloads, START)
+        ledger.write_changes(connection, findings, changes, payloads, START)
 
 
 def payload(kind: Any = "firing", receiver: str = "ops", body: str = "{}") -> Payload:
@@ -58,7 +58,7 @@ def payload(kind: Any = "firing", receiver: str = "ops", body: str = "{}") -> Pa
 def test_an_incident_comes_back_as_it_was_written(database: Database) -> None:
     given = incident(confidence=0.25, resolved=START + 5, state="resolved", simulated=True)
     record(database, [], [change(now=given)])
-    (read,) = ledger.incidents(database.cursor())
+    (read,) = ledger.list_incidents(database.cursor())
     assert read == given.as_json()
 
 
@@ -67,32 +67,32 @@ def test_many_changes_in_one_transaction_leave_the_last_state_and_all_history(
 ) -> None:
     steps = [incident(members=tuple(f"gpu:n1.{i}" for i in range(n))) for n in range(1, 6)]
     record(database, [], [change(), *(change("updated", step) for step in steps)])
-    detail = ledger.incident(database.cursor(), IDENTITY)
+    detail = ledger.read_incident(database.cursor(), IDENTITY)
     assert len(detail["members"]) == 5
     assert [h["number"] for h in detail["history"]] == [1, 2, 3, 4, 5, 6]
     assert [len(h["incident"]["members"]) for h in detail["history"]] == [1, 1, 2, 3, 4, 5]
     record(database, [], [change("resolved", incident(resolved=START, state="resolved"))])
-    assert ledger.incident(database.cursor(), IDENTITY)["history"][-1]["number"] == 7
+    assert ledger.read_incident(database.cursor(), IDENTITY)["history"][-1]["number"] == 7
 
 
 def test_incidents_are_listed_newest_first_and_by_state(database: Database) -> None:
     later = dataclasses.replace(incident(), id="inc-2", opened=START + 1, state="acknowledged")
     record(database, [], [change(), change(now=later)])
-    assert [i["id"] for i in ledger.incidents(database.cursor())] == ["inc-2", IDENTITY]
-    assert [i["id"] for i in ledger.incidents(database.cursor(), "open")] == [IDENTITY]
-    assert [i.id for i in ledger.load_open(database.cursor())] == [IDENTITY, "inc-2"]
+    assert [i["id"] for i in ledger.list_incidents(database.cursor())] == ["inc-2", IDENTITY]
+    assert [i["id"] for i in ledger.list_incidents(database.cursor(), "open")] == [IDENTITY]
+    assert [i.id for i in ledger.load_open_incidents(database.cursor())] == [IDENTITY, "inc-2"]
 
 
 def test_an_unknown_incident_is_a_key_error(database: Database) -> None:
-    with pytest.raises(KeyError, match="inc-9 is not known"):
-        ledger.incident(database.cursor(), "inc-9")
+    with pytest.raises(KeyError, match="inc-9: not found"):
+        ledger.read_incident(database.cursor(), "inc-9")
 
 
 def test_a_finding_is_one_row_with_its_highest_level_and_newest_time(database: Database) -> None:
     record(database, [finding("suspect", START)], [change(finding_keys=(finding().key,))])
     record(database, [finding("page", START + 1), finding("ticket", START + 2)])
     record(database, [finding("suspect", START + 9, 99.0), finding("page", START + 8, 0.5)])
-    (row,) = ledger.incident(database.cursor(), IDENTITY)["findings"]
+    (row,) = ledger.read_incident(database.cursor(), IDENTITY)["findings"]
     assert (row["level"], row["summary"], row["time"]) == ("page", "page at 1", iso(START + 9))
 
 
@@ -100,7 +100,7 @@ def test_a_finding_keeps_evidence_and_signals_and_loses_what_is_not_finite(datab
     one = finding(score=float("nan"), evidence={"x": float("inf"), "who": ["a"]}, signals=("nic.a", "nic.b"))
     two = dataclasses.replace(finding(), onset=START - 1)
     record(database, [one, two], [change(finding_keys=(one.key, two.key))])
-    empty, full = ledger.incident(database.cursor(), IDENTITY)["findings"]
+    empty, full = ledger.read_incident(database.cursor(), IDENTITY)["findings"]
     assert full == {**one.as_json(), "score": None}
     assert empty["signals"] == []
     assert empty["evidence"] == {}
@@ -114,23 +114,23 @@ def test_the_findings_of_an_incident_that_is_folded_move_with_it(database: Datab
     )
     over = incident(resolved=START, state="resolved")
     record(database, [], [change("resolved", over, folded_into="inc-2")])
-    assert ledger.incident(database.cursor(), IDENTITY)["findings"] == []
-    assert len(ledger.incident(database.cursor(), "inc-2")["findings"]) == 1
+    assert ledger.read_incident(database.cursor(), IDENTITY)["findings"] == []
+    assert len(ledger.read_incident(database.cursor(), "inc-2")["findings"]) == 1
 
 
 def test_payloads_are_numbered_per_receiver_and_shown_without_their_bodies(database: Database) -> None:
     record(database, [], [change()], [payload(), payload(receiver="b"), payload("resolved")])
-    shown = ledger.incident(database.cursor(), IDENTITY)["notifications"]
+    shown = ledger.read_incident(database.cursor(), IDENTITY)["notifications"]
     assert {n["id"] for n in shown} == {f"{IDENTITY}.1.ops", f"{IDENTITY}.2.ops", f"{IDENTITY}.1.b"}
     assert {n["state"] for n in shown} == {"pending"}
     assert all("payload" not in n for n in shown)
-    assert ledger.payloads_by_state(database.cursor()) == {("ops", "pending"): 2, ("b", "pending"): 1}
+    assert ledger.count_payloads(database.cursor()) == {("ops", "pending"): 2, ("b", "pending"): 1}
 
 
 def test_only_a_receiver_that_got_a_trigger_gets_the_resolve(database: Database) -> None:
     record(database, [], [], [payload(receiver="a")])
     record(database, [], [], [payload("resolved", "a"), payload("resolved", "b")])
-    shown = [(n["receiver"], n["kind"]) for n in ledger.notifications(database.cursor())]
+    shown = [(n["receiver"], n["kind"]) for n in ledger.list_notifications(database.cursor())]
     assert sorted(shown) == [("a", "firing"), ("a", "resolved")]
 
 
@@ -138,8 +138,8 @@ def test_a_failed_transaction_leaves_nothing(database: Database) -> None:
     broken = dataclasses.replace(payload(), body=None)  # type: ignore[arg-type]
     with pytest.raises(duckdb.ConstraintException):
         record(database, [finding()], [change()], [payload(), broken])
-    assert ledger.incidents(database.cursor()) == []
-    assert ledger.notifications(database.cursor()) == []
+    assert ledger.list_incidents(database.cursor()) == []
+    assert ledger.list_notifications(database.cursor()) == []
 
 
 def test_a_snapshot_comes_back_with_its_time(database: Database) -> None:

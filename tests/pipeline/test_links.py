@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config
-from pipeline.incidents.causes import Folding
+from pipeline.incidents.causes import CauseRules
 from pipeline.incidents.desk import Desk
 from pipeline.ingest.entities import load_entities
 from pipeline.model.links import Links
@@ -184,8 +184,8 @@ def test_errors_that_both_ends_tell_of_make_a_ticket_of_two_suspicions() -> None
 def test_a_link_between_switches_is_the_leafs() -> None:
     links = Links(Topology())
     learn(links, UP, DOWN)
-    folding = Folding(links.topology)
-    assert folding.base("port:spine1.1") == folding.base("port:leaf1.9") == "port:leaf1.9"
+    folding = CauseRules(links.topology)
+    assert folding.find_suspect("port:spine1.1") == folding.find_suspect("port:leaf1.9") == "port:leaf1.9"
 
 
 def test_two_ends_are_one_child_of_their_leaf() -> None:

@@ -9,7 +9,7 @@ from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.engine.engine import Engine
-from pipeline.incidents.desk import QUIET, Desk
+from pipeline.incidents.desk import QUIET_PERIOD, Desk
 from pipeline.ingest.entities import Entities
 from pipeline.ingest.ingest import Committed
 from pipeline.judging.frames import Framer
@@ -40,7 +40,7 @@ def test_a_start_places_ranks_in_stage_job_and_on_their_gpus(membership):
     assert membership.follow([start("81", "gpu:n0.0", "gpu:n1.0")]) == ()
     assert membership.topology.parents["rank:81.1"] == ("stage:81.0", "job:81", "gpu:n1.0")
     assert membership.topology.parents["stage:81.0"] == ("job:81",)
-    assert membership.topology.above_of_kind("rank:81.1", "node") == "node:n1"
+    assert membership.topology.ancestor_of_kind("rank:81.1", "node") == "node:n1"
 
 
 def test_a_rank_that_starts_elsewhere_moves(membership):
@@ -52,7 +52,7 @@ def test_an_end_takes_the_ranks_with_the_stages_and_the_job_that_nobody_is_left_
     membership.follow([start("81", "gpu:n0.0", "gpu:n1.0"), start("82", "gpu:n2.0")])
     assert membership.follow([end("81", "rank:81.0", time=NOW + 1)]) == ("rank:81.0",)
     assert set(membership.follow([end("81", "rank:81.1", time=NOW + 2)])) == {"rank:81.1", "stage:81.0", "job:81"}
-    assert membership.topology.below("job:82") == ("rank:82.0", "stage:82.0")
+    assert membership.topology.descendants("job:82") == ("rank:82.0", "stage:82.0")
     assert not [entity for entity in membership.topology.parents if "81" in entity]
 
 
@@ -74,7 +74,7 @@ def test_an_older_start_that_comes_after_its_end_places_no_ghost(membership, nam
     membership.follow([start("81", "gpu:n0.0", time=NOW + 55 * SECOND)])
     assert membership.topology.parents == PLACES
     membership.follow([start("81", "gpu:n1.0", time=NOW + 60 * SECOND)])
-    assert membership.topology.above_of_kind("rank:81.0", "node") == "node:n1", "a restart at the end's moment holds"
+    assert membership.topology.ancestor_of_kind("rank:81.0", "node") == "node:n1", "a restart at the end's moment holds"
 
 
 def test_an_older_end_that_comes_late_forgets_no_later_one(membership):
@@ -138,7 +138,7 @@ def test_ranks_change_at_the_instant_of_their_event_and_never_before(membership)
         framer.add(_row(NOW + tick * 10 * SECOND))
     framer.add_events([start("81", "gpu:n0.0"), start("81", "gpu:n1.0", time=NOW + 25 * SECOND)])
     nodes = [
-        i.frames["rank"].topology.above_of_kind("rank:81.0", "node")
+        i.frames["rank"].topology.ancestor_of_kind("rank:81.0", "node")
         for i in map(membership.applied, framer.advance(NOW + 60 * SECOND))
     ]
     assert nodes == ["node:n0", "node:n0", "node:n1", "node:n1"]
@@ -154,7 +154,7 @@ def test_an_incident_of_a_rank_resolves_after_its_job_ended(membership):
         seen.note(instant)
         slow = Finding(NOW, NOW, "rank:81.0", "straggler", "page", 1.0, "slow")
         desk.observe(instant.time, [slow] if instant.time == NOW else [], seen.present)
-    seen.now = NOW + 2 * QUIET
+    seen.now = NOW + 2 * QUIET_PERIOD
     desk.observe(seen.now, [], seen.present)
     assert [i.state for i in desk.incidents.values()] == ["resolved"]
 
@@ -194,7 +194,7 @@ class Looking:
         topology = next(iter(frames.values())).topology
         ranks = [e for e in topology.parents if e.startswith("rank:")]
         time = max(frame.time for frame in frames.values())
-        self.seen[(time - NOW) // (10 * SECOND)] = {e: topology.above_of_kind(e, "node") for e in ranks}
+        self.seen[(time - NOW) // (10 * SECOND)] = {e: topology.ancestor_of_kind(e, "node") for e in ranks}
         return []
 
     def snapshot(self):

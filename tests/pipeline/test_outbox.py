@@ -167,7 +167,7 @@ def test_kill_9_between_enqueue_and_delivery_loses_nothing(desk: Desk, receiver:
         one = Incident("inc-1", "gpu:n1.0", {START}, {START}, "page", "wrong", "sdc", "gpu:n1.0", ("gpu:n1.0",))
         change = Change("opened", one, {START}, "fleetpulse")
         with database.transaction() as connection:
-            ledger.record(connection, [], [change], notifier.payloads([change], {START}), {START})
+            ledger.write_changes(connection, [], [change], notifier.payloads([change], {START}), {START})
         print("committed", flush=True)
         notifier.step("r0")
     """

@@ -16,7 +16,7 @@ from detectors.telemetry.telemetry_site import TelemetrySite
 from pipeline.commands.service import Service
 from pipeline.config import sections as configuration
 from pipeline.config.settings import build_section
-from pipeline.judging.site_silence import SilenceWatch
+from pipeline.judging.site_silence import SiteSilenceWatch
 from pipeline.model.records import SECOND, Batch, Block, Event, Frame, Origin
 from pipeline.model.topology import Topology
 from pipeline.transport import wire
@@ -120,7 +120,7 @@ def test_while_the_whole_fleet_is_silent_the_pipeline_is_not_ready_and_the_watch
     line.run(60, *NODES)
     assert line.service.unready() == []
     line.run(50)
-    assert line.service.unready() == ["no agent of 1 site heard since 2026-05-28T20:27:40Z"]
+    assert line.service.unready() == ["no data from any agent of 1 site since 2026-05-28T20:27:40Z"]
     line.run(10, "n1")
     assert line.service.unready() == []
 
@@ -384,14 +384,14 @@ def test_a_title_has_at_most_80_characters(line: Line) -> None:
 
 
 def test_any_thread_may_ask_whether_all_are_silent_while_nodes_are_added() -> None:
-    watch = SilenceWatch({}, lambda node: "s", {})
+    watch = SiteSilenceWatch({}, lambda node: "s", {})
     wrong: list[Exception] = []
     done = threading.Event()
 
     def ask() -> None:
         while not done.is_set():
             try:
-                watch.all_silent(T0)
+                watch.describe_total_silence(T0)
             except RuntimeError as error:
                 wrong.append(error)
 
@@ -400,7 +400,7 @@ def test_any_thread_may_ask_whether_all_are_silent_while_nodes_are_added() -> No
     nodes: dict[str, int] = {}
     for i in range(3000):
         nodes[f"n{i}"] = T0
-        watch.hear(nodes, False)
+        watch.record_arrivals(nodes, False)
     done.set()
     asking.join()
     assert wrong == []

@@ -128,10 +128,10 @@ def test_mutes_of_before_it_was_kept_who_ended_them_stay(tmp_path):
     old.connection.execute("ALTER TABLE mutes DROP COLUMN ended_by")
     old.close()
     new = Database(path)
-    (found,) = ledger.all_mutes(new.connection)
+    (found,) = ledger.load_all_mutes(new.connection)
     assert (found.id, found.ended_by) == ("m1", None)
     ledger.end_mute(new.connection, "m1", "bob", T0)
-    (found,) = ledger.all_mutes(new.connection)
+    (found,) = ledger.load_all_mutes(new.connection)
     assert (found.ended, found.ended_by) == (T0, "bob")
     new.close()
 

@@ -22,7 +22,7 @@ from pipeline.api.server import create_app
 from pipeline.config.sections import Api, Config
 from pipeline.incidents import ledger
 from pipeline.incidents import ledger as mutes
-from pipeline.judging.mutes import Mute, checked, doubt
+from pipeline.judging.mutes import Mute, check_mute, warn_unknown_scope
 from pipeline.model.records import SECOND
 from pipeline.model.topology import Topology
 from pipeline.store.database import Database
@@ -80,14 +80,14 @@ class StoreBackend:
         return self._note(incident, user, f"not a fault: {comment}", "resolved", "resolved")
 
     def mute(self, detector: str, scope: str, seconds: float, reason: str, user: str) -> Mapping[str, Any]:
-        checked(detector, scope, seconds, reason, ("straggler",))
+        check_mute(detector, scope, seconds, reason, ("straggler",))
         mute = Mute("m1", detector, scope, NOW, NOW + int(seconds * SECOND), reason, user)
         with self.database.transaction() as connection:
             mutes.add_mute(connection, mute)
-        return {**mute.as_json(), "warning": doubt(scope, self.topology, CLOCKS.__contains__)}
+        return {**mute.as_json(), "warning": warn_unknown_scope(scope, self.topology, CLOCKS.__contains__)}
 
     def unmute(self, mute: str, user: str) -> Mapping[str, Any]:
-        found = {m.id: m for m in mutes.all_mutes(self.database.connection)}[mute]
+        found = {m.id: m for m in mutes.load_all_mutes(self.database.connection)}[mute]
         with self.database.transaction() as connection:
             mutes.end_mute(connection, mute, user, NOW + SECOND)
         return replace(found, ended=NOW + SECOND, ended_by=user).as_json()
@@ -110,7 +110,7 @@ class StoreBackend:
     def _note(self, incident: str, user: str, comment: str, kind: str, state: str | None) -> Mapping[str, Any]:
         with self.database.transaction() as connection:
             connection.execute("UPDATE incidents SET state = coalesce(?, state) WHERE id = ?", [state, incident])
-            stored = ledger.incident(connection, incident)
+            stored = ledger.read_incident(connection, incident)
             connection.execute(
                 """INSERT INTO history SELECT ?, count(*), make_timestamptz(?), ?, ?, ?, ? FROM history
                    WHERE incident = ?""",

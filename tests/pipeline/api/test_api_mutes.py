@@ -32,11 +32,11 @@ def test_a_mute_is_made_listed_and_ended(client: httpx.Client) -> None:
     ("change", "named"),
     [
         ({"detector": "stragler"}, "no such detector"),
-        ({"scope": "rack"}, "wanted an entity"),
+        ({"scope": "rack"}, "expected an entity"),
         ({"reason": " "}, "reason"),
         ({"seconds": 0}, "seconds"),
         ({"seconds": 1e9}, "30 days"),
-        ({"detector": "*", "scope": "*"}, "silence everything"),
+        ({"detector": "*", "scope": "*"}, "mutes everything"),
         ({"forever": True}, "forever"),
     ],
 )
