@@ -38,28 +38,28 @@ class Chunk:
     times: NDArray[np.int64]
     entities: Mapping[str, tuple[str, ...]]
     columns: Mapping[str, Mapping[str, NDArray[Any]]]
-    homes: Mapping[str, NDArray[np.intp]]
+    senders: Mapping[str, NDArray[np.intp]]
     present: Mapping[str, NDArray[np.bool_]]
     late: NDArray[np.int64]
     silent: NDArray[np.bool_]
     events: tuple[tuple[int, Event], ...]
 
-    def cut(self, begin: int, end: int, since: int) -> Chunk:
+    def between(self, begin: int, end: int, since: int) -> Chunk:
         """Ticks [begin, end), with the events later than `since`."""
         until = int(self.times[end - 1])
         columns = {c: {n: v[begin:end] for n, v in block.items()} for c, block in self.columns.items()}
         present = {c: rows[begin:end] for c, rows in self.present.items()}
         events = tuple((s, e) for s, e in self.events if since < e.time <= until)
         late, silent = self.late[begin:end], self.silent[begin:end]
-        return Chunk(self.times[begin:end], self.entities, columns, self.homes, present, late, silent, events)
+        return Chunk(self.times[begin:end], self.entities, columns, self.senders, present, late, silent, events)
 
-    def dated(self, device_class: str) -> NDArray[np.int64]:
+    def sample_times(self, device_class: str) -> NDArray[np.int64]:
         """(ticks, devices) when each sample was taken."""
-        return self.times[:, None] + self.late[:, self.homes[device_class]]
+        return self.times[:, None] + self.late[:, self.senders[device_class]]
 
     def table(self, device_class: str) -> Table:
         """The rows of one class."""
-        time, present = self.dated(device_class), self.present[device_class]
+        time, present = self.sample_times(device_class), self.present[device_class]
         device = np.broadcast_to(np.arange(time.shape[1], dtype=np.int32), time.shape)
         columns = self.columns[device_class]
         if not self.late.any() and present.all():

@@ -204,7 +204,7 @@ def _write(sink: Sink, chunk: Chunk) -> None:
     """The same values into files."""
     for device_class, columns in chunk.columns.items():
         if names := chunk.entities[device_class]:  # between two jobs there are no ranks
-            sink.telemetry(device_class, chunk.dated(device_class), names, columns, chunk.present[device_class])
+            sink.telemetry(device_class, chunk.sample_times(device_class), names, columns, chunk.present[device_class])
     sink.events([event for _, event in chunk.events])
 
 
@@ -223,7 +223,7 @@ def _finish(simulator: FleetSimulator, order: Order, sink: Sink, tally: Tally) -
         "gpus": layout.gpus,
         "samples": tally.samples,
         "start": iso(simulator.start),
-        "end": iso(simulator.at(seconds)),
+        "end": iso(simulator.time_at(seconds)),
         "interval": scenario.interval,
         "rows": tally.rows,
         "planned": simulator.planned,

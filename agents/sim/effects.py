@@ -23,7 +23,7 @@ Values = float | NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class PlannedEvent:
     """An event before the fleet has a calendar: `time` in seconds after the start of the scenario.
 
     shipper: number of the node that tells it; None: the one to which the entity belongs.
@@ -47,7 +47,7 @@ class Defect:
 
 
 @dataclass(frozen=True, slots=True)
-class Tamper:
+class FalseReading:
     """What a broken instrument says instead of the truth: `change` gets the true values of one signal of one device at
     the ticks of `when` and gives what is read. hold: number of a fault that makes the instrument stand still: its first
     reading is told for as long as the fault lasts. jump: (second, K) of a step up that the agent's edge rule sees."""
@@ -60,7 +60,7 @@ class Tamper:
     jump: tuple[float, float] | None = None
 
 
-class Moment(float):
+class EventTime(float):
     """Seconds after the start that stand in the data of an event; told as UTC microseconds."""
 
 
@@ -96,11 +96,11 @@ class Channel:
         """The array, or the neutral value alone: both broadcast."""
         return self._neutral if self._values is None else self._values
 
-    def of(self, devices: Devices) -> Any:
+    def of_devices(self, devices: Devices) -> Any:
         """The values of some devices, or the neutral value alone."""
         return self._neutral if self._values is None else self._values[:, devices]
 
-    def whole(self) -> NDArray[Any]:
+    def array(self) -> NDArray[Any]:
         """The array in any case."""
         if self._values is None:
             self._values = np.full(self._shape, self._neutral)
@@ -114,16 +114,16 @@ class Channel:
         """Adds; for masks and bits: or."""
         self._apply(np.add if self._neutral.dtype.kind in "fi" else np.bitwise_or, devices, amount)
 
-    def cap(self, devices: Devices, highest: Values) -> None:
+    def lower_to(self, devices: Devices, highest: Values) -> None:
         """Lowers to `highest` what is above."""
         self._apply(np.minimum, devices, highest)
 
-    def lift(self, devices: Devices, lowest: Values) -> None:
+    def raise_to(self, devices: Devices, lowest: Values) -> None:
         """Raises to `lowest` what is below."""
         self._apply(np.maximum, devices, lowest)
 
     def _apply(self, how: Callable[..., Any], devices: Devices, values: Values) -> None:
-        array, given = self.whole(), np.asarray(values, self._neutral.dtype)
+        array, given = self.array(), np.asarray(values, self._neutral.dtype)
         if given.ndim == 1 and not isinstance(devices, int | np.integer):
             given = given[:, None]
         array[:, devices] = how(array[:, devices], given)
@@ -256,9 +256,9 @@ class Effects:
         self.gpu, self.port = GpuEffects(ticks, layout.gpus), PortEffects(ticks, layout.gpus)
         self.node, self.site = NodeEffects(ticks, layout.nodes), SiteEffects(ticks, layout, jobs)
         self.defects: list[Defect] = []
-        self.tampers: list[Tamper] = []
+        self.tampers: list[FalseReading] = []
         self.collapses: list[Collapse] = []
-        self.events: list[Happening] = []
+        self.events: list[PlannedEvent] = []
 
     def ramp(self, onset: float, end: float, rise: float) -> Floats:
         """(ticks,) 0 before `onset`, grows to 1 within `rise` seconds, 0 again from `end` on."""
@@ -266,25 +266,25 @@ class Effects:
         share[self.time >= end] = 0.0
         return share.astype(np.float32)
 
-    def within(self, onset: float, end: float) -> NDArray[np.bool_]:
+    def active(self, onset: float, end: float) -> NDArray[np.bool_]:
         """(ticks,) whether the tick lies in [onset, end)."""
         return (self.time >= onset) & (self.time < end)
 
-    def holds(self, moment: float) -> bool:
+    def contains(self, moment: float) -> bool:
         """Whether a moment falls into the block: its events are told now."""
         return self.since < moment <= self.until
 
-    def at(self, moment: float) -> NDArray[np.int64]:
+    def impulse(self, moment: float) -> NDArray[np.int64]:
         """(ticks,) 1 in the tick that first sees `moment`, else 0."""
         out = np.zeros(len(self.time), np.int64)
-        if self.holds(moment):
+        if self.contains(moment):
             out[np.searchsorted(self.time, moment)] = 1
         return out
 
-    def tell(self, moment: float, entity: str, kind: str, shipper: int | None = None, /, **data: object) -> None:
+    def add_event(self, moment: float, entity: str, kind: str, shipper: int | None = None, /, **data: object) -> None:
         """An event, if its moment falls into the block."""
-        if self.holds(moment):
-            self.events.append(Happening(float(moment), entity, kind, data, shipper))
+        if self.contains(moment):
+            self.events.append(PlannedEvent(float(moment), entity, kind, data, shipper))
 
     def slow_job(self, gpus: Sequence[int] | NDArray[np.intp], factor: Values) -> None:
         """Stretches the collectives of every job that runs on one of the GPUs; `factor` a number or (ticks,)."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.sim.chunk import Chunk
-from agents.sim.effects import Effects, Happening, Moment
+from agents.sim.effects import Effects, PlannedEvent, EventTime
 from agents.sim.layout import FACILITY, Layout
 from agents.sim.physics.canary import Canaries
 from agents.sim.physics.instruments import Instruments
@@ -21,14 +21,14 @@ from agents.sim.physics.plant import Plant
 from agents.sim.physics.state import State
 from agents.sim.scenario import DEFAULT_START, Scenario
 from agents.sim.schedule import Schedule, Stay
-from agents.sim.story import Story, lines
+from agents.sim.story import Story, truth_lines
 from pipeline.model.records import SECOND, Event
 
 INVENTORY_EVERY = 3600.0  # s; the design's hourly inventory
 _FIRST = {"inventory": 0, "job_end": 1, "job_start": 2}  # of the same moment; everything else comes after
 
 
-def in_order(happenings: Sequence[Happening]) -> list[Happening]:
+def sort_events(happenings: Sequence[PlannedEvent]) -> list[PlannedEvent]:
     """By time; at one moment the inventory comes first, and a job ends before the next one begins."""
     return sorted(happenings, key=lambda h: (h.time, _FIRST.get(h.kind, 3)))
 
@@ -63,17 +63,17 @@ class Calendar:
         self.layout, self.schedule = layout, schedule
         self._hardware = layout.inventory()
 
-    def tell(self, effects: Effects, stays: Sequence[Stay]) -> None:
+    def add_events(self, effects: Effects, stays: Sequence[Stay]) -> None:
         """Adds the events of the block."""
         moments: dict[float, set[int]] = {}
         hour = float(np.floor(effects.until / INVENTORY_EVERY)) * INVENTORY_EVERY
-        if effects.holds(hour):
+        if effects.contains(hour):
             moments[hour] = set(range(len(self.layout.shippers)))
-        for tick, node in np.argwhere(effects.node.reset.whole()).tolist() if effects.node.reset else []:
+        for tick, node in np.argwhere(effects.node.reset.array()).tolist() if effects.node.reset else []:
             moments.setdefault(float(effects.time[tick]), set()).add(node)  # its agent starts anew
         for stay in stays:
-            for moment, tell in ((stay.begin, self._begun), (stay.end, self._ended)):
-                if effects.holds(moment):
+            for moment, tell in ((stay.begin, self._add_job_starts), (stay.end, self._add_job_ends)):
+                if effects.contains(moment):
                     moments.setdefault(moment, set()).update(tell(stay, effects))
         for moment in sorted(moments):
             for shipper in sorted(moments[moment]):
@@ -81,11 +81,11 @@ class Calendar:
 
     def _inventory(self, moment: float, shipper: int, effects: Effects) -> None:
         known = dict(self._hardware[shipper])
-        for stay in self.schedule.within(moment - 1e-6, moment):
+        for stay in self.schedule.stays_within(moment - 1e-6, moment):
             if stay.begin <= moment < stay.end:
                 known |= self._ranks_there(stay, shipper)
         entity = f"node:{self.layout.shippers[shipper]}"
-        effects.tell(moment, entity, "inventory", shipper, entities=known)
+        effects.add_event(moment, entity, "inventory", shipper, entities=known)
 
     def _ranks_there(self, stay: Stay, shipper: int) -> dict[str, dict[str, object]]:
         """Ranks of a stay on one node with their stages and job."""
@@ -97,19 +97,19 @@ class Calendar:
             found[rank] = {"parents": list(parents), "attributes": {"node": self.layout.shippers[shipper]}}
         return found
 
-    def _begun(self, stay: Stay, effects: Effects) -> set[int]:
+    def _add_job_starts(self, stay: Stay, effects: Effects) -> set[int]:
         """Every node tells of its own ranks."""
         nodes = self._nodes(stay)
         for node in sorted(nodes):
             ranks = {rank: {"stage": p[0], "gpu": p[2]} for rank, p in self._of_node(stay, node).items()}
-            effects.tell(stay.begin, stay.job.entity, "job_start", node, ranks=ranks, world_size=stay.job.ranks)
+            effects.add_event(stay.begin, stay.job.entity, "job_start", node, ranks=ranks, world_size=stay.job.ranks)
         return nodes
 
-    def _ended(self, stay: Stay, effects: Effects) -> set[int]:
+    def _add_job_ends(self, stay: Stay, effects: Effects) -> set[int]:
         nodes = self._nodes(stay)
         for node in sorted(nodes):
             ranks = list(self._of_node(stay, node))
-            effects.tell(stay.end, stay.job.entity, "job_end", node, ranks=ranks, seconds=stay.end - stay.begin)
+            effects.add_event(stay.end, stay.job.entity, "job_end", node, ranks=ranks, seconds=stay.end - stay.begin)
         return nodes
 
     def _nodes(self, stay: Stay) -> set[int]:
@@ -139,7 +139,7 @@ class FleetSimulator:
         chosen = scenario.start if start is None else start
         self.start = DEFAULT_START if chosen is None else chosen
         self.layout = Layout(scenario.fleet.nodes, scenario.fleet.gpus_per_node)
-        story = Story.of(scenario, self.layout, seed, live)
+        story = Story.plan(scenario, self.layout, seed, live)
         self.faults, self.schedule = story.faults, story.schedule
         self.planned, self.dropped = story.planned, story.dropped
         self.parents: Mapping[str, Sequence[str]] = self.layout.parents | job_parents(self.schedule, self.layout)
@@ -169,7 +169,7 @@ class FleetSimulator:
             while begin < size:
                 wanted = ticks if isinstance(ticks, int) else ticks(first + begin)
                 behind = min(begin + max(1, wanted), size)
-                yield block.cut(begin, behind, since)
+                yield block.between(begin, behind, since)
                 since, begin = int(block.times[behind - 1]), behind
 
     @property
@@ -188,9 +188,9 @@ class FleetSimulator:
     def truth(self, until: float | None = None) -> list[dict[str, Any]]:
         """Lines of truth.jsonl: what began before `until` seconds (the scenario's duration)."""
         horizon = self.scenario.duration if until is None else until
-        return lines(self.faults, self.schedule, self.layout, self.start, horizon)
+        return truth_lines(self.faults, self.schedule, self.layout, self.start, horizon)
 
-    def at(self, seconds: float) -> int:
+    def time_at(self, seconds: float) -> int:
         """UTC microseconds of a second of the scenario."""
         return self.start + round(seconds * SECOND)
 
@@ -199,8 +199,8 @@ class FleetSimulator:
         self._state["blocks"] = np.array([number + 1])
         time = (np.arange(BLOCK, dtype=np.float64) + number * BLOCK) * self.scenario.interval
         since = float(time[0]) - self.scenario.interval
-        running = self.schedule.running(time, self.layout.gpus)
-        stays = self.schedule.within(since, float(time[-1]))
+        running = self.schedule.running_jobs(time, self.layout.gpus)
+        stays = self.schedule.stays_within(since, float(time[-1]))
         effects = Effects(time, since, self.layout, len(self.schedule.jobs), running, stays, self.start)
         for fault in self.faults:
             if fault.onset <= effects.until and fault.end + fault.kind.lingers > since:
@@ -210,7 +210,7 @@ class FleetSimulator:
     def _chunk(self, number: int, effects: Effects) -> Chunk:
         columns = self._plant.advance(number, effects)
         self._canaries.rounds(effects)
-        self._calendar.tell(effects, effects.stays)
+        self._calendar.add_events(effects, effects.stays)
         gpus = np.concatenate([np.zeros(0, np.intp), *(stay.gpus for stay in effects.stays)])
         homes = {**self.layout.homes, "rank": self.layout.node_of_gpu[gpus]}
         names = tuple(name for stay in effects.stays for name in stay.job.names)
@@ -219,20 +219,20 @@ class FleetSimulator:
             times=self.start + np.rint(effects.time * SECOND).astype(np.int64),
             entities={**self.layout.entities, "rank": names},
             columns=self._instruments.read(columns, effects, number),
-            homes=homes,
+            senders=homes,
             present=self._instruments.present(effects, silent, homes),
             late=self._instruments.late(effects, number),
             silent=silent,
-            events=tuple(self._told(effects, silent)),
+            events=tuple(self._sent_events(effects, silent)),
         )
 
-    def _told(self, effects: Effects, silent: NDArray[np.bool_]) -> Iterator[tuple[int, Event]]:
+    def _sent_events(self, effects: Effects, silent: NDArray[np.bool_]) -> Iterator[tuple[int, Event]]:
         """Happenings as events in order of time, but for those of shippers that were silent."""
-        found, home = in_order(effects.events), self.layout.shipper_of
+        found, home = sort_events(effects.events), self.layout.sender_of
         ticks = np.searchsorted(effects.time, [h.time for h in found]).tolist()
         quiet = set(zip(*(where.tolist() for where in np.nonzero(silent)), strict=True))
         for h, tick in zip(found, ticks, strict=True):
             shipper = home(h.entity) if h.shipper is None else h.shipper
             if (tick, shipper) not in quiet:
-                data = {name: self.at(v) if isinstance(v, Moment) else v for name, v in h.data.items()}
-                yield shipper, Event(self.at(h.time), h.entity, h.kind, data)
+                data = {name: self.time_at(v) if isinstance(v, EventTime) else v for name, v in h.data.items()}
+                yield shipper, Event(self.time_at(h.time), h.entity, h.kind, data)

@@ -34,7 +34,7 @@ def describe(kind: type[Kind]) -> dict[str, Any]:
 
 def listing() -> str:
     """What `simulate --list` prints: faults first, then benign events, each by its row."""
-    return "\n".join(_block(kind) for kind in sorted(KINDS.values(), key=_place)) + "\n"
+    return "\n".join(_describe_kind(kind) for kind in sorted(KINDS.values(), key=_place)) + "\n"
 
 
 def _place(kind: type[Kind]) -> tuple[bool, int, str]:
@@ -46,7 +46,7 @@ def _drawn_from(kind: type[Kind], name: str) -> str:
     return f" {span[0]:g} to {span[1]:g}" if span else ""
 
 
-def _block(kind: type[Kind]) -> str:
+def _describe_kind(kind: type[Kind]) -> str:
     """One kind as text."""
     told = describe(kind)
     given = ", ".join(f"{name}{span}" for name, span in told["parameters"].items())
@@ -58,10 +58,10 @@ def _block(kind: type[Kind]) -> str:
         "set": given,
     }
     lines = (line for label, text in texts.items() for line in _wrapped(label, text))
-    return "\n".join([f"{kind.name}: {kind.detectability}, strikes {_a(told['strikes'])}", *lines]) + "\n"
+    return "\n".join([f"{kind.name}: {kind.detectability}, strikes {_with_article(told['strikes'])}", *lines]) + "\n"
 
 
-def _a(word: str) -> str:
+def _with_article(word: str) -> str:
     """A word with its article."""
     return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 

@@ -34,7 +34,7 @@ class Layout:
         self._number(nodes)
         self.entities: Mapping[str, tuple[str, ...]] = self._entities(gpus_per_node)
         """Device class -> names of its devices, for all but ranks."""
-        self.homes: Mapping[str, Index] = self._homes(nodes)
+        self.homes: Mapping[str, Index] = self._senders(nodes)
         """Device class -> (devices,) number of the shipper that reports each."""
         leaves = -(-nodes // NODES_PER_POD) * gpus_per_node
         self.places: Mapping[str, tuple[str, ...]] = {
@@ -74,16 +74,16 @@ class Layout:
             "leak": tuple(f"leak_detector:sim-r{r + 1}" for r in range(self.racks)),
         }
 
-    def _homes(self, nodes: int) -> dict[str, Index]:
+    def _senders(self, nodes: int) -> dict[str, Index]:
         each = {c: len(self.entities[c]) // nodes for c in ("gpu", "nvlink", "nic", "node", "sensor", "psu")}
         found: dict[str, Index] = {c: np.arange(nodes * count) // count for c, count in each.items()}
         return found | {c: np.full(len(self.entities[c]), nodes) for c in ("power", "coolant", "leak")}
 
-    def shipper_of(self, entity: str) -> int:
+    def sender_of(self, entity: str) -> int:
         """Number of the shipper that reports `entity`."""
         return self._home[entity]
 
-    def busy(self, what: str) -> int:
+    def busy_count(self, what: str) -> int:
         """How many of the first places of a kind have work: those of the nodes that are no spares."""
         nodes = max(1, self.nodes - self.nodes // 8)
         per = {"gpu": self.gpus_per_node, "nvlink": self.gpus_per_node, "nic": self.gpus_per_node, "node": 1}

@@ -49,7 +49,7 @@ class SimulatedNode(Collector):
         told = tuple(event for event in events if event.kind != "inventory")  # the agent tells that itself
         readings = []
         for device_class, block in chunk.columns.items():
-            mine = np.flatnonzero((chunk.homes[device_class] == self.number - 1) & chunk.present[device_class][0])
+            mine = np.flatnonzero((chunk.senders[device_class] == self.number - 1) & chunk.present[device_class][0])
             if len(mine):
                 columns = {name: values[0, mine] for name, values in block.items()}
                 names = tuple(chunk.entities[device_class][i] for i in mine.tolist())
@@ -61,7 +61,7 @@ class SimulatedNode(Collector):
         if self._simulator is None:
             return {}
         layout, parents, home = self._simulator.layout, self._simulator.parents, self.number - 1
-        mine = [entity for entity in layout.parents if layout.shipper_of(entity) == home]
+        mine = [entity for entity in layout.parents if layout.sender_of(entity) == home]
         mine += [entity for entity in parents if entity not in layout.parents]  # jobs: of a fleet of one node
         return {entity: Device(tuple(parents[entity]), layout.attributes(entity)) for entity in mine}
 

@@ -85,7 +85,7 @@ class Schedule:
     jobs: tuple[Job, ...]
     stays: tuple[Stay, ...]
 
-    def within(self, since: float, until: float) -> list[Stay]:
+    def stays_within(self, since: float, until: float) -> list[Stay]:
         """Stays that touch (since, until]."""
         begins, ends = self._times
         return [self.stays[i] for i in np.flatnonzero((begins <= until) & (ends > since)).tolist()]
@@ -95,17 +95,17 @@ class Schedule:
         """Begins and ends of the stays: there are thousands in a long run, and every block asks."""
         return np.array([s.begin for s in self.stays]), np.array([s.end for s in self.stays])
 
-    def running(self, time: NDArray[np.float64], gpus: int) -> NDArray[np.int32]:
+    def running_jobs(self, time: NDArray[np.float64], gpus: int) -> NDArray[np.int32]:
         """(ticks, GPUs) number of the job on each GPU; -1: none."""
         out = np.full((len(time), gpus), -1, np.int32)
-        for stay in self.within(float(time[0]) - 1e-9, float(time[-1])):
+        for stay in self.stays_within(float(time[0]) - 1e-9, float(time[-1])):
             on = (time >= stay.begin) & (time < stay.end)
             out[np.ix_(on, stay.gpus)] = stay.job.number
         return out
 
-    def at(self, gpu: int, time: float) -> Stay | None:
+    def job_at(self, gpu: int, time: float) -> Stay | None:
         """What runs on a GPU at a moment."""
-        return next((s for s in self.within(time, time) if gpu in s.gpus), None)
+        return next((s for s in self.stays_within(time, time) if gpu in s.gpus), None)
 
 
 Strike = Callable[[Sequence[Job]], Stop | None]
@@ -135,7 +135,7 @@ def partitions(nodes: int, many: bool) -> list[range]:
 
 
 @dataclass
-class _Run:
+class _JobRun:
     """A job in the making; `nodes` are those that it has, or wants back."""
 
     part: int
@@ -159,7 +159,7 @@ class _Planner:
         self.spare = list(range(self.parts[-1].stop, layout.nodes))
         self.out: dict[int, float] = {}  # node -> when it is well again
         self.awaited: set[int] = set()  # nodes that no spare one replaces
-        self.now: dict[int, _Run] = {}
+        self.now: dict[int, _JobRun] = {}
         self.jobs: list[Job] = []
         self.stays: list[Stay] = []
 
@@ -186,9 +186,9 @@ class _Planner:
         stages = min(int(rng.choice((2, 4, 8))), max(1, ranks // 8)) if churn else min(STAGES, ranks)
         self.jobs.append(Job(number, f"sim-{FIRST_JOB + number}", ranks, stages))
         hours = max(_SHORTEST_H, float(rng.exponential(self.mean_hours))) if churn else np.inf
-        yield from self._begin(_Run(part, self.jobs[-1], nodes, time, time + hours * 3600, time == 0), time)
+        yield from self._begin(_JobRun(part, self.jobs[-1], nodes, time, time + hours * 3600, time == 0), time)
 
-    def _begin(self, run: _Run, time: float) -> Iterator[tuple[float, Action]]:
+    def _begin(self, run: _JobRun, time: float) -> Iterator[tuple[float, Action]]:
         """A job gets its nodes, as soon as none of them is out."""
         ready = self._ready(run.nodes, time)
         if ready > time:
@@ -199,7 +199,7 @@ class _Planner:
         if run.ends < np.inf:
             yield run.ends, partial(self._end, run)
 
-    def _end(self, run: _Run, time: float) -> Iterator[tuple[float, Action]]:
+    def _end(self, run: _JobRun, time: float) -> Iterator[tuple[float, Action]]:
         """A job is done, unless it was stopped meanwhile; the next one follows."""
         if self.now.get(run.part) is run:
             self._leave(run, time, True)
@@ -214,7 +214,7 @@ class _Planner:
             if stop is not None and run.job.number == stop.job:
                 yield max(stop.at, time), partial(self._stop, stop, run)
 
-    def _stop(self, stop: Stop, only: _Run | None, time: float) -> Iterator[tuple[float, Action]]:
+    def _stop(self, stop: Stop, only: _JobRun | None, time: float) -> Iterator[tuple[float, Action]]:
         """Ends the stays that use the nodes, or `only` one of them, and plans their return."""
         self.out |= {node: max(time + stop.out, self.out.get(node, 0.0)) for node in stop.nodes}
         self.awaited = self.awaited | set(stop.nodes) if stop.waits else self.awaited - set(stop.nodes)
@@ -223,7 +223,7 @@ class _Planner:
             if struck and only in (None, run):
                 self._leave(run, time, False)
                 del self.now[part]
-                back = _Run(part, run.job, list(run.nodes), time, run.ends)
+                back = _JobRun(part, run.job, list(run.nodes), time, run.ends)
                 yield time + float(self.rngs[part].uniform(*_RESTART_S)), partial(self._begin, back)
 
     def _ready(self, nodes: list[int], time: float) -> float:
@@ -236,6 +236,6 @@ class _Planner:
                     nodes[place] = well
         return max([time, *(self.out.get(node, 0.0) for node in nodes)])
 
-    def _leave(self, run: _Run, end: float, last: bool) -> None:
+    def _leave(self, run: _JobRun, end: float, last: bool) -> None:
         gpus = (np.asarray(run.nodes, np.intp)[:, None] * self.width + np.arange(self.width)).ravel()
         self.stays.append(Stay(run.job, gpus, run.begin, end, run.warm, last))

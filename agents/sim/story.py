@@ -45,33 +45,37 @@ class Arrivals:
     dropped: int
 
 
-def draw(scenario: Scenario, layout: Layout, seed: int) -> Arrivals:
+def draw_events(scenario: Scenario, layout: Layout, seed: int) -> Arrivals:
     """All that strikes by itself within the scenario. Raises UsageError if that is more than can be planned."""
-    expected = {name: _rate(scenario, kind).of(layout) * scenario.duration for name, kind in sorted(KINDS.items())}
+    expected = {
+        name: _scenario_rate(scenario, kind).of(layout) * scenario.duration for name, kind in sorted(KINDS.items())
+    }
     if sum(expected.values()) > MOST_EVENTS:
         raise _too_many(scenario, expected)
     found: list[Line] = []
-    places = _Places(layout, generator(seed, _KEY), scenario.rates.apart)
+    places = _FaultSites(layout, generator(seed, _KEY), scenario.rates.apart)
     for name, number in expected.items():
-        found += _of_kind(KINDS[name], number, scenario.duration, places, generator(seed, _KEY, 1, _number(name)))
+        found += _draw_kind(KINDS[name], number, scenario.duration, places, generator(seed, _KEY, 1, _kind_key(name)))
     order = sorted(found, key=lambda line: (line.onset, line.kind.name, line.entity or ""))
     return Arrivals(tuple(order), places.dropped)
 
 
-def _factor(kind: type[Kind]) -> str:
+def _rate_factor_key(kind: type[Kind]) -> str:
     return "confounders" if kind.detectability == "benign" else "faults"
 
 
-def _rate(scenario: Scenario, kind: type[Kind]) -> Rate:
+def _scenario_rate(scenario: Scenario, kind: type[Kind]) -> Rate:
     """The rate that a scenario gives a kind."""
     rates = scenario.rates
-    return replace(kind.rate, value=rates.kinds.get(kind.name, kind.rate.value) * getattr(rates, _factor(kind)))
+    return replace(
+        kind.rate, value=rates.kinds.get(kind.name, kind.rate.value) * getattr(rates, _rate_factor_key(kind))
+    )
 
 
 def _too_many(scenario: Scenario, expected: dict[str, float]) -> UsageError:
     """Names the key that most of the events come from."""
     worst, rates = max(expected, key=lambda name: expected[name]), scenario.rates
-    factor = _factor(KINDS[worst])
+    factor = _rate_factor_key(KINDS[worst])
     where = f"{factor} = {getattr(rates, factor):g}"
     if worst in rates.kinds and getattr(rates, factor) <= 1:
         where = f"kinds.{worst} = {rates.kinds[worst]:g}"
@@ -81,18 +85,18 @@ def _too_many(scenario: Scenario, expected: dict[str, float]) -> UsageError:
     )
 
 
-def _number(name: str) -> int:
+def _kind_key(name: str) -> int:
     """A number of a kind that other kinds do not change: but for room taken under `apart`, new ones move nothing."""
     return zlib.crc32(name.encode())
 
 
-def _of_kind(
-    kind: type[Kind], expected: float, duration: float, places: _Places, rng: np.random.Generator
+def _draw_kind(
+    kind: type[Kind], expected: float, duration: float, places: _FaultSites, rng: np.random.Generator
 ) -> Iterator[Line]:
     """Events of one kind, and what follows from each of them."""
     for _ in range(int(rng.poisson(expected))):
         born, span = kind.arriving(places.layout, rng)
-        spot = places.draw(kind, span, duration, rng)
+        spot = places.draw_site(kind, span, duration, rng)
         if spot is None:
             continue
         entity, onset = spot
@@ -106,25 +110,25 @@ def _of_kind(
 
 
 @dataclass(slots=True)
-class _Taken:
+class _Reservations:
     """Times at which something strikes a node: apart from each other, in order."""
 
     begins: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
 
-    def free(self, begin: float, end: float) -> bool:
+    def is_free(self, begin: float, end: float) -> bool:
         """Whether nothing lies within half an hour of [begin, end)."""
         at = bisect_right(self.begins, begin)
         before, after = self.ends[at - 1 : at], self.begins[at : at + 1]
         return all(e <= begin - APART for e in before) and all(b >= end + APART for b in after)
 
-    def take(self, begin: float, end: float) -> None:
+    def reserve(self, begin: float, end: float) -> None:
         at = bisect_right(self.begins, begin)
         self.begins.insert(at, begin)
         self.ends.insert(at, end)
 
 
-class _Places:
+class _FaultSites:
     """Where things strike: weights of the nodes, and what is struck already.
 
     Of each node there are two lists: faults and what strikes the node alone; and what strikes a loop, PDU or row
@@ -142,11 +146,11 @@ class _Places:
         self.hazard: NDArray[np.float64] = hazard / hazard.mean()
         self._cumulative = np.cumsum(self.hazard)
         self.dropped = 0
-        self._nodes = cache(self._below)
-        self._own = [_Taken() for _ in range(layout.nodes)]
-        self._shared = [_Taken() for _ in range(layout.nodes)]
+        self._nodes = cache(self._nodes_below)
+        self._own = [_Reservations() for _ in range(layout.nodes)]
+        self._shared = [_Reservations() for _ in range(layout.nodes)]
 
-    def draw(
+    def draw_site(
         self, kind: type[Kind], span: float, duration: float, rng: np.random.Generator
     ) -> tuple[str | None, float] | None:
         """(entity, onset), the entity None where a job is meant; None if all tries met something that is struck."""
@@ -155,23 +159,23 @@ class _Places:
             onset = float(rng.uniform(0, duration))
             if kind.strikes == "job":
                 return None, onset
-            device = self._pick(kind.strikes, len(names), rng)
-            taken = self._taken(kind, device) if self.apart else []
-            if all(one.free(onset, onset + held) for one in taken):
+            device = self._pick_device(kind.strikes, len(names), rng)
+            taken = self._reservations(kind, device) if self.apart else []
+            if all(one.is_free(onset, onset + held) for one in taken):
                 for one in taken:
-                    one.take(onset, onset + held)
+                    one.reserve(onset, onset + held)
                 return names[device], onset
         self.dropped += 1
         return None
 
-    def _taken(self, kind: type[Kind], device: int) -> Sequence[_Taken]:
+    def _reservations(self, kind: type[Kind], device: int) -> Sequence[_Reservations]:
         """Where an event needs room."""
         nodes = self._nodes(kind.strikes, device)
         shared = [self._shared[node] for node in nodes] if kind.strikes in _SHARED else []
         alone = kind.strikes in _SHARED and kind.detectability == "benign"
         return shared if alone else [*shared, *(self._own[node] for node in nodes)]
 
-    def _pick(self, strikes: str, count: int, rng: np.random.Generator) -> int:
+    def _pick_device(self, strikes: str, count: int, rng: np.random.Generator) -> int:
         """A place, by its node's hazard if it belongs to one node."""
         if strikes not in ("gpu", "nvlink", "nic", "node"):
             return int(rng.integers(count))
@@ -180,7 +184,7 @@ class _Places:
         node = int(np.searchsorted(weights, rng.random() * weights[-1]))
         return min(node * width + int(rng.integers(width)), count - 1)
 
-    def _below(self, strikes: str, device: int) -> list[int]:
+    def _nodes_below(self, strikes: str, device: int) -> list[int]:
         """Nodes that a place reaches. Warm air and leaks strike a rack: they are given its whole row."""
         places = self.layout.row_of(device).tolist() if strikes == "rack" else [device]
         return [node for place in places for node in self.layout.nodes_below(strikes, place).tolist()]
@@ -202,14 +206,14 @@ class Story:
     dropped: int = 0
 
     @classmethod
-    def of(cls, scenario: Scenario, layout: Layout, seed: int, live: bool) -> Story:
+    def plan(cls, scenario: Scenario, layout: Layout, seed: int, live: bool) -> Story:
         """The story of a scenario and seed. First what strikes hardware, then jobs, then what strikes jobs."""
-        own = draw(scenario, layout, seed)
+        own = draw_events(scenario, layout, seed)
         entries = list(_entries(scenario, own.lines, seed, live))
         horizon = scenario.duration + (scenario.live.hours * 3600 if live else 0.0)
-        hardware = list(_struck((e for e in entries if e.line.kind.strikes != "job"), scenario, layout))
+        hardware = list(_place_faults((e for e in entries if e.line.kind.strikes != "job"), scenario, layout))
         stops = [stop for fault in hardware if (stop := fault.kind.stops(fault, layout))]
-        on_jobs = _OnJobs(scenario, layout)
+        on_jobs = _JobFaults(scenario, layout)
         strikes = [(e.line.onset, partial(on_jobs, e)) for e in entries if e.line.kind.strikes == "job"]
         schedule = plan(layout, scenario.jobs.mean_hours, stops, seed, horizon, strikes)
         faults = sorted([*hardware, *on_jobs.faults(schedule)], key=lambda f: f.number)
@@ -224,7 +228,7 @@ class _Entry:
     line: Line
     key: tuple[int, ...]
 
-    def drawn(self) -> tuple[Kind, Any]:
+    def draw_kind(self) -> tuple[Kind, Any]:
         """Its kind with all parameters, and the generator that goes on from there."""
         rng = generator(*self.key)
         return self.line.kind.drawn(rng), rng
@@ -242,13 +246,13 @@ def _entries(scenario: Scenario, own: Sequence[Line], seed: int, live: bool) -> 
         yield _Entry(1 + len(own) + i, replace(line, end=min(line.end, last)), (seed, FAULTS, i))
 
 
-def _struck(entries: Iterable[_Entry], scenario: Scenario, layout: Layout) -> Iterator[Fault]:
+def _place_faults(entries: Iterable[_Entry], scenario: Scenario, layout: Layout) -> Iterator[Fault]:
     """Every line with entity and parameters drawn from the seed."""
     taken: set[str] = set()
     index = {what: {name: i for i, name in enumerate(names)} for what, names in layout.places.items()}
     for entry in entries:
-        kind, rng = entry.drawn()
-        entity = entry.line.entity or _draw(kind.candidates(layout), taken, rng)
+        kind, rng = entry.draw_kind()
+        entity = entry.line.entity or _draw_entity(kind.candidates(layout), taken, rng)
         device = index[kind.strikes].get(entity)
         if device is None:
             raise _unknown(scenario, entry, layout.places[kind.strikes])
@@ -257,7 +261,7 @@ def _struck(entries: Iterable[_Entry], scenario: Scenario, layout: Layout) -> It
         yield entry.fault(kind, entity, device)
 
 
-class _OnJobs:
+class _JobFaults:
     """What strikes jobs: it strikes one that runs at the onset, and ends with its stay; where none runs, none does."""
 
     def __init__(self, scenario: Scenario, layout: Layout) -> None:
@@ -269,7 +273,7 @@ class _OnJobs:
 
     def __call__(self, entry: _Entry, running: Sequence[Job]) -> Stop | None:
         """Picks the job that a line names, else one that nothing else strikes about then."""
-        kind, rng = entry.drawn()
+        kind, rng = entry.draw_kind()
         line = entry.line
         free = [job for job in running if self._busy.get(job.number, -1.0) <= line.onset]
         pick = int(rng.integers(max(1, len(free))))
@@ -288,14 +292,14 @@ class _OnJobs:
     def faults(self, schedule: Schedule) -> Iterator[Fault]:
         """All of them, once the schedule is known; what names a job that does not run then does nothing."""
         for fault in self._found:
-            stays = [s for s in schedule.within(fault.onset, fault.onset) if s.job.number == fault.device]
+            stays = [s for s in schedule.stays_within(fault.onset, fault.onset) if s.job.number == fault.device]
             yield replace(fault, end=min([fault.end, *(stay.end for stay in stays)]))
         jobs = {job.entity: job for job in schedule.jobs}
         for entry in self._missed:
             job = jobs.get(str(entry.line.entity))
             if job is None:
                 raise _unknown(self._scenario, entry, tuple(jobs))
-            yield entry.fault(entry.drawn()[0], job.entity, job.number)
+            yield entry.fault(entry.draw_kind()[0], job.entity, job.number)
 
 
 def _unknown(scenario: Scenario, entry: _Entry, places: Sequence[str]) -> UsageError:
@@ -305,23 +309,23 @@ def _unknown(scenario: Scenario, entry: _Entry, places: Sequence[str]) -> UsageE
     )
 
 
-def _draw(candidates: Sequence[str], taken: set[str], rng: Any) -> str:
+def _draw_entity(candidates: Sequence[str], taken: set[str], rng: Any) -> str:
     """A candidate that no earlier fault has, while there is one."""
     free = [e for e in candidates if e not in taken] or list(candidates)
     return free[int(rng.integers(len(free)))]
 
 
-_LOOKS = 16  # moments within a fault at which it is asked whether a job ran there; chosen
+_SAMPLES = 16  # moments within a fault at which it is asked whether a job ran there; chosen
 
 
-def lines(
+def truth_lines(
     faults: Iterable[Fault], schedule: Schedule, layout: Layout, start: int, horizon: float
 ) -> list[dict[str, Any]]:
     """One line per fault or benign event that began before `horizon` s, in order of their numbers."""
-    return [_line(fault, schedule, layout, start, horizon) for fault in faults if fault.onset < horizon]
+    return [_truth_line(fault, schedule, layout, start, horizon) for fault in faults if fault.onset < horizon]
 
 
-def _line(fault: Fault, schedule: Schedule, layout: Layout, start: int, horizon: float) -> dict[str, Any]:
+def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, horizon: float) -> dict[str, Any]:
     kind, idle = fault.kind, _idle(fault, schedule, layout)
     guilty = kind.guilty(fault, layout)
     detectable = kind.detectable(fault)
@@ -330,8 +334,8 @@ def _line(fault: Fault, schedule: Schedule, layout: Layout, start: int, horizon:
         "id": f"fault-{fault.number}",
         "kind": kind.name,
         "entity": fault.entity,
-        "onset": _time(start, fault.onset),
-        "end": _time(start, min(fault.end, horizon)),
+        "onset": _timestamp(start, fault.onset),
+        "end": _timestamp(start, min(fault.end, horizon)),
         "class": "invisible" if unseen else kind.verdict(fault),
         "signals": list(kind.signals),
         "parameters": {**kind.parameters(), "row": kind.row, "attribution": kind.blames()},
@@ -341,7 +345,7 @@ def _line(fault: Fault, schedule: Schedule, layout: Layout, start: int, horizon:
     more = {"severity": kind.severity(), "effect": kind.effect(), "effect_unit": kind.effect_unit}
     line["parameters"] |= {name: value for name, value in more.items() if value is not None}
     if fault.onset < detectable < fault.end:
-        line["parameters"]["detectable"] = _time(start, min(detectable, horizon))
+        line["parameters"]["detectable"] = _timestamp(start, min(detectable, horizon))
     if idle:
         line["parameters"]["idle"] = True
     return line
@@ -356,9 +360,9 @@ def _idle(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
     gpu = int(layout.gpus_of(layout.nodes_below(fault.kind.strikes, fault.device))[0]) if below else fault.device
     stop = fault.kind.stops(fault, layout)  # a job that it has stopped was there
     end = min(fault.end, fault.onset + 86_400, stop.at if stop else np.inf)
-    looks = np.linspace(fault.onset, end, _LOOKS, endpoint=False)
-    return sum(schedule.at(gpu, float(t)) is not None for t in looks) < _LOOKS / 2
+    looks = np.linspace(fault.onset, end, _SAMPLES, endpoint=False)
+    return sum(schedule.job_at(gpu, float(t)) is not None for t in looks) < _SAMPLES / 2
 
 
-def _time(start: int, seconds: float) -> str:
+def _timestamp(start: int, seconds: float) -> str:
     return iso(start + round(seconds * SECOND))

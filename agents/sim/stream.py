@@ -204,7 +204,7 @@ class Outlets:
 def batches(chunk: Chunk, origins: Sequence[Origin]) -> Iterator[tuple[Batch, int]]:
     """The chunk as its shippers send it: (batch, number of the shipper). A row that does not exist is not sent: where
     the devices of a shipper change from one tick to the next, a new batch begins."""
-    parts = {c: _parts(home, len(origins)) for c, home in chunk.homes.items() if c in chunk.columns}
+    parts = {c: _parts(home, len(origins)) for c, home in chunk.senders.items() if c in chunk.columns}
     for number, origin in enumerate(origins):
         mine = {c: part[number] for c, part in parts.items() if len(part[number])}
         there = {c: chunk.present[c][:, part] for c, part in mine.items()}

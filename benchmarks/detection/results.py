@@ -78,7 +78,7 @@ def result_of(judged: Judged, key: str) -> Result:
             "nodes": simulator.layout.nodes,
             "gpus": simulator.layout.gpus,
             "start": iso(simulator.start),
-            "end": iso(simulator.at(end)),
+            "end": iso(simulator.time_at(end)),
             "samples": judged.samples,
             "cpu_seconds": sum(v for part, v in judged.seconds.items() if part != "simulation"),
         },
@@ -103,14 +103,14 @@ def _placed(judged: Judged) -> list[dict[str, Any]]:
     simulator, lines = judged.simulator, []
     gpus = simulator.layout.entities["gpu"]
     end = judged.node_days / simulator.scenario.fleet.nodes * 86_400
-    for stay in simulator.schedule.within(0.0, end):
+    for stay in simulator.schedule.stays_within(0.0, end):
         places = {
             rank: {"gpu": gpus[stay.gpus[i]], "stage": stage_entity(stay, int(stay.job.stage_of_rank[i]))}
             for i, rank in enumerate(stay.job.names)
             if rank in ranks or (i == 0 and stay.job.entity in true)
         }
         if places:
-            time = iso(simulator.at(max(stay.begin, 0.0)))
+            time = iso(simulator.time_at(max(stay.begin, 0.0)))
             lines.append({"time": time, "entity": stay.job.entity, "kind": "job_start", "data": {"ranks": places}})
     return lines
 

@@ -49,7 +49,7 @@ def test_a_pump_that_fails_is_told_within_seconds_and_a_slow_gpu_is_not() -> Non
     found, simulator = told(Scenario(1500.0, 1.0, None, Fleet(2, 8), (pump, slow)), 3)
     begun = [e for e in found if e.data["state"] == "active" and e.kind != "temperature_rise"]
     assert {(e.entity, e.kind) for e in begun} == {(names[0], "flow_collapse"), (names[0], "pressure_collapse")}
-    onset = simulator.at(900.0)
+    onset = simulator.time_at(900.0)
     assert all(0 < e.time - onset <= 4 * SECOND for e in begun)  # the pump needs 1 to 2 s to run down so far
     over = {e.kind for e in found if e.data["state"] == "cleared"}
     assert {"flow_collapse", "pressure_collapse"} <= over

@@ -14,14 +14,14 @@ from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 from agents.sim.scenario import Fleet, Line, Rates, Scenario
 from agents.sim.scenario_file import parse
-from agents.sim.story import draw
+from agents.sim.story import draw_events
 from pipeline.model.errors import UsageError
 
 DAY = 86_400.0
 
 
 def lines(scenario: Scenario, layout: Layout, seed: int) -> list[Line]:
-    return list(draw(scenario, layout, seed).lines)
+    return list(draw_events(scenario, layout, seed).lines)
 
 
 def scenario(nodes: int = 1000, days: float = 10.0, **rates: float) -> Scenario:
@@ -59,7 +59,7 @@ def test_faults_come_as_often_as_published(layout: Layout) -> None:
 
 
 def test_the_worst_twentieth_of_the_nodes_holds_near_half_of_the_hazard() -> None:
-    places = story._Places(Layout(4000, 8), generator(1, 1), True)
+    places = story._FaultSites(Layout(4000, 8), generator(1, 1), True)
     hazard = np.sort(places.hazard)[::-1]
     assert hazard.mean() == pytest.approx(1.0)
     assert 0.38 < hazard[:200].sum() / hazard.sum() < 0.56  # 44 % by frailty alone
@@ -104,7 +104,7 @@ def test_a_loop_has_its_benign_events_as_often_as_the_rate_says_also_where_much_
 def test_what_finds_no_free_place_is_counted() -> None:
     few = Layout(4, 8)
     full, none = (
-        draw(Scenario(DAY, 10.0, None, Fleet(4, 8), rates=Rates(0.0, 1.0, apart, {"maintenance": 2e4})), few, 1)
+        draw_events(Scenario(DAY, 10.0, None, Fleet(4, 8), rates=Rates(0.0, 1.0, apart, {"maintenance": 2e4})), few, 1)
         for apart in (True, False)
     )
     assert none.dropped == 0
@@ -123,7 +123,7 @@ def test_what_finds_no_free_place_is_counted() -> None:
 def test_more_events_than_can_be_planned_are_refused(rates: dict[str, object], message: str) -> None:
     table = {"version": 1, "duration": 600, "interval": 10, "rates": rates}
     with pytest.raises(UsageError, match=message):
-        draw(parse(table, "x.toml"), Layout(16, 8), 1)
+        draw_events(parse(table, "x.toml"), Layout(16, 8), 1)
 
 
 def test_the_same_seed_gives_the_same_faults_and_another_one_others(layout: Layout) -> None:

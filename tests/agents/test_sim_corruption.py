@@ -131,8 +131,8 @@ def test_a_gradient_that_is_no_number_ends_the_job() -> None:
     simulator, chunks, moment = failing("nonfinite")
     assert np.isnan(norms(chunks, 3)[int(moment // 10) : int(moment // 10) + 4]).any()
     assert simulator.schedule.stays[0].end == moment + 30.0
-    found = [c.columns["rank"]["rank.nonfinite"][-1] for c in chunks if c.times[-1] < simulator.at(moment + 60)]
-    last = next(c for c in chunks if c.times[0] <= simulator.at(moment + 20) <= c.times[-1])
+    found = [c.columns["rank"]["rank.nonfinite"][-1] for c in chunks if c.times[-1] < simulator.time_at(moment + 60)]
+    last = next(c for c in chunks if c.times[0] <= simulator.time_at(moment + 20) <= c.times[-1])
     counted = last.columns["rank"]["rank.nonfinite"]
     assert all(not rows.any() for rows in found[:-1])
     assert np.flatnonzero(counted.max(axis=0)).tolist() == [3]

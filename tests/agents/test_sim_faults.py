@@ -38,7 +38,7 @@ def test_a_defective_gpu_gives_wrong_digests_only_while_it_is_defective() -> Non
     mine = [(t, d) for t, entity, d in events(chunks, "digest") if entity == fault.entity]
     wrong = [t for t, d in mine if d["digest"] != right[d["canary"]]]
     assert 3 <= len(wrong) <= 10  # 10 rounds at 0.6
-    assert all(simulator.at(ONSET) <= t < simulator.at(END) for t in wrong)
+    assert all(simulator.time_at(ONSET) <= t < simulator.time_at(END) for t in wrong)
 
 
 def test_silent_data_corruption_changes_no_telemetry() -> None:
@@ -61,7 +61,7 @@ def test_a_degraded_link_counts_errors_and_flaps_within_its_window() -> None:
     told = events(chunks, "link_state")
     assert [d["state"] for _, _, d in told] == ["down", "up"] * (len(told) // 2)
     assert {entity for _, entity, _ in told} == {simulator.faults[0].entity}
-    assert all(simulator.at(ONSET) < t < simulator.at(END) for t, _, _ in told)
+    assert all(simulator.time_at(ONSET) < t < simulator.time_at(END) for t, _, _ in told)
     changes = column(chunks, "nic", "nic.carrier_changes", port)
     assert changes[-1] - changes[0] == len(told)
 
@@ -79,7 +79,7 @@ def test_a_port_that_is_down_is_still_and_has_no_speed() -> None:
 def test_a_straggler_loses_clock_gains_heat_and_slows_its_whole_job() -> None:
     simulator, chunks = struck(Straggler(slowdown=0.25))
     fault = simulator.faults[0]
-    stay = simulator.schedule.at(fault.device, ONSET)
+    stay = simulator.schedule.job_at(fault.device, ONSET)
     assert stay is not None
     other = int(stay.gpus[0] if fault.device != stay.gpus[0] else stay.gpus[1])  # busy nodes come first: rank = GPU
     ratios = {}
@@ -115,7 +115,7 @@ def test_a_silent_node_has_neither_rows_nor_events_within_its_window() -> None:
     node = simulator.faults[0].entity.removeprefix("node:")
     told = [t for kind in ("digest", "inventory") for t, e, _ in events(chunks, kind) if e.split(":")[1][:8] == node]
     assert told
-    assert not [t for t in told if simulator.at(ONSET) <= t < simulator.at(END - 10)]
+    assert not [t for t in told if simulator.time_at(ONSET) <= t < simulator.time_at(END - 10)]
 
 
 def test_the_background_does_not_depend_on_the_faults() -> None:

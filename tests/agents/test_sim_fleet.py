@@ -86,7 +86,7 @@ def test_counters_never_fall() -> None:
 def test_a_quiet_fleet_has_no_fault_and_no_sign_of_one() -> None:
     simulator = FleetSimulator(quiet(nodes=8, duration=21_600.0), 4)
     chunks = list(simulator.chunks())
-    busy = simulator.layout.busy("gpu")
+    busy = simulator.layout.busy_count("gpu")
     assert simulator.truth() == []
     assert whole(chunks, "gpu", "gpu.throttle_reasons")[:, :busy].max() == 0
     assert whole(chunks, "gpu", "gpu.temperature").max() < 75
@@ -124,7 +124,7 @@ def test_loss_of_flow_heats_the_racks_of_its_loop_and_no_others() -> None:
     fault = Line(CoolantLoss(flow=0.35), 1200.0, 2400.0, "cdu:sim-c1")
     simulator = FleetSimulator(quiet(nodes=64, duration=3000.0, faults=(fault,)), 2)
     chunks = list(simulator.chunks())
-    busy = simulator.layout.busy("gpu")
+    busy = simulator.layout.busy_count("gpu")
     heat, loop = whole(chunks, "gpu", "gpu.temperature")[:, :busy], simulator.layout.loop_of_gpu[:busy]
     before, after = np.median(heat[100:119], axis=0), np.median(heat[140:235], axis=0)
     assert (after - before)[loop == 0].min() > 15
@@ -155,7 +155,7 @@ def test_fleets_of_any_size_run_and_hang_together(nodes: int, gpus: int) -> None
     for device_class, block in chunk.columns.items():
         assert all(v.shape == (10, len(chunk.entities[device_class])) for v in block.values())
         assert chunk.entities[device_class] == simulator.entities(device_class)
-        owners = [simulator.layout.shippers[n] for n in chunk.homes[device_class].tolist()]
+        owners = [simulator.layout.shippers[n] for n in chunk.senders[device_class].tolist()]
         named = zip(owners, chunk.entities[device_class], strict=True)
         assert device_class == "rank" or all(owner == FACILITY or owner in name for owner, name in named)
     told = [e.data["entities"] for _, e in chunk.events if e.kind == "inventory"]

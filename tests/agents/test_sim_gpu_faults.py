@@ -42,7 +42,7 @@ def gone(chunks: list[Chunk], device: int = DEVICE) -> np.ndarray:
 
 
 def stays_of(simulator: FleetSimulator) -> list[tuple[float, float]]:
-    job = simulator.schedule.at(DEVICE, 0.0)
+    job = simulator.schedule.job_at(DEVICE, 0.0)
     assert job is not None
     return [(s.begin, s.end) for s in simulator.schedule.stays if s.job.number == job.job.number]
 
@@ -55,7 +55,7 @@ def test_a_gpu_off_the_bus_vanishes_and_is_told_as_the_driver_and_agents_tell_it
     assert root["name"] == "GPU has fallen off the bus"
     assert (root["class"], root["severity"], root["action"]) == ("pcie", "critical", "reboot node")
     assert (root["action_source"], root["pci"], root["source"]) == ("driver", "0000:61:00", "kernel")
-    assert after["root"] == {"xid": 79, "entity": GPU, "time": simulator.at(ONSET)}
+    assert after["root"] == {"xid": 79, "entity": GPU, "time": simulator.time_at(ONSET)}
     ((when, entity, data),) = told(simulator, chunks, "gpu_lost")
     assert (when, entity, data["pci"]) == (ONSET + 1, GPU, "0000:61:00")
     counted = [d for _, entity, d in told(simulator, chunks, "gpu_count") if entity == "node:sim-n002"]
@@ -67,7 +67,7 @@ def test_the_job_of_a_gpu_off_the_bus_hangs_dies_and_comes_back_elsewhere() -> N
     (_, first), (again, _) = stays_of(simulator)[:2]
     assert first == ONSET + 60.0
     assert again > first
-    later = simulator.schedule.at(8 * 3, END - 300)
+    later = simulator.schedule.job_at(8 * 3, END - 300)
     assert later is not None
     assert DEVICE not in later.gpus
     busy = column(chunks, "gpu.utilization", 0)

@@ -58,7 +58,7 @@ def test_the_rank_of_a_stuck_clock_computes_as_much_slower_and_its_job_waits_for
     assert compute[DEVICE] == pytest.approx(1 / 0.7, abs=0.01)
     assert np.delete(compute, DEVICE).max() < 1.01
     steps = np.median(ratio(run, "rank.step_time"), axis=0)
-    job = run.simulator.schedule.at(DEVICE, ONSET)
+    job = run.simulator.schedule.job_at(DEVICE, ONSET)
     assert job is not None
     assert steps[DEVICE] > 1.1
     assert np.allclose(steps[: len(job.gpus)], steps[DEVICE], atol=0.01)

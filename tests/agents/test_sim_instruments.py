@@ -100,7 +100,7 @@ def test_a_stuck_instrument_goes_on_behind_a_snapshot() -> None:
 def test_a_failing_pump_makes_the_events_of_the_edge_rules() -> None:
     run = struck(CoolantLoss(flow=0.4, ramp=2.0), "cdu:sim-c1")
     told = run.events("flow_collapse", "pressure_collapse")
-    onset, end = run.simulator.at(ONSET), run.simulator.at(END)
+    onset, end = run.simulator.time_at(ONSET), run.simulator.time_at(END)
     assert [e.data["state"] for e in told] == ["active", "active", "cleared", "cleared"]
     assert {e.kind for e in told[:2]} == {e.kind for e in told[2:]} == {"flow_collapse", "pressure_collapse"}
     assert all(0 < e.time - onset <= 4 * SECOND for e in told[:2])

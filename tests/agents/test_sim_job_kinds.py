@@ -42,7 +42,7 @@ def ranks(kind: Kind | None, job: str, signal: str) -> np.ndarray:
             if names[device].startswith(f"rank:{job}."):
                 rows.setdefault(int(time), {})[names[device]] = float(value)
     members = next(j for j in simulator.schedule.jobs if j.name == job).names
-    times = [simulator.at(k * TICK) for k in range(360)]
+    times = [simulator.time_at(k * TICK) for k in range(360)]
     return np.array([[rows.get(t, {}).get(name, np.nan) for name in members] for t in times])
 
 

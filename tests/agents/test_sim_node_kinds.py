@@ -144,7 +144,7 @@ def test_each_part_breaks_in_its_own_words_and_its_node_is_out_until_it_is_mende
     assert len(silent) == silent[-1] - silent[0] + 1
     uptime = column(chunks, "node", "node.uptime")[:, NODE]
     assert (uptime[322], uptime[321]) == (10.0, 0.0)
-    busy = simulator.schedule.running(np.arange(stop + TICK, 3200.0, TICK), 72)
+    busy = simulator.schedule.running_jobs(np.arange(stop + TICK, 3200.0, TICK), 72)
     assert (busy[:, GPUS] == -1).all()
 
 
@@ -219,7 +219,7 @@ def test_maintenance_is_announced_the_node_drained_booted_and_given_back() -> No
     assert all(e.entity.startswith(f"port:{NAME}.") for _, e in flaps)
     silent = np.flatnonzero(np.isnan(column(chunks, "node", "node.uptime")[:, NODE])) * TICK
     assert max(t for t, _ in flaps) < silent[0] < silent[-1] < changed < end
-    running = simulator.schedule.running(np.arange(ONSET + TICK, 2700.0, TICK), 72)
+    running = simulator.schedule.running_jobs(np.arange(ONSET + TICK, 2700.0, TICK), 72)
     assert (running[:, GPUS] == -1).all()
     busy = column(chunks, "node", "node.cpu_busy_time")[:, NODE]
     back = int(silent[-1] / TICK) + 1
@@ -266,7 +266,7 @@ def test_a_wrong_clock_dates_samples_later_and_says_so() -> None:
     assert np.allclose(offset[FIRST : LAST + 1, NODE], -4.0, atol=0.001)
     assert np.abs(offset[:, OTHERS]).max() < 0.001
     assert [(t, e.data["seconds"]) for t, e in told(chunks, "clock_jump")] == [(ONSET, 4.0), (END, -4.0)]
-    assert all(np.diff(c.dated("gpu"), axis=0).min() > 0 for c in chunks)
+    assert all(np.diff(c.sample_times("gpu"), axis=0).min() > 0 for c in chunks)
 
 
 def test_an_agent_that_starts_anew_leaves_a_hole_shorter_than_a_minute() -> None:
@@ -285,7 +285,7 @@ def test_our_canary_loads_a_gpu_slows_its_rank_and_says_when() -> None:
     assert np.median(factor[FIRST + 10 :]) == pytest.approx(1, abs=0.01)
     ((when, event),) = [(t, e) for t, e in told(chunks, "digest") if e.data["took"] > 1]
     assert (when, event.entity, event.data["took"]) == (end, entity, 40.0)
-    assert event.data["began"] == simulator.at(ONSET)
+    assert event.data["began"] == simulator.time_at(ONSET)
     others = [e.data for _, e in told(chunks, "digest") if e is not event]  # by its keys nobody can tell it
     assert {frozenset(data) for data in others} == {frozenset(event.data)}
     assert event.data["digest"] == canary.digest(str(event.data["canary"]))
@@ -298,6 +298,6 @@ def test_a_canary_shorter_than_a_tick_costs_its_share_of_it() -> None:
     fault = Fault(1, kind, "gpu:sim-n001.0", 0, 103.0, 108.0, (1, 2))
     effects = Effects(np.arange(60) * TICK, -TICK, simulator.layout, 2, np.zeros((60, 72), np.int32))
     kind.act(fault, effects)
-    slowed = effects.gpu.compute.whole()[:, 0]
+    slowed = effects.gpu.compute.array()[:, 0]
     assert slowed[11] == pytest.approx(1 + 0.2 * 0.5)
     assert slowed.sum() == pytest.approx(60.1)

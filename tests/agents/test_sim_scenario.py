@@ -107,7 +107,7 @@ def test_the_demo_keeps_its_ends_beyond_the_duration_whether_it_goes_on_or_not()
     scenario = demo()
     layout = FleetSimulator(scenario, 1).layout
     for live in (True, False):
-        ends = [f.end for f in Story.of(scenario, layout, 1, live).faults[:5]]
+        ends = [f.end for f in Story.plan(scenario, layout, 1, live).faults[:5]]
         assert ends == [line.end for line in scenario.faults]
 
 
@@ -135,13 +135,13 @@ def test_the_demo_has_each_required_fault_late_and_one_that_is_long_over() -> No
 def test_live_faults_go_on_every_couple_of_minutes_and_only_when_asked_for() -> None:
     scenario = demo()
     layout = FleetSimulator(scenario, 1).layout
-    live = [f for f in Story.of(scenario, layout, 1, True).faults if f.onset > scenario.duration]
+    live = [f for f in Story.plan(scenario, layout, 1, True).faults if f.onset > scenario.duration]
     gaps = [b.onset - a.onset for a, b in itertools.pairwise(live)]
     assert live[0].onset - scenario.duration < 60
     assert all(100 < gap < 200 for gap in gaps)
     assert {f.kind.name for f in live} == {"sdc", "link_degradation", "straggler", "coolant"}
-    assert Story.of(scenario, layout, 1, True).faults == Story.of(scenario, layout, 1, True).faults
-    assert len(Story.of(scenario, layout, 1, False).faults) == len(scenario.faults)
+    assert Story.plan(scenario, layout, 1, True).faults == Story.plan(scenario, layout, 1, True).faults
+    assert len(Story.plan(scenario, layout, 1, False).faults) == len(scenario.faults)
 
 
 def test_a_fault_after_the_end_is_refused(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from agents.sim.chunk import Chunk
 from agents.sim.confounders.jobs import JobRestart
 from agents.sim.confounders.nodes import Maintenance
-from agents.sim.effects import Happening
-from agents.sim.fleet import FleetSimulator, in_order
+from agents.sim.effects import PlannedEvent
+from agents.sim.fleet import FleetSimulator, sort_events
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
@@ -55,7 +55,7 @@ def test_without_churn_every_partition_runs_one_job_for_ever(nodes: int) -> None
     assert len(schedule.jobs) == len(schedule.stays) == (1 if nodes < 9 else 2)
     assert all((s.begin, s.end, s.warm, s.last) == (0.0, np.inf, True, True) for s in schedule.stays)
     used = np.concatenate([s.gpus for s in schedule.stays])
-    assert sorted(used.tolist()) == list(range(layout.busy("gpu")))
+    assert sorted(used.tolist()) == list(range(layout.busy_count("gpu")))
     assert all(len(s.gpus) == s.job.ranks == len(s.job.names) for s in schedule.stays)
 
 
@@ -149,10 +149,10 @@ def test_without_a_spare_node_a_job_waits_until_its_node_is_well() -> None:
 def test_with_all_nodes_out_nothing_runs_until_they_are_back() -> None:
     layout = Layout(16, 8)
     schedule = plan(layout, FOR_EVER, [Stop(1000.0, tuple(range(16)), 7200.0)], 1, DAY)
-    running = schedule.running(np.arange(0.0, 12_000.0, 10.0), layout.gpus)
+    running = schedule.running_jobs(np.arange(0.0, 12_000.0, 10.0), layout.gpus)
     out = slice(100, 820)
     assert (running[out] == -1).all()
-    assert (running[99] >= 0).sum() == (running[821] >= 0).sum() == layout.busy("gpu")
+    assert (running[99] >= 0).sum() == (running[821] >= 0).sum() == layout.busy_count("gpu")
 
 
 def test_a_stop_before_the_first_step_keeps_the_node_free() -> None:
@@ -198,10 +198,10 @@ def test_running_says_who_is_on_a_gpu_at_each_tick() -> None:
     layout, stops = Layout(8, 4), storm(8, 2)
     schedule = plan(layout, 3.0, stops, 2, 6 * DAY)
     times = np.arange(0.0, 5 * DAY, 977.0)
-    running = schedule.running(times, layout.gpus)
+    running = schedule.running_jobs(times, layout.gpus)
     for gpu in (0, 13, layout.gpus - 1):
         for k in range(0, len(times), 7):
-            stay = schedule.at(gpu, float(times[k]))
+            stay = schedule.job_at(gpu, float(times[k]))
             assert running[k, gpu] == (-1 if stay is None else stay.job.number)
 
 
@@ -226,7 +226,7 @@ def test_every_node_tells_the_start_and_end_of_its_own_ranks_with_the_keys_of_th
         assert set(data) <= set(EVENT_KINDS[kind].data)
         ranks = data["ranks"]
         assert ranks
-        if kind == "job_start" and time > simulator.at(0):
+        if kind == "job_start" and time > simulator.time_at(0):
             node = layout.node_names[shipper]
             assert entity == moved[0].job.entity
             for rank, place in ranks.items():  # type: ignore[attr-defined]
@@ -235,9 +235,9 @@ def test_every_node_tells_the_start_and_end_of_its_own_ranks_with_the_keys_of_th
                 assert place["gpu"].startswith(f"gpu:{node}.")
                 assert place["stage"] == f"stage:{moved[0].job.name}.{moved[0].job.stage_of_rank[number]}"
     ends = told(chunks, "job_end")
-    assert {time for _, time, *_ in ends} == {simulator.at(1203.0)}
+    assert {time for _, time, *_ in ends} == {simulator.time_at(1203.0)}
     assert {shipper for shipper, *_ in ends} == set(range(8))
-    starts = {shipper for shipper, time, *_ in told(chunks, "job_start") if time == simulator.at(moved[0].begin)}
+    starts = {shipper for shipper, time, *_ in told(chunks, "job_start") if time == simulator.time_at(moved[0].begin)}
     assert starts == (set(range(8)) - {2}) | {14}
 
 
@@ -246,16 +246,16 @@ def test_an_inventory_follows_every_change_and_names_the_ranks_that_are_there() 
     chunks = list(simulator.chunks())
     lists = [(t, d["entities"]) for s, t, _, _, d in told(chunks, "inventory") if s == 0]
     begin = simulator.schedule.stays[-1].begin
-    assert [t for t, _ in lists] == [simulator.at(t) for t in (0, 1200.0, begin, 3600.0)]
+    assert [t for t, _ in lists] == [simulator.time_at(t) for t in (0, 1200.0, begin, 3600.0)]
     counts = [sum(name.startswith("rank:") for name in entities) for _, entities in lists]  # type: ignore[attr-defined]
     assert counts == [8, 0, 8, 8]
 
 
 def test_at_one_moment_the_inventory_comes_first_and_a_job_ends_before_the_next_begins() -> None:
     kinds = ("digest", "job_start", "job_end", "inventory")
-    mixed = [Happening(time, "job:sim-81", kind, {}) for kind in kinds for time in (20.0, 10.0)]
+    mixed = [PlannedEvent(time, "job:sim-81", kind, {}) for kind in kinds for time in (20.0, 10.0)]
     wanted = ["inventory", "job_end", "job_start", "digest"]
-    assert [(h.time, h.kind) for h in in_order(mixed)] == [(t, k) for t in (10.0, 20.0) for k in wanted]
+    assert [(h.time, h.kind) for h in sort_events(mixed)] == [(t, k) for t in (10.0, 20.0) for k in wanted]
 
 
 def test_with_churn_jobs_end_others_follow_and_events_stay_in_order_of_time() -> None:
@@ -270,7 +270,7 @@ def test_with_churn_jobs_end_others_follow_and_events_stay_in_order_of_time() ->
 @pytest.mark.parametrize(("hours", "seed"), [(0.0, 1), (1.0, 2), (12.0, 3)])
 def test_in_a_storm_of_all_kinds_no_job_runs_on_a_node_that_one_of_them_holds_out(hours: float, seed: int) -> None:
     layout, rates = Layout(16, 8), Rates(60.0, 1.0, apart=False)
-    story = Story.of(Scenario(5 * DAY, 10.0, None, Fleet(16, 8), jobs=Jobs(hours), rates=rates), layout, seed, False)
+    story = Story.plan(Scenario(5 * DAY, 10.0, None, Fleet(16, 8), jobs=Jobs(hours), rates=rates), layout, seed, False)
     stops = [stop for f in story.faults if (stop := f.kind.stops(f, layout)) and stop.nodes and stop.at < 5 * DAY]
     assert len(stops) > 10
     for stop in stops:

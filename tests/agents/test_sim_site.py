@@ -162,7 +162,7 @@ def test_a_leak_empties_the_reservoir_before_its_rope_is_wet() -> None:
     assert not wet[:, 0].any()
     told = [(e.entity, e.data["state"], (e.time - run.simulator.start) / SECOND) for e in run.events("leak")]
     assert told == [("leak_detector:sim-r2", "active", 1650.0), ("leak_detector:sim-r2", "cleared", 2401.0)]
-    assert run.events("leak")[0].data["since"] == run.simulator.at(1650.0)
+    assert run.events("leak")[0].data["since"] == run.simulator.time_at(1650.0)
     assert not run.events("flow_collapse", "pressure_collapse")
     assert run.simulator.truth()[0]["entities"] == ["rack:sim-r2", "leak_detector:sim-r2"]
 

@@ -72,7 +72,7 @@ def test_every_tick_is_judged_to_the_last():
     applied = trial.membership.apply_instant
     trial.membership.apply_instant = lambda instant: seen.append(instant.time) or applied(instant)
     assert max(trial.run()) == trial.ticks == 60
-    first, last = trial.simulator.start, trial.simulator.at(590.0)
+    first, last = trial.simulator.start, trial.simulator.time_at(590.0)
     assert [cell for t in seen if first <= (cell := t // STEP * STEP) <= last] == list(range(first, last + 1, STEP))
 
 

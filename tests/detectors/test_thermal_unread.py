@@ -277,7 +277,7 @@ def warmed(trial):
 @pytest.mark.slow
 def test_simulated_water_of_a_unit_that_nobody_reads_is_one_page_on_its_loop_after_a_ticket():
     trial, judged = warmed(Unheard)
-    seconds = lambda time: (time - trial.simulator.at(0.0)) / SECOND  # noqa: E731
+    seconds = lambda time: (time - trial.simulator.time_at(0.0)) / SECOND  # noqa: E731
     mine = {f.level: seconds(f.time) for f in judged.findings if (f.detector, f.entity) == ("thermal", "cdu:sim-c1")}
     assert mine["ticket"] - 1800 <= 300  # the water warms within 300 s
     assert mine["page"] - mine["ticket"] <= 660

@@ -52,7 +52,7 @@ class Evaluation(Kind):
     lasts = Span(120.0, high=900.0)
 
     def act(self, fault: Fault, effects: Effects) -> None:
-        effects.site.evaluating.add(fault.device, effects.within(fault.onset, fault.end))
+        effects.site.evaluating.add(fault.device, effects.active(fault.onset, fault.end))
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class StageImbalance(Kind):
         assert self.longer is not None
         for stay in effects.stays:
             if stay.job.number == fault.device:
-                when = effects.within(max(fault.onset, stay.begin), min(fault.end, stay.end))
+                when = effects.active(max(fault.onset, stay.begin), min(fault.end, stay.end))
                 more = self._share(fault, stay, effects) * when[:, None]
                 effects.gpu.compute.scale(stay.gpus, 1 + np.float32(self.longer) * more)
 
@@ -115,7 +115,7 @@ class LossSpike(Kind):
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.jump is not None
         since = np.maximum(effects.time - fault.onset, 0.0)
-        left = np.exp(-4 * since / (fault.end - fault.onset)) * effects.within(fault.onset, fault.end)
+        left = np.exp(-4 * since / (fault.end - fault.onset)) * effects.active(fault.onset, fault.end)
         factor = np.asarray(1 + (self.jump - 1) * left, np.float32)
         effects.site.loss.scale(fault.device, factor)
         there = effects.job_of_gpu == fault.device

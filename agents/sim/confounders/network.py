@@ -41,7 +41,7 @@ class EcmpCollision(Kind):
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.goodput is not None
         assert self.collective is not None
-        ports, here = self._ports(fault, effects.layout), effects.within(fault.onset, fault.end)
+        ports, here = self._ports(fault, effects.layout), effects.active(fault.onset, fault.end)
         effects.port.goodput.scale(ports, 1 - (1 - self.goodput) * here)
         effects.port.wait.add(ports, 0.5 * (1 - self.goodput) * here)
         effects.port.cnp.add(ports, 300.0 * (1 - self.goodput) * here)
@@ -81,13 +81,13 @@ class CounterOddity(Kind):
     answer with all bits set."""
 
     def act(self, fault: Fault, effects: Effects) -> None:
-        port, device, here = effects.port, fault.device, effects.within(fault.onset, fault.end)
+        port, device, here = effects.port, fault.device, effects.active(fault.onset, fault.end)
         if self.variant == "sentinel":
             for begin, end in self._silences(fault):
-                port.sentinel.add(device, effects.within(begin, end))
+                port.sentinel.add(device, effects.active(begin, end))
             return
         for moment in (fault.onset,) if self.variant == "reset" else (fault.onset, fault.end):
-            port.reset.add(device, effects.at(moment) > 0)
+            port.reset.add(device, effects.impulse(moment) > 0)
         if self.variant == "wrap":
             stood = int(fault.rng().integers(1, _REGISTER))
             port.narrow.add(device, np.where(here, stood, 0))

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from agents.sim.effects import Effects, Moment
+from agents.sim.effects import Effects, EventTime
 from agents.sim.faults.host import contend
 from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
 from agents.sim.faults.link import flap
@@ -43,7 +43,7 @@ class NodeTransient(Kind):
 
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.slowdown is not None
-        when = effects.within(fault.onset, fault.end)
+        when = effects.active(fault.onset, fault.end)
         contend(effects, fault, self.slowdown, when)
         if self.trace == "pressure":
             effects.node.cpu.add(fault.device, 0.3 * when)
@@ -115,7 +115,7 @@ class MixedSilicon(Kind):
         assert self.offset is not None
         done = self._done(fault)
         serve(fault, effects, done, str(self.change))
-        gpus, other = effects.layout.gpus_of(np.array([fault.device])), effects.within(done, fault.end)
+        gpus, other = effects.layout.gpus_of(np.array([fault.device])), effects.active(done, fault.end)
         if self.change == "vbios":
             effects.gpu.clock.scale(gpus, 1 - self.offset * other)
         else:
@@ -147,13 +147,13 @@ class LateTelemetry(Kind):
         assert self.hole is not None
         if self.how == "hole":
             end = min(fault.end, fault.onset + self.hole)
-            effects.node.silent.add(fault.device, effects.within(fault.onset, end))
+            effects.node.silent.add(fault.device, effects.active(fault.onset, end))
             return
-        when = effects.within(fault.onset, fault.end)
+        when = effects.active(fault.onset, fault.end)
         effects.node.clock_offset.add(fault.device, self.ahead * when)
         effects.node.late.add(fault.device, self.ahead * when)
-        effects.tell(fault.onset, fault.entity, "clock_jump", seconds=self.ahead)
-        effects.tell(fault.end, fault.entity, "clock_jump", seconds=-self.ahead)
+        effects.add_event(fault.onset, fault.entity, "clock_jump", seconds=self.ahead)
+        effects.add_event(fault.end, fault.entity, "clock_jump", seconds=-self.ahead)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class OwnCanary(Kind):
         both = np.minimum(effects.time, fault.end) - np.maximum(effects.time - tick, fault.onset)
         share = np.clip(both / tick, 0.0, 1.0)  # of each tick that the canary has
         effects.gpu.compute.scale(fault.device, 1 + self.slowdown * share)
-        effects.gpu.busy.lift(fault.device, share)
+        effects.gpu.busy.raise_to(fault.device, share)
         problem = canary.PROBLEMS[fault.number % len(canary.PROBLEMS)]
-        data = canary.right(problem, Moment(fault.onset), fault.end - fault.onset)
-        effects.tell(fault.end, fault.entity, "digest", **data)
+        data = canary.right(problem, EventTime(fault.onset), fault.end - fault.onset)
+        effects.add_event(fault.end, fault.entity, "digest", **data)

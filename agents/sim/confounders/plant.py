@@ -69,9 +69,9 @@ class PowerCap(Kind):
 
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.share is not None
-        on = effects.within(fault.onset, fault.end)[:, None] & self._capped(fault, effects)
-        effects.gpu.capped.cap(slice(None), np.where(on, 1 - self.share, 1.0))
-        effects.gpu.watts.cap(slice(None), np.where(on, BOARD_W * (1 - self.share) ** EXPONENT, np.inf))
+        on = effects.active(fault.onset, fault.end)[:, None] & self._capped(fault, effects)
+        effects.gpu.capped.lower_to(slice(None), np.where(on, 1 - self.share, 1.0))
+        effects.gpu.watts.lower_to(slice(None), np.where(on, BOARD_W * (1 - self.share) ** EXPONENT, np.inf))
         effects.gpu.reasons.add(slice(None), np.where(on, CAP_BIT, np.uint64(0)))
 
     def _capped(self, fault: Fault, effects: Effects) -> NDArray[np.bool_]:
@@ -141,8 +141,8 @@ class SensorOffset(Kind):
         assert self.which is not None
         done, planner = self.done(fault), effects.layout.nodes
         told = {"reason": "calibration", "seconds": done - fault.onset}
-        effects.tell(fault.onset, fault.entity, "maintenance_start", planner, **told)
-        effects.tell(done, fault.entity, "maintenance_end", planner, reason="calibration")
+        effects.add_event(fault.onset, fault.entity, "maintenance_start", planner, **told)
+        effects.add_event(done, fault.entity, "maintenance_end", planner, reason="calibration")
         size = self.size if self.direction == "up" else -self.size
         misread(fault, effects, "biased", size, self.which, done)
 

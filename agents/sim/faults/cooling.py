@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from agents.sim.effects import Collapse, Effects, Moment
+from agents.sim.effects import Collapse, Effects, EventTime
 from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
 from agents.sim.physics.edge import TELLS
@@ -60,7 +60,7 @@ class CoolantLoss(Kind):
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.flow is not None
         lost = np.float32(1 - self.flow) * effects.ramp(fault.onset, fault.end, self.ramp)
-        effects.site.flow.cap(fault.device, 1 - lost)
+        effects.site.flow.lower_to(fault.device, 1 - lost)
         collapse = Collapse(fault.device, fault.onset, fault.end, self.flow, self.ramp, fault.rng_key)
         effects.collapses.append(collapse)
 
@@ -153,11 +153,13 @@ class CoolantLeak(Kind):
         effects.site.level.scale(loop, 1 - lost)
         effects.site.pressure.scale(loop, 1 - 0.3 * lost)  # of the static pressure that the reservoir keeps; chosen
         rope = self.rope(fault)
-        effects.site.leak.add(fault.device, effects.within(rope, fault.end))
+        effects.site.leak.add(fault.device, effects.active(rope, fault.end))
         entity = effects.layout.entities["leak"][fault.device]
         first, dry = float(math.ceil(rope)), float(math.ceil(fault.end))  # one look a second
-        effects.tell(first, entity, "leak", state="active", since=Moment(first), leak="critical", value=2)
-        effects.tell(dry + 1, entity, "leak", state="cleared", since=Moment(first), leak="ok", value=0)  # two looks
+        effects.add_event(first, entity, "leak", state="active", since=EventTime(first), leak="critical", value=2)
+        effects.add_event(
+            dry + 1, entity, "leak", state="cleared", since=EventTime(first), leak="ok", value=0
+        )  # two looks
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ class Recirculation(Kind):
         grown = effects.ramp(fault.onset, fault.end, self.ramp)
         warm_air(fault.device, np.float32(self.rise) * grown, effects)
         for rack in effects.layout.row_of(fault.device).tolist():  # twice their usual speed is the most fans have
-            effects.node.fans.lift(effects.layout.nodes_below("rack", rack), 1 + grown)
+            effects.node.fans.raise_to(effects.layout.nodes_below("rack", rack), 1 + grown)
 
 
 def warm_air(rack: int, rise: Floats, effects: Effects) -> None:

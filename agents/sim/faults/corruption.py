@@ -72,7 +72,7 @@ class SilentDataCorruption(Kind):
     def act(self, fault: Fault, effects: Effects) -> None:
         effects.defects.append(Defect(fault.device, fault.onset, self.misses(fault)))
         moment = self.fails(fault)
-        on = effects.within(moment, moment + _STEPS)
+        on = effects.active(moment, moment + _STEPS)
         if on.any():
             jump = np.nan if self.failure == "nonfinite" else 10 ** fault.rng(9).uniform(*_JUMP)
             effects.gpu.gradient.scale(fault.device, np.where(on, jump, 1.0))

@@ -23,7 +23,7 @@ _MMU = (
 
 def hang(effects: Effects, device: int, since: float, until: float) -> None:
     """The job on a GPU waits for it in a collective, in [since, until)."""
-    mask, running = effects.within(since, until), effects.job_of_gpu[:, device]
+    mask, running = effects.active(since, until), effects.job_of_gpu[:, device]
     for job in set(running[mask].tolist()) - {-1}:
         effects.site.hung.add(job, mask & (running == job))
 
@@ -35,7 +35,7 @@ def node_of(device: int, layout: Layout) -> int:
 
 def reset(effects: Effects, device: int, moment: float) -> None:
     """The GPU is reset: its counters begin anew."""
-    effects.gpu.reset.add(device, effects.at(moment) > 0)
+    effects.gpu.reset.add(device, effects.impulse(moment) > 0)
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,19 @@ class GpuOffBus(Kind):
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.dies_after is not None
         node, onset, back = node_of(fault.device, effects.layout), fault.onset, fault.end - self._boots(fault)
-        effects.gpu.gone.add(fault.device, effects.within(onset, fault.end))
+        effects.gpu.gone.add(fault.device, effects.active(onset, fault.end))
         hang(effects, fault.device, onset, onset + self.dies_after)
         log_xids(effects, fault.device, self._lines(onset))
         name, entity = effects.layout.node_names[node], fault.entity
         pci = address(int(entity.rpartition(".")[2]))
         width = effects.layout.gpus_per_node
-        effects.tell(onset + 1.0, entity, "gpu_lost", gpu=entity, pci=pci, serial=None, uuid=None, present=width - 1)
+        effects.add_event(
+            onset + 1.0, entity, "gpu_lost", gpu=entity, pci=pci, serial=None, uuid=None, present=width - 1
+        )
         counted = {"expected": width, "present": width - 1, "missing": [pci], "source": "nvml"}
-        effects.tell(onset + 1.0, f"node:{name}", "gpu_count", None, **counted)
-        effects.node.dead.add(node, effects.within(back, fault.end))
-        effects.node.reset.add(node, effects.at(fault.end) > 0)
+        effects.add_event(onset + 1.0, f"node:{name}", "gpu_count", None, **counted)
+        effects.node.dead.add(node, effects.active(back, fault.end))
+        effects.node.reset.add(node, effects.impulse(fault.end) > 0)
 
     def _lines(self, onset: float) -> list[Line]:
         return [Line(onset, 79, "GPU has fallen off the bus."), Line(onset + 0.2, 154, _NODE_REBOOT)]
@@ -171,11 +173,11 @@ class GspTimeout(Kind):
             else "GSP task exception: store access page fault (cause:0xf) @ pc:0xffffffff93003d42, partition:4#0"
         )
         log_xids(effects, fault.device, [Line(logged, int(self.code or 119), text), Line(logged + 0.5, 154, RESET)])
-        effects.gpu.gone.add(fault.device, effects.within(fault.onset, fault.end))
+        effects.gpu.gone.add(fault.device, effects.active(fault.onset, fault.end))
         hang(effects, fault.device, fault.onset, fault.end)
         waited = round(fault.end - fault.onset, 3)
         call = {"gpu": fault.entity, "call": "nvmlDeviceGetFieldValues", "seconds": waited}
-        effects.tell(fault.end, fault.entity, "slow_call", None, **call)
+        effects.add_event(fault.end, fault.entity, "slow_call", None, **call)
         reset(effects, fault.device, fault.end)
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:

@@ -43,8 +43,8 @@ class HostContention(Kind):
 
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.slowdown is not None
-        contend(effects, fault, self.slowdown, effects.within(fault.onset, fault.end))
-        there = effects.within(fault.onset, fault.end).astype(np.float32)
+        contend(effects, fault, self.slowdown, effects.active(fault.onset, fault.end))
+        there = effects.active(fault.onset, fault.end).astype(np.float32)
         effects.node.cpu.add(fault.device, (0.3 + 0.5 * self.slowdown) * there)
         effects.node.pressure.add(fault.device, min(0.2 + self.slowdown, 1.0) * there)
 
@@ -56,7 +56,7 @@ def contend(effects: Effects, fault: Fault, slowdown: float, when: np.ndarray) -
     shares = rng.uniform(0.6, 1.0, len(gpus))  # chosen: loaders and launch threads are pinned, not all are hit alike
     shares[int(rng.integers(len(gpus)))] = 1.0
     longer = slowdown * shares * when[:, None]
-    effects.gpu.starved.lift(gpus, longer / (1 + longer))
+    effects.gpu.starved.raise_to(gpus, longer / (1 + longer))
 
 
 @dataclass(frozen=True)
@@ -101,19 +101,19 @@ class HostFault(Kind):
         if self.part == "dimm":
             self._memory(fault, death, effects)
         elif self.part == "ssd":
-            node.io_pressure.lift(fault.device, effects.within(fault.onset, min(death + 600.0, dead)))
+            node.io_pressure.raise_to(fault.device, effects.active(fault.onset, min(death + 600.0, dead)))
             for after, text in _DISK.items():
                 kernel_log.log_line(effects, fault.device, fault.onset + after, text)
         elif self.part in ("cpu", "io_board"):
             kernel_log.log_line(effects, fault.device, death, _LAST_WORDS[self.part])
-        node.dead.add(fault.device, effects.within(dead, fault.end))
-        node.reset.add(fault.device, effects.at(fault.end))
+        node.dead.add(fault.device, effects.active(dead, fault.end))
+        node.reset.add(fault.device, effects.impulse(fault.end))
 
     def _memory(self, fault: Fault, death: float, effects: Effects) -> None:
         """Corrected errors, told of now and then, until one cannot be corrected."""
         assert self.corrected_rate is not None
-        effects.node.corrected.add(fault.device, self.corrected_rate * effects.within(fault.onset, death))
-        effects.node.uncorrected.add(fault.device, effects.at(death))
+        effects.node.corrected.add(fault.device, self.corrected_rate * effects.active(fault.onset, death))
+        effects.node.uncorrected.add(fault.device, effects.impulse(death))
         errors = max(1, round(self.corrected_rate * _TOLD_EVERY))
         for moment in np.arange(fault.onset + 5, death - 1, _TOLD_EVERY).tolist():
             kernel_log.log_line(effects, fault.device, moment, f"EDAC MC0: {errors} CE memory read error on {_MODULE}")

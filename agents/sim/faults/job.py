@@ -32,7 +32,7 @@ class JobHang(Kind):
         return Stop(fault.end, (), 0.0, fault.device)
 
     def act(self, fault: Fault, effects: Effects) -> None:
-        effects.site.hung.add(fault.device, effects.within(fault.onset, fault.end))
+        effects.site.hung.add(fault.device, effects.active(fault.onset, fault.end))
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class DataStall(Kind):
 
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.pressure is not None
-        when = effects.within(fault.onset, fault.end)
+        when = effects.active(fault.onset, fault.end)
         effects.site.stalled.add(fault.device, when)
         there = effects.job_of_gpu[:, :: effects.layout.gpus_per_node] == fault.device
-        effects.node.io_pressure.lift(slice(None), np.float32(self.pressure) * (there & when[:, None]))
+        effects.node.io_pressure.raise_to(slice(None), np.float32(self.pressure) * (there & when[:, None]))

@@ -126,7 +126,7 @@ class Kind(ABC):
     def candidates(self, layout: Layout) -> Sequence[str]:
         """Entities that it may strike when the scenario names none."""
         places = layout.places[self.strikes]
-        return places[: layout.busy(self.strikes)] if self.loaded else places
+        return places[: layout.busy_count(self.strikes)] if self.loaded else places
 
     @classmethod
     def lasting(cls, layout: Layout, rng: np.random.Generator) -> float:

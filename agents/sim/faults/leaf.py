@@ -53,11 +53,11 @@ class LeafCrash(Kind):
         for port, late, early in zip(ports.tolist(), *spread.tolist(), strict=True):
             fall(effects, names[port], port, fault.onset + late, fault.end - early)
             strand(effects, port, fault.onset + late, dies)
-        effects.port.rx_power.add(ports, DARK * effects.within(fault.onset, fault.end))
+        effects.port.rx_power.add(ports, DARK * effects.active(fault.onset, fault.end))
         told = {"guid": f"0x{zlib.crc32(fault.entity.encode()):016x}", "ports": len(ports)}
         seen = min(fault.onset + _LOOK, fault.end)
-        effects.tell(seen, fault.entity, "switch_state", None, state="gone", **told)
-        effects.tell(fault.end, fault.entity, "switch_state", None, state="seen", **told)
+        effects.add_event(seen, fault.entity, "switch_state", None, state="gone", **told)
+        effects.add_event(fault.end, fault.entity, "switch_state", None, state="seen", **told)
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
         dies = stops_at(fault, self.dies_after)
@@ -97,7 +97,7 @@ class GrayLeaf(Kind):
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.lost is not None
         ports, port, lost = self._ports(fault, effects.layout), effects.port, np.float32(self.lost)
-        when = effects.within(fault.onset, fault.end)
+        when = effects.active(fault.onset, fault.end)
         weights = fault.rng().uniform(0.8, 1.0, len(ports)).astype(np.float32)  # not all packets are large; chosen
         weights[0] = 1.0
         gone = lost * when[:, None] * weights

@@ -58,7 +58,7 @@ class LinkDegradation(Kind):
         port, grown = effects.port, effects.ramp(fault.onset, fault.end, 60.0)
         port.symbols.add(fault.device, self.symbol_rate * grown)
         port.crc.add(fault.device, 0.3 * self.symbol_rate * grown)  # some errors pass as whole packets; chosen
-        port.raw_ber.lift(fault.device, np.where(grown > 0, _BURSTS, -99.0))
+        port.raw_ber.raise_to(fault.device, np.where(grown > 0, _BURSTS, -99.0))
         effects.slow_job([fault.device], 1 + (self.collective - 1) * (grown > 0))
         for begin, end in fault.moments(self.flap_every, self.flap_length):
             flap(effects, fault.entity, fault.device, float(begin), float(end))
@@ -85,7 +85,7 @@ class LinkDown(Kind):
     def act(self, fault: Fault, effects: Effects) -> None:
         dies = stops_at(fault, self.dies_after)
         fall(effects, fault.entity, fault.device, fault.onset, fault.end)
-        effects.port.rx_power.add(fault.device, DARK * effects.within(fault.onset, fault.end))
+        effects.port.rx_power.add(fault.device, DARK * effects.active(fault.onset, fault.end))
         strand(effects, fault.device, fault.onset, dies)
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
@@ -157,14 +157,14 @@ class NicStall(Kind):
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.cqe_rate is not None
         dies = stops_at(fault, self.dies_after)
-        effects.port.stalled.add(fault.device, effects.within(fault.onset, fault.end))
-        effects.port.cqe.add(fault.device, self.cqe_rate * effects.within(fault.onset, dies))
+        effects.port.stalled.add(fault.device, effects.active(fault.onset, fault.end))
+        effects.port.cqe.add(fault.device, self.cqe_rate * effects.active(fault.onset, dies))
         strand(effects, fault.device, fault.onset, dies)
-        effects.port.reset.add(fault.device, effects.at(fault.end) > 0)  # its driver is loaded anew
+        effects.port.reset.add(fault.device, effects.impulse(fault.end) > 0)  # its driver is loaded anew
         text = f"mlx5_core {_pci(fault.entity)}: poll_health:816: device's health compromised - reached miss count"
         told = {"pattern": "mlx5_health", "class": "nic", "severity": "critical", "device": _pci(fault.entity)}
         seq = zlib.crc32(f"{fault.entity} {fault.onset}".encode()) % 1_000_000
-        effects.tell(fault.onset + 4.0, fault.entity, "kernel", None, **told, text=text, seq=seq)
+        effects.add_event(fault.onset + 4.0, fault.entity, "kernel", None, **told, text=text, seq=seq)
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
         dies = stops_at(fault, self.dies_after)
@@ -175,12 +175,12 @@ def fall(effects: Effects, entity: str, port: int, begin: float, end: float) -> 
     """Down at `begin`, up again at `end`: state, counters and events as the agent tells them."""
     if end <= effects.since or begin > effects.until:
         return
-    effects.port.down.add(port, effects.within(begin, end))
-    effects.port.drops.add(port, effects.at(begin))
+    effects.port.down.add(port, effects.active(begin, end))
+    effects.port.drops.add(port, effects.impulse(begin))
     for moment, before, now in ((begin, "active", "down"), (end, "down", "active")):
-        effects.port.flips.add(port, effects.at(moment))
+        effects.port.flips.add(port, effects.impulse(moment))
         state = "up" if now == "active" else "down"
-        effects.tell(moment, entity, "link_state", None, **{"state": state, "from": before, "to": now})
+        effects.add_event(moment, entity, "link_state", None, **{"state": state, "from": before, "to": now})
     working = effects.job_of_gpu[:, port] >= 0
     effects.port.timeouts.add(port, _TIMEOUTS * share(effects, begin, end) * working)
 

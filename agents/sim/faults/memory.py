@@ -101,8 +101,8 @@ class HbmCorrectedBurst(Kind):
         _count(effects, gpu.dram_corrected, device, self.moments(fault))
         moment = self.remapped(fault)
         if moment is not None:
-            gpu.rows_corrected.add(device, effects.at(moment))
-            gpu.rows_pending.add(device, effects.within(moment, fault.end))
+            gpu.rows_corrected.add(device, effects.impulse(moment))
+            gpu.rows_pending.add(device, effects.active(moment, fault.end))
             log_xids(effects, device, [_remapped(fault, moment)])
             reset(effects, device, fault.end)
 
@@ -150,9 +150,9 @@ class HbmContained(Kind):
             lines = [_dbe(fault, moment), _remapped(fault, moment + 0.01)]
             killed = [Line(moment + 0.02, 94, "Contained: SM (0x1). RST: No, D-RST: No", True)]
             log_xids(effects, device, lines + killed)
-            gpu.dram_uncorrected.add(device, effects.at(moment))
-            gpu.rows_uncorrected.add(device, effects.at(moment))
-        gpu.rows_pending.add(device, effects.within(fault.onset, fault.end))
+            gpu.dram_uncorrected.add(device, effects.impulse(moment))
+            gpu.rows_uncorrected.add(device, effects.impulse(moment))
+        gpu.rows_pending.add(device, effects.active(fault.onset, fault.end))
         if self.clears == "no":
             reset(effects, device, (fault.onset + fault.end) / 2)
         if self.kills == "yes":
@@ -189,9 +189,9 @@ class HbmUncontained(Kind):
         lines = [_dbe(fault, onset), _remapped(fault, onset + 0.01)]
         lines.append(Line(onset + 0.02, 95, "Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No", True))
         log_xids(effects, device, [*lines, Line(onset + 0.5, 154, RESET)])
-        gpu.dram_uncorrected.add(device, int(self.errors) * effects.at(onset))
-        gpu.rows_uncorrected.add(device, effects.at(onset))
-        gpu.rows_pending.add(device, effects.within(onset, fault.end))
+        gpu.dram_uncorrected.add(device, int(self.errors) * effects.impulse(onset))
+        gpu.rows_uncorrected.add(device, effects.impulse(onset))
+        gpu.rows_pending.add(device, effects.active(onset, fault.end))
         hang(effects, device, onset, onset + _DIES)
         reset(effects, device, fault.end)
 
@@ -230,8 +230,8 @@ class RemapFailure(Kind):
         self._wear(fault, effects)
         failed = Line(onset + 0.01, 64, f"Row Remapper: New row ({_row(fault)}) could not be marked for remapping")
         log_xids(effects, device, [_dbe(fault, onset), failed, Line(onset + 0.5, 154, RESET)])
-        effects.gpu.dram_uncorrected.add(device, effects.at(onset))
-        effects.gpu.rows_failed.add(device, effects.within(onset, fault.end))
+        effects.gpu.dram_uncorrected.add(device, effects.impulse(onset))
+        effects.gpu.rows_failed.add(device, effects.active(onset, fault.end))
         hang(effects, device, onset, onset + _DIES)
         reset(effects, device, fault.end)
 
@@ -242,7 +242,7 @@ class RemapFailure(Kind):
         log_xids(effects, fault.device, [_remapped(fault, float(row), k) for k, row in enumerate(rows)])
         _count(effects, effects.gpu.rows_corrected, fault.device, rows)
         _count(effects, effects.gpu.dram_corrected, fault.device, np.repeat(rows, 2))
-        effects.gpu.rows_pending.add(fault.device, effects.within(float(rows[0]), fault.end))
+        effects.gpu.rows_pending.add(fault.device, effects.active(float(rows[0]), fault.end))
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
         return _stop(fault, layout, self.fails(fault) - fault.onset + _DIES)
@@ -272,7 +272,7 @@ class SramEcc(Kind):
         device, onset = fault.device, fault.onset
         lines = [_dbe(fault, onset, "SM"), Line(onset + 0.02, 94, "Contained: SM (0x1). RST: Yes, D-RST: No", True)]
         log_xids(effects, device, [*lines, Line(onset + 0.5, 154, RESET)])
-        effects.gpu.sram_uncorrected.add(device, effects.at(onset))
+        effects.gpu.sram_uncorrected.add(device, effects.impulse(onset))
         length = min(600.0, fault.end - onset)
         _count(effects, effects.gpu.sram_corrected, device, onset + length * fault.rng(5).random(int(self.corrected)))
         hang(effects, device, onset, onset + _DIES)

@@ -56,13 +56,13 @@ class NvlinkError(Kind):
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.loss is not None
         assert self.crc_rate is not None
-        gpu, device, here = effects.gpu, fault.device, effects.within(fault.onset, fault.end)
+        gpu, device, here = effects.gpu, fault.device, effects.active(fault.onset, fault.end)
         gpu.nvlink_crc.add(device, self.crc_rate * here)
         gpu.nvlink_replays.add(device, 0.8 * self.crc_rate * here)  # most are sent again with success; chosen
         gpu.nvlink_speed.scale(device, 1 - self.loss * here)
         moments = self._moments(fault, effects)
         for moment in moments:
-            gpu.nvlink_recoveries.add(device, effects.at(moment))
+            gpu.nvlink_recoveries.add(device, effects.impulse(moment))
         if self._fatal():
             gpu.nvlink_down.add(device, here)
             hang(effects, device, fault.onset, self._dies(fault))
@@ -100,7 +100,7 @@ class NvlinkError(Kind):
         for moment in moments:
             log_xids(effects, fault.device, [Line(moment, 74, text)])
         moment = round((fault.onset + 0.1) * SECOND) / SECOND
-        if effects.holds(moment):
+        if effects.contains(moment):
             code, what = (
                 ("20034, Fatal", "LTSSM Fault Up") if self._fatal() else ("20001, Non-fatal", "TX Replay Error")
             )
@@ -110,7 +110,7 @@ class NvlinkError(Kind):
             node = effects.layout.node_names[node_of(fault.device, effects.layout)]
             told = _interpreter(node).event(record, effects.start + round(moment * SECOND))
             assert told is not None
-            effects.tell(moment, told[1].entity, told[1].kind, None, **told[1].data)
+            effects.add_event(moment, told[1].entity, told[1].kind, None, **told[1].data)
 
 
 _HEAD = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): "

@@ -61,8 +61,8 @@ class OpticDegradation(Kind):
         assert self.loss is not None
         assert self.heat is not None
         device, port = fault.device, effects.port
-        here, log_ber = effects.within(fault.onset, fault.end), self._log_ber(effects.time - fault.onset)
-        port.raw_ber.lift(device, np.where(here, log_ber, -99.0))
+        here, log_ber = effects.active(fault.onset, fault.end), self._log_ber(effects.time - fault.onset)
+        port.raw_ber.raise_to(device, np.where(here, log_ber, -99.0))
         far = here * np.clip((log_ber - _NEW) / (_CLIFF - _NEW), 0, None)  # of the way to the cliff
         if self.cause == "dirt":
             port.rx_power.add(device, -self.loss * far)

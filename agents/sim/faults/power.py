@@ -56,7 +56,7 @@ class PsuLoss(Kind):
 
     def act(self, fault: Fault, effects: Effects) -> None:
         site, nodes = effects.site, self._nodes(fault, effects.layout)
-        lost = effects.within(fault.onset, fault.end)
+        lost = effects.active(fault.onset, fault.end)
         channel = site.psu_unfed if self.part == "feed" else site.psu_lost
         channel.add(nodes * PSUS + fault.device % PSUS, lost)
         if self.brake == "yes":
@@ -90,7 +90,7 @@ class PduTrip(Kind):
         return Stop(fault.onset, nodes, fault.end - fault.onset + _CHECKED)
 
     def act(self, fault: Fault, effects: Effects) -> None:
-        nodes, off = effects.layout.nodes_below("power", fault.device), effects.within(fault.onset, fault.end)
+        nodes, off = effects.layout.nodes_below("power", fault.device), effects.active(fault.onset, fault.end)
         effects.node.dead.add(nodes, off)
-        effects.node.reset.add(nodes, effects.at(fault.end) > 0)
+        effects.node.reset.add(nodes, effects.impulse(fault.end) > 0)
         effects.site.volts.scale(fault.device, np.where(off, 0.0, 1.0))

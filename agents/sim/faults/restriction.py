@@ -25,15 +25,15 @@ def serve(fault: Fault, effects: Effects, done: float, change: str) -> None:
     """Announces maintenance from the onset until `done`, and boots the node into another version meanwhile."""
     down = fault.onset + 0.4 * (done - fault.onset)
     up = down + min(float(fault.rng(3).uniform(*_BOOT_S)), 0.4 * (done - fault.onset))
-    effects.node.dead.add(fault.device, effects.within(down, up))
-    effects.node.reset.add(fault.device, effects.at(up))
+    effects.node.dead.add(fault.device, effects.active(down, up))
+    effects.node.reset.add(fault.device, effects.impulse(up))
     planner = effects.layout.nodes  # who plans the work tells of it; the node is down at times
     data = {"reason": change, "seconds": done - fault.onset}
-    effects.tell(fault.onset, fault.entity, "maintenance_start", planner, **data)
-    effects.tell(done, fault.entity, "maintenance_end", planner, reason=change)
+    effects.add_event(fault.onset, fault.entity, "maintenance_start", planner, **data)
+    effects.add_event(done, fault.entity, "maintenance_end", planner, reason=change)
     if change in _CHANGES:
         name, before, after = _CHANGES[change]
-        effects.tell(0.5 * (up + done), fault.entity, "version", versions={name: after}, before={name: before})
+        effects.add_event(0.5 * (up + done), fault.entity, "version", versions={name: after}, before={name: before})
 
 
 _DRAIN_S = 60.0  # s from the announcement until the node's jobs have ended for the work; chosen

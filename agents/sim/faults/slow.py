@@ -81,17 +81,17 @@ class PcieDowngrade(Kind):
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.slowdown is not None
         assert self.replays is not None
-        gpu, device, on = effects.gpu, fault.device, effects.within(fault.onset, fault.end)
+        gpu, device, on = effects.gpu, fault.device, effects.active(fault.onset, fault.end)
         channel, low = (gpu.pcie_width, 8) if self.lost == "width" else (gpu.pcie_generation, 3)
-        channel.cap(device, np.where(on, low, channel.of(device)))
-        gpu.starved.lift(device, on * np.float32(self.slowdown / (1 + self.slowdown)))
-        gpu.pcie_replays.add(device, int(self.replays) * effects.at(fault.onset))
+        channel.lower_to(device, np.where(on, low, channel.of_devices(device)))
+        gpu.starved.raise_to(device, on * np.float32(self.slowdown / (1 + self.slowdown)))
+        gpu.pcie_replays.add(device, int(self.replays) * effects.impulse(fault.onset))
         node, _, index = fault.entity.removeprefix("gpu:").rpartition(".")
         count = int(self.replays)
         told = {"device": f"{address(int(index))}.0", "id": "10de:2330", "kind": "correctable", "growth": count}
         split = {name: n for name, n in (("RxErr", count // 4), ("BadTLP", count - count // 4)) if n}
         if count:
-            effects.tell(fault.onset, f"node:{node}", "aer", None, **told, total=count, errors=split)
+            effects.add_event(fault.onset, f"node:{node}", "aer", None, **told, total=count, errors=split)
 
 
 THERMAL_BITS = (0x20, 0x40)  # NVML clock event reasons: software and hardware thermal slowdown
@@ -132,7 +132,7 @@ class Straggler(Kind):
         assert self.reason is not None
         gpu, grown = effects.gpu, effects.ramp(fault.onset, fault.end, self.ramp)
         gpu.clock.scale(fault.device, 1 - np.float32(self.slowdown) * grown)
-        gpu.hot.lift(fault.device, grown)
+        gpu.hot.raise_to(fault.device, grown)
         bit = THERMAL_BITS[int(self.reason >= 0.5)]
         gpu.reasons.add(fault.device, np.where(grown > 0, np.uint64(bit), np.uint64(0)))
 
@@ -176,7 +176,7 @@ class ClockStuck(Kind):
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.lost is not None
         gpus = self._gpus(fault, effects.layout)
-        effects.gpu.clock.scale(gpus, 1 - np.float32(self.lost) * effects.within(fault.onset, fault.end))
+        effects.gpu.clock.scale(gpus, 1 - np.float32(self.lost) * effects.active(fault.onset, fault.end))
         for gpu in gpus.tolist():
             reset(effects, gpu, fault.end)
 

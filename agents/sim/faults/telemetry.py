@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.sim.effects import Collapse, Effects, Tamper
+from agents.sim.effects import Collapse, Effects, FalseReading
 from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
 from agents.sim.physics.instruments import grain
 from pipeline.model.signals import CATALOGUE
@@ -73,7 +73,7 @@ def misread(fault: Fault, effects: Effects, mode: str, size: float, which: float
     """Lets a signal of an instrument stand still ("stuck"), lie by `size` K or its like ("biased"), or swing."""
     device_class, device = effects.layout.instrument(fault.device)
     signal = reads(device_class, which)
-    when = effects.within(since, fault.end)
+    when = effects.active(since, fault.end)
     if mode == "biased" and signal == "coolant.flow" and size < 0:
         flow = 1 + _PER_K[signal] * size
         effects.collapses.append(Collapse(device, since, fault.end, flow, 1.0, fault.rng_key, real=False))
@@ -88,7 +88,7 @@ def misread(fault: Fault, effects: Effects, mode: str, size: float, which: float
         return grain(signal, np.clip(true + step * size * swing, low, high).astype(np.float32))
 
     jump = (since if size > 0 else fault.end, abs(size)) if mode == "biased" else None
-    effects.tampers.append(Tamper(signal, device, when, change, fault.number if mode == "stuck" else None, jump))
+    effects.tampers.append(FalseReading(signal, device, when, change, fault.number if mode == "stuck" else None, jump))
 
 
 def _draws(fault: Fault, ticks: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -121,4 +121,4 @@ class TelemetryGap(Kind):
     signals = ("node.uptime", "gpu.power")  # their rows, as all others of the node, are missing
 
     def act(self, fault: Fault, effects: Effects) -> None:
-        effects.node.silent.add(fault.device, effects.within(fault.onset, fault.end))
+        effects.node.silent.add(fault.device, effects.active(fault.onset, fault.end))

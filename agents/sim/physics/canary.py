@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.collectors.canary.ledger import WATCHED
-from agents.sim.effects import Defect, Effects, Happening, Moment
+from agents.sim.effects import Defect, Effects, PlannedEvent, EventTime
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 
@@ -32,7 +32,7 @@ def digest(problem: str, salt: str = "") -> str:
     return hashlib.blake2b(f"{problem} {VERSION} {salt}".encode(), digest_size=8).hexdigest()
 
 
-def right(problem: str, began: Moment, took: float) -> dict[str, object]:
+def right(problem: str, began: EventTime, took: float) -> dict[str, object]:
     """What agents tell of a round whose answer is right, after those that they kept to themselves."""
     answer = digest(problem)
     told = {"canary": problem, "version": VERSION, "digest": answer, "expected": answer, "golden": True}
@@ -86,13 +86,13 @@ class Canaries:
     def _tell(self, effects: Effects, gpu: int, number: int, wrong: float | None, rounds: int | None) -> None:
         """The event of one GPU, if its driver answers for it."""
         time = float(self._turn[self.layout.node_of_gpu[gpu]] + number * PERIOD)
-        if effects.gpu.gone and effects.gpu.gone.whole()[np.searchsorted(effects.time, time), gpu]:
+        if effects.gpu.gone and effects.gpu.gone.array()[np.searchsorted(effects.time, time), gpu]:
             return
         problem = PROBLEMS[(number + number // TELL) % len(PROBLEMS)]
-        data = right(problem, Moment(time - TOOK), TOOK) | dict(self._wrong(gpu, number, problem, wrong))
+        data = right(problem, EventTime(time - TOOK), TOOK) | dict(self._wrong(gpu, number, problem, wrong))
         if rounds is not None:
             data["rounds"] = rounds
-        effects.events.append(Happening(time, self.layout.entities["gpu"][gpu], "digest", data))
+        effects.events.append(PlannedEvent(time, self.layout.entities["gpu"][gpu], "digest", data))
 
     def _wrong(self, gpu: int, number: int, problem: str, share: float | None) -> Iterator[tuple[str, object]]:
         """What a wrong round tells beside: its digest, the problem, and how many of three repeats went wrong too."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from agents.node.edge.coolant import LEARN, WELL, CollapseRule
 from agents.node.edge.temperature import CALM, CALM_LOOKS, COOLEST, LONGEST, ROUNDING, SHORTEST
-from agents.sim.effects import Collapse, Effects, Moment, Tamper
+from agents.sim.effects import Collapse, Effects, EventTime, FalseReading
 from agents.sim.physics.noise import Floats, generator
 from pipeline.config.sections import Edge as Settings
 from pipeline.model.records import SECOND, Event
@@ -32,7 +32,7 @@ def collapses(effects: Effects, flow: NDArray[Any], pressure: float) -> None:
     for collapse in effects.collapses:
         entity = effects.layout.entities["coolant"][collapse.loop]
         for time, kind, data in _collapse_events(collapse, float(flow[collapse.loop]), pressure):
-            effects.tell(time, entity, kind, **data)
+            effects.add_event(time, entity, kind, **data)
 
 
 @lru_cache(64)
@@ -57,7 +57,7 @@ def _collapse_events(collapse: Collapse, flow: float, pressure: float) -> tuple[
             read["coolant.pressure"] = pressure
         for rule in rules:
             found += rule.look(second * SECOND, "", read)
-    return tuple((e.time / SECOND, e.kind, {**e.data, "since": Moment(e.data["since"] / SECOND)}) for e in found)
+    return tuple((e.time / SECOND, e.kind, {**e.data, "since": EventTime(e.data["since"] / SECOND)}) for e in found)
 
 
 def _seconds(collapse: Collapse) -> Iterator[int]:
@@ -97,10 +97,10 @@ def rises(effects: Effects, heat: Floats, power: Floats, resistance: Floats, war
             gpus = layout.gpus_of(layout.nodes_below("coolant", collapse.loop))
             plate = resistance[gpus] + np.float32(warming), np.float32(0.7) * resistance[gpus] + np.float32(warming)
             for time, gpu, data in _rise_events(collapse, heat[gpus], power[gpus], plate):
-                effects.tell(time, layout.entities["gpu"][int(gpus[gpu])], "temperature_rise", **data)
+                effects.add_event(time, layout.entities["gpu"][int(gpus[gpu])], "temperature_rise", **data)
 
 
-def jumps(effects: Effects, tamper: Tamper, entity: str, readings: NDArray[Any]) -> None:
+def jumps(effects: Effects, tamper: FalseReading, entity: str, readings: NDArray[Any]) -> None:
     """Tells what an agent sees of an instrument that jumps up: (ticks,) its readings in the block."""
     if tamper.jump is None or tamper.signal not in _WATCHED:
         return
@@ -114,9 +114,11 @@ def jumps(effects: Effects, tamper: Tamper, entity: str, readings: NDArray[Any])
     calm = look + min(_LONGEST_SPAN, np.ceil(unexplained / (CALM * limit))) + CALM_LOOKS - 1
     told = {"value": value, "power_moved": moved, "limit": limit, "signal": tamper.signal}
     began = {"rise": size, "seconds": float(_SHORTEST), "slope": unexplained / _SHORTEST}
-    effects.tell(look, entity, "temperature_rise", state="active", since=Moment(look - _SHORTEST), **told, **began)
+    effects.add_event(
+        look, entity, "temperature_rise", state="active", since=EventTime(look - _SHORTEST), **told, **began
+    )
     ended = {"rise": 0.0, "seconds": float(_LONGEST_SPAN), "slope": -ROUNDING / _LONGEST_SPAN}
-    effects.tell(calm, entity, "temperature_rise", state="cleared", since=Moment(look), **told, **ended)
+    effects.add_event(calm, entity, "temperature_rise", state="cleared", since=EventTime(look), **told, **ended)
 
 
 def _rise_events(
@@ -133,9 +135,9 @@ def _rise_events(
         at = int(np.argmax(best[:, gpu] > limit))
         within = int(np.argmax(slopes[:, at, gpu])) + _SHORTEST
         calm = np.convolve(best[at:, gpu] < CALM * limit, np.ones(CALM_LOOKS), "valid") == CALM_LOOKS
-        moments = [("active", at, Moment(first + 1 + at - within))]
+        moments = [("active", at, EventTime(first + 1 + at - within))]
         if calm.any():
-            moments.append(("cleared", at + int(np.argmax(calm)) + CALM_LOOKS - 1, Moment(first + 1 + at)))
+            moments.append(("cleared", at + int(np.argmax(calm)) + CALM_LOOKS - 1, EventTime(first + 1 + at)))
         for state, look, since in moments:
             steepest = int(np.argmax(slopes[:, look, gpu])) + _SHORTEST
             yield (

@@ -99,13 +99,13 @@ class Facility:
         if not effects.node.flow:
             return np.float32(1)
         loops = self.layout.loop_of_rack[self.layout.rack_of_node]
-        return (self._sum(effects.node.flow.whole(), loops, len(self._flow)) / np.bincount(loops)).astype(np.float32)
+        return (self._sum(effects.node.flow.array(), loops, len(self._flow)) / np.bincount(loops)).astype(np.float32)
 
     def _others(self, effects: Effects) -> NDArray[Any]:
         """(ticks or 1, PDUs) W of what is not a GPU in the nodes that have power."""
         if not effects.node.dead:
             return self._hosts[None]
-        alive = np.where(effects.node.dead.whole(), 0.0, HOST_W)
+        alive = np.where(effects.node.dead.array(), 0.0, HOST_W)
         return self._sum(alive, self._pdu_of_node, len(self._hosts))
 
     @staticmethod

@@ -51,7 +51,7 @@ class Appetite:
         level = np.ones(effects.job_of_gpu.shape, np.float32)
         filled = np.ones(effects.job_of_gpu.shape)
         for stay in stays:
-            on = np.flatnonzero(effects.within(stay.begin, stay.end))
+            on = np.flatnonzero(effects.active(stay.begin, stay.end))
             where = np.s_[:, stay.gpus] if len(on) == len(level) else np.ix_(on, stay.gpus)
             level[where], filled[where] = self.level(stay.job.number), self._filled(stay.job)
         return level, filled
@@ -207,7 +207,7 @@ class Gpus:
         hot = np.broadcast_to(effects.gpu.hot.values, clock.shape)
         highest = np.broadcast_to(np.minimum(effects.gpu.watts.values, np.float32(BOARD_W)), clock.shape)
         if effects.node.dead:
-            highest = np.where(effects.node.dead.whole()[:, self.layout.node_of_gpu], np.float32(0), highest)
+            highest = np.where(effects.node.dead.array()[:, self.layout.node_of_gpu], np.float32(0), highest)
         last, ahead = self.state["gpu.heat_last"], np.float32(_AHEAD_S / self.interval)
         now, limit, shut = self.state["gpu.heat"], self.state["gpu.limit"], self.state["gpu.shut"]
         for k in range(len(clock)):
@@ -231,7 +231,7 @@ class Gpus:
     def _edge(self, heat: Floats, power: Floats, effects: Effects) -> None:
         """Keeps what was before each loss of flow, and tells what agents see of it; `heat` from before the block on."""
         for collapse in effects.collapses:
-            if collapse.real and effects.holds(collapse.onset):
+            if collapse.real and effects.contains(collapse.onset):
                 at = int(np.searchsorted(effects.time, collapse.onset))
                 for name, values in (("heat", heat[at]), ("power", power[max(at - 1, 0)])):
                     mine = self.layout.loop_of_gpu == collapse.loop

@@ -106,7 +106,7 @@ class Hosts:
         """Errors of host memory within each tick; those of faults are drawn apart: sound nodes stay as they are."""
         found = rare(generator(self.seed, 52, block), _CORRECTED_PER_HOUR / 3600 * self.interval, shape)
         if effects.node.corrected:
-            found += generator(self.seed, 53, block).poisson(effects.node.corrected.whole() * self.interval)
+            found += generator(self.seed, 53, block).poisson(effects.node.corrected.array() * self.interval)
         lost = np.broadcast_to(effects.node.uncorrected.values, shape)
         return {"memory_corrected": found, "memory_uncorrected": lost}
 
@@ -114,7 +114,7 @@ class Hosts:
         """(ticks, nodes) s since the node booted."""
         booted, time = self.state["node.booted"], effects.time[:, None]
         if effects.node.reset:
-            begun = np.where(effects.node.reset.whole(), time, -np.inf)
+            begun = np.where(effects.node.reset.array(), time, -np.inf)
             booted = np.maximum(np.maximum.accumulate(begun, axis=0), booted)
             self.state["node.booted"] = booted[-1].copy()
         return np.asarray(time - booted)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.sim.effects import Effects, Tamper
+from agents.sim.effects import Effects, FalseReading
 from agents.sim.layout import Layout
 from agents.sim.physics.edge import jumps
 from agents.sim.physics.noise import Floats, generator
@@ -17,7 +17,7 @@ from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE
 
 
-def tampered(values: NDArray[Any], tamper: Tamper, held: NDArray[np.float64]) -> NDArray[Any]:
+def tampered(values: NDArray[Any], tamper: FalseReading, held: NDArray[np.float64]) -> NDArray[Any]:
     """A column as it is read; `held` keeps by number of the fault at what reading an instrument stands still."""
     out = values.copy()
     true = out[tamper.when, tamper.device]
@@ -89,10 +89,10 @@ class Instruments:
         found = {c: ~silent[:, home] for c, home in homes.items()}
         if effects.gpu.gone:
             for device_class in ("gpu", "nvlink"):
-                found[device_class] &= ~effects.gpu.gone.whole()
+                found[device_class] &= ~effects.gpu.gone.array()
         begin = 0
         for stay in effects.stays:
-            found["rank"][:, begin : begin + stay.job.ranks] &= effects.within(stay.begin, stay.end)[:, None]
+            found["rank"][:, begin : begin + stay.job.ranks] &= effects.active(stay.begin, stay.end)[:, None]
             begin += stay.job.ranks
         return found
 

@@ -107,9 +107,9 @@ class Jobs:
             tempo.saving[:, stay.gpus] |= saving[:, None]
             self._checkpoints(stay, effects)
         if effects.gpu.starved:
-            tempo.load *= 1 - effects.gpu.starved.whole()
+            tempo.load *= 1 - effects.gpu.starved.array()
         if effects.site.hung:
-            hung = np.append(effects.site.hung.whole(), np.zeros((len(time), 1), np.bool_), axis=1)
+            hung = np.append(effects.site.hung.array(), np.zeros((len(time), 1), np.bool_), axis=1)
             tempo.spinning = np.take_along_axis(hung, effects.job_of_gpu, axis=1)
         resting = effects.gpu.gone.values | self._of_nodes(effects.node.dead.values)
         tempo.load = np.maximum(np.where(resting, 0, tempo.load), effects.gpu.busy.values).astype(np.float32)
@@ -141,20 +141,24 @@ class Jobs:
             steps = age + np.cumsum(on) * self.interval / _COMPUTE
             mine = mine * (1 + _WARM_LOSS * np.exp(-3 * steps / WARM_UP))[:, None].astype(np.float32)
         wait = np.float32(_COLLECTIVE) * (1 + np.float32(0.03) * np.abs(heavy(rng, (len(mine),))))
-        working = (mine.max(axis=1) + wait * effects.site.network.of(number)) * effects.site.step.of(number)
-        still = tempo.saving[:, gpus[0]] | effects.site.stalled.of(number) | effects.site.hung.of(number)
-        still = still | effects.site.evaluating.of(number) | ~on
+        working = (mine.max(axis=1) + wait * effects.site.network.of_devices(number)) * effects.site.step.of_devices(
+            number
+        )
+        still = (
+            tempo.saving[:, gpus[0]] | effects.site.stalled.of_devices(number) | effects.site.hung.of_devices(number)
+        )
+        still = still | effects.site.evaluating.of_devices(number) | ~on
         nominal = np.float32(work.base.max() + _COLLECTIVE)
         tempo.pace[:, gpus] += np.where(still, 0, nominal / working)[:, None].astype(np.float32)
         before = self.state["jobs.progress"][number]
         done = before + np.cumsum(np.where(still, 0, self.interval / working))
-        loss = (_LOSS * (1 + 0.01 * heavy(rng, (len(mine),))) * effects.site.loss.of(number)).astype(np.float32)
-        norm = _NORM * (1 + 0.08 * np.abs(heavy(rng, (len(mine),)))) * effects.site.loss.of(number)
+        loss = (_LOSS * (1 + 0.01 * heavy(rng, (len(mine),))) * effects.site.loss.of_devices(number)).astype(np.float32)
+        norm = _NORM * (1 + 0.08 * np.abs(heavy(rng, (len(mine),)))) * effects.site.loss.of_devices(number)
         told = np.empty((len(TOLD), *mine.shape), np.float32)
         finished = np.diff(np.floor(done), prepend=np.floor(before)) > 0
         told[1], told[2], told[3] = mine, working[:, None] - mine, loss[:, None]
         told[0] = (working + self._waited(number, effects, finished))[:, None]
-        told[4] = norm[:, None] * norms[:, gpus] * effects.gpu.gradient.of(gpus)
+        told[4] = norm[:, None] * norms[:, gpus] * effects.gpu.gradient.of_devices(gpus)
         held = self._hold(stay, told, finished)
         self.state["jobs.progress"][number] = done[-1]
         self.state["jobs.age"][number] += done[-1] - before
@@ -167,7 +171,7 @@ class Jobs:
         count, shape = self.state["ranks.nonfinite"], (len(finished), len(stay.gpus))
         if effects.since < stay.begin <= effects.until:
             count[stay.gpus] = 0
-        bad = np.isnan(effects.gpu.gradient.of(stay.gpus)) & finished[:, None]
+        bad = np.isnan(effects.gpu.gradient.of_devices(stay.gpus)) & finished[:, None]
         if not bad.any():
             return np.broadcast_to(count[stay.gpus], shape)
         out = count[stay.gpus] + np.cumsum(bad, axis=0, dtype=np.uint64)
@@ -195,7 +199,7 @@ class Jobs:
         carried = float(self.state["jobs.waited"][number])
         if not effects.site.stalled and not carried:
             return 0.0
-        stalled = np.where(effects.site.stalled.of(number), self.interval, 0.0)
+        stalled = np.where(effects.site.stalled.of_devices(number), self.interval, 0.0)
         total = carried + np.cumsum(np.broadcast_to(stalled, finished.shape))
         spent = np.maximum.accumulate(np.where(finished, total, 0.0))
         self.state["jobs.waited"][number] = total[-1] - spent[-1]
@@ -217,21 +221,21 @@ class Jobs:
         on = (effects.time >= stay.begin) & (effects.time < stay.end)
         since = effects.time - offset
         saving = on & (np.mod(since, every) < CHECKPOINT_TAKES) & (since >= max(0.0, stay.begin - offset))
-        saving = saving & ~(effects.site.hung.of(number) | effects.site.stalled.of(number))
+        saving = saving & ~(effects.site.hung.of_devices(number) | effects.site.stalled.of_devices(number))
         level = np.where(saving, _CHECKPOINT_LOAD, 1.0) * swing
         for channel, load in (
             (effects.site.evaluating, _EVALUATION_LOAD),
             (effects.site.stalled, _STALL_LOAD),
             (effects.site.hung, _HANG_LOAD),
         ):
-            level = np.where(channel.of(number), load, level)
+            level = np.where(channel.of_devices(number), load, level)
         return np.where(on, level, 0).astype(np.float32), saving
 
     def _waiting(self, stay: Stay, effects: Effects) -> Floats:
         """(1 or ticks, ranks) factor on the load of ranks that wait for slower ones."""
         took = self._work[stay.job.number].base * self._lottery[stay.gpus]
-        took = took * effects.gpu.compute.of(stay.gpus) / (1 - effects.gpu.starved.of(stay.gpus))
-        took = took / (effects.gpu.clock.of(stay.gpus) * effects.gpu.capped.of(stay.gpus))
+        took = took * effects.gpu.compute.of_devices(stay.gpus) / (1 - effects.gpu.starved.of_devices(stay.gpus))
+        took = took / (effects.gpu.clock.of_devices(stay.gpus) * effects.gpu.capped.of_devices(stay.gpus))
         took = np.atleast_2d(took)
         share = took / took.max(axis=1, keepdims=True)
         return np.asarray(np.float32(_WAITING) + np.float32(1 - _WAITING) * share, np.float32)
@@ -246,9 +250,9 @@ class Jobs:
         first = max(0, int(np.floor((max(effects.since, stay.begin) - offset) / every)) + 1)
         last = int(np.floor((min(effects.until, stay.end) - offset) / every))
         home = int(self.layout.node_of_gpu[stay.gpus[0]])
-        rests = effects.site.hung.of(stay.job.number) | effects.site.stalled.of(stay.job.number)
+        rests = effects.site.hung.of_devices(stay.job.number) | effects.site.stalled.of_devices(stay.job.number)
         rests = np.broadcast_to(rests, effects.time.shape)
         for n in range(first, last + 1):
             if rests[min(int(np.searchsorted(effects.time, offset + n * every)), len(rests) - 1)]:
                 continue
-            effects.tell(offset + n * every, stay.job.entity, "checkpoint", home, seconds=CHECKPOINT_TAKES)
+            effects.add_event(offset + n * every, stay.job.entity, "checkpoint", home, seconds=CHECKPOINT_TAKES)

@@ -40,7 +40,7 @@ def address(index: int) -> str:
 def log_xids(effects: Effects, device: int, lines: Sequence[Line]) -> None:
     """Tells the XIDs of one GPU whose moments fall into the block; `lines` are all of one fault, so that they join."""
     times = [round(line.moment * SECOND) for line in lines]
-    if not any(effects.holds(time / SECOND) for time in times):
+    if not any(effects.contains(time / SECOND) for time in times):
         return
     entity = effects.layout.entities["gpu"][device]
     node, _, index = entity.removeprefix("gpu:").rpartition(".")
@@ -53,7 +53,7 @@ def log_xids(effects: Effects, device: int, lines: Sequence[Line]) -> None:
         assert told is not None
         events.append(told[1])
     for event in Folding().take(events, max(event.time for event in events)):
-        effects.tell((event.time - effects.start) / SECOND, event.entity, "xid", **event.data)
+        effects.add_event((event.time - effects.start) / SECOND, event.entity, "xid", **event.data)
 
 
 @cache
@@ -67,14 +67,14 @@ _NOWHERE = Path("/dev/null")  # the devices of the machine that simulates are no
 
 def log_line(effects: Effects, node: int, moment: float, text: str) -> None:
     """The event that an agent makes of a line, if its moment falls into the block."""
-    if not effects.holds(moment):
+    if not effects.contains(moment):
         return
     name = effects.layout.node_names[node]
     sequence = zlib.crc32(f"{name} {moment} {text}".encode()) % 1_000_000
     read = Interpreter(name, shipped(), _patterns(), GpuPlaces(_NOWHERE), _NOWHERE)
     told = read.event(Record(sequence, 0, 3, 0, text), round(moment * SECOND))
     assert told is not None, text
-    effects.tell(moment, told[1].entity, "kernel", node, **told[1].data)
+    effects.add_event(moment, told[1].entity, "kernel", node, **told[1].data)
 
 
 @cache

@@ -28,15 +28,15 @@ def resets(effects: Effects, device_class: str) -> NDArray[np.bool_] | None:
     if not booted:
         return own
     if device_class == "node":
-        return booted.whole()
-    of_node: NDArray[np.bool_] = booted.whole()[:, effects.layout.node_of_gpu]
+        return booted.array()
+    of_node: NDArray[np.bool_] = booted.array()[:, effects.layout.node_of_gpu]
     return of_node if own is None else of_node | own
 
 
 def _own(effects: Effects, device_class: str) -> NDArray[np.bool_] | None:
     """Resets of the devices themselves, while their nodes stay up."""
     channel = {"gpu": effects.gpu.reset, "nvlink": effects.gpu.reset, "nic": effects.port.reset}.get(device_class)
-    return channel.whole() if channel else None
+    return channel.array() if channel else None
 
 
 class Lives:
@@ -70,7 +70,7 @@ class Lives:
                 fell = [n for n in counting if _fell(block[n], before.get(n), tick, device)]
                 if fell:
                     entity = self.layout.entities[device_class][device]
-                    effects.tell(float(effects.time[tick]), entity, "counter_reset", signals=fell)
+                    effects.add_event(float(effects.time[tick]), entity, "counter_reset", signals=fell)
 
     def _since(self, device_class: str, effects: Effects) -> NDArray[np.int64]:
         """(ticks, devices) begin of the life that a reading belongs to."""
@@ -89,7 +89,7 @@ def _told(effects: Effects, device_class: str) -> list[tuple[int, int]]:
     if own is None:
         return []
     if effects.node.reset:
-        own = own & ~effects.node.reset.whole()[:, effects.layout.node_of_gpu]
+        own = own & ~effects.node.reset.array()[:, effects.layout.node_of_gpu]
     return [(tick, device) for tick, device in np.argwhere(own).tolist()]
 
 

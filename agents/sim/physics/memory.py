@@ -90,4 +90,4 @@ def _with(background: NDArray[np.int64] | None, struck: Channel) -> NDArray[np.i
     """Background and what faults add; None: nothing grows."""
     if not struck:
         return background
-    return struck.whole() if background is None else background + struck.whole()
+    return struck.array() if background is None else background + struck.array()

@@ -46,11 +46,11 @@ class Nvlinks:
         growth = {**self._traffic(rng, tempo, effects)}
         growth["replay_errors"] = rare(rng, _REPLAY_PER_HOUR / 3600 * self.interval, shape)
         if gpu.nvlink_replays:
-            growth["replay_errors"] += harm.poisson(gpu.nvlink_replays.whole() * self.interval)
+            growth["replay_errors"] += harm.poisson(gpu.nvlink_replays.array() * self.interval)
         if gpu.nvlink_crc:
-            growth["crc_errors"] = harm.poisson(gpu.nvlink_crc.whole() * self.interval)
+            growth["crc_errors"] = harm.poisson(gpu.nvlink_crc.array() * self.interval)
         if gpu.nvlink_recoveries:
-            growth["recovery_errors"] = gpu.nvlink_recoveries.whole()
+            growth["recovery_errors"] = gpu.nvlink_recoveries.array()
         columns: dict[str, NDArray[Any]] = {
             "nvlink.state": np.broadcast_to(~gpu.nvlink_down.values, shape),
             "nvlink.speed": np.broadcast_to(np.float32(SPEED) * gpu.nvlink_speed.values, shape),

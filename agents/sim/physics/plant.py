@@ -27,7 +27,7 @@ class Plant:
     """State of a whole fleet; advances block by block."""
 
     def __init__(self, layout: Layout, schedule: Schedule, interval: float, seed: int, state: State) -> None:
-        running = schedule.running(np.zeros(1), layout.gpus)[0]
+        running = schedule.running_jobs(np.zeros(1), layout.gpus)[0]
         self._jobs = Jobs(layout, schedule, interval, seed, state)
         self._gpus = Gpus(layout, interval, seed, SUPPLY_C, running, state)
         self._links = Links(layout, interval, seed, state)

@@ -117,8 +117,8 @@ class Optics:
         log_ber = before.astype(np.float32) + share * change + self._flicker(rng, ticks)
         added = effects.port.raw_ber
         if added:
-            total = np.log10(10.0**log_ber + 10.0 ** added.whole())
-            log_ber = np.where(added.whole() > _BEST - 3, total, log_ber).astype(np.float32)
+            total = np.log10(10.0**log_ber + 10.0 ** added.array())
+            log_ber = np.where(added.array() > _BEST - 3, total, log_ber).astype(np.float32)
         return np.asarray(log_ber, np.float32)
 
     def _flicker(self, rng: np.random.Generator, ticks: int) -> Floats:
@@ -151,12 +151,12 @@ class Optics:
         heat = self._heat + np.float32(0.3) * rng.standard_normal(shape, np.float32)
         light = self._light * (1 + 0.02 * rng.standard_normal(shape, np.float32))
         if port.module_temperature:
-            heat = heat + port.module_temperature.whole()[::hold]
+            heat = heat + port.module_temperature.array()[::hold]
         if port.rx_power:
-            light = light * 10 ** (port.rx_power.whole()[::hold] / 10)
+            light = light * 10 ** (port.rx_power.array()[::hold] / 10)
         heat, light = np.rint(heat * 256) / 256, np.rint(light * 1e4) / 1e4
         if port.sentinel:
-            silent = port.sentinel.whole()[::hold]
+            silent = port.sentinel.array()[::hold]
             heat, light = np.where(silent, -1 / 256, heat), np.where(silent, _TOP / 1e4, light)
         return {
             "nic.module_temperature": np.repeat(heat.astype(np.float32), hold, axis=0)[:ticks],
@@ -318,9 +318,9 @@ class Links:
             found["symbol_errors"] += failed
             found["crc_errors"] = found.get("crc_errors", 0) + hit
         if port.flips:
-            flips = port.flips.whole()
-            found |= {"carrier_changes": flips, "link_downs": port.drops.whole()}
-            found["symbol_errors"] += harm.poisson(_RETRAIN * np.maximum(flips - port.drops.whole(), 0))
+            flips = port.flips.array()
+            found |= {"carrier_changes": flips, "link_downs": port.drops.array()}
+            found["symbol_errors"] += harm.poisson(_RETRAIN * np.maximum(flips - port.drops.array(), 0))
         if "crc_errors" in found:
             found["rx_errors"] = found["crc_errors"]
             found["out_of_sequence"] += found["crc_errors"]  # what is thrown away is missed by the next packet
@@ -328,13 +328,13 @@ class Links:
 
     def _struck(self, rng: np.random.Generator, rate: Channel) -> Counts:
         """(ticks, ports) errors that faults make; draws of their own, so that the sound ports stay as they are."""
-        return rng.poisson(rate.whole() * self.interval)
+        return rng.poisson(rate.array() * self.interval)
 
     def _misread(self, columns: dict[str, NDArray[Any]], effects: Effects) -> dict[str, NDArray[Any]]:
         """Counters that do not show what they counted: registers that are too narrow, full, or not readable."""
         port, out = effects.port, {}
         if port.narrow:
-            stood = port.narrow.whole()
+            stood = port.narrow.array()
             for name in ("nic.rx_packets", "nic.tx_packets"):
                 narrow = (columns[name] + stood.astype(np.uint64)) % np.uint64(_NARROW)
                 out[name] = np.where(stood > 0, narrow, columns[name])
