@@ -1,4 +1,4 @@
-"""Chunk and Table: what a simulated fleet gives, as ticks of all devices or as rows of one class."""
+"""Chunk and Table: output of a simulated fleet, as ticks of all devices or as rows of one class."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Chunk:
     times:    (ticks,) UTC microseconds.
     entities: device class -> names of its devices; of ranks those that exist in these ticks.
     columns:  device class -> signal -> (ticks, devices) in wire type.
-    homes:    device class -> (devices,) number of the shipper that reports each.
+    homes:    device class -> (devices,) number of the sender that reports each.
     present:  device class -> (ticks, devices) rows that exist.
-    late:     (ticks, shippers) us by which a shipper's samples are dated after `times`; less than a tick.
-    silent:   (ticks, shippers) that sent nothing then: their rows and events do not exist.
-    events:   (shipper, event) in order of time, up to the chunk's last tick.
+    late:     (ticks, senders) us added to the time of a sender's samples; less than a tick.
+    silent:   (ticks, senders) whether nothing was sent: these rows and events do not exist.
+    events:   (sender, event) in order of time, up to the chunk's last tick.
     """
 
     times: NDArray[np.int64]
@@ -45,7 +45,7 @@ class Chunk:
     events: tuple[tuple[int, Event], ...]
 
     def between(self, begin: int, end: int, since: int) -> Chunk:
-        """Ticks [begin, end), with the events later than `since`."""
+        """Returns ticks [begin, end) with the events later than `since`."""
         until = int(self.times[end - 1])
         columns = {c: {n: v[begin:end] for n, v in block.items()} for c, block in self.columns.items()}
         present = {c: rows[begin:end] for c, rows in self.present.items()}
@@ -54,11 +54,11 @@ class Chunk:
         return Chunk(self.times[begin:end], self.entities, columns, self.senders, present, late, silent, events)
 
     def sample_times(self, device_class: str) -> NDArray[np.int64]:
-        """(ticks, devices) when each sample was taken."""
+        """Returns the (ticks, devices) time of each sample."""
         return self.times[:, None] + self.late[:, self.senders[device_class]]
 
     def table(self, device_class: str) -> Table:
-        """The rows of one class."""
+        """Returns the rows of one class."""
         time, present = self.sample_times(device_class), self.present[device_class]
         device = np.broadcast_to(np.arange(time.shape[1], dtype=np.int32), time.shape)
         columns = self.columns[device_class]

@@ -1,6 +1,6 @@
-"""What the faults of one block do to the fleet: channels of factors, rates and masks that the physics takes in.
+"""Effects of faults on one block: channels of factors, rates and masks that the physics reads.
 
-One that no fault touches costs nothing. A new way to be broken is a line below and one where the physics reads it.
+A channel that no fault changes costs nothing. A new effect is a line here and one where the physics reads it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Values = float | NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class PlannedEvent:
-    """An event before the fleet has a calendar: `time` in seconds after the start of the scenario.
+    """An event whose `time` is in seconds after the start of the scenario.
 
-    shipper: number of the node that tells it; None: the one to which the entity belongs.
+    shipper: number of the node that sends it; None: the node that reports the entity.
     """
 
     time: float
@@ -38,8 +38,8 @@ class PlannedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """A GPU that computes wrongly from `onset` on: misses[k] says whether the canary round errs that lies between
-    k and k + 1 periods later (agents/sim/physics/canary.py)."""
+    """A GPU that computes wrongly from `onset` on: misses[k] is whether the canary round between k and k + 1 periods
+    later fails (agents/sim/physics/canary.py)."""
 
     gpu: int
     onset: float
@@ -48,9 +48,9 @@ class Defect:
 
 @dataclass(frozen=True, slots=True)
 class FalseReading:
-    """What a broken instrument says instead of the truth: `change` gets the true values of one signal of one device at
-    the ticks of `when` and gives what is read. hold: number of a fault that makes the instrument stand still: its first
-    reading is told for as long as the fault lasts. jump: (second, K) of a step up that the agent's edge rule sees."""
+    """A broken instrument: `change` maps the true values of one signal of one device at the ticks of `when` to what is
+    read. hold: number of a fault that freezes the instrument at its first reading. jump: (second, K) of a step up
+    that the agent's edge rule detects."""
 
     signal: str
     device: int
@@ -61,13 +61,13 @@ class FalseReading:
 
 
 class EventTime(float):
-    """Seconds after the start that stand in the data of an event; told as UTC microseconds."""
+    """A time in the data of an event, in seconds after the start; sent as UTC microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collapse:
-    """A loop whose flow falls within `ramp` s to `flow` of what it was, and is back at `end`; `key` of the fault.
-    real: the coolant stands still; else only the flow meter says so."""
+    """A loop whose flow falls within `ramp` s to the share `flow`, and recovers at `end`; `key` of the fault.
+    real: the coolant stops; else only the flow meter reports it."""
 
     loop: int
     onset: float
@@ -79,7 +79,7 @@ class Collapse:
 
 
 class Channel:
-    """One quantity of a row of devices within a block: (ticks, devices), `neutral` where nobody touched it."""
+    """One quantity of a class of devices within a block: (ticks, devices), `neutral` where no fault changed it."""
 
     __slots__ = ("_neutral", "_shape", "_values")
 
@@ -88,20 +88,20 @@ class Channel:
         self._values: NDArray[Any] | None = None
 
     def __bool__(self) -> bool:
-        """Whether a fault touched it."""
+        """Whether a fault changed it."""
         return self._values is not None
 
     @property
     def values(self) -> Any:
-        """The array, or the neutral value alone: both broadcast."""
+        """Returns the array, or only the neutral value: both broadcast."""
         return self._neutral if self._values is None else self._values
 
     def of_devices(self, devices: Devices) -> Any:
-        """The values of some devices, or the neutral value alone."""
+        """Returns the values of some devices, or only the neutral value."""
         return self._neutral if self._values is None else self._values[:, devices]
 
     def array(self) -> NDArray[Any]:
-        """The array in any case."""
+        """Returns the array, made if needed."""
         if self._values is None:
             self._values = np.full(self._shape, self._neutral)
         return self._values
@@ -115,11 +115,11 @@ class Channel:
         self._apply(np.add if self._neutral.dtype.kind in "fi" else np.bitwise_or, devices, amount)
 
     def lower_to(self, devices: Devices, highest: Values) -> None:
-        """Lowers to `highest` what is above."""
+        """Lowers values above `highest` to it."""
         self._apply(np.minimum, devices, highest)
 
     def raise_to(self, devices: Devices, lowest: Values) -> None:
-        """Raises to `lowest` what is below."""
+        """Raises values below `lowest` to it."""
         self._apply(np.maximum, devices, lowest)
 
     def _apply(self, how: Callable[..., Any], devices: Devices, values: Values) -> None:
@@ -133,18 +133,18 @@ _ONE, _ZERO, _NO, _NONE, _BITS = np.float32(1), np.float32(0), np.bool_(False), 
 
 
 class GpuEffects:
-    """Of each GPU. Rates are per second, counts are what a tick adds."""
+    """Channels of GPUs. Rates are per second, counts are per tick."""
 
     def __init__(self, ticks: int, n: int) -> None:
         self.clock = Channel(ticks, n, _ONE)  # factor on the SM clock
-        self.capped = Channel(ticks, n, _ONE)  # factor on it by power caps: the lowest holds; cap it
-        self.reasons = Channel(ticks, n, _BITS)  # clock event reasons that are set
+        self.capped = Channel(ticks, n, _ONE)  # factor on it by power caps: the lowest holds; use lower_to
+        self.reasons = Channel(ticks, n, _BITS)  # clock event reasons
         self.watts = Channel(ticks, n, np.float32(np.inf))  # power cap
         self.resistance = Channel(ticks, n, _ONE)  # factor on the thermal resistance to the coolant
         self.hot = Channel(ticks, n, _ZERO)  # share of the thermal contact that is lost
         self.compute = Channel(ticks, n, _ONE)  # factor on the rank's compute time that no clock explains
-        self.starved = Channel(ticks, n, _ZERO)  # share of a step's computation in which it waits for its host
-        self.gone = Channel(ticks, n, _NO)  # the driver does not answer for it: it has no rows
+        self.starved = Channel(ticks, n, _ZERO)  # share of a step's computation spent waiting for its host
+        self.gone = Channel(ticks, n, _NO)  # the driver does not answer for it: no rows
         self.dram_corrected = Channel(ticks, n, _NONE)  # count
         self.sram_corrected = Channel(ticks, n, _NONE)  # count
         self.dram_uncorrected = Channel(ticks, n, _NONE)  # count
@@ -152,8 +152,8 @@ class GpuEffects:
         self.rows_corrected = Channel(ticks, n, _NONE)  # rows remapped for corrected errors, count
         self.rows_uncorrected = Channel(ticks, n, _NONE)  # rows remapped for uncorrected errors, count
         self.rows_pending, self.rows_failed = Channel(ticks, n, _NO), Channel(ticks, n, _NO)
-        self.pcie_width = Channel(ticks, n, np.int64(16))  # cap it
-        self.pcie_generation = Channel(ticks, n, np.int64(5))  # cap it
+        self.pcie_width = Channel(ticks, n, np.int64(16))  # use lower_to
+        self.pcie_generation = Channel(ticks, n, np.int64(5))  # use lower_to
         self.pcie_replays = Channel(ticks, n, _NONE)  # count
         self.nvlink_crc = Channel(ticks, n, _ZERO)  # rate
         self.nvlink_replays = Channel(ticks, n, _ZERO)  # rate
@@ -161,41 +161,43 @@ class GpuEffects:
         self.nvlink_speed = Channel(ticks, n, _ONE)  # factor on the bandwidth between the GPUs of a node
         self.nvlink_down = Channel(ticks, n, _NO)
         self.gradient = Channel(ticks, n, _ONE)  # factor on the norm of the rank's own gradient
-        self.reset = Channel(ticks, n, _NO)  # began anew in this tick, and its counters with it
-        self.busy = Channel(ticks, n, _ZERO)  # share of load that somebody else adds
+        self.reset = Channel(ticks, n, _NO)  # restarted in this tick, with its counters
+        self.busy = Channel(ticks, n, _ZERO)  # share of load added by another program
 
 
 class PortEffects:
-    """Of each port of a node; they are numbered as the GPUs."""
+    """Channels of network ports; numbered like the GPUs."""
 
     def __init__(self, ticks: int, n: int) -> None:
         self.symbols = Channel(ticks, n, _ZERO)  # rate of errors that the FEC could not correct
         self.crc = Channel(ticks, n, _ZERO)  # rate
-        self.raw_ber = Channel(ticks, n, np.float32(-99))  # log10 of the raw bit error rate that faults add; lift it
+        self.raw_ber = Channel(
+            ticks, n, np.float32(-99)
+        )  # log10 of the raw bit error rate that faults add; use raise_to
         self.rx_power = Channel(ticks, n, _ZERO)  # dB added to the received optical power
         self.module_temperature = Channel(ticks, n, _ZERO)  # K added
         self.down = Channel(ticks, n, _NO)
         self.flips = Channel(ticks, n, _NONE)  # carrier changes, count
-        self.drops = Channel(ticks, n, _NONE)  # times that the link went down, count
-        self.recoveries = Channel(ticks, n, _ZERO)  # rate at which the link recovers without going down
-        self.goodput = Channel(ticks, n, _ONE)  # factor on what gets through
+        self.drops = Channel(ticks, n, _NONE)  # link downs, count
+        self.recoveries = Channel(ticks, n, _ZERO)  # rate of link recoveries without a link down
+        self.goodput = Channel(ticks, n, _ONE)  # factor on goodput
         self.wait = Channel(ticks, n, _ZERO)  # share of the time in which data waits for credits
         self.cnp = Channel(ticks, n, _ZERO)  # rate of congestion notification packets
         self.timeouts = Channel(ticks, n, _ZERO)  # rate of local acknowledgement timeouts
         self.cqe = Channel(ticks, n, _ZERO)  # rate of requests that completed with an error
-        self.reset = Channel(ticks, n, _NO)  # began anew in this tick, and its counters with it
-        self.stalled = Channel(ticks, n, _NO)  # sends and receives nothing, though the link is up
-        self.narrow = Channel(ticks, n, _NONE)  # where its packet counters stand in 32 bits when it begins; 0: 64 bits
-        self.saturated = Channel(ticks, n, _NO)  # its symbol errors stand at the top of 16 bits
-        self.sentinel = Channel(ticks, n, _NO)  # its module and error counters answer with all bits set
+        self.reset = Channel(ticks, n, _NO)  # restarted in this tick, with its counters
+        self.stalled = Channel(ticks, n, _NO)  # sends and receives nothing although the link is up
+        self.narrow = Channel(ticks, n, _NONE)  # initial value of its 32-bit packet counters; 0: 64 bits
+        self.saturated = Channel(ticks, n, _NO)  # its symbol errors are at the maximum of 16 bits
+        self.sentinel = Channel(ticks, n, _NO)  # its module and error counters read as all bits set
 
 
 class NodeEffects:
-    """Of each node."""
+    """Channels of nodes."""
 
     def __init__(self, ticks: int, n: int) -> None:
         self.dead = Channel(ticks, n, _NO)  # without power or crashed: no GPU works, nothing is sent
-        self.cpu = Channel(ticks, n, _ZERO)  # share of the processors that something else takes
+        self.cpu = Channel(ticks, n, _ZERO)  # share of the processors used by other programs
         self.pressure = Channel(ticks, n, _ZERO)  # share of the time in which tasks wait for a processor
         self.io_pressure = Channel(ticks, n, _ZERO)  # share of the time in which tasks wait for storage
         self.corrected = Channel(ticks, n, _ZERO)  # rate of corrected errors of host memory
@@ -203,36 +205,36 @@ class NodeEffects:
         self.inlet = Channel(ticks, n, _ZERO)  # K added to the air inlet
         self.fans = Channel(ticks, n, _ONE)  # factor on the fans' speed
         self.flow = Channel(ticks, n, _ONE)  # factor on the coolant through the node
-        self.reset = Channel(ticks, n, _NO)  # booted in this tick: its counters begin anew
+        self.reset = Channel(ticks, n, _NO)  # booted in this tick: its counters restart
         self.clock_offset = Channel(ticks, n, _ZERO)  # s by which its clock is ahead
-        self.silent = Channel(ticks, n, _NO)  # the agent sends nothing; the node works on
-        self.late = Channel(ticks, n, _ZERO)  # s by which its samples are dated later
+        self.silent = Channel(ticks, n, _NO)  # the agent sends nothing; the node works
+        self.late = Channel(ticks, n, _ZERO)  # s added to the time of its samples
 
 
 class SiteEffects:
-    """Of coolant loops, racks, power distribution units, power supplies and jobs."""
+    """Channels of coolant loops, racks, PDUs, power supplies and jobs."""
 
     def __init__(self, ticks: int, layout: Layout, jobs: int) -> None:
         loops, pdus, racks = len(layout.entities["coolant"]), len(layout.entities["power"]), layout.racks
         self.flow = Channel(ticks, loops, _ONE)  # factor on a loop's coolant flow
-        self.pressure = Channel(ticks, loops, _ONE)  # factor on a loop's pressure beside what the flow does
+        self.pressure = Channel(ticks, loops, _ONE)  # factor on a loop's pressure besides the effect of flow
         self.supply = Channel(ticks, loops, _ZERO)  # K added to a loop's supply
         self.level = Channel(ticks, loops, _ONE)  # factor on the level of a loop's reservoir
         self.leak = Channel(ticks, racks, _NO)  # a rack's leak rope is wet
         supplies = len(layout.entities["psu"])
-        self.psu_lost = Channel(ticks, supplies, _NO)  # a power supply gives nothing
+        self.psu_lost = Channel(ticks, supplies, _NO)  # a power supply has no output
         self.psu_unfed = Channel(ticks, supplies, _NO)  # a power supply has no input
         self.volts = Channel(ticks, pdus, _ONE)  # factor on a unit's voltage
         self.network = Channel(ticks, jobs, _ONE)  # factor on the time a job spends in collectives
-        self.step = Channel(ticks, jobs, _ONE)  # factor on a job's whole step, by what its collectives take longer
+        self.step = Channel(ticks, jobs, _ONE)  # factor on a job's whole step, from longer collectives
         self.stalled = Channel(ticks, jobs, _NO)  # a job waits for data
-        self.hung = Channel(ticks, jobs, _NO)  # a job waits in a collective that never ends
+        self.hung = Channel(ticks, jobs, _NO)  # a job hangs in a collective
         self.evaluating = Channel(ticks, jobs, _NO)  # a job evaluates: other load, no gradient
-        self.loss = Channel(ticks, jobs, _ONE)  # factor on a job's loss and gradient, on all ranks alike
+        self.loss = Channel(ticks, jobs, _ONE)  # factor on a job's loss and gradient, equal on all ranks
 
 
 class Effects:
-    """One block of ticks: the channels, and what is told.
+    """One block of ticks: the channels and the events.
 
     time:       (ticks,) seconds after the start.   since: the tick before the block; events lie in (since, until].
     job_of_gpu: (ticks, GPUs) number of the job that runs there, -1 for none.   stays: of jobs that touch the block.
@@ -261,28 +263,28 @@ class Effects:
         self.events: list[PlannedEvent] = []
 
     def ramp(self, onset: float, end: float, rise: float) -> Floats:
-        """(ticks,) 0 before `onset`, grows to 1 within `rise` seconds, 0 again from `end` on."""
+        """Returns (ticks,): 0 before `onset`, rising to 1 within `rise` seconds, 0 from `end` on."""
         share = np.clip((self.time - onset) / rise, 0.0, 1.0) if rise > 0 else (self.time >= onset).astype(float)
         share[self.time >= end] = 0.0
         return share.astype(np.float32)
 
     def active(self, onset: float, end: float) -> NDArray[np.bool_]:
-        """(ticks,) whether the tick lies in [onset, end)."""
+        """Returns (ticks,): whether the tick is in [onset, end)."""
         return (self.time >= onset) & (self.time < end)
 
     def contains(self, moment: float) -> bool:
-        """Whether a moment falls into the block: its events are told now."""
+        """Returns whether a time is in this block, so that its events are sent now."""
         return self.since < moment <= self.until
 
     def impulse(self, moment: float) -> NDArray[np.int64]:
-        """(ticks,) 1 in the tick that first sees `moment`, else 0."""
+        """Returns (ticks,): 1 in the first tick at or after `moment`, else 0."""
         out = np.zeros(len(self.time), np.int64)
         if self.contains(moment):
             out[np.searchsorted(self.time, moment)] = 1
         return out
 
     def add_event(self, moment: float, entity: str, kind: str, shipper: int | None = None, /, **data: object) -> None:
-        """An event, if its moment falls into the block."""
+        """Adds an event if its time is in this block."""
         if self.contains(moment):
             self.events.append(PlannedEvent(float(moment), entity, kind, data, shipper))
 

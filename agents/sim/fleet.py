@@ -29,7 +29,7 @@ _FIRST = {"inventory": 0, "job_end": 1, "job_start": 2}  # of the same moment; e
 
 
 def sort_events(happenings: Sequence[PlannedEvent]) -> list[PlannedEvent]:
-    """By time; at one moment the inventory comes first, and a job ends before the next one begins."""
+    """Sorts events by time; at one time the inventory comes first, and a job ends before the next one starts."""
     return sorted(happenings, key=lambda h: (h.time, _FIRST.get(h.kind, 3)))
 
 
@@ -38,7 +38,7 @@ def stage_entity(stay: Stay, stage: int) -> str:
 
 
 def rank_parents(stay: Stay, layout: Layout) -> Iterator[tuple[str, tuple[str, str, str]]]:
-    """Every rank of a stay with its stage, job and GPU."""
+    """Returns every rank of a stay with its stage, job and GPU."""
     gpus = layout.entities["gpu"]
     stages = stay.job.stage_of_rank.tolist()
     for rank, stage, gpu in zip(stay.job.names, stages, stay.gpus.tolist(), strict=True):
@@ -46,7 +46,7 @@ def rank_parents(stay: Stay, layout: Layout) -> Iterator[tuple[str, tuple[str, s
 
 
 def job_parents(schedule: Schedule, layout: Layout) -> dict[str, tuple[str, ...]]:
-    """Jobs, stages and ranks where they first ran; later moves are events."""
+    """Returns jobs, stages and ranks with the parents of their first stay; later moves are events."""
     found: dict[str, tuple[str, ...]] = {}
     for stay in schedule.stays:
         if stay.job.entity not in found:
@@ -57,7 +57,7 @@ def job_parents(schedule: Schedule, layout: Layout) -> dict[str, tuple[str, ...]
 
 
 class Calendar:
-    """Tells who is there: at 0, every hour, after a boot and when a job begins or ends on a node, as agents do."""
+    """Adds inventory and job events as agents send them: at 0, every hour, after a boot, at job starts and ends."""
 
     def __init__(self, layout: Layout, schedule: Schedule) -> None:
         self.layout, self.schedule = layout, schedule
@@ -70,7 +70,7 @@ class Calendar:
         if effects.contains(hour):
             moments[hour] = set(range(len(self.layout.shippers)))
         for tick, node in np.argwhere(effects.node.reset.array()).tolist() if effects.node.reset else []:
-            moments.setdefault(float(effects.time[tick]), set()).add(node)  # its agent starts anew
+            moments.setdefault(float(effects.time[tick]), set()).add(node)  # its agent restarts
         for stay in stays:
             for moment, tell in ((stay.begin, self._add_job_starts), (stay.end, self._add_job_ends)):
                 if effects.contains(moment):
@@ -88,7 +88,7 @@ class Calendar:
         effects.add_event(moment, entity, "inventory", shipper, entities=known)
 
     def _ranks_there(self, stay: Stay, shipper: int) -> dict[str, dict[str, object]]:
-        """Ranks of a stay on one node with their stages and job."""
+        """Returns the ranks of a stay on one node with their stages and job."""
         if self.layout.shippers[shipper] == FACILITY or shipper not in self._nodes(stay):
             return {}
         found: dict[str, dict[str, object]] = {stay.job.entity: {"parents": [], "attributes": {}}}
@@ -98,7 +98,7 @@ class Calendar:
         return found
 
     def _add_job_starts(self, stay: Stay, effects: Effects) -> set[int]:
-        """Every node tells of its own ranks."""
+        """Adds the job starts; every node reports its own ranks."""
         nodes = self._nodes(stay)
         for node in sorted(nodes):
             ranks = {rank: {"stage": p[0], "gpu": p[2]} for rank, p in self._of_node(stay, node).items()}
@@ -116,7 +116,7 @@ class Calendar:
         return set(self.layout.node_of_gpu[stay.gpus].tolist())
 
     def _of_node(self, stay: Stay, node: int) -> dict[str, tuple[str, str, str]]:
-        """The ranks of a stay that run on one node."""
+        """Returns the ranks of a stay on one node."""
         width = self.layout.gpus_per_node
         places = np.flatnonzero(self.layout.node_of_gpu[stay.gpus] == node).tolist()
         assert len(places) <= width
@@ -127,12 +127,12 @@ class Calendar:
 
 
 BLOCK = 60
-"""Ticks computed at once: 10 min at 10 s; 512 GPUs then need about 30 MB. Part of what a seed means: never changes."""
+"""Ticks computed at once: 10 min at 10 s; 512 GPUs then need about 30 MB. Part of the meaning of a seed: it never changes."""
 TICKS_FOR_EVER = 1 << 62
 
 
 class FleetSimulator:
-    """One fleet. `start` is where second 0 of the scenario lies (UTC us); `live` adds the faults of [live]."""
+    """One fleet. `start` is the time of second 0 (UTC us); `live` adds the faults of [live]."""
 
     def __init__(self, scenario: Scenario, seed: int, start: int | None = None, live: bool = False) -> None:
         self.scenario, self.seed = scenario, seed
@@ -153,13 +153,13 @@ class FleetSimulator:
         self._calendar = Calendar(self.layout, self.schedule)
 
     def entities(self, device_class: str) -> tuple[str, ...]:
-        """Names in the order of the columns; of ranks all that there ever are: a chunk says which it has."""
+        """Returns names in the order of the columns; of ranks all of the scenario: a chunk has those that exist."""
         if device_class == "rank":
             return tuple(name for job in self.schedule.jobs for name in job.names)
         return self.layout.entities[device_class]
 
     def chunks(self, ticks: int | Callable[[int], int] = BLOCK, limit: int | None = None) -> Iterator[Chunk]:
-        """Chunks up to `limit` ticks in all (the scenario's), from where a snapshot left off. For one use.
+        """Yields chunks up to `limit` ticks in total (default: the scenario's), from a snapshot on. For one use.
 
         ticks: how many in a chunk, or a function of its first tick's number; a chunk never crosses a block's border.
         """
@@ -174,24 +174,24 @@ class FleetSimulator:
 
     @property
     def ticks(self) -> int:
-        """How many ticks were computed: whole blocks."""
+        """Number of computed ticks: whole blocks."""
         return int(self._state["blocks"][0]) * BLOCK
 
     def snapshot(self) -> bytes:
-        """All that the next block needs; taken after the last chunk of a block."""
+        """Returns everything that the next block needs; valid after the last chunk of a block."""
         return self._state.save()
 
     def restore(self, data: bytes) -> None:
-        """Goes on behind a snapshot of the same scenario and seed: `chunks` begins there. Raises UsageError."""
+        """Continues from a snapshot of the same scenario and seed. Raises UsageError for another one."""
         self._state.load(data)
 
     def truth(self, until: float | None = None) -> list[dict[str, Any]]:
-        """Lines of truth.jsonl: what began before `until` seconds (the scenario's duration)."""
+        """Returns the lines of truth.jsonl for events before `until` seconds (default: the scenario's duration)."""
         horizon = self.scenario.duration if until is None else until
         return truth_lines(self.faults, self.schedule, self.layout, self.start, horizon)
 
     def time_at(self, seconds: float) -> int:
-        """UTC microseconds of a second of the scenario."""
+        """Returns UTC microseconds of a second of the scenario."""
         return self.start + round(seconds * SECOND)
 
     def _block(self) -> Chunk:
@@ -227,7 +227,7 @@ class FleetSimulator:
         )
 
     def _sent_events(self, effects: Effects, silent: NDArray[np.bool_]) -> Iterator[tuple[int, Event]]:
-        """Happenings as events in order of time, but for those of shippers that were silent."""
+        """Returns planned events in order of time, without those of silent senders."""
         found, home = sort_events(effects.events), self.layout.sender_of
         ticks = np.searchsorted(effects.time, [h.time for h in found]).tolist()
         quiet = set(zip(*(where.tolist() for where in np.nonzero(silent)), strict=True))

@@ -1,4 +1,4 @@
-"""KINDS: everything that can happen to a simulated fleet, by name. A new kind is a class and its line in a package."""
+"""KINDS: every fault and benign event of the simulator, by name. A new kind is a class and a line in its package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STRIKES = {"gpu": "GPU", "nic": "port", "nvlink": "GPU's NVLink", "power": "PDU"
 
 
 def describe(kind: type[Kind]) -> dict[str, Any]:
-    """A kind in words: happens, seen, unseen, rate, and its parameters with what they are drawn from."""
+    """Returns a kind as text fields: happens, seen, unseen, rate, and its parameters with their distributions."""
     return {
         "kind": kind.name,
         "row": kind.row,
@@ -33,7 +33,7 @@ def describe(kind: type[Kind]) -> dict[str, Any]:
 
 
 def listing() -> str:
-    """What `simulate --list` prints: faults first, then benign events, each by its row."""
+    """Returns the output of `simulate --list`: faults first, then benign events, by row."""
     return "\n".join(_describe_kind(kind) for kind in sorted(KINDS.values(), key=_place)) + "\n"
 
 
@@ -47,7 +47,7 @@ def _drawn_from(kind: type[Kind], name: str) -> str:
 
 
 def _describe_kind(kind: type[Kind]) -> str:
-    """One kind as text."""
+    """Returns one kind as text."""
     told = describe(kind)
     given = ", ".join(f"{name}{span}" for name, span in told["parameters"].items())
     texts = {
@@ -62,7 +62,7 @@ def _describe_kind(kind: type[Kind]) -> str:
 
 
 def _with_article(word: str) -> str:
-    """A word with its article."""
+    """Returns a word with its article."""
     return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 

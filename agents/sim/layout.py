@@ -1,9 +1,9 @@
-"""Who is who in a simulated fleet: names, parents and which node ships what. Every name carries `sim-`.
+"""Entities of a simulated fleet: names, parents, and the node that reports each. Every name starts with `sim-`.
 
 Chosen, as a liquid-cooled training hall is built: 8 nodes per rack, 2 racks per PDU, 4 racks per coolant loop; one
 port per GPU; rail r joins port r of all nodes, one leaf switch serves one rail of a pod of 32 nodes. Seven eighths of
-the nodes train, the last eighth is spare. Names and relations are the same for every seed. Jobs and their ranks come
-and go: agents/sim/schedule.py.
+the nodes train, the last eighth is spare. Names and relations are the same for every seed. Jobs and their ranks
+change over time: agents/sim/schedule.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 NODES_PER_RACK, RACKS_PER_PDU, RACKS_PER_LOOP, NODES_PER_POD = 8, 2, 4, 32
-PSUS = 6  # of a node of 8 GPUs, 4 of which carry it; chosen as HGX servers are built
+PSUS = 6  # of a node of 8 GPUs, 4 of which are enough; as in HGX servers
 FACILITY = "sim-facility"
-"""The shipper of what no node can see: PDUs, coolant loops and leak ropes."""
+"""Sender of what no node can read: PDUs, coolant loops and leak ropes."""
 _SKU = {"node": "SIM-HGX-8", "gpu": "SIM-H100-SXM", "port": "SIM-CX7-400G", "cdu": "SIM-CDU-500", "pdu": "SIM-PDU-200"}
 
 Index = NDArray[np.intp]
@@ -35,7 +35,7 @@ class Layout:
         self.entities: Mapping[str, tuple[str, ...]] = self._entities(gpus_per_node)
         """Device class -> names of its devices, for all but ranks."""
         self.homes: Mapping[str, Index] = self._senders(nodes)
-        """Device class -> (devices,) number of the shipper that reports each."""
+        """Device class -> (devices,) number of the sender that reports each."""
         leaves = -(-nodes // NODES_PER_POD) * gpus_per_node
         self.places: Mapping[str, tuple[str, ...]] = {
             **self.entities,
@@ -43,12 +43,12 @@ class Layout:
             "leaf": tuple(f"leaf:sim-l{leaf + 1}" for leaf in range(leaves)),
             "instrument": (*self.entities["gpu"], *self.entities["coolant"], *self.entities["sensor"][::2]),
         }
-        """What a fault may strike -> names of all that there are."""
+        """Kind of target of a fault -> names of all such devices."""
         self.shippers = (*self.node_names, FACILITY)
         self.parents = dict(self._parents())
 
     def _number(self, nodes: int) -> None:
-        """Which device belongs to which rack, unit, loop and leaf."""
+        """Assigns devices to racks, PDUs, loops and leaves."""
         self.node_of_gpu: Index = np.arange(self.gpus) // self.gpus_per_node
         self.rack_of_node: Index = np.arange(nodes) // NODES_PER_RACK
         self.racks = int(self.rack_of_node[-1]) + 1
@@ -80,17 +80,17 @@ class Layout:
         return found | {c: np.full(len(self.entities[c]), nodes) for c in ("power", "coolant", "leak")}
 
     def sender_of(self, entity: str) -> int:
-        """Number of the shipper that reports `entity`."""
+        """Returns the number of the sender that reports `entity`."""
         return self._home[entity]
 
     def busy_count(self, what: str) -> int:
-        """How many of the first places of a kind have work: those of the nodes that are no spares."""
+        """Returns how many of the first devices of a kind have work: those of nodes that are not spare."""
         nodes = max(1, self.nodes - self.nodes // 8)
         per = {"gpu": self.gpus_per_node, "nvlink": self.gpus_per_node, "nic": self.gpus_per_node, "node": 1}
         return nodes * per[what] if what in per else len(self.places[what])
 
     def nodes_below(self, what: str, device: int) -> Index:
-        """Numbers of the nodes that hang on a device: gpu, nvlink, nic, psu, node, rack, power (PDU), coolant (loop),
+        """Returns the nodes that depend on a device: gpu, nvlink, nic, psu, node, rack, power (PDU), coolant (loop),
         leaf or instrument."""
         rack = self.rack_of_node
         found: dict[str, Callable[[], Any]] = {
@@ -109,7 +109,7 @@ class Layout:
         return np.asarray(found[what](), np.intp)
 
     def instrument(self, number: int) -> tuple[str, int]:
-        """Class and number within it of a place `instrument`: a GPU, a coolant loop or the air inlet of a node."""
+        """Returns class and number of a target `instrument`: a GPU, a coolant loop or the air inlet of a node."""
         loops = len(self.entities["coolant"])
         if number < self.gpus:
             return "gpu", number
@@ -117,21 +117,21 @@ class Layout:
         return ("coolant", rest) if rest < loops else ("sensor", 2 * (rest - loops))
 
     def row_of(self, rack: int) -> Index:
-        """Numbers of the racks of a rack's row: those that stand on one coolant loop."""
+        """Returns the racks of a rack's row: those on one coolant loop."""
         return np.flatnonzero(self.loop_of_rack == self.loop_of_rack[rack])
 
     def gpus_of(self, nodes: Index) -> Index:
-        """Numbers of the GPUs (and ports) of some nodes."""
+        """Returns the GPUs (and ports) of some nodes."""
         width = self.gpus_per_node
         return np.asarray((np.asarray(nodes)[:, None] * width + np.arange(width)).ravel(), np.intp)
 
     def attributes(self, entity: str) -> dict[str, object]:
-        """Facts that make entities comparable; empty where there are none."""
+        """Returns attributes by which entities are compared; empty if there are none."""
         sku = _SKU.get(entity.split(":", 1)[0])
         return {"sku": sku, "simulated": True} if sku else {}
 
     def inventory(self) -> list[dict[str, dict[str, object]]]:
-        """Per shipper its entities with parents and attributes: what inventory events say of the hardware."""
+        """Returns per sender its entities with parents and attributes: the content of inventory events."""
         known: list[dict[str, dict[str, object]]] = [{} for _ in self.shippers]
         for entity, parents in self.parents.items():
             line: dict[str, object] = {"parents": list(parents), "attributes": self.attributes(entity)}
@@ -139,7 +139,7 @@ class Layout:
         return known
 
     def _parents(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Every entity with its parents, nearest first; fills in who reports it."""
+        """Returns every entity with its parents, nearest first; also records its sender."""
         self._home: dict[str, int] = {}
         for n, name in enumerate(self.node_names):
             own = self._of_node(n, name)
@@ -156,7 +156,7 @@ class Layout:
         yield from facility.items()
 
     def _of_node(self, n: int, name: str) -> dict[str, tuple[str, ...]]:
-        """A node and all that is in it."""
+        """Returns a node and its parts."""
         node, width = f"node:{name}", self.gpus_per_node
         own: dict[str, tuple[str, ...]] = {node: (self.places["rack"][self.rack_of_node[n]],)}
         for i in range(width):

@@ -1,7 +1,7 @@
-"""A simulated node with the face of a collector: for tests and trials of an agent on a host without GPUs.
+"""A simulated node as a collector, for tests and trials of an agent on a host without GPUs.
 
-It is in no agent's list: an agent's messages say that they are real, so whoever passes this collector to an Agent on
-purpose keeps its spool apart. Its entities are named `sim-` and bear the attribute `simulated`.
+No agent runs it by default: an agent's messages are marked as real, so use a separate spool if you pass it to an
+Agent. Its entities are named `sim-` and have the attribute `simulated`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SimulatedNode(Collector):
         if simulator is None or chunk is None:
             raise NoData("simulated node is not open")
         events = tuple(event for shipper, event in chunk.events if shipper == self.number - 1)
-        told = tuple(event for event in events if event.kind != "inventory")  # the agent tells that itself
+        told = tuple(event for event in events if event.kind != "inventory")  # the agent sends that itself
         readings = []
         for device_class, block in chunk.columns.items():
             mine = np.flatnonzero((chunk.senders[device_class] == self.number - 1) & chunk.present[device_class][0])

@@ -1,4 +1,4 @@
-"""A scenario: how large the fleet is, how long it is watched and what breaks; and the built-in one, `demo`."""
+"""A scenario: size of the fleet, duration and faults; and the built-in one, `demo`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agents.sim.physics.noise import generator
 from pipeline.model.records import from_iso
 
 FAULTS = 5  # key of the generators that draw faults
-_LIVE_SDC = 0.6  # chance of a wrong digest per round: minutes show it, where most real defects take days; chosen
+_LIVE_SDC = 0.6  # chance of a wrong digest per round: visible in minutes, while most real defects take days; chosen
 
 
 @dataclass(frozen=True)
@@ -25,25 +25,24 @@ class Fleet:
     nodes: int = 16
     gpus_per_node: int = 8
     missing: float = 0.0
-    jitter: float = 0.0  # s by which a node dates its samples later, at most: drawn anew for every sample
+    jitter: float = 0.0  # s, maximum added to the time of a sample; drawn for every sample
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """[jobs]: how long a job runs on the mean; 0: two jobs for ever."""
+    """[jobs]: mean duration of a job; 0: two jobs that never end."""
 
     mean_hours: float = 0.0
 
 
 @dataclass(frozen=True)
 class Rates:
-    """[rates]: what breaks by itself. Factors on the published rates of faults and of benign events; 0: nothing.
+    """[rates]: random faults. Factors on the published rates of faults and of benign events; 0: none.
 
-    kinds: [rates.kinds] rates of single kinds in the place of the published ones, in the same unit.
-    apart: half an hour lies between two things that strike the same node by themselves. Four are not held to it: what
-    strikes jobs (apart only from what else strikes that job); benign events of whole loops, PDUs and racks (apart only
-    from what else strikes loops, PDUs and racks); what follows from another fault; and of a power cap, all
-    that it reaches beyond its PDU.
+    kinds: [rates.kinds] rates of single kinds instead of the published ones, in the same unit.
+    apart: half an hour between two random events on the same node. Exceptions: events on jobs (apart only from others
+    on that job); benign events of whole loops, PDUs and racks (apart only from others on loops, PDUs and racks);
+    consequences of another fault; and what a power cap affects beyond its PDU.
     """
 
     faults: float = 0.0
@@ -64,10 +63,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Live:
-    """[live]: what breaks after `duration` when the fleet goes on in real time: one fault every `every` seconds."""
+    """[live]: faults after `duration`, when the fleet continues in real time: one every `every` seconds."""
 
     every: float = 0.0  # 0: nothing
-    hours: float = 168.0  # for a week; then the fleet stays well
+    hours: float = 168.0  # for a week; then no more faults
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ DEFAULT_START = from_iso("2026-01-01T00:00:00Z")
 
 
 def demo() -> Scenario:
-    """64 nodes for 6 h: four kinds of faults in the last 90 minutes, two of them over at the end; then more, live."""
+    """Returns the demo: 64 nodes for 6 h, four kinds of faults in the last 90 minutes, two over at the end; then live."""
     faults = (
         Line(CoolantLoss(flow=0.35), 16_500.0, 17_700.0),
         Line(LinkDegradation(), 17_100.0, 18_600.0),
@@ -106,7 +105,7 @@ def demo() -> Scenario:
 
 
 def live_lines(scenario: Scenario, seed: int) -> list[Line]:
-    """One fault every `every` seconds (x 0.8 to 1.2), each 5 to 12 min long; every eighth strikes a coolant loop."""
+    """Returns one fault every `every` seconds (x 0.8 to 1.2), each 5 to 12 min long; every eighth on a coolant loop."""
     if scenario.live.every <= 0:
         return []
     rng, names = generator(seed, FAULTS, 0, 1), ("link_degradation", "straggler", "sdc")

@@ -1,9 +1,9 @@
 """Schedule: which job runs where and when. Jobs start, lose nodes, move and end.
 
 The busy nodes are divided into partitions, each a row of jobs. With `mean_hours` 0 every partition runs one job for
-ever. A fault that stops a job ends its stay at that moment; the job comes back some minutes later with spare nodes in
-the place of those that are out, so that its ranks keep their names and change their GPUs. All of it is known before
-the first block: it follows from the scenario, the seed and the faults.
+ever. A fault that stops a job ends its stay at that moment; the job returns some minutes later with spare nodes for
+those that are out of service, so its ranks keep their names and change GPUs. The whole schedule follows from
+scenario, seed and faults, and is known before the first block.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from numpy.typing import NDArray
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 
-FIRST_JOB = 81  # number in the first job's name; chosen, so that nobody takes it for a rank or a node
+FIRST_JOB = 81  # number in the first job's name; chosen, not to be mistaken for a rank or a node
 STAGES = 4
-_PAUSE_S, _RESTART_S = (120.0, 1200.0), (180.0, 600.0)  # between two jobs; until a stopped job is back. Chosen
+_PAUSE_S, _RESTART_S = (120.0, 1200.0), (180.0, 600.0)  # between two jobs; until a stopped job returns. Chosen
 _SHORTEST_H = 0.5  # h; below it a job is a test, not training; chosen
-_SPLIT, _SMALLEST = 0.6, 8  # a partition is three fifths of what is left; below 8 nodes there is one. Chosen
+_SPLIT, _SMALLEST = 0.6, 8  # a partition is three fifths of the remaining nodes; below 8 nodes there is one. Chosen
 
 Index = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The end that a fault makes of the jobs on some nodes: at `at` s; the nodes stay out for `out` s.
+    """A fault stops the jobs on some nodes at `at` s; the nodes are out of service for `out` s.
 
-    job: number of a job that ends wherever it runs.   waits: jobs wait for the nodes and take no spare ones.
+    job: number of a job that ends wherever it runs.   waits: jobs wait for these nodes and take no spare ones.
     """
 
     at: float
@@ -57,12 +57,12 @@ class Job:
 
     @cached_property
     def stage_of_rank(self) -> Index:
-        """(ranks,) stage of each rank."""
+        """Returns the (ranks,) stage of each rank."""
         return np.asarray(np.arange(self.ranks) * self.stages // self.ranks, np.intp)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Entities of its ranks."""
+        """Returns the entities of its ranks."""
         return tuple(f"rank:{self.name}.{i}" for i in range(self.ranks))
 
 
@@ -74,29 +74,29 @@ class Stay:
     gpus: Index
     begin: float
     end: float
-    warm: bool = False  # it had been running long before: no warm-up
-    last: bool = True  # the job is over at its end, and not only moved
+    warm: bool = False  # it ran long before the start: no warm-up
+    last: bool = True  # the job is over at its end, not only moved
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """All jobs and stays, in order of their begin."""
+    """All jobs and stays, in order of their start."""
 
     jobs: tuple[Job, ...]
     stays: tuple[Stay, ...]
 
     def stays_within(self, since: float, until: float) -> list[Stay]:
-        """Stays that touch (since, until]."""
+        """Returns the stays that overlap (since, until]."""
         begins, ends = self._times
         return [self.stays[i] for i in np.flatnonzero((begins <= until) & (ends > since)).tolist()]
 
     @cached_property
     def _times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Begins and ends of the stays: there are thousands in a long run, and every block asks."""
+        """Starts and ends of the stays, cached: a long run has thousands, and every block reads them."""
         return np.array([s.begin for s in self.stays]), np.array([s.end for s in self.stays])
 
     def running_jobs(self, time: NDArray[np.float64], gpus: int) -> NDArray[np.int32]:
-        """(ticks, GPUs) number of the job on each GPU; -1: none."""
+        """Returns the (ticks, GPUs) number of the job on each GPU; -1: none."""
         out = np.full((len(time), gpus), -1, np.int32)
         for stay in self.stays_within(float(time[0]) - 1e-9, float(time[-1])):
             on = (time >= stay.begin) & (time < stay.end)
@@ -104,12 +104,12 @@ class Schedule:
         return out
 
     def job_at(self, gpu: int, time: float) -> Stay | None:
-        """What runs on a GPU at a moment."""
+        """Returns the job on a GPU at a time, or None."""
         return next((s for s in self.stays_within(time, time) if gpu in s.gpus), None)
 
 
 Strike = Callable[[Sequence[Job]], Stop | None]
-"""What strikes a job: gets those that run at its moment, and says what it ends, if it does."""
+"""An event on a job: receives the jobs that run at its time, and returns the stop that it causes, if any."""
 
 
 def plan(
@@ -120,12 +120,12 @@ def plan(
     horizon: float,
     strikes: Sequence[tuple[float, Strike]] = (),
 ) -> Schedule:
-    """The schedule up to `horizon` s; what runs then goes on for ever. Each of `strikes` is asked at its second."""
+    """Plans the schedule up to `horizon` s; jobs that run then never end. Each of `strikes` is called at its second."""
     return _Planner(layout, mean_hours, seed).run(stops, strikes, horizon)
 
 
 def partitions(nodes: int, many: bool) -> list[range]:
-    """The busy nodes, seven eighths of all, in partitions: one below 8 nodes, else two, or as many as go down to 8."""
+    """Returns the busy nodes, seven eighths of all, in partitions: one below 8 nodes, else two or as many as reach 8."""
     busy, begin, found = max(1, nodes - nodes // 8), 0, []
     while busy - begin >= _SMALLEST and (many or begin == 0):
         size = round((busy - begin) * _SPLIT)
@@ -136,7 +136,7 @@ def partitions(nodes: int, many: bool) -> list[range]:
 
 @dataclass
 class _JobRun:
-    """A job in the making; `nodes` are those that it has, or wants back."""
+    """A job that is being planned; `nodes` are those that it has or waits for."""
 
     part: int
     job: Job
@@ -150,15 +150,15 @@ Action = Callable[[float], Iterator[tuple[float, "Action"]]]
 
 
 class _Planner:
-    """Goes through starts, ends and stops in order of time."""
+    """Processes starts, ends and stops in order of time."""
 
     def __init__(self, layout: Layout, mean_hours: float, seed: int) -> None:
         self.width, self.mean_hours = layout.gpus_per_node, mean_hours
         self.parts = partitions(layout.nodes, mean_hours > 0)
         self.rngs = [generator(seed, 15, number) for number in range(len(self.parts))]
         self.spare = list(range(self.parts[-1].stop, layout.nodes))
-        self.out: dict[int, float] = {}  # node -> when it is well again
-        self.awaited: set[int] = set()  # nodes that no spare one replaces
+        self.out: dict[int, float] = {}  # node -> when it is in service again
+        self.awaited: set[int] = set()  # nodes that are not replaced by spare ones
         self.now: dict[int, _JobRun] = {}
         self.jobs: list[Job] = []
         self.stays: list[Stay] = []
@@ -180,7 +180,7 @@ class _Planner:
         return Schedule(tuple(self.jobs), tuple(sorted(self.stays, key=lambda s: (s.begin, s.job.number))))
 
     def _start(self, part: int, nodes: list[int], time: float) -> Iterator[tuple[float, Action]]:
-        """A new job on a partition."""
+        """Starts a new job on a partition."""
         rng, ranks = self.rngs[part], len(nodes) * self.width
         churn, number = self.mean_hours > 0, len(self.jobs)
         stages = min(int(rng.choice((2, 4, 8))), max(1, ranks // 8)) if churn else min(STAGES, ranks)
@@ -189,7 +189,7 @@ class _Planner:
         yield from self._begin(_JobRun(part, self.jobs[-1], nodes, time, time + hours * 3600, time == 0), time)
 
     def _begin(self, run: _JobRun, time: float) -> Iterator[tuple[float, Action]]:
-        """A job gets its nodes, as soon as none of them is out."""
+        """Gives a job its nodes as soon as all are in service."""
         ready = self._ready(run.nodes, time)
         if ready > time:
             yield ready, partial(self._begin, run)
@@ -200,14 +200,14 @@ class _Planner:
             yield run.ends, partial(self._end, run)
 
     def _end(self, run: _JobRun, time: float) -> Iterator[tuple[float, Action]]:
-        """A job is done, unless it was stopped meanwhile; the next one follows."""
+        """Ends a job, unless it was stopped before; the next one follows."""
         if self.now.get(run.part) is run:
             self._leave(run, time, True)
             del self.now[run.part]
             yield time + float(self.rngs[run.part].uniform(*_PAUSE_S)), partial(self._start, run.part, run.nodes)
 
     def _strike(self, strike: Strike, time: float) -> Iterator[tuple[float, Action]]:
-        """Asks what strikes a job; the end that it makes of one is that of the present stay, not of a later one."""
+        """Calls an event on a job; a stop that it returns ends the present stay, not a later one."""
         running = sorted(self.now.values(), key=lambda run: run.job.number)
         stop = strike([run.job for run in running])
         for run in running:
@@ -227,7 +227,7 @@ class _Planner:
                 yield time + float(self.rngs[part].uniform(*_RESTART_S)), partial(self._begin, back)
 
     def _ready(self, nodes: list[int], time: float) -> float:
-        """When all nodes are well, after those that are out were exchanged for spare ones that are not."""
+        """Returns when all nodes are in service, after replacing those that are out by spare ones."""
         for place, node in enumerate(nodes):
             if self.out.get(node, 0.0) > time and node not in self.awaited:
                 well = next((s for s in self.spare if self.out.get(s, 0.0) <= time), None)

@@ -1,6 +1,6 @@
-"""Story: everything that will happen to a fleet, known before the first block, and the lines of truth.jsonl.
+"""Story: all events of a simulated fleet, planned before the first block, and the lines of truth.jsonl.
 
-Random faults occur at published rates, unevenly as in real fleets, with a minimum distance. The hazard of a node is the
+Random faults occur at published rates, unevenly as in real fleets, at a minimum distance. The hazard of a node is the
 rate x Gamma frailty (mean 1, shape 0.2: the worst 5 % of the nodes have 44 % of the events) x infant mortality
 (Weibull, shape 0.7: three times the rate at first, the plain rate after 30 days) x 2^((T - T0) / 10 K). Events of
 racks, loops, units, leaves and jobs are Poisson without these factors.
@@ -32,21 +32,21 @@ _FRAILTY, _INFANT, _INFANT_DAYS, _INFANT_MOST = 0.2, 0.7, 30.0, 3.0
 _OLDEST_DAYS, _TEMPERATURE_SD = 730.0, 2.0  # of a node; K between nodes. Chosen
 APART = 1800.0  # s between two events on the same nodes: longer than any detector's hold; chosen
 _TRIES = 30
-_SHARED = ("coolant", "power", "rack")  # places of the site that many nodes hang on
+_SHARED = ("coolant", "power", "rack")  # devices of the site that many nodes depend on
 _KEY = 80
-DRAWN = (_KEY, 2)  # key of the generators of what strikes by itself: its own, so that no [[fault]] changes it
+DRAWN = (_KEY, 2)  # key of the generators of random events: separate, so that no [[fault]] changes them
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """What strikes by itself, in order of onset, and how many more found no free place."""
+    """Random events in order of onset, and the number that found no free site."""
 
     lines: tuple[Line, ...]
     dropped: int
 
 
 def draw_events(scenario: Scenario, layout: Layout, seed: int) -> Arrivals:
-    """All that strikes by itself within the scenario. Raises UsageError if that is more than can be planned."""
+    """Draws the random events of a scenario. Raises UsageError if there are too many to plan."""
     expected = {
         name: _scenario_rate(scenario, kind).of(layout) * scenario.duration for name, kind in sorted(KINDS.items())
     }
@@ -65,7 +65,7 @@ def _rate_factor_key(kind: type[Kind]) -> str:
 
 
 def _scenario_rate(scenario: Scenario, kind: type[Kind]) -> Rate:
-    """The rate that a scenario gives a kind."""
+    """Returns the rate of a kind in this scenario."""
     rates = scenario.rates
     return replace(
         kind.rate, value=rates.kinds.get(kind.name, kind.rate.value) * getattr(rates, _rate_factor_key(kind))
@@ -73,7 +73,7 @@ def _scenario_rate(scenario: Scenario, kind: type[Kind]) -> Rate:
 
 
 def _too_many(scenario: Scenario, expected: dict[str, float]) -> UsageError:
-    """Names the key that most of the events come from."""
+    """Returns the error that names the key which causes most of the events."""
     worst, rates = max(expected, key=lambda name: expected[name]), scenario.rates
     factor = _rate_factor_key(KINDS[worst])
     where = f"{factor} = {getattr(rates, factor):g}"
@@ -81,19 +81,19 @@ def _too_many(scenario: Scenario, expected: dict[str, float]) -> UsageError:
         where = f"kinds.{worst} = {rates.kinds[worst]:g}"
     return UsageError(
         f"{scenario.source}: [rates] {where}: {sum(expected.values()):.3g} events in {scenario.duration:g} s, "
-        f"{expected[worst]:.3g} of them {worst}; wanted at most {MOST_EVENTS:,} in all: a lower rate, or less time"
+        f"{expected[worst]:.3g} of them {worst}; expected at most {MOST_EVENTS:,} in total: use a lower rate or a shorter time"
     )
 
 
 def _kind_key(name: str) -> int:
-    """A number of a kind that other kinds do not change: but for room taken under `apart`, new ones move nothing."""
+    """Returns a generator key that depends only on the kind, so that new kinds move nothing (except under `apart`)."""
     return zlib.crc32(name.encode())
 
 
 def _draw_kind(
     kind: type[Kind], expected: float, duration: float, places: _FaultSites, rng: np.random.Generator
 ) -> Iterator[Line]:
-    """Events of one kind, and what follows from each of them."""
+    """Draws the events of one kind, and their consequences."""
     for _ in range(int(rng.poisson(expected))):
         born, span = kind.arriving(places.layout, rng)
         spot = places.draw_site(kind, span, duration, rng)
@@ -111,29 +111,30 @@ def _draw_kind(
 
 @dataclass(slots=True)
 class _Reservations:
-    """Times at which something strikes a node: apart from each other, in order."""
+    """Reserved times of one node, in order and apart from each other."""
 
     begins: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
 
     def is_free(self, begin: float, end: float) -> bool:
-        """Whether nothing lies within half an hour of [begin, end)."""
+        """Returns whether nothing is reserved within half an hour of [begin, end)."""
         at = bisect_right(self.begins, begin)
         before, after = self.ends[at - 1 : at], self.begins[at : at + 1]
         return all(e <= begin - APART for e in before) and all(b >= end + APART for b in after)
 
     def reserve(self, begin: float, end: float) -> None:
+        """Reserves [begin, end)."""
         at = bisect_right(self.begins, begin)
         self.begins.insert(at, begin)
         self.ends.insert(at, end)
 
 
 class _FaultSites:
-    """Where things strike: weights of the nodes, and what is struck already.
+    """Chooses the devices of random events: hazards of the nodes, and times that are already reserved.
 
-    Of each node there are two lists: faults and what strikes the node alone; and what strikes a loop, PDU or row
-    that it shares with others. A benign event of such a place needs room on the second only: where much breaks, no
-    loop has all its nodes free at once.
+    Each node has two lists: faults and events of the node alone; and events of a loop, PDU or row that it shares.
+    A benign event of a shared device needs a free time only in the second list: with many faults, no loop has all
+    its nodes free at the same time.
     """
 
     def __init__(self, layout: Layout, rng: np.random.Generator, apart: bool) -> None:
@@ -153,7 +154,7 @@ class _FaultSites:
     def draw_site(
         self, kind: type[Kind], span: float, duration: float, rng: np.random.Generator
     ) -> tuple[str | None, float] | None:
-        """(entity, onset), the entity None where a job is meant; None if all tries met something that is struck."""
+        """Returns (entity, onset), entity None for a job; None if every try met a reserved time."""
         held, names = min(span, kind.settles), () if kind.strikes == "job" else kind().candidates(self.layout)
         for _ in range(_TRIES):
             onset = float(rng.uniform(0, duration))
@@ -169,14 +170,14 @@ class _FaultSites:
         return None
 
     def _reservations(self, kind: type[Kind], device: int) -> Sequence[_Reservations]:
-        """Where an event needs room."""
+        """Returns the lists in which an event needs a free time."""
         nodes = self._nodes(kind.strikes, device)
         shared = [self._shared[node] for node in nodes] if kind.strikes in _SHARED else []
         alone = kind.strikes in _SHARED and kind.detectability == "benign"
         return shared if alone else [*shared, *(self._own[node] for node in nodes)]
 
     def _pick_device(self, strikes: str, count: int, rng: np.random.Generator) -> int:
-        """A place, by its node's hazard if it belongs to one node."""
+        """Draws a device, weighted by its node's hazard if it belongs to one node."""
         if strikes not in ("gpu", "nvlink", "nic", "node"):
             return int(rng.integers(count))
         width = 1 if strikes == "node" else self.layout.gpus_per_node
@@ -185,19 +186,19 @@ class _FaultSites:
         return min(node * width + int(rng.integers(width)), count - 1)
 
     def _nodes_below(self, strikes: str, device: int) -> list[int]:
-        """Nodes that a place reaches. Warm air and leaks strike a rack: they are given its whole row."""
+        """Returns the nodes that a device affects; for a rack its whole row, since warm air and leaks spread."""
         places = self.layout.row_of(device).tolist() if strikes == "rack" else [device]
         return [node for place in places for node in self.layout.nodes_below(strikes, place).tolist()]
 
 
-_BEYOND = 30 * DAY  # s beyond the last moment of the scenario: nothing that is drawn lasts longer either
+_BEYOND = 30 * DAY  # s after the end of the scenario: no drawn event lasts longer
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Faults and benign events in order of their numbers, and the schedule of jobs that follows from them.
+    """Faults and benign events in order of their numbers, and the resulting schedule of jobs.
 
-    planned: how many events were to come.   dropped: how many of them found no free place, or no job.
+    planned: number of events.   dropped: number of events that found no free site, or no job.
     """
 
     faults: tuple[Fault, ...]
@@ -207,7 +208,7 @@ class Story:
 
     @classmethod
     def plan(cls, scenario: Scenario, layout: Layout, seed: int, live: bool) -> Story:
-        """The story of a scenario and seed. First what strikes hardware, then jobs, then what strikes jobs."""
+        """Plans a scenario with a seed: first events on hardware, then jobs, then events on jobs."""
         own = draw_events(scenario, layout, seed)
         entries = list(_entries(scenario, own.lines, seed, live))
         horizon = scenario.duration + (scenario.live.hours * 3600 if live else 0.0)
@@ -222,23 +223,24 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A line with its number in the story and the key of its generators, which does not depend on that number."""
+    """A line with its number in the story and its generator key, which does not depend on that number."""
 
     number: int
     line: Line
     key: tuple[int, ...]
 
     def draw_kind(self) -> tuple[Kind, Any]:
-        """Its kind with all parameters, and the generator that goes on from there."""
+        """Returns its kind with all parameters drawn, and the generator for further draws."""
         rng = generator(*self.key)
         return self.line.kind.drawn(rng), rng
 
     def fault(self, kind: Kind, entity: str, device: int) -> Fault:
+        """Returns the fault of this line on one device."""
         return Fault(self.number, kind, entity, device, self.line.onset, self.line.end, (*self.key, 2))
 
 
 def _entries(scenario: Scenario, own: Sequence[Line], seed: int, live: bool) -> Iterator[_Entry]:
-    """What comes by itself, then what is given: one more [[fault]] leaves the rest as it was, numbers and all."""
+    """Yields random events, then given ones: one more [[fault]] changes nothing else, not even numbers."""
     for i, line in enumerate(own):
         yield _Entry(1 + i, line, (seed, *DRAWN, i))
     last = scenario.duration + (scenario.live.hours * 3600 if scenario.live.every > 0 else 0.0) + _BEYOND
@@ -247,7 +249,7 @@ def _entries(scenario: Scenario, own: Sequence[Line], seed: int, live: bool) -> 
 
 
 def _place_faults(entries: Iterable[_Entry], scenario: Scenario, layout: Layout) -> Iterator[Fault]:
-    """Every line with entity and parameters drawn from the seed."""
+    """Yields every line as a fault, with entity and parameters drawn from the seed."""
     taken: set[str] = set()
     index = {what: {name: i for i, name in enumerate(names)} for what, names in layout.places.items()}
     for entry in entries:
@@ -256,23 +258,23 @@ def _place_faults(entries: Iterable[_Entry], scenario: Scenario, layout: Layout)
         device = index[kind.strikes].get(entity)
         if device is None:
             raise _unknown(scenario, entry, layout.places[kind.strikes])
-        if entry.key[1] == FAULTS:  # what comes by itself has its place, and takes none from what is given
+        if entry.key[1] == FAULTS:  # random events have their site already, and take none from given ones
             taken.add(entity)
         yield entry.fault(kind, entity, device)
 
 
 class _JobFaults:
-    """What strikes jobs: it strikes one that runs at the onset, and ends with its stay; where none runs, none does."""
+    """Events on jobs: each affects one job that runs at its onset and ends with that stay; without a job it is dropped."""
 
     def __init__(self, scenario: Scenario, layout: Layout) -> None:
         self._scenario, self._layout = scenario, layout
         self._found: list[Fault] = []
         self._missed: list[_Entry] = []
-        self._busy: dict[int, float] = {}  # job -> until when nothing else strikes it by itself
-        self.idle = 0  # how many found no job
+        self._busy: dict[int, float] = {}  # job -> time until which no other random event may affect it
+        self.idle = 0  # number of events that found no job
 
     def __call__(self, entry: _Entry, running: Sequence[Job]) -> Stop | None:
-        """Picks the job that a line names, else one that nothing else strikes about then."""
+        """Chooses the job that a line names, else one without another event at that time."""
         kind, rng = entry.draw_kind()
         line = entry.line
         free = [job for job in running if self._busy.get(job.number, -1.0) <= line.onset]
@@ -290,7 +292,7 @@ class _JobFaults:
         return kind.stops(fault, self._layout)
 
     def faults(self, schedule: Schedule) -> Iterator[Fault]:
-        """All of them, once the schedule is known; what names a job that does not run then does nothing."""
+        """Yields all of them once the schedule is known; an event on a job that does not run has no effect."""
         for fault in self._found:
             stays = [s for s in schedule.stays_within(fault.onset, fault.onset) if s.job.number == fault.device]
             yield replace(fault, end=min([fault.end, *(stay.end for stay in stays)]))
@@ -304,24 +306,24 @@ class _JobFaults:
 
 def _unknown(scenario: Scenario, entry: _Entry, places: Sequence[str]) -> UsageError:
     return UsageError(
-        f"{scenario.source}: [[fault]] {entry.key[-1] + 1}: entity = {entry.line.entity!r}: the fleet has none of that "
-        f"name; a {entry.line.kind.name} strikes one of {places[0]} to {places[-1]}"
+        f"{scenario.source}: [[fault]] {entry.key[-1] + 1}: entity = {entry.line.entity!r}: not in this "
+        f"fleet; expected one of {places[0]} to {places[-1]} for {entry.line.kind.name}"
     )
 
 
 def _draw_entity(candidates: Sequence[str], taken: set[str], rng: Any) -> str:
-    """A candidate that no earlier fault has, while there is one."""
+    """Draws a candidate that no earlier fault has, if there is one."""
     free = [e for e in candidates if e not in taken] or list(candidates)
     return free[int(rng.integers(len(free)))]
 
 
-_SAMPLES = 16  # moments within a fault at which it is asked whether a job ran there; chosen
+_SAMPLES = 16  # times within a fault at which a running job is looked for; chosen
 
 
 def truth_lines(
     faults: Iterable[Fault], schedule: Schedule, layout: Layout, start: int, horizon: float
 ) -> list[dict[str, Any]]:
-    """One line per fault or benign event that began before `horizon` s, in order of their numbers."""
+    """Returns a line per fault or benign event that began before `horizon` s, in order of their numbers."""
     return [_truth_line(fault, schedule, layout, start, horizon) for fault in faults if fault.onset < horizon]
 
 
@@ -352,13 +354,14 @@ def _truth_line(fault: Fault, schedule: Schedule, layout: Layout, start: int, ho
 
 
 def _idle(fault: Fault, schedule: Schedule, layout: Layout) -> bool:
-    """Whether a fault that only shows under load struck where no job ran for most of its time. A logged fact is seen
-    all the same."""
+    """Returns whether a fault that is visible only under load lay where no job ran for most of its time.
+
+    A logged fact is visible in any case."""
     if not fault.kind.loaded or fault.kind.detectability != "soft":
         return False
     below = fault.kind.strikes in ("node", "leaf")
     gpu = int(layout.gpus_of(layout.nodes_below(fault.kind.strikes, fault.device))[0]) if below else fault.device
-    stop = fault.kind.stops(fault, layout)  # a job that it has stopped was there
+    stop = fault.kind.stops(fault, layout)  # a job that it stopped was running there
     end = min(fault.end, fault.onset + 86_400, stop.at if stop else np.inf)
     looks = np.linspace(fault.onset, end, _SAMPLES, endpoint=False)
     return sum(schedule.job_at(gpu, float(t)) is not None for t in looks) < _SAMPLES / 2
