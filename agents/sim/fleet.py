@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.sim.chunk import Chunk
-from agents.sim.effects import Effects, PlannedEvent, EventTime
+from agents.sim.effects import Effects, EventTime, PlannedEvent
 from agents.sim.layout import FACILITY, Layout
 from agents.sim.physics.canary import Canaries
 from agents.sim.physics.instruments import Instruments
@@ -34,6 +34,7 @@ def sort_events(happenings: Sequence[PlannedEvent]) -> list[PlannedEvent]:
 
 
 def stage_entity(stay: Stay, stage: int) -> str:
+    """Returns the entity of a pipeline stage."""
     return f"stage:{stay.job.name}.{stage}"
 
 
@@ -127,7 +128,7 @@ class Calendar:
 
 
 BLOCK = 60
-"""Ticks computed at once: 10 min at 10 s; 512 GPUs then need about 30 MB. Part of the meaning of a seed: it never changes."""
+"""Ticks computed at once: 10 min at 10 s; 512 GPUs need about 30 MB. Part of the meaning of a seed: fixed."""
 TICKS_FOR_EVER = 1 << 62
 
 

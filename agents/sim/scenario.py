@@ -93,7 +93,7 @@ DEFAULT_START = from_iso("2026-01-01T00:00:00Z")
 
 
 def demo() -> Scenario:
-    """Returns the demo: 64 nodes for 6 h, four kinds of faults in the last 90 minutes, two over at the end; then live."""
+    """Returns the demo: 64 nodes for 6 h, four kinds of faults in the last 90 minutes, two of them ended; then live."""
     faults = (
         Line(CoolantLoss(flow=0.35), 16_500.0, 17_700.0),
         Line(LinkDegradation(), 17_100.0, 18_600.0),

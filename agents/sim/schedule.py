@@ -125,7 +125,7 @@ def plan(
 
 
 def partitions(nodes: int, many: bool) -> list[range]:
-    """Returns the busy nodes, seven eighths of all, in partitions: one below 8 nodes, else two or as many as reach 8."""
+    """Returns the busy nodes, seven eighths of all, in partitions: one below 8 nodes, else two or more of 8."""
     busy, begin, found = max(1, nodes - nodes // 8), 0, []
     while busy - begin >= _SMALLEST and (many or begin == 0):
         size = round((busy - begin) * _SPLIT)

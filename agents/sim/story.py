@@ -81,7 +81,7 @@ def _too_many(scenario: Scenario, expected: dict[str, float]) -> UsageError:
         where = f"kinds.{worst} = {rates.kinds[worst]:g}"
     return UsageError(
         f"{scenario.source}: [rates] {where}: {sum(expected.values()):.3g} events in {scenario.duration:g} s, "
-        f"{expected[worst]:.3g} of them {worst}; expected at most {MOST_EVENTS:,} in total: use a lower rate or a shorter time"
+        f"{expected[worst]:.3g} of them {worst}; expected at most {MOST_EVENTS:,} in total: lower the rate or the time"
     )
 
 
@@ -264,7 +264,7 @@ def _place_faults(entries: Iterable[_Entry], scenario: Scenario, layout: Layout)
 
 
 class _JobFaults:
-    """Events on jobs: each affects one job that runs at its onset and ends with that stay; without a job it is dropped."""
+    """Events on jobs: each affects one job that runs at its onset and ends with that stay; else it is dropped."""
 
     def __init__(self, scenario: Scenario, layout: Layout) -> None:
         self._scenario, self._layout = scenario, layout

@@ -115,7 +115,7 @@ def test_what_finds_no_free_place_is_counted() -> None:
 @pytest.mark.parametrize(
     ("rates", "message"),
     [
-        ({"faults": 1e12}, r"x\.toml: \[rates\] faults = 1e\+12: .* wanted at most 1,000,000 in all"),
+        ({"faults": 1e12}, r"x\.toml: \[rates\] faults = 1e\+12: .* expected at most 1,000,000 in total"),
         ({"confounders": 1e9}, r"\[rates\] confounders = 1e\+09"),
         ({"faults": 1.0, "kinds": {"sdc": 1e15}}, r"\[rates\] kinds\.sdc = 1e\+15: .* of them sdc"),
     ],

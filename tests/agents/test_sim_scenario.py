@@ -118,7 +118,7 @@ def test_a_missing_scenario_is_named() -> None:
 
 def test_an_entity_that_the_fleet_has_not_is_refused(tmp_path: Path) -> None:
     scenario = load(written(tmp_path, BASE + "[[fault]]\nkind = 'sdc'\nentity = 'gpu:n1.1'\nonset = 3\n"))
-    with pytest.raises(UsageError, match=r"the fleet has none of that name; a sdc strikes one of gpu:sim-n001\.0"):
+    with pytest.raises(UsageError, match=r"not in this fleet; expected one of gpu:sim-n001\.0"):
         FleetSimulator(scenario, 1)
 
 

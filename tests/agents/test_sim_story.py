@@ -57,7 +57,7 @@ def test_by_themselves_things_strike_running_jobs_and_leave_each_other_half_an_h
 
 
 def test_a_job_that_there_is_not_is_refused_and_one_that_does_not_run_then_is_left_alone() -> None:
-    with pytest.raises(UsageError, match=r"'job:sim-99'.*a job_hang strikes one of job:sim-81 to job:sim-82"):
+    with pytest.raises(UsageError, match=r"'job:sim-99'.*expected one of job:sim-81 to job:sim-82"):
         simulated(Line(JobHang(), 1000.0, 1900.0, "job:sim-99"))
     out = Line(Maintenance(), 500.0, 3000.0, "node:sim-n001")
     simulator = simulated(out, Line(JobHang(), 1000.0, 1900.0, "job:sim-81"), nodes=1)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.collectors.canary.ledger import WATCHED
-from agents.sim.effects import Defect, Effects, PlannedEvent, EventTime
+from agents.sim.effects import Defect, Effects, EventTime, PlannedEvent
 from agents.sim.layout import Layout
 from agents.sim.physics.noise import generator
 
