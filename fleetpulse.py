@@ -180,8 +180,9 @@ def _doctor(given: argparse.Namespace) -> int:
     from pipeline.commands import doctor
 
     config = _config(given)
-    collectors = doctor.examine(config, [node_doctor.asking(config)])  # first: it forks, before others bring threads
-    checks = [*doctor.examine(config), *doctor.examine(config, [node_doctor.agent]), *collectors]
+    # the collectors first: they are forked, which is possible only before other checks start threads
+    collectors = doctor.examine(config, [node_doctor.prepare_collector_checks(config)])
+    checks = [*doctor.examine(config), *doctor.examine(config, [node_doctor.check_agent]), *collectors]
     if given.output == "table":
         sys.stdout.write(doctor.as_text(checks))
     else:
@@ -192,7 +193,7 @@ def _doctor(given: argparse.Namespace) -> int:
 def _check(given: argparse.Namespace) -> int:
     from agents.node.health import check
 
-    return check.run(lambda: _config(given), given.nagios, given.timeout, given.output)
+    return check.run_check(lambda: _config(given), given.nagios, given.timeout, given.output)
 
 
 def _signals(given: argparse.Namespace) -> int:
@@ -208,9 +209,9 @@ def _once(given: argparse.Namespace) -> int:
         from agents.recording import command
 
         return command.once(config, given.replay_recording, given.output)
-    from agents.node import agent
+    from agents.node.once import print_once
 
-    return agent.render_once(config, given.output)
+    return print_once(config, given.output)
 
 
 def _record(given: argparse.Namespace) -> int:

@@ -97,7 +97,7 @@ class Mischief:
 
     def _kill_nursery(self, now: float) -> None:
         """The process that forks the workers is gone, and by that all of them."""
-        if pid := self._agent.looking.nursery:
+        if pid := self._agent.pool.fork_server_pid:
             os.kill(pid, signal.SIGKILL)
             self.done["kill the nursery"] += 1
 
@@ -124,13 +124,13 @@ class Mischief:
         """The worker of a collector that runs and with which nothing is wrong yet."""
         if any(name == busy for _, busy, _ in self._pending):
             return None
-        for worker in self._agent.looking.workers:
-            if worker.collector.name == name and worker.state == "ok" and worker.place is not None and not worker.busy:
+        for worker in self._agent.pool.workers:
+            if worker.collector.name == name and worker.state == "ok" and worker.client is not None and not worker.busy:
                 return worker
         return None
 
     def _workers(self) -> list[int]:
-        return sorted({w.place.pid for w in self._agent.looking.workers if w.place is not None and w.place.pid})
+        return sorted({w.client.pid for w in self._agent.pool.workers if w.client is not None and w.client.pid})
 
 
 def _restore(path: Path) -> None:

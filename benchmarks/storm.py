@@ -81,7 +81,7 @@ def storm(folder: Path, options: argparse.Namespace) -> int:
     clock.mischief = Mischief(agent, folder, options.every, random.Random(options.seed), watch)
     began = time.monotonic()
     try:
-        agent.loop(threading.Event())
+        agent.run(threading.Event())
     finally:
         clock.mischief.mend_all()
     watch.finish()

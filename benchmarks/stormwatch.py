@@ -204,7 +204,7 @@ def failures(watch: Watch, refused: int) -> list[str]:
             found.append(f"{hang.name} hung at {hang.began:.0f} s and was told after {hang.told - hang.began:.0f} s")
         if hang.back is None or (hang.mended is not None and hang.back - hang.mended > BACK_S):
             found.append(f"{hang.name} that hung at {hang.began:.0f} s did not come back")
-    return found + _leaks(watch.counts, sum(worker.alone for worker in watch.agent.looking.workers))
+    return found + _leaks(watch.counts, sum(worker.own_process for worker in watch.agent.pool.workers))
 
 
 def _leaks(counts: list[Count], alone: int) -> list[str]:

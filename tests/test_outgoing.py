@@ -74,7 +74,7 @@ def command(server: Server, token_file: Path) -> None:
 
 
 def check(server: Server, token_file: Path) -> None:
-    incidents.of_node(Check(api_url=server.url, token_file=token_file), "n1", 5.0)
+    incidents.read_incidents(Check(api_url=server.url, token_file=token_file), "n1", 5.0)
 
 
 def kubelet(server: Server, token_file: Path) -> None:

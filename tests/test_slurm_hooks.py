@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.node.health.report import Fitness, open_fitness
+from agents.node.health.report import NodeHealth, open_health
 from pipeline.config.sections import load_config
 from pipeline.model.records import Event, Origin
 from tests.parts import do_without
@@ -56,12 +56,12 @@ class Site:
         file.chmod(0o755)
         return file
 
-    def tell(self, node: str, *events: Event) -> Fitness:
+    def tell(self, node: str, *events: Event) -> NodeHealth:
         """What the agent of a node writes when these happen."""
         (self.folder / "spool" / node).mkdir(parents=True, exist_ok=True)
         origin = Origin("local", node, bytes(16), False)
-        fitness = open_fitness(load_config(self.config), origin, lambda *_: None, {})
-        fitness.take((), events, (), 0)
+        fitness = open_health(load_config(self.config), origin, lambda *_: None, {})
+        fitness.update((), events, (), 0)
         return fitness
 
     def node(self, name: str) -> str:

@@ -104,10 +104,10 @@ def test_nothing_in_the_unit_takes_what_the_collectors_need() -> None:
 def test_what_others_read_and_write_is_where_the_service_lets_them() -> None:
     """Job facts, which root's prolog writes, must not lie in the folder that goes with the service."""
     lines = (DEPLOY / UNIT).read_text().splitlines()
-    assert f"RuntimeDirectory={status_file.RUN.relative_to('/run')}" in lines
+    assert f"RuntimeDirectory={status_file.RUN_FOLDER.relative_to('/run')}" in lines
     assert "RuntimeDirectoryMode=0755" in lines
-    assert Path(agent_socket.SYSTEM).parent == status_file.RUN
-    assert not Jobs().facts.is_relative_to(status_file.RUN)
+    assert Path(agent_socket.SYSTEM).parent == status_file.RUN_FOLDER
+    assert not Jobs().facts.is_relative_to(status_file.RUN_FOLDER)
 
 
 UNDER_THE_UNITS_MEMORY_RULE = """

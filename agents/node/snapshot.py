@@ -1,4 +1,4 @@
-"""The agent after one tick, as its own metrics tell of it."""
+"""The state of the agent after one tick, for its own metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class CollectorResult:
-    """One delivery of a collector at this tick: its state (ok, no data, fault, hung) and how long it took in s."""
+    """One read of a collector at this tick: its state (ok, no data, fault, hung) and how long it took in s."""
 
     collector: str
     result: str
@@ -17,14 +17,14 @@ class CollectorResult:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The agent after one tick. Counts are since the start; what is not known is None, and has no point.
+    """The agent after one tick. Counts are since the start; an unknown value is None, and is not exported.
 
-    looks: what collectors brought at this tick.  restarts: by collector.  gaps, unsent: messages.
+    results: of the collectors read at this tick.  restarts: by collector.  gaps, unsent: messages.
     lag: seconds since the oldest message was made that Kafka has not acknowledged; 0 if there is none.
     """
 
     time: int
-    looks: tuple[CollectorResult, ...] = ()
+    results: tuple[CollectorResult, ...] = ()
     restarts: Mapping[str, int] = field(default_factory=dict)
     spool_bytes: float | None = None
     spool_wait: float | None = None

@@ -1,7 +1,7 @@
-"""Tells the service manager that the agent is ready, alive and stopping: systemd's notification protocol.
+"""Notifies the service manager that the agent is ready, alive or stopping: systemd's notification protocol.
 
 One datagram per message to the socket that NOTIFY_SOCKET names (sd_notify(3)); without that variable nothing happens.
-The pings of the watchdog come from the agent's loop itself, so that a loop that is stuck ends them and is restarted.
+The agent's loop itself sends the watchdog messages: if it is stuck, they stop, and systemd restarts the agent.
 """
 
 from __future__ import annotations
@@ -10,80 +10,80 @@ import os
 import socket
 from collections.abc import Mapping
 
-PATIENCE = 4
-"""Intervals of the agent that the watchdog waits at least; chosen: a tick may come late twice and still be in time."""
+WATCHDOG_INTERVALS = 4
+"""Intervals of the agent that the watchdog waits at least; chosen: a tick may be late twice and still be in time."""
 _SECOND_US = 1_000_000
 
 
-class Notify:
-    """The manager's socket, if there is one. No call blocks or raises: an agent without its manager goes on.
+class SystemdNotifier:
+    """The manager's socket, if there is one. No call blocks or raises: an agent without its manager continues.
 
-    trouble: why the last message was not delivered; None when it was, or when nobody wants to know.
+    error: why the last message was not delivered; None if it was, or if there is no manager.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self.trouble: str | None = None
-        self._address = _address(environment.get("NOTIFY_SOCKET", ""))
-        self._watchdog_us = _watchdog(environment)
+        self.error: str | None = None
+        self._address = _parse_address(environment.get("NOTIFY_SOCKET", ""))
+        self._watchdog_us = _parse_watchdog(environment)
         self._status = ""
-        self._socket = _socket() if self._address else None
+        self._socket = _open_socket() if self._address else None
 
-    def ready(self, interval: float) -> None:
-        """The agent looks every `interval` seconds from now on. A watchdog too short for that is told to wait."""
+    def notify_ready(self, interval: float) -> None:
+        """Reports that the loop runs every `interval` seconds. A watchdog timeout that is too short is raised."""
         lines = ["READY=1"]
-        wanted = round(PATIENCE * interval * _SECOND_US)
+        wanted = round(WATCHDOG_INTERVALS * interval * _SECOND_US)
         if 0 < self._watchdog_us < wanted:
             lines.append(f"WATCHDOG_USEC={wanted}")
         self._send(*lines)
 
-    def alive(self, status: str = "") -> None:
-        """One turn of the loop is done; `status` is what `systemctl status` shows, sent when it changes."""
+    def notify_alive(self, status: str = "") -> None:
+        """Reports one iteration of the loop; `status` is shown by `systemctl status`, and sent when it changes."""
         lines = ["WATCHDOG=1"] if self._watchdog_us else []
         if status != self._status:
             lines.append("STATUS=" + " ".join(status.splitlines()))
         if lines and self._send(*lines):
             self._status = status
 
-    def stopping(self) -> None:
-        """The agent was asked to end and is about to."""
+    def notify_stopping(self) -> None:
+        """Reports that the agent is about to end."""
         self._send("STOPPING=1")
 
     def close(self) -> None:
-        """Lets the socket go; may be called twice."""
+        """Closes the socket; may be called twice."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def _send(self, *lines: str) -> bool:
-        """Whether the manager has the message. One whose queue is full gets none: the next tick sends another."""
+        """Whether the manager received the message. If its queue is full, it is dropped; the next tick sends one."""
         if self._socket is None:
             return False
         try:
             self._socket.sendto("\n".join(lines).encode(), socket.MSG_DONTWAIT, self._address)
         except OSError as error:
-            self.trouble = f"NOTIFY_SOCKET: {error.strerror}"
+            self.error = f"NOTIFY_SOCKET: {error.strerror}"
             return False
-        self.trouble = None
+        self.error = None
         return True
 
 
-def _address(name: str) -> str:
-    """The socket's address: a path, or a name in the kernel's own space, which is written with an @ in front.
+def _parse_address(name: str) -> str:
+    """The socket's address: a path, or a name in the kernel's abstract namespace, which is written with a leading @.
 
-    Other families (vsock, of virtual machines' managers) are none of a service's on its own machine: not served.
+    Other families (vsock, of managers of virtual machines) do not occur on a service's own machine: unsupported.
     """
     if name.startswith("@"):
         return "\0" + name[1:]
     return name if name.startswith("/") else ""
 
 
-def _watchdog(environment: Mapping[str, str]) -> int:
-    """Microseconds after which the manager kills a silent service; 0 where it does not, or means another process."""
+def _parse_watchdog(environment: Mapping[str, str]) -> int:
+    """Microseconds after which the manager kills a silent service; 0 if it does not, or for another process."""
     wanted, pid = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not wanted.isdecimal() or (pid and pid != str(os.getpid())):
         return 0
     return int(wanted)
 
 
-def _socket() -> socket.socket:
+def _open_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)

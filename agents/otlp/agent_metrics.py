@@ -205,7 +205,7 @@ class Metrics:
 
     def observe(self, snapshot: Snapshot, requests: Mapping[str, tuple[int, int]] = {}) -> None:
         """The agent after one tick, and each outbox's requests (sent, dropped)."""
-        for look in snapshot.looks:
+        for look in snapshot.results:
             about = {"collector": look.collector}
             self._looks.add(1, {**about, "result": look.result})
             self._took.record(look.took, about)
@@ -226,7 +226,7 @@ class Metrics:
 
     def _instruments(self) -> None:
         meter = self._provider.get_meter("fleetpulse", self._version)
-        self._looks = meter.create_counter("fleetpulse.agent.looks", "{look}", "Looks of the collectors by result")
+        self._looks = meter.create_counter("fleetpulse.agent.results", "{look}", "Looks of the collectors by result")
         self._took = meter.create_histogram(
             "fleetpulse.agent.look.duration",
             "s",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agents.node.uplink.client import for_good
+from agents.node.uplink.client import is_permanent
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import Permanent, Retryable
 from pipeline.transport import kafka_clients
@@ -37,7 +37,7 @@ class Broker:
         try:
             self._producer.send(OTLP, request, self._key).get(timeout=ANSWER_S)
         except KafkaError as error:
-            if for_good(error):
+            if is_permanent(error):
                 raise Permanent(f"topic {OTLP}: {error}") from error
             why = self._producer.meaning(OTLP, error)
             self.close()  # a client that failed may be past use; the next one reads the credentials anew

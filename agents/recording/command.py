@@ -10,8 +10,8 @@ from pathlib import Path
 
 from agents.collectors.registry import configured
 from agents.node import agent
-from agents.node.once import Output
-from agents.node.workers.pool import Looking
+from agents.node.once import Output, print_once
+from agents.node.workers.pool import WorkerPool
 from agents.recording.files import RecordingWriter
 from agents.recording.playback import Tape, collectors
 from pipeline.config.sections import Config
@@ -34,7 +34,7 @@ def record(config: Config, directory: str | Path, seconds: float | None, stop: t
     node, interval = config.agent.node, config.agent.interval
     found = configured(config.collector, config.source, config.agent.collectors)
     writer = RecordingWriter(directory, node, interval, found)
-    looking = Looking(found, node, interval)
+    looking = WorkerPool(found, node, interval)
     until = f"for {seconds:g} s" if seconds is not None else "until Ctrl-C"
     _say(f"record: {node} into {directory}, every {interval:g} s {until}")
     try:
@@ -47,14 +47,14 @@ def record(config: Config, directory: str | Path, seconds: float | None, stop: t
 
 
 def _record(
-    looking: Looking, writer: RecordingWriter, interval: float, seconds: float | None, stop: threading.Event
+    looking: WorkerPool, writer: RecordingWriter, interval: float, seconds: float | None, stop: threading.Event
 ) -> int:
     """The loop; ticks lie at whole intervals behind the first, also where the wall clock is set meanwhile."""
     first = round(clock_time.time() / interval) * round(interval * SECOND)
     began, ticks, place = clock_time.monotonic(), 0, 0
     while seconds is None or place * interval < seconds:
         tick = first + round(place * interval * SECOND)
-        delivered = looking.tick(tick, PATIENCE * interval, tell=place == 0)
+        delivered = looking.tick(tick, PATIENCE * interval, with_inventory=place == 0)
         writer.tick(tick, [(worker.collector, delivery) for worker, delivery in delivered.items()])
         ticks, passed = ticks + 1, clock_time.monotonic() - began
         place = int(passed / interval) + 1
@@ -82,7 +82,7 @@ def play(config: Config, directory: str | Path | None, speed: float | None) -> i
 
 def once(config: Config, directory: str | Path, output: Output) -> int:
     """One reading of a recording: its first tick."""
-    return agent.render_once(config, output, collectors(_tape(directory, 1.0)))
+    return print_once(config, output, collectors(_tape(directory, 1.0)))
 
 
 def _tape(directory: str | Path, speed: float) -> Tape:

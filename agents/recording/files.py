@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.collector import Collector, Device, Reading
-from agents.node.batches import blocks, merged
+from agents.node.batches import build_blocks, merge_inventories
 from pipeline.model.errors import UsageError
 from pipeline.model.records import Block, Event, from_iso, iso, to_json
 from pipeline.model.signals import CATALOGUE, signals_of_class
@@ -82,7 +82,7 @@ class RecordingWriter:
         told = (Event(time, f"node:{self._about['node']}", "collector", _told(change)) for change in changes)
         self._append("events.jsonl", "".join([*lines, *(_event_line(time, event) for event in told)]))
         rows: dict[str, dict[str, dict[str, str]]] = {}
-        for block in blocks(reading for _, delivery in looks for reading in delivery.readings):
+        for block in build_blocks(reading for _, delivery in looks for reading in delivery.readings):
             _merge(rows.setdefault(block.device_class, {}), block)
         for device_class, found in rows.items():
             self._append(f"telemetry-{device_class}.csv", self._lines(time, device_class, found))
@@ -130,7 +130,7 @@ class RecordingWriter:
             self._describe()
 
     def _describe(self) -> None:
-        devices = merged(self._devices.values())
+        devices = merge_inventories(self._devices.values())
         for name, mine in self._devices.items():
             self._seen[name]["entities"] = list(mine)
         parents = {entity: device.parents for entity, device in devices.items()}

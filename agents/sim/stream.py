@@ -29,7 +29,7 @@ from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Batch, Block, Even
 from pipeline.transport import wire
 
 if TYPE_CHECKING:
-    from agents.node.uplink.sender import Sender
+    from agents.node.uplink.sender import SpoolSender
 
 
 BACKLOG = 32 << 20
@@ -43,25 +43,28 @@ GRACE_S = 0.5
 
 
 class Arrival:
-    """A Sender, and how far a simulation may run ahead of it. `wait` answers True when somebody wants the end."""
+    """A sender, and how far a simulation may run ahead of it. `wait` answers True when somebody wants the end."""
 
-    def __init__(self, sender: Sender, spool: sections.Spool, wait: Callable[[float], bool]) -> None:
-        self.sender, self.backlog = sender, min(BACKLOG, (spool.max_bytes or disk.cap(spool.directory)) // 4)
+    def __init__(self, sender: SpoolSender, spool: sections.Spool, wait: Callable[[float], bool]) -> None:
+        self.sender, self.backlog = (
+            sender,
+            min(BACKLOG, (spool.max_bytes or disk.default_max_bytes(spool.directory)) // 4),
+        )
         self._wait = wait
 
     def wait(self) -> bool:
         """Until all that is spooled is acknowledged, however long the brokers are away; False if somebody ends that."""
-        ticket = self.sender.ask()
-        while not self.sender.settled(ticket):
+        ticket = self.sender.request_flush()
+        while not self.sender.is_flushed(ticket):
             if self._wait(POLL_S):
                 return self._last_chance(ticket)
         return True
 
     def _last_chance(self, ticket: int) -> bool:
         end = time.monotonic() + GRACE_S
-        while not self.sender.settled(ticket) and not self.sender.trouble() and time.monotonic() < end:
+        while not self.sender.is_flushed(ticket) and not self.sender.problem() and time.monotonic() < end:
             time.sleep(POLL_S)
-        return self.sender.settled(ticket)
+        return self.sender.is_flushed(ticket)
 
 
 SYNC_EVERY = SECOND
@@ -129,7 +132,7 @@ class Outlets:
     @property
     def refused(self) -> int:
         """Messages that the brokers will never have."""
-        return self._arrival.sender.flow.refused if self._arrival else 0
+        return self._arrival.sender.dispatcher.refused if self._arrival else 0
 
     def send(self, chunk: Chunk) -> None:
         """Appends a chunk as one telemetry and one events message per node; syncs at most every SYNC_EVERY."""

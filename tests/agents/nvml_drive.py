@@ -14,7 +14,7 @@ from typing import Any
 
 from agents.collector import NoData
 from agents.collectors.gpu.nvml import Nvml
-from agents.node.batches import blocks, check
+from agents.node.batches import build_blocks, check_reading
 from tests.agents import nvml_stub
 
 START = 1_800_000_000_000_000
@@ -40,11 +40,11 @@ class Drive:
         readings = self.collector.read()
         inventory = self.collector.inventory() if seconds == 0 else None
         for reading in readings:
-            check(reading, inventory)
+            check_reading(reading, inventory)
             found["columns"] |= {name: [str(value) for value in column] for name, column in reading.columns.items()}
             found["entities"][reading.device_class] = reading.entities
             found["events"] += [[event.entity, event.kind, event.data] for event in reading.events]
-        for block in blocks(readings):
+        for block in build_blocks(readings):
             found["wire"] |= {name: [str(value) for value in column[0]] for name, column in block.columns.items()}
         return found
 

@@ -132,7 +132,7 @@ def loop(tmp_path: Path, drain: Drain) -> Callable[..., Ran]:
 
     def run_it(*collectors: Collector, ticks: int, interval: float = 1.0, patience: float = 5.0) -> Ran:
         log = io.StringIO()
-        Agent(config_at(tmp_path, interval), collectors, SteppedClock(ticks), log, patience).loop(threading.Event())
+        Agent(config_at(tmp_path, interval), collectors, SteppedClock(ticks), log, patience).run(threading.Event())
         messages, gaps = drain(tmp_path)
         assert gaps == []
         batches = [wire.decode(m.value) for m in messages if m.partition.topic == TELEMETRY]
@@ -164,7 +164,7 @@ def test_a_hung_collector_stops_neither_tick_nor_others_and_is_said_once(loop: C
     finally:
         hanging.release.set()
     assert ran.values("node.load1") == list(range(1, 9))
-    assert ran.log.count("collector hanging: hung: no answer within 3 s; given up, started anew in 5 s") == 1
+    assert ran.log.count("collector hanging: hung: no answer within 3 s; abandoned, restart in 5 s") == 1
     told = [e.data["state"] for e in ran.events if e.kind == "collector" and e.data["collector"] == "hanging"]
     assert told == ["hung"]
     states = [b.columns["collector.state"] for t in ran.batches for b in t.blocks if b.device_class == "collector"]
@@ -182,7 +182,7 @@ def test_a_tick_in_which_no_collector_answers_still_says_that_the_agent_is_there
 
 def test_a_collector_that_hung_goes_on_without_its_old_reading(tmp_path: Path, drain: Drain) -> None:
     hanging, clock, log = Hanging(deadline=3), SteppedClock(99), io.StringIO()
-    agent = Agent(config_at(tmp_path), [hanging], clock, log, patience=0.2)
+    agent = Agent(config_at(tmp_path), [hanging], clock, log, collect_share=0.2)
     try:
         for _ in range(12):
             clock.time += SECOND
@@ -223,9 +223,9 @@ class Broken(Node):
     ("reading", "complaint"),
     [
         (Reading("gpu", ("gpu:n1.0",), {"gpu.power": np.zeros(2)}), "values of shape (2,) for 1 devices"),
-        (Reading("gpu", ("gpu:n1.0",), {"gpu.power": np.array(["hot"])}), "wanted an array of numbers"),
-        (Reading("gpu", ("gpu:a", "gpu:a"), {"gpu.power": np.zeros(2)}), "wanted kind:name, each once"),
-        (Reading("gpu", ("a",), {"gpu.power": np.zeros(1)}), "wanted kind:name, each once"),
+        (Reading("gpu", ("gpu:n1.0",), {"gpu.power": np.array(["hot"])}), "expected an array of numbers"),
+        (Reading("gpu", ("gpu:a", "gpu:a"), {"gpu.power": np.zeros(2)}), "expected kind:name, each once"),
+        (Reading("gpu", ("a",), {"gpu.power": np.zeros(1)}), "expected kind:name, each once"),
         (Reading("gpu", (), {}, (Event(1, "gpu:a", "xid", {"what": object()}),)), "not JSON serializable"),
     ],
 )
@@ -300,7 +300,7 @@ def test_a_full_disk_ends_nothing_and_is_said_once(full_disk: Path, drain: Drain
     (full_disk / "hog").write_bytes(bytes(60 << 10))
     log, clock = io.StringIO(), SteppedClock(400)
     agent = Agent(config_at(full_disk), [Node()], clock, log, 5.0)
-    agent.loop(threading.Event())
+    agent.run(threading.Event())
     assert log.getvalue().count("losing data") == 1
     assert "No space left" in log.getvalue()
     messages, _ = drain(full_disk)
@@ -314,12 +314,12 @@ def test_a_spool_of_another_process_or_without_permission_is_refused(tmp_path: P
         Agent(config_at(tmp_path), [], SteppedClock(0), io.StringIO())
     first.close()
     (tmp_path / "file").write_text("")
-    with pytest.raises(SpoolError, match=r"wanted a folder that the agent may write: set \[spool\] directory"):
+    with pytest.raises(SpoolError, match=r"expected a folder that the agent may write: set \[spool\] directory"):
         Agent(config_at(tmp_path / "file"), [], SteppedClock(0), io.StringIO())
 
 
 def test_an_interval_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\[agent\] interval = 0: wanted more than 0 s"):
+    with pytest.raises(ConfigError, match=r"\[agent\] interval = 0: expected more than 0 s"):
         run(config_at(tmp_path, interval=0))
 
 

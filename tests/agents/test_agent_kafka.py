@@ -16,7 +16,7 @@ import pytest
 
 from agents.collectors.host.host import Host
 from agents.node.agent import Agent
-from agents.node.uplink.sender import Sender
+from agents.node.uplink.sender import SpoolSender
 from agents.node.uplink.uplink import open_uplink
 from pipeline.config.sections import Agent as AgentSection
 from pipeline.config.sections import Config, Kafka, Pipeline, Spool
@@ -49,10 +49,10 @@ def until(holds: Callable[[], object], seconds: float = 30.0) -> None:
 
 
 @contextmanager
-def running(agent: Agent) -> Iterator[Sender]:
+def running(agent: Agent) -> Iterator[SpoolSender]:
     """The agent's loop in a thread, and its sender."""
     stop = threading.Event()
-    loop = threading.Thread(target=agent.loop, args=(stop,))
+    loop = threading.Thread(target=agent.run, args=(stop,))
     loop.start()
     try:
         assert agent.uplink is not None
@@ -66,7 +66,7 @@ def running(agent: Agent) -> Iterator[Sender]:
 def test_what_the_collectors_bring_is_in_the_topics(kafka: Address, tmp_path: Path) -> None:
     log = io.StringIO()
     with running(Agent(config(tmp_path, make_topics(kafka)), [Host()], log=log)) as sender:
-        until(lambda: sender.flow.sent > 5)
+        until(lambda: sender.dispatcher.sent > 5)
     batches = [wire.decode(record.value) for record in read(kafka, TELEMETRY)]
     assert len(batches) > 3
     assert {batch.origin.node for batch in batches} == {"n1"}
@@ -89,7 +89,7 @@ def test_what_the_spool_lost_in_an_outage_is_told_as_an_event(own_broker: Broker
         until(lambda: "kafka: topic" in log.getvalue())
         own_broker.start()
         until(gaps, 60)
-        until(lambda: "kafka: messages get through again" in log.getvalue(), 60)
+        until(lambda: "kafka: messages arrive again" in log.getvalue(), 60)
     assert gaps()[0]["cause"] == "spool full"
     assert gaps()[0]["topic"] in (TELEMETRY, EVENTS)
     told = [line for line in log.getvalue().splitlines() if " kafka: " in line]

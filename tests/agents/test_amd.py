@@ -15,7 +15,7 @@ from agents.collector import NoData, Reading
 from agents.collectors.accelerators import amd
 from agents.collectors.accelerators.amd import Amd
 from agents.collectors.accelerators.answers import Columns
-from agents.node.batches import blocks, check
+from agents.node.batches import build_blocks, check_reading
 from tests.agents.bindings import install, pci, recorded
 
 MISSING = 2**64 - 1
@@ -105,8 +105,8 @@ def test_an_mi300x_is_read_in_the_catalogues_names_and_units(
     assert columns["gpu.present"] == [1, 1]
     assert columns["gpu.throttle_reasons"] == [MISSING] * 2  # "N/A" on this generation
     assert set(columns) == set(collector.signals)
-    check(reading, collector.inventory())
-    assert blocks([reading])[0].columns["gpu.power"].tolist() == [[702, 703]]
+    check_reading(reading, collector.inventory())
+    assert build_blocks([reading])[0].columns["gpu.power"].tolist() == [[702, 703]]
     collector.close()
     assert sys.modules["amdsmi"].STARTED == []
 
@@ -242,4 +242,4 @@ def test_no_answer_of_the_library_breaks_the_look(answer: dict[str, Any], pages:
     columns.put(0, amd.convert_error_counts(answer, "gpu.ecc_corrected", "gpu.ecc_uncorrected", "gpu.ecc_deferred"))
     columns.put(0, amd.convert_bad_pages(pages))
     assert all(isinstance(value, str) for value in amd.describe_device(answer).values())
-    blocks([Reading("gpu", ("gpu:n1.0",), columns.taken())])
+    build_blocks([Reading("gpu", ("gpu:n1.0",), columns.taken())])

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import Device, Reading
-from agents.node.batches import batch, blocks, check, inventory_event, wire_column
+from agents.node.batches import build_batch, build_blocks, build_inventory_event, check_reading, encode_column
 from pipeline.model.records import Origin
 from pipeline.model.signals import CATALOGUE, Signal
 
 
 def column(name: str, *values: float, dtype: Any = None) -> list[float]:
-    found: list[float] = wire_column(CATALOGUE[name], np.array(values, dtype)).tolist()
+    found: list[float] = encode_column(CATALOGUE[name], np.array(values, dtype)).tolist()
     return found
 
 
@@ -39,7 +39,7 @@ KINDS = {(signal.type, signal.valid): signal for signal in CATALOGUE.values()}
 @pytest.mark.parametrize("signal", KINDS.values(), ids=lambda s: f"{s.type} {s.valid[0]:g}..{s.valid[1]:g}")
 @given(values=st.lists(st.one_of(st.floats(), st.integers(-(2**60), 2**60).map(float)), min_size=1, max_size=5))
 def test_whatever_is_measured_fits_the_wire_type_or_is_missing(signal: Signal, values: list[float]) -> None:
-    found = wire_column(signal, np.array(values))
+    found = encode_column(signal, np.array(values))
     assert found.dtype == np.dtype(signal.type)
     for value, sent in zip(values, found.tolist(), strict=True):
         missing = np.isnan(sent) if found.dtype.kind == "f" else sent == np.iinfo(found.dtype).max
@@ -51,7 +51,7 @@ def test_whatever_is_measured_fits_the_wire_type_or_is_missing(signal: Signal, v
 def test_readings_of_the_same_devices_share_one_block_and_strangers_are_left_out() -> None:
     first = Reading("gpu", ("gpu:n1.0",), {"gpu.power": np.array([300.0]), "gpu.made_up": np.array([1.0])})
     second = Reading("gpu", ("gpu:n1.0",), {"gpu.temperature": np.array([50.0]), "node.load1": np.array([1.0])})
-    (block,) = blocks([first, second])
+    (block,) = build_blocks([first, second])
     assert set(block.columns) == {"gpu.power", "gpu.temperature"}
     assert block.columns["gpu.power"].shape == (1, 1)
 
@@ -61,7 +61,7 @@ def test_two_collectors_that_know_one_device_make_one_row_of_it() -> None:
     ports, errors = ("port:n1.a", "port:n1.b"), ("port:n1.b", "port:n1.c")
     speed = Reading("nic", ports, {"nic.speed": np.array([100.0, 200.0])})
     crc = Reading("nic", errors, {"nic.crc_errors": np.array([7, 8], np.uint64)})
-    (block,) = blocks([speed, crc])
+    (block,) = build_blocks([speed, crc])
     assert block.entities == ("port:n1.a", "port:n1.b", "port:n1.c")
     np.testing.assert_array_equal(block.columns["nic.speed"], [[100, 200, np.nan]])
     assert block.columns["nic.crc_errors"].tolist() == [[np.iinfo(np.uint64).max, 7, 8]]
@@ -71,28 +71,28 @@ def test_what_is_missing_in_one_reading_takes_nothing_from_another() -> None:
     ports = ("port:n1.a", "port:n1.b")
     first = Reading("nic", ports, {"nic.speed": np.array([100.0, 200.0])})
     second = Reading("nic", ports, {"nic.speed": np.array([np.nan, 400.0])})
-    (block,) = blocks([first, second])
+    (block,) = build_blocks([first, second])
     assert block.columns["nic.speed"].tolist() == [[100.0, 400.0]]
 
 
 def test_a_name_that_is_no_text_is_a_fault_of_its_collector() -> None:
     with pytest.raises(ValueError, match="surrogates"):
-        check(Reading("nic", ("port:n1.\udcf0",), {"nic.speed": np.ones(1)}), None)
+        check_reading(Reading("nic", ("port:n1.\udcf0",), {"nic.speed": np.ones(1)}), None)
 
 
 def test_a_float_too_large_for_64_bits_is_missing() -> None:
-    found = wire_column(CATALOGUE["nic.rx_bytes"], np.array([2.0**64, 5.0]))
+    found = encode_column(CATALOGUE["nic.rx_bytes"], np.array([2.0**64, 5.0]))
     assert found.tolist() == [np.iinfo(np.uint64).max, 5]
 
 
 def test_nothing_read_is_no_batch() -> None:
     origin = Origin("local", "n1", bytes(16))
-    assert batch(origin, 1, []) is None
-    assert batch(origin, 1, [Reading("gpu", (), {"gpu.power": np.array([])})]) is None
+    assert build_batch(origin, 1, []) is None
+    assert build_batch(origin, 1, [Reading("gpu", (), {"gpu.power": np.array([])})]) is None
 
 
 def test_the_node_is_always_in_its_inventory() -> None:
-    event = inventory_event(5, "n1", {"gpu:n1.0": Device(("node:n1",), {"sku": "H100"})})
+    event = build_inventory_event(5, "n1", {"gpu:n1.0": Device(("node:n1",), {"sku": "H100"})})
     assert event.data["entities"] == {
         "node:n1": {"parents": [], "attributes": {}},
         "gpu:n1.0": {"parents": ["node:n1"], "attributes": {"sku": "H100"}},

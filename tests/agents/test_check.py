@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.node.health import check, incidents, status_file
-from agents.node.health.report import open_fitness
+from agents.node.health.report import open_health
 from pipeline.commands.arguments import parser
 from pipeline.config.sections import Config, load_config
 from pipeline.model.records import SECOND, Event, Origin
@@ -48,7 +48,7 @@ class Node:
     def tell(self, *events: Event, simulated: bool = False) -> None:
         """What its agent writes when these happen."""
         origin = Origin("local", "n1", bytes(16), simulated)
-        open_fitness(load_config(self.file), origin, lambda *_: None, {}).take((), events, (), 0)
+        open_health(load_config(self.file), origin, lambda *_: None, {}).update((), events, (), 0)
 
     def check(self, *words: str, nagios: bool = True) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(ROOT / "fleetpulse.py"), "check", "--config", str(self.file), *words]
@@ -115,7 +115,7 @@ def test_a_node_against_which_nothing_speaks_is_ok(node: Node) -> None:
 
 def test_a_lost_gpu_is_critical_and_named(node: Node) -> None:
     node.tell(LOST, DOWN)
-    assert node.verdict() == (2, "CRITICAL", "gpu:n1.3 lost, it does not answer its driver (pci 0000:1b:00.0)")
+    assert node.verdict() == (2, "CRITICAL", "gpu:n1.3 lost, it does not respond to its driver (pci 0000:1b:00.0)")
     done = node.check("--output", "json", nagios=False)
     assert done.returncode == 1
     rows = json.loads(done.stdout)
@@ -150,12 +150,12 @@ def without_agent(node: Node) -> None:
 
 def stale(node: Node) -> None:
     node.tell(LOST)
-    change(node, since_boot=status_file.since_boot() - 31)
+    change(node, since_boot=status_file.seconds_since_boot() - 31)
 
 
 def of_the_future(node: Node) -> None:
     node.tell(LOST)
-    change(node, since_boot=status_file.since_boot() + 100)
+    change(node, since_boot=status_file.seconds_since_boot() + 100)
 
 
 def of_another_boot(node: Node) -> None:
@@ -279,7 +279,7 @@ def test_a_page_incident_on_this_node_warns_or_is_critical_as_configured(node: N
         (b"[" * 100_000, 200),
         (b"{}", 503),
         (b"{}", 401),
-        (b" " * (incidents.MOST_BYTES + 1), 200),
+        (b" " * (incidents.MAX_BYTES + 1), 200),
     ],
     ids=["torn", "a list", "no list", "no text", "deep", "503", "401", "huge"],
 )
@@ -302,13 +302,13 @@ def test_a_bad_answer_of_the_api_is_unknown(node: Node, answer: bytes, code: int
     ],
 )
 def test_an_incident_concerns_a_node_by_its_cause_or_a_member(over: dict[str, Any], concerns: bool) -> None:
-    assert incidents.concerns(incident(**over), "n1") is concerns
+    assert incidents.concerns_node(incident(**over), "n1") is concerns
 
 
 @given(st.text(max_size=600))
 def test_nothing_in_a_text_breaks_the_line(text: str) -> None:
-    row = check.Row("x", check.CRITICAL, "", "", text)
-    said = check.Verdict((row,)).line(0.1, 5)
+    row = check.CheckRow("x", check.CRITICAL, "", "", text)
+    said = check.CheckResult((row,)).nagios_line(0.1, 5)
     assert said.isprintable() or not set(said) & set("\n\r\x00")
     assert said.count("|") == 1
     assert len(said.splitlines()) == 1
@@ -371,13 +371,13 @@ def test_a_verdict_that_cannot_be_said_is_unknown(node: Node, words: str, where:
 
 
 def test_the_status_of_the_running_agent_wins_over_that_in_the_spool(tmp_path: Path) -> None:
-    running, kept = status_file.places(Config(), tmp_path)
+    running, kept = status_file.status_paths(Config(), tmp_path)
     assert running.parent == tmp_path
     assert kept.name == "status.json"
 
 
 def test_what_is_certain_wins_over_what_is_not_known() -> None:
-    rows = [check.Row(state, state, "", "", "") for state in (check.OK, check.UNKNOWN, check.WARNING)]
-    assert check.Verdict(tuple(rows)).state == check.WARNING
-    assert check.Verdict(tuple(rows[:2])).state == check.UNKNOWN
-    assert check.Verdict((*rows, check.Row("x", check.CRITICAL, "", "", ""))).state == check.CRITICAL
+    rows = [check.CheckRow(state, state, "", "", "") for state in (check.OK, check.UNKNOWN, check.WARNING)]
+    assert check.CheckResult(tuple(rows)).state == check.WARNING
+    assert check.CheckResult(tuple(rows[:2])).state == check.UNKNOWN
+    assert check.CheckResult((*rows, check.CheckRow("x", check.CRITICAL, "", "", ""))).state == check.CRITICAL

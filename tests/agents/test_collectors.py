@@ -12,7 +12,7 @@ import pytest
 from agents.collector import Collector, NoData, Reading
 from agents.collectors.nic.network import Network
 from agents.collectors.registry import COLLECTORS, configured
-from agents.node.batches import wire_column
+from agents.node.batches import encode_column
 from pipeline.model.errors import ConfigError
 from pipeline.model.signals import CATALOGUE, kinds_of_class
 
@@ -63,7 +63,7 @@ def test_it_delivers_only_what_it_claims_in_the_catalogues_range(collector: Coll
         for name, values in reading.columns.items():
             assert CATALOGUE[name].device_class == reading.device_class
             assert values.shape == (len(reading.entities),)
-            wire_column(CATALOGUE[name], values)
+            encode_column(CATALOGUE[name], values)
 
 
 def test_its_inventory_names_what_it_reads(collector: Collector) -> None:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.collector import Reading
-from agents.node.edge import Edge
 from agents.node.edge import rules as edges
+from agents.node.edge.rules import EdgeRules
 from pipeline.config import sections
 from pipeline.model.event_kinds import EVENT_KINDS
 from pipeline.model.records import SECOND, Event
@@ -24,7 +24,7 @@ class Watch:
     """Shows values to the rules, one look a second unless told otherwise."""
 
     def __init__(self, **how: object) -> None:
-        self.edge, self.time = Edge(sections.Edge(**how)), START  # type: ignore[arg-type]
+        self.edge, self.time = EdgeRules(sections.Edge(**how)), START  # type: ignore[arg-type]
 
     def see(self, device_class: str, entity: str, step: float = 1.0, **values: float) -> list[Event]:
         self.time += round(step * SECOND)
@@ -32,7 +32,7 @@ class Watch:
         for name, value in values.items():
             signal = CATALOGUE[name.replace("__", ".")]
             columns[signal.name] = np.array([value], np.uint8 if signal.type == "u1" else np.float32)
-        return self.edge.take(self.time, [Reading(device_class, (entity,), columns)])
+        return self.edge.evaluate(self.time, [Reading(device_class, (entity,), columns)])
 
     def flow(self, *values: float) -> list[Event]:
         return [e for value in values for e in self.see("coolant", LOOP, coolant__flow=value)]
@@ -215,12 +215,12 @@ def test_rules_can_be_turned_off_and_thresholds_moved() -> None:
 
 
 def test_what_is_watched_and_told_is_bounded() -> None:
-    edge = Edge(sections.Edge())
-    names = tuple(f"leak_detector:x.{i}" for i in range(edges.MOST_WATCHED + 500))
+    edge = EdgeRules(sections.Edge())
+    names = tuple(f"leak_detector:x.{i}" for i in range(edges.MAX_WATCHED + 500))
     states = np.full(len(names), 2, np.uint8)
-    first = edge.take(START, [Reading("leak", names, {"leak.state": states})])
-    assert len(first) == edges.MOST_EVENTS
-    assert len(edge._watched) == edges.MOST_WATCHED
+    first = edge.evaluate(START, [Reading("leak", names, {"leak.state": states})])
+    assert len(first) == edges.MAX_EVENTS
+    assert len(edge._watched) == edges.MAX_WATCHED
 
 
 def test_every_event_has_a_line_in_the_catalogue_with_all_its_data() -> None:

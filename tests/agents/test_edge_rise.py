@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agents.collector import Reading
-from agents.node.edge import Edge
+from agents.node.edge.rules import EdgeRules
 from pipeline.config.sections import Edge as Settings
 from pipeline.model.records import SECOND, Event
 
@@ -38,7 +38,7 @@ class Plate:
 
 def run(plate: Plate, powers: np.ndarray, every: int = 1, stop: int | None = None, noise: float = 0.0) -> list[Event]:
     """A look a second at the power, every so many at the temperature; the flow stops at `stop`."""
-    edge, found = Edge(Settings()), []
+    edge, found = EdgeRules(Settings()), []
     plate.settle(float(powers[0]))
     for i, power in enumerate(powers):
         if i == stop:
@@ -48,7 +48,7 @@ def run(plate: Plate, powers: np.ndarray, every: int = 1, stop: int | None = Non
         columns = {"gpu.power": np.array([shown], np.float32)}
         if i % every == 0:
             columns["gpu.temperature"] = np.array([warmth], np.float32)
-        found += edge.take(START + i * SECOND, [Reading("gpu", ("gpu:n1.0",), columns)])
+        found += edge.evaluate(START + i * SECOND, [Reading("gpu", ("gpu:n1.0",), columns)])
     return found
 
 
@@ -90,34 +90,34 @@ def test_load_steps_job_starts_and_checkpoints_are_never_told(every: int) -> Non
 
 
 def test_a_single_wrong_temperature_is_never_told() -> None:
-    edge = Edge(Settings())
+    edge = EdgeRules(Settings())
     for i in range(400):
         warmth = {100: 0.0, 150: 110.0, 200: np.nan, 250: 30.0, 252: 95.0}.get(i, 62.0)
         columns = {"gpu.power": np.array([600.0]), "gpu.temperature": np.array([warmth])}
-        assert edge.take(START + i * SECOND, [Reading("gpu", ("gpu:n1.0",), columns)]) == []
+        assert edge.evaluate(START + i * SECOND, [Reading("gpu", ("gpu:n1.0",), columns)]) == []
 
 
 def test_without_known_power_nothing_is_told() -> None:
-    edge = Edge(Settings())
+    edge = EdgeRules(Settings())
     for i in range(100):
         columns = {"gpu.temperature": np.array([40.0 + i])}
-        assert edge.take(START + i * SECOND, [Reading("gpu", ("gpu:n1.0",), columns)]) == []
+        assert edge.evaluate(START + i * SECOND, [Reading("gpu", ("gpu:n1.0",), columns)]) == []
 
 
 def test_a_gap_or_a_set_clock_begins_anew() -> None:
-    edge, time = Edge(Settings()), START
+    edge, time = EdgeRules(Settings()), START
     for i in range(300):
         time += (400 if i == 100 else -900 if i == 200 else 1) * SECOND
         warmth = 50.0 if i < 100 else 70.0 if i < 200 else 85.0
         columns = {"gpu.power": np.array([600.0]), "gpu.temperature": np.array([warmth])}
-        assert edge.take(time, [Reading("gpu", ("gpu:n1.0",), columns)]) == []
+        assert edge.evaluate(time, [Reading("gpu", ("gpu:n1.0",), columns)]) == []
 
 
 def coolant(values: np.ndarray) -> list[Event]:
-    edge, found = Edge(Settings()), []
+    edge, found = EdgeRules(Settings()), []
     for i, value in enumerate(values):
         columns = {"coolant.supply_temperature": np.array([value], np.float32)}
-        found += edge.take(START + i * SECOND, [Reading("coolant", ("cdu:c1",), columns)])
+        found += edge.evaluate(START + i * SECOND, [Reading("coolant", ("cdu:c1",), columns)])
     return found
 
 

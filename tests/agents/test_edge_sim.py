@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agents.collector import Reading
-from agents.node.edge import Edge
+from agents.node.edge.rules import EdgeRules
 from agents.sim.faults import CoolantLoss, Straggler
 from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Fleet, Line, Scenario
@@ -19,7 +19,7 @@ CLASSES = ("gpu", "coolant")
 def told(scenario: Scenario, seed: int) -> tuple[list[Event], FleetSimulator]:
     """What the rules say of a simulated fleet, each tick as its agents would have read it."""
     simulator, found = FleetSimulator(scenario, seed), []
-    edge = Edge(Settings())
+    edge = EdgeRules(Settings())
     names = {c: tuple(simulator.entities(c)) for c in CLASSES}
     for chunk in simulator.chunks():
         for k, time in enumerate(chunk.times.tolist()):
@@ -27,7 +27,7 @@ def told(scenario: Scenario, seed: int) -> tuple[list[Event], FleetSimulator]:
             for c in CLASSES:
                 if "gpu.temperature" in columns[c]:
                     columns[c]["gpu.temperature"] = np.rint(columns[c]["gpu.temperature"])
-                found += edge.take(time, [Reading(c, names[c], columns[c])])
+                found += edge.evaluate(time, [Reading(c, names[c], columns[c])])
     return found, simulator
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from agents.collector import Collector, Device, Reading
-from agents.node.workers.read_server import LENGTH, LOOK, LOOK_AND_TELL, Delivery, serve, unpacked
+from agents.node.workers.read_server import LENGTH, READ, READ_WITH_INVENTORY, ReadResult, serve_reads, unpack_result
 
 FIRST, SECOND = ("pump:a.1", "pump:a.2"), ("pump:b.1",)
 
@@ -53,10 +53,10 @@ class FarEnd:
     def __init__(self, channel: socket.socket) -> None:
         self.channel, self.stream = channel, channel.makefile("rb")
 
-    def look(self, request: bytes = LOOK) -> Delivery:
+    def look(self, request: bytes = READ) -> ReadResult:
         self.channel.sendall(request)
         (length,) = LENGTH.unpack(self.stream.read(LENGTH.size))
-        found = unpacked(self.stream.read(length))
+        found = unpack_result(self.stream.read(length))
         assert (found.state, found.reason) == ("ok", "")
         return found
 
@@ -68,7 +68,7 @@ class FarEnd:
 @contextmanager
 def served(collector: Collector) -> Iterator[FarEnd]:
     near, far = socket.socketpair()
-    thread = threading.Thread(target=serve, args=(far, collector, "n1"))
+    thread = threading.Thread(target=serve_reads, args=(far, collector, "n1"))
     thread.start()
     end = FarEnd(near)
     try:
@@ -102,5 +102,5 @@ def test_a_change_that_only_the_collector_knows_of_and_a_wish_to_hear_it_bring_t
         assert end.tells(2) == [True, False]
         collector.new = True
         assert end.tells(2) == [True, False]
-        assert end.look(LOOK_AND_TELL).inventory is not None
+        assert end.look(READ_WITH_INVENTORY).inventory is not None
         assert end.tells(1) == [False]

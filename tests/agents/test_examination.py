@@ -15,18 +15,18 @@ import pytest
 from agents.collector import Reading
 from agents.collectors.registry import COLLECTORS
 from agents.node import doctor
-from agents.node.once import Look
+from agents.node.once import CollectorReport
 from pipeline.config.sections import Config
 from pipeline.model.records import Event
 from tests.agents import nvml_stub
 
 ROOT = Path(__file__).parents[2]
-WELL = Look("nvme", 1, (Reading("disk", ("disk:n1.nvme0",), {"disk.temperature": np.array([300.0])}),))
+WELL = CollectorReport("nvme", 1, (Reading("disk", ("disk:n1.nvme0",), {"disk.temperature": np.array([300.0])}),))
 NOTHING: frozenset[str] = frozenset()
 
 
 def test_a_collector_that_brings_something_is_ok_and_says_how_much() -> None:
-    found = doctor.judged(WELL)
+    found = doctor.check_report(WELL)
     assert (found.name, found.state, found.found) == ("collector nvme", "ok", "1 signals of 1 entity")
 
 
@@ -51,14 +51,14 @@ def test_a_collector_that_brings_something_is_ok_and_says_how_much() -> None:
 def test_what_is_not_there_is_news_and_what_is_closed_to_us_a_warning_each_with_its_mend(
     reason: str, state: str, mend: str
 ) -> None:
-    found = doctor.judged(Look("kernel_log", 1, (), f"no data: {reason}"))
+    found = doctor.check_report(CollectorReport("kernel_log", 1, (), f"no data: {reason}"))
     assert found.state == state
     assert mend in found.mend
 
 
 @pytest.mark.parametrize("trouble", ["hung: no answer within 5 s", "fault: OSError: bus error"])
 def test_a_collector_that_hangs_or_fails_fails_the_check(trouble: str) -> None:
-    found = doctor.judged(Look("host", 1, (), trouble))
+    found = doctor.check_report(CollectorReport("host", 1, (), trouble))
     assert (found.state, found.found) == ("fail", trouble)
 
 
@@ -92,7 +92,7 @@ REFUSALS = (
 @pytest.mark.parametrize("reason", REFUSALS)
 def test_a_refused_permission_is_a_warning_with_a_mend_and_a_fail_where_it_is_a_fault(reason: str) -> None:
     for state, judged in (("no data", "warn"), ("fault", "fail")):
-        found = doctor.judged(Look("ipmi", 1, (), f"{state}: {reason}"))
+        found = doctor.check_report(CollectorReport("ipmi", 1, (), f"{state}: {reason}"))
         assert (found.state, bool(found.mend)) == (judged, True)
 
 
@@ -113,7 +113,7 @@ def texts_of_permissions() -> list[str]:
 def test_every_text_of_a_collector_that_speaks_of_a_permission_is_a_warning() -> None:
     found = texts_of_permissions()
     assert len(found) >= 4
-    judged = {text: doctor.judged(Look("ipmi", 1, (), f"no data: {text}")).state for text in found}
+    judged = {text: doctor.check_report(CollectorReport("ipmi", 1, (), f"no data: {text}")).state for text in found}
     assert {text: state for text, state in judged.items() if state != "warn"} == {}
 
 
@@ -122,11 +122,11 @@ def test_every_text_of_a_collector_that_speaks_of_a_permission_is_a_warning() ->
 NAN = float("nan")
 
 
-def gpus(*events: Event, **columns: list[float]) -> Look:
+def gpus(*events: Event, **columns: list[float]) -> CollectorReport:
     """A look at three GPUs."""
     names = ("gpu:n1.0", "gpu:n1.1", "gpu:n1.2")
     found = {f"gpu.{name}": np.array(values) for name, values in columns.items()}
-    return Look("nvml", 1, (Reading("gpu", names, found, tuple(events)),))
+    return CollectorReport("nvml", 1, (Reading("gpu", names, found, tuple(events)),))
 
 
 WELL_GPUS: dict[str, list[float]] = {"present": [1, 1, 1], "power": [300, 300, 300], "recovery_action": [0, NAN, 0]}
@@ -159,8 +159,8 @@ WELL_GPUS: dict[str, list[float]] = {"present": [1, 1, 1], "power": [300, 300, 3
         ),
     ],
 )
-def test_a_gpu_that_failed_fails_the_check_and_is_named(look: Look, said: str) -> None:
-    found = doctor.judged(look)
+def test_a_gpu_that_failed_fails_the_check_and_is_named(look: CollectorReport, said: str) -> None:
+    found = doctor.check_report(look)
     assert found.state == "fail"
     assert found.found.startswith(said)
     assert found.mend
@@ -174,11 +174,11 @@ def test_a_gpu_that_failed_fails_the_check_and_is_named(look: Look, said: str) -
         gpus(present=[1, 1, 1], call_latency_max=[0, 0, 0]),
         gpus(Event(1, "gpu:n1.1", "recovery_action", {"from": 1, "to": 0}), **WELL_GPUS),
         gpus(Event(1, "node:n1", "gpu_count", {"expected": 3, "present": 3, "missing": []}), **WELL_GPUS),
-        Look("xid", 1, (Reading("gpu", (), {}),)),
+        CollectorReport("xid", 1, (Reading("gpu", (), {}),)),
     ],
 )
-def test_gpus_that_answer_are_ok(look: Look) -> None:
-    assert doctor.judged(look).state == "ok"
+def test_gpus_that_answer_are_ok(look: CollectorReport) -> None:
+    assert doctor.check_report(look).state == "ok"
 
 
 def test_doctor_is_not_green_on_a_node_whose_gpu_is_lost(nvml_library: Path, tmp_path: Path) -> None:
@@ -199,10 +199,10 @@ def test_doctor_is_not_green_on_a_node_whose_gpu_is_lost(nvml_library: Path, tmp
 
 
 def test_each_right_names_the_drop_in_that_gives_it() -> None:
-    for right in doctor.RIGHTS:
+    for right in doctor.PRIVILEGES:
         if right.drop_in:
             text = (ROOT / "deploy" / doctor.DROP_INS / f"{right.drop_in}.example").read_text()
-            assert doctor.mend(right.collector, right.capabilities).startswith(
+            assert doctor.suggest_privilege(right.collector, right.capabilities).startswith(
                 f"cp deploy/{doctor.DROP_INS}/{right.drop_in}"
             )
             assert all(f"AmbientCapabilities={' '.join(right.capabilities)}" in text for _ in "x") or "Groups=" in text
@@ -213,51 +213,51 @@ def test_each_right_names_the_drop_in_that_gives_it() -> None:
 
 def test_every_right_is_of_a_collector_that_exists() -> None:
     known = {collector.name for collector in COLLECTORS}
-    assert {right.collector for right in doctor.RIGHTS} <= known
+    assert {right.collector for right in doctor.PRIVILEGES} <= known
 
 
 def test_a_part_that_is_closed_to_a_working_collector_is_a_warning_with_what_it_costs(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvme0").touch()
-    (found,) = doctor.missing_rights([WELL], NOTHING, tmp_path)
+    (found,) = doctor.check_privileges([WELL], NOTHING, tmp_path)
     assert (found.name, found.state) == ("collector nvme", "warn")
     assert found.found == "no CAP_SYS_ADMIN and CAP_DAC_READ_SEARCH"
     assert "media errors" in found.meaning
     assert "nvme.conf" in found.mend
-    everything = frozenset(name for right in doctor.RIGHTS for name in right.capabilities)
-    assert doctor.missing_rights([WELL], everything, tmp_path) == []
+    everything = frozenset(name for right in doctor.PRIVILEGES for name in right.capabilities)
+    assert doctor.check_privileges([WELL], everything, tmp_path) == []
     (tmp_path / "dev/nvme0").unlink()
-    assert doctor.missing_rights([WELL], NOTHING, tmp_path) == []
+    assert doctor.check_privileges([WELL], NOTHING, tmp_path) == []
 
 
 def test_files_that_are_open_to_us_need_no_capability(tmp_path: Path) -> None:
     zone = tmp_path / "sys/class/powercap/intel-rapl:0"
     zone.mkdir(parents=True)
     (zone / "energy_uj").write_text("1\n")
-    assert doctor.missing_rights([Look("powercap", 1)], NOTHING, tmp_path) == []
+    assert doctor.check_privileges([CollectorReport("powercap", 1)], NOTHING, tmp_path) == []
 
 
 @pytest.mark.parametrize(("value", "state"), [(1.0, "ok"), (0.0, "warn")])
 def test_a_clock_that_nobody_keeps_is_a_warning(value: float, state: str) -> None:
     reading = Reading("node", ("node:n1",), {"node.clock_synchronized": np.array([value])})
-    (found,) = doctor.clock([Look("clock", 1, (reading,))])
+    (found,) = doctor.check_clock([CollectorReport("clock", 1, (reading,))])
     assert (found.name, found.state) == ("node clock", state)
-    assert doctor.clock([]) == []
+    assert doctor.check_clock([]) == []
 
 
 def test_the_capabilities_of_a_process_are_read_from_the_kernel() -> None:
     if shutil.which("setpriv") is None:
         pytest.skip("no setpriv (util-linux) to run a process with fewer rights")
-    program = "from agents.node import doctor; print(*sorted(doctor.held()))"
+    program = "from agents.node import doctor; print(*sorted(doctor.held_capabilities()))"
     line = ["setpriv", "--bounding-set=-syslog,-sys_admin", "--inh-caps=-all", sys.executable, "-c", program]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     if "setpriv" in done.stderr:
         pytest.skip(f"this user cannot give rights up: {done.stderr.strip()}")
-    assert done.stdout.split() == sorted(doctor.held() - {"CAP_SYSLOG", "CAP_SYS_ADMIN"})
+    assert done.stdout.split() == sorted(doctor.held_capabilities() - {"CAP_SYSLOG", "CAP_SYS_ADMIN"})
 
 
 def test_the_collectors_of_this_host_are_asked_and_none_hangs() -> None:
-    found = doctor.collectors(Config())
+    found = doctor.check_collectors(Config())
     assert {f"collector {c.name}" for c in COLLECTORS if c().wanted()} <= {check.name for check in found}
     assert [check for check in found if check.state == "fail"] == []
 

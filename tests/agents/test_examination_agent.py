@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.node.doctor import agent
+from agents.node.doctor import check_agent
 from agents.node.health import status_file
 from agents.node.spool.spool import Spool
 from pipeline.config.sections import Agent, Config
@@ -23,7 +23,7 @@ def config(tmp_path: Path) -> Config:
 
 def said(config: Config, seconds_ago: float) -> None:
     """The agent's status, as if it were written so long ago."""
-    path = status_file.in_spool(config.spool.directory, "n1")
+    path = status_file.spool_status_path(config.spool.directory, "n1")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{}")
     os.utime(path, (time.time() - seconds_ago,) * 2)
@@ -32,23 +32,23 @@ def said(config: Config, seconds_ago: float) -> None:
 def test_an_agent_that_holds_its_spool_and_says_nothing_fails(config: Config) -> None:
     said(config, 31)
     with Spool(config.spool.directory, "n1", TELEMETRY, segment_bytes=1 << 16, free_bytes=0):
-        found = agent(config)
+        found = check_agent(config)
     assert found.state == "fail"
-    assert found.found == "runs and has hung or been stopped for 31 s"
+    assert found.found == "has been hung or stopped for 31 s"
 
 
 def test_an_agent_that_spoke_lately_is_well(config: Config) -> None:
     said(config, 10)
     with Spool(config.spool.directory, "n1", TELEMETRY, segment_bytes=1 << 16, free_bytes=0):
-        assert agent(config).state == "ok"
+        assert check_agent(config).state == "ok"
 
 
 def test_an_agent_that_has_just_started_is_not_taken_for_one_that_hangs(config: Config) -> None:
     with Spool(config.spool.directory, "n1", TELEMETRY, segment_bytes=1 << 16, free_bytes=0):
-        assert (agent(config).state, agent(config).found) == ("ok", "starts")
+        assert (check_agent(config).state, check_agent(config).found) == ("ok", "is starting")
 
 
 def test_an_agent_that_does_not_run_is_a_warning(config: Config) -> None:
-    assert agent(config).state == "info"
+    assert check_agent(config).state == "info"
     said(config, 3600)
-    assert agent(config).state == "warn"
+    assert check_agent(config).state == "warn"

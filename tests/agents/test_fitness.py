@@ -18,8 +18,8 @@ from agents.collectors.canary.problems import PROBLEMS
 from agents.collectors.canary.rounds import Task, asked
 from agents.node.agent import Agent
 from agents.node.health import status_file
-from agents.node.health.report import MOST, Fitness, open_fitness
-from agents.node.health.rules import RULES, names
+from agents.node.health.report import MAX_CONDITIONS, NodeHealth, open_health
+from agents.node.health.rules import RULES, condition_names
 from pipeline.config.sections import Agent as AgentSection
 from pipeline.config.sections import Check, Config
 from pipeline.config.sections import Spool as SpoolSection
@@ -36,7 +36,7 @@ FATAL: dict[str, Any] = {"xid": 119, "name": "GSP RPC timeout", "severity": "cri
 CASES: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("gpu_lost", "critical", "gpu:n1.3", {"pci": "0000:1b:00.0", "serial": "165"}, "pci 0000:1b:00.0"),
     ("gpu_count", "critical", "node:n1", {"present": 7, "expected": 8, "source": "pci", "missing": ["x"]}, "7 of 8"),
-    ("recovery_action", "critical", "gpu:n1.3", {"to": 1, "action": "reset GPU"}, "wants: reset GPU"),
+    ("recovery_action", "critical", "gpu:n1.3", {"to": 1, "action": "reset GPU"}, "requires: reset GPU"),
     ("xid", "critical", "gpu:n1.3", FATAL, "XID 119 GSP RPC timeout: reset GPU"),
     (
         "sxid",
@@ -47,9 +47,9 @@ CASES: list[tuple[str, str, str, dict[str, Any], str]] = [
     ),
     ("leak", "critical", "leak_detector:cdu1.1", {"state": "active", "leak": "critical"}, "critical"),
     ("leak", "warning", "leak_detector:cdu1.1", {"state": "active", "leak": "warning"}, "warning"),
-    ("flow_collapse", "warning", "cdu:c1", {"state": "active", "value": 3.0, "usual": 40.0}, "3.0 of usually 40.0"),
-    ("pressure_collapse", "warning", "cdu:c1", {"state": "active", "value": 1.0, "usual": 4.0}, "1.0 of usually"),
-    ("digest", "warning", "gpu:n1.3", {"digest": "a1", "expected": "b2", "canary": "gemm"}, "gave a1, wanted b2"),
+    ("flow_collapse", "warning", "cdu:c1", {"state": "active", "value": 3.0, "usual": 40.0}, "3.0, usually 40.0"),
+    ("pressure_collapse", "warning", "cdu:c1", {"state": "active", "value": 1.0, "usual": 4.0}, "1.0, usually"),
+    ("digest", "warning", "gpu:n1.3", {"digest": "a1", "expected": "b2", "canary": "gemm"}, "returned a1, expected b2"),
     ("link_state", "warning", "port:n1.mlx5_0", {"state": "down", "from": "active", "to": "down"}, "active to down"),
 ]
 
@@ -61,18 +61,18 @@ def round_of(answer: str) -> dict[str, Any]:
     return found
 
 
-def made(folder: Path, said: list[tuple[str, str]] | None = None) -> Fitness:
+def made(folder: Path, said: list[tuple[str, str]] | None = None) -> NodeHealth:
     def say(subject: str, text: str) -> None:
         if said is not None:
             said.append((subject, text))
 
     (folder / "n1").mkdir(parents=True, exist_ok=True)
     config = Config(agent=AgentSection(node="n1"), spool=SpoolSection(directory=folder))
-    return open_fitness(config, ORIGIN, say, {})
+    return open_health(config, ORIGIN, say, {})
 
 
-def told(fitness: Fitness, *events: Event, readings: tuple[Reading, ...] = ()) -> list[str]:
-    fitness.take(readings, events, (), NOW)
+def told(fitness: NodeHealth, *events: Event, readings: tuple[Reading, ...] = ()) -> list[str]:
+    fitness.update(readings, events, (), NOW)
     return [f"{one.name} {one.entity}" for one in fitness.conditions]
 
 
@@ -191,12 +191,14 @@ def test_fatal_errors_outlive_a_restart_of_the_agent_but_no_boot(tmp_path: Path)
     told(made(tmp_path), event("xid", **FATAL), event("flow_collapse", "cdu:a", state="active"))
     assert told(made(tmp_path)) == ["xid.119 gpu:n1.3"]
     file = tmp_path / "n1" / "status.json"
-    file.write_text(file.read_text().replace(status_file.boot(), "another"))
+    file.write_text(file.read_text().replace(status_file.read_boot_id(), "another"))
     assert told(made(tmp_path)) == []
 
 
 @given(st.one_of(st.binary(max_size=200), st.recursive(st.none() | st.text() | st.integers(), st.lists).map(
-    lambda value: json.dumps({"version": 1, "node": "n1", "boot": status_file.boot(), "conditions": value}).encode()
+    lambda value: json.dumps(
+        {"version": 1, "node": "n1", "boot": status_file.read_boot_id(), "conditions": value}
+    ).encode()
 )))  # fmt: skip
 def test_no_file_that_was_left_stops_the_agent(tmp_path_factory: pytest.TempPathFactory, left: bytes) -> None:
     folder = tmp_path_factory.mktemp("spool")
@@ -207,15 +209,17 @@ def test_no_file_that_was_left_stops_the_agent(tmp_path_factory: pytest.TempPath
 
 def test_a_storm_of_errors_stays_bounded(tmp_path: Path) -> None:
     fitness = made(tmp_path)
-    assert len(told(fitness, *(event("xid", f"gpu:n1.{i}", **FATAL) for i in range(2 * MOST)))) == MOST
-    assert (tmp_path / "n1" / "status.json").stat().st_size < status_file.MOST_BYTES
+    assert (
+        len(told(fitness, *(event("xid", f"gpu:n1.{i}", **FATAL) for i in range(2 * MAX_CONDITIONS)))) == MAX_CONDITIONS
+    )
+    assert (tmp_path / "n1" / "status.json").stat().st_size < status_file.MAX_BYTES
 
 
 def test_a_storm_of_warnings_shuts_no_critical_condition_out(tmp_path: Path) -> None:
     fitness = made(tmp_path)
-    downs = [event("link_state", f"port:leaf-1.{i}", state="down") for i in range(2 * MOST)]
+    downs = [event("link_state", f"port:leaf-1.{i}", state="down") for i in range(2 * MAX_CONDITIONS)]
     found = told(fitness, *downs, event("gpu_lost", "gpu:n1.3", gpu=3))
-    assert len(found) == MOST
+    assert len(found) == MAX_CONDITIONS
     assert "gpu_lost gpu:n1.3" in found
 
 
@@ -235,10 +239,10 @@ def test_a_place_that_cannot_be_written_is_said_and_the_other_one_is_written(tmp
     config = Config(
         agent=AgentSection(node="n1"), spool=SpoolSection(directory=tmp_path), check=Check(status_file=away)
     )
-    fitness = open_fitness(config, ORIGIN, lambda *both: said.append(both), {})
+    fitness = open_health(config, ORIGIN, lambda *both: said.append(both), {})
     told(fitness)
     assert [text for _, text in said] == [
-        "cannot be written: No such file or directory; fleetpulse check will not know"
+        "cannot be written: No such file or directory; fleetpulse check returns UNKNOWN"
     ]
     assert (tmp_path / "n1" / "status.json").exists()
     away.parent.mkdir()
@@ -266,7 +270,7 @@ def test_the_agent_writes_it_in_the_spool_and_where_the_service_manager_says(
     monkeypatch.setenv("RUNTIME_DIRECTORY", f"{tmp_path}/run:{tmp_path}/other")
     config = Config(agent=AgentSection(node="n1"), spool=SpoolSection(directory=tmp_path / "spool"))
     with (tmp_path / "log").open("w") as log:
-        agent = Agent(config, [Losing()], log=log, patience=5)
+        agent = Agent(config, [Losing()], log=log, collect_share=5)
         agent.tick(NOW)
         agent.close()
     for file in (tmp_path / "run/n1.status.json", tmp_path / "spool/n1/status.json"):
@@ -277,8 +281,8 @@ def test_the_agent_writes_it_in_the_spool_and_where_the_service_manager_says(
 
 def test_every_rule_is_about_an_event_that_there_is_and_says_why() -> None:
     assert {rule.kind for rule in RULES} | {kind for rule in RULES for kind in rule.ended_by} <= EVENT_KINDS.keys()
-    assert all(rule.why and rule.detail in ("", *EVENT_KINDS[rule.kind].data) for rule in RULES)
-    assert len(names()) == len(set(names()))
+    assert all(rule.reason and rule.detail in ("", *EVENT_KINDS[rule.kind].data) for rule in RULES)
+    assert len(condition_names()) == len(set(condition_names()))
 
 
 def test_an_error_of_a_switch_that_its_driver_calls_not_fatal_leaves_the_node_fit(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from agents.collector import NoData
 from agents.collectors.accelerators.gaudi import Gaudi
-from agents.node.batches import blocks, check
+from agents.node.batches import build_blocks, check_reading
 from tests.agents.bindings import install, pci, recorded
 
 HABANA = ("0x1da3", "0x120000", "0x1020")
@@ -72,8 +72,8 @@ def test_a_gaudi2_is_read_in_the_catalogues_names_and_units(tmp_path: Path, monk
     assert (columns["gpu.links"], columns["gpu.links_up"]) == ([24, 24], [23, 24])
     assert columns["gpu.present"] == [1, 1]
     assert set(columns) == set(collector.signals)
-    check(reading, collector.inventory())
-    assert blocks([reading])[0].columns["gpu.links_up"].tolist() == [[23, 24]]
+    check_reading(reading, collector.inventory())
+    assert build_blocks([reading])[0].columns["gpu.links_up"].tolist() == [[23, 24]]
     attributes = collector.inventory()["gpu:n1.0"].attributes
     assert attributes == {
         "vendor": "Intel",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.collector import Reading
-from agents.node.counter_generations import Generations
+from agents.node.counter_generations import CounterGenerations
 from pipeline.model.records import SECOND, Event
 
 START = 1_767_225_600 * SECOND
@@ -23,20 +23,20 @@ def look(*values: int, entities: tuple[str, ...] = PORTS) -> Reading:
     return Reading("nic", entities, {"nic.rx_bytes": np.array(values, np.uint64), "nic.speed": np.ones(len(entities))})
 
 
-def follow(generations: Generations, second: int, *readings: Reading) -> tuple[list[int], list[Event]]:
-    found, events = generations.follow(START + second * SECOND, readings)
+def follow(generations: CounterGenerations, second: int, *readings: Reading) -> tuple[list[int], list[Event]]:
+    found, events = generations.update(START + second * SECOND, readings)
     since = [int(s) - START // SECOND for reading in found for s in reading.columns["nic.generation"]]
     return since, events
 
 
 def test_a_device_that_counts_bears_the_second_in_which_it_was_first_seen(tmp_path: Path) -> None:
-    generations = Generations(tmp_path / "g.json", BOOT)
+    generations = CounterGenerations(tmp_path / "g.json", BOOT)
     assert follow(generations, 0, look(5, 7)) == ([0, 0], [])
     assert follow(generations, 9, look(6, 7)) == ([0, 0], [])
 
 
 def test_a_counter_that_goes_back_begins_a_generation_of_its_device_alone_and_is_told(tmp_path: Path) -> None:
-    generations = Generations(tmp_path / "g.json", BOOT)
+    generations = CounterGenerations(tmp_path / "g.json", BOOT)
     follow(generations, 0, look(5, 7))
     since, events = follow(generations, 4, look(6, 2))
     assert since == [0, 4]
@@ -44,50 +44,50 @@ def test_a_counter_that_goes_back_begins_a_generation_of_its_device_alone_and_is
 
 
 def test_a_reset_is_seen_across_looks_in_which_the_counter_was_missing(tmp_path: Path) -> None:
-    generations = Generations(tmp_path / "g.json", BOOT)
+    generations = CounterGenerations(tmp_path / "g.json", BOOT)
     follow(generations, 0, look(5, 7))
     assert follow(generations, 1, look(MISSING, 8))[0] == [0, 0]
     assert follow(generations, 2, look(1, 9))[0] == [2, 0]
 
 
 def test_a_reset_is_seen_though_another_device_went_with_the_same_look(tmp_path: Path) -> None:
-    generations = Generations(tmp_path / "g.json", BOOT)
+    generations = CounterGenerations(tmp_path / "g.json", BOOT)
     follow(generations, 0, look(5, 7))
     assert follow(generations, 3, look(2, entities=("port:n1.a",)))[0] == [3]
 
 
 def test_a_reset_while_the_agent_was_down_is_seen(tmp_path: Path) -> None:
-    first = Generations(tmp_path / "g.json", BOOT)
+    first = CounterGenerations(tmp_path / "g.json", BOOT)
     follow(first, 0, look(5, 7))
     first.save()
-    since, events = follow(Generations(tmp_path / "g.json", BOOT), 90, look(0, 8))
+    since, events = follow(CounterGenerations(tmp_path / "g.json", BOOT), 90, look(0, 8))
     assert since == [90, 0]
     assert [event.entity for event in events] == ["port:n1.a"]
 
 
 def test_a_counter_that_starts_again_by_design_was_not_reset(tmp_path: Path) -> None:
-    generations = Generations(tmp_path / "g.json", BOOT)
+    generations = CounterGenerations(tmp_path / "g.json", BOOT)
     for second, energy in enumerate((262_143_000_000, 12)):
         reading = Reading("sensor", ("sensor:n1.p",), {"sensor.energy": np.array([energy], np.uint64)})
-        assert generations.follow(START + second * SECOND, [reading])[1] == []
+        assert generations.update(START + second * SECOND, [reading])[1] == []
 
 
 def test_more_than_32_bits_that_fall_were_reset(tmp_path: Path) -> None:
-    generations = Generations(tmp_path / "g.json", BOOT)
+    generations = CounterGenerations(tmp_path / "g.json", BOOT)
     follow(generations, 0, look((1 << 32) + 10, 7))
     assert follow(generations, 1, look(3, 8))[0] == [1, 0]
 
 
 def test_a_counter_of_32_bits_that_wraps_was_not_reset(tmp_path: Path) -> None:
-    generations = Generations(tmp_path / "g.json", BOOT)
+    generations = CounterGenerations(tmp_path / "g.json", BOOT)
     follow(generations, 0, look((1 << 32) - 10, 7))
     assert follow(generations, 1, look(3, 8)) == ([0, 0], [])
 
 
 def test_generations_outlive_a_restart_of_the_agent_but_not_a_boot(tmp_path: Path) -> None:
-    follow(Generations(tmp_path / "g.json", BOOT), 0, look(5, 7))
-    assert follow(Generations(tmp_path / "g.json", BOOT), 60, look(6, 8))[0] == [0, 0]
-    assert follow(Generations(tmp_path / "g.json", bytes(16)), 60, look(6, 8))[0] == [60, 60]
+    follow(CounterGenerations(tmp_path / "g.json", BOOT), 0, look(5, 7))
+    assert follow(CounterGenerations(tmp_path / "g.json", BOOT), 60, look(6, 8))[0] == [0, 0]
+    assert follow(CounterGenerations(tmp_path / "g.json", bytes(16)), 60, look(6, 8))[0] == [60, 60]
 
 
 def test_a_kept_file_that_is_not_ours_is_as_good_as_none(tmp_path: Path) -> None:
@@ -95,34 +95,34 @@ def test_a_kept_file_that_is_not_ours_is_as_good_as_none(tmp_path: Path) -> None
     flipped = [ours % number for number in ("9795287768", "-1", "Infinity", "NaN", "[" * 100_000)]
     for text in (*flipped, "", "[]", "{", '{"boot": 1, "since": 2}', '{"boot": "00", "since": {"a": "x"}}', "\x00\xff"):
         (tmp_path / "g.json").write_text(text, "utf-8")
-        assert follow(Generations(tmp_path / "g.json", BOOT), 3, look(5, 7))[0] == [3, 3]
+        assert follow(CounterGenerations(tmp_path / "g.json", BOOT), 3, look(5, 7))[0] == [3, 3]
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_memory_of_restarts(tmp_path: Path) -> None:
-    generations = Generations(tmp_path / "absent" / "g.json", BOOT)
+    generations = CounterGenerations(tmp_path / "absent" / "g.json", BOOT)
     assert follow(generations, 0, look(5, 7))[0] == [0, 0]
     assert follow(generations, 1, look(1, 7))[0] == [1, 0]
 
 
 def test_collectors_that_look_at_one_device_share_its_generation(tmp_path: Path) -> None:
-    generations = Generations(tmp_path / "g.json", BOOT)
+    generations = CounterGenerations(tmp_path / "g.json", BOOT)
     errors = Reading("nic", PORTS, {"nic.crc_errors": np.array([4, 4], np.uint64)})
     follow(generations, 0, look(5, 7), errors)
     fewer = Reading("nic", PORTS, {"nic.crc_errors": np.array([0, 4], np.uint64)})
-    readings, _ = generations.follow(START + SECOND, [look(6, 8), fewer])
+    readings, _ = generations.update(START + SECOND, [look(6, 8), fewer])
     assert [int(s) - START // SECOND for s in readings[0].columns["nic.generation"]] == [1, 0]
     assert len(readings) == 1
 
 
 def test_gauges_and_events_have_no_generation(tmp_path: Path) -> None:
-    generations = Generations(tmp_path / "g.json", BOOT)
+    generations = CounterGenerations(tmp_path / "g.json", BOOT)
     readings = [Reading("gpu", ("gpu:n1.0",), {"gpu.power": np.ones(1)}), Reading("node", (), {}, ())]
-    assert generations.follow(START, readings) == ([], [])
+    assert generations.update(START, readings) == ([], [])
 
 
 @given(st.lists(st.integers(0, 1 << 31), min_size=2, max_size=30))
 def test_a_generation_changes_exactly_when_a_counter_falls(values: list[int]) -> None:
-    generations = Generations(Path("/proc/none"), BOOT)
+    generations = CounterGenerations(Path("/proc/none"), BOOT)
     last = follow(generations, 0, look(values[0], 0))[0][0]
     for second, (before, now) in enumerate(itertools.pairwise(values), 1):
         since = follow(generations, second, look(now, 0))[0][0]

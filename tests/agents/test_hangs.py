@@ -18,7 +18,7 @@ from agents.collector import HANG_S, Collector, Reading
 from agents.collectors.bmc.redfish import Redfish
 from agents.collectors.bmc.redfish_settings import Bmc
 from agents.collectors.registry import COLLECTORS, MOST_DEADLINE_S
-from agents.node.agent import MIND_S, PATIENCE, Agent
+from agents.node.agent import CHECK_S, COLLECT_SHARE, Agent
 from pipeline.config.sections import Agent as AgentSection
 from pipeline.config.sections import Config
 from pipeline.config.sections import Spool as SpoolSection
@@ -77,11 +77,11 @@ def test_every_collector_whose_source_hangs_is_reported_within_30_s_of_its_look(
     config = Config(agent=AgentSection("n1", interval), spool=SpoolSection(tmp_path))
     asked: list[float] = []
     clock = Clock(interval + one.interval * 2 + 100, lambda: "hung" in log.getvalue())
-    agent = Agent(config, [one], clock, log, patience=0.0)
-    (worker,) = agent.looking.workers
-    real = worker.ask
-    worker.ask = lambda tell: asked.append(clock.seconds) or real(tell)  # type: ignore[method-assign,func-returns-value]
-    agent.loop(threading.Event())
+    agent = Agent(config, [one], clock, log, collect_share=0.0)
+    (worker,) = agent.pool.workers
+    real = worker.start_read
+    worker.start_read = lambda tell: asked.append(clock.seconds) or real(tell)  # type: ignore[method-assign,func-returns-value]
+    agent.run(threading.Event())
     release.set()
     (line,) = [line for line in log.getvalue().splitlines() if "hung" in line]
     assert f"collector {kind.name}: hung: no answer within {one.deadline:g} s" in line
@@ -89,8 +89,8 @@ def test_every_collector_whose_source_hangs_is_reported_within_30_s_of_its_look(
 
 
 def test_no_deadline_that_may_be_configured_breaks_the_promise() -> None:
-    assert MOST_DEADLINE_S + MIND_S + PATIENCE < PROMISED_S
-    assert HANG_S + 1.0 + PATIENCE < PROMISED_S
+    assert MOST_DEADLINE_S + CHECK_S + COLLECT_SHARE < PROMISED_S
+    assert HANG_S + 1.0 + COLLECT_SHARE < PROMISED_S
 
 
 # --- sources that a thread of the collector waits for: the collector itself answers all the time ---------------------

@@ -16,7 +16,7 @@ from agents.collectors.host import host as diskstats
 from agents.collectors.host import host as kernel_text
 from agents.collectors.host.host import Host
 from agents.collectors.kernel_files import MAX_LIST, ProcFile
-from agents.node.batches import wire_column
+from agents.node.batches import encode_column
 from pipeline.model.signals import CATALOGUE
 
 SERVER = {
@@ -190,7 +190,7 @@ def test_no_text_does_more_than_fail_as_the_collector_expects(text: str) -> None
         except kernel_text.BROKEN:
             continue
         for name, value in values.items():
-            column = wire_column(CATALOGUE[name], value_column(value))
+            column = encode_column(CATALOGUE[name], value_column(value))
             assert column.shape == (1,)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agents.collector import NoData
 from agents.collectors.host.hwmon import MAX_FLAGS, MAX_SENSORS, RESCAN_S, Hwmon
-from agents.node.batches import check, wire_column
+from agents.node.batches import check_reading, encode_column
 from pipeline.model.signals import CATALOGUE
 
 SECOND = 1_000_000
@@ -72,12 +72,12 @@ def values(hwmon: Hwmon) -> dict[str, dict[str, float]]:
     assert sorted(inventory) == sorted(entity for reading in readings for entity in reading.entities)
     found: dict[str, dict[str, float]] = {}
     for reading in readings:
-        check(reading, inventory)
+        check_reading(reading, inventory)
         assert set(reading.columns) <= set(hwmon.signals)
         names = [entity.removeprefix("sensor:n1.") for entity in reading.entities]
         found |= {name: {} for name in names}
         for signal, column in reading.columns.items():
-            wired = wire_column(CATALOGUE[signal], column)
+            wired = encode_column(CATALOGUE[signal], column)
             missing = np.isnan(wired) if wired.dtype.kind == "f" else wired == np.iinfo(wired.dtype).max
             for name, value, gone in zip(names, wired, missing, strict=True):
                 if not gone:

@@ -10,7 +10,7 @@ import pytest
 from agents.collector import NoData, Reading
 from agents.collectors.bmc.ipmi import Ipmi
 from agents.collectors.bmc.ipmi_log import LOOK_BACK_S, MAX_ENTRIES
-from agents.node.batches import check, wire_column
+from agents.node.batches import check_reading, encode_column
 from pipeline.model.event_kinds import EVENT_KINDS
 from pipeline.model.records import Event
 from pipeline.model.signals import CATALOGUE
@@ -43,10 +43,10 @@ class Bench:
         self.seconds += self.ipmi.interval
         found = self.ipmi.read()
         for reading in found:
-            check(reading, self.ipmi.inventory())
+            check_reading(reading, self.ipmi.inventory())
             assert set(reading.columns) <= set(self.ipmi.signals)
             for name, values in reading.columns.items():
-                wire_column(CATALOGUE[name], values)
+                encode_column(CATALOGUE[name], values)
         told = [event for reading in found for event in reading.events]
         assert all(set(event.data) <= set(EVENT_KINDS[event.kind].data) for event in told)
         assert {e for r in found for e in r.entities} == self.ipmi.inventory().keys()
@@ -62,7 +62,7 @@ def row(readings: tuple[Reading, ...], name: str) -> dict[str, float]:
     entity = f"sensor:n1.ipmi.{name}"
     (sensors,) = (r for r in readings if entity in r.entities)
     place = sensors.entities.index(entity)
-    wired = {signal: wire_column(CATALOGUE[signal], values)[place] for signal, values in sensors.columns.items()}
+    wired = {signal: encode_column(CATALOGUE[signal], values)[place] for signal, values in sensors.columns.items()}
     missing = {"sensor.status": 0xFFFF, "sensor.alarm": 0xFF}
     return {s: round(float(v), 6) for s, v in wired.items() if v == v and v != missing.get(s)}
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from agents.node.uplink.sender import WAITING, Losses
+from agents.node.uplink.sender import MAX_GAPS, GapEvents
 from pipeline.transport import Partition
 
 ONE, OTHER = (Partition("telemetry.v1", node, "0a") for node in ("n0", "n1"))
 
 
 def test_gaps_that_touch_are_one_per_stream_and_cause() -> None:
-    losses = Losses()
+    losses = GapEvents()
     for partition, first, behind, cause in [
         (ONE, 3, 4, "x"),
         (OTHER, 3, 4, "x"),
@@ -18,28 +18,28 @@ def test_gaps_that_touch_are_one_per_stream_and_cause() -> None:
         (ONE, 9, 10, "x"),
     ]:
         losses.add(partition, first, behind, cause)
-    found = [(e.entity, e.data["first"], e.data["next"], e.data["cause"]) for e in losses.take()]
+    found = [(e.entity, e.data["first"], e.data["next"], e.data["cause"]) for e in losses.take_events()]
     assert sorted(found) == [
         ("node:n0", 3, 6, "x"),
         ("node:n0", 6, 7, "y"),
         ("node:n0", 9, 10, "x"),
         ("node:n1", 3, 4, "x"),
     ]
-    assert losses.take() == []
+    assert losses.take_events() == []
 
 
 def test_what_was_taken_is_not_told_again_when_more_comes_behind_it() -> None:
-    losses = Losses()
+    losses = GapEvents()
     losses.add(ONE, 0, 1, "x")
-    losses.take()
+    losses.take_events()
     losses.add(ONE, 1, 2, "x")
-    assert [(e.data["first"], e.data["next"]) for e in losses.take()] == [(1, 2)]
+    assert [(e.data["first"], e.data["next"]) for e in losses.take_events()] == [(1, 2)]
 
 
 def test_a_flood_of_gaps_keeps_the_newest() -> None:
-    losses = Losses()
+    losses = GapEvents()
     for number in range(0, 10_000, 2):
         losses.add(ONE, number, number + 1, "x")
-    found = losses.take()
-    assert len(found) == WAITING
+    found = losses.take_events()
+    assert len(found) == MAX_GAPS
     assert found[-1].data["first"] == 9998

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agents.collector import NoData, Reading
 from agents.collectors.accelerators import monitor_program, neuron
 from agents.collectors.accelerators.neuron import Neuron
-from agents.node.batches import blocks, check
+from agents.node.batches import build_blocks, check_reading
 from tests.agents.bindings import FIXTURES, pci
 
 DOCUMENTS = (FIXTURES / "neuron_trn1.jsonl").read_bytes().splitlines()
@@ -113,8 +113,8 @@ def test_a_document_is_read_by_device_and_core(made: Make) -> None:
     assert inventory["neuroncore:n1.1.0"].parents == ("gpu:n1.1", "node:n1")
     assert inventory["gpu:n1.0"].attributes["sku"] == "trainium"
     assert inventory["gpu:n1.0"].attributes["instance_type"] == "trn1.32xlarge"
-    check(devices, inventory)
-    assert len(blocks([devices, cores])) == 2
+    check_reading(devices, inventory)
+    assert len(build_blocks([devices, cores])) == 2
 
 
 def test_a_core_that_no_program_holds_does_nothing() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.node.systemd import Notify
+from agents.node.systemd import SystemdNotifier
 
 ROOT = Path(__file__).parents[2]
 Manager = Callable[[str], socket.socket]
@@ -50,11 +50,11 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_ready_alive_and_stopping_arrive_at_either_kind_of_address(manager: Manager, address: str) -> None:
     listener = manager(address)
-    notify = Notify({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())})
-    notify.ready(1.0)
-    notify.alive("12 collectors, 11 well")
-    notify.alive("12 collectors, 11 well")
-    notify.stopping()
+    notify = SystemdNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())})
+    notify.notify_ready(1.0)
+    notify.notify_alive("12 collectors, 11 well")
+    notify.notify_alive("12 collectors, 11 well")
+    notify.notify_stopping()
     notify.close()
     notify.close()
     assert heard(listener) == [
@@ -63,13 +63,13 @@ def test_ready_alive_and_stopping_arrive_at_either_kind_of_address(manager: Mana
         ["WATCHDOG=1"],
         ["STOPPING=1"],
     ]
-    assert notify.trouble is None
+    assert notify.error is None
 
 
 def test_a_watchdog_shorter_than_the_agents_own_beat_is_told_to_wait(manager: Manager, tmp_path: Path) -> None:
     listener = manager(address := str(tmp_path / "notify"))
-    notify = Notify({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"})
-    notify.ready(60.0)
+    notify = SystemdNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"})
+    notify.notify_ready(60.0)
     notify.close()
     assert heard(listener) == [["READY=1", "WATCHDOG_USEC=240000000"]]
 
@@ -83,40 +83,40 @@ def test_without_a_watchdog_of_ours_only_a_changed_status_is_sent(
     manager: Manager, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     listener = manager(address := str(tmp_path / "notify"))
-    notify = Notify({"NOTIFY_SOCKET": address, **environment})
-    notify.alive()
-    notify.alive("well\nREADY=1")
-    notify.alive("well\nREADY=1")
+    notify = SystemdNotifier({"NOTIFY_SOCKET": address, **environment})
+    notify.notify_alive()
+    notify.notify_alive("well\nREADY=1")
+    notify.notify_alive("well\nREADY=1")
     notify.close()
     assert heard(listener) == [["STATUS=well READY=1"]]
 
 
 @pytest.mark.parametrize("address", ["", "vsock:2:1234", "relative/path"])
 def test_without_a_manager_nothing_happens(address: str) -> None:
-    notify = Notify({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1"} if address else {})
-    notify.ready(1.0)
-    notify.alive("well")
-    notify.stopping()
+    notify = SystemdNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1"} if address else {})
+    notify.notify_ready(1.0)
+    notify.notify_alive("well")
+    notify.notify_stopping()
     notify.close()
-    assert notify.trouble is None
+    assert notify.error is None
 
 
 def test_a_manager_that_is_gone_is_told_and_costs_nothing(tmp_path: Path) -> None:
-    notify = Notify({"NOTIFY_SOCKET": str(tmp_path / "gone")})
-    notify.ready(1.0)
-    assert notify.trouble == "NOTIFY_SOCKET: No such file or directory"
+    notify = SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "gone")})
+    notify.notify_ready(1.0)
+    assert notify.error == "NOTIFY_SOCKET: No such file or directory"
     notify.close()
 
 
 def test_a_manager_that_reads_nothing_never_blocks_and_gets_the_status_later(manager: Manager, tmp_path: Path) -> None:
     listener = manager(address := str(tmp_path / "notify"))
-    notify = Notify({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"})
-    while notify.trouble is None:
-        notify.alive("full")  # until the kernel's queue of the socket is full
-    notify.alive("news")
-    assert notify.trouble == "NOTIFY_SOCKET: Resource temporarily unavailable"
+    notify = SystemdNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"})
+    while notify.error is None:
+        notify.notify_alive("full")  # until the kernel's queue of the socket is full
+    notify.notify_alive("news")
+    assert notify.error == "NOTIFY_SOCKET: Resource temporarily unavailable"
     heard(listener)
-    notify.alive("news")
+    notify.notify_alive("news")
     notify.close()
     assert heard(listener) == [["WATCHDOG=1", "STATUS=news"]]
 

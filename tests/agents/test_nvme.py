@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from agents.collector import NoData, Reading
 from agents.collectors.host import nvme as nvme_log
 from agents.collectors.host.nvme import Nvme
-from agents.node.batches import wire_column
+from agents.node.batches import encode_column
 from pipeline.model.signals import CATALOGUE
 
 MISSING = 2**64 - 1
@@ -198,5 +198,5 @@ def test_no_bytes_do_more_than_be_too_few(data: bytes) -> None:
         assert len(data) < 512
         return
     for name in nvme_log.GAUGES:
-        wire_column(CATALOGUE[name], np.array([found[name]]))
+        encode_column(CATALOGUE[name], np.array([found[name]]))
     assert all(isinstance(found[name], int) for name in nvme_log.COUNTERS)

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from agents.collector import Collector, Device, NoData, Reading
-from agents.node.agent import once, render_once
 from agents.node.health import status_file
-from agents.node.health.report import open_fitness
-from agents.node.once import slow_disk
+from agents.node.health.report import open_health
+from agents.node.once import describe_slow_disk, print_once, read_once
 from pipeline.config.sections import Agent, Config, Spool
 from pipeline.model.records import Event, Origin
 
@@ -31,14 +30,14 @@ def config(tmp_path: Path) -> Config:
 
 
 def test_once_says_per_collector_what_it_brought_or_why_not(config: Config) -> None:
-    looks = {look.collector: look for look in once(config)}
+    looks = {look.collector: look for look in read_once(config)}
     assert looks["host"].readings[0].entities == ("node:n1",)
-    assert looks["network"].trouble.startswith("no data: no network interface")
-    assert looks["nvml"].readings or looks["nvml"].trouble.startswith("no data: ")
+    assert looks["network"].problem.startswith("no data: no network interface")
+    assert looks["nvml"].readings or looks["nvml"].problem.startswith("no data: ")
 
 
 def test_json_is_json_and_troubles_go_to_stderr_too(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
-    assert render_once(config, "json") == 0
+    assert print_once(config, "json") == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
     assert document["node"] == "n1"
@@ -52,36 +51,36 @@ def test_a_slow_disk_of_the_running_agent_is_said_on_stderr(
     tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = replace(config, spool=Spool(tmp_path / "spool"))
-    render_once(config, "json")
+    print_once(config, "json")
     assert "spool:" not in capsys.readouterr().err
-    status_file.in_spool(tmp_path / "spool", "n1").parent.mkdir(parents=True)
+    status_file.spool_status_path(tmp_path / "spool", "n1").parent.mkdir(parents=True)
     now = time.time_ns() // 1000
-    fitness = open_fitness(config, Origin("local", "n1", bytes(16), False), lambda subject, text: None, {})
+    fitness = open_health(config, Origin("local", "n1", bytes(16), False), lambda subject, text: None, {})
     slow = {"state": "active", "since": now, "seconds": 7.0, "waiting": 9, "lost": 0}
-    fitness.take((), [Event(now, "node:n1", "disk_slow", slow)], (), now)
-    render_once(config, "json")
+    fitness.update((), [Event(now, "node:n1", "disk_slow", slow)], (), now)
+    print_once(config, "json")
     assert "spool: the disk of the spool is slow: a message has waited 7.0 s" in capsys.readouterr().err
 
 
 def test_a_disk_that_gives_no_answer_does_not_hold_it_up(tmp_path: Path, config: Config) -> None:
-    place = status_file.in_spool(tmp_path / "spool", "n1")
+    place = status_file.spool_status_path(tmp_path / "spool", "n1")
     place.parent.mkdir(parents=True)
     os.mkfifo(place)  # opening it waits for a writer that never comes
     began = time.monotonic()
-    assert "has given no answer for 2 s" in slow_disk(replace(config, spool=Spool(tmp_path / "spool")))
+    assert "has not responded for 2 s" in describe_slow_disk(replace(config, spool=Spool(tmp_path / "spool")))
     assert time.monotonic() - began < 10.0
     os.close(os.open(place, os.O_RDWR | os.O_NONBLOCK))
 
 
 def test_jsonl_has_one_entity_per_line(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
-    render_once(config, "jsonl")
+    print_once(config, "jsonl")
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert "node:n1" in {row["entity"] for row in rows}
     assert all(row["time"].endswith("Z") and len(row["time"]) == 27 for row in rows)
 
 
 def test_csv_has_one_signal_per_line_with_its_unit(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
-    render_once(config, "csv")
+    print_once(config, "csv")
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     uptime = next(row for row in rows if row["signal"] == "node.uptime")
     assert (uptime["entity"], uptime["unit"]) == ("node:n1", "s")
@@ -89,7 +88,7 @@ def test_csv_has_one_signal_per_line_with_its_unit(config: Config, capsys: pytes
 
 
 def test_the_table_shows_missing_as_a_dash(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
-    render_once(config, "table")
+    print_once(config, "table")
     out = capsys.readouterr().out
     assert "node:n1" in out
     assert "node.memory_total" in out
@@ -143,7 +142,7 @@ def test_a_collector_that_fails_or_hangs_is_exit_code_1_and_the_others_are_print
 ) -> None:
     one = Scripted(does=does, deadline=0.3)
     try:
-        assert render_once(config, "table", [one, Other()]) == code
+        assert print_once(config, "table", [one, Other()]) == code
     finally:
         one._released.set()
     out, err = capsys.readouterr()
@@ -154,11 +153,11 @@ def test_a_collector_that_fails_or_hangs_is_exit_code_1_and_the_others_are_print
 def test_nobody_waits_for_the_longest_deadline_when_a_short_one_hangs(config: Config) -> None:
     one, began = Scripted(does="hangs", deadline=0.3), time.monotonic()
     try:
-        looks = {look.collector: look for look in once(config, [one, Other(deadline=30.0)])}
+        looks = {look.collector: look for look in read_once(config, [one, Other(deadline=30.0)])}
     finally:
         one._released.set()
     assert time.monotonic() - began < 10
-    assert (looks["scripted"].failed, looks["other"].trouble) == (True, "")
+    assert (looks["scripted"].failed, looks["other"].problem) == (True, "")
 
 
 def test_each_has_its_own_deadline_however_short_the_others_are(config: Config) -> None:
@@ -166,19 +165,19 @@ def test_each_has_its_own_deadline_however_short_the_others_are(config: Config) 
     threading.Timer(1.0, late._released.set).start()  # long after the other was given up
     one = Scripted(does="hangs", deadline=0.2)
     try:
-        looks = {look.collector: look for look in once(config, [one, late])}
+        looks = {look.collector: look for look in read_once(config, [one, late])}
     finally:
         one._released.set()
-    assert looks["scripted"].trouble == "hung: no answer within 0.2 s"
+    assert looks["scripted"].problem == "hung: no answer within 0.2 s"
     assert looks["other"].readings
 
 
 def test_the_table_says_what_a_dash_means_where_there_is_one(
     config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    render_once(config, "table", [Scripted(does="gap")])
+    print_once(config, "table", [Scripted(does="gap")])
     out, err = capsys.readouterr()
     assert any(line.split() == ["node.load5", "-", "1"] for line in out.splitlines())
-    assert err.splitlines()[-1].startswith("- : not measured in one look, or not supported;")
-    render_once(config, "json", [Scripted(does="gap")])
+    assert err.splitlines()[-1].startswith("- : not measured in one reading, or not supported;")
+    print_once(config, "json", [Scripted(does="gap")])
     assert capsys.readouterr().err == ""

@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from agents.node.uplink.streams import Pace, Stream
+from agents.node.uplink.streams import CatchUpLimiter, SendStream
 from pipeline.transport import Message, Partition, wire
 
 SECOND = 1_000_000
@@ -14,74 +14,74 @@ START = 1_800_000_000 * SECOND
 PARTITION = Partition("telemetry.v1", "n1", "ab" * 16)
 
 
-def backlog(count: int, every: float = 1.0, start: int = START) -> Stream:
+def backlog(count: int, every: float = 1.0, start: int = START) -> SendStream:
     """A stream of which `count` messages wait, one made each `every` seconds."""
     made = [start + round(i * every * SECOND) for i in range(count)]
     values = [wire.seal(b"x", wire.TELEMETRY_KIND, bytes(16), i, sent) for i, sent in enumerate(made)]
-    return Stream(PARTITION, 0, deque(Message(PARTITION, i, value) for i, value in enumerate(values)))
+    return SendStream(PARTITION, 0, deque(Message(PARTITION, i, value) for i, value in enumerate(values)))
 
 
-def sent(pace: Pace, stream: Stream, seconds: float, begin: float = 1000.0, trouble: bool = False) -> int:
+def sent(pace: CatchUpLimiter, stream: SendStream, seconds: float, begin: float = 1000.0, trouble: bool = False) -> int:
     """Messages that go out in so many seconds, with a turn every half second."""
     count, turns = 0, round(seconds * 2)
     for turn in range(turns):
         now = begin + turn / 2
-        pace.turn(now, trouble)
-        while stream.ahead and pace.admits(stream, now):
-            stream.skip()
+        pace.update_link(now, trouble)
+        while stream.ahead and pace.allow(stream, now):
+            stream.skip_next()
             count += 1
     return count
 
 
 def test_a_backlog_goes_out_at_the_chosen_multiple_of_real_time() -> None:
-    assert sent(Pace(20.0), backlog(10_000), 60) == pytest.approx(20 * 60, rel=0.05)
+    assert sent(CatchUpLimiter(20.0), backlog(10_000), 60) == pytest.approx(20 * 60, rel=0.05)
 
 
 @pytest.mark.parametrize("every", [0.1, 5.0, 60.0])
 def test_the_multiple_is_one_of_time_however_often_messages_were_made(every: float) -> None:
-    assert sent(Pace(20.0), backlog(20_000, every), 60) == pytest.approx(20 * 60 / every, rel=0.1)
+    assert sent(CatchUpLimiter(20.0), backlog(20_000, every), 60) == pytest.approx(20 * 60 / every, rel=0.1)
 
 
 def test_a_node_without_backlog_is_never_held_back() -> None:
-    pace, stream = Pace(20.0, jitter=600.0, draw=lambda: 1.0), backlog(0)
+    pace, stream = CatchUpLimiter(20.0, jitter=600.0, draw=lambda: 1.0), backlog(0)
     for second in range(120):
         stream.ahead.extend(backlog(1, start=START + second * SECOND).ahead)
-        pace.turn(5000.0 + second, trouble=False)
-        assert pace.admits(stream, 5000.0 + second)
-        stream.skip()
+        pace.update_link(5000.0 + second, troubled=False)
+        assert pace.allow(stream, 5000.0 + second)
+        stream.skip_next()
 
 
 def test_while_there_is_trouble_no_more_goes_out_than_arises() -> None:
-    assert sent(Pace(20.0), backlog(10_000), 60, trouble=True) == pytest.approx(60, abs=3)
+    assert sent(CatchUpLimiter(20.0), backlog(10_000), 60, trouble=True) == pytest.approx(60, abs=3)
 
 
 def test_after_trouble_each_node_waits_a_share_of_the_jitter_that_it_draws_itself() -> None:
     for share in (0.0, 0.5, 1.0):
-        pace, stream = Pace(20.0, jitter=10.0, draw=lambda share=share: share), backlog(10_000)
+        pace, stream = CatchUpLimiter(20.0, jitter=10.0, draw=lambda share=share: share), backlog(10_000)
         sent(pace, stream, 5, trouble=True)
         expected = 10 * share + 20 * (30 - 10 * share)
         assert sent(pace, stream, 30, begin=1005.0) == pytest.approx(expected, rel=0.08)
 
 
 def test_a_hole_of_days_is_not_waited_for() -> None:
-    pace, stream = Pace(20.0), backlog(10)
+    pace, stream = CatchUpLimiter(20.0), backlog(10)
     stream.ahead.extend(backlog(10, start=START + 3 * 86400 * SECOND).ahead)
     assert sent(pace, stream, 6) == 20
 
 
 def test_what_is_sent_again_costs_nothing() -> None:
-    pace, stream = Pace(20.0), backlog(1000)
+    pace, stream = CatchUpLimiter(20.0), backlog(1000)
     first = sent(pace, stream, 10)
     stream.ahead = backlog(1000).ahead
-    stream.allowance = 1e-9
+    stream.allowance.seconds = 1e-9
     assert sent(pace, stream, 0.5, begin=1010.0) >= first
 
 
 def test_a_clock_that_was_set_back_holds_nothing_up() -> None:
-    pace, stream = Pace(20.0), backlog(10)
+    pace, stream = CatchUpLimiter(20.0), backlog(10)
     stream.ahead.extend(backlog(100, start=START - 7200 * SECOND).ahead)
     assert sent(pace, stream, 3) == 110
 
 
 def test_without_limits_everything_goes_out_at_once() -> None:
-    assert sent(Pace(), backlog(5000), 0.5) == 5000
+    assert sent(CatchUpLimiter(), backlog(5000), 0.5) == 5000

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agents.node.spool.spool import Spool
-from agents.node.uplink.sender import Sender
-from agents.node.uplink.streams import BURST_S, Pace
+from agents.node.uplink.sender import SpoolSender
+from agents.node.uplink.streams import BURST_S, CatchUpLimiter
 from pipeline.model.records import TELEMETRY
 from pipeline.transport import wire
 from tests.kafka_broker import Address
@@ -26,12 +26,12 @@ def test_a_backlog_leaves_whole_and_at_the_chosen_multiple_of_the_time_in_which_
     with Spool(tmp_path, "n0", TELEMETRY) as spool:
         for second in range(SECONDS):
             spool.append(bytes(2000), wire.TELEMETRY_KIND, 1_800_000_000_000_000 + second * 1_000_000)
-    sender = Sender(tmp_path, ["n0"], make_topics(kafka), lambda _: None, pace=Pace(MULTIPLE))
+    sender = SpoolSender(tmp_path, ["n0"], make_topics(kafka), lambda _: None, limiter=CatchUpLimiter(MULTIPLE))
     began = time.monotonic()
     sender.start()
     try:
-        ticket = sender.ask()
-        while not sender.settled(ticket):
+        ticket = sender.request_flush()
+        while not sender.is_flushed(ticket):
             assert time.monotonic() - began < LIMIT_S
             time.sleep(0.01)  # the broker's turn
         took = time.monotonic() - began

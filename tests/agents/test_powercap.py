@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agents.collector import NoData
 from agents.collectors.host.powercap import Powercap
-from agents.node.batches import check
+from agents.node.batches import check_reading
 
 MISSING = np.iinfo(np.uint64).max
 RANGE = 262_143_328_850
@@ -42,7 +42,7 @@ def root(tmp_path: Path) -> Path:
 
 def energies(powercap: Powercap) -> dict[str, int]:
     (reading,) = powercap.read()
-    check(reading, powercap.inventory())
+    check_reading(reading, powercap.inventory())
     assert powercap.inventory().keys() == set(reading.entities)
     assert reading.columns["sensor.energy"].dtype == np.uint64
     return dict(zip(reading.entities, map(int, reading.columns["sensor.energy"]), strict=True))

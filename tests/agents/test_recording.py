@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import fleetpulse
 from agents.collector import Collector, Device, NoData, Reading
 from agents.collectors.host.host import Host
-from agents.node.workers.pool import Delivery, Looking
+from agents.node.workers.pool import ReadResult, WorkerPool
 from agents.recording import files as writing
 from agents.recording.files import RecordingWriter, telemetry
 from agents.recording.playback import Tape, collectors, column, renamed
@@ -66,9 +66,9 @@ def gpus(power: Sequence[float], energy: Sequence[int], *events: Event) -> Readi
 def recorded(directory: Path, script: Sequence[Reading | Exception]) -> Path:
     """One look per second at a card, written as `fleetpulse record` does."""
     card = Card(script=script)
-    looking, writer = Looking([card], "n1"), RecordingWriter(directory, "n1", 1.0, [card])
+    looking, writer = WorkerPool([card], "n1"), RecordingWriter(directory, "n1", 1.0, [card])
     for i in range(len(script)):
-        delivered = looking.tick(T0 + i * SECOND, 5.0, tell=i == 0)
+        delivered = looking.tick(T0 + i * SECOND, 5.0, with_inventory=i == 0)
         writer.tick(T0 + i * SECOND, [(w.collector, d) for w, d in delivered.items()])
     looking.close(1.0)
     writer.close()
@@ -145,7 +145,7 @@ def test_what_two_collectors_know_of_one_device_is_put_together(tmp_path: Path) 
     writer = RecordingWriter(tmp_path, "n1", 1.0, [one, other])
     for tick in range(2):
         told = ({"gpu:n1.0": Device(("node:n1",), {"serial": "S"})}, {"gpu:n1.0": Device((), {"slot": "3"})})
-        looks = [(c, Delivery("ok", inventory=i)) for c, i in zip((one, other), told, strict=True)]
+        looks = [(c, ReadResult("ok", inventory=i)) for c, i in zip((one, other), told, strict=True)]
         writer.tick(T0 + tick * SECOND, looks)
     writer.close()
     found = read_topology(tmp_path / "topology.toml")
@@ -157,7 +157,7 @@ def test_two_collectors_of_one_class_share_the_lines_of_their_devices(tmp_path: 
     writer = RecordingWriter(tmp_path, "n1", 1.0, [card])
     power = Reading("gpu", ("gpu:n1.0",), {"gpu.power": np.array([5.0])})
     energy = Reading("gpu", ("gpu:n1.1", "gpu:n1.0"), {"gpu.energy": np.array([7, 8])})
-    writer.tick(T0, [(card, Delivery("ok", readings=(power, energy)))])
+    writer.tick(T0, [(card, ReadResult("ok", readings=(power, energy)))])
     writer.close()
     rows = [(row.entity, row.values) for row in telemetry(tmp_path / "telemetry-gpu.csv")]
     assert rows == [("gpu:n1.0", {"gpu.power": "5", "gpu.energy": "8"}), ("gpu:n1.1", {"gpu.energy": "7"})]
@@ -169,7 +169,7 @@ def test_what_a_recording_remembers_is_bounded(tmp_path: Path, monkeypatch: pyte
     writer = RecordingWriter(tmp_path, "n1", 1.0, [card])
     for tick in range(10):
         there = {f"gpu:n1.{tick * 10 + i}": Device() for i in range(10)}
-        writer.tick(T0 + tick * SECOND, [(card, Delivery("ok", inventory=there))])
+        writer.tick(T0 + tick * SECOND, [(card, ReadResult("ok", inventory=there))])
     writer.close()
     assert len(json.loads((tmp_path / "recording.json").read_text())["collectors"]["card"]["entities"]) == 50
 
@@ -344,7 +344,7 @@ def test_only_entities_of_the_recorded_node_are_renamed() -> None:
 def test_a_collectors_troubles_are_played_as_they_were(tmp_path: Path) -> None:
     sound = gpus([1, 2], [3, 4])
     directory, hand = recorded(tmp_path, [sound, OSError("the bus fell"), sound, NoData("no card")]), Hand()
-    looking = Looking(collectors(Tape(directory, 1.0, hand)), "n1", 1.0, hand)
+    looking = WorkerPool(collectors(Tape(directory, 1.0, hand)), "n1", 1.0, hand)
     said = []
     for i in range(4):
         hand.at = 100.0 + i
@@ -358,7 +358,7 @@ def test_a_hang_begins_a_deadline_before_it_is_told_and_ends_as_it_did(tmp_path:
     writer = RecordingWriter(tmp_path, "n1", 1.0, [card])
     for i, state in enumerate(("ok", "ok", "", "", "hung", "hung", "ok")):
         found = (gpus([i, i], [i, i]),) if state == "ok" else ()
-        looks = [(card, Delivery(state, readings=found, inventory=card.inventory()))] if state else []
+        looks = [(card, ReadResult(state, readings=found, inventory=card.inventory()))] if state else []
         writer.tick(T0 + i * SECOND, looks)
     writer.close()
     (played,) = collectors(Tape(tmp_path, 10.0, hand))

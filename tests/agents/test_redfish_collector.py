@@ -17,8 +17,8 @@ from agents.collectors.bmc import redfish_events as listening
 from agents.collectors.bmc import redfish_poller as watching
 from agents.collectors.bmc.redfish import Redfish
 from agents.collectors.bmc.redfish_settings import Bmc
-from agents.node.batches import wire_column
-from agents.node.workers.pool import Looking
+from agents.node.batches import encode_column
+from agents.node.workers.pool import WorkerPool
 from pipeline.model.records import SECOND, Event
 from pipeline.model.signals import CATALOGUE, kinds_of_class
 from tests.agents.redfish_double import Double
@@ -154,7 +154,7 @@ def test_every_reading_keeps_the_contract(double: Double, watch: Watch) -> None:
             assert set(reading.columns) <= set(Redfish.signals)
             for name, values in reading.columns.items():
                 assert CATALOGUE[name].device_class == reading.device_class
-                known = wire_column(CATALOGUE[name], values)
+                known = encode_column(CATALOGUE[name], values)
                 assert (known == known).any()
         time.sleep(0.1)
     assert seen == {"coolant", "leak", "power", "bmc"}
@@ -425,7 +425,7 @@ def test_a_counter_that_no_entity_gave_is_missing() -> None:
 @pytest.mark.slow
 def test_looks_that_tell_of_other_entities_each_time_do_not_tell_the_inventory_anew(double: Double) -> None:
     double.service.login = False
-    looking = Looking([Redfish(bmcs=(Bmc("b1", double.url, allow_http=True, fast=0.2, sensors=0.6),))], "n1")
+    looking = WorkerPool([Redfish(bmcs=(Bmc("b1", double.url, allow_http=True, fast=0.2, sensors=0.6),))], "n1")
     told, seen, changes = list[Any](), tuple[str, ...](), 0
     until = time.monotonic() + 2 * PATIENCE
     while changes < 8 and time.monotonic() < until:

@@ -13,8 +13,8 @@ import pytest
 
 from agents.node.spool.spool import Spool
 from agents.node.uplink import sender as flow
-from agents.node.uplink.client import Client, Times
-from agents.node.uplink.sender import Sender
+from agents.node.uplink.client import ClientTimeouts, KafkaSendClient
+from agents.node.uplink.sender import SpoolSender
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import EVENTS, TELEMETRY
@@ -23,8 +23,8 @@ from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import delete_topics, kafka_of, make_topic, make_topics, read
 from tests.until import until
 
-SHORT = Times(delivery=2.0, request=1.0, block=0.3, helpless=2.0)
-"""So that an outage that outlasts them takes seconds; what is the product's own is Times()."""
+SHORT = ClientTimeouts(delivery=2.0, request=1.0, block=0.3, blocked=2.0)
+"""So that an outage that outlasts them takes seconds; what is the product's own is ClientTimeouts()."""
 I_O = "-network-thread"
 pytestmark = pytest.mark.refusals
 
@@ -35,7 +35,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder, self.said = folder, list[str]()
         self.spools: dict[tuple[str, str], Spool] = {}
-        self.senders: list[Sender] = []
+        self.senders: list[SpoolSender] = []
 
     def add(self, count: int, node: str = "n0", topic: str = TELEMETRY, size: int = 2000, **more: Any) -> None:
         """Spools messages made at 0, 1, 2, ... us."""
@@ -45,9 +45,9 @@ class Site:
             spool.append(bytes([spool.next % 251]) * size, wire.TELEMETRY_KIND, spool.next)
         spool.sync()
 
-    def send(self, kafka: Kafka, times: Times = SHORT) -> Sender:
+    def send(self, kafka: Kafka, times: ClientTimeouts = SHORT) -> SpoolSender:
         nodes = sorted({node for node, _ in self.spools})
-        self.senders.append(Sender(self.folder, nodes, kafka, self.said.append, times=times))
+        self.senders.append(SpoolSender(self.folder, nodes, kafka, self.said.append, timeouts=times))
         self.senders[-1].start()
         return self.senders[-1]
 
@@ -65,9 +65,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made.close()
 
 
-def all_arrive(sender: Sender, seconds: float = 30.0) -> None:
-    ticket = sender.ask()
-    until(lambda: sender.settled(ticket), seconds)
+def all_arrive(sender: SpoolSender, seconds: float = 30.0) -> None:
+    ticket = sender.request_flush()
+    until(lambda: sender.is_flushed(ticket), seconds)
 
 
 def sequences(address: Address, topic: str = TELEMETRY, node: str = "n0") -> list[int]:
@@ -86,9 +86,9 @@ def test_what_is_acknowledged_is_in_the_topic_once_and_in_order_under_its_node(k
     site.add(200)
     all_arrive(sender)
     assert sequences(kafka) == list(range(3200))
-    assert sender.flow.sent == 3200
+    assert sender.dispatcher.sent == 3200
     assert site.said == []
-    assert sender.trouble() is None
+    assert sender.problem() is None
 
 
 def test_a_restart_goes_on_at_the_cursor(kafka: Address, site: Site) -> None:
@@ -100,7 +100,7 @@ def test_a_restart_goes_on_at_the_cursor(kafka: Address, site: Site) -> None:
     site.add(50)
     second = site.send(settings)
     all_arrive(second)
-    assert second.flow.sent == 50
+    assert second.dispatcher.sent == 50
     assert sequences(kafka) == list(range(100))
 
 
@@ -121,11 +121,11 @@ def test_bytes_in_flight_stay_below_the_bound_however_large_the_backlog(kafka: A
         site.add(4, f"n{node}", size=700_000)
         site.add(200, f"n{node}", EVENTS, size=3000)
     site.add(1, "n0", size=wire.MAX_MESSAGE - wire.ENVELOPE_BYTES)
-    sender = site.send(settings, Times())
+    sender = site.send(settings, ClientTimeouts())
     all_arrive(sender, 60)
-    assert 0 < sender.flow.most <= flow.IN_FLIGHT
-    assert sender.flow.sent == 8 * 204 + 1
-    assert sender.flow.refused == 0
+    assert 0 < sender.dispatcher.peak_in_flight <= flow.IN_FLIGHT
+    assert sender.dispatcher.sent == 8 * 204 + 1
+    assert sender.dispatcher.refused == 0
 
 
 @pytest.mark.slow
@@ -136,12 +136,12 @@ def test_without_a_broker_the_sender_starts_says_why_and_sends_all_when_one_is_t
     own_broker.kill()
     site.add(100)
     sender = site.send(settings)
-    until(sender.trouble)
+    until(sender.problem)
     assert "connection refused" in site.said[0]
     own_broker.start()
     all_arrive(sender)
     assert sorted(set(sequences(own_broker))) == list(range(100))
-    until(lambda: sender.trouble() is None)
+    until(lambda: sender.problem() is None)
     assert len(site.said) == 2
 
 
@@ -155,7 +155,7 @@ def test_a_broker_that_was_killed_gets_everything_when_it_is_back(own_broker: Br
     sender.wake()
     own_broker.kill()
     site.add(500)
-    until(sender.trouble)
+    until(sender.problem)
     own_broker.start()
     all_arrive(sender)
     assert sorted(set(sequences(own_broker))) == list(range(3600))
@@ -172,7 +172,7 @@ def test_a_client_that_hears_nothing_from_a_frozen_broker_is_replaced_and_everyt
     own_broker.freeze()
     site.add(2000)
     sender.wake()
-    until(lambda: sender.clients >= 2 and sender.trouble())
+    until(lambda: sender.clients >= 2 and sender.problem())
     assert len(threads()) == 1
     assert "does not answer" in site.said[0]
     own_broker.thaw()
@@ -210,7 +210,7 @@ def test_a_message_too_large_for_the_topic_is_passed_over_and_told_and_its_neigh
     sender = site.send(kafka_of(kafka))
     all_arrive(sender)
     assert sorted(set(sequences(kafka))) == [0, 2, 3, 5]
-    assert sender.flow.refused == 2
+    assert sender.dispatcher.refused == 2
     (line,) = site.said
     assert "max.message.bytes" in line
     first, second = sender.take_events()
@@ -234,7 +234,7 @@ def test_a_missing_topic_is_named_does_not_hold_the_other_and_gets_everything_on
     site.add(20, topic=EVENTS)
     sender = site.send(settings)
     until(lambda: len(sequences(kafka, EVENTS)) == 20)
-    until(sender.trouble)
+    until(sender.problem)
     assert TELEMETRY in site.said[0]
     assert "fleetpulse init" in site.said[0]
     make_topic(kafka, TELEMETRY, 2)
@@ -247,12 +247,12 @@ def test_ending_in_an_outage_takes_less_than_3_s_leaves_no_thread_and_the_spool_
 ) -> None:
     settings = make_topics(own_broker)
     site.add(10)
-    sender = site.send(settings, Times())
+    sender = site.send(settings, ClientTimeouts())
     all_arrive(sender)
     own_broker.freeze()
     site.add(1000)
     sender.wake()
-    until(lambda: sender.flow.in_flight > 0)
+    until(lambda: sender.dispatcher.in_flight > 0)
     began = time.monotonic()
     sender.close()
     assert time.monotonic() - began < 3
@@ -260,7 +260,7 @@ def test_ending_in_an_outage_takes_less_than_3_s_leaves_no_thread_and_the_spool_
     own_broker.thaw()
     again = site.send(settings)
     all_arrive(again)
-    assert again.flow.sent == 1000
+    assert again.dispatcher.sent == 1000
     assert sorted(set(sequences(own_broker))) == list(range(1010))
 
 
@@ -274,7 +274,7 @@ def test_a_wrong_password_is_told_as_such_and_works_once_its_file_is_mended(
     password.write_text("wrong")
     site.add(10)
     sender = site.send(kafka_of(secure_kafka, password_file=password))
-    until(sender.trouble)
+    until(sender.problem)
     assert "is refused" in site.said[0]
     password.write_text(right.password_file.read_text())
     all_arrive(sender)
@@ -289,11 +289,11 @@ def test_a_mended_password_file_works_at_once_though_the_client_would_be_tried_a
     password = tmp_path / "password"
     password.write_text("wrong")
     site.add(10)
-    sender = site.send(kafka_of(secure_kafka, password_file=password), Times(helpless=600.0))
-    until(sender.trouble)
+    sender = site.send(kafka_of(secure_kafka, password_file=password), ClientTimeouts(blocked=600.0))
+    until(sender.problem)
     password.write_text(right.password_file.read_text())
     all_arrive(sender, 10.0)
-    until(lambda: sender.trouble() is None)
+    until(lambda: sender.problem() is None)
     assert [("is refused" in line, "again" in line) for line in site.said] == [(True, False), (False, True)]
     assert sender.clients == 2
 
@@ -301,26 +301,26 @@ def test_a_mended_password_file_works_at_once_though_the_client_would_be_tried_a
 def test_credentials_that_cannot_be_read_are_an_error_before_anything_starts(site: Site, tmp_path: Path) -> None:
     wanting = Kafka(security_protocol="SASL_SSL", username="u", password_file=tmp_path / "absent")
     with pytest.raises(ConfigError, match="password_file"):
-        Sender(site.folder, ["n0"], wanting, site.said.append)
+        SpoolSender(site.folder, ["n0"], wanting, site.said.append)
     assert threads() == []
 
 
 def test_a_sender_that_was_never_started_can_be_closed(site: Site) -> None:
-    sender = Sender(site.folder, ["n0"], Kafka(), site.said.append)
+    sender = SpoolSender(site.folder, ["n0"], Kafka(), site.said.append)
     sender.close()
     assert threads() == []
 
 
 def test_the_private_parts_of_the_client_that_ending_it_needs_are_there(kafka: Address) -> None:
     """kafka-python is pinned; another version has to pass this, or stalled clients could not be ended."""
-    client = Client(kafka_of(kafka), "test", SHORT, SimpleQueue())
-    assert client.alive
+    client = KafkaSendClient(kafka_of(kafka), "test", SHORT, SimpleQueue())
+    assert client.is_alive
     assert client._producer._sender.is_alive()
     assert callable(client._producer._sender.force_close)
     assert client._producer._metadata.brokers() is not None
     client.close(force=True)
     assert not client._producer._sender.is_alive()
-    assert not client.alive
+    assert not client.is_alive
 
 
 def test_what_cannot_be_read_from_the_spool_does_not_count_as_sent(kafka: Address, site: Site) -> None:
@@ -330,9 +330,9 @@ def test_what_cannot_be_read_from_the_spool_does_not_count_as_sent(kafka: Addres
     segment.rename(away)
     segment.symlink_to(segment)  # a loop: it cannot be opened
     sender = site.send(make_topics(kafka))
-    ticket = sender.ask()
-    until(sender.trouble)
-    assert not sender.settled(ticket)
+    ticket = sender.request_flush()
+    until(sender.problem)
+    assert not sender.is_flushed(ticket)
     away.replace(segment)  # at once: a segment that is absent for a moment is a gap, and rightly settled
-    until(lambda: sender.settled(ticket))
-    assert sender.flow.sent == 3
+    until(lambda: sender.is_flushed(ticket))
+    assert sender.dispatcher.sent == 3

@@ -10,15 +10,15 @@ import pytest
 from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 
 from agents.node.spool.spool import Spool
-from agents.node.uplink.client import Times
-from agents.node.uplink.sender import Sender
+from agents.node.uplink.client import ClientTimeouts
+from agents.node.uplink.sender import SpoolSender
 from pipeline.model.records import TELEMETRY
 from pipeline.transport import wire
 from tests.kafka_broker import Broker
 from tests.kafka_clients import SECONDS, admin_of, make_topics, read
 from tests.kafka_security import ITERATIONS, Security
 
-TIMES = Times(delivery=2.0, request=1.0, block=0.3, helpless=600.0)
+TIMES = ClientTimeouts(delivery=2.0, request=1.0, block=0.3, blocked=600.0)
 """Deliveries fail within seconds; without a mended file no client is made anew for want of one that can send."""
 
 
@@ -39,7 +39,7 @@ def test_a_password_changed_on_the_brokers_is_told_as_refused_and_the_mended_fil
     kafka = make_topics(broker)
     change = UserScramCredentialUpsertion(security.username, ScramMechanism.SCRAM_SHA_512, "another", ITERATIONS)
     spool = Spool(tmp_path / "spool", "n0", TELEMETRY)
-    sender = Sender(tmp_path / "spool", ["n0"], kafka, said.append, times=TIMES)
+    sender = SpoolSender(tmp_path / "spool", ["n0"], kafka, said.append, timeouts=TIMES)
 
     def add() -> None:
         for _ in range(20):
@@ -50,20 +50,20 @@ def test_a_password_changed_on_the_brokers_is_told_as_refused_and_the_mended_fil
     sender.start()
     try:
         add()
-        until(lambda: sender.flow.sent == 20)
+        until(lambda: sender.dispatcher.sent == 20)
         with admin_of(broker) as admin:
             assert admin.alter_user_scram_credentials([change]) == {security.username: None}
         broker.kill()
         add()
         broker.start()
-        until(lambda: "is refused" in (sender.trouble() or ""))
+        until(lambda: "is refused" in (sender.problem() or ""))
         time.sleep(2 * TIMES.delivery)  # deliveries fail meanwhile, which must not be told as another cause
-        assert "is refused" in (sender.trouble() or "")
+        assert "is refused" in (sender.problem() or "")
         security.password_file.write_text("another")
         mended = time.monotonic()
-        until(lambda: sender.flow.sent >= 40)
+        until(lambda: sender.dispatcher.sent >= 40)
         assert time.monotonic() - mended < 5.0
-        until(lambda: sender.trouble() is None)
+        until(lambda: sender.problem() is None)
         assert not [line for line in said if "Expiring" in line or "Timeout" in line]
         assert len({wire.peek(record.value).sequence for record in read(broker, TELEMETRY)}) == 40
     finally:

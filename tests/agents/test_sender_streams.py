@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agents.node.spool.spool import Spool
-from agents.node.uplink.link_state import QUIET_S, Outlook
-from agents.node.uplink.streams import WINDOW, Stream, Streams
-from agents.node.uplink.uplink import only_reader
+from agents.node.uplink.link_state import NO_ACK_S, LinkState
+from agents.node.uplink.streams import WINDOW_BYTES, SendStream, SendStreams
+from agents.node.uplink.uplink import remove_stale_cursors
 from pipeline.config.sections import Kafka
 from pipeline.model.records import EVENTS, TELEMETRY
 from pipeline.transport import Message, Partition, wire
@@ -22,8 +22,8 @@ from tests.kafka_broker import held
 PARTITION = Partition(TELEMETRY, "n0", "0" * 32, True)
 
 
-def stream(count: int, size: int = 100) -> Stream:
-    found = Stream(PARTITION, 0)
+def stream(count: int, size: int = 100) -> SendStream:
+    found = SendStream(PARTITION, 0)
     found.ahead.extend(Message(PARTITION, offset, bytes(size)) for offset in range(count))
     return found
 
@@ -31,46 +31,46 @@ def stream(count: int, size: int = 100) -> Stream:
 def test_only_what_is_acknowledged_without_a_hole_is_done() -> None:
     one = stream(4)
     for _ in range(4):
-        one.hand_out(0.0)
-    one.came_back(2)
-    assert (one.done, one.size) == (0, 300)
-    one.came_back(0)
-    assert one.done == 1
-    one.came_back(1)
-    one.came_back(3)
-    assert (one.done, one.size) == (4, 0)
+        one.mark_sent(0.0)
+    one.mark_returned(2)
+    assert (one.acknowledged, one.in_flight_bytes) == (0, 300)
+    one.mark_returned(0)
+    assert one.acknowledged == 1
+    one.mark_returned(1)
+    one.mark_returned(3)
+    assert (one.acknowledged, one.in_flight_bytes) == (4, 0)
 
 
 def test_a_failure_takes_a_stream_back_to_the_first_message_that_is_not_acknowledged() -> None:
     one = stream(5)
     for _ in range(5):
-        one.hand_out(0.0)
-    one.came_back(0)
+        one.mark_sent(0.0)
+    one.mark_returned(0)
     for offset in (3, 1):
-        one.came_back(offset)
-        one.fail(offset)
-    assert one.done == 1
-    one.came_back(2)
-    one.came_back(4)
+        one.mark_returned(offset)
+        one.request_retry(offset)
+    assert one.acknowledged == 1
+    one.mark_returned(2)
+    one.mark_returned(4)
     one.rewind()
-    assert (one.position, one.done, one.waiting, one.ended) == (1, 1, {}, False)
+    assert (one.position, one.acknowledged, one.in_flight, one.at_end) == (1, 1, {}, False)
 
 
 def test_what_is_known_to_be_gone_is_not_told_again_when_a_stream_goes_back_before_it() -> None:
     one = stream(40)
     for _ in range(10):
-        one.hand_out(0.0)
-    assert one.gone(10, 30) == [(10, 30)]
-    assert one.gone(5, 35) == [(5, 10), (30, 35)]
-    assert one.gone(5, 35) == []
-    assert one.gone(35, 36) == [(35, 36)]
+        one.mark_sent(0.0)
+    assert one.add_gap(10, 30) == [(10, 30)]
+    assert one.add_gap(5, 35) == [(5, 10), (30, 35)]
+    assert one.add_gap(5, 35) == []
+    assert one.add_gap(35, 36) == [(35, 36)]
 
 
 def test_a_window_admits_one_message_however_large_and_no_more_than_it_holds() -> None:
-    one = stream(2, WINDOW)
-    assert one.admits(WINDOW * 2)
-    one.hand_out(0.0)
-    assert not one.admits(1)
+    one = stream(2, WINDOW_BYTES)
+    assert one.fits_window(WINDOW_BYTES * 2)
+    one.mark_sent(0.0)
+    assert not one.fits_window(1)
 
 
 @pytest.fixture
@@ -133,11 +133,11 @@ def test_what_was_dropped_unsent_is_told_with_its_cause_and_reading_goes_on_behi
     filled(spools("n0", max_bytes=40_000), [3000] * 30)
     lost: list[tuple[int, int, str]] = []
     transport = SpoolTransport(tmp_path, "kafka")
-    streams = Streams(transport, lambda _, *gap: lost.append(gap))
-    streams.look()
+    streams = SendStreams(transport, lambda _, *gap: lost.append(gap))
+    streams.refresh()
     (one,) = streams
     assert streams.read_ahead(one)
-    assert lost == [(0, one.next, "spool full")]
+    assert lost == [(0, one.next_offset, "spool full")]
     transport.close()
 
 
@@ -147,14 +147,14 @@ def test_what_another_reader_had_before_us_is_no_gap(spools: Callable[..., Spool
     reader.committed(reader.partitions()[0], 6)
     reader.close()
     filled(spool, [3000] * 3)
-    only_reader(tmp_path, ["n0"], "kafka")
+    remove_stale_cursors(tmp_path, ["n0"], "kafka")
     lost: list[tuple[int, int, str]] = []
     transport = SpoolTransport(tmp_path, "kafka")
-    streams = Streams(transport, lambda _, *gap: lost.append(gap))
-    streams.look()
+    streams = SendStreams(transport, lambda _, *gap: lost.append(gap))
+    streams.refresh()
     (one,) = streams
     assert streams.read_ahead(one)
-    assert one.next > 0
+    assert one.next_offset > 0
     assert lost == []
     transport.close()
 
@@ -174,9 +174,9 @@ def test_only_the_other_transports_cursors_of_the_named_nodes_are_removed(
     def left() -> list[str]:
         return sorted(f"{p.parts[-4]} {p.stem}" for p in tmp_path.glob("*/*/*/*.cursor"))
 
-    only_reader(tmp_path, ["n0", "absent"], "kafka")
+    remove_stale_cursors(tmp_path, ["n0", "absent"], "kafka")
     assert left() == ["n0 kafka"] * 2 + ["n1 kafka"] * 2 + ["n1 pipeline"] * 2
-    only_reader(tmp_path, ["n1"], "spool")
+    remove_stale_cursors(tmp_path, ["n1"], "spool")
     assert left() == ["n0 kafka"] * 2 + ["n1 pipeline"] * 2
 
 
@@ -184,39 +184,39 @@ def test_only_the_other_transports_cursors_of_the_named_nodes_are_removed(
 def outlook() -> Iterator[SimpleNamespace]:
     said: list[str] = []
     with held() as port:  # nobody listens there, and nobody else will
-        made = Outlook(Kafka(bootstrap_servers=f"127.0.0.1:{port.getsockname()[1]}"), said.append)
+        made = LinkState(Kafka(bootstrap_servers=f"127.0.0.1:{port.getsockname()[1]}"), said.append)
         yield SimpleNamespace(it=made, said=said)
         made.close()
 
 
-def weigh(outlook: Outlook, streams: list[Stream], now: float) -> None:
+def weigh(outlook: LinkState, streams: list[SendStream], now: float) -> None:
     """As the sender does once a second; the cause is asked for in a thread of its own."""
-    outlook.weigh(streams, now, None)
-    if outlook._question is not None:
-        outlook._question.join(10)
-        outlook.weigh(streams, now, None)
+    outlook.update(streams, now, None)
+    if outlook._lookup is not None:
+        outlook._lookup.join(10)
+        outlook.update(streams, now, None)
 
 
 @pytest.mark.refusals
 def test_silence_of_the_brokers_is_told_once_with_its_cause_and_once_when_it_ends(outlook: SimpleNamespace) -> None:
     one = stream(1)
-    one.hand_out(100.0)
-    weigh(outlook.it, [one], 100.0 + QUIET_S)
+    one.mark_sent(100.0)
+    weigh(outlook.it, [one], 100.0 + NO_ACK_S)
     assert outlook.said == []
     for second in range(1, 60):
-        weigh(outlook.it, [one], 100.0 + QUIET_S + second)
-    one.came_back(0)
+        weigh(outlook.it, [one], 100.0 + NO_ACK_S + second)
+    one.mark_returned(0)
     weigh(outlook.it, [one], 200.0)
     assert len(outlook.said) == 2
     assert "connection refused" in outlook.said[0]
-    assert "kept in the spool" in outlook.said[0]
-    assert outlook.said[1] == "messages get through again"
-    assert outlook.it.trouble is None
+    assert "stay in the spool" in outlook.said[0]
+    assert outlook.said[1] == "messages arrive again"
+    assert outlook.it.problem is None
 
 
 def test_a_refused_message_is_told_once_per_topic_and_reason_with_the_mend(outlook: SimpleNamespace) -> None:
     for _ in range(3):
-        outlook.it.refused(stream(1), 5000, ValueError())
+        outlook.it.log_refused(stream(1), 5000, ValueError())
     (line,) = outlook.said
     assert "5000 bytes" in line
     assert "max.message.bytes of at least 9096" in line

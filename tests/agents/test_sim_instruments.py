@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agents.collector import Reading
-from agents.node.edge import Edge
+from agents.node.edge.rules import EdgeRules
 from agents.sim.faults.cooling import CoolantLeak, CoolantLoss
 from agents.sim.faults.telemetry import SensorFault
 from agents.sim.fleet import FleetSimulator
@@ -115,13 +115,13 @@ def test_a_failing_pump_makes_the_events_of_the_edge_rules() -> None:
 def test_what_the_simulator_tells_is_what_the_edge_rules_say_of_its_columns() -> None:
     pump = Line(CoolantLoss(flow=0.45, ramp=8.0), 300.0, 500.0, "cdu:sim-c1")
     leak = Line(CoolantLeak(loss=0.3, wet=0.5), 620.0, 700.0, "rack:sim-r1")
-    simulator, edge = FleetSimulator(Scenario(780.0, 1.0, None, Fleet(2, 8), (pump, leak)), SEED), Edge(Settings())
+    simulator, edge = FleetSimulator(Scenario(780.0, 1.0, None, Fleet(2, 8), (pump, leak)), SEED), EdgeRules(Settings())
     said, told = [], []
     for chunk in simulator.chunks():
         told += [e for _, e in chunk.events if e.kind in ("flow_collapse", "pressure_collapse", "leak")]
         for k, time in enumerate(chunk.times.tolist()):
             columns = {c: {n: v[k] for n, v in chunk.columns[c].items()} for c in ("coolant", "leak")}
-            said += edge.take(time, [Reading(c, chunk.entities[c], columns[c]) for c in columns])
+            said += edge.evaluate(time, [Reading(c, chunk.entities[c], columns[c]) for c in columns])
     for mine, other in zip(
         sorted(told, key=_key), sorted((e for e in said if e.kind != "temperature_rise"), key=_key), strict=True
     ):
@@ -138,12 +138,12 @@ def _key(event: Event) -> tuple[str, str, str]:
 
 def test_gpus_that_lose_their_coolant_are_told_as_the_rule_of_temperatures_would() -> None:
     pump = Line(CoolantLoss(flow=0.1, ramp=8.0), 300.0, 500.0, "cdu:sim-c1")
-    simulator, edge = FleetSimulator(Scenario(420.0, 1.0, None, Fleet(2, 8), (pump,)), SEED), Edge(Settings())
+    simulator, edge = FleetSimulator(Scenario(420.0, 1.0, None, Fleet(2, 8), (pump,)), SEED), EdgeRules(Settings())
     said, told = [], []
     for chunk in simulator.chunks():
         told += [e for _, e in chunk.events if e.kind == "temperature_rise"]
         for k, time in enumerate(chunk.times.tolist()):
-            said += edge.take(time, [Reading("gpu", chunk.entities["gpu"], _row(chunk.columns["gpu"], k))])
+            said += edge.evaluate(time, [Reading("gpu", chunk.entities["gpu"], _row(chunk.columns["gpu"], k))])
     assert sorted(map(_key, told)) == sorted(map(_key, said))
     assert len(told) == 32
     for mine, other in zip(sorted(told, key=_key), sorted(said, key=_key), strict=True):

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.node.spool.accepted_count import AcceptedCount, folder
-from agents.node.spool.writer import BITE, SLOW, Stream, WaitingMessages
+from agents.node.spool.accepted_count import AcceptedCount, memory_folder
+from agents.node.spool.writer import DISK_SLOW, WRITE_BYTES, MessageQueue, TopicWriter
 from pipeline.config.sections import Spool as Settings
 from pipeline.model.records import EVENTS, TELEMETRY, Event, Origin
 from pipeline.transport import Message, wire
@@ -200,52 +200,56 @@ def test_an_agent_starts_though_its_disk_does_not_answer(node: Node, drain: Drai
 
 
 def test_the_queue_gives_up_the_oldest_beyond_its_bytes_and_counts_them_before_what_is_left() -> None:
-    queue = WaitingMessages(10, 600, lambda: 0.0)
+    queue = MessageQueue(10, 600, lambda: 0.0)
     for i in range(6):
         queue.add(b"%03d" % i, 1, i)
-    assert (queue.given_up, queue.count) == (3, 3)
-    dropped, taken = queue.take()
+    assert (queue.dropped, queue.count) == (3, 3)
+    dropped, taken = queue.take_oldest()
     assert (dropped, [m.made for m in taken]) == (3, [3, 4, 5])
-    queue.finish()
+    queue.mark_handled()
     assert (queue.handled, queue.accepted, queue.empty) == (6, 6, True)
 
 
 def test_the_queue_gives_up_what_waited_too_long_but_never_the_newest() -> None:
     now = [0.0]
-    queue = WaitingMessages(1 << 20, 5, lambda: now[0])
+    queue = MessageQueue(1 << 20, 5, lambda: now[0])
     for second in (0, 1, 20):
         now[0] = second
         queue.add(b"x", 1, second)
-    assert [m.made for m in queue.take()[1]] == [20]
-    assert queue.given_up == 2
+    assert [m.made for m in queue.take_oldest()[1]] == [20]
+    assert queue.dropped == 2
 
 
 def test_one_bite_is_bounded_and_a_larger_message_is_taken_alone() -> None:
-    queue = WaitingMessages(8 << 20, 600, lambda: 0.0)
-    for size in (BITE + 1, BITE - 1, 1, 1):
+    queue = MessageQueue(8 << 20, 600, lambda: 0.0)
+    for size in (WRITE_BYTES + 1, WRITE_BYTES - 1, 1, 1):
         queue.add(bytes(size), 1, size)
-    assert [[m.made for m in queue.take()[1]] for _ in range(3)] == [[BITE + 1], [BITE - 1, 1], [1]]
+    assert [[m.made for m in queue.take_oldest()[1]] for _ in range(3)] == [
+        [WRITE_BYTES + 1],
+        [WRITE_BYTES - 1, 1],
+        [1],
+    ]
 
 
 def test_the_age_is_that_of_the_oldest_message_also_while_it_is_being_written() -> None:
     now = [0.0]
-    queue = WaitingMessages(1 << 20, 600, lambda: now[0])
-    assert queue.age() == 0
+    queue = MessageQueue(1 << 20, 600, lambda: now[0])
+    assert queue.oldest_age() == 0
     queue.add(b"x", 1, 0)
-    queue.take()
+    queue.take_oldest()
     now[0] = 7.0
     queue.add(b"y", 1, 0)
-    assert queue.age() == 7
-    queue.finish()
-    assert queue.age() == 0
+    assert queue.oldest_age() == 7
+    queue.mark_handled()
+    assert queue.oldest_age() == 0
 
 
 def test_the_count_of_what_was_accepted_outlives_the_process_and_belongs_to_one_epoch(tmp_path: Path) -> None:
     first, epoch = AcceptedCount(tmp_path / "spool", tmp_path), bytes(range(16))
-    first.begin(epoch, 100, 0)
-    first.set(7)
-    assert AcceptedCount(tmp_path / "spool", tmp_path).left() == (epoch, 107)
-    assert AcceptedCount(tmp_path / "other", tmp_path).left() is None
+    first.start_count(epoch, 100, 0)
+    first.set_accepted(7)
+    assert AcceptedCount(tmp_path / "spool", tmp_path).read_previous() == (epoch, 107)
+    assert AcceptedCount(tmp_path / "other", tmp_path).read_previous() is None
     first.close(keep=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -253,21 +257,21 @@ def test_the_count_of_what_was_accepted_outlives_the_process_and_belongs_to_one_
 def test_what_waited_for_an_epoch_that_cannot_go_on_is_a_gap_of_the_next_one(tmp_path: Path) -> None:
     """A gap at the end of an epoch, as a kill between it and the next record leaves, ends the epoch."""
     settings = Settings(tmp_path / "spool", free_bytes=0)
-    before = Stream(TELEMETRY, settings, Origin("s", "n1", bytes(16), False), tmp_path)
+    before = TopicWriter(TELEMETRY, settings, Origin("s", "n1", bytes(16), False), tmp_path)
     before.open()
     assert before.spool is not None
     before.spool.append_many([b"a", b"b"], 1, 0)
-    before.spool.skip(3, SLOW)
-    before.accepted.set(9)
+    before.spool.skip_sequences(3, DISK_SLOW)
+    before.accepted.set_accepted(9)
     before.spool.close()
-    after = Stream(TELEMETRY, settings, Origin("s", "n1", bytes(16), False), tmp_path)
+    after = TopicWriter(TELEMETRY, settings, Origin("s", "n1", bytes(16), False), tmp_path)
     after.open()
     assert after.spool is not None
     assert after.spool.epoch != before.spool.epoch
     assert (after.spool.next, after.lost) == (4, 4)
     after.accepted.close(keep=True)
     after.spool.close()
-    again = Stream(TELEMETRY, settings, Origin("s", "n1", bytes(16), False), tmp_path)
+    again = TopicWriter(TELEMETRY, settings, Origin("s", "n1", bytes(16), False), tmp_path)
     again.open()
     assert again.lost == 0
 
@@ -275,11 +279,11 @@ def test_what_waited_for_an_epoch_that_cannot_go_on_is_a_gap_of_the_next_one(tmp
 @pytest.mark.parametrize("content", [b"", b"FPA1", bytes(64), bytes(range(200, 236))])
 def test_a_count_that_is_damaged_counts_nothing(tmp_path: Path, content: bytes) -> None:
     count = AcceptedCount(tmp_path / "spool", tmp_path)
-    count.begin(bytes(16), 1 << 40, 0)
+    count.start_count(bytes(16), 1 << 40, 0)
     count.close(keep=True)
     (path,) = tmp_path.iterdir()
     path.write_bytes(content)
-    assert AcceptedCount(tmp_path / "spool", tmp_path).left() is None
+    assert AcceptedCount(tmp_path / "spool", tmp_path).read_previous() is None
 
 
 def test_a_link_that_another_user_laid_is_not_followed(tmp_path: Path) -> None:
@@ -287,22 +291,22 @@ def test_a_link_that_another_user_laid_is_not_followed(tmp_path: Path) -> None:
     memory.mkdir()
     target.write_bytes(b"precious")
     count = AcceptedCount(tmp_path / "spool", memory)
-    count.begin(bytes(16), 0, 0)
+    count.start_count(bytes(16), 0, 0)
     count.close(keep=True)
     (path,) = memory.iterdir()
     path.unlink()
     path.symlink_to(target)
     again = AcceptedCount(tmp_path / "spool", memory)
-    again.begin(bytes(16), 0, 0)
-    again.set(5)
+    again.start_count(bytes(16), 0, 0)
+    again.set_accepted(5)
     again.close(keep=False)
     assert target.read_bytes() == b"precious"
 
 
 def test_where_there_is_no_memory_for_it_nothing_is_counted_and_nothing_fails(tmp_path: Path) -> None:
-    assert folder({"RUNTIME_DIRECTORY": str(tmp_path / "none")}) is None
+    assert memory_folder({"RUNTIME_DIRECTORY": str(tmp_path / "none")}) is None
     count = AcceptedCount(tmp_path, None)
-    count.begin(bytes(16), 0, 0)
-    count.set(1)
-    assert count.left() is None
+    count.start_count(bytes(16), 0, 0)
+    count.set_accepted(1)
+    assert count.read_previous() is None
     count.close(keep=True)

@@ -255,7 +255,7 @@ def test_less_free_space_than_the_floor_leaves_one_segment(tmp_path: Path, drain
     with spool_at(tmp_path, segment_bytes=1024, free_bytes=1 << 60) as spool:
         put(spool, *[bytes(200)] * 50)
         assert spool.size <= 2048
-        assert "free_bytes" in str(spool.trouble)
+        assert "free_bytes" in str(spool.problem)
         assert spool.dropped + len(drain(tmp_path)[0]) == 50
 
 
@@ -286,13 +286,13 @@ def test_a_spool_that_cannot_be_made_anew_counts_its_losses_and_writes_to_no_oth
             others.enter_context(path.open("r+"))  # gets the numbers of the files that the spool closed
         for i in range(3):
             put(spool, b"lost %d" % i, b"lost too")
-            assert "cannot be made anew" in str(spool.trouble)
+            assert "cannot be recreated" in str(spool.problem)
             assert spool.dropped == 3 + 2 * i
         (tmp_path / "spool").unlink()
         put(spool, b"the last that is lost")
         assert spool.dropped == 8
         put(spool, b"after")
-        assert (spool.trouble, spool.dropped) == (None, 8)
+        assert (spool.problem, spool.dropped) == (None, 8)
     assert {path.read_text() for path in precious} == {"precious" * 10}
     assert bodies_of(drain(tmp_path / "spool")[0]) == [b"after"]
 
@@ -305,7 +305,7 @@ def test_a_vanished_spool_whose_place_another_writer_took_counts_its_losses(tmp_
             put(other, b"theirs")
             put(spool, b"lost")
             put(spool, b"lost as well")
-            assert "another process writes this spool" in str(spool.trouble)
+            assert "another process writes this spool" in str(spool.problem)
             assert spool.dropped == 2
         put(spool, b"the last that is lost")
         put(spool, b"mine")
@@ -333,7 +333,7 @@ def test_a_segment_that_cannot_be_unlinked_on_a_full_disk_never_raises(
         for i in range(5):
             put(spool, b"%04000d" % i)
         monkeypatch.undo()
-        assert spool.trouble is not None
+        assert spool.problem is not None
         assert spool.dropped >= 5 - 4096 // 4000
 
 
@@ -371,7 +371,7 @@ def test_a_segment_is_durable_before_the_mark_that_readers_obey_moves(
 
 
 def test_a_message_larger_than_the_wire_allows_is_refused(tmp_path: Path) -> None:
-    with spool_at(tmp_path) as spool, pytest.raises(SpoolError, match="wanted at most"):
+    with spool_at(tmp_path) as spool, pytest.raises(SpoolError, match="expected at most"):
         spool.append(bytes(wire.MAX_MESSAGE), wire.TELEMETRY_KIND, sent=1)
 
 
@@ -412,10 +412,10 @@ def test_a_disk_filled_by_others_costs_counted_records_and_never_the_agent(small
         fill(hog)
         for i in range(20):
             put(spool, b"%04000d" % i)
-        assert "No space" in str(spool.trouble)
+        assert "No space" in str(spool.problem)
         hog.unlink()
         put(spool, b"after")
-        assert spool.trouble is None
+        assert spool.problem is None
         messages, _ = drain(small_disk)
         assert body_of(messages[-1]) == b"after"
         assert len(messages) + spool.dropped == 22

@@ -72,7 +72,7 @@ def _restore(written: Written, whole: bytes) -> None:
     for extra in sorted(first.glob("*.seg"))[1:]:
         extra.unlink()
     min(first.glob("*.seg")).write_bytes(whole)
-    disk.write_mark(first / "mark", segments.Mark(12, disk.boot_id()))
+    disk.write_mark(first / "mark", segments.Mark(12, disk.read_boot_id()))
 
 
 def test_three_thousand_flipped_bits_give_no_wrong_byte(written: Written, drain: Drain) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from agents.node.spool import disk
 from agents.node.spool.spool import Spool
-from agents.node.spool.spools import Spools
+from agents.node.spool.spools import NodeSpools
 from pipeline.config.sections import Spool as Settings
 from pipeline.model.records import SECOND, TELEMETRY, Origin
 from pipeline.transport import Message, wire
@@ -44,7 +44,7 @@ def test_unless_told_a_spool_takes_a_twentieth_of_its_disk_and_a_gibibyte_at_mos
             assert spool.size <= SIZE // 20
         dropped = spool.dropped
     found = os.statvfs(tmp_path)
-    assert disk.cap(tmp_path / "not/there/yet") == min(1 << 30, found.f_blocks * found.f_frsize // 20)
+    assert disk.default_max_bytes(tmp_path / "not/there/yet") == min(1 << 30, found.f_blocks * found.f_frsize // 20)
     messages, gaps = drain(small_disk)
     assert (dropped + len(messages), gaps) == (1000, [])
     assert messages[-1].value[wire.ENVELOPE_BYTES :][:4] == b"0999"
@@ -61,8 +61,8 @@ def test_on_a_full_disk_collection_goes_on_and_what_is_lost_is_counted_exactly(s
                 hog.unlink()
             spool.append(b"%04d" % i + bytes(12_000), wire.TELEMETRY_KIND, sent=1)
             spool.sync()
-        assert (spool.next, spool.trouble) == (1200, None)
-        assert "no room on its disk" in spool.why_lost  # well again, and still known
+        assert (spool.next, spool.problem) == (1200, None)
+        assert "no room on its disk" in spool.loss_reason  # well again, and still known
         lost = spool.dropped
     messages, gaps = drain(small_disk)
     first = messages[0].offset
@@ -95,9 +95,9 @@ class Clock:
         return self.seconds
 
 
-def spools_at(directory: Path, durable: Callable[[], object] = lambda: None, **settings: float) -> Spools:
+def spools_at(directory: Path, durable: Callable[[], object] = lambda: None, **settings: float) -> NodeSpools:
     origin = Origin("local", "n1", bytes(16), False)
-    return Spools(Settings(directory, **settings), origin, lambda *_: None, Clock(), durable)  # type: ignore[arg-type]
+    return NodeSpools(Settings(directory, **settings), origin, lambda *_: None, Clock(), durable)  # type: ignore[arg-type]
 
 
 def test_each_message_is_durable_without_a_wait_of_the_loop(tmp_path: Path, drain: Drain) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from agents.collector import NoData
 from agents.collectors.accelerators import tpu
 from agents.collectors.accelerators.tpu import Tpu
-from agents.node.batches import check
+from agents.node.batches import check_reading
 from agents.protobuf import Malformed
 from tests.agents.bindings import pci
 
@@ -180,7 +180,7 @@ def test_the_metrics_of_each_device_are_read(tmp_path: Path, libtpu: tuple[Libtp
     assert set(columns) == set(collector.signals)
     inventory = collector.inventory()
     assert inventory.keys() == set(reading.entities)
-    check(reading, inventory)
+    check_reading(reading, inventory)
     assert inventory["gpu:n1.2"].attributes == {"vendor": "Google", "sku": "TPU v5e", "pci": "0000:12:00.0"}
     assert collector.read() == ()  # not due
 

@@ -27,7 +27,7 @@ from agents.collectors.training import agent_socket, datagram, training
 from agents.collectors.training.agent_socket import Sending, places
 from agents.collectors.training.datagram import Sender
 from agents.collectors.training.training import Training
-from agents.node.batches import check
+from agents.node.batches import check_reading
 from agents.training import Steps, TrainerSteps, replica_digest
 from pipeline.model.errors import ConfigError
 
@@ -79,7 +79,7 @@ def looks(collector: Training, until: Callable[[Reading], bool]) -> Reading:
     while True:
         readings = collector.read()
         for reading in readings:
-            check(reading, collector.inventory())
+            check_reading(reading, collector.inventory())
         if until(readings[0]):
             return readings[0]
         assert time.monotonic() < end, readings

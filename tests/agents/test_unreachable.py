@@ -12,7 +12,7 @@ from agents.collector import Reading
 from agents.collectors.bmc.redfish import Redfish
 from agents.collectors.bmc.redfish_settings import Bmc
 from agents.node import doctor
-from agents.node.once import once, render_once, unreachable
+from agents.node.once import find_unreachable, print_once, read_once
 from pipeline.config.sections import Agent, Config
 from pipeline.model.records import Event
 from tests.agents.redfish_double import Double
@@ -39,12 +39,12 @@ def test_doctor_fails_a_bmc_whose_port_is_closed_and_once_says_so(
     closed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [Redfish(bmcs=(Bmc("b", closed, allow_http=True),))]
-    found = {check.name: check for check in doctor.collectors(CONFIG, asked)}["collector redfish"]
+    found = {check.name: check for check in doctor.check_collectors(CONFIG, asked)}["collector redfish"]
     assert found.state == "fail"
     assert found.found.startswith("bmc:b: ")
     assert "refused" in found.found
     assert "[[collector.redfish.bmcs]]" in found.mend
-    render_once(CONFIG, "jsonl", [Redfish(bmcs=(Bmc("b", closed, allow_http=True),))])
+    print_once(CONFIG, "jsonl", [Redfish(bmcs=(Bmc("b", closed, allow_http=True),))])
     assert "bmc:b: " in capsys.readouterr().err
 
 
@@ -56,7 +56,7 @@ def test_doctor_fails_a_bmc_that_we_may_not_read(tmp_path: Path, password: str |
         path.write_text(password)
     with Double(cdu()) as double:
         bmc = Bmc("b", double.url, double.user, path, allow_http=True)
-        found = doctor.collectors(CONFIG, [Redfish(bmcs=(bmc,))])[0]
+        found = doctor.check_collectors(CONFIG, [Redfish(bmcs=(bmc,))])[0]
     assert found.state == "fail"
     assert said in found.found
 
@@ -66,10 +66,10 @@ def test_once_shows_the_values_of_a_bmc_that_answers_within_seconds(tmp_path: Pa
     path.touch(0o600)
     with Double(cdu()) as double:
         path.write_text(double.password)
-        (look,) = once(CONFIG, [Redfish(bmcs=(Bmc("b", double.url, double.user, path, allow_http=True),))])
+        (look,) = read_once(CONFIG, [Redfish(bmcs=(Bmc("b", double.url, double.user, path, allow_http=True),))])
     signals = {name for reading in look.readings for name in reading.columns}
     assert {"coolant.flow", "leak.state", "bmc.reachable"} <= signals
-    assert doctor.judged(look).state == "ok"
+    assert doctor.check_report(look).state == "ok"
 
 
 def test_an_exporter_that_is_down_is_named_with_its_reason_and_one_that_is_back_is_not() -> None:
@@ -79,10 +79,10 @@ def test_an_exporter_that_is_down_is_named_with_its_reason_and_one_that_is_back_
         return [up, Reading("exporter", (), {}, (event,))]
 
     down = told(0.0, "down", "HTTP 503")
-    assert unreachable(down) == {"exporter:e": "HTTP 503"}
-    assert unreachable([*down, *told(1.0, "up", "")]) == {}
+    assert find_unreachable(down) == {"exporter:e": "HTTP 503"}
+    assert find_unreachable([*down, *told(1.0, "up", "")]) == {}
 
 
 def test_a_bmc_that_has_not_answered_yet_is_a_warning() -> None:
     waits = Reading("bmc", ("bmc:b",), {"bmc.pending": np.array([5.0])})
-    assert unreachable([waits]) == {"bmc:b": "no answer yet"}
+    assert find_unreachable([waits]) == {"bmc:b": "no answer yet"}

@@ -20,14 +20,14 @@ from agents.collectors.host.host import Host
 from agents.collectors.host.versions import Versions
 from agents.collectors.nic.network import Network
 from agents.node.workers import worker as limits
-from agents.node.workers.pool import Delivery, Looking, Worker
-from agents.node.workers.processes import RUNNING, Nursery
-from agents.node.workers.worker import Place
+from agents.node.workers.pool import ReadResult, Worker, WorkerPool
+from agents.node.workers.processes import RUNNING, WorkerProcesses
+from agents.node.workers.worker import ReadClient
 from pipeline.model.records import SECOND
 
 ROOT = Path(__file__).parents[2]
 START = 1_767_225_600 * SECOND
-Tick = Callable[..., dict[str, Delivery]]
+Tick = Callable[..., dict[str, ReadResult]]
 
 
 class Ticking:
@@ -35,10 +35,10 @@ class Ticking:
 
     def __init__(self, *collectors: Collector) -> None:
         self.seconds = 0.0
-        self.looking = Looking(collectors, "n1", 1.0, lambda: self.seconds)
+        self.looking = WorkerPool(collectors, "n1", 1.0, lambda: self.seconds)
         self.workers = {w.collector.name: w for w in self.looking.workers}
 
-    def tick(self, patience: float = 10.0, step: float = 1.0) -> dict[str, Delivery]:
+    def tick(self, patience: float = 10.0, step: float = 1.0) -> dict[str, ReadResult]:
         self.seconds += step
         found = self.looking.tick(START + round(self.seconds * SECOND), patience)
         return {worker.collector.name: delivery for worker, delivery in found.items()}
@@ -101,7 +101,7 @@ def test_an_isolated_collector_runs_in_another_process_and_gives_the_same(
     assert found.state == "ok"
     assert found.readings[0].entities == ("port:n1.eth0",)
     assert found.inventory is not None
-    place = one.workers["network"].place
+    place = one.workers["network"].client
     assert place is not None
     assert place.pid not in (0, os.getpid())
     assert alive(place.pid)
@@ -118,7 +118,7 @@ def test_a_collector_that_hangs_delays_no_other_and_is_given_up_at_its_deadline(
     assert all(found["host"].state == "ok" for found in states)
     told = [found["network"] for found in states if "network" in found]
     assert [(d.state, d.reason) for d in told] == [
-        ("hung", "no answer within 3 s; given up, started anew in 5 s"),
+        ("hung", "no answer within 3 s; abandoned, restart in 5 s"),
     ]
 
 
@@ -131,8 +131,8 @@ def test_it_is_started_anew_alone_later_each_time_and_killed_if_it_hangs_again(
     waits, pids = [], []
     for _ in range(60):
         found = one.tick(patience=0.02)
-        if worker.place is not None and worker.place.alone and worker.place.pid not in pids:
-            pids.append(worker.place.pid)
+        if worker.client is not None and worker.client.alone and worker.client.pid not in pids:
+            pids.append(worker.client.pid)
         waits += [d.reason.rpartition(" in ")[2] for d in found.values()]
     assert waits[:3] == ["5 s", "10 s", "20 s"]
     assert worker.restarts == len(waits)
@@ -156,8 +156,8 @@ def test_a_worker_that_is_killed_is_told_and_started_anew(ticking: Callable[...,
     one = ticking(Network(root=sysfs))
     one.tick()
     worker = one.workers["network"]
-    assert worker.place is not None
-    os.kill(worker.place.pid, signal.SIGKILL)
+    assert worker.client is not None
+    os.kill(worker.client.pid, signal.SIGKILL)
     found = one.tick()["network"]
     assert found.state == "fault"
     assert found.reason.startswith("its process was killed by SIGKILL")
@@ -169,18 +169,18 @@ def test_collectors_of_one_lane_share_a_process_until_one_hangs(ticking: Callabl
     block(sysfs)
     one = ticking(Network(root=sysfs, deadline=2.0), Versions())
     first, second = one.workers["network"], one.workers["versions"]
-    assert first.place is not None
-    assert second.place is not None
-    shared = first.place.pid
-    assert second.place.pid == shared
+    assert first.client is not None
+    assert second.client is not None
+    shared = first.client.pid
+    assert second.client.pid == shared
     states = [one.tick(patience=0.5) for _ in range(4)]
     assert states[0]["versions"].state == "ok"
     assert all(found.get("versions", states[0]["versions"]).state == "ok" for found in states)
     assert first.state == "hung"
     until(lambda: not alive(shared))  # what hangs there may spin: the other moved on, and it was killed
     one.tick(step=60.0)
-    assert second.place is not None
-    assert second.place.pid not in (0, shared)
+    assert second.client is not None
+    assert second.client.pid not in (0, shared)
     assert second.state == "ok"
 
 
@@ -192,7 +192,7 @@ def test_one_that_hung_goes_on_in_a_process_of_its_own(ticking: Callable[..., Ti
     speed.unlink()
     speed.write_text("400\n")
     one.tick(step=60.0)
-    places = {name: worker.place for name, worker in one.workers.items()}
+    places = {name: worker.client for name, worker in one.workers.items()}
     assert places["network"] is not None
     assert places["network"].alone
     assert places["versions"] is None or places["versions"].pid != places["network"].pid
@@ -200,10 +200,10 @@ def test_one_that_hung_goes_on_in_a_process_of_its_own(ticking: Callable[..., Ti
 
 def test_a_lane_that_found_nothing_to_measure_ends(ticking: Callable[..., Ticking], tmp_path: Path) -> None:
     one = ticking(Network(root=tmp_path / "absent"))
-    place = one.workers["network"].place
+    place = one.workers["network"].client
     assert place is not None
     assert one.tick()["network"].state == "no data"
-    assert one.workers["network"].place is None
+    assert one.workers["network"].client is None
     until(lambda: not alive(place.pid))
 
 
@@ -215,7 +215,7 @@ def test_a_look_longer_than_the_patience_of_a_tick_costs_no_rate(ticking: Callab
     for _ in range(4):
         found = one.tick(patience=0.0)  # it is asked, and what it brings comes with the next tick, if not at once
         told += sum(len(delivery.readings) for delivery in found.values())
-        until(lambda: not worker.busy or bool(select.select([worker.place], [], [], 0)[0]))
+        until(lambda: not worker.busy or bool(select.select([worker.client], [], [], 0)[0]))
     assert told >= 3
 
 
@@ -235,8 +235,8 @@ def test_no_more_than_three_calls_of_a_thread_may_hang_at_once() -> None:
         for _ in range(400):
             one.tick(patience=0.001)
         worker = one.workers["host"]
-        assert worker.reason == "3 calls hang in the kernel; it starts anew when one comes back"
-        assert threading.active_count() - before <= limits.STUCK
+        assert worker.reason == "3 calls hang in the kernel; it restarts when one of them returns"
+        assert threading.active_count() - before <= limits.MAX_STUCK
     finally:
         release.set()
         one.looking.close(5.0)
@@ -256,8 +256,8 @@ def test_the_wait_is_short_again_after_ten_sound_minutes(ticking: Callable[..., 
     worker: Worker = one.workers["network"]
 
     def waits_after_a_kill() -> str:
-        assert worker.place is not None
-        pid = worker.place.pid
+        assert worker.client is not None
+        pid = worker.client.pid
         os.kill(pid, signal.SIGKILL)
         until(lambda: not alive(pid))
         return one.tick()["network"].reason.rpartition(" in ")[2]
@@ -279,15 +279,15 @@ def test_a_nursery_that_was_killed_is_made_anew(ticking: Callable[..., Ticking],
     one = ticking(Network(root=sysfs))
     one.tick()
     os.kill(one.looking.pids[0], signal.SIGKILL)  # it was started before its workers
-    until(lambda: one.tick(step=6.0).get("network", Delivery("hung")).state == "fault")
-    until(lambda: one.tick(step=6.0).get("network", Delivery("hung")).state == "ok")
+    until(lambda: one.tick(step=6.0).get("network", ReadResult("hung")).state == "fault")
+    until(lambda: one.tick(step=6.0).get("network", ReadResult("hung")).state == "ok")
 
 
 def test_nothing_is_left_when_it_is_closed(sysfs: Path) -> None:
     block(sysfs)
     one = Ticking(Network(root=sysfs), Host())
     one.tick(patience=0.01)
-    place = one.workers["network"].place
+    place = one.workers["network"].client
     assert place is not None
     pids = one.looking.pids
     assert place.pid in pids
@@ -301,7 +301,7 @@ def test_workers_hold_nothing_of_the_agents_open(tmp_path: Path, sysfs: Path) ->
         one = Ticking(Network(root=sysfs))
         try:
             one.tick()
-            place = one.workers["network"].place
+            place = one.workers["network"].client
             assert place is not None
             held = [os.readlink(link) for link in Path(f"/proc/{place.pid}/fd").iterdir()]
         finally:
@@ -310,9 +310,9 @@ def test_workers_hold_nothing_of_the_agents_open(tmp_path: Path, sysfs: Path) ->
 
 
 def test_the_status_of_a_process_that_runs_is_running() -> None:
-    nursery = Nursery()
+    nursery = WorkerProcesses()
     try:
-        assert nursery.status(os.getpid()) == RUNNING
+        assert nursery.wait_status(os.getpid()) == RUNNING
     finally:
         nursery.close()
 
@@ -320,14 +320,14 @@ def test_the_status_of_a_process_that_runs_is_running() -> None:
 def test_mates_of_a_lane_that_was_killed_start_again_together(ticking: Callable[..., Ticking], sysfs: Path) -> None:
     one = ticking(Network(root=sysfs), Versions())
     one.tick()
-    places = [worker.place for worker in one.looking.workers]
+    places = [worker.client for worker in one.looking.workers]
     assert places[0] is not None
     killed = places[0].pid
     os.kill(killed, signal.SIGKILL)
     until(lambda: not alive(killed))
     assert {d.state for d in one.tick(step=60.0).values()} == {"fault"}
     assert one.tick(step=60.0)["network"].state == "ok"
-    pids = {worker.place.pid for worker in one.looking.workers if worker.place is not None}
+    pids = {worker.client.pid for worker in one.looking.workers if worker.client is not None}
     assert len(pids) == 1
     assert killed not in pids
 
@@ -338,13 +338,13 @@ def test_an_answer_that_cannot_be_read_costs_the_worker_and_not_the_agent(
     for rubbish in (b"\x04\x00\x00\x00abcd", b"\xff\xff\xff\xff"):
         one = ticking(Network(root=sysfs))
         worker = one.workers["network"]
-        assert worker.due(START, False)
-        worker.vacate()
+        assert worker.is_due(START, False)
+        worker.release()
         ours, theirs = socket.socketpair()
-        worker.place = Place(ours, worker._nursery)
-        assert worker.ask(False)
+        worker.client = ReadClient(ours, worker._processes)
+        assert worker.start_read(False)
         theirs.sendall(rubbish)
-        found = worker.take()
+        found = worker.collect_result()
         theirs.close()
         assert found is not None
         assert found.state == "fault"
@@ -353,15 +353,15 @@ def test_an_answer_that_cannot_be_read_costs_the_worker_and_not_the_agent(
 def test_where_no_process_can_be_had_the_reason_is_told_and_it_is_tried_again(sysfs: Path) -> None:
     """As where the number of processes is at its limit: nothing of it may reach the agent's loop."""
 
-    class Refusing(Nursery):
+    class Refusing(WorkerProcesses):
         def spawn(self, *_: object) -> int:
             raise OSError("Resource temporarily unavailable")
 
     one = Ticking(Network(root=sysfs))
     worker = one.workers["network"]
-    worker.vacate()
-    one.looking._nursery.close()
-    one.looking._nursery = worker._nursery = Refusing()
+    worker.release()
+    one.looking._processes.close()
+    one.looking._processes = worker._processes = Refusing()
     assert one.tick() == {}
     assert worker.reason == "no process for it: Resource temporarily unavailable"
     one.looking.close(1.0)
@@ -374,8 +374,8 @@ lock = open(sys.argv[1] + "/lock", "w")
 from pathlib import Path
 from agents.collectors.nic.network import Network
 from agents.collectors.host.versions import Versions
-from agents.node.workers.pool import Looking
-looking = Looking([Network(root=Path(sys.argv[1])), Versions()], "n1")
+from agents.node.workers.pool import WorkerPool
+looking = WorkerPool([Network(root=Path(sys.argv[1])), Versions()], "n1")
 found = looking.tick(1_767_225_600_000_000, 10.0)
 parents = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in looking.pids]
 assert parents == [os.getpid()], parents

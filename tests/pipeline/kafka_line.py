@@ -19,8 +19,8 @@ import numpy as np
 from kafka import TopicPartition
 
 from agents.node.spool.spool import Spool
-from agents.node.uplink.client import Times
-from agents.node.uplink.sender import Sender
+from agents.node.uplink.client import ClientTimeouts
+from agents.node.uplink.sender import SpoolSender
 from pipeline.commands.service import Service
 from pipeline.config import sections
 from pipeline.model.records import SECOND, TELEMETRY, Batch, Block, Origin
@@ -31,7 +31,7 @@ NODES = ("n0", "n1", "n2", "n3")
 """Chosen: over 4 partitions their keys fall on three."""
 PACE_S = 0.02
 """Between two messages of a node; chosen: 200 messages a second in all leave both cores idle."""
-BRISK = Times(delivery=2.0, request=1.0, block=0.5)
+BRISK = ClientTimeouts(delivery=2.0, request=1.0, block=0.5)
 """Of the agent's client: a fifteenth of what agents have, so that a test can outlast them."""
 SEEN_S = 30.0
 """Within which every trouble must be visible."""
@@ -90,9 +90,11 @@ class Books:
 
 
 class Line:
-    """Spools with a writer, a Sender, and a Service in its thread. Everything can be ended and begun by itself."""
+    """Spools with a writer, a SpoolSender, and a Service in its thread. Everything can be ended and begun by itself."""
 
-    def __init__(self, folder: Path, kafka: sections.Kafka, nodes: Iterable[str] = NODES, times: Times = BRISK) -> None:
+    def __init__(
+        self, folder: Path, kafka: sections.Kafka, nodes: Iterable[str] = NODES, times: ClientTimeouts = BRISK
+    ) -> None:
         self.config = sections.Config(
             spool=sections.Spool(folder / "spool", free_bytes=0),
             kafka=kafka,
@@ -101,7 +103,7 @@ class Line:
         )
         self.nodes, self.said = tuple(nodes), list[str]()
         self.spools = {node: Spool(folder / "spool", node, TELEMETRY, free_bytes=0) for node in self.nodes}
-        self.sender = Sender(folder / "spool", self.nodes, kafka, self.said.append, times=times)
+        self.sender = SpoolSender(folder / "spool", self.nodes, kafka, self.said.append, timeouts=times)
         self.service: Service | None = None
         self.database: Database | None = None
         self._start = time.time_ns() // 1000 - 60 * SECOND
@@ -190,7 +192,7 @@ class Line:
     def seen(self, pipeline: str = "", agent: str = "", seconds: float = SEEN_S) -> float:
         """Seconds until the pipeline, the agent or both tell trouble with these words; "" asks for none."""
         self._asked = begin = time.monotonic()
-        wanted = [(pipeline, lambda: "; ".join(self.reasons)), (agent, lambda: self.sender.trouble() or "")]
+        wanted = [(pipeline, lambda: "; ".join(self.reasons)), (agent, lambda: self.sender.problem() or "")]
         for word, told in wanted:
             if word:
                 until(lambda told=told, word=word: word in told(), seconds, f"{word!r} in {told()!r}")
@@ -203,7 +205,7 @@ class Line:
         self.write()
         stored = lambda: all(newest >= marks[n] for n, newest in self._newest().items())  # noqa: E731
         until(lambda: len(self._newest()) == len(self.nodes) and stored(), seconds, f"rows again; {self.reasons}")
-        until(lambda: not self.reasons and not self.sender.trouble(), seconds, "nobody tells trouble any more")
+        until(lambda: not self.reasons and not self.sender.problem(), seconds, "nobody tells trouble any more")
         return time.monotonic() - begin
 
     def _newest(self) -> dict[str, int]:
@@ -249,8 +251,8 @@ class Line:
 
     def sent(self, seconds: float = SEEN_S) -> None:
         """Waits until the brokers have all that was written."""
-        ticket = self.sender.ask()
-        until(lambda: self.sender.settled(ticket), seconds, f"all is sent; {self.sender.trouble()}")
+        ticket = self.sender.request_flush()
+        until(lambda: self.sender.is_flushed(ticket), seconds, f"all is sent; {self.sender.problem()}")
 
     def _read(self) -> dict[TopicPartition, int]:
         """Where the store stands in each partition."""

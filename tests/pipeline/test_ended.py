@@ -12,7 +12,7 @@ from pathlib import Path
 from agents.collector import Collector, Device
 from agents.collectors.jobs.jobs import Jobs
 from agents.collectors.training.training import Training
-from agents.node.batches import inventory_event, merged
+from agents.node.batches import build_inventory_event, merge_inventories
 from agents.training import Steps
 from pipeline.api.routes_incidents import blast_radius
 from pipeline.commands.assembly import known_topology
@@ -110,7 +110,9 @@ def test_ranks_that_no_node_signs_stay_and_a_restart_goes_on_with_what_is_known(
 
 def learned(learner: Learner, *collectors: Collector) -> tuple[str, ...]:
     """What leaves when the agent tells its inventory as these know it."""
-    return learner.learn(inventory_event(NOW, "n1", merged(collector.inventory() for collector in collectors)))
+    return learner.learn(
+        build_inventory_event(NOW, "n1", merge_inventories(collector.inventory() for collector in collectors))
+    )
 
 
 def test_a_rank_that_the_training_hook_alone_knows_leaves_with_its_job(tmp_path: Path) -> None:
@@ -191,7 +193,7 @@ def test_a_job_of_the_collector_is_in_the_store_and_in_what_the_api_asks_until_i
     jobs = Jobs(10.0, 5.0, tree.root, nowhere, nowhere, nowhere, nowhere, nowhere)
     jobs.open("n1")
     events = [event for _ in range(3) for event in jobs.read()[0].events]
-    for event in (*events, inventory_event(NOW, "n1", jobs.inventory())):
+    for event in (*events, build_inventory_event(NOW, "n1", jobs.inventory())):
         site.send_events("n1", event)
     site.drain()
     known = site.rows("SELECT entity, parents FROM entities WHERE kind IN ('job', 'rank', 'stage') ORDER BY kind")
@@ -207,7 +209,7 @@ def test_a_job_of_the_collector_is_in_the_store_and_in_what_the_api_asks_until_i
     tree.start(21, {**who, "SLURM_JOB_ID": "82", "SLURM_PROCID": "0"})
     ended = [event for _ in range(4) for event in jobs.read()[0].events]
     assert {(event.kind, event.entity) for event in ended} == {("job_end", "job:81"), ("job_start", "job:82")}
-    site.send_events("n1", inventory_event(NOW + 1, "n1", jobs.inventory()))
+    site.send_events("n1", build_inventory_event(NOW + 1, "n1", jobs.inventory()))
     site.drain()
     assert site.rows("SELECT entity FROM entities WHERE kind IN ('job', 'rank') ORDER BY 1") == [
         ("job:82",),

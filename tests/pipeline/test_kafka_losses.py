@@ -95,12 +95,12 @@ def test_a_message_that_the_topic_does_not_admit_is_passed_over_counted_and_told
     with admin_of(kafka) as admin:
         admin.alter_configs([limit])
     line.write(1, payload=40_000, nodes=["n0"])
-    visible = until(lambda: any("refused for ever" in text for text in line.said), SEEN_S, "the agent tells it")
+    visible = until(lambda: any("refuse a message" in text for text in line.said), SEEN_S, "the agent tells it")
     line.notes.append(line.said[-1])
     recovered = line.well()
     until(lambda: counted(line), SEEN_S, "the gap is counted")
     books = line.settle()
-    assert line.sender.flow.refused == len(books.gaps) == 1
+    assert line.sender.dispatcher.refused == len(books.gaps) == 1
     line.tell("message larger than the topic's max.message.bytes", visible, recovered, books)
 
 

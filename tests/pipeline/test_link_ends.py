@@ -17,7 +17,7 @@ import pytest
 from agents.collector import Collector, NoData
 from agents.collectors.fabric.fabric import Fabric
 from agents.collectors.nic.infiniband import Infiniband
-from agents.node.batches import batch, inventory_event
+from agents.node.batches import build_batch, build_inventory_event
 from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config
 from pipeline.engine.engine import Engine
@@ -82,11 +82,11 @@ class Told:
 
     def look(self, now: int) -> None:
         readings = self.collector.read()
-        if found := batch(self.origin, now, readings):
+        if found := build_batch(self.origin, now, readings):
             self.site.send_raw(self.origin.node, wire.encode(found))
         events = [event for reading in readings for event in reading.events]
         if readings:
-            events.append(inventory_event(now, self.origin.node, self.collector.inventory()))
+            events.append(build_inventory_event(now, self.origin.node, self.collector.inventory()))
         self.site.send_events(self.origin.node, *events)
 
 

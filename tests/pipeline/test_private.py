@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.node.health.report import READABLE
+from agents.node.health.report import FILE_MODE
 from agents.node.spool.spool import Spool
 from pipeline.commands import doctor
 from pipeline.config import sections as configuration
@@ -94,7 +94,7 @@ def test_the_status_that_an_agent_makes_for_other_users_is_no_fault_but_who_may_
         pass
     shown = tmp_path / "spool" / "n1" / "status.json"
     shown.write_text("{}")
-    shown.chmod(READABLE)
+    shown.chmod(FILE_MODE)
     assert doctor.permissions(config_of(tmp_path)).state == "ok"
     shown.chmod(0o666)
     assert doctor.permissions(config_of(tmp_path)).state == "fail"

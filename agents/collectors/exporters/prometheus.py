@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from agents.collector import Collector, Device, Reading, wall_clock
 from agents.collectors.columns import readings
 from agents.collectors.exporters.mapping import load
-from agents.node.batches import merged
+from agents.node.batches import merge_inventories
 from pipeline.config.settings import constraint
 from pipeline.model.errors import ConfigError
 from pipeline.model.records import Event
@@ -142,7 +142,7 @@ class Prometheus(Collector):
     def inventory(self) -> Mapping[str, Device]:
         facts = {e.name: {"url": e.url, "mapping": e.mapping} for e in self.endpoints}
         own = {f"exporter:{name}": Device((), facts[name]) for name in self._devices}
-        return merged([*self._devices.values(), own])
+        return merge_inventories([*self._devices.values(), own])
 
     def renewed(self) -> bool:
         renewed, self._renewed = self._renewed, False

@@ -1,5 +1,1 @@
-"""Rules that cannot wait for the stream: each tick's readings -> events that are spooled ahead of its telemetry."""
-
-from agents.node.edge.rules import Edge
-
-__all__ = ["Edge"]
+"""Edge rules: urgent events derived on the node from each tick's readings, and sent ahead of its telemetry."""

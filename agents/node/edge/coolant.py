@@ -8,179 +8,187 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from agents.node.edge.condition import LOOKS, Condition, event
+from agents.node.edge.condition import CONFIRM_READINGS, Debouncer, build_event
 from pipeline.model.records import SECOND, Event
 from pipeline.model.signals import CATALOGUE
 
-LEARN = 30
-"""Looks that make a usual value; chosen: half a minute at 1 s, longer than a pump takes to start."""
-SLOW = 600 * SECOND
-"""Time in which the usual value follows the sensor; chosen: a collapse takes seconds, night set-back hours."""
-JUMP = 2.0
-"""Times the usual value; chosen: no set-point moves so far, a pump that starts does."""
-RECOVERED = 1.15
-"""Above its threshold by so much it is over; chosen: ten times the noise of a flow meter (2 % of reading)."""
-WELL = 5
-"""Looks in a row that end it; chosen: a pump that catches itself swings for some seconds."""
-NEW_LEVEL = 4 * 3600 * SECOND
-"""A level that stays so long is the usual one; chosen: longer than a repair on call takes, shorter than a night."""
-ZEROS = 3
-"""Looks in a row at 0 that decide, of a sensor that never changed before; chosen: one more than else, since 0 is what a
-broken reading shows."""
-HELD = 2
-"""Times the looks for which the sensor usually stands still; chosen, so that one wrong measurement of a controller that
-renews its sensors every 5 to 10 s decides nothing."""
-REPEATED_MOST = 15
-"""Looks at one and the same low value that decide in any case; chosen: controllers renew a sensor within 10 s."""
-RUNS = 8
-"""How many times of standing still are remembered; chosen, so that an idle night is forgotten within a minute."""
+LEARN_READINGS = 30
+"""Readings that make a usual value; chosen: half a minute at 1 s, longer than a pump takes to start."""
+FOLLOW_US = 600 * SECOND
+"""Time constant with which the usual value follows; chosen: a collapse takes seconds, a night set-back hours."""
+JUMP_FACTOR = 2.0
+"""Times the usual value; chosen: no set-point moves so far, but a pump that starts does."""
+RECOVERED_FACTOR = 1.15
+"""Times the threshold above which a collapse ends; chosen: ten times the noise of a flow meter (2 % of reading)."""
+CLEAR_READINGS = 5
+"""Readings in a row that end it; chosen: a pump that recovers oscillates for some seconds."""
+NEW_LEVEL_US = 4 * 3600 * SECOND
+"""A level that stays so long becomes the usual one; chosen: longer than an on-call repair, shorter than a night."""
+ZERO_READINGS = 3
+"""Readings of 0 in a row that decide, of a sensor that never changed; chosen: one more than otherwise, since 0 is
+also what a broken reading shows."""
+HOLD_FACTOR = 2
+"""Times the usual number of repeats of the sensor; chosen, so that one wrong measurement of a controller that renews
+its sensors every 5 to 10 s decides nothing."""
+MAX_REPEATED = 15
+"""Readings of the same low value that decide in any case; chosen: controllers renew a sensor within 10 s."""
+KEPT_RUNS = 8
+"""Numbers of repeats that are kept; chosen, so that an idle night is forgotten within a minute."""
+
+LEAK_SIGNAL = "leak.state"
+LEAK_STATES = CATALOGUE[LEAK_SIGNAL].states
+LEAK_BAD = tuple(LEAK_STATES.index(name) for name in ("warning", "critical"))
+LEAK_OK = LEAK_STATES.index("ok")
 
 
 @dataclass(slots=True)
 class _Sensor:
-    """One sensor's usual value: the median of its first looks, then what it shows, slowly."""
+    """One sensor's usual value: the median of its first readings, then a slow average.
+
+    high_count: readings in a row at twice the usual value.  low_since: time of the last reading that was not low.
+    repeats: readings in a row with `last_value`; past_repeats: the same of earlier values.
+    values_differ: whether the present low readings have different values.
+    """
 
     usual: float = 0.0
-    first: list[float] = field(default_factory=list)
-    high: int = 0
-    last: int = 0
+    first_values: list[float] = field(default_factory=list)
+    high_count: int = 0
+    last_time: int = 0
     low_since: int = 0
-    condition: Condition = field(default_factory=Condition)
-    shown: float | None = None
-    run: int = 0
-    runs: deque[int] = field(default_factory=lambda: deque(maxlen=RUNS))
-    differ: bool = False
+    debouncer: Debouncer = field(default_factory=Debouncer)
+    last_value: float | None = None
+    repeats: int = 0
+    past_repeats: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RUNS))
+    values_differ: bool = False
 
     @property
     def known(self) -> bool:
-        return len(self.first) >= LEARN
+        """Whether the usual value is known."""
+        return len(self.first_values) >= LEARN_READINGS
 
     def learn(self, time: int, value: float) -> None:
-        """A single wrong value moves little; what stays at twice the usual is learnt anew, as when a pump starts."""
-        self.high = self.high + 1 if self.known and value > JUMP * self.usual else 0
-        if self.high >= LEARN:
-            self.first, self.high = [], 0
+        """Updates the usual value. A lasting level of twice the usual is learnt anew, as when a pump starts."""
+        self.high_count = self.high_count + 1 if self.known and value > JUMP_FACTOR * self.usual else 0
+        if self.high_count >= LEARN_READINGS:
+            self.first_values, self.high_count = [], 0
         if not self.known:
-            self.first.append(value)
-            self.usual = sorted(self.first)[len(self.first) // 2]
-        elif not self.high:
-            self.usual += min(1.0, max(0, time - self.last) / SLOW) * (value - self.usual)
+            self.first_values.append(value)
+            self.usual = sorted(self.first_values)[len(self.first_values) // 2]
+        elif not self.high_count:
+            self.usual += min(1.0, max(0, time - self.last_time) / FOLLOW_US) * (value - self.usual)
 
-    def see(self, value: float, low: bool) -> None:
-        """Counts looks at one and the same value; what it does while low says nothing of how it is renewed."""
-        was_low = self.condition.bad > 0
-        if value == self.shown:
-            self.run += 1
+    def count_repeats(self, value: float, low: bool) -> None:
+        """Counts readings with the same value; repeats of low values do not show how often the sensor is renewed."""
+        was_low = self.debouncer.bad > 0
+        if value == self.last_value:
+            self.repeats += 1
         else:
-            if self.run and not low and not was_low:
-                self.runs.append(self.run)
-            self.run = 1
-        self.differ = low and was_low and (self.differ or value != self.shown)
-        self.shown = value
+            if self.repeats and not low and not was_low:
+                self.past_repeats.append(self.repeats)
+            self.repeats = 1
+        self.values_differ = low and was_low and (self.values_differ or value != self.last_value)
+        self.last_value = value
 
-    def looks(self, seconded: bool) -> int:
-        """How many low looks decide: two measurements. A repeated value may be one measurement, seen twice."""
-        if self.differ or seconded:
-            return LOOKS
-        if not self.runs:
-            return ZEROS if self.shown == 0 else LOOKS
-        return min(REPEATED_MOST, HELD * sorted(self.runs)[(len(self.runs) - 1) // 2])
+    def readings_needed(self, confirmed: bool) -> int:
+        """Low readings that decide: those of two measurements. A repeated value may be one measurement, read twice."""
+        if self.values_differ or confirmed:
+            return CONFIRM_READINGS
+        if not self.past_repeats:
+            return ZERO_READINGS if self.last_value == 0 else CONFIRM_READINGS
+        return min(MAX_REPEATED, HOLD_FACTOR * sorted(self.past_repeats)[(len(self.past_repeats) - 1) // 2])
 
 
 @dataclass(slots=True)
 class CollapseRule:
-    """Event `kind`: two measurements in a row below `share` of what the sensor usually shows.
+    """Event `kind`: two measurements in a row below `share` of the sensor's usual value.
 
-    Two looks are two measurements where the value differs, where a sensor of the other rule is low too (`lows`, which
-    both rules share). Else the value must hold for twice as long as the sensor usually stands still; of a sensor that
-    never changed before, two looks decide, at 0 three.
+    Two readings are two measurements if their values differ, or if a sensor of the other rule is low too (both rules
+    share `low_signals`). Otherwise the value must hold twice as long as the sensor usually repeats a value; for a
+    sensor that never changed, two readings decide, at 0 three.
 
-    Below it the usual value stands still, so that a slow look at a collapse does not make it the new normal. A sensor
-    that usually shows less than `least` is idle. No news is no look: it neither begins nor ends anything.
+    While a value is low, the usual value does not change, so that a slow collapse does not become normal. A sensor that
+    is usually below `least` is idle. A missing reading neither begins nor ends anything.
 
-    The event that begins it bears in `others` what the sensors of the other rule show beside it, as shares of what they
-    usually show (`usual` by entity and signal, which both rules share): a flow that falls alone may be its meter.
+    The event that begins a collapse lists in `others` the sensors of the other rule, as shares of their usual values
+    (`usual` by entity and signal, shared by both rules): a flow that falls alone may be a broken meter.
     """
 
     kind: str
     signals: tuple[str, ...]
     share: float
     least: float
-    lows: dict[str, set[str]] = field(default_factory=dict)
+    low_signals: dict[str, set[str]] = field(default_factory=dict)
     usual: dict[tuple[str, str], float] = field(default_factory=dict)
     _known: dict[tuple[str, str], _Sensor] = field(default_factory=dict)
 
-    def look(self, time: int, entity: str, values: dict[str, float]) -> list[Event]:
-        found = (self._one(time, entity, name, values) for name in self.signals if name in values)
+    def evaluate(self, time: int, entity: str, values: dict[str, float]) -> list[Event]:
+        """See `EdgeRule.evaluate`."""
+        found = (self._evaluate_sensor(time, entity, name, values) for name in self.signals if name in values)
         return [e for e in found if e is not None]
 
-    def _one(self, time: int, entity: str, signal: str, values: dict[str, float]) -> Event | None:
+    def _evaluate_sensor(self, time: int, entity: str, signal: str, values: dict[str, float]) -> Event | None:
         value = values[signal]
         sensor = self._known.setdefault((entity, signal), _Sensor())
         limit = self.share * sensor.usual
         low = sensor.known and sensor.usual >= self.least and value < limit
-        sensor.see(value, low)
-        looks = sensor.looks(self._seconded(entity, signal, low))
-        said = sensor.condition.look(time, low, value >= limit * RECOVERED, looks, WELL)
+        sensor.count_repeats(value, low)
+        needed = sensor.readings_needed(self._is_confirmed(entity, signal, low))
+        state = sensor.debouncer.update(time, low, value >= limit * RECOVERED_FACTOR, needed, CLEAR_READINGS)
         why = "recovered"
         if not low:
             sensor.low_since = time
             sensor.learn(time, value)
-        elif time - sensor.low_since > NEW_LEVEL:
-            sensor.usual, sensor.condition.bad = value, 0
-            said, why = ("cleared", "new level") if sensor.condition.on else ("", "")
-            sensor.condition.on = False
-        sensor.last = time
+        elif time - sensor.low_since > NEW_LEVEL_US:
+            sensor.usual, sensor.debouncer.bad = value, 0
+            state, why = ("cleared", "new level") if sensor.debouncer.on else ("", "")
+            sensor.debouncer.on = False
+        sensor.last_time = time
         if sensor.known:
             self.usual[entity, signal] = sensor.usual
-        if not said:
+        if not state:
             return None
         numbers = {"value": value, "usual": limit / self.share, "share": self.share, "signal": signal}
-        since = sensor.condition.onset
-        more = {"why": why} if said == "cleared" else {"others": self._others(entity, values)}
-        return event(time, entity, self.kind, said, since, **numbers, **more)
+        since = sensor.debouncer.onset
+        more = {"why": why} if state == "cleared" else {"others": self._other_sensors(entity, values)}
+        return build_event(time, entity, self.kind, state, since, **numbers, **more)
 
-    def _others(self, entity: str, values: dict[str, float]) -> dict[str, float]:
-        """What the sensors of the other rule show, as shares of what they usually show."""
+    def _other_sensors(self, entity: str, values: dict[str, float]) -> dict[str, float]:
+        """The values of the other rule's sensors, as shares of their usual values."""
         usual = {name: self.usual.get((entity, name), 0.0) for name in values if name not in self.signals}
         return {name: round(values[name] / known, 3) for name, known in usual.items() if known > 0}
 
-    def _seconded(self, entity: str, signal: str, low: bool) -> bool:
-        """Notes whether this one is low; whether a sensor of the same part is low that measures something else."""
-        lows = self.lows.setdefault(entity, set())
-        (lows.add if low else lows.discard)(signal)
-        return bool(lows - set(self.signals))
-
-
-SIGNAL = "leak.state"
-STATES = CATALOGUE[SIGNAL].states
-BAD = tuple(STATES.index(name) for name in ("warning", "critical"))
-OK = STATES.index("ok")
+    def _is_confirmed(self, entity: str, signal: str, low: bool) -> bool:
+        """Records whether this signal is low; whether another quantity of the same entity is low too."""
+        signals = self.low_signals.setdefault(entity, set())
+        (signals.add if low else signals.discard)(signal)
+        return bool(signals - set(self.signals))
 
 
 @dataclass(slots=True)
 class LeakRule:
-    """Event `leak`: a detector went to warning or critical, a warning became critical, or it is well again.
+    """Event `leak`: a detector changed to warning or critical, from warning to critical, or back to ok.
 
-    A detector that is unavailable or absent, or is not read, neither leaks nor is well. One look begins it, as the next
-    may be 10 s away; two looks end it.
+    A detector that is unavailable, absent or not read is neither leaking nor ok. One reading begins the condition, as
+    the next may be 10 s later; two readings end it.
     """
 
     kind: str = "leak"
-    signals: tuple[str, ...] = (SIGNAL,)
-    _known: dict[str, tuple[Condition, int]] = field(default_factory=dict)
+    signals: tuple[str, ...] = (LEAK_SIGNAL,)
+    _known: dict[str, tuple[Debouncer, int]] = field(default_factory=dict)
 
-    def look(self, time: int, entity: str, values: dict[str, float]) -> Event | None:
-        value = values.get(SIGNAL, -1.0)
-        if not 0 <= value < len(STATES):
+    def evaluate(self, time: int, entity: str, values: dict[str, float]) -> Event | None:
+        """See `EdgeRule.evaluate`."""
+        value = values.get(LEAK_SIGNAL, -1.0)
+        if not 0 <= value < len(LEAK_STATES):
             return None
-        state = int(value)
-        condition, worst = self._known.get(entity, (Condition(), OK))
-        grows = condition.on and state in BAD and state > worst
-        said = condition.look(time, state in BAD, state == OK, looks=1) or ("active" if grows else "")
-        if said:
-            worst = state if said == "active" else OK
-        self._known[entity] = (condition, worst)
-        if not said:
+        leak = int(value)
+        debouncer, worst = self._known.get(entity, (Debouncer(), LEAK_OK))
+        worsens = debouncer.on and leak in LEAK_BAD and leak > worst
+        state = debouncer.update(time, leak in LEAK_BAD, leak == LEAK_OK, begin_after=1)
+        state = state or ("active" if worsens else "")
+        if state:
+            worst = leak if state == "active" else LEAK_OK
+        self._known[entity] = (debouncer, worst)
+        if not state:
             return None
-        return event(time, entity, self.kind, said, condition.onset, leak=STATES[state], value=state)
+        return build_event(time, entity, self.kind, state, debouncer.onset, leak=LEAK_STATES[leak], value=leak)

@@ -1,4 +1,4 @@
-"""All edge rules over one tick's readings. They look at what was measured; where nothing was, nothing is concluded."""
+"""Applies all edge rules to one tick's readings. Missing values lead to no conclusion."""
 
 from __future__ import annotations
 
@@ -14,62 +14,65 @@ from pipeline.config.sections import Edge as Settings
 from pipeline.model.records import Event
 from pipeline.model.signals import CATALOGUE
 
-MOST_WATCHED = 2048
-"""Entities whose past is kept, each below 10 KiB; chosen: 64 BMCs of 32 sensors each. Those beyond are not watched."""
-MOST_EVENTS = 256
-"""Events of one tick; chosen: a burst pipe moves every sensor of a row, and the first of them say it."""
+MAX_WATCHED = 2048
+"""Entities with state, each below 10 KiB; chosen: 64 BMCs with 32 sensors each. Further ones are not evaluated."""
+MAX_EVENTS = 256
+"""Events of one tick; chosen: a burst pipe affects every sensor of a row, and the first of them suffice."""
 
 
-class Rule(Protocol):
-    """One rule: `look` gets the measured values of an entity that bears one of its signals."""
+class EdgeRule(Protocol):
+    """One rule. `evaluate` gets the values of an entity that has at least one of its signals."""
 
     @property
-    def signals(self) -> tuple[str, ...]: ...
+    def signals(self) -> tuple[str, ...]:
+        """The signals that the rule needs."""
 
-    def look(self, time: int, entity: str, values: dict[str, float]) -> Event | list[Event] | None: ...
+    def evaluate(self, time: int, entity: str, values: dict[str, float]) -> Event | list[Event] | None:
+        """The events of these values."""
 
 
-class Edge:
-    """The rules that are on, and what they remember of each entity; a restart forgets it."""
+class EdgeRules:
+    """The enabled rules, and their state for each entity; a restart clears it."""
 
     def __init__(self, settings: Settings) -> None:
-        self._rules = _rules(settings) if settings.enabled else {}
+        self._rules = _build_rules(settings) if settings.enabled else {}
         self._watched: set[str] = set()
 
-    def take(self, time: int, readings: Iterable[Reading]) -> list[Event]:
-        """What began or ended with this tick's readings."""
+    def evaluate(self, time: int, readings: Iterable[Reading]) -> list[Event]:
+        """The conditions that begin or end with this tick's readings."""
         found: list[Event] = []
         for reading in readings:
             rules = self._rules.get(reading.device_class)
             if rules:
-                found += self._judge(time, reading, rules)
-        return found[:MOST_EVENTS]
+                found += self._evaluate_reading(time, reading, rules)
+        return found[:MAX_EVENTS]
 
-    def _judge(self, time: int, reading: Reading, rules: Sequence[Rule]) -> list[Event]:
+    def _evaluate_reading(self, time: int, reading: Reading, rules: Sequence[EdgeRule]) -> list[Event]:
         names = [name for rule in rules for name in rule.signals if name in reading.columns]
-        columns = {name: _measured(reading, name) for name in dict.fromkeys(names)}
+        columns = {name: _measured_values(reading, name) for name in dict.fromkeys(names)}
         found: list[Event] = []
         for i, entity in enumerate(reading.entities if columns else ()):
             values = {name: float(column[i]) for name, column in columns.items() if not np.isnan(column[i])}
-            if not values or not self._watch(entity):
+            if not values or not self._is_watched(entity):
                 continue
             for rule in rules:
                 if any(name in values for name in rule.signals):
-                    said = rule.look(time, entity, values)
-                    found += said if isinstance(said, list) else [said] if said else []
+                    events = rule.evaluate(time, entity, values)
+                    found += events if isinstance(events, list) else [events] if events else []
         return found
 
-    def _watch(self, entity: str) -> bool:
+    def _is_watched(self, entity: str) -> bool:
+        """Whether the entity is evaluated; a new one is added while there is room."""
         if entity in self._watched:
             return True
-        if len(self._watched) >= MOST_WATCHED:
+        if len(self._watched) >= MAX_WATCHED:
             return False
         self._watched.add(entity)
         return True
 
 
-def _measured(reading: Reading, name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """The column as floats; what is missing, infinite or outside the signal's valid range is NaN."""
+def _measured_values(reading: Reading, name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """The column as floats; missing, infinite and invalid values are NaN."""
     raw = np.asarray(reading.columns[name])
     out = raw.astype(np.float64)
     if raw.dtype.kind == "u":
@@ -79,12 +82,12 @@ def _measured(reading: Reading, name: str) -> np.ndarray[tuple[int], np.dtype[np
     return out
 
 
-def _rules(settings: Settings) -> dict[str, list[Rule]]:
+def _build_rules(settings: Settings) -> dict[str, list[EdgeRule]]:
     """Device class -> its rules."""
     shared: tuple[dict[str, set[str]], dict[tuple[str, str], float]] = {}, {}
     flow = CollapseRule("flow_collapse", ("coolant.flow",), settings.flow_share, settings.least_flow, *shared)
     pressures = ("coolant.pressure", "coolant.supply_pressure")
     pressure = CollapseRule("pressure_collapse", pressures, settings.pressure_share, settings.least_pressure, *shared)
     supply = RiseRule("coolant.supply_temperature", "", settings.temperature_slope)
-    part = RiseRule("gpu.temperature", "gpu.power", settings.temperature_slope)
-    return {"leak": [LeakRule()], "coolant": [flow, pressure, supply], "gpu": [part]}
+    gpu = RiseRule("gpu.temperature", "gpu.power", settings.temperature_slope)
+    return {"leak": [LeakRule()], "coolant": [flow, pressure, supply], "gpu": [gpu]}

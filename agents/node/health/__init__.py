@@ -1,1 +1,4 @@
-"""`fleetpulse check`: whether this node is fit for a job, as its agent and the pipeline know it. Loads no NumPy."""
+"""Node health: the status that the agent writes about its node, and `fleetpulse check` for schedulers.
+
+The check must start fast: only `report`, which runs in the agent, loads NumPy.
+"""

@@ -1,1 +1,1 @@
-"""The spools of a node: durable queues on its disk."""
+"""The spools of a node: durable, bounded queues on its disk, between the agent's loop and their readers."""

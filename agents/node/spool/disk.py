@@ -1,4 +1,4 @@
-"""The few system calls on which durability rests: locking, writing all, waiting for the disk, cutting back."""
+"""The system calls on which durability rests: locking, complete writes, syncing, truncating."""
 
 from __future__ import annotations
 
@@ -12,36 +12,39 @@ from pipeline.model.errors import SpoolError
 from pipeline.runtime import private_files
 from pipeline.transport import segments
 
-_LEAST_CAP = 1 << 16
-"""Chosen: a handful of messages; on a disk so small that 5 % are less, the disk is full first, and is met as such."""
+_MIN_CAP = 1 << 16
+"""Chosen: a few messages. If 5 % of a disk are less than this, the full disk itself is the limit."""
 
 
-class SmallFiles(Protocol):
-    """Who writes small files beside the spools. answers: whether the disk answered at the start, so can be read."""
+class FileWriter(Protocol):
+    """Writes small files beside the spools. disk_responds: whether the disk responded at start, so can be read."""
 
-    answers: bool
+    disk_responds: bool
 
-    def later(self, path: Path, write: Callable[[], object]) -> None: ...
+    def write_later(self, path: Path, write: Callable[[], object]) -> None:
+        """Calls `write`, which writes `path`, now or later."""
 
 
-class AtOnce:
-    """Writes them in the calling thread, which then waits for the disk."""
+class ImmediateFileWriter:
+    """Writes small files in the calling thread, which then waits for the disk."""
 
-    answers = True
+    disk_responds = True
 
-    def later(self, path: Path, write: Callable[[], object]) -> None:
+    def write_later(self, path: Path, write: Callable[[], object]) -> None:
+        """Calls `write` now."""
         write()
 
 
-def boot_id() -> bytes:
-    """The kernel's boot id; 16 zero bytes where the system has none."""
+def read_boot_id() -> bytes:
+    """The kernel's boot id; 16 zero bytes if the system has none."""
     try:
         return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
     except (OSError, ValueError):
         return bytes(16)
 
 
-def locked(path: Path) -> int:
+def lock_file(path: Path) -> int:
+    """Opens a file and locks it; its descriptor. Raises SpoolError if another process holds the lock."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, private_files.FILE)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,7 +59,7 @@ def locked(path: Path) -> int:
 
 
 def write_all(handle: int, data: bytes, at: int) -> None:
-    """Writes until all is written; a short write goes on and so meets the error that cut it short."""
+    """Writes all of `data`: after a short write it continues, and so gets the error that caused it."""
     view = memoryview(data)
     while view:
         written = os.pwrite(handle, view, at)
@@ -64,11 +67,12 @@ def write_all(handle: int, data: bytes, at: int) -> None:
 
 
 def sync_data(handle: int) -> None:
+    """Waits until the data of a file is on the disk."""
     getattr(os, "fdatasync", os.fsync)(handle)  # macOS has no fdatasync
 
 
-def cut(path: Path, size: int) -> None:
-    """Cuts a file, and makes what stays durable: the process that wrote it may have died before its own sync."""
+def truncate_file(path: Path, size: int) -> None:
+    """Truncates a file and syncs the rest: the process that wrote it may have died before its own sync."""
     handle = os.open(path, os.O_RDWR)
     try:
         os.ftruncate(handle, size)
@@ -78,6 +82,7 @@ def cut(path: Path, size: int) -> None:
 
 
 def write_mark(path: Path, mark: segments.Mark) -> None:
+    """Writes a mark file durably."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, private_files.FILE)
     try:
         os.pwrite(handle, segments.pack_mark(mark), 0)
@@ -86,15 +91,16 @@ def write_mark(path: Path, mark: segments.Mark) -> None:
         os.close(handle)
 
 
-def free(path: Path) -> int:
+def free_bytes(path: Path) -> int:
+    """Free bytes of the file system of `path`."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
 
 
-def cap(path: Path) -> int:
-    """Bytes of one spool unless configured: 1 GiB, or 5 % of its file system if that is less.
+def default_max_bytes(path: Path) -> int:
+    """Size limit of one spool unless configured: 1 GiB, or 5 % of its file system if that is less.
 
-    Chosen: about a day of a node with 8 GPUs, and never what fills a small system disk.
+    Chosen: about a day of a node with 8 GPUs, and not enough to fill a small system disk.
     """
     found = os.statvfs(next(place for place in (path.absolute(), *path.absolute().parents) if place.exists()))
-    return max(_LEAST_CAP, min(1 << 30, found.f_blocks * found.f_frsize // 20))
+    return max(_MIN_CAP, min(1 << 30, found.f_blocks * found.f_frsize // 20))

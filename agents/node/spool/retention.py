@@ -1,6 +1,6 @@
-"""Which segments of a spool are kept: unlinked when every reader has stored them, or, oldest first, for want of room.
+"""Which segments of a spool are kept: unlinked after every reader has stored them, or, oldest first, to make room.
 
-What is unlinked for want of room is a gap with its cause, written down before the unlinking where the disk allows it.
+What is unlinked to make room is a gap with its cause, recorded before the unlinking if the disk allows it.
 """
 
 from __future__ import annotations
@@ -24,73 +24,79 @@ class Segment:
 
     @property
     def path(self) -> Path:
+        """The file."""
         return segments.segment_path(self.folder, self.first)
 
 
-class Retention:
-    """All segments of one node and topic, old epochs included, oldest first. `current` is the epoch being written."""
+class SegmentRetention:
+    """All segments of one node and topic, old epochs included, oldest first. `current` is the epoch being written.
+
+    size: bytes of all segments.  dropped: records counted as gone.
+    """
 
     def __init__(self, home: Path, current: Path) -> None:
         self._home, self._current = home, current
-        self._kept = [segment for folder in segments.epoch_folders(home) for segment in _segments(folder)]
-        self._gaps: dict[Path, list[segments.Gap]] = {}  # changed, not yet written down
+        self._kept = [segment for folder in segments.epoch_folders(home) for segment in _list_segments(folder)]
+        self._gaps: dict[Path, list[segments.Gap]] = {}  # changed, not yet saved
         self._sealed = False
         self.size = sum(segment.size for segment in self._kept)
         self.dropped = 0
 
     @property
-    def several(self) -> bool:
+    def has_several(self) -> bool:
+        """Whether there is more than one segment."""
         return len(self._kept) > 1
 
-    def writable(self, sequence: int) -> Segment | None:
-        """The newest segment, if the record `sequence` may go behind it."""
+    def writable_segment(self, sequence: int) -> Segment | None:
+        """The newest segment, if the record `sequence` may be appended to it."""
         newest = self._kept[-1] if self._kept else None
         if newest is None or self._sealed or newest.folder != self._current or newest.next != sequence:
             return None
         return newest
 
     def seal(self) -> None:
-        """The newest segment gets no more records."""
+        """Closes the newest segment for further records."""
         self._sealed = True
 
-    def grow(self, segment: Segment, size: int, behind: int) -> None:
-        """`size` bytes of records up to before `behind` were made durable in `segment`."""
+    def add_records(self, segment: Segment, size: int, end: int) -> None:
+        """Counts `size` durable bytes of records before `end` that were appended to `segment`."""
         if not self._kept or segment is not self._kept[-1]:
             self._kept.append(segment)
             self._sealed = False
         segment.size += size
-        segment.next = behind
+        segment.next = end
         self.size += size
 
     def drop_oldest(self) -> bool:
-        """Gives up the oldest segment, as a gap; False if there is none."""
+        """Drops the oldest segment, as a gap; False if there is none."""
         if not self._kept:
             return False
         oldest = self._kept[0]
-        self.lose(max(oldest.first, _least(segments.cursors(oldest.folder))), oldest.next, "spool full", oldest.folder)
+        first = max(oldest.first, _lowest_cursor(segments.cursors(oldest.folder)))
+        self.record_gap(first, oldest.next, "spool full", oldest.folder)
         self.save_gaps()
-        self._unlink()
+        self._unlink_oldest()
         return True
 
-    def drop_read(self) -> None:
+    def drop_read_segments(self) -> None:
         """Unlinks segments that every reader has stored, but never the newest."""
-        while self.several:
+        while self.has_several:
             cursors = segments.cursors(self._kept[0].folder)
             if not cursors or min(cursors) < self._kept[0].next:
                 break
-            self._unlink()
-        self._forget_old_epochs()
+            self._unlink_oldest()
+        self._remove_old_epochs()
 
-    def lose(self, first: int, behind: int, cause: str, folder: Path | None = None) -> None:
-        """Counts records [first, behind) as gone."""
-        if behind > first:
-            self.dropped += behind - first
+    def record_gap(self, first: int, end: int, cause: str, folder: Path | None = None) -> None:
+        """Counts records [first, end) as gone."""
+        if end > first:
+            self.dropped += end - first
             folder = folder or self._current
             known = self._gaps[folder] if folder in self._gaps else segments.read_gaps(folder)
-            self._gaps[folder] = segments.merged(known, (first, behind, cause))
+            self._gaps[folder] = segments.merged(known, (first, end, cause))
 
     def save_gaps(self) -> None:
-        """Writes down new gaps; where the disk has no room even for that, the next call tries again."""
+        """Saves new gaps; if the disk has no room for them, the next call tries again."""
         for folder, gaps in list(self._gaps.items()):
             try:
                 segments.write_small(folder / "gaps.json", gaps, durable=True)
@@ -98,13 +104,13 @@ class Retention:
                 return
             del self._gaps[folder]
 
-    def _unlink(self) -> None:
+    def _unlink_oldest(self) -> None:
         oldest = self._kept.pop(0)
         self.size -= oldest.size
         oldest.path.unlink(missing_ok=True)
 
-    def _forget_old_epochs(self) -> None:
-        """Removes old epochs that every reader has read to the end; what is left of others (mark, gaps) is tiny."""
+    def _remove_old_epochs(self) -> None:
+        """Removes old epochs that every reader has read to the end; what remains of others (mark, gaps) is tiny."""
         for folder in segments.epoch_folders(self._home):
             mark, cursors = segments.read_mark(folder), segments.cursors(folder)
             if folder != self._current and mark and cursors and min(cursors) >= mark.sequence:
@@ -113,12 +119,12 @@ class Retention:
                 folder.rmdir()
 
 
-def _least(cursors: list[int]) -> int:
+def _lowest_cursor(cursors: list[int]) -> int:
     return min(cursors, default=0)
 
 
-def _segments(folder: Path) -> list[Segment]:
-    """The segments of a folder. Files that are none of its run are left alone: they are not ours to unlink."""
+def _list_segments(folder: Path) -> list[Segment]:
+    """The segments of a folder. Files outside the sequence of segments are left alone: they are not ours to unlink."""
     firsts, mark = Strays().segments(folder, segments.epoch_of(folder)), segments.read_mark(folder)
     if not firsts:
         return []
@@ -126,7 +132,7 @@ def _segments(folder: Path) -> list[Segment]:
     for first, following in zip(firsts, [*firsts[1:], None], strict=True):
         path = segments.segment_path(folder, first)
         held = segments.held_until(path, first)
-        behind = max(held, mark.sequence if mark else 0) if following is None else max(held, following)
-        if not found or behind > found[-1].next:  # else a file with a part of the one before
-            found.append(Segment(folder, first, behind, path.stat().st_size))
+        end = max(held, mark.sequence if mark else 0) if following is None else max(held, following)
+        if not found or end > found[-1].next:  # else a file with a part of the previous one
+            found.append(Segment(folder, first, end, path.stat().st_size))
     return found

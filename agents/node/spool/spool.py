@@ -1,8 +1,8 @@
-"""The agent's bounded disk queue of one topic: append, sync; when full the oldest goes, and is counted.
+"""The bounded disk queue of one topic: append, sync. If it is full, the oldest messages are dropped and counted.
 
-Records wait in memory (at most BUFFER bytes) until `sync`, which writes them, waits for the disk and then moves the
-mark that readers obey. So a message is durable before anybody sees it, and what was seen is never written otherwise.
-A full disk or a failed write never raises from append or sync: what is lost is counted in `dropped`, said in `trouble`.
+Records are buffered in memory (at most BUFFER_BYTES) until `sync` writes them, waits for the disk and moves the mark
+that readers obey. So a message is durable before a reader sees it, and is never rewritten after that. A full disk or a
+failed write never raises from append or sync: losses are counted in `dropped` and explained in `problem`.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from agents.node.spool import disk
-from agents.node.spool.retention import Retention, Segment
+from agents.node.spool.retention import Segment, SegmentRetention
 from pipeline.model.errors import SpoolError
 from pipeline.runtime import private_files
 from pipeline.transport import segments, wire
 from pipeline.transport.salvage import Strays
 
-BUFFER = 1 << 20
-"""Bytes that wait for `sync` at most before append syncs by itself; chosen: 80 ticks of a node with 8 GPUs."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_GONE = (errno.ENOENT, errno.ENOTDIR)  # the folder was removed, or something else lies in its place
+BUFFER_BYTES = 1 << 20
+"""Bytes buffered until append syncs by itself; chosen: 80 ticks of a node with 8 GPUs."""
+_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+_GONE_ERRNOS = (errno.ENOENT, errno.ENOTDIR)  # the folder was removed or replaced
 
 
 class Spool:
-    """The one writer of DIRECTORY/NODE/TOPIC. For one thread.
+    """The only writer of DIRECTORY/NODE/TOPIC. For one thread.
 
-    epoch:   16 random bytes; (topic, node, epoch, sequence) never means two messages.
-    dropped: messages given up since the spool was opened, those in dropped segments included.
-    trouble: why the last sync lost something; None when all is well.
-    why_lost: why the newest of `dropped` was given up, also when all is well again; empty if none was.
-    max_bytes: 0 = as much as disk.cap allows.
+    epoch:   16 random bytes; (topic, node, epoch, sequence) never identifies two messages.
+    dropped: messages lost since the spool was opened, those in dropped segments included.
+    problem: why the last sync lost something; None if it did not.
+    loss_reason: why the newest of `dropped` was lost, also after recovery; empty if none was.
+    max_bytes: 0 = disk.default_max_bytes.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Spool:
         free_bytes: int = 64 << 20,
     ) -> None:
         self.home = Path(directory) / segments.folder_name(node) / segments.folder_name(topic)
-        self.max_bytes, self.free_bytes = max_bytes or disk.cap(self.home), free_bytes
-        self.segment_bytes = min(segment_bytes, self.max_bytes // 4)  # so that the cap never costs more than a quarter
-        self.trouble: str | None = None
-        self.why_lost = ""
-        self._boot_id = disk.boot_id()
+        self.max_bytes, self.free_bytes = max_bytes or disk.default_max_bytes(self.home), free_bytes
+        self.segment_bytes = min(segment_bytes, self.max_bytes // 4)  # so that the limit costs at most a quarter
+        self.problem: str | None = None
+        self.loss_reason = ""
+        self._boot_id = disk.read_boot_id()
         self._pending: list[bytes] = []
         self._waiting = self._dropped_before = 0
         self._closed = self._vanished = self._rolled = False
@@ -58,10 +58,11 @@ class Spool:
         self._mark = self._lock = -1
         self._open()
 
-    # --- what others call --------------------------------------------------------------------------------------------
+    # --- interface ---------------------------------------------------------------------------------------------------
 
     @property
     def dropped(self) -> int:
+        """Messages lost since the spool was opened."""
         return self._dropped_before + self._retention.dropped
 
     @property
@@ -70,17 +71,17 @@ class Spool:
         return self._retention.size
 
     def append(self, body: bytes, kind: int, sent: int, simulated: bool = False) -> int:
-        """Seals a wire body and queues it; returns its sequence. Durable, and seen by readers, after `sync`."""
+        """Seals a wire body and queues it; returns its sequence. Durable and visible to readers after `sync`."""
         if self._closed:
-            raise SpoolError(f"{self.home}: message after close; wanted an open spool")
+            raise SpoolError(f"{self.home}: message after close; expected an open spool")
         sequence = self.next
         message = wire.seal(body, kind, self.epoch, sequence, sent, simulated)
         if len(message) > wire.MAX_MESSAGE:
-            raise SpoolError(f"{self.home}: message of {len(message)} bytes, wanted at most {wire.MAX_MESSAGE}")
+            raise SpoolError(f"{self.home}: message of {len(message)} bytes, expected at most {wire.MAX_MESSAGE}")
         self._pending.append(segments.record(sequence, message))
         self._waiting += len(self._pending[-1])
         self.next += 1
-        if self._waiting >= BUFFER:
+        if self._waiting >= BUFFER_BYTES:
             self.sync()
         return sequence
 
@@ -91,13 +92,13 @@ class Spool:
             self.append(body, kind, sent, simulated)
         return range(first, self.next)
 
-    def skip(self, count: int, cause: str) -> None:
-        """Gives up the next `count` sequences as a gap: messages that were accepted and never came here."""
+    def skip_sequences(self, count: int, cause: str) -> None:
+        """Records the next `count` sequences as a gap: messages that were accepted but never written."""
         self.sync()
         if count > 0:
             first, self.next = self.next, self.next + count
-            self.why_lost = cause
-            self._lose(first, self.next, cause)
+            self.loss_reason = cause
+            self._record_loss(first, self.next, cause)
             if self._mark >= 0:
                 self._move_mark()
 
@@ -106,25 +107,25 @@ class Spool:
         if self._pending:
             self._sync_pending()
         if self._vanished and not self._closed:
-            self._open_anew()
+            self._recreate()
 
     def _sync_pending(self) -> None:
         pending, first = self._pending, self.next - len(self._pending)
-        self._pending, self._waiting, self.trouble = [], 0, self.trouble if self._vanished else None
+        self._pending, self._waiting, self.problem = [], 0, self.problem if self._vanished else None
         start = 0
         while start < len(pending) and not self._vanished:
-            end = self._fitting(pending, start, first + start)
+            end = self._fit_into_segment(pending, start, first + start)
             self._store(b"".join(pending[start:end]), first + start, first + end)
             start = end
         if start < len(pending):
-            self._lose(first + start, first + len(pending), "write failed")
+            self._record_loss(first + start, first + len(pending), "write failed")
         self._retention.save_gaps()
         if self._mark >= 0:
             self._move_mark()
-            self._tidy()
+            self._drop_read_segments()
 
     def close(self) -> None:
-        """Syncs and lets another writer in; may be called twice."""
+        """Syncs and releases the lock; may be called twice."""
         if not self._closed:
             self._closed = True
             self.sync()
@@ -140,39 +141,39 @@ class Spool:
 
     def _open(self) -> None:
         private_files.make_folder(self.home)
-        self._lock = disk.locked(self.home / "lock")
+        self._lock = disk.lock_file(self.home / "lock")
         try:
-            self._begin()
+            self._open_epoch()
         except BaseException:
             self._release()
             raise
 
     def _release(self) -> None:
-        """Closes mark and lock, and forgets their numbers, which the next file opened by anybody may get."""
+        """Closes mark and lock, and clears their descriptors, which the next opened file may get."""
         handles = [handle for handle in (self._mark, self._lock) if handle >= 0]
         self._mark = self._lock = -1
         for handle in handles:
             try:
                 os.close(handle)
-            except OSError as error:  # closed all the same; what the mark says is written again at the next opening
-                self.trouble = f"{self.home}: {error.strerror}"
+            except OSError as error:  # closed all the same; the mark is written again at the next opening
+                self.problem = f"{self.home}: {error.strerror}"
 
-    def _open_anew(self) -> None:
-        """Makes the spool again whose folder was removed, in a new epoch; until that succeeds, messages are lost."""
+    def _recreate(self) -> None:
+        """Creates the spool again after its folder was removed, in a new epoch; until then messages are lost."""
         dropped = self.dropped
         self._release()
         try:
             self._open()
         except (OSError, SpoolError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            self._blame(f"cannot be made anew: {why}; tried again at the next sync")
+            self._set_problem(f"cannot be recreated: {why}; retrying at the next sync")
             return
         self._dropped_before, self._vanished = dropped, False
 
-    def _begin(self) -> None:
-        """Goes on in the newest epoch if no sequence of it could be used twice, else makes a new one."""
+    def _open_epoch(self) -> None:
+        """Continues the newest epoch if no sequence of it could be used twice, else creates a new one."""
         folders = segments.epoch_folders(self.home)
-        sequence = self._recovered(folders[-1]) if folders else None
+        sequence = self._recover_epoch(folders[-1]) if folders else None
         if sequence is None:
             ordinal = int(folders[-1].name.partition("-")[0]) + 1 if folders else 1
             folder, sequence = self.home / f"{ordinal:06d}-{os.urandom(16).hex()}", 0
@@ -185,14 +186,14 @@ class Spool:
         self._mark = os.open(folder / "mark", os.O_RDWR | os.O_CREAT, private_files.FILE)
         self._move_mark(durable=True)
         segments.sync_folder(folder)
-        self._retention = Retention(self.home, folder)
+        self._retention = SegmentRetention(self.home, folder)
         self._rolled = True
-        self._tidy()
+        self._drop_read_segments()
 
-    def _recovered(self, folder: Path) -> int | None:
-        """Next sequence of an epoch that can go on; None, with its mark put behind all it holds, if it cannot.
+    def _recover_epoch(self, folder: Path) -> int | None:
+        """The next sequence of an epoch that can continue; None if it cannot: its mark is then set to its end.
 
-        A torn tail behind a mark of this boot was never seen: it is cut. Any other damage may have been seen.
+        A torn tail behind a mark of this boot was never visible: it is cut. Any other damage may have been visible.
         """
         epoch = segments.epoch_of(folder)
         mark, strays = segments.read_mark(folder), Strays()
@@ -205,7 +206,7 @@ class Spool:
             sequence, good = segments.scan(data, firsts[-1], epoch)
             torn = good < len(data)
             if mark and not ruined and sequence >= known and (not torn or self._same_boot(mark)):
-                disk.cut(path, good)
+                disk.truncate_file(path, good)
                 return sequence
         elif mark and not ruined:
             return sequence
@@ -217,9 +218,9 @@ class Spool:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def _fitting(self, pending: list[bytes], start: int, sequence: int) -> int:
-        """End of the records from `start` that go into one segment, the newest one or a new one."""
-        newest = self._retention.writable(sequence)
+    def _fit_into_segment(self, pending: list[bytes], start: int, sequence: int) -> int:
+        """End of the records from `start` that fit into one segment, the newest one or a new one."""
+        newest = self._retention.writable_segment(sequence)
         room = self.segment_bytes - (newest.size if newest else 0) - len(pending[start])
         if newest and room < 0:
             self._retention.seal()
@@ -230,54 +231,56 @@ class Spool:
             end += 1
         return end
 
-    def _store(self, data: bytes, first: int, behind: int) -> None:
-        """Writes records [first, behind), at the cost of the oldest ones where there is no room; else counts them."""
+    def _store(self, data: bytes, first: int, end: int) -> None:
+        """Writes records [first, end), and drops the oldest ones if there is no room; else counts them as lost."""
         while True:
             try:
                 self._make_room(len(data))
-                self._write(data, first, behind)
+                self._write(data, first, end)
                 return
             except OSError as error:
-                self._blame(error.strerror or str(error))
-                self._vanished |= error.errno in _GONE
-                if not self._room_made(error, first):
-                    self._lose(first, behind, "spool full" if error.errno in _FULL else "write failed")
+                self._set_problem(error.strerror or str(error))
+                self._vanished |= error.errno in _GONE_ERRNOS
+                if not self._can_retry(error, first):
+                    self._record_loss(first, end, "spool full" if error.errno in _FULL_ERRNOS else "write failed")
                     return
 
-    def _room_made(self, error: OSError, first: int) -> bool:
-        """Whether a write that failed may be tried again: in a new segment, or where the oldest one was."""
-        if error.errno == errno.EFBIG and self._retention.writable(first):
+    def _can_retry(self, error: OSError, first: int) -> bool:
+        """Whether a failed write may be retried: in a new segment, or after dropping the oldest one."""
+        if error.errno == errno.EFBIG and self._retention.writable_segment(first):
             self._retention.seal()
             return True
         try:
-            return error.errno in _FULL and self._retention.drop_oldest()
+            return error.errno in _FULL_ERRNOS and self._retention.drop_oldest()
         except OSError as other:
-            self._blame(f"{error.strerror}, and nothing can be unlinked: {other.strerror}")
+            self._set_problem(f"{error.strerror}, and no segment can be unlinked: {other.strerror}")
             return False
 
-    def _blame(self, why: str) -> None:
-        """Names what costs, or may cost, messages: before they are counted, as another thread reads both."""
-        self.trouble = self.why_lost = f"{self.home}: {why}"
+    def _set_problem(self, why: str) -> None:
+        """Sets the reason of a loss, or a possible one, before it is counted: another thread reads both."""
+        self.problem = self.loss_reason = f"{self.home}: {why}"
 
-    def _lose(self, first: int, behind: int, cause: str) -> None:
-        self._retention.lose(first, behind, cause)
+    def _record_loss(self, first: int, end: int, cause: str) -> None:
+        self._retention.record_gap(first, end, cause)
         self._retention.save_gaps()
-        self._durable = behind
+        self._durable = end
 
     def _make_room(self, size: int) -> None:
-        """Keeps to max_bytes, and to one segment while less than free_bytes would be left to others."""
+        """Enforces max_bytes, and keeps only one segment while the disk would have less than free_bytes left."""
         kept = self._retention
         while kept.size + size > self.max_bytes:
-            self._blame(f"holds its {self.max_bytes} bytes ([spool] max_bytes)")
+            self._set_problem(f"reached its limit of {self.max_bytes} bytes ([spool] max_bytes)")
             if not kept.drop_oldest():
                 raise OSError(errno.ENOSPC, "message is larger than [spool] max_bytes")
-        while kept.several and disk.free(self.home) < self.free_bytes + size:
-            self._blame(f"no room on its disk but the {self.free_bytes} bytes left to others ([spool] free_bytes)")
+        while kept.has_several and disk.free_bytes(self.home) < self.free_bytes + size:
+            self._set_problem(
+                f"no room on its disk: {self.free_bytes} bytes are reserved for others ([spool] free_bytes)"
+            )
             kept.drop_oldest()
 
-    def _write(self, data: bytes, first: int, behind: int) -> None:
-        """Puts records durably behind the newest segment or into a new one; on failure nothing of them stays."""
-        segment = self._retention.writable(first)
+    def _write(self, data: bytes, first: int, end: int) -> None:
+        """Appends records durably to the newest segment or to a new one; on failure none of them remains."""
+        segment = self._retention.writable_segment(first)
         new = segment is None
         segment = segment or Segment(self._folder, first, first, 0)
         handle = os.open(segment.path, os.O_WRONLY | (os.O_CREAT if new else 0), private_files.FILE)
@@ -293,26 +296,26 @@ class Spool:
             raise
         finally:
             os.close(handle)
-        self._retention.grow(segment, len(data), behind)
-        self._durable = behind
+        self._retention.add_records(segment, len(data), end)
+        self._durable = end
         if new:
             self._move_mark(durable=True)
             self._rolled = True
 
-    def _tidy(self) -> None:
-        """After a new segment: unlinks what every reader has stored. What cannot be unlinked now can be later."""
+    def _drop_read_segments(self) -> None:
+        """After a new segment: unlinks the segments that every reader has stored. A failure is retried later."""
         if self._rolled:
             self._rolled = False
             try:
-                self._retention.drop_read()
+                self._retention.drop_read_segments()
             except OSError as error:
-                self.trouble = f"{self.home}: cannot be tidied: {error.strerror}"
+                self.problem = f"{self.home}: old segments cannot be removed: {error.strerror}"
 
     def _move_mark(self, durable: bool = False) -> None:
-        """Lets readers see what is durable or lost. A mark that cannot be written now is written at the next sync."""
+        """Makes durable and lost records visible to readers. A failed write of the mark is retried at the next sync."""
         try:
             os.pwrite(self._mark, segments.pack_mark(segments.Mark(self._durable, self._boot_id)), 0)
             if durable:
                 disk.sync_data(self._mark)
         except OSError as error:
-            self.trouble = f"{self.home}: mark: {error.strerror}"
+            self.problem = f"{self.home}: mark: {error.strerror}"

@@ -18,18 +18,24 @@ from pathlib import Path
 from agents.node.spool import accepted_count
 from agents.node.spool.accepted_count import AcceptedCount
 from agents.node.spool.spool import Spool
-from agents.node.workers.processes import HARMLESS
+from agents.node.workers.processes import FORK_SAFE_THREADS
 from pipeline.config.sections import Spool as Settings
 from pipeline.model.errors import SpoolError
 from pipeline.model.records import EVENTS, TELEMETRY, Origin
 from pipeline.transport import segments
 
-BITE = 1 << 20
-"""Bytes that are taken from the queue at once, and so the most that is held beyond `max_bytes`; as spool.BUFFER."""
+WRITE_BYTES = 1 << 20
+"""Bytes taken from a queue at once, and so the most that is held beyond `max_bytes`; equal to spool.BUFFER_BYTES."""
+TOPICS = (EVENTS, TELEMETRY)
+DISK_SLOW = "the disk was too slow"
+AGENT_KILLED = "the agent ended while its disk was slow"
+RETRY_S = 1.0
+"""Pause before a spool that cannot be opened or written is tried again; chosen: the agent's interval."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedMessage:
     """One wire body. made: UTC us; since: monotonic seconds at which it was queued."""
 
     body: bytes
@@ -38,42 +44,42 @@ class Waiting:
     since: float
 
 
-class WaitingMessages:
+class MessageQueue:
     """The queue of one topic. For any thread.
 
-    accepted: messages ever added.  given_up: those of them that were dropped for want of room or time.
-    handled: messages that were written or given up, and that the spool has numbered.
+    accepted: messages ever added.  dropped: those of them that were dropped for lack of room or because of their age.
+    handled: messages that were written or dropped, and have a sequence number of the spool.
     """
 
     def __init__(self, max_bytes: int, max_seconds: float, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self.accepted = self.given_up = self.handled = 0
+        self.accepted = self.dropped = self.handled = 0
         self._max_bytes, self._max_seconds, self._monotonic = max_bytes, max_seconds, monotonic
-        self._queue: deque[Waiting] = deque()
-        self._bytes = self._dropped = self._in_hand = 0
+        self._queue: deque[QueuedMessage] = deque()
+        self._bytes = self._dropped_before_next = self._in_hand = 0
         self._oldest_in_hand = 0.0
         self._lock = threading.Lock()
 
     def add(self, body: bytes, kind: int, made: int) -> None:
-        """Queues one message; gives up the oldest ones if there are too many bytes or they waited too long."""
+        """Queues one message; drops the oldest ones if there are too many bytes or they waited too long."""
         now = self._monotonic()
         with self._lock:
             self.accepted += 1
-            self._queue.append(Waiting(body, kind, made, now))
+            self._queue.append(QueuedMessage(body, kind, made, now))
             self._bytes += len(body)
             while len(self._queue) > 1 and (
                 self._bytes > self._max_bytes or now - self._queue[0].since > self._max_seconds
             ):
                 self._bytes -= len(self._queue.popleft().body)
-                self._dropped += 1
-                self.given_up += 1
+                self._dropped_before_next += 1
+                self.dropped += 1
 
-    def take(self) -> tuple[int, list[Waiting]]:
-        """(messages given up before these, the oldest messages up to BITE bytes); `finish` says what became of them."""
+    def take_oldest(self) -> tuple[int, list[QueuedMessage]]:
+        """(messages dropped before these, the oldest messages up to WRITE_BYTES); then call `mark_handled`."""
         with self._lock:
-            dropped, self._dropped = self._dropped, 0
-            taken: list[Waiting] = []
+            dropped, self._dropped_before_next = self._dropped_before_next, 0
+            taken: list[QueuedMessage] = []
             size = 0
-            while self._queue and (not taken or size + len(self._queue[0].body) <= BITE):
+            while self._queue and (not taken or size + len(self._queue[0].body) <= WRITE_BYTES):
                 taken.append(self._queue.popleft())
                 size += len(taken[-1].body)
             self._bytes -= size
@@ -81,68 +87,60 @@ class WaitingMessages:
             self._oldest_in_hand = taken[0].since if taken else self._monotonic()
             return dropped, taken
 
-    def finish(self) -> None:
-        """What was taken last is durable, or counted as lost."""
+    def mark_handled(self) -> None:
+        """Counts the messages taken last as durable or lost."""
         with self._lock:
             self.handled += self._in_hand
             self._in_hand = 0
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is queued; what was taken may still be in hand."""
-        return not self._queue and not self._dropped
+        """Whether nothing is queued; messages that were taken may not be handled yet."""
+        return not self._queue and not self._dropped_before_next
 
     @property
     def count(self) -> int:
-        """Messages that are neither durable nor given up."""
+        """Messages that are neither durable nor dropped."""
         return len(self._queue) + self._in_hand
 
-    def age(self) -> float:
+    def oldest_age(self) -> float:
         """Seconds that the oldest message has waited for the disk; 0 if none waits."""
         with self._lock:
             oldest = [self._oldest_in_hand] if self._in_hand else [m.since for m in list(self._queue)[:1]]
             return self._monotonic() - oldest[0] if oldest else 0.0
 
 
-TOPICS = (EVENTS, TELEMETRY)
-SLOW = "the disk was too slow"
-KILLED = "the agent ended while its disk was slow"
-AGAIN_S = 1.0
-"""How soon a spool that cannot be opened or written is tried again; chosen: the rhythm of the agent."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+class TopicWriter:
+    """One topic: its queue, and its spool once that is open. Only the queue may be used by other threads.
 
-
-class Stream:
-    """One topic: its queue, and its spool once that is open. For the thread alone, but for its queue.
-
-    next_turn: monotonic time from which it may be written again.  refused: messages that no spool would take.
+    next_write: monotonic time of the next write.  refused: messages that are too large for any spool.
     """
 
-    def __init__(self, topic: str, settings: Settings, origin: Origin, place: Path | None) -> None:
+    def __init__(self, topic: str, settings: Settings, origin: Origin, memory: Path | None) -> None:
         self.topic = topic
         self.spool: Spool | None = None
-        self.next_turn = 0.0
-        self.queue = WaitingMessages(settings.queue_bytes, settings.queue_seconds)
+        self.next_write = 0.0
+        self.queue = MessageQueue(settings.queue_bytes, settings.queue_seconds)
         self.refused = self._skipped = 0
-        self.trouble = ""
+        self.problem = ""
         home = settings.directory / segments.folder_name(origin.node) / segments.folder_name(topic)
-        self.accepted = AcceptedCount(home, place)
+        self.accepted = AcceptedCount(home, memory)
         self._settings, self._origin = settings, origin
 
     @property
     def lost(self) -> int:
-        """Messages given up since the agent started, in the queue and in the spool."""
-        return self.queue.given_up - self._skipped + (0 if self.spool is None else self.spool.dropped)
+        """Messages lost since the agent started, in the queue and in the spool."""
+        return self.queue.dropped - self._skipped + (0 if self.spool is None else self.spool.dropped)
 
     @property
-    def why_lost(self) -> str:
-        """Why the newest of the lost messages was given up."""
-        if self.spool is None or self.queue.given_up > self._skipped:
-            return self.trouble or SLOW
-        return self.spool.why_lost
+    def loss_reason(self) -> str:
+        """Why the newest of the lost messages was lost."""
+        if self.spool is None or self.queue.dropped > self._skipped:
+            return self.problem or DISK_SLOW
+        return self.spool.loss_reason
 
     def open(self) -> None:
-        """Opens the spool; counts what an agent before it accepted and did not write. Raises OSError, SpoolError."""
+        """Opens the spool; counts what the previous agent accepted and did not write. Raises OSError, SpoolError."""
         settings = self._settings
         spool = Spool(
             settings.directory,
@@ -152,60 +150,60 @@ class Stream:
             segment_bytes=settings.segment_bytes,
             free_bytes=settings.free_bytes,
         )
-        waited = self._waited(spool)
-        if 0 < waited <= accepted_count.MOST:
-            spool.skip(waited, KILLED)
-        self.spool, self.trouble = spool, ""
-        self._count(spool)
+        unwritten = self._count_unwritten(spool)
+        if 0 < unwritten <= accepted_count.MAX_WAITING:
+            spool.skip_sequences(unwritten, AGENT_KILLED)
+        self.spool, self.problem = spool, ""
+        self._save_accepted(spool)
 
-    def _waited(self, spool: Spool) -> int:
-        """Messages that the agent before accepted and did not write; its epoch may not have been one to go on with."""
-        left = self.accepted.left()
-        if left is None:
+    def _count_unwritten(self, spool: Spool) -> int:
+        """Messages that the previous agent accepted and did not write; its epoch may not be the current one."""
+        previous = self.accepted.read_previous()
+        if previous is None:
             return 0
-        epoch, behind = left
+        epoch, end = previous
         if epoch == spool.epoch:
-            return behind - spool.next
+            return end - spool.next
         folder = next((f for f in segments.epoch_folders(spool.home) if segments.epoch_of(f) == epoch), None)
         mark = None if folder is None else segments.read_mark(folder)
-        return 0 if mark is None else behind - mark.sequence
+        return 0 if mark is None else end - mark.sequence
 
-    def flush(self, spool: Spool) -> None:
-        """Writes what waits, up to one bite, and waits for the disk."""
-        dropped, taken = self.queue.take()
-        self._skipped += dropped  # before the spool counts them, too: `lost` never counts one twice
+    def write_queued(self, spool: Spool) -> None:
+        """Writes up to WRITE_BYTES of the queue, and waits for the disk."""
+        dropped, taken = self.queue.take_oldest()
+        self._skipped += dropped  # before the spool counts them too: `lost` never counts one twice
         try:
-            spool.skip(dropped, SLOW)
+            spool.skip_sequences(dropped, DISK_SLOW)
             for message in taken:
                 self._append(spool, message)
             spool.sync()
         finally:
-            self.queue.finish()
-            self._count(spool)
+            self.queue.mark_handled()
+            self._save_accepted(spool)
 
-    def _append(self, spool: Spool, message: Waiting) -> None:
+    def _append(self, spool: Spool, message: QueuedMessage) -> None:
         try:
             spool.append(message.body, message.kind, message.made, self._origin.simulated)
-        except SpoolError as error:  # longer than any message may be
+        except SpoolError as error:  # longer than the longest message
             self.refused += 1
-            self.trouble = f"a message is lost: {error}"
+            self.problem = f"a message is lost: {error}"
 
-    def _count(self, spool: Spool) -> None:
-        self.accepted.begin(spool.epoch, spool.next - self.queue.handled, self.queue.accepted)
+    def _save_accepted(self, spool: Spool) -> None:
+        self.accepted.start_count(spool.epoch, spool.next - self.queue.handled, self.queue.accepted)
 
 
-class Flusher:
-    """Begins its thread at once. `durable` is called from it whenever something new can be read.
+class SpoolWriter:
+    """The writing thread, started at once. It calls `on_durable` whenever readers can read something new.
 
-    failure: why the spools can never be opened; None while they are, or may be.
+    failure: why the spools can never be opened; None while they are open, or may be.
     """
 
-    def __init__(self, settings: Settings, origin: Origin, durable: Callable[[], object]) -> None:
+    def __init__(self, settings: Settings, origin: Origin, on_durable: Callable[[], object]) -> None:
         self.failure: SpoolError | None = None
         self.opened, self.closed = threading.Event(), threading.Event()
-        place = accepted_count.folder()
-        self.streams = {topic: Stream(topic, settings, origin, place) for topic in TOPICS}
-        self._settings, self._durable = settings, durable
+        memory = accepted_count.memory_folder()
+        self.topics = {topic: TopicWriter(topic, settings, origin, memory) for topic in TOPICS}
+        self._settings, self._on_durable = settings, on_durable
         self._files: dict[Path, Callable[[], object]] = {}
         self._stop, self._work = False, threading.Condition()
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
@@ -214,96 +212,97 @@ class Flusher:
     # --- for other threads -------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There is something to write."""
+        """Wakes the thread: a message was queued."""
         with self._work:
             self._work.notify()
 
-    def later(self, path: Path, write: Callable[[], object]) -> None:
-        """Has `write` called by the thread, which may wait for the disk; of several for one path only the newest."""
+    def write_later(self, path: Path, write: Callable[[], object]) -> None:
+        """Lets the thread call `write`, which may wait for the disk; of several for one path only the newest."""
         with self._work:
             self._files[path] = write
             self._work.notify()
 
     def close(self, seconds: float) -> bool:
-        """Writes all that waits and closes the spools; whether the disk allowed that within `seconds`."""
+        """Writes everything queued and closes the spools; whether the disk completed that within `seconds`."""
         with self._work:
             self._stop = True
             self._work.notify()
         self.closed.wait(seconds)
         done = self.closed.is_set()
-        for stream in self.streams.values():
-            stream.accepted.close(keep=not done or stream.queue.count > 0)
+        for topic in self.topics.values():
+            topic.accepted.close(keep=not done or topic.queue.count > 0)
         return done
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Nothing here is needed by a forked worker: no lock of a library, no file; so it may be forked beside it."""
-        HARMLESS.add(threading.get_native_id())
+        """The thread. It holds no lock of a library and no file that a forked worker needs, so it is fork-safe."""
+        FORK_SAFE_THREADS.add(threading.get_native_id())
         try:
-            self._open()
+            self._open_topics()
             self.opened.set()
-            while self.failure is None and not self._idle():
-                self._turn()
-            for stream in self.streams.values():
-                if stream.spool is not None:
-                    stream.spool.close()
+            while self.failure is None and not self._wait_for_work():
+                self._write_due()
+            for topic in self.topics.values():
+                if topic.spool is not None:
+                    topic.spool.close()
         finally:
-            HARMLESS.discard(threading.get_native_id())
+            FORK_SAFE_THREADS.discard(threading.get_native_id())
             self.opened.set()
             self.closed.set()
 
-    def _idle(self) -> bool:
-        """Waits for work; whether all is done and the thread shall end."""
+    def _wait_for_work(self) -> bool:
+        """Waits for work; whether everything is done and the thread should end."""
         with self._work:
-            while not self._stop and not self._files and (left := self._rest()) > 0:
+            while not self._stop and not self._files and (left := self._seconds_until_due()) > 0:
                 self._work.wait(None if left == float("inf") else left)
-            return self._stop and not self._files and not any(s.spool and not s.queue.empty for s in self._all())
+            unwritten = any(t.spool and not t.queue.empty for t in self._topic_writers())
+            return self._stop and not self._files and not unwritten
 
-    def _rest(self) -> float:
+    def _seconds_until_due(self) -> float:
         """Seconds until a queue may be written; infinity if all are empty."""
-        waiting = [stream.next_turn for stream in self._all() if not stream.queue.empty]
+        waiting = [topic.next_write for topic in self._topic_writers() if not topic.queue.empty]
         return max(0.0, min(waiting) - time.monotonic()) if waiting else float("inf")
 
-    def _turn(self) -> None:
-        for stream in self._all():
-            if not stream.queue.empty and (self._stop or time.monotonic() >= stream.next_turn):
-                self._write(stream)
+    def _write_due(self) -> None:
+        for topic in self._topic_writers():
+            if not topic.queue.empty and (self._stop or time.monotonic() >= topic.next_write):
+                self._write_topic(topic)
         with self._work:
             files, self._files = self._files, {}
         for write in files.values():
             write()
 
-    def _write(self, stream: Stream) -> None:
-        """Writes one bite of a stream; whatever goes wrong is told and tried again."""
+    def _write_topic(self, topic: TopicWriter) -> None:
+        """Writes a part of a queue; any error is reported and the write retried."""
         began = time.monotonic()
         try:
-            if stream.spool is None:
-                stream.open()
-            if stream.spool is not None:
-                stream.flush(stream.spool)
-                stream.next_turn = began + self._settings.sync_seconds
-                self._durable()
-        except Exception as error:  # noqa: BLE001 - a thread that ends would leave every later message unwritten
-            stream.trouble = f"cannot be written: {_reason(error)}; trying again"
-            stream.next_turn = time.monotonic() + AGAIN_S
+            if topic.spool is None:
+                topic.open()
+            if topic.spool is not None:
+                topic.write_queued(topic.spool)
+                topic.next_write = began + self._settings.sync_seconds
+                self._on_durable()
+        except Exception as error:  # noqa: BLE001 - if the thread ended, every later message would stay unwritten
+            topic.problem = f"cannot be written: {_describe_error(error)}; retrying"
+            topic.next_write = time.monotonic() + RETRY_S
 
-    def _open(self) -> None:
-        """Opens all. A disk without room is tried again; what can never be written is `failure`."""
-        for stream in self._all():
+    def _open_topics(self) -> None:
+        """Opens all spools. A full disk is retried; a permanent error becomes `failure`."""
+        for topic in self._topic_writers():
             try:
-                stream.open()
+                topic.open()
             except SpoolError as error:
                 self.failure = error
             except OSError as error:
-                stream.trouble = f"cannot be opened: {error.strerror}; trying again"
+                topic.problem = f"cannot be opened: {error.strerror}; retrying"
                 if error.errno not in _NO_ROOM:
-                    wanted = "wanted a folder that the agent may write: set [spool] directory"
-                    self.failure = SpoolError(f"{self._settings.directory}: {error.strerror}; {wanted}")
+                    expected = "expected a folder that the agent may write: set [spool] directory"
+                    self.failure = SpoolError(f"{self._settings.directory}: {error.strerror}; {expected}")
 
-    def _all(self) -> tuple[Stream, ...]:
-        return tuple(self.streams.values())
+    def _topic_writers(self) -> tuple[TopicWriter, ...]:
+        return tuple(self.topics.values())
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

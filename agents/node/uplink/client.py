@@ -1,7 +1,7 @@
-"""The Kafka client of a sender, held at arm's length: it can be abandoned at any moment, and never gets much to hold.
+"""The Kafka client of a sender, isolated: it can be abandoned at any moment, and never holds many messages.
 
-kafka-python 3.0 has no bound of its own memory, ends for good at the second failed login, and `close` raises while
-messages wait for a broker that is away. So we bound what it holds, and end it by force where it does not end by itself.
+kafka-python 3.0 has no bound of its own memory, ends permanently at the second failed login, and `close` raises while
+messages wait for an unreachable broker. So we bound what it holds, and end it by force if it does not end by itself.
 """
 
 from __future__ import annotations
@@ -14,64 +14,64 @@ from pipeline.config.sections import Kafka
 from pipeline.transport import kafka_clients
 
 if TYPE_CHECKING:
-    from agents.node.uplink.streams import Stream
+    from agents.node.uplink.streams import SendStream
     from pipeline.transport.signatures import NodeKeys
 
 BATCH_BYTES = 256 << 10
-"""Of one batch: about 40 messages of a node with 8 GPUs. The client's 16 KiB would send larger ones one by one."""
+"""Of one batch: about 40 messages of a node with 8 GPUs. The default of 16 KiB would send larger ones singly."""
 LINGER_MS = 5
-"""Wait for company in a batch. Small: a node makes one message a second, for which any wait is only delay; yet enough
-for the messages of a backlog, which come without a pause, to share batches."""
-FORCED_S = 1.0
-"""How long ending a client by force is waited for; chosen: half of the 2 s in which an agent has to be gone."""
+"""How long a batch waits for more messages. Short: a node makes one message a second, which any wait only delays; long
+enough for messages of a backlog, which follow each other at once, to share batches."""
+FORCED_CLOSE_S = 1.0
+"""Timeout of ending a client by force; chosen: half of the 2 s in which an agent must end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds that a client has. `delivery`: until a message has failed, which costs nothing but sending it again.
+class ClientTimeouts:
+    """Timeouts of a client in seconds.
 
-    `block`: how long one send may wait for what is known of a topic; short, because the other topics wait meanwhile,
-    and so does whoever ends us. The client goes on asking, so the next send finds the answer.
-    `helpless`: after so long without taking anything a client is made anew: it ends for good at its second failed
-    login. Chosen: half of the 30 s within which a user mended on the brokers should be seen to work, and not less, as
-    10,000 refused agents then log in 700 times a second. A mended file is seen at once, at no cost to the brokers.
+    delivery: until a message has failed, which only means that it is sent again.
+    block: of one send that waits for the metadata of a topic; short, because other topics, and the end of the process,
+    wait meanwhile. The client keeps asking, so the next send finds the answer.
+    blocked: a client that accepts no message for so long is replaced: it ends permanently at its second failed login.
+    Chosen: half of the 30 s within which a user fixed on the brokers must work again, and not less, as 10,000 refused
+    agents then log in 700 times a second. A fixed credential file is noticed at once, at no cost to the brokers.
     """
 
     delivery: float = 30.0
     request: float = kafka_clients.REQUEST_MS / 1000
     block: float = 0.5
-    helpless: float = 15.0
+    blocked: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one message: acknowledged, or `error`."""
+class SendOutcome:
+    """The outcome of one message: acknowledged, or `error`."""
 
-    client: Client
-    stream: Stream
+    client: KafkaSendClient
+    stream: SendStream
     offset: int
     error: Exception | None
 
 
-class Client:
-    """One KafkaProducer. Outcomes go into `inbox`, from the client's own I/O thread."""
+class KafkaSendClient:
+    """One KafkaProducer. Outcomes are put into `inbox`, from the client's own I/O thread."""
 
-    def __init__(self, kafka: Kafka, role: str, times: Times, inbox: SimpleQueue[Outcome | None]) -> None:
-        """Raises ConfigError on bad credentials; a broker need not be there."""
-        from pipeline.transport import (
-            kafka_clients,  # here, so that an agent that only spools need not load Kafka's client
-        )
+    def __init__(
+        self, kafka: Kafka, role: str, timeouts: ClientTimeouts, inbox: SimpleQueue[SendOutcome | None]
+    ) -> None:
+        """Raises ConfigError on bad credentials; the brokers may be unreachable."""
+        from pipeline.transport import kafka_clients  # here, so that an agent without Kafka need not load its client
 
         self._inbox, self._kafka = inbox, kafka
-        # before the files are read, so that a replacement during the read counts as a change
         self._files = kafka_clients.credential_files_state(kafka)
-        self._keys = keys_of(kafka)
-        self._producer = kafka_clients.producer(kafka, role, **_settings(times))
+        self._keys = load_node_keys(kafka)
+        self._producer = kafka_clients.producer(kafka, role, **_settings(timeouts))
 
-    def send(self, stream: Stream, offset: int, value: bytes) -> None:
-        """Hands one message over, signed where there are keys; its outcome comes later.
+    def send(self, stream: SendStream, offset: int, value: bytes) -> None:
+        """Passes one message to the client, signed if there are keys; its outcome follows later.
 
-        Raises KafkaError if it is not taken, ConfigError if the node's key cannot be read.
+        Raises KafkaError if it is not accepted, ConfigError if the node's key cannot be read.
         """
         topic, node = stream.partition.topic, stream.partition.name
         future = self._producer.send(topic, value, node.encode(), headers=self._headers(topic, node, value))
@@ -81,40 +81,37 @@ class Client:
     def _headers(self, topic: str, node: str, value: bytes) -> list[tuple[str, bytes]]:
         if self._keys is None:
             return []
-        from pipeline.transport.signatures import (
-            HEADER,
-            sign,  # here: without keys an agent need not load OpenSSL
-        )
+        from pipeline.transport.signatures import HEADER, sign  # here: without keys an agent need not load OpenSSL
 
         return [(HEADER, sign(self._keys.signing(node), topic, value))]
 
-    def _acknowledged(self, stream: Stream, offset: int, _: object) -> None:
-        self._inbox.put(Outcome(self, stream, offset, None))
+    def _acknowledged(self, stream: SendStream, offset: int, _: object) -> None:
+        self._inbox.put(SendOutcome(self, stream, offset, None))
 
-    def _failed(self, stream: Stream, offset: int, error: Exception) -> None:
-        self._inbox.put(Outcome(self, stream, offset, error))
+    def _failed(self, stream: SendStream, offset: int, error: Exception) -> None:
+        self._inbox.put(SendOutcome(self, stream, offset, error))
 
-    def meaning(self, topic: str, error: Exception) -> Exception:
-        """What it means that `send` raised `error`: perhaps only that the topic is not there."""
+    def explain(self, topic: str, error: Exception) -> Exception:
+        """The actual cause of an `error` that `send` raised: for example that the topic does not exist."""
         return self._producer.meaning(topic, error)
 
     @property
-    def outdated(self) -> bool:
-        """Whether a file with credentials is another one than this client was made with."""
+    def credentials_changed(self) -> bool:
+        """Whether a file with credentials differs from the one this client was made with."""
         return kafka_clients.credential_files_state(self._kafka) != self._files
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the client's I/O thread still runs."""
         return self._producer.alive
 
     def close(self, force: bool) -> None:
-        """Ends the client within about FORCED_S; by `force` what it holds is given up, and must be sent again."""
-        self._producer.end(FORCED_S, force)
+        """Ends the client within about FORCED_CLOSE_S; with `force` the messages it holds must be sent again."""
+        self._producer.end(FORCED_CLOSE_S, force)
 
 
-def keys_of(kafka: Kafka) -> NodeKeys | None:
-    """The keys that messages are signed with; None where none are configured."""
+def load_node_keys(kafka: Kafka) -> NodeKeys | None:
+    """The keys that sign messages; None if none are configured."""
     if kafka.node_keys is None:
         return None
     from pipeline.transport.signatures import NodeKeys
@@ -122,19 +119,19 @@ def keys_of(kafka: Kafka) -> NodeKeys | None:
     return NodeKeys(kafka.node_keys)
 
 
-def for_good(error: Exception) -> bool:
-    """Whether the brokers would refuse this very message however often it is sent."""
+def is_permanent(error: Exception) -> bool:
+    """Whether the brokers would refuse this message however often it is sent."""
     from kafka.errors import InvalidRecordError, MessageSizeTooLargeError, RecordListTooLargeError
 
     return isinstance(error, MessageSizeTooLargeError | RecordListTooLargeError | InvalidRecordError)
 
 
-def _settings(times: Times) -> dict[str, Any]:
+def _settings(timeouts: ClientTimeouts) -> dict[str, Any]:
     return {
         "linger_ms": LINGER_MS,
         "batch_size": BATCH_BYTES,
-        "delivery_timeout_ms": round(times.delivery * 1000),
-        "request_timeout_ms": round(times.request * 1000),
-        "max_block_ms": round(times.block * 1000),
-        "metrics_enabled": False,  # nobody reads them
+        "delivery_timeout_ms": round(timeouts.delivery * 1000),
+        "request_timeout_ms": round(timeouts.request * 1000),
+        "max_block_ms": round(timeouts.block * 1000),
+        "metrics_enabled": False,  # unused
     }

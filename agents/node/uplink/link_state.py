@@ -1,4 +1,4 @@
-"""What is to be said of how sending to Kafka goes: one line when it changes, not one per try."""
+"""The state of the link to Kafka: why messages do not arrive, logged once per change, not once per try."""
 
 from __future__ import annotations
 
@@ -8,149 +8,151 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from agents.node.uplink.streams import Stream
+from agents.node.uplink.streams import SendStream
 from pipeline.config.sections import Kafka
 from pipeline.transport import diagnosis, topics
 
-QUIET_S = 10.0
-"""A stream with messages in flight and no acknowledgement for so long (s) is in trouble: a third of the 30 s within
-which that must be seen, and as long as a request may take."""
-ASK_S = 10.0
-"""Seconds between two questions for the cause, while trouble lasts; chosen: each may cost a connection to a broker."""
-SLOW_S = 2.0
-"""For so long (s) a client may know nothing of a topic before that is trouble: it has to connect first. Chosen."""
+NO_ACK_S = 10.0
+"""Messages in flight without an acknowledgement for so long (s) are a problem: a third of the 30 s within which that
+must be visible, and as long as a request may take."""
+LOOKUP_S = 10.0
+"""Pause between two lookups of the cause, while a problem lasts; chosen: each may cost a connection to a broker."""
+BLOCKED_S = 2.0
+"""A client may lack the metadata of a topic for so long (s) before that is a problem: it must connect first. Chosen."""
 
 
-class Outlook:
-    """Why messages do not get through. For the sender's thread; `trouble` may be read by any.
+class LinkState:
+    """Why messages do not arrive. For the sender's thread; `problem` may be read by any.
 
-    trouble: None when all is well, or nothing was tried yet.
+    problem: None if messages arrive, or none was sent yet.
     """
 
-    def __init__(self, kafka: Kafka, say: Callable[[str], object]) -> None:
-        self.trouble: str | None = None
-        self._kafka, self._say = kafka, say
+    def __init__(self, kafka: Kafka, log: Callable[[str], object]) -> None:
+        self.problem: str | None = None
+        self._kafka, self._log = kafka, log
         self._causes = diagnosis.Causes()
         self._causes.attach()
-        self._closed: dict[str, tuple[float, Exception]] = {}  # topic -> since when, why
-        self._broken: str | None = None
-        self._question: _Question | None = None
+        self._blocked_topics: dict[str, tuple[float, Exception]] = {}  # topic -> since when, why
+        self._failure: str | None = None
+        self._lookup: _CauseLookup | None = None
         self._refused: set[tuple[str, type[Exception]]] = set()
-        self._uncaught = _Uncaught()
-        _io_thread().addHandler(self._uncaught)
+        self._uncaught = _ExceptionCounter()
+        _io_logger().addHandler(self._uncaught)
 
     def close(self) -> None:
-        """Listens to the client no longer."""
-        _io_thread().removeHandler(self._uncaught)
+        """Detaches from the client's loggers."""
+        _io_logger().removeHandler(self._uncaught)
         self._causes.detach()
 
     @property
-    def raving(self) -> bool:
-        """Whether the client's I/O thread failed since `afresh`: it then does so again and again, without a pause."""
+    def io_thread_failed(self) -> bool:
+        """Whether the client's I/O thread failed since `reset`: it then fails again and again, without a pause."""
         return self._uncaught.count > 0
 
     @property
-    def helpless(self) -> bool:
-        """Whether the client takes no message for some topic."""
-        return bool(self._closed)
+    def blocked(self) -> bool:
+        """Whether the client accepts no message for some topic."""
+        return bool(self._blocked_topics)
 
-    def afresh(self) -> None:
-        """The client is made anew: what the one before heard and met is past."""
+    def reset(self) -> None:
+        """Clears what the previous client reported: a new one is being made."""
         self._uncaught.count = 0
         self._causes.clear()
-        unknown = TimeoutError("a client made anew has taken no message yet")
-        self._closed = {topic: (since, unknown) for topic, (since, _) in self._closed.items()}
+        unknown = TimeoutError("a new client has accepted no message yet")
+        self._blocked_topics = {topic: (since, unknown) for topic, (since, _) in self._blocked_topics.items()}
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def not_taken(self, topic: str, error: Exception) -> None:
-        """The client takes no message for a topic."""
-        since, _ = self._closed.get(topic, (time.monotonic(), error))
-        self._closed[topic] = since, error
+    def record_blocked(self, topic: str, error: Exception) -> None:
+        """Records that the client accepts no message for a topic."""
+        since, _ = self._blocked_topics.get(topic, (time.monotonic(), error))
+        self._blocked_topics[topic] = since, error
 
-    def arrived(self, stream: Stream) -> None:
-        """A message was acknowledged."""
-        self._broken = None
-        self._closed.pop(stream.partition.topic, None)
+    def record_acknowledged(self, stream: SendStream) -> None:
+        """Records an acknowledgement."""
+        self._failure = None
+        self._blocked_topics.pop(stream.partition.topic, None)
 
-    def refused(self, stream: Stream, size: int, error: Exception) -> None:
-        """A message was given up, as the brokers will never have it: said once per topic and reason."""
+    def log_refused(self, stream: SendStream, size: int, error: Exception) -> None:
+        """Logs that a message was dropped because the brokers always refuse it: once per topic and reason."""
         topic, node = stream.partition.topic, stream.partition.name
         if (topic, type(error)) not in self._refused:
             self._refused.add((topic, type(error)))
-            self._say(
-                f"topic {topic}: a message of {size} bytes of node {node} is refused for ever and passed over: "
-                f"{type(error).__name__}; wanted max.message.bytes of at least {size + topics.BATCH_OVERHEAD} on that "
-                "topic; further ones are only counted"
+            self._log(
+                f"topic {topic}: the brokers refuse a message of {size} bytes of node {node}, it is dropped: "
+                f"{type(error).__name__}; expected max.message.bytes of at least {size + topics.BATCH_OVERHEAD} on "
+                "that topic; further ones are only counted"
             )
 
-    def broken(self, error: Exception) -> None:
-        """The sender itself failed."""
-        self._broken = f"sender: {type(error).__name__}: {error}; trying again"
-        self._tell(self._broken)
+    def record_failure(self, error: Exception) -> None:
+        """Records that the sender itself failed."""
+        self._failure = f"sender: {type(error).__name__}: {error}; retrying"
+        self._report(self._failure)
 
-    # --- what is said ------------------------------------------------------------------------------------------------
+    # --- what is logged ----------------------------------------------------------------------------------------------
 
-    def weigh(self, streams: Iterable[Stream], now: float, unread: str | None) -> None:
-        """Weighs everything, and says it if that is a change. `unread`: what the spool cannot read or write."""
-        slow = ((topic, error) for topic, (since, error) in self._closed.items() if now - since > SLOW_S)
-        error = next(slow, None) or next(_failing(streams, now), None)
+    def update(self, streams: Iterable[SendStream], now: float, spool_problem: str | None) -> None:
+        """Evaluates everything, and logs a change. `spool_problem`: what cannot be read or written in the spool."""
+        slow = ((topic, error) for topic, (since, error) in self._blocked_topics.items() if now - since > BLOCKED_S)
+        error = next(slow, None) or next(_failing_streams(streams, now), None)
         if error is None:
-            self._question = None
+            self._lookup = None
             self._causes.clear()
-            self._tell(self._broken or unread)
+            self._report(self._failure or spool_problem)
             return
-        if self._question is None or (self._question.text and now - self._question.asked > ASK_S):
-            self._question = _Question(self._kafka, self._causes, *error, now)
-        self._tell(self._broken or unread or self._question.text or self.trouble)
+        if self._lookup is None or (self._lookup.text and now - self._lookup.started > LOOKUP_S):
+            self._lookup = _CauseLookup(self._kafka, self._causes, *error, now)
+        self._report(self._failure or spool_problem or self._lookup.text or self.problem)
 
-    def _tell(self, trouble: str | None) -> None:
-        if _gist(trouble) != _gist(self.trouble):
-            self._say(f"{trouble}; all is kept in the spool" if trouble else "messages get through again")
-        self.trouble = trouble
+    def _report(self, problem: str | None) -> None:
+        if _without_numbers(problem) != _without_numbers(self.problem):
+            self._log(f"{problem}; all messages stay in the spool" if problem else "messages arrive again")
+        self.problem = problem
 
 
-class _Question(threading.Thread):
-    """Asks for the cause of trouble, in a thread of its own: an answer may take seconds. `text`: None before."""
+class _CauseLookup(threading.Thread):
+    """Finds the cause of a problem in its own thread, as that may take seconds. text: None until then."""
 
     def __init__(self, kafka: Kafka, causes: diagnosis.Causes, topic: str, error: Exception, now: float) -> None:
         super().__init__(name="kafka-why", daemon=True)
         self.text: str | None = None
-        self.asked = now
+        self.started = now
         self._kafka, self._causes, self._topic, self._error = kafka, causes, topic, error
         self.start()
 
     def run(self) -> None:
-        why: object = self._error  # what is known even if asking fails
+        """The thread."""
+        why: object = self._error  # known even if the lookup fails
         try:
             why = diagnosis.trouble(self._kafka, self._causes, self._error)
         finally:
             self.text = f"topic {self._topic}: {why}"
 
 
-def _failing(streams: Iterable[Stream], now: float) -> Iterator[tuple[str, Exception]]:
+def _failing_streams(streams: Iterable[SendStream], now: float) -> Iterator[tuple[str, Exception]]:
     for stream in streams:
-        if stream.trouble is not None:
-            yield stream.partition.topic, stream.trouble
-        elif stream.waiting and now - stream.since > QUIET_S:
-            yield stream.partition.topic, TimeoutError(f"no acknowledgement for {QUIET_S:g} s")
+        if stream.error is not None:
+            yield stream.partition.topic, stream.error
+        elif stream.in_flight and now - stream.last_progress > NO_ACK_S:
+            yield stream.partition.topic, TimeoutError(f"no acknowledgement for {NO_ACK_S:g} s")
 
 
-def _gist(text: str | None) -> str | None:
-    """What stays the same while numbers, as of milliseconds, vary."""
+def _without_numbers(text: str | None) -> str | None:
+    """The text without its numbers, such as milliseconds, which vary while the problem stays the same."""
     return text and re.sub(r"\d+", "", text)
 
 
-class _Uncaught(logging.Handler):
-    """Counts the exceptions that the client's I/O thread did not expect."""
+class _ExceptionCounter(logging.Handler):
+    """Counts the exceptions that the client's I/O thread did not handle."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.count = 0
 
     def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.emit`."""
         self.count += record.exc_info is not None
 
 
-def _io_thread() -> logging.Logger:
+def _io_logger() -> logging.Logger:
     return logging.getLogger("kafka.producer.sender")

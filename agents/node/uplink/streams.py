@@ -4,7 +4,7 @@ If a message fails, nothing more of its stream is sent until all messages in fli
 from the first unacknowledged one. Ingest drops the duplicates.
 
 The rate limit prevents a fleet from overloading brokers that have just recovered. It is measured in message time: a
-stream may be sent `catch_up` times as fast as it was produced. While the link is down, and for a random part of
+stream may be sent `catch_up` times as fast as it was produced. While the link has a problem, and for a random part of
 `jitter` seconds after recovery or start, it is sent at the rate at which it was produced. Order is always kept.
 """
 
@@ -21,195 +21,205 @@ from pipeline.model.errors import GapError, WireError
 from pipeline.transport import Message, Partition, wire
 from pipeline.transport.spool import SpoolTransport
 
-WINDOW = 512 << 10
-"""Bytes of one stream in flight at most, unless one message is larger: two batches. So much is sent again at most."""
+WINDOW_BYTES = 512 << 10
+"""Bytes of one stream in flight, unless one message is larger: two batches. At most so much is sent twice."""
 AHEAD_MESSAGES, AHEAD_BYTES = 64, 64 << 10
-"""Read at once from one stream; chosen: about ten messages of a node, a read's cost is then small beside a send's."""
+"""Read at once from one stream; chosen: about ten messages of a node, so that reading costs little beside sending."""
+BURST_S = 2.0
+"""Seconds of its rate that a stream may save up. Chosen: the sender runs at least once a second."""
+MAX_GAP_S = 60.0
+"""Message time that one message counts at most; chosen: a gap, in which no agent ran, is not waited for."""
+
+
+@dataclass(slots=True)
+class RateAllowance:
+    """What the rate limit knows of a stream.
+
+    seconds: message time that may be sent.  updated: monotonic time of the last update.  newest: newest message sent.
+    """
+
+    seconds: float = 0.0
+    updated: float = 0.0
+    newest: int = 0
 
 
 @dataclass(eq=False, slots=True)
-class Stream:
+class SendStream:
     """One partition of a spool on its way to Kafka.
 
-    alone:  messages before this offset are sent by themselves: one of them was refused in a batch with others.
-    until:  monotonic time before which nothing is sent; `pause`, how long the last such pause was.
-    trouble: why the last message failed; None when one was acknowledged since.
-    since:  when something was last acknowledged, or sent with nothing in flight.
-    allowance, counted, reached: what its Pace keeps: s of messages that may go, when that was counted, the newest gone.
+    in_flight: offset -> bytes, ascending.  known_gaps: ranges gone from the spool, ascending.
+    retry_from: offset to continue from, once nothing is in flight.
+    send_alone_until: messages before this offset are sent one by one: one of them was refused in a batch with others.
+    not_before: monotonic time before which nothing is sent; `pause`: length of the last such pause.
+    error: why the last message failed; None if one was acknowledged since.
+    last_progress: time of the last acknowledgement, or of a send with nothing in flight.
     """
 
     partition: Partition
     position: int
     ahead: deque[Message] = field(default_factory=deque)
-    waiting: dict[int, int] = field(default_factory=dict)  # offset -> bytes, ascending
-    size: int = 0
-    ended: bool = False
-    lost: list[tuple[int, int]] = field(default_factory=list)  # what is known to be gone, ascending
-    failed: int | None = None
-    alone: int = -1
-    until: float = 0.0
+    in_flight: dict[int, int] = field(default_factory=dict)
+    in_flight_bytes: int = 0
+    at_end: bool = False
+    known_gaps: list[tuple[int, int]] = field(default_factory=list)
+    retry_from: int | None = None
+    send_alone_until: int = -1
+    not_before: float = 0.0
     pause: float = 0.0
-    since: float = 0.0
-    trouble: Exception | None = None
-    allowance: float = 0.0
-    counted: float = 0.0
-    reached: int = 0
+    last_progress: float = 0.0
+    error: Exception | None = None
+    allowance: RateAllowance = field(default_factory=RateAllowance)
 
     @property
-    def done(self) -> int:
-        """Everything before this is acknowledged, refused or gone."""
-        first = next(iter(self.waiting), self.position)
-        return first if self.failed is None else min(first, self.failed)
+    def acknowledged(self) -> int:
+        """The offset before which everything is acknowledged, refused or gone."""
+        first = next(iter(self.in_flight), self.position)
+        return first if self.retry_from is None else min(first, self.retry_from)
 
     @property
-    def next(self) -> int:
-        """Offset of the next message to hand out, if there is one."""
+    def next_offset(self) -> int:
+        """Offset of the next message to send, if there is one."""
         return self.ahead[0].offset
 
     @property
-    def made(self) -> int:
-        """When the next message was made, by its sender's clock: what streams are merged by."""
+    def next_time(self) -> int:
+        """When the next message was made, by its node's clock: the order in which streams are merged."""
         try:
             return wire.peek(self.ahead[0].value).sent
-        except WireError:  # no message of ours; ingest will say so
+        except WireError:  # not one of our messages; ingest reports it
             return 0
 
     @property
     def settled(self) -> bool:
-        """Read to its end, and nothing of it in flight."""
-        return self.ended and not self.ahead and not self.waiting and self.failed is None
+        """Whether it is read to its end and nothing of it is in flight."""
+        return self.at_end and not self.ahead and not self.in_flight and self.retry_from is None
 
-    def admits(self, size: int) -> bool:
-        """Whether `size` more bytes fit into the window."""
-        return not self.waiting or self.size + size <= WINDOW
+    def fits_window(self, size: int) -> bool:
+        """Whether `size` more bytes may be in flight."""
+        return not self.in_flight or self.in_flight_bytes + size <= WINDOW_BYTES
 
-    def hand_out(self, now: float) -> None:
-        """The next message is in flight."""
+    def mark_sent(self, now: float) -> None:
+        """Moves the next message into flight."""
         message = self.ahead.popleft()
-        if not self.waiting:
-            self.since = now
-        self.waiting[message.offset] = len(message.value)
-        self.size += len(message.value)
+        if not self.in_flight:
+            self.last_progress = now
+        self.in_flight[message.offset] = len(message.value)
+        self.in_flight_bytes += len(message.value)
         self.position = message.offset + 1
 
-    def skip(self) -> None:
-        """The next message will never be sent."""
+    def skip_next(self) -> None:
+        """Drops the next message: it is never sent."""
         self.position = self.ahead.popleft().offset + 1
 
-    def came_back(self, offset: int) -> int:
-        """The message is in flight no longer; returns its bytes."""
-        size = self.waiting.pop(offset)
-        self.size -= size
+    def mark_returned(self, offset: int) -> int:
+        """Removes a message from those in flight; returns its bytes."""
+        size = self.in_flight.pop(offset)
+        self.in_flight_bytes -= size
         return size
 
-    def fail(self, offset: int) -> None:
-        """The message has to be sent again, with all behind it, once nothing is in flight."""
-        self.failed = offset if self.failed is None else min(self.failed, offset)
+    def request_retry(self, offset: int) -> None:
+        """Sends the message again, with all after it, once nothing is in flight."""
+        self.retry_from = offset if self.retry_from is None else min(self.retry_from, offset)
 
-    def gone(self, first: int, behind: int) -> list[tuple[int, int]]:
-        """[first, behind) is gone from the spool: the parts of it that were not known to be, which now are."""
+    def add_gap(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Records that [first, end) is gone from the spool; the parts of it that were not recorded before."""
         new, at = [], first
-        for known, end in self.lost:
-            if at < known < behind:
+        for known, known_end in self.known_gaps:
+            if at < known < end:
                 new.append((at, known))
-            at = max(at, end)
-        if at < behind:
-            new.append((at, behind))
-        self.lost = sorted([*(known for known in self.lost if known[1] > self.done), *new])
+            at = max(at, known_end)
+        if at < end:
+            new.append((at, end))
+        self.known_gaps = sorted([*(known for known in self.known_gaps if known[1] > self.acknowledged), *new])
         return new
 
     def rewind(self) -> None:
-        """Goes back to the first message that is not acknowledged, whatever was in flight."""
-        self.position = self.done
-        self.waiting.clear()
+        """Returns to the first unacknowledged message, whatever was in flight."""
+        self.position = self.acknowledged
+        self.in_flight.clear()
         self.ahead.clear()
-        self.size, self.failed, self.ended = 0, None, False
+        self.in_flight_bytes, self.retry_from, self.at_end = 0, None, False
 
 
-class Streams:
-    """All streams of some nodes. `lost(partition, first, behind, cause)` is told of what is gone. For one thread."""
+class SendStreams:
+    """All streams of some nodes. Calls `on_gap(partition, first, end, cause)` for lost messages. For one thread."""
 
-    def __init__(self, transport: SpoolTransport, lost: Callable[[Partition, int, int, str], None]) -> None:
-        self._transport, self._lost = transport, lost
-        self._streams: dict[Partition, Stream] = {}
+    def __init__(self, transport: SpoolTransport, on_gap: Callable[[Partition, int, int, str], None]) -> None:
+        self._transport, self._on_gap = transport, on_gap
+        self._streams: dict[Partition, SendStream] = {}
 
-    def __iter__(self) -> Iterator[Stream]:
+    def __iter__(self) -> Iterator[SendStream]:
         return iter(self._streams.values())
 
-    def look(self) -> None:
-        """Finds new streams and forgets those that are gone; everything may have more again."""
+    def refresh(self) -> None:
+        """Adds new streams and removes those that are gone; all may have new messages."""
         found = self._transport.partitions()
         for partition in self._streams.keys() - set(found):
-            if not self._streams[partition].waiting:
+            if not self._streams[partition].in_flight:
                 del self._streams[partition]
         for partition in found:
             if partition not in self._streams:
-                self._streams[partition] = Stream(partition, self._transport.cursor(partition) or 0)
-            self._streams[partition].ended = False
-            self.report(self._streams[partition])
+                self._streams[partition] = SendStream(partition, self._transport.cursor(partition) or 0)
+            self._streams[partition].at_end = False
+            self.commit_progress(self._streams[partition])
 
-    def unsent(self) -> tuple[int, float]:
-        """Durable messages that are not acknowledged, and the age in s of the oldest that was not handed out."""
-        count = sum(max(0, self._transport.bounds(p)[1] - stream.done) for p, stream in self._streams.items())
-        made = [stream.made for stream in self._streams.values() if stream.ahead]
+    def count_unsent(self) -> tuple[int, float]:
+        """Durable messages that are not acknowledged, and the age in s of the oldest that is not in flight."""
+        count = sum(max(0, self._transport.bounds(p)[1] - stream.acknowledged) for p, stream in self._streams.items())
+        made = [stream.next_time for stream in self._streams.values() if stream.ahead]
         return count, max(0.0, time.time() - min(made) / 1e6) if made else 0.0
 
-    def read_ahead(self, stream: Stream) -> bool:
-        """Whether there is a message to hand out now."""
-        while not stream.ahead and not stream.ended:
+    def read_ahead(self, stream: SendStream) -> bool:
+        """Reads the next messages if needed; whether there is one to send."""
+        while not stream.ahead and not stream.at_end:
             try:
                 found = self._transport.read(stream.partition, stream.position, AHEAD_MESSAGES, AHEAD_BYTES)
             except GapError as gap:
-                new = stream.gone(gap.first, gap.next_offset)
-                if gap.first > 0 or gap.cause != "unlinked":  # what was unlinked before we came, another reader had
-                    for first, behind in new:
-                        self._lost(stream.partition, first, behind, gap.cause)
+                new = stream.add_gap(gap.first, gap.next_offset)
+                if gap.first > 0 or gap.cause != "unlinked":  # unlinked before this reader started: read by another
+                    for first, end in new:
+                        self._on_gap(stream.partition, first, end, gap.cause)
                 stream.position = gap.next_offset
                 continue
             stream.ahead.extend(found)
-            stream.ended = not found
+            stream.at_end = not found
         return bool(stream.ahead)
 
-    def report(self, stream: Stream) -> None:
+    def commit_progress(self, stream: SendStream) -> None:
         """Lets the spool's writer unlink what is acknowledged."""
-        if stream.done > 0:
-            self._transport.committed(stream.partition, stream.done)
+        if stream.acknowledged > 0:
+            self._transport.committed(stream.partition, stream.acknowledged)
 
 
-BURST_S = 2.0
-"""Seconds of its rate that a stream may save up. Chosen: the sender's turns come at least once a second."""
-HOLE_S = 60.0
-"""What one message costs at most, in s of its own time; chosen: a hole, when no agent ran, is not waited for."""
-
-
-class Pace:
-    """Admits messages of streams. For one thread. Without arguments it admits everything."""
+class CatchUpLimiter:
+    """Limits the rate of streams. For one thread. Without arguments it allows everything."""
 
     def __init__(
         self, catch_up: float = math.inf, jitter: float = 0.0, draw: Callable[[], float] = random.random
     ) -> None:
         self._catch_up, self._jitter, self._draw = catch_up, jitter, draw
-        self._held = 0.0
+        self._held_until = 0.0
         self._troubled: bool | None = None
 
-    def turn(self, now: float, trouble: bool) -> None:
-        """Whether messages get through at monotonic time `now`."""
-        if self._troubled is not False and not trouble:
-            self._held = now + self._jitter * self._draw()
-        self._troubled = trouble
+    def update_link(self, now: float, troubled: bool) -> None:
+        """Sets whether the link has a problem at monotonic time `now`."""
+        if self._troubled is not False and not troubled:
+            self._held_until = now + self._jitter * self._draw()
+        self._troubled = troubled
 
-    def admits(self, stream: Stream, now: float) -> bool:
-        """Whether the stream's next message may go out now, which is then counted. Sending one again costs nothing."""
+    def allow(self, stream: SendStream, now: float) -> bool:
+        """Whether the stream's next message may be sent now, which is then counted. A retry costs nothing."""
         if math.isinf(self._catch_up):
             return True
-        rate = 1.0 if self._troubled is not False or now < self._held else self._catch_up
-        stream.allowance = min(stream.allowance + rate * (now - stream.counted), rate * BURST_S)
-        stream.counted = now
-        if stream.allowance <= 0:
+        rate = 1.0 if self._troubled is not False or now < self._held_until else self._catch_up
+        allowance = stream.allowance
+        allowance.seconds = min(allowance.seconds + rate * (now - allowance.updated), rate * BURST_S)
+        allowance.updated = now
+        if allowance.seconds <= 0:
             return False
-        made = stream.made
-        if made > stream.reached:
-            first = stream.reached == 0
-            stream.allowance -= 0.0 if first else min((made - stream.reached) / 1e6, HOLE_S)
-            stream.reached = made
+        made = stream.next_time
+        if made > allowance.newest:
+            first = allowance.newest == 0
+            allowance.seconds -= 0.0 if first else min((made - allowance.newest) / 1e6, MAX_GAP_S)
+            allowance.newest = made
         return True

@@ -1,4 +1,4 @@
-"""Asks all collectors what is due at a tick, and waits for no one beyond the patience of that tick."""
+"""Reads all collectors that are due at a tick, and waits no longer than the timeout of that tick."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from agents.collector import Collector
-from agents.node.workers.processes import RUNNING, Nursery
-from agents.node.workers.read_server import Delivery
-from agents.node.workers.worker import Worker, in_process
+from agents.node.workers.processes import RUNNING, WorkerProcesses
+from agents.node.workers.read_server import ReadResult
+from agents.node.workers.worker import Worker, start_process
 
-__all__ = ["Delivery", "Looking", "Worker"]
-
-
-STOP_S = 0.25
-"""How soon a wait notices that it shall stop; chosen, a fraction of the second in which the agent ends."""
+__all__ = ["ReadResult", "Worker", "WorkerPool"]
 
 
-class Looking:
-    """The workers of one node. `interval` is that of the ticks in s. Made before the process has other threads."""
+STOP_CHECK_S = 0.25
+"""How often a wait checks whether the agent is stopping (s); chosen: a fraction of the second in which it ends."""
+
+
+class WorkerPool:
+    """The workers of one node. Made before the process has other threads (it forks). `interval`: of the ticks, in s."""
 
     def __init__(
         self,
@@ -31,131 +31,135 @@ class Looking:
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._interval, self._monotonic = interval, monotonic
-        self._node, self._nursery = node, Nursery()
-        self.workers = [Worker(c, node, interval, monotonic, self._nursery) for c in collectors]
-        self._settle(self.workers)
+        self._node, self._processes = node, WorkerProcesses()
+        self.workers = [Worker(c, node, interval, monotonic, self._processes) for c in collectors]
+        self._start_missing(self.workers)
         self._before = monotonic()
         self._retired: set[int] = set()
-        self._kept: dict[Worker, Delivery] = {}
+        self._late_results: dict[Worker, ReadResult] = {}
         self._stopping = stopping
 
     @property
     def pids(self) -> list[int]:
-        """The other processes: those of the workers, those in which a call was left behind, and who forks."""
-        return sorted({*self._retired, self._nursery.pid, *(pid for w in self.workers for pid in w.pids)} - {0})
+        """All other processes of the agent: workers, abandoned workers and the fork server."""
+        server = self._processes.fork_server_pid
+        return sorted({*self._retired, server, *(pid for w in self.workers for pid in w.pids)} - {0})
 
     @property
-    def nursery(self) -> int:
-        """Process id of the interpreter that forks for an agent with threads; 0 while there is none."""
-        return self._nursery.pid
+    def fork_server_pid(self) -> int:
+        """Process id of the fork server; 0 if there is none."""
+        return self._processes.fork_server_pid
 
     @property
-    def calling(self) -> set[int]:
-        """Those of them in which a call is under way."""
-        return {w.place.pid for w in self.workers if w.place is not None and w.busy}
+    def busy_pids(self) -> set[int]:
+        """Processes in which a read is in progress."""
+        return {w.client.pid for w in self.workers if w.client is not None and w.busy}
 
-    def tick(self, time: int, patience: float, tell: bool = False) -> dict[Worker, Delivery]:
-        """What the workers bring within `patience` s, and what came late since the last tick."""
-        self._age()
-        late, self._kept = self._kept | self._taken([w for w in self.workers if w.busy]), {}
-        due = [w for w in self.workers if w.due(time, tell)]
-        self._settle(due)
-        found = self.wait([w for w in due if w.ask(tell)], patience)
-        self._tidy()
-        return {w: both(late.get(w), found.get(w)) for w in self.workers if w in late or w in found}
+    def tick(self, time: int, timeout: float, with_inventory: bool = False) -> dict[Worker, ReadResult]:
+        """The results that arrive within `timeout` s, and those that came late since the last tick."""
+        self._add_waiting_time()
+        late, self._late_results = self._late_results | self._collect_results([w for w in self.workers if w.busy]), {}
+        due = [w for w in self.workers if w.is_due(time, with_inventory)]
+        self._start_missing(due)
+        found = self.wait_for([w for w in due if w.start_read(with_inventory)], timeout)
+        self._end_unneeded()
+        return {w: merge_results(late.get(w), found.get(w)) for w in self.workers if w in late or w in found}
 
-    def mind(self) -> None:
-        """Between ticks that are far apart: gives up what outlived its deadline. The next tick tells of it."""
-        self._age()
-        self._kept |= self._taken([w for w in self.workers if w.overdue])
+    def drop_overdue(self) -> None:
+        """Abandons reads beyond their deadline, between ticks that are far apart. The next tick returns them."""
+        self._add_waiting_time()
+        self._late_results |= self._collect_results([w for w in self.workers if w.overdue])
 
-    def wait(self, asked: Sequence[Worker], patience: float) -> dict[Worker, Delivery]:
-        """Waits up to `patience` s for those that were asked, less if it shall stop."""
-        found = self._taken(asked)
-        until = clock_time.monotonic() + patience
-        while (waiting := [w for w in asked if w.busy]) and (left := until - clock_time.monotonic()) > 0:
+    def wait_for(self, workers: Sequence[Worker], timeout: float) -> dict[Worker, ReadResult]:
+        """The results of `workers` that arrive within `timeout` s; returns earlier if the agent is stopping."""
+        found = self._collect_results(workers)
+        until = clock_time.monotonic() + timeout
+        while (waiting := [w for w in workers if w.busy]) and (left := until - clock_time.monotonic()) > 0:
             if self._stopping():
                 break
             poll = select.poll()
             for worker in waiting:
-                if worker.place is not None:
-                    poll.register(worker.place, select.POLLIN)
-            poll.poll(min(left, STOP_S) * 1000)
-            found |= self._taken(waiting)
+                if worker.client is not None:
+                    poll.register(worker.client, select.POLLIN)
+            poll.poll(min(left, STOP_CHECK_S) * 1000)
+            found |= self._collect_results(waiting)
         return found
 
     def close(self, timeout: float) -> None:
-        """Lets the collectors close that do not hang, at most `timeout` s, and ends everything else."""
+        """Closes the collectors that do not hang, within `timeout` s, and ends everything else."""
         until = clock_time.monotonic() + timeout
         for worker in self.workers:
-            worker.end()
+            worker.request_stop()
         for worker in self.workers:
-            worker.ended(max(0.001, until - clock_time.monotonic()))
-        self._nursery.close()
+            worker.wait_stopped(max(0.001, until - clock_time.monotonic()))
+        self._processes.close()
 
-    def _settle(self, due: Sequence[Worker]) -> None:
-        """Gives a place to those that have none: one process to a lane, another to each that must be alone."""
+    def _start_missing(self, due: Sequence[Worker]) -> None:
+        """Starts workers that do not run: one process per lane, and one for each that needs its own."""
         for worker in due:
-            if worker.place is None:
-                if worker.collector.isolated and not worker.alone:
-                    self._open_lane(worker.collector.lane)
+            if worker.client is None:
+                if worker.collector.isolated and not worker.own_process:
+                    self._start_lane(worker.collector.lane)
                 else:
-                    worker.settle()
+                    worker.start()
 
-    def _open_lane(self, lane: str) -> None:
-        """One process for all of a lane that have no place, also those whose next look comes later."""
-        all_ = [w for w in self.workers if w.collector.isolated and w.collector.lane == lane and not w.alone]
+    def _start_lane(self, lane: str) -> None:
+        """Starts one process for all workers of a lane that do not run, also for those that are not due yet."""
+        all_ = [w for w in self.workers if w.collector.isolated and w.collector.lane == lane and not w.own_process]
         for worker in all_:
-            if worker.place is not None and not worker.busy and worker.place.ended():
-                worker.vacate()  # its process ended before its next look was due
-        mates = [w for w in all_ if w.waiting]
-        if not mates:  # whose process just ended has to wait for its turn
+            if worker.client is not None and not worker.busy and worker.client.process_ended():
+                worker.release()  # its process ended before its next read was due
+        mates = [w for w in all_ if w.can_start]
+        if not mates:  # a worker whose process just ended waits for its backoff
             return
         try:
-            places = in_process([w.fresh() for w in mates], self._node, self._nursery)
+            clients = start_process([w.new_collector() for w in mates], self._node, self._processes)
         except OSError as error:
             for worker in mates:
-                worker.unsettled(error)
+                worker.record_start_failure(error)
             return
-        for worker, place in zip(mates, places, strict=True):
-            worker.place = place
+        for worker, client in zip(mates, clients, strict=True):
+            worker.client = client
 
-    def _tidy(self) -> None:
-        """Ends processes that are not needed: lanes that found nothing to measure, lanes in which a call was left.
+    def _end_unneeded(self) -> None:
+        """Ends unneeded processes: lanes without anything to measure, and lanes in which a call was abandoned.
 
-        What a call does that was given up (it may spin) must not hurt the others of its lane: they move to a new one
-        once their looks are done, and the old one is killed.
+        An abandoned call (it may spin) must not disturb the others of its lane. They move to a new process when their
+        reads are done; then the old one is killed.
         """
         lanes: dict[int, list[Worker]] = {}
         for worker in self.workers:
-            worker.forget_gone()
-            if worker.place is not None and worker.place.pid:
-                lanes.setdefault(worker.place.pid, []).append(worker)
-        left = {pid for w in self.workers for pid in w.pids if w.place is None or w.place.pid != pid}
+            worker.drop_finished()
+            if worker.client is not None and worker.client.pid:
+                lanes.setdefault(worker.client.pid, []).append(worker)
+        abandoned = {pid for w in self.workers for pid in w.pids if w.client is None or w.client.pid != pid}
         for pid, mates in lanes.items():
-            if pid in left or all(worker.state == "no data" for worker in mates):
+            if pid in abandoned or all(worker.state == "no data" for worker in mates):
                 self._retired.add(pid)
                 for worker in mates:
                     if not worker.busy:
-                        worker.vacate()
-        needed = {w.place.pid for w in self.workers if w.place is not None}
-        self._retired |= left
-        self._retired = {pid for pid in self._retired if pid in needed or self._nursery.end(pid) == RUNNING}
-        self._nursery.reap()
+                        worker.release()
+        needed = {w.client.pid for w in self.workers if w.client is not None}
+        self._retired |= abandoned
+        self._retired = {pid for pid in self._retired if pid in needed or self._processes.kill(pid) == RUNNING}
+        self._processes.reap()
 
-    def _taken(self, workers: Sequence[Worker]) -> dict[Worker, Delivery]:
-        return {w: d for w in workers if (d := w.take()) is not None}
+    def _collect_results(self, workers: Sequence[Worker]) -> dict[Worker, ReadResult]:
+        return {w: d for w in workers if (d := w.collect_result()) is not None}
 
-    def _age(self) -> None:
-        """A tick that came late (the machine slept, we were stopped) counts no more than two: no worker is blamed."""
+    def _add_waiting_time(self) -> None:
+        """Adds the time since the last call to reads in progress: at most two ticks.
+
+        If the machine slept or the agent was stopped, no worker is at fault.
+        """
         now = self._monotonic()
         for worker in self.workers:
-            worker.age(min(now - self._before, 2 * self._interval))
+            worker.add_waiting_time(min(now - self._before, 2 * self._interval))
         self._before = now
 
 
-def both(late: Delivery | None, found: Delivery | None) -> Delivery:
-    """A look that came late and the one of this tick as one delivery; of what both saw the newer holds."""
+def merge_results(late: ReadResult | None, found: ReadResult | None) -> ReadResult:
+    """A late result and that of this tick as one; if both have a value, the newer one is used."""
     if late is None or found is None:
         whole = found or late
         assert whole is not None

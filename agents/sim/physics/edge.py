@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.node.edge.coolant import LEARN, WELL, CollapseRule
-from agents.node.edge.temperature import CALM, CALM_LOOKS, COOLEST, LONGEST, ROUNDING, SHORTEST
+from agents.node.edge.coolant import CLEAR_READINGS, LEARN_READINGS, CollapseRule
+from agents.node.edge.temperature import CALM_READINGS, CALM_SHARE, COOLEST_C, MAX_SPAN, MIN_SPAN, ROUNDING_K
 from agents.sim.effects import Collapse, Effects, EventTime, FalseReading
 from agents.sim.physics.noise import Floats, generator
 from pipeline.config.sections import Edge as Settings
 from pipeline.model.records import SECOND, Event
 
-TELLS = WELL + 5.0
+TELLS = CLEAR_READINGS + 5.0
 """Seconds after its end within which the end of a collapse is told."""
 _LONGEST_FALL = 1800.0  # s of a fall that are looked at: a slower one becomes the usual value; chosen
 _NOISE = 0.006  # of a flow meter and of its pressure gauge; as agents/sim/physics/facility.py has it
@@ -56,15 +56,15 @@ def _collapse_events(collapse: Collapse, flow: float, pressure: float) -> tuple[
         if not collapse.real:  # the meter alone: the pressure stands
             read["coolant.pressure"] = pressure
         for rule in rules:
-            found += rule.look(second * SECOND, "", read)
+            found += rule.evaluate(second * SECOND, "", read)
     return tuple((e.time / SECOND, e.kind, {**e.data, "since": EventTime(e.data["since"] / SECOND)}) for e in found)
 
 
 def _seconds(collapse: Collapse) -> Iterator[int]:
     """Looks from before the fall to its bottom, and from the bottom to well after its end."""
     begin, end = math.ceil(collapse.onset), math.ceil(collapse.end)
-    bottom = min(begin + math.ceil(min(collapse.ramp, _LONGEST_FALL)) + LEARN, end)
-    yield from range(begin - LEARN - 1, bottom)
+    bottom = min(begin + math.ceil(min(collapse.ramp, _LONGEST_FALL)) + LEARN_READINGS, end)
+    yield from range(begin - LEARN_READINGS - 1, bottom)
     yield from range(max(bottom, end - 3), end + round(TELLS))
 
 
@@ -85,7 +85,7 @@ LEAST_FLOW = 0.05
 _SLOWDOWN_C, _SHUTDOWN_C, _GIVE_BACK, _OFF = 87.0, 95.0, 0.003, 0.11
 """As agents/sim/physics/gpus.py has them: Celsius, share of the power per K and second, and of a GPU that is shut."""
 _MOVED = 0.08  # share by which the power of a GPU under load moves within a minute, after the rule's filter
-_SHORTEST, _LONGEST_SPAN = SHORTEST // SECOND, LONGEST // SECOND
+_SHORTEST, _LONGEST_SPAN = MIN_SPAN // SECOND, MAX_SPAN // SECOND
 
 
 def rises(effects: Effects, heat: Floats, power: Floats, resistance: Floats, warming: float) -> None:
@@ -108,16 +108,16 @@ def jumps(effects: Effects, tamper: FalseReading, entity: str, readings: NDArray
     look, limit = float(np.ceil(second)) + 1, Settings().temperature_slope  # the middle of three readings is one late
     value = float(readings[min(int(np.searchsorted(effects.time, look)), len(readings) - 1)])
     moved = _MOVED if tamper.signal.startswith("gpu.") else 0.0
-    unexplained = size - ROUNDING - moved * max(value - COOLEST, 0)
+    unexplained = size - ROUNDING_K - moved * max(value - COOLEST_C, 0)
     if not unexplained / _SHORTEST > limit:
         return
-    calm = look + min(_LONGEST_SPAN, np.ceil(unexplained / (CALM * limit))) + CALM_LOOKS - 1
+    calm = look + min(_LONGEST_SPAN, np.ceil(unexplained / (CALM_SHARE * limit))) + CALM_READINGS - 1
     told = {"value": value, "power_moved": moved, "limit": limit, "signal": tamper.signal}
     began = {"rise": size, "seconds": float(_SHORTEST), "slope": unexplained / _SHORTEST}
     effects.add_event(
         look, entity, "temperature_rise", state="active", since=EventTime(look - _SHORTEST), **told, **began
     )
-    ended = {"rise": 0.0, "seconds": float(_LONGEST_SPAN), "slope": -ROUNDING / _LONGEST_SPAN}
+    ended = {"rise": 0.0, "seconds": float(_LONGEST_SPAN), "slope": -ROUNDING_K / _LONGEST_SPAN}
     effects.add_event(calm, entity, "temperature_rise", state="cleared", since=EventTime(look), **told, **ended)
 
 
@@ -128,16 +128,16 @@ def _rise_events(
     first, limit = int(np.floor(collapse.onset)) - _LONGEST_SPAN, Settings().temperature_slope
     warm, drawn = _warm(collapse, heat, power, plate, first)
     looks = np.rint(warm)[:-1]  # the middle of three readings that rise is the second
-    explained = (_MOVED + 1 - drawn[:-1]) * np.maximum(looks - COOLEST, 0)
+    explained = (_MOVED + 1 - drawn[:-1]) * np.maximum(looks - COOLEST_C, 0)
     slopes = np.stack([_slope(looks, explained, d) for d in range(_SHORTEST, _LONGEST_SPAN + 1)])
     best = slopes.max(axis=0)
     for gpu in np.flatnonzero((best > limit).any(axis=0)).tolist():
         at = int(np.argmax(best[:, gpu] > limit))
         within = int(np.argmax(slopes[:, at, gpu])) + _SHORTEST
-        calm = np.convolve(best[at:, gpu] < CALM * limit, np.ones(CALM_LOOKS), "valid") == CALM_LOOKS
+        calm = np.convolve(best[at:, gpu] < CALM_SHARE * limit, np.ones(CALM_READINGS), "valid") == CALM_READINGS
         moments = [("active", at, EventTime(first + 1 + at - within))]
         if calm.any():
-            moments.append(("cleared", at + int(np.argmax(calm)) + CALM_LOOKS - 1, EventTime(first + 1 + at)))
+            moments.append(("cleared", at + int(np.argmax(calm)) + CALM_READINGS - 1, EventTime(first + 1 + at)))
         for state, look, since in moments:
             steepest = int(np.argmax(slopes[:, look, gpu])) + _SHORTEST
             yield (
@@ -176,5 +176,5 @@ def _warm(
 def _slope(looks: Floats, explained: NDArray[Any], seconds: int) -> NDArray[Any]:
     """(looks, GPUs) K/s that nothing explains over so many seconds; below any limit before there are so many."""
     out = np.full(looks.shape, -1.0)
-    out[seconds:] = (looks[seconds:] - looks[:-seconds] - ROUNDING - explained[seconds:]) / seconds
+    out[seconds:] = (looks[seconds:] - looks[:-seconds] - ROUNDING_K - explained[seconds:]) / seconds
     return out
