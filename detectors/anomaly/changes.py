@@ -1,50 +1,59 @@
 """Change statistics of all streams of one device class, for the generic detector.
 
 A move is the difference of two exponentially weighted means, on two scales (memories FAST and SLOW, in samples). Each
-is measured against its own past: the quantile KNOWN of its size and the mean excess above that.
+is measured against its own past: the quantile KNOWN of its size and the mean excess above that. The loops are compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.kernel import compiled
+from detectors.base.state import N, State, memory, part
 from pipeline.model.records import Frame
 from pipeline.model.signals import Signal
 
 Floats = NDArray[np.float64]
-Places = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Positions = NDArray[np.int64]
+CohortOrder = tuple[Positions, Positions]
+"""Entities sorted by cohort, and where each cohort begins."""
 
-LEARN = 20  # samples of a stream before anything is said of it: the replay contract
+LEARN = 20  # samples of a stream before it is judged: the replay contract
 FAST = np.array([1.0, 3.0])  # samples; a jump, and what three samples agree on; chosen
-SLOW = np.array([10.0, 30.0])  # ten times as much: what was usual; chosen
+SLOW = np.array([10.0, 30.0])  # samples; ten times as many: what was usual; chosen
 SCALES = len(FAST)
-MOST = 15.0  # mean excesses that one signal counts at most; chosen: less than STRONGEST times the limit
-RARE = 100.0  # samples for which a counter of harm stood still so that its next growth tells by itself; chosen
-STRONGEST = 3  # signals of an entity whose mean counts; of many signals one alone proves nothing; chosen
 KNOWN = 0.95  # quantile of the size of moves above which the tail is measured, as in SPOT
+MOST = 15.0  # mean excesses that one signal counts at most; chosen: less than STRONGEST times the limit
+STRONGEST = 3  # signals of an entity whose mean counts; of many signals one alone proves nothing; chosen
+RARE = 100.0  # samples without growth after which the next growth of a counter of harm suffices by itself; chosen
+HOLD = 2  # samples in a row that must be unusual; chosen
+LASTS = int(SLOW[-1])  # samples after which a changed level is the new normal, and its condition over
+PEERS = 8  # entities of a kind and of like attributes from which their common part is subtracted; chosen
 _CLIP = 10.0  # mean excesses beyond which a move teaches the tail no more; chosen
 _PRIOR = 4.0  # excesses that the first guess of the tail is worth; chosen
 _FIRST_MOVE = 0.05  # of the first move of a signal that stood still: its mean excess from then on; chosen
 _FIRST_QUANTILE, _FIRST_EXCESS = 2.0, 0.8  # of the mean size of moves while it is young: a Laplace or normal tail
-_TINY = 1e-9  # of the level: what is less is rounding
+_TINY = 1e-9  # of the level: less is rounding
 
 GAUGE, COUNTER, STATE = 0, 1, 2
-
+_KINDS = {"gauge": GAUGE, "counter": COUNTER, "state": STATE}
+_HARM = {"up": 1, "down": -1, "both": 0}
 COUNT, LAST, TIME, STILL, QUICK, NORMAL, SLOWEST, TAILS = range(8)
-"""Cells of a stream: samples, last reading and its time, samples for which a counter has stood still, three means, then
+"""Cells of a stream: samples, last reading and its time, samples without growth of a counter, three means, then
 quantile, excess and their count by scale."""
 CELLS = TAILS + 3 * SCALES
+_HOT, _ON, _ONSET = range(3)
 
 
 @compiled
 def _reading(cell: Floats, x: float, time: float, kind: int) -> float:
-    """What is judged of a sample: a level, a counter's growth per second, or whether a state changed; NaN: nothing."""
+    """Returns what is judged of a sample: a level, growth per second of a counter, or a change of state; NaN: none."""
     if kind == GAUGE:
         return x
     last, before = cell[LAST], cell[TIME]
@@ -60,7 +69,7 @@ def _reading(cell: Floats, x: float, time: float, kind: int) -> float:
 
 @compiled
 def _tail(cell: Floats, at: int, size: float, age: float, memory: float, tiny: float, floor: float) -> float:
-    """Mean excesses by which the size of a move lies above its known quantile; learns it."""
+    """Returns by how many mean excesses the size of a move is above its learnt quantile; learns from it."""
     if age <= LEARN:
         cell[at + 2] += (size - cell[at + 2]) / age  # the mean size, in the place of the count
         cell[at], cell[at + 1] = _FIRST_QUANTILE * cell[at + 2], _FIRST_EXCESS * cell[at + 2]
@@ -70,27 +79,27 @@ def _tail(cell: Floats, at: int, size: float, age: float, memory: float, tiny: f
     scale = max(cell[at + 1], tiny)
     beyond = (size - cell[at]) / max(scale, floor)
     if cell[at + 1] <= tiny and size > tiny:
-        cell[at + 1] = _FIRST_MOVE * size  # a signal that stood still: what it does now is a move, and soon no more
+        cell[at + 1] = _FIRST_MOVE * size  # a signal that stood still: this is a move, and soon it is not
         return float(size / max(scale, floor))
-    told = min(size, cell[at] + _CLIP * scale)
+    taught = min(size, cell[at] + _CLIP * scale)
     gain = 2.0 * _CLIP * scale * max(1.0 / age, 1.0 / memory)  # Robbins and Monro (1951), in units of the tail
-    if told > cell[at]:
+    if taught > cell[at]:
         cell[at + 2] += 1.0
         cell[at] += gain * KNOWN
         learnt = max(1.0 / cell[at + 2], 1.0 / (memory * (1.0 - KNOWN)))
-        cell[at + 1] = cell[at + 1] + learnt * (max(told - cell[at], 0.0) - cell[at + 1])
+        cell[at + 1] = cell[at + 1] + learnt * (max(taught - cell[at], 0.0) - cell[at + 1])
     else:
         cell[at] = max(cell[at] - gain * (1.0 - KNOWN), 0.0)
     return float(max(beyond, 0.0))
 
 
 @compiled
-def _stirs(cell: Floats, x: float) -> bool:
-    """Whether a counter that stood still for RARE samples grows, or did so in the sample before."""
+def _grows_after_rest(cell: Floats, x: float) -> bool:
+    """Returns whether a counter that stood still for RARE samples grows, or did so in the sample before."""
     if x > 0.0:
-        stirs = cell[STILL] >= RARE or cell[STILL] < 0.0
+        grows = cell[STILL] >= RARE or cell[STILL] < 0.0
         cell[STILL] = -1.0 if cell[STILL] >= RARE else 0.0
-        return bool(stirs)
+        return bool(grows)
     cell[STILL] += 1.0
     if cell[STILL] == 0.0:
         cell[STILL] = 1.0
@@ -100,7 +109,7 @@ def _stirs(cell: Floats, x: float) -> bool:
 
 @compiled
 def _move(cell: Floats, k: int, x: float, harm: int, settings: tuple[float, float]) -> float:
-    """How unusual a sample is on one scale, with the sign of the move; learns what is usual."""
+    """Returns how unusual a sample is on one scale, with the sign of the move; learns what is usual."""
     memory, least = settings
     normal = cell[NORMAL + k]
     move = (x if k == 0 else cell[QUICK]) - normal
@@ -116,49 +125,49 @@ def advance(
     cells: Floats,
     sample: Floats,
     time: float,
-    rules: NDArray[np.int8],
+    rule: NDArray[np.int8],
     settings: tuple[float, float],
+    s: int,
     unusual: Floats,
     usual: Floats,
     now: Floats,
 ) -> None:
-    """Takes one sample of every stream, and says how unusual each one's move is.
+    """Adds one sample of every stream of signal `s`, and computes how unusual its move is.
 
-    cells: (S, N, CELLS), changed.  sample: (S, N), NaN = none.  rules: (S, 3): kind, direction of harm, whether a move
-    alone is enough.  Out: unusual (SCALES, S, N) mean excesses with the sign of the move, NaN = not judged; usual
-    (SCALES, S, N) what was expected; now (S, N) what was judged.
+    cells: (N, CELLS), changed.  sample: (N,), NaN = none.  rule: kind, direction of harm, whether a move alone is
+    enough.  Out: unusual (SCALES, S, N) mean excesses with the sign of the move, NaN = not judged; usual (SCALES, S, N)
+    what was expected; now (S, N) what was judged.
     """
-    for s in range(sample.shape[0]):
-        kind, harm, enough = rules[s, 0], rules[s, 1], rules[s, 2]
-        for n in range(sample.shape[1]):
-            cell = cells[s, n]
-            unusual[:, s, n] = np.nan
-            now[s, n] = np.nan
-            if not np.isfinite(sample[s, n]):
-                continue
-            x = _reading(cell, sample[s, n], time, kind)
-            now[s, n] = x
-            if not np.isfinite(x):
-                continue
-            stirs = enough and _stirs(cell, x)
-            cell[COUNT] += 1.0
-            if cell[COUNT] == 1.0:
-                cell[QUICK], cell[NORMAL], cell[SLOWEST] = x, x, x
-                continue
-            cell[QUICK] += max(1.0 / cell[COUNT], 1.0 / FAST[1]) * (x - cell[QUICK])
-            for k in range(SCALES):
-                usual[k, s, n] = cell[NORMAL + k]
-                beyond = _move(cell, k, x, harm, settings)
-                if cell[COUNT] - 1.0 > LEARN:
-                    unusual[k, s, n] = MOST * STRONGEST if stirs else beyond
+    kind, harm, enough = rule[0], rule[1], rule[2]
+    for n in range(sample.shape[0]):
+        cell = cells[n]
+        unusual[:, s, n] = np.nan
+        now[s, n] = np.nan
+        if not np.isfinite(sample[n]):
+            continue
+        x = _reading(cell, sample[n], time, kind)
+        now[s, n] = x
+        if not np.isfinite(x):
+            continue
+        grows = enough and _grows_after_rest(cell, x)
+        cell[COUNT] += 1.0
+        if cell[COUNT] == 1.0:
+            cell[QUICK], cell[NORMAL], cell[SLOWEST] = x, x, x
+            continue
+        cell[QUICK] += max(1.0 / cell[COUNT], 1.0 / FAST[1]) * (x - cell[QUICK])
+        for k in range(SCALES):
+            usual[k, s, n] = cell[NORMAL + k]
+            beyond = _move(cell, k, x, harm, settings)
+            if cell[COUNT] - 1.0 > LEARN:
+                unusual[k, s, n] = MOST * STRONGEST if grows else beyond
 
 
 @compiled
-def without_peers(unusual: Floats, order: Places, starts: Places, least: int, large: float) -> None:
-    """Takes off every move what its peers have in common: their median, if it has the same sign.
+def subtract_peers(unusual: Floats, order: Positions, starts: Positions, least: int, large: float) -> None:
+    """Subtracts from every move what its peers have in common: their median, if it has the same sign.
 
     order: entities sorted by cohort; starts: where each cohort begins in it, and the end of the last.  least: members
-    that make a cohort.  large: where no move is as large as that, nothing is reckoned.
+    that make a cohort.  large: where no move is as large as that, nothing is computed.
     """
     buffer = np.empty(unusual.shape[2])
     for k in range(unusual.shape[0]):
@@ -185,8 +194,8 @@ def without_peers(unusual: Floats, order: Places, starts: Places, least: int, la
 
 
 @compiled
-def fused(unusual: Floats, score: Floats, scale: Places, judged: Places) -> None:
-    """Of every entity the mean of its strongest signals on the scale where that is largest; -1: nothing was judged."""
+def score_entities(unusual: Floats, score: Floats, scale: Positions, judged: Positions) -> None:
+    """Computes for each entity the mean of its strongest signals on the scale where it is largest; -1: not judged."""
     top = np.empty(STRONGEST)
     for n in range(unusual.shape[2]):
         score[n], scale[n], judged[n] = -1.0, 0, 0
@@ -206,20 +215,9 @@ def fused(unusual: Floats, score: Floats, scale: Places, judged: Places) -> None
                 score[n], scale[n] = top.sum() / min(known, STRONGEST), k
 
 
-Bools = NDArray[np.bool_]
-Order = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-HOLD = 2  # samples in a row that must be unusual; chosen
-LASTS = int(SLOW[-1])  # samples after which a changed level is the new normal, and its condition over
-PEERS = 8  # entities of a kind and of like attributes from which what they have in common is no departure; chosen
-_KINDS = {"gauge": GAUGE, "counter": COUNTER, "state": STATE}
-_HARM = {"up": 1, "down": -1, "both": 0}
-_HOT, _ON, _ONSET = range(3)
-
-
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What one signal of an entity shows: what it is, what was expected, and how unusual the move is."""
+class SignalMove:
+    """The newest move of one signal of an entity: value, expected value, and how unusual the move is."""
 
     signal: Signal
     value: float
@@ -228,19 +226,20 @@ class Told:
 
     @property
     def unit(self) -> str:
-        """That of what is judged: a counter's growth per second; UCUM's 1 goes without saying."""
+        """Unit of the value: a counter's growth per second; UCUM's 1 is left out."""
         unit = "" if self.signal.unit == "1" else self.signal.unit
         return f"{unit or '1'}/s" if self.signal.kind == "counter" else unit
 
     @property
-    def stirs(self) -> bool:
+    def grew_after_rest(self) -> bool:
         """Whether it is a counter of harm that grows after standing still."""
         return self.score > MOST
 
     @property
     def words(self) -> str:
+        """The move in words."""
         name = self.signal.name
-        if self.stirs:
+        if self.grew_after_rest:
             return f"{name} grew after standing still"
         if self.signal.kind == "state":
             return f"{name} is not normal" if self.signal.normal else f"{name} changes"
@@ -248,50 +247,73 @@ class Told:
         return f"{name} {value} after {expected}"
 
 
-class Changes:
-    """State of S signals x N entities of one class; N grows.
+@dataclass
+class SignalStreams(State):
+    """The streams of one signal. rule: see `advance`."""
+
+    signal: Signal
+    cells: Floats = memory(0.0, shape=(N, CELLS))
+    rule: NDArray[np.int8] = field(init=False)
+
+    def __post_init__(self) -> None:
+        kind = GAUGE if self.signal.kind == "state" and self.signal.normal else _KINDS[self.signal.kind]
+        harm = 1 if self.signal.kind == "state" else _HARM[self.signal.harm]
+        enough = self.signal.kind == "counter" and self.signal.harm == "up"
+        self.rule = np.array([kind, harm, enough], np.int8)
+
+    def sample(self, column: Floats) -> Floats:
+        """Returns the column to judge: a state with a declared normal counts as 0 while normal, else as 1."""
+        if self.signal.kind != "state" or not self.signal.normal:
+            return column
+        normal = [i for i, name in enumerate(self.signal.states) if name in self.signal.normal]
+        return np.where(np.isfinite(column), np.where(np.isin(column, normal), 0.0, 1.0), np.nan)
+
+
+@dataclass
+class ClassChanges(State):
+    """Streams of S signals x N entities of one class, and which entities have a condition.
 
     A condition begins when the strongest moves of an entity have been unusual for HOLD samples, and ends when they are
-    half as unusual as that, or after LASTS samples: then the new level is taken for normal.
+    half as unusual as that, or after LASTS samples: then the new level is the normal one.
+
+    score, judged: (N,) of the newest sample: the score of each entity, and how many of its signals were judged.
     """
 
-    def __init__(self, signals: Sequence[Signal]) -> None:
-        self.signals = tuple(signals)
-        self._cells = np.zeros((len(self.signals), 0, CELLS))
-        self._marks = np.zeros((3, 0), np.int64)
-        rules = [(_kind(s), _harm(s), s.kind == "counter" and s.harm == "up") for s in self.signals]
-        self._rules = np.array(rules, np.int8).reshape(-1, 3)
-        self.score, self.judged = np.empty(0), np.empty(0, np.int64)
-        self._scale = np.empty(0, np.int64)
-        self._unusual = self._usual = np.empty((SCALES, 0, 0))
-        self._now = np.empty((0, 0))
+    signals: tuple[Signal, ...]
+    streams: dict[str, SignalStreams] = part(dict)
+    marks: NDArray[np.int64] = memory(0, np.int64, shape=(3, N))
+    score: Floats = field(default_factory=lambda: np.empty(0), init=False, repr=False)
+    judged: Positions = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
+    _scale: Positions = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
+    _unusual: Floats = field(default_factory=lambda: np.empty((SCALES, 0, 0)), init=False, repr=False)
+    _usual: Floats = field(default_factory=lambda: np.empty((SCALES, 0, 0)), init=False, repr=False)
+    _now: Floats = field(default_factory=lambda: np.empty((0, 0)), init=False, repr=False)
 
-    def step(self, frame: Frame, cohorts: Order, quiet: Bools, settings: tuple[float, float, float]) -> Bools:
-        """Takes one sample; (N,) whether a condition holds.
+    def __post_init__(self) -> None:
+        self.streams = {signal.name: SignalStreams(signal) for signal in self.signals}
 
-        cohorts: see kernel.without_peers.  quiet: entities of which nothing is told now.  settings: limit, memory and
-        the least change, as Anomaly has them.
+    def step(self, frame: Frame, cohorts: CohortOrder, quiet: Bools, settings: tuple[float, float, float]) -> Bools:
+        """Adds one sample; returns (N,) whether a condition holds.
+
+        cohorts: see `subtract_peers`.  quiet: entities in maintenance.  settings: limit, memory and the least change,
+        as in Anomaly.
         """
-        limit, memory, least = settings
+        limit, memory_, least = settings
         n = len(frame.entities)
-        self._grow(n)
-        sample = np.empty((len(self.signals), n))
-        for row, signal in enumerate(self.signals):
-            sample[row] = _oriented(frame[signal.name], signal)
-        shares = (memory, least / limit)
-        out = (self._unusual, self._usual, self._now)
-        advance(self._cells, sample, float(frame.time), self._rules, shares, *out)
+        self._resize(n)
+        for s, streams in enumerate(self.streams.values()):
+            sample = np.array(streams.sample(frame[streams.signal.name]), np.float64)
+            out = (self._unusual, self._usual, self._now)
+            advance(streams.cells, sample, float(frame.time), streams.rule, (memory_, least / limit), s, *out)
         if len(cohorts[1]) > 1:
-            without_peers(self._unusual, *cohorts, PEERS, limit / 2)
-        fused(self._unusual, self.score, self._scale, self.judged)
+            subtract_peers(self._unusual, *cohorts, PEERS, limit / 2)
+        score_entities(self._unusual, self.score, self._scale, self.judged)
         return self._decide(frame.time, limit, quiet)
 
-    def _grow(self, n: int) -> None:
-        have = self._cells.shape[1]
-        if have < n:
-            width = len(self.signals)
-            self._cells = np.concatenate([self._cells, np.zeros((width, n - have, CELLS))], axis=1)
-            self._marks = np.concatenate([self._marks, np.zeros((3, n - have), np.int64)], axis=1)
+    def _resize(self, n: int) -> None:
+        self.grow(n)
+        for streams in self.streams.values():
+            streams.grow(n)
         if len(self.score) != n:
             width = len(self.signals)
             self.score, self.judged, self._scale = np.empty(n), np.empty(n, np.int64), np.empty(n, np.int64)
@@ -299,7 +321,7 @@ class Changes:
             self._now = np.empty((width, n))
 
     def _decide(self, time: int, limit: float, quiet: Bools) -> Bools:
-        hot, on, onset = self._marks[:, : len(self.score)]
+        hot, on, onset = self.marks[:, : len(self.score)]
         known = self.score >= 0
         above = known & (self.score >= limit) & ~quiet
         calm = known & (self.score < limit / 2)
@@ -314,52 +336,45 @@ class Changes:
         return np.asarray(on > 0)
 
     def settle(self, i: int) -> None:
-        """Takes the present level of an entity for normal and ends its condition; one never judged has none."""
-        if i >= self._cells.shape[1]:
-            return
-        for k in range(SCALES):
-            self._cells[:, i, NORMAL + k] = self._cells[:, i, QUICK]
-        self._marks[_ON, i], self._marks[_HOT, i] = 0, -1
+        """Makes the present level of an entity its normal one and ends its condition."""
+        if i >= self.marks.shape[1]:
+            return  # never judged
+        for streams in self.streams.values():
+            streams.cells[i, NORMAL : NORMAL + SCALES] = streams.cells[i, QUICK]
+        self.marks[_ON, i], self.marks[_HOT, i] = 0, -1
 
     def onset(self, i: int) -> int:
-        """When the condition of an entity began (us)."""
-        return int(self._marks[_ONSET, i])
+        """Returns when the condition of an entity began (us)."""
+        return int(self.marks[_ONSET, i])
 
     def lasted(self, i: int) -> int:
-        """Samples for which its condition has held."""
-        return int(self._marks[_ON, i])
+        """Returns for how many samples its condition has held."""
+        return int(self.marks[_ON, i])
 
-    def told(self, i: int) -> list[Told]:
-        """The signals of an entity that moved, the guiltiest first."""
+    def moves(self, i: int) -> list[SignalMove]:
+        """Returns the signals of an entity that moved, the most unusual first."""
         k = int(self._scale[i])
         scores = np.nan_to_num(self._unusual[k, :, i])
         order = [int(s) for s in np.argsort(-np.abs(scores), kind="stable") if abs(scores[s]) > 0]
         found = (
             (self.signals[s], float(self._now[s, i]), float(self._usual[k, s, i]), float(scores[s])) for s in order
         )
-        return [Told(*values) for values in found]
+        return [SignalMove(*values) for values in found]
 
-    def snapshot(self) -> dict[str, Any]:
-        names = [s.name for s in self.signals]
-        return {"signals": names, "cells": self._cells.copy(), "marks": self._marks.copy()}
+
+@dataclass
+class DeviceClasses(State):
+    """What is known of every class that is judged."""
+
+    classes: dict[str, ClassChanges] = part(dict)
+
+    def begin(self, signals: Mapping[str, Sequence[Signal]]) -> None:
+        """Begins with these classes and signals."""
+        self.classes = {c: ClassChanges(tuple(found)) for c, found in signals.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a snapshot; of a snapshot with other signals nothing is kept."""
-        if state["signals"] == [s.name for s in self.signals]:
-            self._cells, self._marks = state["cells"].copy(), state["marks"].copy()
-
-
-def _kind(signal: Signal) -> int:
-    return GAUGE if signal.kind == "state" and signal.normal else _KINDS[signal.kind]
-
-
-def _harm(signal: Signal) -> int:
-    return 1 if signal.kind == "state" else _HARM[signal.harm]
-
-
-def _oriented(column: Floats, signal: Signal) -> Floats:
-    """A state with a declared normal counts as 0 while normal, else as 1; all else as it is."""
-    if signal.kind != "state" or not signal.normal:
-        return column
-    normal = [i for i, name in enumerate(signal.states) if name in signal.normal]
-    return np.where(np.isfinite(column), np.where(np.isin(column, normal), 0.0, 1.0), np.nan)
+        """See `State.restore`; a class with other signals than before begins anew."""
+        for device_class, changes in self.classes.items():
+            saved = state["classes"].get(device_class)
+            if saved is not None and list(saved["streams"]) == list(changes.streams):
+                changes.restore(saved)

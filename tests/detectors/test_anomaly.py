@@ -1,4 +1,4 @@
-"""The generic detector: what it takes, what it tells of signals that it does not know, and what it leaves alone."""
+"""The generic detector: the signals that it judges, what it reports, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def runner(*names):
 
 
 def shown(judge, ticks, values, kind="node", n=3, events=(), step=STEP, topology=None):
-    """What is said over some ticks; values: (tick, rng) -> signal -> column."""
+    """Findings over some ticks; values: (tick, rng) -> signal -> column."""
     entities, topology, found = tuple(f"{kind}:e{i}" for i in range(n)), topology or Topology(), []
     for t in ticks:
         columns = values(t, np.random.default_rng([t, 3]))
@@ -50,17 +50,18 @@ def shifted(tick, rng, signals=3, by=40.0, at=100, n=3):
     return values
 
 
-def test_a_level_that_shifts_in_several_signals_is_told_with_the_guiltiest_first():
+def test_a_level_that_shifts_in_several_signals_is_reported_with_the_most_unusual_first():
     found = shown(runner("m0", "m1", "m2", "m3"), range(110), shifted)
     assert {f.entity for f in found} == {"node:e1"}
     assert set(found[0].signals[:3]) == {"m0", "m1", "m2"}
     assert found[0].onset == START + 100 * STEP
     assert found[0].time == START + 101 * STEP
     assert found[0].evidence["expected"] == pytest.approx(50, abs=6)
-    assert found[0].summary.startswith("node:e1 changed against its own past: m")
+    assert found[0].summary.startswith("Node e1: changed: m")
+    assert found[0].evidence["cohort"] == "its own past"
 
 
-def test_what_goes_on_in_several_signals_becomes_a_ticket_and_never_a_page():
+def test_a_lasting_change_of_several_signals_becomes_a_ticket_and_never_a_page():
     found = shown(runner("m0", "m1", "m2", "m3"), range(200), shifted)
     assert {f.level for f in found} == {"suspect", "ticket"}
 
@@ -71,22 +72,22 @@ def test_after_thirty_samples_a_new_level_is_the_normal_one():
     assert max(f.time for f in found) <= START + 131 * STEP
 
 
-def test_one_of_many_signals_that_moves_alone_is_nothing():
+def test_one_of_many_signals_that_moves_alone_is_not_reported():
     assert shown(runner("m0", "m1", "m2", "m3"), range(200), lambda t, r: shifted(t, r, signals=1)) == []
 
 
-def test_a_move_of_less_than_a_tenth_is_nothing():
+def test_a_move_of_less_than_a_tenth_is_not_reported():
     judge = runner("m0", "m1", "m2", "m3")
     assert shown(judge, range(200), lambda t, r: {k: v / 50 + 99 for k, v in shifted(t, r, by=4.0).items()}) == []
 
 
-def test_a_spike_is_a_suspect_no_more():
+def test_a_spike_is_only_a_suspect():
     judge = runner("m0", "m1", "m2", "m3")
     found = shown(judge, range(200), lambda t, r: shifted(t, r, at=100) if t == 100 else noisy(r))
     assert {f.level for f in found} == {"suspect"}
 
 
-def test_a_counter_of_harm_that_grows_after_standing_still_tells_by_itself():
+def test_a_counter_of_harm_that_grows_after_standing_still_suffices_by_itself():
     def values(tick, rng):
         return {**noisy(rng), ERRORS.name: np.array([7.0, 7.0 + (tick >= 150), 7.0])}
 
@@ -96,14 +97,14 @@ def test_a_counter_of_harm_that_grows_after_standing_still_tells_by_itself():
     assert "node.oddities grew after standing still" in found[0].summary
 
 
-def test_a_counter_that_is_reset_is_nothing():
+def test_a_counter_reset_is_not_reported():
     def values(tick, rng):
         return {ERRORS.name: np.array([7.0, 7.0 * (tick < 150), 7.0])}
 
     assert shown(runner(ERRORS.name), range(200), values) == []
 
 
-def test_a_state_that_is_not_normal_is_told_and_one_that_returns_is_not():
+def test_a_state_that_is_not_normal_is_reported_and_its_return_is_not():
     judge = runner(DOOR.name)
     opens = shown(judge, range(110), lambda t, r: {DOOR.name: np.array([0.0, float(t >= 100), 0.0])})
     assert opens[0].entity == "node:e1"
@@ -111,7 +112,7 @@ def test_a_state_that_is_not_normal_is_told_and_one_that_returns_is_not():
     assert shown(judge, range(130, 400), lambda t, r: {DOOR.name: np.array([0.0, float(t < 200), 0.0])}) == []
 
 
-def test_what_moves_away_from_harm_is_nothing():
+def test_a_move_away_from_harm_is_not_reported():
     def heat(by):
         return lambda t, r: {HEAT.name: 50 + r.standard_normal(3) + np.array([0, by * (t >= 100), 0])}
 
@@ -119,7 +120,7 @@ def test_what_moves_away_from_harm_is_nothing():
     assert {f.entity for f in shown(runner(HEAT.name), range(150), heat(30))} == {"node:e1"}
 
 
-def test_what_all_alike_do_together_is_nothing():
+def test_a_move_that_all_peers_make_is_not_reported():
     def all_up(tick, rng):
         return {k: v + 40 * (tick >= 100) for k, v in noisy(rng, 12).items()}
 
@@ -134,7 +135,7 @@ def test_ranks_are_never_blamed():
     assert shown(judge, range(200), values, kind="rank") == []
 
 
-def test_it_takes_what_no_active_detector_uses():
+def test_it_judges_signals_that_no_active_detector_uses():
     available = {"coolant.flow", "pump.vibration", "coolant.pressure"}
     vibration = Signal("pump.vibration", "[g]", "gauge", "coolant", "f8", "vibration")
     judge = Runner(configured(), available, extend_catalogue([vibration]))
@@ -143,7 +144,7 @@ def test_it_takes_what_no_active_detector_uses():
     assert "pump.vibration" in judge.signals
 
 
-def test_it_is_off_where_the_others_use_everything():
+def test_it_is_off_where_other_detectors_use_all_signals():
     assert "anomaly" in Runner(configured(), {"leak.state"}).off
 
 
@@ -161,19 +162,19 @@ def test_it_judges_the_same_signals_live_and_in_a_replay_of_a_fleet():
     assert mine == all_of - {"custom.value"}, "a detector that is off changes no frame of the others"
 
 
-def test_it_judges_the_series_of_unknown_exporters_and_what_it_is_told_to():
+def test_it_judges_the_series_of_unknown_exporters_and_configured_signals():
     assert Anomaly().input_signals() == ("custom.value",)
     assert set(Anomaly(signals=("node.load1",)).input_signals()) == {"node.load1"}
     wanted = next(d for d in configured({"anomaly": {"signals": ["node.load1"]}}) if d.name == "anomaly")
     assert Runner([wanted]).signals == {"node.load1"}
 
 
-def test_announced_work_is_left_alone():
+def test_announced_work_is_not_reported():
     work = Event(START + 90 * STEP, "node:e1", "maintenance_start", {"seconds": 3600})
     assert shown(runner("m0", "m1", "m2", "m3"), range(200), shifted, events=(work,)) == []
 
 
-def test_entities_that_vanish_and_come_later_and_whole_storms_of_nan_do_no_harm():
+def test_missing_and_late_entities_and_many_nan_values_are_not_reported():
     def values(tick, rng):
         found = noisy(rng, 3 if tick >= 60 else 2)
         for column in found.values():
@@ -184,15 +185,15 @@ def test_entities_that_vanish_and_come_later_and_whole_storms_of_nan_do_no_harm(
     assert shown(runner("m0", "m1", "m2", "m3"), range(300), values) == []
 
 
-def test_constant_signals_are_nothing():
+def test_constant_signals_are_not_reported():
     assert shown(runner("m0", "m1", "m2", "m3"), range(200), lambda t, r: {s.name: np.ones(3) for s in GAUGES}) == []
 
 
-def test_what_a_person_calls_no_fault_is_normal_from_then_on():
+def test_a_level_that_a_person_accepts_is_normal_from_then_on():
     judge = runner("m0", "m1", "m2", "m3")
     assert shown(judge, range(105), shifted) != []
-    said = Event(START + 105 * STEP, "node:e1", "feedback", {"verdict": "not_a_fault", "detector": "anomaly"})
-    assert shown(judge, range(105, 200), shifted, events=(said,)) == []
+    feedback = Event(START + 105 * STEP, "node:e1", "feedback", {"verdict": "not_a_fault", "detector": "anomaly"})
+    assert shown(judge, range(105, 200), shifted, events=(feedback,)) == []
 
 
 def test_a_restart_with_other_signals_begins_anew():

@@ -331,7 +331,7 @@ def test_a_job_that_comes_back_on_its_gpus_still_knows_what_is_normal():
     def change(tick, values, graph):
         slower(GUILTY, 1.15)(tick, values, graph)
         if tick == SINCE:
-            graph.forget([*RANKS, "stage:7.0", "stage:7.1"])
+            graph.remove_entities([*RANKS, "stage:7.0", "stage:7.1"])
         if SINCE <= tick < SINCE + 20:
             values["rank"] = {name: np.full(SIZE, np.nan) for name in values["rank"]}
         if tick == SINCE + 20:

@@ -119,7 +119,7 @@ def test_a_node_without_a_sign_of_life_pages_after_half_an_hour(site):
     assert ("node:r0n1", "ticket") in site.reported()
     site.detector = Telemetry(dead_seconds=600.0)
     site.findings.clear()
-    site.topology.forget(NAMES["rank"])
+    site.topology.remove_entities(NAMES["rank"])
     assert ("node:r0n1", "page") in site.run(100, silent=["node:r0n1"])
 
 
@@ -141,7 +141,7 @@ def impatient(site):
 
 
 def test_a_rack_without_a_sign_of_life_is_a_ticket_and_pages_when_a_node_would(impatient):
-    impatient.topology.forget(NAMES["rank"])
+    impatient.topology.remove_entities(NAMES["rank"])
     impatient.run(80, silent=["rack:r0"])
     assert impatient.reported() == {("rack:r0", "ticket"), ("rack:r0", "page")}
     assert impatient.findings[0].evidence["silent_s"] < 100
@@ -162,7 +162,7 @@ def silent_after_its_job(site, silent, restart=False, forget=()):
         }
         site.detector.restore(kept)
     over = event("job:j", "job_end", FAULT + 30, ranks=list(NAMES["rank"]))
-    site.topology.forget(NAMES["rank"])
+    site.topology.remove_entities(NAMES["rank"])
     for tick in range(FAULT + 30, FAULT + 500):
         site.tick(tick, silent, stepping=False, events=[over] if tick == FAULT + 30 else ())
     return site.reported()
@@ -222,7 +222,7 @@ def test_announced_work_is_not_reported(site):
 
 def test_a_reboot_that_an_xid_required_is_a_suspect_first(site):
     xid = event("gpu:r0n1.2", "xid", xid=79, name="fallen off the bus")
-    site.topology.forget(NAMES["rank"])  # its job died with the GPU
+    site.topology.remove_entities(NAMES["rank"])  # its job died with the GPU
     assert site.run(60, silent=["node:r0n1"], events=[xid]) == {("gpu:r0n1.2", "suspect")}  # into its incident
 
 

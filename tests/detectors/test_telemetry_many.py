@@ -23,13 +23,13 @@ SIGNAL = {"gpu": "gpu.power", "psu": "psu.output_power", "rank": "rank.step"}
 
 
 class Counted(Topology):
-    """Counts the calls of `above`."""
+    """Counts the calls of `ancestors`."""
 
     asked = 0
 
-    def above(self, entity):
+    def ancestors(self, entity):
         self.asked += 1
-        return super().above(entity)
+        return super().ancestors(entity)
 
 
 class Site:
