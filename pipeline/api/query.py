@@ -267,7 +267,7 @@ class Queries:
     def run(self, query: str, arrow: bool = False) -> Answer:
         """The answer as JSON or an Arrow stream.
 
-        Raises WrongQuery or Refused (the caller's fault), OverLimit (likewise) or Retryable.
+        Raises InvalidQuery or Refused (the caller's fault), OverLimit (likewise) or Retryable.
         """
         if not self._slots.acquire(blocking=False):
             raise Retryable(f"{self._api.sql_queries} queries run already; wait for one to end", after_s=1.0)

@@ -36,7 +36,7 @@ def get(config: Config, path: str, timeout: float = 5.0) -> tuple[int, Any]:
 
 
 def query(config: Config, text: str) -> tuple[list[str], list[list[Any]], bool]:
-    """(columns, rows, truncated) of one read-only query. Raises Unreachable, Refused, WrongQuery or UsageError."""
+    """(columns, rows, truncated) of one read-only query. Raises Unreachable, Refused, InvalidQuery or UsageError."""
     body = json.dumps({"query": text}).encode()
     url = f"{base_url(config)}/api/v1/sql"
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", "Accept": "application/json"})

@@ -3,7 +3,7 @@
 FleetpulseError
   UsageError          bad arguments or bad input files            exit 2
     ConfigError       the configuration file or an override       exit 2
-    WrongQuery        SQL that the database cannot run            exit 2
+    InvalidQuery        SQL that the database cannot run            exit 2
   Unreachable         a dependency does not respond               exit 3
     DamagedStore      the store's file or its log is damaged      exit 3
   Refused             a guard or the sandbox refused              exit 4

@@ -118,7 +118,7 @@ def test_tables_of_detectors_and_collectors_are_left_to_their_owners(tmp_path: P
         ("detector = 3\n", ("[detector] is 3", "expected a table")),
         ("api = 3\n", ("[api] is 3", "expected a table")),
         ("[api\n", ("fleet.toml", "is not TOML")),
-        ("source = 'x'\n", ("source", "no section")),
+        ("source = 'x'\n", ("source", "not a section")),
     ],
 )
 def test_what_is_wrong_is_named_with_file_and_key_and_what_was_wanted(

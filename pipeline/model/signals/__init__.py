@@ -33,11 +33,11 @@ __all__ = [
     "TYPES",
     "Kind",
     "Signal",
-    "class_of",
+    "class_of_entity",
     "column_of",
-    "kinds_of",
-    "of_class",
-    "with_declared",
+    "extend_catalogue",
+    "kinds_of_class",
+    "signals_of_class",
 ]
 
 CLASSES: Mapping[str, str] = {
