@@ -30,7 +30,7 @@ from pipeline.model.records import TELEMETRY
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
 from pipeline.transport import kafka_clients, topics, wire
-from pipeline.transport.kafka import KafkaTransport, collect_seldom, keep_large_blocks
+from pipeline.transport.kafka import KafkaTransport, reduce_gc, tune_allocator
 from tests.kafka_broker import Broker, BrokerError, missing
 
 PATIENT = {"broker.session.timeout.ms": "9000"}
@@ -64,13 +64,13 @@ def apart() -> Sequence[str]:
 
 def make_topics(kafka: Kafka) -> None:
     """The topics of `fleetpulse init`, made anew."""
-    with closing(kafka_clients.admin(kafka, "benchmark", 10.0)) as admin:
-        admin.create_topics(topics.orders(kafka, topics.wanted(kafka)))
+    with closing(kafka_clients.create_admin(kafka, "benchmark", 10.0)) as admin:
+        admin.create_topics(topics.creation_requests(kafka, topics.configured_topics(kafka)))
 
 
 def fill(kafka: Kafka, fleet: Fleet, batch_bytes: int) -> int:
     """Sends all messages in the order of their times; returns their bytes."""
-    producer = kafka_clients.producer(kafka, "benchmark", batch_size=batch_bytes, linger_ms=50)
+    producer = kafka_clients.create_producer(kafka, "benchmark", batch_size=batch_bytes, linger_ms=50)
     epochs = [n.to_bytes(16, "big") for n in range(1, fleet.nodes + 1)]
     size, sent = 0, []
     for m in range(fleet.messages):
@@ -83,7 +83,7 @@ def fill(kafka: Kafka, fleet: Fleet, batch_bytes: int) -> int:
             for future in sent:
                 future.get(0)  # raises what kept a message from the brokers
             sent.clear()
-    producer.end(5.0)
+    producer.shut_down(5.0)
     return size
 
 
@@ -143,8 +143,8 @@ def main() -> None:
         sys.exit(f"benchmarks.kafka: {lacking}: run 'make parts'")
     fillings = [(options.messages, options.ticks, BATCH_BYTES), (options.single, 1, 1)]
     beside = apart()
-    keep_large_blocks()  # as the pipeline does
-    collect_seldom()
+    tune_allocator()  # as the pipeline does
+    reduce_gc()
     for messages, ticks, batch_bytes in fillings:
         if not messages:
             continue

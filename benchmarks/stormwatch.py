@@ -126,9 +126,11 @@ class Watch(io.StringIO):
                     continue
                 offset += len(found)
                 if partition.topic == TELEMETRY:
-                    self.stored.update(wire.peek(m.value).sent for m in found)  # the clock stands during a tick
+                    self.stored.update(
+                        wire.unpack_envelope(m.value).sent for m in found
+                    )  # the clock stands during a tick
             self._offsets[partition] = offset
-            self._transport.committed(partition, offset)
+            self._transport.commit_offset(partition, offset)
 
     def finish(self) -> None:
         """The agent has ended: reads the rest."""

@@ -54,7 +54,7 @@ def refusal(kafka: Kafka, seconds: float = 1.0) -> str:
     """What kafka-python says when the brokers do not let this configuration in. Fails if they do."""
     with untidy_refusals():
         try:
-            kafka_clients.admin(kafka, "tests", seconds).close()
+            kafka_clients.create_admin(kafka, "tests", seconds).close()
         except KafkaError as error:
             return str(error)
     raise AssertionError("the brokers let it in; wanted a refusal")
@@ -63,14 +63,14 @@ def refusal(kafka: Kafka, seconds: float = 1.0) -> str:
 @contextmanager
 def admin_of(address: Address) -> Iterator[KafkaAdminClient]:
     """A connected admin client, closed at the end."""
-    with closing(kafka_clients.admin(kafka_of(address), "tests", SECONDS)) as admin:
+    with closing(kafka_clients.create_admin(kafka_of(address), "tests", SECONDS)) as admin:
         yield admin
 
 
 def make_topics(address: Address, **more: Any) -> Kafka:
     """All topics as `fleetpulse init` makes them, empty (what was there is deleted), and the [kafka] they are for."""
     kafka = kafka_of(address, **more)
-    wanted = topics.orders(kafka, topics.wanted(kafka))
+    wanted = topics.creation_requests(kafka, topics.configured_topics(kafka))
     with admin_of(address) as admin:
         _delete(admin, wanted)
         admin.create_topics(wanted, wait_for_metadata=True)
@@ -103,7 +103,7 @@ def _delete(admin: KafkaAdminClient, names: Iterable[str]) -> None:
 
 def write(address: Address, topic: str, values: Iterable[bytes], *, key: str = "n0", **more: Any) -> None:
     """Sends values in order under one key with our producer's settings; returns when the broker has them all."""
-    with closing(kafka_clients.producer(kafka_of(address), "tests", **more)) as producer:
+    with closing(kafka_clients.create_producer(kafka_of(address), "tests", **more)) as producer:
         for sent in [producer.send(topic, value, key=key.encode()) for value in values]:
             sent.get(timeout=SECONDS)
 
@@ -112,7 +112,7 @@ def read(address: Address, topic: str) -> list[Any]:
     """All records that the topic holds now, partition by partition in order of offsets."""
     found: list[Any] = []
     settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
-    with closing(kafka_clients.consumer(kafka_of(address), "tests", SECONDS, **settings)) as consumer:
+    with closing(kafka_clients.create_consumer(kafka_of(address), "tests", SECONDS, **settings)) as consumer:
         partitions = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
         ends = consumer.end_offsets(partitions)
         consumer.assign(partitions)

@@ -30,7 +30,7 @@ def values(address: Address) -> list[bytes]:
 def test_the_shared_broker_answers_with_our_topics_empty(kafka: Address) -> None:
     made = make_topics(kafka)
     with admin_of(kafka) as admin:
-        assert {topic.name for topic in topics.wanted(made)} <= set(admin.list_topics())
+        assert {topic.name for topic in topics.configured_topics(made)} <= set(admin.list_topics())
     assert values(kafka) == []
 
 

@@ -39,18 +39,18 @@ class Broker:
         except KafkaError as error:
             if is_permanent(error):
                 raise Permanent(f"topic {OTLP}: {error}") from error
-            why = self._producer.meaning(OTLP, error)
+            why = self._producer.explain_error(OTLP, error)
             self.close()  # a client that failed may be past use; the next one reads the credentials anew
             raise Retryable(f"topic {OTLP}: {type(why).__name__}: {why}") from error
 
     def close(self) -> None:
         """Ends the client; the next request makes another."""
         if self._producer is not None:
-            self._producer.end(CLOSE_S, force=True)
+            self._producer.shut_down(CLOSE_S, force=True)
             self._producer = None
 
     def _made(self) -> Any:
-        return kafka_clients.producer(
+        return kafka_clients.create_producer(
             self._kafka,
             "agent",
             compression_type="zstd",

@@ -116,7 +116,7 @@ class Checked:
 def check(cursor: duckdb.DuckDBPyConnection, query: str) -> Checked:
     """The one statement of `query`, ready to run. `cursor` is on any database; it parses and says what it knows.
 
-    Raises InvalidQuery for what is no SQL or names nothing that exists, Refused for anything but reading our own tables,
+    Raises InvalidQuery for what is no SQL or names nothing that exists, Refused for anything but reading our tables,
     OverLimit for a text that is too long or too deep.
     """
     if len(query) > QUERY_CHARACTERS:

@@ -27,12 +27,12 @@ def open_transport(config: Config, database: Database) -> Transport:
         return SpoolTransport(config.spool.directory)
     from pipeline.transport.kafka import (
         KafkaTransport,  # only here: one host needs no Kafka client
-        collect_seldom,
-        keep_large_blocks,
+        reduce_gc,
+        tune_allocator,
     )
 
-    keep_large_blocks()
-    collect_seldom()
+    tune_allocator()
+    reduce_gc()
     cursor = database.cursor()
     try:
         return KafkaTransport(config.kafka, stored_offsets(cursor))

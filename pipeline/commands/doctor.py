@@ -28,7 +28,7 @@ from pipeline.model.errors import FleetpulseError, NoAnswer, Unreachable
 from pipeline.notify import delivery
 from pipeline.runtime import private_files
 from pipeline.transport import segments
-from pipeline.transport.salvage import Strays
+from pipeline.transport.salvage import SegmentCheck
 
 SLOW_S = 1.0
 """A disk that takes so long for 4 KiB is slow; chosen: the agent writes once a second, a sound disk takes some ms."""
@@ -94,8 +94,8 @@ def _folders(directory: Path) -> Iterator[Path]:
 
 
 def _faults(folder: Path) -> Iterator[str]:
-    strays = Strays()
-    held = strays.segments(folder, segments.epoch_of(folder))
+    strays = SegmentCheck()
+    held = strays.list_segments(folder, segments.parse_epoch(folder))
     if segments.read_mark(folder) is None and (held or strays.found):
         yield f"{folder / 'mark'}: {'damaged' if (folder / 'mark').exists() else 'missing'}"
     for path, why in sorted(strays.found.items()):

@@ -18,7 +18,7 @@ from pipeline.config.sections import Config, Kafka
 from pipeline.model.errors import ConfigError
 from pipeline.transport import diagnosis, kafka_clients, topics
 from pipeline.transport import topics as topic_state
-from pipeline.transport.broker_errors import MISSING, Trouble, of_error
+from pipeline.transport.broker_errors import MISSING, BrokerProblem, classify_error
 
 ANSWER_S = 3.0
 """Seconds that the brokers have to answer. Chosen: a person waits."""
@@ -36,13 +36,13 @@ def checks(config: Config) -> list[Check]:
     except ConfigError as error:
         bad = Check("credential", "fail", str(error), WORKING, "mend that file, or the key that names it")
         return [_not_tried("broker"), bad, _not_tried("topics"), _not_tried("clock")]
-    trouble = diagnosis.why_not(kafka, ANSWER_S)
+    trouble = diagnosis.find_broker_problem(kafka, ANSWER_S)
     found = [_broker(kafka, trouble), _credential(kafka, trouble)]
     if trouble is not None:
         return [*found, *(_not_tried(name) for name in ("topics", "clock"))]
     try:
-        with closing(kafka_clients.admin(kafka, "doctor", ANSWER_S)) as admin:
-            state = topic_state.look(admin, topics.wanted(kafka))
+        with closing(kafka_clients.create_admin(kafka, "doctor", ANSWER_S)) as admin:
+            state = topic_state.read_topics(admin, topics.configured_topics(kafka))
             found += [_topics(kafka, state), _clock(config, state)]
     except KafkaError as error:
         found += [_broken(kafka, error, "topics"), _not_tried("clock")]
@@ -53,35 +53,37 @@ def _not_tried(name: str) -> Check:
     return Check(name, "warn", "not tried: the brokers cannot be used")
 
 
-def _broker(kafka: Kafka, trouble: Trouble | None) -> Check:
+def _broker(kafka: Kafka, trouble: BrokerProblem | None) -> Check:
     if trouble is not None and trouble.kind == "unreachable":
-        return Check("broker", "fail", trouble.text, WORKING, trouble.mend, unreachable=True)
+        return Check("broker", "fail", trouble.text, WORKING, trouble.remedy, unreachable=True)
     away = _away(kafka)
     answering = ",".join(server for server in kafka_clients.broker_addresses(kafka) if server not in away)
     found = f"kafka: {answering or kafka.bootstrap_servers} answers"
     if not away:
         return Check("broker", "ok", found)
     found = "; ".join((found, *(trouble.text for trouble in away.values())))
-    mends = "; ".join(dict.fromkeys(trouble.mend for trouble in away.values()))
+    mends = "; ".join(dict.fromkeys(trouble.remedy for trouble in away.values()))
     return Check("broker", "warn", found, "should the others end, nobody finds the brokers", mends)
 
 
-def _away(kafka: Kafka) -> dict[str, Trouble]:
+def _away(kafka: Kafka) -> dict[str, BrokerProblem]:
     """Those of several addresses where no broker can be reached, each asked by itself."""
     servers = kafka_clients.broker_addresses(kafka)
     asked = {
-        server: diagnosis.why_not(dataclasses.replace(kafka, bootstrap_servers=server), ANSWER_S / len(servers))
+        server: diagnosis.find_broker_problem(
+            dataclasses.replace(kafka, bootstrap_servers=server), ANSWER_S / len(servers)
+        )
         for server in (servers if len(servers) > 1 else ())
     }
     return {server: trouble for server, trouble in asked.items() if trouble and trouble.kind == "unreachable"}
 
 
-def _credential(kafka: Kafka, trouble: Trouble | None) -> Check:
+def _credential(kafka: Kafka, trouble: BrokerProblem | None) -> Check:
     """Whether the brokers let us in, and nobody else can read what lets us in."""
     if trouble is not None and trouble.kind == "unreachable":
         return _not_tried("credential")
     if trouble is not None:
-        return Check("credential", "fail", trouble.text, WORKING, trouble.mend)
+        return Check("credential", "fail", trouble.text, WORKING, trouble.remedy)
     secret = [path for path in (kafka.password_file, kafka.key_file) if path is not None]
     if exposed := [path for path in secret if path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH)]:
         names = " ".join(map(str, exposed))
@@ -91,25 +93,25 @@ def _credential(kafka: Kafka, trouble: Trouble | None) -> Check:
     return Check("credential", "ok", f"{kafka.security_protocol}: {who}")
 
 
-def _topics(kafka: Kafka, state: dict[str, topic_state.State]) -> Check:
-    wanted = topics.wanted(kafka)
+def _topics(kafka: Kafka, state: dict[str, topic_state.TopicState]) -> Check:
+    wanted = topics.configured_topics(kafka)
     if missing := [topic.name for topic in wanted if topic.name not in state]:
         meaning = "nothing can be sent to a missing topic"
         return Check("topics", "fail", f"missing: {', '.join(missing)}", meaning, MISSING)
     if headless := [f"{name} ({s.headless} of {s.partitions})" for name, s in state.items() if s.headless]:
         found = f"partitions without a leader: {', '.join(headless)}"
         return Check("topics", "fail", found, "the brokers that hold them are away", "start these brokers")
-    if different := [(t.name, d) for t in wanted for d in topic_state.differences(kafka, t, state[t.name])]:
+    if different := [(t.name, d) for t in wanted for d in topic_state.find_differences(kafka, t, state[t.name])]:
         found = "; ".join(f"{name}: {difference}" for name, difference in different)
-        mends = "; ".join(dict.fromkeys(difference.mend for _, difference in different))
-        if any(difference.costly for _, difference in different):
+        mends = "; ".join(dict.fromkeys(difference.remedy for _, difference in different))
+        if any(difference.loses_messages for _, difference in different):
             meaning = "larger messages are refused for ever: their rows are lost, as gaps"
             return Check("topics", "fail", found, meaning, mends)
         return Check("topics", "warn", found, "messages get through, but the topics are not as configured", mends)
     return Check("topics", "ok", f"{len(wanted)} topics are as configured")
 
 
-def _clock(config: Config, state: dict[str, topic_state.State]) -> Check:
+def _clock(config: Config, state: dict[str, topic_state.TopicState]) -> Check:
     """This host's clock beside the broker's, which stamps what it stores: half the round trip is the uncertainty."""
     if topics.PROBE not in state:
         return Check("clock", "warn", f"not tried: no topic {topics.PROBE}", mend=MISSING)
@@ -142,7 +144,7 @@ def compared(kafka: Kafka, now: Callable[[], float] = time.time) -> tuple[float,
     """(seconds that our clock is ahead of the broker's, round trip in s)."""
     limit = round(ANSWER_S * 1000)
     limits = {"max_block_ms": limit, "delivery_timeout_ms": limit, "request_timeout_ms": limit}
-    producer = kafka_clients.producer(kafka, "doctor", **limits)
+    producer = kafka_clients.create_producer(kafka, "doctor", **limits)
     try:
         # the first one's time is that of making connections, too
         producer.send(topics.PROBE, b"fleetpulse doctor: connects", partition=0).get(ANSWER_S)
@@ -150,13 +152,15 @@ def compared(kafka: Kafka, now: Callable[[], float] = time.time) -> tuple[float,
         stored = producer.send(topics.PROBE, b"fleetpulse doctor: clock", partition=0).get(ANSWER_S)
         trip = time.perf_counter() - clock
     finally:
-        producer.end(ANSWER_S)
+        producer.shut_down(ANSWER_S)
     return begun + trip / 2 - stored.timestamp / 1000, trip
 
 
 def _broken(kafka: Kafka, error: KafkaError, name: str) -> Check:
     """The check that an error of the client ended. Who may not write to the probe's topic may have other rights."""
-    trouble = of_error(kafka, error) or Trouble("unreachable", f"kafka {kafka.bootstrap_servers}: {error}", "try again")
+    trouble = classify_error(kafka, error) or BrokerProblem(
+        "unreachable", f"kafka {kafka.bootstrap_servers}: {error}", "try again"
+    )
     if name == "clock" and trouble.kind == "forbidden":
-        return Check(name, "warn", trouble.text, "the clocks cannot be compared", trouble.mend)
-    return Check(name, "fail", trouble.text, WORKING, trouble.mend, unreachable=trouble.kind == "unreachable")
+        return Check(name, "warn", trouble.text, "the clocks cannot be compared", trouble.remedy)
+    return Check(name, "fail", trouble.text, WORKING, trouble.remedy, unreachable=trouble.kind == "unreachable")

@@ -38,7 +38,7 @@ from pipeline.config.sections import Kafka
 from pipeline.model.errors import Unreachable, UsageError
 from pipeline.transport import diagnosis, kafka_clients, topics
 from pipeline.transport import topics as topic_state
-from pipeline.transport.broker_errors import of_error
+from pipeline.transport.broker_errors import classify_error
 from pipeline.transport.broker_watch import GROUP
 from pipeline.transport.topics import Topic
 
@@ -53,17 +53,17 @@ def create_topics(kafka: Kafka, say: Callable[[str], None]) -> None:
 
     Raises Unreachable where the brokers cannot be used, and UsageError where they refuse what is configured.
     """
-    if trouble := diagnosis.why_not(kafka, CONNECT_S):
+    if trouble := diagnosis.find_broker_problem(kafka, CONNECT_S):
         raise Unreachable(str(trouble))
-    wanted = topics.wanted(kafka)
+    wanted = topics.configured_topics(kafka)
     try:
-        with closing(kafka_clients.admin(kafka, "init", CONNECT_S)) as admin:
-            known = topic_state.look(admin, wanted)
+        with closing(kafka_clients.create_admin(kafka, "init", CONNECT_S)) as admin:
+            known = topic_state.read_topics(admin, wanted)
             made = _made(admin, kafka, [topic for topic in wanted if topic.name not in known])
             _lead(admin, kafka, wanted)
-            found = topic_state.look(admin, wanted)
+            found = topic_state.read_topics(admin, wanted)
     except KafkaError as error:
-        raise Unreachable(str(of_error(kafka, error) or f"kafka {kafka.bootstrap_servers}: {error}")) from error
+        raise Unreachable(str(classify_error(kafka, error) or f"kafka {kafka.bootstrap_servers}: {error}")) from error
     for topic in wanted:
         for line in _said(kafka, topic, found[topic.name], topic.name in made):
             say(line)
@@ -71,7 +71,7 @@ def create_topics(kafka: Kafka, say: Callable[[str], None]) -> None:
 
 def _made(admin: KafkaAdminClient, kafka: Kafka, missing: Iterable[Topic]) -> set[str]:
     """Names of the topics that this call made."""
-    orders = topics.orders(kafka, missing)
+    orders = topics.creation_requests(kafka, missing)
     if not orders:
         return set()
     answers = admin.create_topics(orders, raise_errors=False)["topics"]
@@ -83,7 +83,7 @@ def _accepted(kafka: Kafka, name: str, answer: dict[str, object]) -> bool:
     error, why = for_code(answer["error_code"]), str(answer.get("error_message") or "")
     if error in (NoError, TopicAlreadyExistsError):
         return error is NoError
-    if trouble := of_error(kafka, error()):
+    if trouble := classify_error(kafka, error()):
         raise Unreachable(f"topic {name}: {trouble}")
     where = f"kafka {kafka.bootstrap_servers}: topic {name}: {why or error.__name__}"
     if error is InvalidReplicationFactorError:
@@ -104,17 +104,17 @@ def _lead(admin: KafkaAdminClient, kafka: Kafka, wanted: Iterable[Topic]) -> Non
         ) from error
 
 
-def _said(kafka: Kafka, topic: Topic, state: topic_state.State, made: bool) -> Iterable[str]:
+def _said(kafka: Kafka, topic: Topic, state: topic_state.TopicState, made: bool) -> Iterable[str]:
     note = "; this version does not read it yet" if topic.name == topics.OTLP else ""
     if made:
         hours = int(topic.settings["retention.ms"]) / 3_600_000
         what = f"{_count(state.partitions, 'partition')}, {_count(state.replicas, 'replica')}"
         yield f"topic {topic.name}: made: {what}, retention {hours:g} h{note}"
         return
-    different = topic_state.differences(kafka, topic, state)
+    different = topic_state.find_differences(kafka, topic, state)
     yield f"topic {topic.name}: was there already{'' if different else ', as wanted'}{note}"
     for difference in different:
-        yield f"topic {topic.name}: differs: {difference}; mend: {difference.mend}"
+        yield f"topic {topic.name}: differs: {difference}; mend: {difference.remedy}"
 
 
 def _count(number: int, thing: str) -> str:
@@ -140,7 +140,7 @@ def _on_topics(names: Iterable[str], *operations: ACLOperation) -> tuple[Right, 
 
 def roles() -> tuple[Role, ...]:
     """The roles with their rights, as docs/kafka.md lists them. Rights for `init` and `doctor` are given by hand."""
-    letters = [topics.dead_letters_of(name) for name in topics.READ]
+    letters = [topics.dead_letter_topic(name) for name in topics.READ]
     pipeline = (
         *_on_topics(topics.READ, ACLOperation.READ),
         *_on_topics(letters, ACLOperation.WRITE),
@@ -159,7 +159,7 @@ def create_acls(kafka: Kafka, say: Callable[[str], None]) -> None:
     """
     wanted = {role: _rules(role, _users(kafka, role)) for role in roles()}
     try:
-        with closing(kafka_clients.admin(kafka, "init", CONNECT_S)) as admin:
+        with closing(kafka_clients.create_admin(kafka, "init", CONNECT_S)) as admin:
             known = set(_known(admin, kafka))
             missing = [rule for rules in wanted.values() for rule in rules if rule not in known]
             if missing:
@@ -176,7 +176,7 @@ def create_acls(kafka: Kafka, say: Callable[[str], None]) -> None:
             "authorizer.class.name in server.properties"
         ) from error
     except KafkaError as error:
-        raise Unreachable(str(of_error(kafka, error) or f"kafka {kafka.bootstrap_servers}: {error}")) from error
+        raise Unreachable(str(classify_error(kafka, error) or f"kafka {kafka.bootstrap_servers}: {error}")) from error
 
 
 def _users(kafka: Kafka, role: Role) -> tuple[str, ...]:
@@ -198,7 +198,9 @@ def _rules(role: Role, users: Iterable[str]) -> list[ACL]:
 
 def _known(admin: KafkaAdminClient, kafka: Kafka) -> Iterator[ACL]:
     """All rules that hold for one of our topics or our group, those for patterns of names included."""
-    names = [(ResourceType.TOPIC, topic.name) for topic in topics.wanted(kafka)] + [(ResourceType.GROUP, GROUP)]
+    names = [(ResourceType.TOPIC, topic.name) for topic in topics.configured_topics(kafka)] + [
+        (ResourceType.GROUP, GROUP)
+    ]
     for kind, name in names:
         pattern = ResourcePatternFilter(kind, name, ACLResourcePatternType.MATCH)
         found, _ = admin.describe_acls(ACLFilter(None, None, ACLOperation.ANY, ACLPermissionType.ANY, pattern))

@@ -294,7 +294,7 @@ class Service(Notes):
     def _unreachable(self) -> str | None:
         """What the transport says against it; on a new site the first agent makes the spool's folder."""
         new = not self.ingest.progress.arrivals and self.config.pipeline.transport == "spool"
-        return None if new and not os.path.lexists(self.config.spool.directory) else self.transport.reachable()
+        return None if new and not os.path.lexists(self.config.spool.directory) else self.transport.find_problem()
 
     def _shares(self, nodes: Sequence[str]) -> str:
         """What silent nodes have in common, in words. The page goes out whatever this finds."""

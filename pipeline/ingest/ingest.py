@@ -276,7 +276,7 @@ class Ingest:
                 break  # messages that compress so well are decoded a few at a time
 
     def _decoded(self, message: Message, now: int, live: bool) -> Item:
-        arrival, confirm = self._arrival(message, now, live), self.admission.sender_check.check
+        arrival, confirm = self._arrival(message, now, live), self.admission.sender_check.check_sender
         return decode_item(message, self._columns, self._sound, arrival, confirm)
 
     def _arrival(self, message: Message, now: int, live: bool) -> Arrival:
@@ -387,14 +387,14 @@ class Ingest:
         admitted = {item.body.layout.node for item in fresh if isinstance(item.body, wire.Body) and not item.is_letter}
         self.rejections.take(writes.refused, admitted, self.senders.arrivals.keys(), writes.now)
         for letter, _ in writes.letters:
-            self.transport.dead_letter(letter.message, letter.reason)
+            self.transport.send_dead_letter(letter.message, letter.reason)
         for item in fresh:
             self.counters["messages_moved"] += item.moved != 0
             self._reached(item, writes.now)
         for partition, next_offset in writes.next_offsets.items():
             if partition in self._gaps and self._gaps[partition].next_offset == next_offset:
                 del self._gaps[partition]
-            self.transport.committed(partition, next_offset)
+            self.transport.commit_offset(partition, next_offset)
 
     def _reached(self, item: Item, now: int) -> None:
         """Moves on the event times of a message's partition and sender."""

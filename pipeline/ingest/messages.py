@@ -86,7 +86,7 @@ def decode_item(
     """
     try:
         _refuse_newer(message, confirm)
-        envelope = wire.peek(message.value)
+        envelope = wire.unpack_envelope(message.value)
         if envelope.kind == wire.EVENTS_KIND:
             batch = wire.decode_events(message.value)
             confirm(message, batch.origin.node)
@@ -108,7 +108,7 @@ def decode_item(
 def _refuse_newer(message: Message, confirm: Callable[[Message, str | None], None]) -> None:
     """Raises NewerWireError for a message of a later version. Without its signature it is none: it is kept whole."""
     try:
-        wire.refuse_newer(message.value)
+        wire.check_not_newer(message.value)
     except NewerWireError:
         confirm(message, None)
         raise
@@ -159,7 +159,7 @@ def to_rows(bodies: Sequence[wire.Body], devices: Devices, barred: Collection[st
     barred: entities that get no id and no rows.
     """
     out = []
-    for joined in wire.join(bodies):
+    for joined in wire.decode_together(bodies):
         messages, ticks = joined.times.shape
         for device_class, names, columns in joined.blocks:
             width = len(names[0])

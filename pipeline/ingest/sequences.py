@@ -10,7 +10,7 @@ from array import array
 from collections import OrderedDict
 
 from pipeline.store.gaps import Sender
-from pipeline.transport.wire import checksum
+from pipeline.transport.wire import read_checksum
 
 WINDOW = 256
 """Messages of each sender whose checksums are kept, 1 KiB; chosen: twice what an agent has in flight (512 KiB)."""
@@ -71,7 +71,7 @@ class Sequences:
                 self._windows.popitem(last=False)
         else:
             self._windows.move_to_end(sender)
-        window.add(sequence, checksum(message))
+        window.add(sequence, read_checksum(message))
 
     def repeats(self, sender: Sender, sequence: int, message: bytes, made: int | None, newest: int | None) -> bool:
         """Whether a message whose sequence is not new is one that came before; one that is not is remembered.
@@ -80,7 +80,7 @@ class Sequences:
         None if the store does not know. An honest sender makes its messages in order, so what is made later than all
         known ones is no repeat, however many sequences a forger took ahead of it.
         """
-        found = checksum(message)
+        found = read_checksum(message)
         window = self._windows.get(sender)
         known = window.of(sequence) if window is not None else 0
         key = (sender, sequence, found)

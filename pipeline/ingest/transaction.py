@@ -121,7 +121,7 @@ class Writes:
 
     def _is_first(self, message: Message, node: str, sequences: Sequences) -> bool:
         """Whether a message never came. One that never came under a sequence that did is stored, and is a letter."""
-        envelope = wire.peek(message.value)
+        envelope = wire.unpack_envelope(message.value)
         sender, sequence = (message.partition.topic, node, envelope.epoch.hex()), envelope.sequence
         newest = self.sent.get(sender, self.offsets.sent.get(sender))
         latest = (message.appended or self.now) + _AHEAD

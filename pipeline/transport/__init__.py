@@ -1,4 +1,4 @@
-"""Transport: ordered reading of partitions from an offset. One contract, one test suite, several implementations.
+"""Transport: ordered reading of partitions from an offset. One contract, one test suite, two implementations.
 
 spool  partition = node, offset = sequence number in the agent's spool of that topic
 kafka  partition = Kafka partition with messages of many nodes, offset = Kafka offset
@@ -13,9 +13,9 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One ordered stream of messages. `incarnation` changes when its offsets begin anew (a new spool, a new topic).
+    """One ordered stream of messages. `incarnation` changes when its offsets restart (a new spool, a new topic).
 
-    spooled: it is one sender's spool: `name` is the node, `incarnation` its epoch, offsets are sequence numbers.
+    spooled: a sender's spool; `name` is the node, `incarnation` its epoch, offsets are sequence numbers.
     """
 
     topic: str
@@ -26,10 +26,10 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`value` is a sealed message of wire.py, or whatever a stranger put there; offset, its place in the partition.
+    """One message of a partition. `value` should be a sealed message of wire.py, but may be anything.
 
-    appended: when the brokers took it in (UTC us, their clock); 0 where that is not known.
-    key, signature: those of its record on Kafka; None where it has none.
+    appended: when the broker appended it (UTC us, broker clock); 0 if unknown.
+    key, signature: key and signature header of the Kafka record; None without.
     """
 
     partition: Partition
@@ -41,12 +41,12 @@ class Message:
 
     @property
     def sender(self) -> bytes | None:
-        """The node that the folder of the spool or the key of the record names; None for a record without a key."""
+        """The node named by the spool folder or the record key; None for a record without a key."""
         return self.partition.name.encode() if self.partition.spooled else self.key
 
 
 class Transport(Protocol):
-    """What ingest needs of a transport. All calls come from one thread; none blocks longer than a second."""
+    """The contract between ingest and a transport. All calls come from one thread; none blocks over a second."""
 
     def partitions(self) -> Sequence[Partition]:
         """All partitions that exist now, in a stable order."""
@@ -57,18 +57,18 @@ class Transport(Protocol):
     def read(self, partition: Partition, offset: int, max_messages: int, max_bytes: int) -> list[Message]:
         """Messages from `offset` on, contiguous, at least one if there is one; [] at the end.
 
-        Raises GapError if `offset` is gone or damaged (it says where to go on), Retryable if it is not known now
-        whether there is more: its broker is away, or has not answered yet.
+        Raises GapError if `offset` is lost or damaged (with the offset to continue at), Retryable if it is unknown
+        whether there is more: the broker is away or has not responded yet.
         """
 
-    def committed(self, partition: Partition, next_offset: int) -> None:
-        """Tells that everything before next_offset is durable in the store, to lag tools and the spool's writer."""
+    def commit_offset(self, partition: Partition, next_offset: int) -> None:
+        """Publishes that all before next_offset is durable in the store, for lag tools and the spool's writer."""
 
-    def dead_letter(self, message: Message, reason: str) -> None:
-        """Passes on a copy of a message that cannot be stored, where there is a place for it. Best effort."""
+    def send_dead_letter(self, message: Message, reason: str) -> None:
+        """Sends a copy of a message that cannot be stored to its dead-letter topic, if any. Best effort."""
 
-    def reachable(self) -> str | None:
-        """None if the source can be reached, else why not, for /readyz."""
+    def find_problem(self) -> str | None:
+        """Describes why the source cannot be reached, for /readyz; None if it can."""
 
     def close(self) -> None:
         """Releases files and connections; may be called twice."""

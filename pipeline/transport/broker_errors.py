@@ -1,4 +1,4 @@
-"""What can be wrong with the brokers, and which error of the Kafka client means which of it."""
+"""Problems with the brokers, and which error of kafka-python means which problem."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pipeline.config.sections import Kafka
 
 Kind = Literal["unreachable", "credential", "certificate", "protocol", "forbidden", "missing topic"]
 
-UNREACHABLE = "start the broker, or mend [kafka] bootstrap_servers"
-CREDENTIAL = "mend [kafka] username and password_file, or the user on the brokers"
-PROTOCOL = "mend [kafka] security_protocol: it must be that of the listener at this address"
-FORBIDDEN = "give our user the rights that docs/kafka.md lists"
+UNREACHABLE = "start the broker, or correct [kafka] bootstrap_servers"
+CREDENTIAL = "correct [kafka] username and password_file, or the user on the brokers"
+PROTOCOL = "correct [kafka] security_protocol: it must be that of the listener at this address"
+FORBIDDEN = "grant our user the rights listed in docs/kafka.md"
 MISSING = "fleetpulse init"
-OUR_CERTIFICATE = "mend [kafka] certificate_file and key_file: the brokers take only certificates that they trust"
+OUR_CERTIFICATE = "correct [kafka] certificate_file and key_file: the brokers accept only certificates that they trust"
 
 _ALERTS = ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNKNOWN_CA", "CERTIFICATE_UNKNOWN", "CERTIFICATE_EXPIRED")
 _NAME_MISMATCH = (62, 64)
@@ -23,65 +23,67 @@ _NAME_MISMATCH = (62, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why the brokers cannot be used: what was found, and the mend."""
+class BrokerProblem:
+    """Why the brokers cannot be used: what was found, and the remedy."""
 
     kind: Kind
     text: str
-    mend: str
+    remedy: str
 
     def __str__(self) -> str:
-        return f"{self.text}; {self.mend}"
+        return f"{self.text}; {self.remedy}"
 
 
-def of_tls(error: BaseException, where: str) -> Trouble | None:
-    """What a failed TLS handshake means; None if it is none or the error does not tell."""
+def classify_tls_error(error: BaseException, where: str) -> BrokerProblem | None:
+    """The problem behind a failed TLS handshake; None for other errors."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _NAME_MISMATCH:
-            mend = "name the broker in [kafka] bootstrap_servers as its certificate does, or add the name there"
+            remedy = "name the broker in [kafka] bootstrap_servers as its certificate does, or add the name there"
         else:
-            mend = "mend [kafka] ca_file: it must hold the authority that signed the broker's certificate"
-        return Trouble(
-            "certificate", f"{where}: the broker's certificate is refused: {error.verify_message.rstrip('.')}", mend
+            remedy = "correct [kafka] ca_file: it must contain the CA that signed the broker's certificate"
+        return BrokerProblem(
+            "certificate", f"{where}: the broker's certificate is refused: {error.verify_message.rstrip('.')}", remedy
         )
     if isinstance(error, ssl.SSLError) and any(alert in (error.reason or "") for alert in _ALERTS):
-        return Trouble("certificate", f"{where}: the broker refuses our certificate, or wants one", OUR_CERTIFICATE)
+        return BrokerProblem(
+            "certificate", f"{where}: the broker refuses our certificate, or requires one", OUR_CERTIFICATE
+        )
     if isinstance(error, ssl.SSLError) and error.library in ("X509", "PEM"):
-        mend = "mend [kafka] ca_file, certificate_file and key_file: wanted PEM files that belong together"
+        remedy = "correct [kafka] ca_file, certificate_file and key_file: expected PEM files that belong together"
         why = (error.reason or str(error)).replace("_", " ").lower()
-        return Trouble("certificate", f"{where}: our certificate files cannot be used: {why}", mend)
+        return BrokerProblem("certificate", f"{where}: our certificate files cannot be used: {why}", remedy)
     return None
 
 
-def of_error(kafka: Kafka, error: BaseException) -> Trouble | None:
-    """What an error of the Kafka client means; None if it does not tell: most of its errors only say "disconnected"."""
-    from kafka import errors  # only where Kafka is in force: the client is not light
+def classify_error(kafka: Kafka, error: BaseException) -> BrokerProblem | None:
+    """The problem behind an error of the Kafka client; None if unknown: most errors only say "disconnected"."""
+    from kafka import errors  # loaded only if Kafka is used: the client is large
 
     where = f"kafka {kafka.bootstrap_servers}"
-    for cause in _chain(error):
-        if found := of_tls(cause, where):
+    for cause in _causes_of(error):
+        if found := classify_tls_error(cause, where):
             return found
     if isinstance(error, errors.SaslAuthenticationFailedError):
-        return Trouble("credential", f"{where}: user {kafka.username!r} is refused", CREDENTIAL)
+        return BrokerProblem("credential", f"{where}: user {kafka.username!r} is refused", CREDENTIAL)
     if isinstance(error, errors.IllegalSaslStateError | errors.UnsupportedSaslMechanismError):
-        return Trouble("protocol", f"{where}: {error.description}", PROTOCOL)
+        return BrokerProblem("protocol", f"{where}: {error.description}", PROTOCOL)
     if isinstance(error, errors.AuthorizationError):
         what = type(error).__name__.removesuffix("AuthorizationFailedError").lower()
         which = f"the {what or 'cluster'}{f' {error.args[0]}' if error.args else ''}"
         text = f"{where}: user {kafka.username or 'ANONYMOUS'!r} lacks rights on {which}"
-        return Trouble("forbidden", text, FORBIDDEN)
+        return BrokerProblem("forbidden", text, FORBIDDEN)
     if isinstance(error, errors.UnknownTopicOrPartitionError):
-        return Trouble("missing topic", f"{where}: a topic is missing", MISSING)
+        return BrokerProblem("missing topic", f"{where}: a topic is missing", MISSING)
     text = str(error)
     if "ECONNREFUSED" in text:
-        return Trouble("unreachable", f"{where}: connection refused", UNREACHABLE)
+        return BrokerProblem("unreachable", f"{where}: connection refused", UNREACHABLE)
     if "DNS" in text:
-        return Trouble("unreachable", f"{where}: the name does not resolve", UNREACHABLE)
+        return BrokerProblem("unreachable", f"{where}: the name does not resolve", UNREACHABLE)
     return None
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    """The error and what led to it, at most 5 deep: chosen, the client wraps once."""
+def _causes_of(error: BaseException) -> list[BaseException]:
+    """The error and its causes, at most 5; chosen: the client wraps once."""
     found = [error]
     while len(found) < 5 and (below := found[-1].__cause__ or found[-1].__context__):
         found.append(below)

@@ -1,7 +1,7 @@
-"""Watches the brokers from a thread of its own: which partitions there are, whether anybody answers, and why not.
+"""Watches the brokers from its own thread: which partitions exist, whether the brokers respond, and why not.
 
-A dead or frozen broker blocks whoever asks it; here that costs nobody anything. What was stored is published from here
-too, as the offsets of the group GROUP, so that lag tools work; nothing is ever read back from there.
+A dead or frozen broker blocks whoever asks it; here it blocks nothing else. The stored offsets are also published from
+here, as offsets of the group GROUP, so that lag tools work; they are never read back.
 """
 
 from __future__ import annotations
@@ -22,92 +22,93 @@ from pipeline.transport import Partition, diagnosis, kafka_clients
 log = logging.getLogger("fleetpulse.kafka")
 
 GROUP = "fleetpulse"
-WATCH_S = 5.0
-"""Seconds between two looks; chosen: with ANSWER_S well below 30 s, within which trouble must be seen."""
-ANSWER_S = 5.0
-"""Seconds that a broker has to answer."""
-OVERDUE_S = 2 * (WATCH_S + ANSWER_S)
-"""A look that takes longer has no answer, whatever the client thinks: its TLS handshake was seen to heed no limit."""
+"""Consumer group under which stored offsets are published."""
+CHECK_EVERY_S = 5.0
+"""Seconds between two checks; chosen: with RESPONSE_S well below 30 s, within which a problem must be visible."""
+RESPONSE_S = 5.0
+"""Seconds that a broker has to respond."""
+OVERDUE_S = 2 * (CHECK_EVERY_S + RESPONSE_S)
+"""A check that takes longer counts as no response: the client's TLS handshake ignores timeouts."""
 STUCK_S = 60.0
-"""After so long another thread with another client looks. Chosen: three times OVERDUE_S."""
+"""After this time a new thread with a new client takes over. Chosen: three times OVERDUE_S."""
 REFUSALS = 6
-"""Refusals of offsets in a row before it is said; chosen: new brokers refuse the first, while they make a topic."""
-_TRUNCATED = "~"  # between a topic's id and how often a partition of it was found cut short
+"""Consecutive refusals of offsets before a warning; chosen: new brokers refuse the first while they create a topic."""
+_TRUNCATED = "~"  # separates a topic's id from the number of truncations of the partition
 
 
-class Watch:
-    """What the brokers say of our topics. `known`: partitions that the store knows, with their incarnations."""
+class BrokerWatch:
+    """State of our topics on the brokers. `known`: partitions in the store, with their incarnations."""
 
     def __init__(self, kafka: Kafka, known: Iterable[Partition], read: Sequence[str]) -> None:
-        self._kafka, self._causes, self._read = kafka, diagnosis.Causes(), read
-        self._cuts = _cuts(known)
+        self._kafka, self._client_errors, self._read = kafka, diagnosis.ClientErrors(), read
+        self._truncations = _count_truncations(known)
         self._described: tuple[tuple[str, int, str], ...] = ()
         self._partitions: tuple[Partition, ...] = ()
         self._known: frozenset[Partition] = frozenset()
         self._answering = False
         self._stored: dict[TopicPartition, int] = {}
         self._published: dict[TopicPartition, int] = {}
-        self._trouble: str | None = f"kafka {kafka.bootstrap_servers}: no answer yet"
+        self._problem: str | None = f"kafka {kafka.bootstrap_servers}: no response yet"
         self._changed, self._wake = threading.Condition(), threading.Event()
-        self._first = self._closed = self._said = False
+        self._has_answer = self._closed = self._reported = False
         self._refusals = 0
-        self._causes.attach()
-        self._begin()
+        self._client_errors.attach()
+        self._start_thread()
 
     # --- for the reader ----------------------------------------------------------------------------------------------
 
     def partitions(self, wait: float) -> tuple[Partition, ...]:
-        """All partitions of the topics we read; waits at most `wait` seconds, and only for the first answer."""
-        if time.monotonic() - self._looked > STUCK_S:
-            self._begin()
+        """All partitions of the topics that we read; waits up to `wait` seconds for the first response only."""
+        if time.monotonic() - self._checked_at > STUCK_S:
+            self._start_thread()
         with self._changed:
-            self._changed.wait_for(lambda: self._first, wait)
+            self._changed.wait_for(lambda: self._has_answer, wait)
             return self._partitions
 
-    def has(self, partition: Partition) -> bool:
-        """Whether it is one of `partitions`."""
+    def has_partition(self, partition: Partition) -> bool:
+        """Whether the partition exists, in this incarnation."""
         return partition in self._known
 
-    def cut_short(self, partition: Partition) -> None:
-        """The log ends before what we stored: the brokers lost messages. It begins anew as another incarnation."""
+    def mark_truncated(self, partition: Partition) -> None:
+        """Restarts a partition as a new incarnation: its log ends before the stored offset, so messages were lost."""
         identity, _, number = partition.incarnation.partition(_TRUNCATED)
         with self._changed:
-            self._cuts[partition.topic, partition.name, identity] = int(number or 0) + 1
-            self._name_partitions()
+            self._truncations[partition.topic, partition.name, identity] = int(number or 0) + 1
+            self._update_partitions()
         log.error(
-            "%s/%s: the log ends before the offset that is stored: the brokers lost messages; reading it again from "
-            "its start, what is stored already is passed over",
+            "%s/%s: the log ends before the stored offset: the brokers lost messages; reading it again from its "
+            "start, skipping what is already stored",
             partition.topic,
             partition.name,
         )
 
-    def stored(self, partition: Partition, next_offset: int) -> None:
-        """Everything before `next_offset` is durable in the store."""
+    def set_stored(self, partition: Partition, next_offset: int) -> None:
+        """Records that everything before `next_offset` is durable in the store."""
         self._stored[TopicPartition(partition.topic, int(partition.name))] = next_offset
 
     @property
-    def answering(self) -> bool:
-        """Whether the last look got an answer, and was not long ago."""
-        return self._answering and time.monotonic() - self._looked < OVERDUE_S
+    def is_answering(self) -> bool:
+        """Whether the last check got a response and is recent."""
+        return self._answering and time.monotonic() - self._checked_at < OVERDUE_S
 
-    def trouble(self) -> str | None:
-        """Why the brokers cannot be used; None when all is well. For any thread."""
-        if self._trouble is None and time.monotonic() - self._looked >= OVERDUE_S:
-            return f"kafka {self._kafka.bootstrap_servers}: a question has had no answer for {OVERDUE_S:g} s"
-        return self._trouble
+    def current_problem(self) -> str | None:
+        """Describes why the brokers cannot be used; None if they can. For any thread."""
+        if self._problem is None and time.monotonic() - self._checked_at >= OVERDUE_S:
+            return f"kafka {self._kafka.bootstrap_servers}: no response for {OVERDUE_S:g} s"
+        return self._problem
 
     def close(self) -> None:
-        """Publishes what was stored, if a broker answers at once, and ends; may be called twice."""
+        """Publishes the stored offsets, if a broker responds immediately, and stops; may be called twice."""
         self._closed = True
         self._wake.set()
-        self._thread.join(1.0)  # a broker that is away holds the thread longer: it is a daemon and holds nothing
-        self._causes.detach()
+        self._thread.join(1.0)  # an absent broker holds the thread longer: it is a daemon and holds nothing
+        self._client_errors.detach()
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """Starts looking, in place of a thread that is stuck in the client, if there is one: it ends if it returns."""
-        self._looked = time.monotonic()
+    def _start_thread(self) -> None:
+        """Starts the thread; replaces one that is stuck in the client, which ends when it returns."""
+        self._checked_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="kafka-watch", daemon=True)
         self._thread.start()
 
@@ -115,53 +116,57 @@ class Watch:
         admin: KafkaAdminClient | None = None
         while not self._closed and self._thread is threading.current_thread():
             try:
-                admin = self._turn(admin)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it must be seen, and looked again after it
+                admin = self._check_brokers(admin)
+            except Exception as error:  # noqa: BLE001 - any error must be visible and must not end the checks
                 admin, self._answering = None, False
-                self._tell(f"kafka {self._kafka.bootstrap_servers}: {type(error).__name__}: {error}; trying again")
-            self._looked = time.monotonic()
-            self._wake.wait(WATCH_S)
+                self._report_problem(
+                    f"kafka {self._kafka.bootstrap_servers}: {type(error).__name__}: {error}; retrying"
+                )
+            self._checked_at = time.monotonic()
+            self._wake.wait(CHECK_EVERY_S)
         if admin is not None:
             self._publish(admin)
             admin.close()
 
-    def _turn(self, admin: KafkaAdminClient | None) -> KafkaAdminClient | None:
-        """One look. The client to look with next: none after trouble, since one whose brokers all moved finds none."""
+    def _check_brokers(self, admin: KafkaAdminClient | None) -> KafkaAdminClient | None:
+        """Runs one check; returns the client for the next. None after an error: the brokers may have new addresses."""
         try:
-            admin = admin or kafka_clients.admin(self._kafka, "watch", ANSWER_S)
-            self._look(admin)
+            admin = admin or kafka_clients.create_admin(self._kafka, "watch", RESPONSE_S)
+            self._check_topics(admin)
             self._publish(admin)
         except (KafkaError, ConfigError, OSError) as error:
             if admin is not None:
                 admin.close()
             self._answering = False
             mine = isinstance(error, ConfigError)
-            self._tell(str(error if mine else diagnosis.trouble(self._kafka, self._causes, error)))
+            self._report_problem(
+                str(error if mine else diagnosis.explain_failure(self._kafka, self._client_errors, error))
+            )
             return None
         return admin
 
-    def _look(self, admin: KafkaAdminClient) -> None:
+    def _check_topics(self, admin: KafkaAdminClient) -> None:
         answers = {topic["name"]: topic for topic in admin.describe_topics(list(self._read))}
-        self._causes.clear()
+        self._client_errors.clear()
         described, bad = [], []
         for name in self._read:
             answer = answers.get(name, {"error_code": 3})
             if answer["error_code"]:
-                bad.append(_said_of(name, for_code(answer["error_code"])))
+                bad.append(_describe_topic_error(name, for_code(answer["error_code"])))
                 continue
             headless = [p["partition_index"] for p in answer["partitions"] if p["leader_id"] < 0]
             if headless:
-                bad.append(f"topic {name}: {len(headless)} partitions have no leader: their brokers are away")
+                bad.append(f"topic {name}: {len(headless)} partitions have no leader: their brokers are down")
             described += [(name, p["partition_index"], str(answer["topic_id"])) for p in answer["partitions"]]
-        self._tell(f"kafka {self._kafka.bootstrap_servers}: {'; '.join(bad)}" if bad else None)
+        self._report_problem(f"kafka {self._kafka.bootstrap_servers}: {'; '.join(bad)}" if bad else None)
         with self._changed:
             self._described = tuple(sorted(described))
-            self._name_partitions()
-            self._first = self._answering = True
+            self._update_partitions()
+            self._has_answer = self._answering = True
             self._changed.notify_all()
 
     def _publish(self, admin: KafkaAdminClient) -> None:
-        """Tells the offsets that changed. A refusal, as for want of rights, harms only lag tools: said once each."""
+        """Publishes changed offsets. A refusal, such as a missing right, affects only lag tools; warned about once."""
         changed = {p: n for p, n in dict(self._stored).items() if self._published.get(p) != n}
         if not changed:
             return None
@@ -169,48 +174,48 @@ class Watch:
             answers: Mapping[TopicPartition, type[KafkaError]] = admin.alter_group_offsets(
                 GROUP, {p: OffsetAndMetadata(n, "", -1) for p, n in changed.items()}
             )
-        except KafkaError as error:  # also the very first time, while the brokers make the topic for it
-            return self._refuse(type(error).__name__)
+        except KafkaError as error:  # also the first time, while the brokers create the offsets topic
+            return self._count_refusal(type(error).__name__)
         for partition, answer in answers.items():
             if answer is NoError:
                 self._published[partition] = changed[partition]
                 self._refusals = 0
             else:
-                self._refuse(answer.__name__)
+                self._count_refusal(answer.__name__)
         return None
 
-    def _refuse(self, why: str) -> None:
+    def _count_refusal(self, why: str) -> None:
         self._refusals += 1
         if self._refusals == REFUSALS:
-            log.warning("group %s: offsets for lag tools are refused: %s; trying again", GROUP, why)
+            log.warning("group %s: offsets for lag tools are refused: %s; retrying", GROUP, why)
 
-    def _tell(self, trouble: str | None) -> None:
-        if trouble and trouble != self._trouble:
+    def _report_problem(self, trouble: str | None) -> None:
+        if trouble and trouble != self._problem:
             log.error("%s", trouble)
-            self._said = True
-        elif trouble is None and self._said:
-            log.warning("kafka %s: answers again, all topics are there", self._kafka.bootstrap_servers)
-            self._said = False
-        self._trouble = trouble
+            self._reported = True
+        elif trouble is None and self._reported:
+            log.warning("kafka %s: responds again, all topics exist", self._kafka.bootstrap_servers)
+            self._reported = False
+        self._problem = trouble
 
-    def _name_partitions(self) -> None:
+    def _update_partitions(self) -> None:
         named = ((topic, number, self._incarnation(topic, number, i)) for topic, number, i in self._described)
         self._partitions = tuple(Partition(topic, str(number), name) for topic, number, name in named)
         self._known = frozenset(self._partitions)
 
     def _incarnation(self, topic: str, number: int, identity: str) -> str:
-        cuts = self._cuts.get((topic, str(number), identity), 0)
+        cuts = self._truncations.get((topic, str(number), identity), 0)
         return f"{identity}{_TRUNCATED}{cuts}" if cuts else identity
 
 
-def _said_of(topic: str, error: type[KafkaError]) -> str:
+def _describe_topic_error(topic: str, error: type[KafkaError]) -> str:
     if error.__name__ == "UnknownTopicOrPartitionError":
-        return f"topic {topic} is not there: run `fleetpulse init`"
+        return f"topic {topic} does not exist: run `fleetpulse init`"
     return f"topic {topic}: {error.__name__}: {getattr(error, 'description', '')}"
 
 
-def _cuts(known: Iterable[Partition]) -> dict[tuple[str, str, str], int]:
-    """How often each partition was cut short, from the incarnations that the store knows."""
+def _count_truncations(known: Iterable[Partition]) -> dict[tuple[str, str, str], int]:
+    """Number of truncations of each partition, from the incarnations in the store."""
     found: dict[tuple[str, str, str], int] = {}
     for partition in known:
         identity, _, number = partition.incarnation.partition(_TRUNCATED)

@@ -21,99 +21,109 @@ from typing import Any
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import ConfigError
 from pipeline.transport import kafka_clients
-from pipeline.transport.broker_errors import CREDENTIAL, PROTOCOL, UNREACHABLE, Kind, Trouble, of_error, of_tls
+from pipeline.transport.broker_errors import (
+    CREDENTIAL,
+    PROTOCOL,
+    UNREACHABLE,
+    BrokerProblem,
+    Kind,
+    classify_error,
+    classify_tls_error,
+)
 
 SECONDS = 3.0
-"""How long all steps may take together. Chosen: a healthy broker needs 0.01 to 0.3 s."""
+"""Time limit of a whole handshake (s). Chosen: a healthy broker needs 0.01 to 0.3 s."""
 READ_BYTES = 65536
 
 
-class _Stopped(Exception):  # noqa: N818 - carries what is said
-    def __init__(self, kind: Kind, text: str, mend: str) -> None:
+class _HandshakeFailed(Exception):  # noqa: N818 - carries a BrokerProblem
+    def __init__(self, kind: Kind, text: str, remedy: str) -> None:
         super().__init__(text)
-        self.trouble = Trouble(kind, text, mend)
+        self.problem = BrokerProblem(kind, text, remedy)
 
 
-class _HungUp(Exception):  # noqa: N818 - reads as what happened
-    """The broker closed the connection, or answered what is not Kafka."""
+class _ConnectionClosed(Exception):  # noqa: N818 - reads as what happened
+    """The broker closed the connection, or the response is not Kafka."""
 
 
-def why_not(kafka: Kafka, seconds: float = SECONDS) -> Trouble | None:
-    """None if a broker can be used, else why not. Raises ConfigError on settings that cannot be used."""
+def find_broker_problem(kafka: Kafka, seconds: float = SECONDS) -> BrokerProblem | None:
+    """Checks whether a broker can be used: None, or the problem. Raises ConfigError on unusable settings."""
     settings = kafka_clients.client_settings(kafka, "handshake")
     servers: list[str] = settings["bootstrap_servers"]
-    troubles = []
+    problems = []
     for server in servers:
-        host, port = _split(server)
+        host, port = _split_address(server)
         end = time.monotonic() + seconds / len(servers)
         try:
-            known = _introduced(kafka, settings, host, port, end)
-            return _advertised(kafka, settings, (host, port), known, end)
-        except _Stopped as stopped:
-            troubles.append(stopped.trouble)
-    return next((trouble for trouble in troubles if trouble.kind != "unreachable"), troubles[0])
+            known = _list_brokers(kafka, settings, host, port, end)
+            return _check_advertised(kafka, settings, (host, port), known, end)
+        except _HandshakeFailed as stopped:
+            problems.append(stopped.problem)
+    return next((problem for problem in problems if problem.kind != "unreachable"), problems[0])
 
 
-def _advertised(
+def _check_advertised(
     kafka: Kafka, settings: dict[str, Any], asked: tuple[str, int], known: list[tuple[str, int]], end: float
-) -> Trouble | None:
-    """Whether the brokers can be reached by the names that they give themselves: these are what the client uses."""
+) -> BrokerProblem | None:
+    """Checks the advertised addresses of the brokers, which the client uses: None, or the problem."""
     if asked in known:
         return None
-    why = "names no broker"
+    why = "advertises no broker"
     for host, port in known:
         try:
-            _introduced(kafka, settings, host, port, end)
+            _list_brokers(kafka, settings, host, port, end)
             return None
-        except _Stopped as stopped:
-            why = f"names its brokers by addresses that fail: {stopped.trouble.text}"
-    mend = "mend advertised.listeners on the broker: addresses by which this host reaches it"
-    return Trouble("unreachable", f"{_where(*asked)}: answers, but {why}", mend)
+        except _HandshakeFailed as stopped:
+            why = f"advertises addresses that fail: {stopped.problem.text}"
+    remedy = "correct advertised.listeners on the broker: addresses that this host can reach"
+    return BrokerProblem("unreachable", f"{_format_address(*asked)}: responds, but {why}", remedy)
 
 
-def _introduced(kafka: Kafka, settings: dict[str, Any], host: str, port: int, end: float) -> list[tuple[str, int]]:
-    """Addresses of all brokers, as the one at host:port tells them after all steps. Raises _Stopped."""
+def _list_brokers(kafka: Kafka, settings: dict[str, Any], host: str, port: int, end: float) -> list[tuple[str, int]]:
+    """Addresses of all brokers, from the one at host:port after all steps. Raises _HandshakeFailed."""
     from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
-    where = _where(host, port)
-    with _connected(host, port, end) as plain, _sealed(kafka, settings, plain, host, where) as sealed:
-        link = _Link(sealed, where, end)
+    where = _format_address(host, port)
+    with _connect(host, port, end) as plain, _start_tls(kafka, settings, plain, host, where) as sealed:
+        link = _Connection(sealed, where, end)
         try:
-            link.ask(ApiVersionsRequest(version=0))
-        except _HungUp as error:
-            raise _first_word(kafka, host, port, end) from error
+            link.request(ApiVersionsRequest(version=0))
+        except _ConnectionClosed as error:
+            raise _explain_first_close(kafka, host, port, end) from error
         if kafka.security_protocol.startswith("SASL"):
-            _signed_in(kafka, settings, link, where)
+            _authenticate(kafka, settings, link, where)
         try:
-            answer = link.ask(MetadataRequest(topics=[], version=1))
-        except _HungUp as error:
-            text = f"{where}: the broker hangs up on who is not signed in; [kafka] security_protocol = "
-            raise _Stopped("protocol", f"{text}{kafka.security_protocol!r}", PROTOCOL) from error
+            answer = link.request(MetadataRequest(topics=[], version=1))
+        except _ConnectionClosed as error:
+            text = f"{where}: the broker closes connections without authentication; [kafka] security_protocol = "
+            raise _HandshakeFailed("protocol", f"{text}{kafka.security_protocol!r}", PROTOCOL) from error
     return [(broker.host, broker.port) for broker in answer.brokers]
 
 
 @contextmanager
-def _connected(host: str, port: int, end: float) -> Iterator[socket.socket]:
-    where = _where(host, port)
+def _connect(host: str, port: int, end: float) -> Iterator[socket.socket]:
+    where = _format_address(host, port)
     try:
         link = socket.create_connection((host, port), max(0.1, end - time.monotonic()))
     except socket.gaierror as error:
-        raise _Stopped("unreachable", f"{where}: the name does not resolve: {error.strerror}", UNREACHABLE) from error
+        raise _HandshakeFailed(
+            "unreachable", f"{where}: the name does not resolve: {error.strerror}", UNREACHABLE
+        ) from error
     except TimeoutError as error:
-        raise _Stopped("unreachable", f"{where}: no answer to the connection", UNREACHABLE) from error
+        raise _HandshakeFailed("unreachable", f"{where}: no response to the connection", UNREACHABLE) from error
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise _Stopped("unreachable", f"{where}: {why[:1].lower()}{why[1:]}", UNREACHABLE) from error
+        raise _HandshakeFailed("unreachable", f"{where}: {why[:1].lower()}{why[1:]}", UNREACHABLE) from error
     with link:
         yield link
 
 
-def _sealed(kafka: Kafka, settings: dict[str, Any], plain: socket.socket, host: str, where: str) -> socket.socket:
-    """The connection under TLS, if the configuration wants it."""
+def _start_tls(kafka: Kafka, settings: dict[str, Any], plain: socket.socket, host: str, where: str) -> socket.socket:
+    """The connection, with TLS if configured. Raises _HandshakeFailed."""
     if not kafka.security_protocol.endswith("SSL"):
         return plain
     try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # as the client makes it
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # as the client creates it
         if kafka.ca_file is not None:
             context.load_verify_locations(settings["ssl_cafile"])
         else:
@@ -122,60 +132,67 @@ def _sealed(kafka: Kafka, settings: dict[str, Any], plain: socket.socket, host: 
             context.load_cert_chain(settings["ssl_certfile"], settings["ssl_keyfile"])
         return context.wrap_socket(plain, server_hostname=host)
     except TimeoutError as error:
-        raise _silent(where) from error
+        raise _no_response(where) from error
     except OSError as error:
-        if found := of_tls(error, where):
-            raise _Stopped(found.kind, found.text, found.mend) from error
-        text = f"{where}: no TLS there; [kafka] security_protocol = {kafka.security_protocol!r}"
-        raise _Stopped("protocol", text, PROTOCOL) from error
+        if found := classify_tls_error(error, where):
+            raise _HandshakeFailed(found.kind, found.text, found.remedy) from error
+        text = f"{where}: no TLS at this address; [kafka] security_protocol = {kafka.security_protocol!r}"
+        raise _HandshakeFailed("protocol", text, PROTOCOL) from error
 
 
-def _first_word(kafka: Kafka, host: str, port: int, end: float) -> _Stopped:
-    """What it means that the very first request is answered by hanging up."""
-    where = _where(host, port)
-    if not kafka.security_protocol.endswith("SSL") and _speaks_tls(host, port, end):
-        text = f"{where}: the listener wants TLS; [kafka] security_protocol = {kafka.security_protocol!r}"
-        return _Stopped("protocol", text, PROTOCOL)
-    return _Stopped("unreachable", f"{where}: hangs up at the first request: no Kafka broker there?", UNREACHABLE)
+def _explain_first_close(kafka: Kafka, host: str, port: int, end: float) -> _HandshakeFailed:
+    """Explains a connection that the broker closed at the first request."""
+    where = _format_address(host, port)
+    if not kafka.security_protocol.endswith("SSL") and _accepts_tls(host, port, end):
+        text = f"{where}: the listener requires TLS; [kafka] security_protocol = {kafka.security_protocol!r}"
+        return _HandshakeFailed("protocol", text, PROTOCOL)
+    return _HandshakeFailed(
+        "unreachable", f"{where}: closes the connection at the first request: not a Kafka broker?", UNREACHABLE
+    )
 
 
-def _speaks_tls(host: str, port: int, end: float) -> bool:
+def _accepts_tls(host: str, port: int, end: float) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only asks whether TLS is spoken; sends nothing
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only checks for TLS; sends nothing
     try:
-        with _connected(host, port, end) as plain, context.wrap_socket(plain):
+        with _connect(host, port, end) as plain, context.wrap_socket(plain):
             return True
-    except (OSError, _Stopped):
+    except (OSError, _HandshakeFailed):
         return False
 
 
-def _signed_in(kafka: Kafka, settings: dict[str, Any], link: _Link, where: str) -> None:
-    """SaslHandshake and the exchange of the mechanism. Raises _Stopped."""
+def _authenticate(kafka: Kafka, settings: dict[str, Any], link: _Connection, where: str) -> None:
+    """Authenticates by SASL. Raises _HandshakeFailed."""
     from kafka.errors import IllegalSaslStateError, NoError, for_code
     from kafka.net.sasl import get_sasl_mechanism
     from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
     refused = f"{where}: user {kafka.username!r} is refused ({kafka.sasl_mechanism})"
     try:
-        answer = link.ask(SaslHandshakeRequest(mechanism=kafka.sasl_mechanism, version=1))
+        answer = link.request(SaslHandshakeRequest(mechanism=kafka.sasl_mechanism, version=1))
         if for_code(answer.error_code) is IllegalSaslStateError:
-            text = f"{where}: the listener takes no user; [kafka] security_protocol = {kafka.security_protocol!r}"
-            raise _Stopped("protocol", text, PROTOCOL)
+            text = (
+                f"{where}: the listener does not accept users; [kafka] security_protocol = {kafka.security_protocol!r}"
+            )
+            raise _HandshakeFailed("protocol", text, PROTOCOL)
         if kafka.sasl_mechanism not in answer.mechanisms:
             text = f"{where}: offers {', '.join(answer.mechanisms)}; [kafka] sasl_mechanism = {kafka.sasl_mechanism!r}"
-            raise _Stopped("protocol", text, "mend [kafka] sasl_mechanism")
+            raise _HandshakeFailed("protocol", text, "correct [kafka] sasl_mechanism")
         mechanism = get_sasl_mechanism(kafka.sasl_mechanism)(host="", **settings)
         while not mechanism.is_done():
-            answer = link.ask(SaslAuthenticateRequest(mechanism.auth_bytes(), version=1))
+            answer = link.request(SaslAuthenticateRequest(mechanism.auth_bytes(), version=1))
             if for_code(answer.error_code) is not NoError:
-                raise _Stopped("credential", refused, CREDENTIAL)
+                raise _HandshakeFailed("credential", refused, CREDENTIAL)
             mechanism.receive(answer.auth_bytes)
-    except (_HungUp, ValueError) as error:  # ValueError: the broker could not prove that it knows the password
-        raise _Stopped("credential", refused, CREDENTIAL) from error
+    except (
+        _ConnectionClosed,
+        ValueError,
+    ) as error:  # ValueError: the broker failed to prove that it has the password
+        raise _HandshakeFailed("credential", refused, CREDENTIAL) from error
 
 
-class _Link:
-    """Requests and answers on one connection, one after the other."""
+class _Connection:
+    """Requests and responses on one connection, one at a time."""
 
     def __init__(self, link: socket.socket, where: str, end: float) -> None:
         from kafka.protocol.parser import KafkaProtocol
@@ -183,8 +200,8 @@ class _Link:
         self._link, self._where, self._end = link, where, end
         self._protocol = KafkaProtocol(client_id="fleetpulse-handshake")
 
-    def ask(self, request: Any) -> Any:
-        """The answer to a request. Raises _HungUp, or _Stopped where none comes in time."""
+    def request(self, request: Any) -> Any:
+        """The response to a request. Raises _ConnectionClosed, or _HandshakeFailed at a timeout."""
         from kafka.errors import KafkaError
 
         self._protocol.send_request(request)
@@ -195,103 +212,104 @@ class _Link:
                 self._limit()
                 data = self._link.recv(READ_BYTES)
                 if not data:
-                    raise _HungUp
+                    raise _ConnectionClosed
                 if answers := self._protocol.receive_bytes(data):
                     return answers[0][1]
         except TimeoutError as error:
-            raise _silent(self._where) from error
+            raise _no_response(self._where) from error
         except (OSError, KafkaError) as error:
-            if found := of_tls(error, self._where):
-                raise _Stopped(found.kind, found.text, found.mend) from error
-            raise _HungUp from error
-        except (struct.error, ValueError, IndexError, TypeError) as error:  # bytes that no Kafka broker sends
-            raise _HungUp from error
+            if found := classify_tls_error(error, self._where):
+                raise _HandshakeFailed(found.kind, found.text, found.remedy) from error
+            raise _ConnectionClosed from error
+        except (struct.error, ValueError, IndexError, TypeError) as error:  # not a response of a Kafka broker
+            raise _ConnectionClosed from error
 
     def _limit(self) -> None:
         self._link.settimeout(max(0.01, self._end - time.monotonic()))
 
 
-def _silent(where: str) -> _Stopped:
-    text = f"{where}: accepts the connection but does not answer"
-    return _Stopped("unreachable", text, "look at the broker: it is frozen or overloaded, or that is no Kafka broker")
+def _no_response(where: str) -> _HandshakeFailed:
+    text = f"{where}: accepts the connection but does not respond"
+    return _HandshakeFailed(
+        "unreachable", text, "check the broker: it is frozen or overloaded, or this is not a Kafka broker"
+    )
 
 
-def _where(host: str, port: int) -> str:
+def _format_address(host: str, port: int) -> str:
     return f"kafka {f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _split(server: str) -> tuple[str, int]:
+def _split_address(server: str) -> tuple[str, int]:
     host, _, port = server.rpartition(":")
     return host.strip("[]"), int(port)
 
 
-__all__ = ["Causes", "Trouble", "trouble", "why_not"]
-
-KEPT = 16
-"""Errors kept of a client's talk; chosen: one failed try to connect logs about five."""
-ASK_S = 2.0
-"""How long a handshake may take that a running client's owner waits for (s). Chosen."""
-AGAIN_S = 10.0
-"""A trouble found by a handshake stands so long (s): 10,000 agents that a broker refuses must not double its load.
-Chosen. That nothing was wrong never stands: what goes wrong next would be told a while too late."""
-ACKNOWLEDGE = "look at the log, load and disk of the brokers"
+MAX_ERRORS = 16
+"""Client errors that are kept; chosen: one failed connection attempt logs about five."""
+HANDSHAKE_S = 2.0
+"""Time limit of a handshake during normal operation (s). Chosen."""
+HANDSHAKE_EVERY_S = 10.0
+"""How long the problem found by a handshake is reused (s): 10,000 refused agents must not double the brokers' load.
+Chosen. A handshake without a problem is not reused, so that a new problem is reported without delay."""
+CHECK_BROKERS = "check log, load and disk of the brokers"
 
 
-class Causes(logging.Handler):
-    """The last errors that this process's Kafka clients logged. Clients swallow them: their log alone shows them."""
+class ClientErrors(logging.Handler):
+    """The last errors that Kafka clients of this process logged; kafka-python reports them nowhere else."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.errors: deque[BaseException] = deque(maxlen=KEPT)
-        self.asked: tuple[float, Trouble | None] | None = None
+        self.errors: deque[BaseException] = deque(maxlen=MAX_ERRORS)
+        self.handshake: tuple[float, BrokerProblem | None] | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        told = record.args if isinstance(record.args, tuple) else ()
-        found = [item for item in told if isinstance(item, BaseException)]
+        """See `logging.Handler.emit`."""
+        values = record.args if isinstance(record.args, tuple) else ()
+        found = [item for item in values if isinstance(item, BaseException)]
         if record.exc_info and record.exc_info[1] is not None:
             found.append(record.exc_info[1])
         self.errors.extend(error.with_traceback(None) for error in found)  # a traceback would hold the client's frames
 
     def attach(self) -> None:
-        """Begins to listen."""
+        """Starts to collect errors."""
         kafka_clients.mute_client_log().addHandler(self)
 
     def detach(self) -> None:
-        """Ends listening."""
+        """Stops collecting errors."""
         logging.getLogger(kafka_clients.LOGGER).removeHandler(self)
 
     def clear(self) -> None:
-        """All is well again: what was heard is past."""
+        """Drops all errors, after a success."""
         self.errors.clear()
-        self.asked = None
+        self.handshake = None
 
 
-def trouble(kafka: Kafka, causes: Causes, error: BaseException) -> Trouble:
-    """Why a running client fails with `error`. Waits ASK_S at most, and only where its errors do not tell."""
-    from kafka.errors import KafkaTimeoutError  # only where Kafka is in force
+def explain_failure(kafka: Kafka, causes: ClientErrors, error: BaseException) -> BrokerProblem:
+    """Explains why a running client fails with `error`. Runs a handshake (HANDSHAKE_S) only if its errors do not."""
+    from kafka.errors import KafkaTimeoutError  # loaded only if Kafka is used
 
-    # the newest that was heard; KafkaTimeoutError only says that trying ended, not why
-    heard = next((heard for heard in reversed(list(causes.errors)) if not isinstance(heard, KafkaTimeoutError)), error)
-    if found := of_error(kafka, error) or of_error(kafka, heard):
+    # the newest error; KafkaTimeoutError is only the timeout, not its cause
+    newest = next((e for e in reversed(list(causes.errors)) if not isinstance(e, KafkaTimeoutError)), error)
+    if found := classify_error(kafka, error) or classify_error(kafka, newest):
         return found
-    asked = causes.asked
-    if asked is None or asked[1] is None or time.monotonic() - asked[0] > AGAIN_S:
-        causes.asked = asked = (time.monotonic(), _asked(kafka))
-    return asked[1] or _unexplained(kafka, error)
+    last = causes.handshake
+    if last is None or last[1] is None or time.monotonic() - last[0] > HANDSHAKE_EVERY_S:
+        causes.handshake = last = (time.monotonic(), _try_handshake(kafka))
+    return last[1] or _unexplained(kafka, error)
 
 
-def _unexplained(kafka: Kafka, error: BaseException) -> Trouble:
-    """A handshake found nothing wrong. The client's words on time that ran out tell no cause, only its own insides."""
+def _unexplained(kafka: Kafka, error: BaseException) -> BrokerProblem:
+    """A problem for which a handshake found no cause. The client's own timeout text describes only its internals."""
     from kafka.errors import KafkaTimeoutError
 
     text = str(error) or type(error).__name__
     if isinstance(error, KafkaTimeoutError | TimeoutError):
-        text = "lets us in, but does not acknowledge messages or answer in time"
-    return Trouble("unreachable", f"kafka {kafka.bootstrap_servers}: {text}", ACKNOWLEDGE)
+        text = "accepts our connection, but does not acknowledge messages or respond in time"
+    return BrokerProblem("unreachable", f"kafka {kafka.bootstrap_servers}: {text}", CHECK_BROKERS)
 
 
-def _asked(kafka: Kafka) -> Trouble | None:
+def _try_handshake(kafka: Kafka) -> BrokerProblem | None:
     try:
-        return why_not(kafka, ASK_S)
+        return find_broker_problem(kafka, HANDSHAKE_S)
     except ConfigError as error:
-        return Trouble("credential", str(error), "mend the file")
+        return BrokerProblem("credential", str(error), "correct the file")

@@ -22,93 +22,97 @@ from kafka.errors import CorruptRecordError, KafkaError, LogTruncationError, Off
 from pipeline.config.sections import Kafka
 from pipeline.model.errors import GapError, Retryable
 from pipeline.transport import Message, Partition, kafka_clients, topics
-from pipeline.transport.broker_watch import Watch
+from pipeline.transport.broker_watch import BrokerWatch
 from pipeline.transport.dead_letter_topics import DeadLetterTopics
 from pipeline.transport.signatures import HEADER
 
 APPEND_TIME = 1
-"""Type of a record's time: the brokers' clock, as topics.py sets it."""
+"""Timestamp type of a record: the broker's clock, as set by topics.py."""
 
 
 @dataclass(slots=True)
-class Stream:
-    """Records that wait, and the offset behind them. lost: that offset is out of range.  damage: what it suffered."""
+class PartitionBuffer:
+    """Polled records of one partition that were not read yet.
+
+    next_offset: the offset after them. out_of_range: the brokers do not have it. damage: describes a damaged record.
+    """
 
     partition: Partition
-    waiting: deque[Any] = field(default_factory=deque)
-    behind: int = -1
+    records: deque[Any] = field(default_factory=deque)
+    next_offset: int = -1
     size: int = 0
-    lost: bool = False
+    out_of_range: bool = False
     damage: str = ""
     paused: bool = False
 
     @property
     def offset(self) -> int:
-        """Of the next record that `take` would give."""
-        return self.waiting[0].offset if self.waiting else self.behind
+        """Offset of the next record."""
+        return self.records[0].offset if self.records else self.next_offset
 
     @property
     def stuck(self) -> bool:
-        """Whether nothing comes behind what waits until it begins elsewhere."""
-        return self.lost or bool(self.damage)
+        """Whether no more records can be polled until it restarts at another offset."""
+        return self.out_of_range or bool(self.damage)
 
-    def begin_at(self, offset: int) -> None:
-        """Forgets what waits and what was wrong there: the next record is sought at `offset`."""
-        self.waiting.clear()
-        self.behind, self.size, self.lost, self.damage = offset, 0, False, ""
+    def restart_at(self, offset: int) -> None:
+        """Drops all records and errors; the next record is expected at `offset`."""
+        self.records.clear()
+        self.next_offset, self.size, self.out_of_range, self.damage = offset, 0, False, ""
 
-    def add(self, records: Sequence[Any]) -> None:
-        """Takes what was polled; at least one record."""
-        self.waiting.extend(records)
-        self.behind = records[-1].offset + 1
+    def add_records(self, records: Sequence[Any]) -> None:
+        """Adds polled records, at least one."""
+        self.records.extend(records)
+        self.next_offset = records[-1].offset + 1
         self.size += sum(len(record.value or b"") for record in records)
 
-    def take(self, max_messages: int, max_bytes: int) -> list[Message]:
-        """What waits, contiguous, at least one if there is one."""
+    def pop_messages(self, max_messages: int, max_bytes: int) -> list[Message]:
+        """Removes and returns contiguous messages, at least one if there is one."""
         out: list[Message] = []
         size = 0
-        while self.waiting and len(out) < max_messages:
-            record = self.waiting[0]
+        while self.records and len(out) < max_messages:
+            record = self.records[0]
             value = record.value or b""
             if out and (size + len(value) > max_bytes or record.offset != out[-1].offset + 1):
                 break
-            self.waiting.popleft()
+            self.records.popleft()
             size += len(value)
             appended = record.timestamp * 1000 if record.timestamp_type == APPEND_TIME else 0
-            signature = _signature(record.headers)
+            signature = _find_signature(record.headers)
             out.append(Message(self.partition, record.offset, value, appended, record.key, signature))
         self.size -= size
         return out
 
 
-def _signature(headers: Sequence[tuple[str, bytes | None]]) -> bytes | None:
-    """The signature among a record's headers; None without one."""
+def _find_signature(headers: Sequence[tuple[str, bytes | None]]) -> bytes | None:
+    """The signature header of a record; None without one."""
     return next((value for name, value in headers if name == HEADER), None) if headers else None
 
 
 FETCH_BYTES = 1 << 20
-"""Of one partition per response. A single larger message still comes, up to what the topic admits."""
+"""Maximum bytes per partition in a response. A single larger message is still returned, up to the topic's limit."""
 RESPONSE_BYTES = 8 << 20
-ALL = 1_000_000_000
-"""Of a response, which RESPONSE_BYTES bounds."""
+"""Maximum bytes of a response."""
+MAX_RECORDS = 1_000_000_000
+"""Maximum records of a response: no limit besides RESPONSE_BYTES."""
 LONG_POLL_MS = 100
-"""How long a broker keeps a question for partitions that have nothing. One that has records again waits behind it; with
-the client's 500 ms reading small messages took 2.5 times as long. Idle it costs ten small requests a second."""
-AHEAD = 1 << 20
-"""Bytes waiting here from which on a partition is fetched no further."""
-PATIENCE = 0.5
-"""Seconds that a read waits for what it knows to be there; chosen: half of what the contract allows."""
+"""How long a broker holds a fetch request for partitions without data. A partition with new data waits behind it: with
+the client's default of 500 ms, reading small messages took 2.5 times as long. Idle cost: 10 small requests a second."""
+BUFFER_BYTES = 1 << 20
+"""Buffered bytes above which a partition is paused."""
+READ_WAIT_S = 0.5
+"""Maximum wait of a read for records that exist; chosen: half of what the contract allows."""
 SHORT_WAIT_MS = 50
-"""Of one poll: a poll without records does not return when a partition turns out to be at its end."""
-SWEEP = 0.02
-"""Partitions at their end are polled for news together, at most so often (s)."""
-STALLED = 30.0
-"""Seconds without an answer, brokers being well, after which the client is made anew; chosen: 3 requests' time."""
+"""Wait of one poll: a poll without records does not return when a partition reaches its end."""
+IDLE_POLL_S = 0.02
+"""Minimum time between two polls for new records while all partitions are at their end (s)."""
+STALL_S = 30.0
+"""Time without a response from healthy brokers after which the client is recreated; chosen: 3 request timeouts."""
 _CLOSE_MS = 1000
 
 
 class KafkaTransport:
-    """Reads the topics `read`. For one thread, but `reachable`. `known`: partitions that the store knows."""
+    """Reads the topics `read`. For one thread, except `find_problem`. `known`: partitions in the store."""
 
     def __init__(
         self,
@@ -119,13 +123,13 @@ class KafkaTransport:
     ) -> None:
         self._kafka, self._monotonic = kafka, monotonic
         kafka_clients.client_settings(kafka, "pipeline")  # unreadable credentials stop the start, not an hour later
-        self._watch = Watch(kafka, known, read)
-        self._letters = DeadLetterTopics(kafka)
-        self._made: KafkaConsumer | None = None
-        self._streams: dict[TopicPartition, Stream] = {}
-        self._polled = self._in_vain = float("-inf")
-        self._unanswered: dict[TopicPartition, float] = {}
-        self._told_end: dict[TopicPartition, int] = {}  # what `bounds` told, `read` must not deny
+        self._watch = BrokerWatch(kafka, known, read)
+        self._dead_letters = DeadLetterTopics(kafka)
+        self._client: KafkaConsumer | None = None
+        self._buffers: dict[TopicPartition, PartitionBuffer] = {}
+        self._last_poll = self._last_timeout = float("-inf")
+        self._unanswered_since: dict[TopicPartition, float] = {}
+        self._reported_end: dict[TopicPartition, int] = {}  # ends returned by `bounds`, which `read` must reach
 
     # --- the contract ------------------------------------------------------------------------------------------------
 
@@ -133,203 +137,208 @@ class KafkaTransport:
         return self._watch.partitions(wait=1.0)
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
-        place = _place(partition)
+        tp = _topic_partition(partition)
         try:
-            first = self._consumer.beginning_offsets([place], timeout_ms=500)[place]
-            self._told_end[place] = end = self._consumer.end_offsets([place], timeout_ms=500)[place]
+            first = self._consumer.beginning_offsets([tp], timeout_ms=500)[tp]
+            self._reported_end[tp] = end = self._consumer.end_offsets([tp], timeout_ms=500)[tp]
             return first, end
         except KafkaError as error:
             raise Retryable(f"kafka: {partition.topic}/{partition.name}: {error}") from error
 
     def read(self, partition: Partition, offset: int, max_messages: int, max_bytes: int) -> list[Message]:
-        place = _place(partition)
-        if not self._watch.has(partition):
-            self._let_go(place)
+        tp = _topic_partition(partition)
+        if not self._watch.has_partition(partition):
+            self._drop_partition(tp)
             return []
         try:
-            return self._read(place, partition, offset, max_messages, max_bytes)
-        except (KafkaError, KeyError, AssertionError) as error:  # the client no longer knows what it was assigned
+            return self._read(tp, partition, offset, max_messages, max_bytes)
+        except (KafkaError, KeyError, AssertionError) as error:  # the client lost its assignment
             self._drop_consumer()
-            raise Retryable(f"kafka: {type(error).__name__}: {error}; trying with a new client") from error
+            raise Retryable(f"kafka: {type(error).__name__}: {error}; retrying with a new client") from error
 
     def _read(
-        self, place: TopicPartition, partition: Partition, offset: int, max_messages: int, max_bytes: int
+        self, tp: TopicPartition, partition: Partition, offset: int, max_messages: int, max_bytes: int
     ) -> list[Message]:
-        if self._begun(place, partition, offset):
-            # not waited for: its brokers shall be asked together with those of the partitions that are read next
-            raise Retryable(f"kafka: {partition.topic}/{partition.name}: is asked from now on")
-        stream = self._streams[place]
-        if not stream.waiting:
-            self._wait_for(place, stream)
-        if not stream.waiting and stream.stuck:
-            raise self._explained(place, stream)
-        if stream.waiting and stream.offset != offset:
-            raise self._gap(partition, offset, stream.offset, "offsets without a message: transactions or compaction")
-        return self._taken(place, stream, max_messages, max_bytes)
+        if self._seek_stream(tp, partition, offset):
+            # no wait: its brokers are asked together with those of the partitions that are read next
+            raise Retryable(f"kafka: {partition.topic}/{partition.name}: is fetched from now on")
+        buffer = self._buffers[tp]
+        if not buffer.records:
+            self._wait_for(tp, buffer)
+        if not buffer.records and buffer.stuck:
+            raise self._explain_stop(tp, buffer)
+        if buffer.records and buffer.offset != offset:
+            raise self._gap(partition, offset, buffer.offset, "offsets without a message: transactions or compaction")
+        return self._pop_messages(tp, buffer, max_messages, max_bytes)
 
-    def committed(self, partition: Partition, next_offset: int) -> None:
-        self._watch.stored(partition, next_offset)
+    def commit_offset(self, partition: Partition, next_offset: int) -> None:
+        self._watch.set_stored(partition, next_offset)
 
-    def dead_letter(self, message: Message, reason: str) -> None:
-        self._letters.send(message, reason)
+    def send_dead_letter(self, message: Message, reason: str) -> None:
+        self._dead_letters.send(message, reason)
 
-    def reachable(self) -> str | None:
-        """May be called from any thread."""
-        return self._watch.trouble()
+    def find_problem(self) -> str | None:
+        """See `Transport.find_problem`. May be called from any thread."""
+        return self._watch.current_problem()
 
     def close(self) -> None:
-        self._letters.close()
+        self._dead_letters.close()
         self._watch.close()
         self._drop_consumer()
 
-    # --- one stream --------------------------------------------------------------------------------------------------
+    # --- one partition -----------------------------------------------------------------------------------------------
 
-    def _begun(self, place: TopicPartition, partition: Partition, offset: int) -> bool:
-        """Puts the stream to `offset` if it does not stand there; whether it is a new one."""
-        consumer = self._consumer  # raises Retryable before a stream is entered that nobody would be assigned
-        stream = self._streams.get(place)
-        new = stream is None or stream.partition != partition
-        if stream is None or new:
-            stream = self._streams[place] = Stream(partition)
-            consumer.assign(list(self._streams))
-        if stream.offset != offset:
-            stream.begin_at(offset)
-            consumer.seek(place, offset)
-            self._resume(place, stream)
+    def _seek_stream(self, tp: TopicPartition, partition: Partition, offset: int) -> bool:
+        """Moves the buffer to `offset` if it is elsewhere; returns whether the buffer is new."""
+        consumer = self._consumer  # raises Retryable before a buffer is added that would not be assigned
+        buffer = self._buffers.get(tp)
+        new = buffer is None or buffer.partition != partition
+        if buffer is None or new:
+            buffer = self._buffers[tp] = PartitionBuffer(partition)
+            consumer.assign(list(self._buffers))
+        if buffer.offset != offset:
+            buffer.restart_at(offset)
+            consumer.seek(tp, offset)
+            self._resume(tp, buffer)
         return new
 
-    def _taken(self, place: TopicPartition, stream: Stream, max_messages: int, max_bytes: int) -> list[Message]:
-        out = stream.take(max_messages, max_bytes)
-        if stream.paused and stream.size < AHEAD:
-            self._resume(place, stream)
+    def _pop_messages(
+        self, tp: TopicPartition, buffer: PartitionBuffer, max_messages: int, max_bytes: int
+    ) -> list[Message]:
+        out = buffer.pop_messages(max_messages, max_bytes)
+        if buffer.paused and buffer.size < BUFFER_BYTES:
+            self._resume(tp, buffer)
         return out
 
-    def _let_go(self, place: TopicPartition) -> None:
-        """Forgets a partition that is no more, or that begins anew."""
-        self._told_end.pop(place, None)
-        if self._streams.pop(place, None) is not None and self._made is not None:
-            self._made.assign(list(self._streams))
+    def _drop_partition(self, tp: TopicPartition) -> None:
+        """Drops a partition that is gone or that restarts."""
+        self._reported_end.pop(tp, None)
+        if self._buffers.pop(tp, None) is not None and self._client is not None:
+            self._client.assign(list(self._buffers))
 
-    def _resume(self, place: TopicPartition, stream: Stream) -> None:
-        self._consumer.resume(place)
-        stream.paused = False
+    def _resume(self, tp: TopicPartition, buffer: PartitionBuffer) -> None:
+        self._consumer.resume(tp)
+        buffer.paused = False
 
-    def _pause(self, place: TopicPartition, stream: Stream) -> None:
-        self._consumer.pause(place)
-        stream.paused = True
+    def _pause(self, tp: TopicPartition, buffer: PartitionBuffer) -> None:
+        self._consumer.pause(tp)
+        buffer.paused = True
 
     # --- polling -----------------------------------------------------------------------------------------------------
 
-    def _wait_for(self, place: TopicPartition, stream: Stream) -> None:
-        """Polls until the stream has records or is known to be at its end. Raises Retryable after PATIENCE."""
-        if self._at_end(place, stream):
-            self._unanswered.pop(place, None)
-            # while others have records in hand, those are taken first: each poll costs more than a record
-            if not any(other.waiting for other in self._streams.values()) and self._monotonic() - self._polled >= SWEEP:
+    def _wait_for(self, tp: TopicPartition, buffer: PartitionBuffer) -> None:
+        """Polls until the buffer has records or is known to be at its end. Raises Retryable after READ_WAIT_S."""
+        if self._at_end(tp, buffer):
+            self._unanswered_since.pop(tp, None)
+            # while others have records, those are read first: a poll costs more than a record
+            if (
+                not any(other.records for other in self._buffers.values())
+                and self._monotonic() - self._last_poll >= IDLE_POLL_S
+            ):
                 self._poll(0)
             return
-        until = self._monotonic() + PATIENCE
-        if self._monotonic() < self._in_vain + PATIENCE:  # another read waited in vain just now
+        until = self._monotonic() + READ_WAIT_S
+        if self._monotonic() < self._last_timeout + READ_WAIT_S:  # another read just timed out
             until = self._monotonic()
             self._poll(0)
-        while not (stream.waiting or stream.stuck or self._at_end(place, stream)):
+        while not (buffer.records or buffer.stuck or self._at_end(tp, buffer)):
             if self._monotonic() >= until:
-                self._in_vain = self._monotonic()
-                self._look_for_stall(place)
-                raise Retryable(f"kafka: {place.topic}/{place.partition}: no answer")
+                self._last_timeout = self._monotonic()
+                self._check_stall(tp)
+                raise Retryable(f"kafka: {tp.topic}/{tp.partition}: no response")
             self._poll(SHORT_WAIT_MS)
-        self._unanswered.pop(place, None)
+        self._unanswered_since.pop(tp, None)
 
-    def _at_end(self, place: TopicPartition, stream: Stream) -> bool:
-        """Whether the brokers said that nothing lies behind what was read."""
-        if stream.waiting or stream.stuck:
+    def _at_end(self, tp: TopicPartition, buffer: PartitionBuffer) -> bool:
+        """Whether the brokers reported that there is nothing after the last record."""
+        if buffer.records or buffer.stuck:
             return False
-        end = self._consumer.highwater(place)
-        # the client's position passes what is no record, such as the marker of a stranger's transaction
-        reached = self._consumer.reached(place)
-        return reached is not None and self._told_end.get(place, 0) <= reached == end and self._watch.answering
+        end = self._consumer.highwater(tp)
+        # the client's position also passes what is not a record, such as a transaction marker
+        reached = self._consumer.polled_offset(tp)
+        return reached is not None and self._reported_end.get(tp, 0) <= reached == end and self._watch.is_answering
 
     def _poll(self, wait_ms: int) -> None:
-        """Takes what has arrived, for whichever partition."""
-        self._polled = self._monotonic()
+        """Polls once, and buffers the records of all partitions."""
+        self._last_poll = self._monotonic()
         try:
             found = self._consumer.poll(wait_ms)
-        except LogTruncationError as error:  # what a client is told that has read records which are no more
-            return self._lost(error.divergent_offsets, cut=True)
+        except LogTruncationError as error:  # records that were read no longer exist
+            return self._mark_lost(error.divergent_offsets, cut=True)
         except OffsetOutOfRangeError as error:
-            return self._lost(error.args[0])
+            return self._mark_lost(error.args[0])
         except CorruptRecordError as error:
-            return self._damaged(error)
+            return self._mark_damaged(error)
         except KafkaError as error:
             raise Retryable(f"kafka: {error}") from error
-        for place, records in found.items():
-            stream = self._streams[place]
-            stream.add(records)
-            if stream.size >= AHEAD:
-                self._pause(place, stream)
+        for tp, records in found.items():
+            buffer = self._buffers[tp]
+            buffer.add_records(records)
+            if buffer.size >= BUFFER_BYTES:
+                self._pause(tp, buffer)
         return None
 
     # --- trouble -----------------------------------------------------------------------------------------------------
 
-    def _lost(self, places: Iterable[TopicPartition], cut: bool = False) -> None:
-        for place in places:
-            stream = self._streams[place]
-            stream.lost = True
-            self._pause(place, stream)
+    def _mark_lost(self, tps: Iterable[TopicPartition], cut: bool = False) -> None:
+        for tp in tps:
+            buffer = self._buffers[tp]
+            buffer.out_of_range = True
+            self._pause(tp, buffer)
             if cut:
-                self._watch.cut_short(stream.partition)
+                self._watch.mark_truncated(buffer.partition)
 
-    def _explained(self, place: TopicPartition, stream: Stream) -> GapError | Retryable:
-        """Why a stream cannot go on where it stands. A log that was cut short begins anew as another partition."""
-        partition, offset = stream.partition, stream.offset
-        if stream.damage:
-            return self._gap(partition, offset, offset + 1, stream.damage)
+    def _explain_stop(self, tp: TopicPartition, buffer: PartitionBuffer) -> GapError | Retryable:
+        """The reason why a buffer cannot continue. A truncated log restarts as another partition."""
+        partition, offset = buffer.partition, buffer.offset
+        if buffer.damage:
+            return self._gap(partition, offset, offset + 1, buffer.damage)
         first, end = self.bounds(partition)
-        self._let_go(place)
+        self._drop_partition(tp)
         if offset < first:
             return self._gap(partition, offset, first, "deleted by the brokers' retention before it was read")
-        if offset > end and self._watch.has(partition):  # not said yet
-            self._watch.cut_short(partition)
-        return Retryable(f"kafka: {partition.topic}/{partition.name}: offset {offset} was refused, trying again")
+        if offset > end and self._watch.has_partition(partition):  # not reported yet
+            self._watch.mark_truncated(partition)
+        return Retryable(f"kafka: {partition.topic}/{partition.name}: offset {offset} was refused; retrying")
 
     @staticmethod
     def _gap(partition: Partition, first: int, after: int, cause: str) -> GapError:
         return GapError(partition.topic, partition.name, first, after, cause)
 
-    def _damaged(self, error: CorruptRecordError) -> None:
-        """Marks the partition that the client names in its message; it has no other way to say it."""
+    def _mark_damaged(self, error: CorruptRecordError) -> None:
+        """Marks the partition that the client names in its message, the only tp where it does."""
         found = re.search(r"topic='([^']+)', partition=(\d+)", str(error))
-        place = TopicPartition(found[1], int(found[2])) if found else None
-        if place is None or place not in self._streams:
+        tp = TopicPartition(found[1], int(found[2])) if found else None
+        if tp is None or tp not in self._buffers:
             raise Retryable(f"kafka: {error}") from error
-        self._streams[place].damage = "damaged on the broker: its checksum is wrong"
-        self._pause(place, self._streams[place])
+        self._buffers[tp].damage = "damaged on the broker: wrong checksum"
+        self._pause(tp, self._buffers[tp])
 
-    def _look_for_stall(self, place: TopicPartition) -> None:
-        """Makes the client anew that has left a partition unanswered for long while the brokers are well."""
+    def _check_stall(self, tp: TopicPartition) -> None:
+        """Recreates the client if a partition had no response for STALL_S while the brokers are healthy."""
         now = self._monotonic()
-        if not self._watch.answering:
-            self._unanswered.clear()
-        elif now - self._unanswered.setdefault(place, now) > STALLED:
-            self._unanswered.clear()
+        if not self._watch.is_answering:
+            self._unanswered_since.clear()
+        elif now - self._unanswered_since.setdefault(tp, now) > STALL_S:
+            self._unanswered_since.clear()
             self._drop_consumer()
 
     # --- the client --------------------------------------------------------------------------------------------------
 
     @property
     def _consumer(self) -> KafkaConsumer:
-        if self._made is None:
-            if not self._watch.answering:
-                raise Retryable(self._watch.trouble() or "kafka: no answer")
+        if self._client is None:
+            if not self._watch.is_answering:
+                raise Retryable(self._watch.current_problem() or "kafka: no response")
             try:
-                self._made = kafka_clients.consumer(
+                self._client = kafka_clients.create_consumer(
                     self._kafka,
                     "pipeline",
                     seconds=1.0,
                     enable_auto_commit=False,
                     auto_offset_reset="none",
                     allow_auto_create_topics=False,
-                    max_poll_records=ALL,  # a response that is taken in part makes others wait behind it
+                    max_poll_records=MAX_RECORDS,  # a partly read response blocks those behind it
                     fetch_max_wait_ms=LONG_POLL_MS,
                     max_partition_fetch_bytes=FETCH_BYTES,
                     fetch_max_bytes=RESPONSE_BYTES,
@@ -337,42 +346,42 @@ class KafkaTransport:
                 )
             except KafkaError as error:
                 raise Retryable(f"kafka: {error}") from error
-        return self._made
+        return self._client
 
     def _drop_consumer(self) -> None:
-        self._streams.clear()
-        made, self._made = self._made, None
+        self._buffers.clear()
+        made, self._client = self._client, None
         if made is not None:
             made.close(autocommit=False, timeout_ms=_CLOSE_MS)
 
 
-def _place(partition: Partition) -> TopicPartition:
+def _topic_partition(partition: Partition) -> TopicPartition:
     return TopicPartition(partition.topic, int(partition.name))
 
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # parameters of mallopt(3)
 _MIB = 1 << 20
-_VALUES = {
-    _MMAP_THRESHOLD: 32 * _MIB,  # the most that every glibc admits; holds the largest response and its copies
-    _TRIM_THRESHOLD: 64 * _MIB,  # so much may lie idle at the end of the heap; chosen: a few responses
-    _TOP_PAD: 16 * _MIB,  # asked of the kernel beyond what is needed; chosen: one response and its copy
+_MALLOC_OPTIONS = {
+    _MMAP_THRESHOLD: 32 * _MIB,  # maximum of every glibc; fits the largest response and its copies
+    _TRIM_THRESHOLD: 64 * _MIB,  # idle memory kept at the end of the heap; chosen: a few responses
+    _TOP_PAD: 16 * _MIB,  # requested from the kernel in addition; chosen: one response and its copy
 }
 
 
-def keep_large_blocks() -> bool:
-    """Raises the thresholds of glibc for this process; False where there is another allocator, which stays as it is.
+def tune_allocator() -> bool:
+    """Makes glibc keep large blocks for reuse; returns False with another allocator.
 
-    Reading from Kafka then takes a fifth less CPU, for at most 64 MiB that stay with the process.
+    Large responses then take a fifth less CPU, for at most 64 MiB of memory.
     """
     if sys.platform != "linux":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    return mallopt is not None and all(mallopt(name, value) == 1 for name, value in _VALUES.items())
+    return mallopt is not None and all(mallopt(name, value) == 1 for name, value in _MALLOC_OPTIONS.items())
 
 
-def collect_seldom() -> None:
-    """Lets Python look for cycles once in 50,000 new objects instead of 700.
+def reduce_gc() -> None:
+    """Makes Python's cyclic garbage collection run every 50,000 new objects instead of 700.
 
-    Messages that wait are such objects, and none is in a cycle. Messages of one tick then take a fifth less CPU.
+    Buffered messages are such objects, and are never in a cycle. Small messages then take a fifth less CPU.
     """
     gc.set_threshold(50_000, 20, 100)

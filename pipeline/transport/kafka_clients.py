@@ -21,30 +21,30 @@ from pipeline.model.errors import ConfigError
 from pipeline.transport import topics, wire
 
 RECONNECT_MS = 1000
-"""Longest pause between two tries to connect. The client's 30 s would leave agents silent for half a minute after a
-broker is back (measured: first record 34 s after the broker, 1.2 s with this)."""
+"""Maximum pause between two connection attempts. The client's default of 30 s keeps agents silent for half a minute
+after a broker is back (measured: first record after 34 s, with this after 1.2 s)."""
 REQUEST_MS = 10_000
-"""A request without an answer for so long has failed; chosen: a third of the 30 s after which trouble must be seen."""
+"""Timeout of a request; chosen: a third of the 30 s after which a problem must be visible."""
 LOGGER = "kafka"
-"""Under which all loggers of the client lie."""
+"""Parent of all loggers of kafka-python."""
 
 
 def mute_client_log() -> logging.Logger:
-    """The client's logger, tamed: it logs several lines per try to connect, and passwords at DEBUG.
+    """Keeps the client's log out of ours, and returns its logger.
 
-    Nothing of it goes on to our own log; who wants to hear it adds a handler (diagnosis.Causes).
+    It logs several lines per connection attempt, and passwords at DEBUG. diagnosis.ClientErrors adds a handler.
     """
     logger = logging.getLogger(LOGGER)
     logger.setLevel(logging.WARNING)
     logger.propagate = False
     if not logger.handlers:
-        logger.addHandler(logging.NullHandler())  # without any, logging itself would write to stderr
+        logger.addHandler(logging.NullHandler())  # without a handler, logging writes to stderr
     return logger
 
 
 def client_settings(kafka: Kafka, role: str) -> dict[str, Any]:
-    """Keyword arguments of any kafka-python client, whose id ends in `role`. Raises ConfigError on bad credentials."""
-    mute_client_log()  # nobody makes a client without these settings
+    """Keyword arguments of a kafka-python client whose id ends in `role`. Raises ConfigError on bad credentials."""
+    mute_client_log()  # every client is created with these settings
     out: dict[str, Any] = {
         "bootstrap_servers": broker_addresses(kafka),
         "client_id": f"fleetpulse-{role}",
@@ -60,12 +60,12 @@ def client_settings(kafka: Kafka, role: str) -> dict[str, Any]:
 
 
 def broker_addresses(kafka: Kafka) -> list[str]:
-    """Addresses at which the brokers are looked for."""
+    """Addresses of the brokers, from bootstrap_servers."""
     return [server.strip() for server in kafka.bootstrap_servers.split(",")]
 
 
 def credential_files_state(kafka: Kafka) -> tuple[tuple[int, int, int] | None, ...]:
-    """What changes when a file with credentials is written or replaced; None for one that cannot be seen."""
+    """(inode, time, size) of each credential file, to detect that one was replaced; None for an unreadable file."""
     named = (kafka.password_file, kafka.ca_file, kafka.certificate_file, kafka.key_file)
     return tuple(_file_state(path) for path in named if path is not None)
 
@@ -73,7 +73,7 @@ def credential_files_state(kafka: Kafka) -> tuple[tuple[int, int, int] | None, .
 def _file_state(path: Path) -> tuple[int, int, int] | None:
     try:
         found = path.stat()
-    except OSError:  # being replaced; who makes a client hears of it
+    except OSError:  # being replaced; creating a client reports it
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
 
@@ -84,7 +84,7 @@ def _tls(kafka: Kafka) -> dict[str, Any]:
         if path is not None:
             _read_credential(key, path)
     if (kafka.key_file is None) != (kafka.certificate_file is None):
-        raise ConfigError("[kafka] certificate_file and key_file: one without the other; wanted both or neither")
+        raise ConfigError("[kafka] certificate_file and key_file: one without the other; expected both or neither")
     names = {"ca_file": "ssl_cafile", "certificate_file": "ssl_certfile", "key_file": "ssl_keyfile"}
     return {names[key]: str(path) for key, path in paths.items() if path is not None}
 
@@ -97,7 +97,7 @@ def _sasl(kafka: Kafka) -> dict[str, Any]:
         )
     password = _read_credential("password_file", kafka.password_file).rstrip("\r\n")
     if not password:
-        raise ConfigError(f"[kafka] password_file = {str(kafka.password_file)!r}: is empty; wanted the password in it")
+        raise ConfigError(f"[kafka] password_file = {str(kafka.password_file)!r}: is empty; expected the password")
     return {
         "sasl_mechanism": kafka.sasl_mechanism,
         "sasl_plain_username": kafka.username,
@@ -110,38 +110,38 @@ def _read_credential(key: str, path: Path) -> str:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not text"
-        raise ConfigError(f"[kafka] {key} = {str(path)!r}: {why}; wanted a file that we may read") from error
+        raise ConfigError(f"[kafka] {key} = {str(path)!r}: {why}; expected a readable file") from error
 
 
 API_VERSION = (3, 9)
-"""Protocol of a producer that has not met a broker yet; Kafka 2.1 to 4.3 understand what it sends."""
+"""Protocol version of a producer before it connects; Kafka 2.1 to 4.3 accept it."""
 CONNECTING_MS = 100
-"""How long a producer's I/O thread waits for a broker that is no further yet; chosen: any news ends the wait."""
+"""Wait of a producer's I/O thread while a broker connects; chosen; any event ends the wait."""
 
 GRACE_S = 0.5
-"""How much longer than it was told a client may take to find no broker. Chosen: it ends 0.01 s late if it can."""
-LONGEST_MS = 60_000
-"""What making a client may take that was told no limit: a producer, which looks for its brokers later. Chosen."""
+"""Time beyond its timeout that a client may take to find no broker. Chosen; usually it is 0.01 s late."""
+MAX_CREATE_MS = 60_000
+"""Limit for creating a client without a timeout: a producer, which connects later. Chosen."""
 
 
-def admin(kafka: Kafka, role: str, seconds: float) -> KafkaAdminClient:
-    """A connected admin client. Raises kafka's KafkaTimeoutError if no broker answers within `seconds`."""
+def create_admin(kafka: Kafka, role: str, seconds: float) -> KafkaAdminClient:
+    """A connected admin client. Raises kafka's KafkaTimeoutError if no broker responds within `seconds`."""
     limit = round(seconds * 1000)
     own = {**client_settings(kafka, role), "bootstrap_timeout_ms": limit, "request_timeout_ms": limit}
-    return _made(KafkaAdminClient, own)
+    return _create_client(KafkaAdminClient, own)
 
 
-def consumer(kafka: Kafka, role: str, seconds: float, **more: Any) -> KafkaConsumer:
-    """A connected consumer without group. Raises kafka's KafkaTimeoutError if no broker answers within `seconds`."""
+def create_consumer(kafka: Kafka, role: str, seconds: float, **more: Any) -> KafkaConsumer:
+    """A connected consumer without a group. Raises kafka's KafkaTimeoutError if no broker responds within `seconds`."""
     own = {**client_settings(kafka, role), "bootstrap_timeout_ms": round(seconds * 1000), **more}
-    return _made(_Reader, own)
+    return _create_client(_Consumer, own)
 
 
-def producer(kafka: Kafka, role: str, **more: Any) -> Producer:
-    """A producer that connects when a broker is there, whenever that is.
+def create_producer(kafka: Kafka, role: str, **more: Any) -> Producer:
+    """A producer that connects whenever a broker becomes reachable.
 
-    Without idempotence: with it this client never sends again after an outage that outlasts delivery_timeout_ms, nor
-    after one refused message (measured on 3.0.12). Our own key (topic, node, epoch, sequence) makes copies harmless.
+    Without idempotence: with it, this client never sends again after an outage longer than delivery_timeout_ms, nor
+    after one refused message (measured on 3.0.12). Our own key (topic, node, epoch, sequence) removes duplicates.
     """
     own: dict[str, Any] = {
         "acks": "all",
@@ -152,24 +152,24 @@ def producer(kafka: Kafka, role: str, **more: Any) -> Producer:
         "max_request_size": wire.MAX_MESSAGE + topics.BATCH_OVERHEAD,
         "api_version": API_VERSION,
     }
-    made: Producer = _made(Producer, {**client_settings(kafka, role), **own, **more}, _CalmClient)
+    made: Producer = _create_client(Producer, {**client_settings(kafka, role), **own, **more}, _PatientNetClient)
     return made
 
 
 class Producer(KafkaProducer):  # type: ignore[misc] # kafka-python ships no types
-    """A producer that can be ended whatever the brokers do, and that knows what a refused send means."""
+    """A producer that can always be shut down, whatever the brokers do, and that explains a failed send."""
 
-    # private names, for want of a public way; the version of kafka-python is pinned, and tests hold these to it
+    # uses private names, since there is no public way; kafka-python is pinned, and tests check these names
 
     @property
-    def alive(self) -> bool:
-        """Whether its I/O thread still runs."""
+    def is_alive(self) -> bool:
+        """Whether its I/O thread is running."""
         return bool(self._sender.is_alive())
 
-    def end(self, seconds: float, force: bool = False) -> None:
-        """Closes within about `seconds`, and then by force, which gives up what it holds; at once by `force`.
+    def shut_down(self, seconds: float, force: bool = False) -> None:
+        """Closes within about `seconds`, then by force, which drops unsent messages; `force`: immediately.
 
-        The public way raises while messages wait for a broker that is away, and leaves the thread running.
+        The public `close` raises while messages wait for a broker that is away, and leaves the thread running.
         """
         if not force:
             with contextlib.suppress(KafkaError):
@@ -177,52 +177,55 @@ class Producer(KafkaProducer):  # type: ignore[misc] # kafka-python ships no typ
                 return
         self._sender.force_close()
         self._sender.join(seconds)
-        with contextlib.suppress(KafkaTimeoutError):  # not even by force: its thread is a daemon
+        with contextlib.suppress(KafkaTimeoutError):  # still running: its thread is a daemon
             self.close(0)
 
-    def meaning(self, topic: str, error: Exception) -> Exception:
-        """What a refused send means: where a broker was met, time that ran out says that the topic is not there."""
+    def explain_error(self, topic: str, error: Exception) -> Exception:
+        """The cause of a failed send: a timeout although a broker was reached means that the topic is missing."""
         if isinstance(error, KafkaTimeoutError) and self._metadata.brokers():
             error = UnknownTopicOrPartitionError(topic)
         return error
 
 
-class _Reader(KafkaConsumer):  # type: ignore[misc] # kafka-python ships no types
-    """A consumer that goes on with partitions that were paused and resumed.
+class _Consumer(KafkaConsumer):  # type: ignore[misc] # kafka-python ships no types
+    """A consumer that continues with partitions that were paused and resumed.
 
-    It parks what it has of a paused partition, and takes it up again only while no other partition's records are in
-    hand. A drained one stays in its hand, so that the parked partition is never fetched again (measured on 3.0.12).
+    kafka-python parks fetched records of a paused partition and uses them only while no other partition's records are
+    current. A drained partition stays current, so that the parked one is never fetched again (measured on 3.0.12).
     """
 
-    # private names, as in Producer
+    # uses private names, as in Producer
 
     def poll(self, *given: Any, **more: Any) -> Any:
+        """See `KafkaConsumer.poll`."""
         if not self._fetcher._next_partition_records:
             self._fetcher._next_partition_records = None
         return super().poll(*given, **more)
 
-    def reached(self, partition: TopicPartition) -> int | None:
-        """Offset behind what was polled: `position`, which may ask the brokers, without limit, and fail in their stead.
+    def polled_offset(self, partition: TopicPartition) -> int | None:
+        """Offset after the last polled record; None if unknown.
 
-        After a broker's restart it asks whether the log was cut short, and raises what else the next poll raises.
+        `position` may query the brokers, without a timeout, and raise the errors of the next poll: after a broker's
+        restart it checks whether the log was truncated.
         """
         position = self._subscription.assignment[partition].position
         return None if position is None else int(position.offset)
 
 
-class _CalmClient(KafkaNetClient):  # type: ignore[misc] # kafka-python ships no types
-    """A client whose producer sleeps while a broker connects, answers or does not.
+class _PatientNetClient(KafkaNetClient):  # type: ignore[misc] # kafka-python ships no types
+    """A client whose producer sleeps while a broker connects or a response is pending.
 
-    The producer takes these seconds for milliseconds, and 0, which it gets while a connection is being made or has a
-    request open, for "ask again at once": it turned up to a whole core with a broker that hangs (measured on 3.0.12).
+    The producer takes these seconds for milliseconds, and 0, which it gets during a connection attempt or an open
+    request, for "ask again immediately": it used up to a whole core with a hanging broker (measured on 3.0.12).
     """
 
     def connection_delay(self, node_id: Any) -> float:
+        """See `KafkaNetClient.connection_delay`; in milliseconds, at least CONNECTING_MS."""
         seconds: float = super().connection_delay(node_id)
         return max(seconds * 1000, CONNECTING_MS)
 
 
-def _made(kind: type, settings: dict[str, Any], network: type = KafkaNetClient) -> Any:
+def _create_client(kind: type, settings: dict[str, Any], network: type = KafkaNetClient) -> Any:
     begun: list[KafkaNetClient] = []
 
     def client(**configuration: Any) -> KafkaNetClient:
@@ -231,11 +234,11 @@ def _made(kind: type, settings: dict[str, Any], network: type = KafkaNetClient) 
 
     def end() -> None:
         for left in begun:
-            with contextlib.suppress(RuntimeError):  # one that gave up by itself meanwhile is closed
+            with contextlib.suppress(RuntimeError):  # it is already closed after a failure of its own
                 left.close()
 
-    # the client's TLS handshake heeds no limit: with a frozen broker it would never return (seen with 3.0.12)
-    watchdog = threading.Timer(settings.get("bootstrap_timeout_ms", LONGEST_MS) / 1000 + GRACE_S, end)
+    # the client's TLS handshake has no timeout: with a frozen broker it would never return (seen with 3.0.12)
+    watchdog = threading.Timer(settings.get("bootstrap_timeout_ms", MAX_CREATE_MS) / 1000 + GRACE_S, end)
     watchdog.daemon = True
     watchdog.start()
     try:

@@ -38,38 +38,38 @@ from pipeline.transport import wire
 _PACKAGE, _NAME = "crc32c", "crc32c._crc32c"
 
 
-def _extension() -> Any:
-    """The package's compiled module. Raises ImportError where it is not installed."""
+def _load_crc32c() -> Any:
+    """The compiled module of the package. Raises ImportError if it is not installed."""
     package = PathFinder.find_spec(_PACKAGE)
     if package is None:
-        raise ImportError(f"{_PACKAGE} is not installed; wanted for the spool's checksums: pip install crc32c")
+        raise ImportError(f"{_PACKAGE} is not installed; required for checksums of the spool: pip install crc32c")
     found = PathFinder.find_spec(_NAME, package.submodule_search_locations)
     if found is None or found.loader is None:
-        raise ImportError(f"{_NAME} is not in {package.origin}; wanted crc32c 2.7 or newer")
+        raise ImportError(f"{_NAME} is not in {package.origin}; expected crc32c 2.7 or newer")
     module = module_from_spec(found)
     found.loader.exec_module(module)
     return module
 
 
-_loaded = sys.modules.get(_NAME) or _extension()
+_loaded = sys.modules.get(_NAME) or _load_crc32c()
 crc32c: Callable[[Any], int] = _loaded.crc32c
 
 
 HEAD = struct.Struct("<IIQ")
 MAX_RECORD = 8 << 20
-"""Bound of one record: twice wire.MAX_MESSAGE; a greater length is damage."""
-_SEGMENT = re.compile(r"0[0-9]{19}\.seg")  # 10^19 messages are never reached, so what a mark holds is never exceeded
+"""Maximum bytes of a record: twice wire.MAX_MESSAGE; a greater length is damage."""
+_SEGMENT = re.compile(r"0[0-9]{19}\.seg")  # 20 digits hold every u64 sequence number in use
 _MARK = struct.Struct("<4s16sQ")
 _MARK_CRC = struct.Struct("<I")
 _SEQUENCE = struct.Struct("<Q")
 
 Gap = tuple[int, int, str]
-"""[first, next) and why it is gone."""
+"""(first, next, cause) of a lost range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Everything before `sequence` is durable or given up; written under kernel boot `boot_id`."""
+    """Everything before `sequence` is durable or dropped; written under kernel boot `boot_id`."""
 
     sequence: int
     boot_id: bytes
@@ -79,33 +79,33 @@ class Mark:
 
 
 def folder_name(name: str) -> str:
-    """`name` of a node or topic as the name of a folder. Raises SpoolError where that would leave the spool."""
+    """Folder name of a node or topic. Raises SpoolError if the folder would be outside the spool."""
     encoded = quote(name, safe="", errors="strict")
     if name in ("", ".", "..") or "/" in name or "\0" in name or len(encoded) > 200:
         raise SpoolError(
-            f"spool: node or topic {name!r}: wanted 1 to 200 characters without '/' or NUL, not '.' or '..'"
+            f"spool: node or topic {name!r}: expected 1 to 200 characters without '/' or NUL, not '.' or '..'"
         )
     return encoded
 
 
-def name_of(folder: str) -> str:
-    """The node or topic that `folder` stands for."""
+def decode_name(folder: str) -> str:
+    """The node or topic of a folder name."""
     return unquote(folder)
 
 
 def epoch_folders(home: Path) -> list[Path]:
-    """The runs of sequences of one node and topic, oldest first."""
-    return [home / name for name in sorted(os.listdir(home)) if is_epoch(name)]
+    """The epoch folders of one node and topic, oldest first."""
+    return [home / name for name in sorted(os.listdir(home)) if is_epoch_folder(name)]
 
 
-def is_epoch(name: str) -> bool:
-    """Whether a folder is one run of sequences: ORDINAL-EPOCH."""
+def is_epoch_folder(name: str) -> bool:
+    """Whether a folder name is ORDINAL-EPOCH: one run of sequence numbers."""
     ordinal, _, epoch = name.partition("-")
     return ordinal.isdecimal() and len(epoch) == 32
 
 
-def segments(folder: Path) -> list[int]:
-    """First sequences of the segments in a folder, ascending; [] where the folder is gone."""
+def list_segments(folder: Path) -> list[int]:
+    """First sequence numbers of the segments in a folder, ascending; [] without the folder."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -114,26 +114,26 @@ def segments(folder: Path) -> list[int]:
 
 
 def segment_path(folder: Path, first: int) -> Path:
-    """The file whose first record has sequence `first`."""
+    """Path of the segment whose first record has sequence number `first`."""
     return folder / f"{first:020d}.seg"
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
-def record(sequence: int, body: bytes) -> bytes:
+def pack_record(sequence: int, body: bytes) -> bytes:
     """The bytes of one record."""
     rest = _SEQUENCE.pack(sequence) + body
     return struct.pack("<II", len(body), crc32c(rest)) + rest
 
 
-def take(
+def read_records(
     data: bytes, at: int, sequence: int, count: int, size: int, epoch: bytes = b""
 ) -> tuple[list[bytes], int, Literal["enough", "short", "bad"]]:
-    """Bodies of the records `sequence`, `sequence` + 1, ... from position `at`, and the position behind them.
+    """Reads records `sequence`, `sequence` + 1, ... from position `at`: (bodies, position after them, reason to stop).
 
-    Ends at `count` records or `size` bytes, but not before one record: "enough"; where `data` ends: "short"; at damage,
-    or at a message that names another epoch than `epoch`, if that is given: "bad".
+    "enough": `count` records or `size` bytes (at least one record) were read. "short": `data` ended. "bad": a damaged
+    record, or a message of another epoch than `epoch`, if given.
     """
     bodies: list[bytes] = []
     view, end, until = memoryview(data), len(data), at + size
@@ -143,29 +143,29 @@ def take(
         length, crc, found = HEAD.unpack_from(data, at)
         if found != sequence or length > MAX_RECORD:
             return bodies, at, "bad"
-        behind = at + 16 + length
-        if behind > end:
+        after = at + 16 + length
+        if after > end:
             return bodies, at, "short"
-        if crc32c(view[at + 8 : behind]) != crc or (epoch and _foreign(data, at + HEAD.size, epoch)):
+        if crc32c(view[at + 8 : after]) != crc or (epoch and _is_foreign(data, at + HEAD.size, epoch)):
             return bodies, at, "bad"
-        bodies.append(data[at + 16 : behind])
-        at, sequence = behind, sequence + 1
+        bodies.append(data[at + 16 : after])
+        at, sequence = after, sequence + 1
     return bodies, at, "enough"
 
 
-def _foreign(data: bytes, at: int, epoch: bytes) -> bool:
-    """Whether a message at `at` was sealed for another epoch: it lies in a file that was copied here."""
+def _is_foreign(data: bytes, at: int, epoch: bytes) -> bool:
+    """Whether the message at `at` has another epoch: its file was copied here."""
     return data[at : at + 3] == wire.MAGIC and data[at + wire.EPOCH_AT : at + wire.EPOCH_AT + 16] != epoch
 
 
-def scan(data: bytes, first: int, epoch: bytes = b"") -> tuple[int, int]:
-    """(sequence behind the sound records that `data` begins with, their bytes)."""
-    bodies, end, _ = take(data, 0, first, len(data), len(data) + 1, epoch)
+def scan_records(data: bytes, first: int, epoch: bytes = b"") -> tuple[int, int]:
+    """(sequence number after the valid records at the start of `data`, their bytes)."""
+    bodies, end, _ = read_records(data, 0, first, len(data), len(data) + 1, epoch)
     return first + len(bodies), end
 
 
-def held_until(path: Path, first: int) -> int:
-    """The sequence behind the records of a segment as their heads say it, without a look at their checksums."""
+def read_end_by_headers(path: Path, first: int) -> int:
+    """The sequence number after the last record of a segment, from record headers only, without checksums."""
     with open(path, "rb", buffering=0) as file:
         size, at, sequence = os.fstat(file.fileno()).st_size, 0, first
         while at + HEAD.size <= size:
@@ -176,8 +176,8 @@ def held_until(path: Path, first: int) -> int:
     return sequence
 
 
-def epoch_of(folder: Path) -> bytes:
-    """The epoch that a folder's name says; empty where it is none."""
+def parse_epoch(folder: Path) -> bytes:
+    """The epoch in a folder name; empty if there is none."""
     try:
         return bytes.fromhex(folder.name.partition("-")[2])
     except ValueError:
@@ -185,17 +185,17 @@ def epoch_of(folder: Path) -> bytes:
 
 
 class OpenSegments:
-    """Segments held open for reading: one of each epoch folder, and at most `limit` in all.
+    """Open segment files: one per epoch folder, at most `limit` in total.
 
-    Opening another one of a folder closes the one before: a file that is held open keeps its space when it is unlinked.
+    Opening another one of a folder closes the previous one: an open file keeps its disk space when it is unlinked.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._files: OrderedDict[Path, tuple[int, int]] = OrderedDict()  # (first sequence, open file) by folder
 
-    def handle(self, folder: Path, first: int) -> int | None:
-        """The open file of a segment; None if it was unlinked before it was opened."""
+    def open_segment(self, folder: Path, first: int) -> int | None:
+        """File descriptor of a segment; None if it was unlinked."""
         known, handle = self._files.get(folder, (-1, -1))
         if handle >= 0 and known == first:
             self._files.move_to_end(folder)
@@ -211,14 +211,14 @@ class OpenSegments:
         return handle
 
     def close(self, folder: Path) -> None:
-        """Closes what is open of a folder; nothing if nothing is."""
+        """Closes the open segment of a folder, if any."""
         _, handle = self._files.pop(folder, (-1, -1))
         if handle >= 0:
-            with contextlib.suppress(OSError):  # nothing was written to it, and it is closed whatever close says
+            with contextlib.suppress(OSError):  # it was only read, and is closed even if close fails
                 os.close(handle)
 
     def close_all(self) -> None:
-        """Closes what is open of all folders."""
+        """Closes all open segments."""
         for folder in list(self._files):
             self.close(folder)
 
@@ -233,7 +233,7 @@ def pack_mark(mark: Mark) -> bytes:
 
 
 def read_mark(folder: Path) -> Mark | None:
-    """The mark of a folder; None if it is absent or not whole (a reader then goes on with what it knew)."""
+    """The mark of a folder; None if it is missing or damaged (readers then keep the last known mark)."""
     try:
         with open(folder / "mark", "rb", buffering=0) as file:
             data = file.read(_MARK.size + _MARK_CRC.size)
@@ -246,25 +246,25 @@ def read_mark(folder: Path) -> Mark | None:
 
 
 def read_gaps(folder: Path) -> list[Gap]:
-    """The ranges that the writer gave up, ascending; what cannot be read is as good as none: causes only explain."""
+    """The ranges that the writer dropped, ascending; [] if unreadable, since causes are only explanations."""
     try:
         return [
-            (int(first), int(behind), str(cause)) for first, behind, cause in json.loads(_text(folder / "gaps.json"))
+            (int(first), int(after), str(cause)) for first, after, cause in json.loads(_read_text(folder / "gaps.json"))
         ]
     except (OSError, ValueError, TypeError):
         return []
 
 
 def read_cursor(path: Path) -> int:
-    """What a reader has stored: 0 if its file cannot be read or is not whole, which only keeps segments longer."""
+    """The offset in a cursor file; 0 if it cannot be read, which only keeps segments longer."""
     try:
-        return int(json.loads(_text(path))["next"])
+        return int(json.loads(_read_text(path))["next"])
     except (OSError, ValueError, TypeError, KeyError):
         return 0
 
 
-def cursors(folder: Path) -> list[int]:
-    """The cursor of every reader of a folder; [] where the folder is gone."""
+def read_cursors(folder: Path) -> list[int]:
+    """The cursors of all readers of a folder; [] without the folder."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -272,8 +272,8 @@ def cursors(folder: Path) -> list[int]:
     return [read_cursor(folder / name) for name in sorted(names) if name.endswith(".cursor")]
 
 
-def write_small(path: Path, content: object, *, durable: bool) -> None:
-    """Replaces a JSON file in one step; `durable` also waits for the disk."""
+def write_json(path: Path, content: object, *, durable: bool) -> None:
+    """Replaces a JSON file atomically; `durable` also waits for the disk (fsync)."""
     other = path.with_name(path.name + ".tmp")
     with open(other, "w", encoding="utf-8", opener=private_files.opener) as file:
         json.dump(content, file)
@@ -284,7 +284,7 @@ def write_small(path: Path, content: object, *, durable: bool) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes names in a folder durable."""
+    """Makes the entries of a folder durable (fsync)."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -292,14 +292,14 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def merged(gaps: Sequence[Gap], new: Gap, limit: int = 1000) -> list[Gap]:
-    """`gaps` with `new` behind them, joined where it continues the last; the oldest go beyond `limit`."""
+def append_gap(gaps: Sequence[Gap], new: Gap, limit: int = 1000) -> list[Gap]:
+    """`gaps` with `new` appended, joined to the last if contiguous; the oldest are dropped above `limit`."""
     if gaps and gaps[-1][1] == new[0] and gaps[-1][2] == new[2]:
         return [*gaps[:-1], (gaps[-1][0], new[1], new[2])]
     return [*gaps[1 - limit :], new]
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:

@@ -18,35 +18,35 @@ READ = (TELEMETRY, EVENTS)
 """Topics that the pipeline reads."""
 OTLP = "otlp_metrics"
 PROBE = "fleetpulse.probe"
-"""Where doctor writes one small record to see whether the brokers store what we send, and what time they have."""
+"""Topic to which doctor writes a small record, to check that the brokers store it, and their clock."""
 DEAD_LETTER_BYTES = 1 << 30
-"""Bound of a topic of dead letters, which has one partition. Chosen: four times the default of the table's bound."""
+"""Maximum bytes of a dead-letter topic (one partition). Chosen: four times the default limit of the table."""
 BATCH_OVERHEAD = 4096
-"""Bytes that Kafka's record batch, key and headers may add to a message; chosen: 61 + about 100 are in use."""
+"""Bytes that record batch, key and headers may add to a message; chosen: 61 + about 100 are used."""
 SAFE_REPLICAS = 3
-"""Copies from which on two must have a message: with fewer, the loss of one broker would stop all sending."""
+"""Replicas from which min.insync.replicas is 2: with fewer, the loss of one broker would stop all sending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One topic as it should be. `settings` are Kafka's own names and texts."""
+    """Expected state of a topic. `settings` are Kafka's own names and values."""
 
     name: str
     partitions: int
     settings: Mapping[str, str]
 
 
-def dead_letters_of(topic: str) -> str:
-    """Name of the topic that gets copies of what could not be stored."""
+def dead_letter_topic(topic: str) -> str:
+    """Name of the topic for copies of messages that could not be stored."""
     return f"{topic}.dlq"
 
 
-def wanted(kafka: Kafka) -> tuple[Topic, ...]:
-    """All topics, in the order in which they are made."""
+def configured_topics(kafka: Kafka) -> tuple[Topic, ...]:
+    """All topics as configured, in order of creation."""
     hour = 3_600_000
     common = {
         "cleanup.policy": "delete",
-        # the brokers' clock: with the sender's, a node whose clock runs ahead is refused for ever (KIP-937)
+        # the broker's clock: with the sender's, a node whose clock is ahead is refused for ever (KIP-937)
         "message.timestamp.type": "LogAppendTime",
         "max.message.bytes": str(wire.MAX_MESSAGE + BATCH_OVERHEAD),
         "retention.ms": str(round(kafka.retention_hours * hour)),
@@ -62,13 +62,13 @@ def wanted(kafka: Kafka) -> tuple[Topic, ...]:
     }
     found = [Topic(name, kafka.partitions, zstd_inside) for name in READ]
     found.append(Topic(OTLP, kafka.partitions, text_inside))
-    found += [Topic(dead_letters_of(topic.name), 1, week) for topic in list(found)]
+    found += [Topic(dead_letter_topic(topic.name), 1, week) for topic in list(found)]
     found.append(Topic(PROBE, 1, common | {"compression.type": "producer", "retention.ms": str(hour)}))
     return tuple(found)
 
 
-def orders(kafka: Kafka, topics: Iterable[Topic]) -> dict[str, dict[str, Any]]:
-    """What the client's `create_topics` takes to make these topics."""
+def creation_requests(kafka: Kafka, topics: Iterable[Topic]) -> dict[str, dict[str, Any]]:
+    """Arguments of the client's `create_topics` for these topics."""
     return {
         topic.name: {
             "num_partitions": topic.partitions,
@@ -80,8 +80,10 @@ def orders(kafka: Kafka, topics: Iterable[Topic]) -> dict[str, dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """One topic as it is. `settings`: empty if we may not see them. `headless`: partitions without a leader."""
+class TopicState:
+    """Actual state of a topic. `settings`: empty without the right to read them. `headless`: partitions without a
+    leader.
+    """
 
     partitions: int
     replicas: int
@@ -91,20 +93,20 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What of a topic is not as we want it, and the command or key that mends it. `costly`: messages can be lost."""
+    """A difference between expected and actual state, with the command or key to correct it."""
 
     what: str
     found: str
-    wanted: str
-    mend: str
-    costly: bool = False
+    expected: str
+    remedy: str
+    loses_messages: bool = False
 
     def __str__(self) -> str:
-        return f"{self.what} is {self.found}, wanted {self.wanted}"
+        return f"{self.what} is {self.found}, expected {self.expected}"
 
 
-def look(admin: KafkaAdminClient, wanted: Iterable[Topic]) -> dict[str, State]:
-    """The topics that exist. Raises kafka's errors, also for a topic that we may not see."""
+def read_topics(admin: KafkaAdminClient, wanted: Iterable[Topic]) -> dict[str, TopicState]:
+    """The topics that exist on the brokers. Raises kafka's errors, also for a topic without access."""
     names = [topic.name for topic in wanted]
     found = {}
     for topic in admin.describe_topics(names):
@@ -116,7 +118,7 @@ def look(admin: KafkaAdminClient, wanted: Iterable[Topic]) -> dict[str, State]:
         found[topic["name"]] = topic["partitions"]
     settings = _settings(admin, found)
     return {
-        name: State(
+        name: TopicState(
             len(parts),
             min((len(part["replica_nodes"]) for part in parts), default=0),
             sum(part["leader_id"] < 0 for part in parts),
@@ -134,20 +136,20 @@ def _settings(admin: KafkaAdminClient, names: Iterable[str]) -> dict[str, dict[s
     return {name: {key: str(entry["value"]) for key, entry in keys.items()} for name, keys in answer.items()}
 
 
-def differences(kafka: Kafka, topic: Topic, state: State) -> list[Difference]:
-    """All that is not as configured, each with its mend."""
+def find_differences(kafka: Kafka, topic: Topic, state: TopicState) -> list[Difference]:
+    """All differences of a topic from its configuration."""
     tools = f"--bootstrap-server {kafka.bootstrap_servers}"
     found = []
     if state.partitions != topic.partitions:
-        found.append(_partitions(topic, state, tools))
+        found.append(_partition_difference(topic, state, tools))
     if kafka.replication_factor not in (-1, state.replicas):
-        mend = f"kafka-reassign-partitions.sh {tools}, or [kafka] replication_factor = {state.replicas}"
-        found.append(Difference("replication factor", str(state.replicas), str(kafka.replication_factor), mend))
+        remedy = f"kafka-reassign-partitions.sh {tools}, or [kafka] replication_factor = {state.replicas}"
+        found.append(Difference("replication factor", str(state.replicas), str(kafka.replication_factor), remedy))
     if not state.settings:
-        return [*found, Difference("each setting", "hidden from our user", "to be seen", "allow it DescribeConfigs")]
+        return [*found, Difference("each setting", "hidden from our user", "readable", "grant DescribeConfigs")]
     for key, value in topic.settings.items():
         if key == "min.insync.replicas" and state.replicas < SAFE_REPLICAS:
-            continue  # more than there are copies would stop all sending; the replication factor was named already
+            continue  # more than the replicas would stop all sending; the replication factor is reported already
         if (now := state.settings.get(key, "unknown to the broker")) != value:
             alter = f"kafka-configs.sh {tools} --entity-type topics --entity-name {topic.name} --alter"
             costly = topic.name in READ and _too_small(key, now, value)
@@ -156,17 +158,17 @@ def differences(kafka: Kafka, topic: Topic, state: State) -> list[Difference]:
 
 
 def _too_small(key: str, now: str, value: str) -> bool:
-    """Whether the brokers would refuse messages for ever that an agent may send."""
+    """Whether the brokers would refuse messages that an agent may send."""
     return key == "max.message.bytes" and now.isdecimal() and int(now) < int(value)
 
 
-def _partitions(topic: Topic, state: State, tools: str) -> Difference:
-    """More can be had at any time, fewer never; of the topics with one partition we want no more."""
+def _partition_difference(topic: Topic, state: TopicState, tools: str) -> Difference:
+    """Partitions can be added, but never removed; extra partitions of a one-partition topic are harmless."""
     alter = f"kafka-topics.sh {tools} --alter --topic {topic.name} --partitions {topic.partitions}"
     if state.partitions < topic.partitions:
-        mend = f"{alter}, or [kafka] partitions = {state.partitions}"
+        remedy = f"{alter}, or [kafka] partitions = {state.partitions}"
     elif topic.partitions == 1:
-        mend = "none needed: more than one does no harm here"
+        remedy = "none needed: more than one is harmless here"
     else:
-        mend = f"[kafka] partitions = {state.partitions}"
-    return Difference("number of partitions", str(state.partitions), str(topic.partitions), mend)
+        remedy = f"[kafka] partitions = {state.partitions}"
+    return Difference("number of partitions", str(state.partitions), str(topic.partitions), remedy)

@@ -1,4 +1,4 @@
-"""Batches <-> bytes. The one file that knows the encoding; every released version has golden bytes in the tests.
+"""Wire format: encodes and decodes messages. Only this file has the encoding; tests keep golden bytes of each version.
 
 A message is an envelope and one zstd frame:
 
@@ -11,7 +11,7 @@ A message is an envelope and one zstd frame:
       telemetry: ticks x i64 times, then per block per signal ticks x devices values
       events:    one JSON object per line: time, entity, kind, data
 
-The layout is the same in every message of a sender, so decoders look it up by its bytes and parse it once.
+The layout is the same in every message of a sender, so decoders cache it by its bytes and parse it once.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from pipeline.model.signals import TYPES
 VERSION = 1
 TELEMETRY_KIND, EVENTS_KIND = 1, 2
 MAX_BODY = 16 << 20
-"""Bound of one decompressed body: 16 MiB is 80 times an agent's largest batch (60 ticks x 16 GPUs x 50 signals)."""
+"""Maximum decompressed body: 16 MiB is 80 times an agent's largest batch (60 ticks x 16 GPUs x 50 signals)."""
 MAX_MESSAGE = 4 << 20
-"""Bound of one message, as Kafka's max_request_size is set."""
+"""Maximum message; also Kafka's max_request_size."""
 MAX_LAYOUT = 256 << 10
-"""Bound of one layout: 256 KiB is 100 times that of a node with 16 GPUs and 16 ports."""
+"""Maximum layout: 256 KiB is 100 times that of a node with 16 GPUs and 16 ports."""
 MAX_TIME = 253_402_300_800_000_000
-"""First microsecond of the year 10000, from which on datetime cannot say a time."""
+"""First microsecond of the year 10000, which datetime cannot represent."""
 MAX_SEQUENCE = 1 << 62
-"""Bound of sequences, so that counting on from one fits the store's 64 bits."""
+"""Maximum sequence number, so that following numbers fit into the store's 64 bits."""
 _TICK_COUNTS = 256  # row layouts kept per shape
 LAYOUTS_BYTES = 512 << 20
-"""Bound of the texts of all layouts that are kept parsed, which take about twice as much. A node of 8 GPUs has 18 kB of
-them, 12,500 such nodes 226 MB: the signals of each rhythm are a layout of their own. Where they do not fit each message
-is parsed anew, in 0.2 ms instead of 0.02 ms for a layout of 10 kB."""
-_SHAPES = 4096  # kept; nodes that are built alike and run the same agent share theirs
+"""Maximum total text of cached layouts, which take about twice as much when parsed. A node of 8 GPUs has 18 kB (the
+signals of each interval have their own layout), 12,500 such nodes 226 MB. Without the cache each message is parsed
+again: 0.2 ms instead of 0.02 ms for a layout of 10 kB."""
+_SHAPES = 4096  # cached; nodes with equal hardware and the same agent share a shape
 
 MAGIC, EPOCH_AT = b"FPW", 8
-"""How a message begins, and where in it the 16 bytes of the epoch lie."""
+"""First bytes of a message, and the position of the 16-byte epoch."""
 _ENVELOPE = struct.Struct("<3sBBBH16sQqI")
 _CRC = struct.Struct("<I")
 _HEAD = struct.Struct("<16sII")
@@ -67,7 +67,7 @@ _per_thread = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What is known of a message before it is decompressed. (topic, node, epoch, sequence) is its dedupe key."""
+    """Header of a message, before decompression. (topic, node, epoch, sequence) is the deduplication key."""
 
     kind: int
     simulated: bool
@@ -86,7 +86,7 @@ class BlockLayout:
 
 
 class Shape:
-    """What decides how the values of a body lie for a given number of ticks. Interned: compared by identity.
+    """Determines the layout of values in a body for a number of ticks. Interned: compared by identity.
 
     blocks: per block its class, number of devices, and (signal, type) pairs.
     """
@@ -107,7 +107,7 @@ class Shape:
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Layout:
-    """Everything about a telemetry body but its values; parsed once, so compared by identity."""
+    """Everything about a telemetry body except its values. Parsed once, so compared by identity."""
 
     site: str
     node: str
@@ -117,7 +117,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A checked, decompressed telemetry message whose values are still bytes (`data` begins with the times)."""
+    """A checked, decompressed telemetry message; its values are still bytes (`data` begins with the times)."""
 
     envelope: Envelope
     boot_id: bytes
@@ -127,10 +127,12 @@ class Body:
 
     @property
     def first_time(self) -> int:
+        """Time of the first tick (UTC us)."""
         return int(np.frombuffer(self.data, _TIME, 1)[0])
 
     @property
     def newest_time(self) -> int:
+        """Time of the last tick (UTC us)."""
         return int(_I64.unpack_from(self.data, 8 * (self.ticks - 1))[0])
 
 
@@ -140,20 +142,19 @@ class Body:
 def encode(batch: Batch) -> bytes:
     """Body of a telemetry message, compressed; `seal` makes it a message. Raises WireError on unequal shapes."""
     layout = [
-        [b.device_class, list(b.entities), [[name, _code(values)] for name, values in b.columns.items()]]
+        [b.device_class, list(b.entities), [[name, _type_code(values)] for name, values in b.columns.items()]]
         for b in batch.blocks
     ]
     names = _json({"site": batch.origin.site, "node": batch.origin.node, "blocks": layout})
     if len(names) > MAX_LAYOUT:
-        raise WireError(f"layout of {len(names)} bytes, wanted at most {MAX_LAYOUT}: send fewer devices per batch")
+        raise WireError(f"layout of {len(names)} bytes, expected at most {MAX_LAYOUT}: send fewer devices per batch")
     ticks = len(batch.times)
     parts = [_HEAD.pack(batch.origin.boot_id, len(names), ticks), names, batch.times.astype(_TIME).tobytes()]
     for block in batch.blocks:
         for name, values in block.columns.items():
             if values.shape != (ticks, len(block.entities)):
-                raise WireError(
-                    f"{name}: values have shape {values.shape}, wanted {(ticks, len(block.entities))} (ticks, devices)"
-                )
+                shape = (ticks, len(block.entities))
+                raise WireError(f"{name}: values have shape {values.shape}, expected {shape} (ticks, devices)")
             parts.append(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes())
     return _compress(b"".join(parts))
 
@@ -173,7 +174,7 @@ def seal(body: bytes, kind: int, epoch: bytes, sequence: int, sent: int, simulat
 
 def _compress(raw: bytes) -> bytes:
     if len(raw) > MAX_BODY:
-        raise WireError(f"body of {len(raw)} bytes, wanted at most {MAX_BODY}: send fewer ticks per batch")
+        raise WireError(f"body of {len(raw)} bytes, expected at most {MAX_BODY}: send fewer ticks per batch")
     return zstandard.ZstdCompressor(level=1).compress(raw)
 
 
@@ -181,10 +182,10 @@ def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
-def _code(values: NDArray[Any]) -> str:
+def _type_code(values: NDArray[Any]) -> str:
     code = values.dtype.kind + str(values.dtype.itemsize)
     if code not in TYPES:
-        raise WireError(f"values of type {values.dtype}, wanted one of {', '.join(TYPES)}")
+        raise WireError(f"values of type {values.dtype}, expected one of {', '.join(TYPES)}")
     return code
 
 
@@ -192,71 +193,71 @@ def _code(values: NDArray[Any]) -> str:
 
 
 def open_envelope(message: bytes | memoryview) -> Envelope:
-    """Envelope of a message whose checksum holds. Raises WireError on anything else."""
+    """Envelope of a message with a valid checksum. Raises WireError otherwise."""
     if len(message) < ENVELOPE_BYTES:
-        raise WireError(f"message of {len(message)} bytes, wanted at least {ENVELOPE_BYTES}: truncated")
+        raise WireError(f"message of {len(message)} bytes, expected at least {ENVELOPE_BYTES}: truncated")
     magic, version, kind, flags, _, epoch, sequence, sent, length = _ENVELOPE.unpack_from(message)
     if magic != b"FPW":
-        raise WireError(f"message begins with {magic!r}, wanted b'FPW': not written by Fleetpulse")
-    refuse_newer(message)
+        raise WireError(f"message begins with {magic!r}, expected b'FPW': not written by Fleetpulse")
+    check_not_newer(message)
     if version != VERSION:
-        raise WireError(f"wire version {version}, wanted {VERSION}: upgrade the older side")
+        raise WireError(f"wire version {version}, expected {VERSION}: upgrade the older side")
     if length != len(message) - ENVELOPE_BYTES:
-        raise WireError(f"body of {len(message) - ENVELOPE_BYTES} bytes, wanted {length}: truncated or joined")
+        raise WireError(f"body of {len(message) - ENVELOPE_BYTES} bytes, expected {length}: truncated or joined")
     wanted = _CRC.unpack_from(message, _ENVELOPE.size)[0]
     view = memoryview(message)
     if zlib.crc32(view[ENVELOPE_BYTES:], zlib.crc32(view[: _ENVELOPE.size])) != wanted:
-        raise WireError("checksum does not match: the message was damaged on its way")
+        raise WireError("checksum does not match: the message was damaged in transit")
     if kind not in (TELEMETRY_KIND, EVENTS_KIND) or flags > 1:
-        raise WireError(f"kind {kind} with flags {flags}, wanted kind 1 or 2 with flags 0 or 1")
+        raise WireError(f"kind {kind} with flags {flags}, expected kind 1 or 2 with flags 0 or 1")
     if not 0 <= sent < MAX_TIME or sequence > MAX_SEQUENCE:
         raise WireError(f"sent {sent} us, sequence {sequence}: expected years 1970 to 9999 and at most {MAX_SEQUENCE}")
     return Envelope(kind, bool(flags & 1), epoch, sequence, sent)
 
 
-def refuse_newer(message: bytes | memoryview) -> None:
-    """Raises NewerWireError for a message of a later version. Of such a one only magic and version are known."""
+def check_not_newer(message: bytes | memoryview) -> None:
+    """Raises NewerWireError for a message of a newer version, of which only magic and version are known."""
     if message[:3] == b"FPW" and len(message) > 3 and message[3] > VERSION:
         raise NewerWireError(
             f"wire version {message[3]}, expected at most {VERSION}: the agent is newer; upgrade the pipeline"
         )
 
 
-def peek(message: bytes | memoryview) -> Envelope:
-    """Envelope without a check of magic, version or checksum. Raises WireError if it is truncated."""
+def unpack_envelope(message: bytes | memoryview) -> Envelope:
+    """Envelope without checks of magic, version or checksum. Raises WireError if it is truncated."""
     if len(message) < ENVELOPE_BYTES:
-        raise WireError(f"message of {len(message)} bytes, wanted at least {ENVELOPE_BYTES}: truncated")
+        raise WireError(f"message of {len(message)} bytes, expected at least {ENVELOPE_BYTES}: truncated")
     _, _, kind, flags, _, epoch, sequence, sent, _ = _ENVELOPE.unpack_from(message)
     return Envelope(kind, bool(flags & 1), epoch, sequence, sent)
 
 
-def checksum(message: bytes | memoryview) -> int:
-    """The checksum that a sound message bears of all its bytes."""
+def read_checksum(message: bytes | memoryview) -> int:
+    """The checksum in the envelope of a valid message."""
     return int(_CRC.unpack_from(message, _ENVELOPE.size)[0])
 
 
 def open_telemetry(message: bytes | memoryview) -> Body:
-    """Checked telemetry message; lengths agree with the layout. Raises WireError."""
+    """A checked telemetry message whose lengths match its layout. Raises WireError."""
     envelope = open_envelope(message)
     if envelope.kind != TELEMETRY_KIND:
-        raise WireError(f"message of kind {envelope.kind}, wanted {TELEMETRY_KIND} (telemetry)")
+        raise WireError(f"message of kind {envelope.kind}, expected {TELEMETRY_KIND} (telemetry)")
     boot_id, names, ticks, data = _decompress(message)
-    layout = _layouts.of(names)
+    layout = _layouts.get_layout(names)
     wanted = layout.shape.dtype(ticks).itemsize if 0 < ticks <= MAX_BODY // 8 else -1
     if len(data) != wanted:
-        raise WireError(f"{len(data)} bytes of values for {ticks} ticks, wanted {wanted} by the layout")
+        raise WireError(f"{len(data)} bytes of values for {ticks} ticks, expected {wanted} by the layout")
     _check_times(data, ticks)
     return Body(envelope, boot_id, layout, ticks, data)
 
 
 def _check_times(data: memoryview, ticks: int) -> None:
-    if ticks == 1:  # the usual message: this saves building an array
+    if ticks == 1:  # the usual message: avoids building an array
         sound = 0 <= _I64.unpack_from(data)[0] < MAX_TIME
     else:
         times = np.frombuffer(data, _TIME, ticks)
         sound = bool(times[0] >= 0 and times[-1] < MAX_TIME and (times[1:] >= times[:-1]).all())
     if not sound:
-        raise WireError("times run backwards or lie outside the years 1970 to 9999")
+        raise WireError("times are not ascending or are outside the years 1970 to 9999")
 
 
 def decode(message: bytes | memoryview) -> Batch:
@@ -276,32 +277,32 @@ def decode_events(message: bytes | memoryview) -> EventBatch:
     """An events message. Raises WireError."""
     envelope = open_envelope(message)
     if envelope.kind != EVENTS_KIND:
-        raise WireError(f"message of kind {envelope.kind}, wanted {EVENTS_KIND} (events)")
+        raise WireError(f"message of kind {envelope.kind}, expected {EVENTS_KIND} (events)")
     boot_id, names, count, data = _decompress(message)
-    layout = _layouts.of(names)
+    layout = _layouts.get_layout(names)
     try:
         lines = [json.loads(line) for line in bytes(data).splitlines()]
         events = tuple(Event(e["time"], e["entity"], e["kind"], e["data"]) for e in lines)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"events are not one JSON object with time, entity, kind and data per line: {error}") from error
     if len(events) != count:
-        raise WireError(f"{len(events)} events, wanted {count}: truncated")
-    if bad := next((e for e in events if not _sound(e)), None):
-        raise WireError(f"event {bad}: wanted time (int, UTC us), entity (kind:name), kind (string), data (object)")
+        raise WireError(f"{len(events)} events, expected {count}: truncated")
+    if bad := next((e for e in events if not _is_valid_event(e)), None):
+        raise WireError(f"event {bad}: expected time (int, UTC us), entity (kind:name), kind (string), data (object)")
     for event in events:
         _check_text(event.entity + event.kind + json.dumps(event.data, ensure_ascii=False))
     return EventBatch(Origin(layout.site, layout.node, boot_id, envelope.simulated), events)
 
 
 def _check_text(text: str) -> None:
-    """Raises WireError on halves of surrogate pairs: JSON can spell them, and nothing behind us can write them."""
+    """Raises WireError on unpaired surrogates: valid in JSON, but they cannot be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise WireError(f"text that is no Unicode: {error.reason} at position {error.start}") from error
+        raise WireError(f"text is not valid Unicode: {error.reason} at position {error.start}") from error
 
 
-def _sound(event: Event) -> bool:
+def _is_valid_event(event: Event) -> bool:
     return (
         type(event.time) is int
         and 0 <= event.time < MAX_TIME
@@ -313,7 +314,7 @@ def _sound(event: Event) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class DecodedGroup:
     """Telemetry bodies of equal shape, decoded together: M messages of T ticks and D devices.
 
     times: (M, T).  blocks: per block its class, (M,) tuple of entity tuples, and signal -> (M, T * D) values.
@@ -324,14 +325,14 @@ class Joined:
     blocks: tuple[tuple[str, tuple[tuple[str, ...], ...], dict[str, NDArray[Any]]], ...]
 
 
-def join(bodies: Sequence[Body]) -> Iterator[Joined]:
+def decode_together(bodies: Sequence[Body]) -> Iterator[DecodedGroup]:
     """Decodes many bodies without a loop over samples: one structured view per shape and number of ticks."""
     alike: dict[tuple[int, Shape], list[Body]] = {}
     for body in bodies:
         alike.setdefault((body.ticks, body.layout.shape), []).append(body)
     for (ticks, shape), group in alike.items():
         record = np.frombuffer(b"".join([b.data for b in group]), shape.dtype(ticks))
-        yield Joined(
+        yield DecodedGroup(
             group,
             record["time"],
             tuple(
@@ -350,41 +351,41 @@ def _decompress(message: bytes | memoryview) -> tuple[bytes, bytes, int, memoryv
     frame = memoryview(message)[ENVELOPE_BYTES:]
     try:
         size = zstandard.get_frame_parameters(frame).content_size
-        if size > MAX_BODY:  # an unknown size is the highest u64 and refused with the rest
-            raise WireError(f"body of {size} bytes when decompressed, wanted at most {MAX_BODY}")
+        if size > MAX_BODY:  # an unknown size is the highest u64, which is refused too
+            raise WireError(f"body of {size} bytes when decompressed, expected at most {MAX_BODY}")
         raw = _decompressor().decompress(frame, allow_extra_data=False)
     except (zstandard.ZstdError, MemoryError) as error:
-        raise WireError(f"body is no sound zstd frame: {error}") from error
+        raise WireError(f"body is not a valid zstd frame: {error}") from error
     if len(raw) < _HEAD.size:
-        raise WireError(f"body of {len(raw)} bytes, wanted at least {_HEAD.size}")
+        raise WireError(f"body of {len(raw)} bytes, expected at least {_HEAD.size}")
     boot_id, length, count = _HEAD.unpack_from(raw)
     if length > MAX_LAYOUT or _HEAD.size + length > len(raw):
-        raise WireError(f"layout of {length} bytes in a body of {len(raw)}, wanted at most {MAX_LAYOUT}")
+        raise WireError(f"layout of {length} bytes in a body of {len(raw)}, expected at most {MAX_LAYOUT}")
     view = memoryview(raw)
     return boot_id, bytes(view[_HEAD.size : _HEAD.size + length]), count, view[_HEAD.size + length :]
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
-    """One per thread: it keeps its context, and is not made for several threads at once."""
+    """The decompressor of this thread; it reuses its context and is not thread-safe."""
     if not hasattr(_per_thread, "decompressor"):
         _per_thread.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BODY)
     found: zstandard.ZstdDecompressor = _per_thread.decompressor
     return found
 
 
-class Layouts:
-    """Parsed layouts by digest of their texts; the longest unused go when the texts exceed `most` bytes together."""
+class LayoutCache:
+    """LRU cache of parsed layouts by digest of their texts, limited to `most` bytes of text."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._size = most, 0
+        self._max_bytes, self._size = most, 0
         self._known: OrderedDict[bytes, tuple[Layout, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, text: bytes) -> Layout:
-        """The layout of this text. Raises WireError."""
-        from hashlib import sha256  # here: who only encodes, as agents do, is spared the 3 MiB of OpenSSL
+    def get_layout(self, text: bytes) -> Layout:
+        """The parsed layout of a text. Raises WireError."""
+        from hashlib import sha256  # here: agents only encode, and save 3 MiB for OpenSSL
 
-        key = sha256(text).digest()  # the text itself would be most of what is kept
+        key = sha256(text).digest()  # the text itself would take most of the memory
         with self._lock:
             if found := self._known.get(key):
                 self._known.move_to_end(key)
@@ -394,7 +395,7 @@ class Layouts:
             if key not in self._known:
                 self._known[key] = layout, len(text)
                 self._size += len(text)
-            while self._size > self._most:
+            while self._size > self._max_bytes:
                 _, (_, size) = self._known.popitem(last=False)
                 self._size -= size
         return layout
@@ -403,11 +404,11 @@ class Layouts:
         return len(self._known)
 
 
-_layouts = Layouts(LAYOUTS_BYTES)
+_layouts = LayoutCache(LAYOUTS_BYTES)
 
 
 def _parse_layout(text: bytes) -> Layout:
-    """What is alike in many layouts is kept once: signals with the shape, names of entities by interning them."""
+    """Parses a layout. Shares what many layouts have in common: shapes are cached, entity names interned."""
     try:
         found = json.loads(text)
         site, node = found["site"], found["node"]
@@ -415,9 +416,9 @@ def _parse_layout(text: bytes) -> Layout:
             (c, tuple(map(sys.intern, entities)), tuple((name, code) for name, code in signals))
             for c, entities, signals in found.get("blocks", ())
         ]
-        shape = _shape(tuple((c, len(entities), signals) for c, entities, signals in blocks))
+        shape = _intern_shape(tuple((c, len(entities), signals) for c, entities, signals in blocks))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise WireError(f"layout is not the JSON object it should be: {error}") from error
+        raise WireError(f"layout is not a valid JSON object: {error}") from error
     _check_texts([site, node, *(entity for _, entities, _ in blocks for entity in entities)])
     for _, entities, _ in blocks:
         if len(set(entities)) != len(entities) or not all(":" in entity for entity in entities):
@@ -428,13 +429,13 @@ def _parse_layout(text: bytes) -> Layout:
 
 def _check_texts(texts: list[str]) -> None:
     if not all(isinstance(text, str) for text in texts):
-        raise WireError("layout has names or types that are no text")
+        raise WireError("layout has names or types that are not text")
     _check_text("".join(texts))
 
 
 @lru_cache(_SHAPES)
-def _shape(blocks: tuple[tuple[str, int, tuple[tuple[str, str], ...]], ...]) -> Shape:
-    """Raises WireError unless all is text, types are known and no signal is named twice in one block."""
+def _intern_shape(blocks: tuple[tuple[str, int, tuple[tuple[str, str], ...]], ...]) -> Shape:
+    """The shape of blocks. Raises WireError on non-text, unknown types or a signal twice in one block."""
     _check_texts([c for c, _, _ in blocks] + [text for _, _, signals in blocks for pair in signals for text in pair])
     for _, _, signals in blocks:
         if any(code not in TYPES for _, code in signals):
@@ -448,9 +449,9 @@ def _dtype(blocks: tuple[tuple[str, int, tuple[tuple[str, str], ...]], ...], tic
     fields: list[Any] = [("time", _TIME, (ticks,))]
     for b, (_, devices, signals) in enumerate(blocks):
         if devices * ticks > MAX_BODY:
-            raise WireError(f"{devices} devices x {ticks} ticks, wanted at most {MAX_BODY} values per signal")
+            raise WireError(f"{devices} devices x {ticks} ticks, expected at most {MAX_BODY} values per signal")
         fields += [(f"{b}/{name}", f"<{code}", (ticks * devices,)) for name, code in signals]
     try:
         return np.dtype(fields)
     except (TypeError, ValueError, OverflowError) as error:
-        raise WireError(f"layout cannot be laid out: {error}") from error
+        raise WireError(f"layout cannot be represented: {error}") from error

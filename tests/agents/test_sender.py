@@ -71,7 +71,9 @@ def all_arrive(sender: SpoolSender, seconds: float = 30.0) -> None:
 
 
 def sequences(address: Address, topic: str = TELEMETRY, node: str = "n0") -> list[int]:
-    return [wire.peek(record.value).sequence for record in read(address, topic) if record.key == node.encode()]
+    return [
+        wire.unpack_envelope(record.value).sequence for record in read(address, topic) if record.key == node.encode()
+    ]
 
 
 def threads() -> list[str]:
@@ -110,7 +112,7 @@ def test_nodes_are_merged_by_the_time_at_which_messages_were_made(kafka: Address
     for node in ("n0", "n1", "n2"):
         site.add(100, node, size=500)
     all_arrive(site.send(settings))
-    made = [wire.peek(record.value).sent for record in read(kafka, TELEMETRY)]
+    made = [wire.unpack_envelope(record.value).sent for record in read(kafka, TELEMETRY)]
     assert len(made) == 300
     assert made == sorted(made)
 
@@ -174,7 +176,7 @@ def test_a_client_that_hears_nothing_from_a_frozen_broker_is_replaced_and_everyt
     sender.wake()
     until(lambda: sender.clients >= 2 and sender.problem())
     assert len(threads()) == 1
-    assert "does not answer" in site.said[0]
+    assert "does not respond" in site.said[0]
     own_broker.thaw()
     all_arrive(sender)
     assert sorted(set(sequences(own_broker))) == list(range(2010))

@@ -65,7 +65,7 @@ def test_a_password_changed_on_the_brokers_is_told_as_refused_and_the_mended_fil
         assert time.monotonic() - mended < 5.0
         until(lambda: sender.problem() is None)
         assert not [line for line in said if "Expiring" in line or "Timeout" in line]
-        assert len({wire.peek(record.value).sequence for record in read(broker, TELEMETRY)}) == 40
+        assert len({wire.unpack_envelope(record.value).sequence for record in read(broker, TELEMETRY)}) == 40
     finally:
         sender.close()
         spool.close()

@@ -107,23 +107,23 @@ def test_a_transport_knows_its_own_cursor_and_none_before_it_stored_anything(
     filled(spools("n0"), [10, 10, 10])
     transport = SpoolTransport(tmp_path, "kafka")
     (partition,) = transport.partitions()
-    assert transport.cursor(partition) is None
-    transport.committed(partition, 2)
+    assert transport.stored_offset(partition) is None
+    transport.commit_offset(partition, 2)
     transport.close()
     again = SpoolTransport(tmp_path, "kafka")
-    assert again.cursor(again.partitions()[0]) == 2
-    assert SpoolTransport(tmp_path, "pipeline").cursor(partition) is None
+    assert again.stored_offset(again.partitions()[0]) == 2
+    assert SpoolTransport(tmp_path, "pipeline").stored_offset(partition) is None
 
 
 def test_cursors_can_be_written_without_waiting_for_their_time(spools: Callable[..., Spool], tmp_path: Path) -> None:
     filled(spools("n0"), [10, 10, 10])
     transport = SpoolTransport(tmp_path, "kafka", lambda: 0.0)
     (partition,) = transport.partitions()
-    transport.committed(partition, 1)
-    transport.committed(partition, 2)
-    assert transport.cursor(partition) == 1
+    transport.commit_offset(partition, 1)
+    transport.commit_offset(partition, 2)
+    assert transport.stored_offset(partition) == 1
     transport.write_cursors()
-    assert transport.cursor(partition) == 2
+    assert transport.stored_offset(partition) == 2
     transport.close()
 
 
@@ -144,7 +144,7 @@ def test_what_was_dropped_unsent_is_told_with_its_cause_and_reading_goes_on_behi
 def test_what_another_reader_had_before_us_is_no_gap(spools: Callable[..., Spool], tmp_path: Path) -> None:
     spool = filled(spools("n0", segment_bytes=6000), [3000] * 9)
     reader = SpoolTransport(tmp_path, "pipeline")
-    reader.committed(reader.partitions()[0], 6)
+    reader.commit_offset(reader.partitions()[0], 6)
     reader.close()
     filled(spool, [3000] * 3)
     remove_stale_cursors(tmp_path, ["n0"], "kafka")
@@ -168,7 +168,7 @@ def test_only_the_other_transports_cursors_of_the_named_nodes_are_removed(
     for reader in ("pipeline", "kafka"):
         transport = SpoolTransport(tmp_path, reader)
         for partition in transport.partitions():
-            transport.committed(partition, 1)
+            transport.commit_offset(partition, 1)
         transport.close()
 
     def left() -> list[str]:

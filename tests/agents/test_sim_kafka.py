@@ -33,7 +33,7 @@ def rows(address: Address, device_class: str) -> int:
     """Rows of a class in the topic, without repeats; checks that each node's messages lie in order."""
     bodies, newest = {}, {}
     for record in read(address, TELEMETRY):
-        envelope = wire.peek(record.value)
+        envelope = wire.unpack_envelope(record.value)
         bodies.setdefault((record.key, envelope.epoch, envelope.sequence), record.value)
         assert newest.get(record.key, -1) < envelope.sequence
         newest[record.key] = envelope.sequence

@@ -225,8 +225,8 @@ def test_segments_go_only_when_every_reader_has_stored_them(tmp_path: Path) -> N
         put(spool, *[bytes(200)] * 50)
         fast, slow = SpoolTransport(tmp_path, "fast"), SpoolTransport(tmp_path, "slow")
         (partition,) = fast.partitions()
-        fast.committed(partition, 50)
-        slow.committed(partition, 20)
+        fast.commit_offset(partition, 50)
+        slow.commit_offset(partition, 20)
         fast.close()
         slow.close()
         put(spool, *[bytes(200)] * 10)
@@ -242,7 +242,7 @@ def test_an_old_epoch_goes_when_it_was_read_to_its_end(tmp_path: Path) -> None:
     transport = SpoolTransport(tmp_path)
     old, new = transport.partitions()
     assert transport.bounds(old) == (0, 1)
-    transport.committed(old, 1)
+    transport.commit_offset(old, 1)
     transport.close()
     with spool_at(tmp_path) as spool:
         put(spool, b"new")
@@ -438,7 +438,7 @@ def test_a_write_cut_short_goes_to_a_new_segment(tmp_path: Path, drain: Drain) -
     done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "0\n", done.stderr
     for path in tmp_path.glob("n1/telemetry.v1/*/*.seg"):
-        assert segments.scan(path.read_bytes(), int(path.stem))[1] == path.stat().st_size
+        assert segments.scan_records(path.read_bytes(), int(path.stem))[1] == path.stat().st_size
     messages, gaps = drain(tmp_path)
     assert bodies_of(messages) == [b"%0300d" % i for i in range(100)]
     assert gaps == []

@@ -120,7 +120,7 @@ def test_a_readers_cursor_that_is_damaged_or_gone_costs_no_message(
     written.write(20)
     transport = SpoolTransport(written.folder, "pipeline")
     (partition,) = transport.partitions()
-    transport.committed(partition, 7)
+    transport.commit_offset(partition, 7)
     transport.close()
     (cursor,) = written.files("*.cursor")
     cursor.write_bytes(damage)

@@ -123,8 +123,8 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipeline looks for its brokers ten times as often as it does, so that tests wait less."""
     from pipeline.transport import broker_watch
 
-    monkeypatch.setattr(broker_watch, "WATCH_S", 0.5)
-    monkeypatch.setattr(broker_watch, "ANSWER_S", 1.0)
+    monkeypatch.setattr(broker_watch, "CHECK_EVERY_S", 0.5)
+    monkeypatch.setattr(broker_watch, "RESPONSE_S", 1.0)
 
 
 @pytest.fixture

@@ -262,7 +262,7 @@ class Line:
 
     def ends(self) -> dict[TopicPartition, int]:
         """Where the brokers' logs end, of partitions that hold something."""
-        with closing(kafka_clients.consumer(self.config.kafka, "tests", SEEN_S)) as consumer:
+        with closing(kafka_clients.create_consumer(self.config.kafka, "tests", SEEN_S)) as consumer:
             places = [TopicPartition(TELEMETRY, number) for number in consumer.partitions_for_topic(TELEMETRY)]
             return {place: end for place, end in consumer.end_offsets(places).items() if end}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PROBE = """
 import resource
-from pipeline.transport.kafka import keep_large_blocks
+from pipeline.transport.kafka import tune_allocator
 
 def faults(rounds=50, size=4 << 20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -19,7 +19,7 @@ def faults(rounds=50, size=4 << 20):
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 usual = faults()
-print(keep_large_blocks(), faults() < usual / 4)
+print(tune_allocator(), faults() < usual / 4)
 """
 
 

@@ -42,9 +42,9 @@ def test_files_of_tls_are_given_only_where_tls_is_wanted(tmp_path: Path) -> None
     ("keys", "words"),
     [
         (SIGNED_IN, "expected username and password_file"),
-        ({**SIGNED_IN, "password_file": Path("/nowhere/p")}, r"password_file = '/nowhere/p': No such file.*wanted"),
+        ({**SIGNED_IN, "password_file": Path("/nowhere/p")}, r"password_file = '/nowhere/p': No such file.*expected"),
         ({**SIGNED_IN, "password_file": Path("/")}, "password_file = '/': Is a directory"),
-        ({**SIGNED_IN, "password_file": Path("/dev/null")}, "is empty; wanted the password"),
+        ({**SIGNED_IN, "password_file": Path("/dev/null")}, "is empty; expected the password"),
         ({"security_protocol": "SSL", "ca_file": Path("/nowhere/ca")}, "ca_file = '/nowhere/ca'"),
         ({"security_protocol": "SSL", "key_file": Path("/dev/null")}, "one without the other"),
     ],

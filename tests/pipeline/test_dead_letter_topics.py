@@ -14,7 +14,7 @@ from pipeline.transport.dead_letter_topics import PAUSE_S, DeadLetterTopics
 from tests.kafka_broker import Address, held
 from tests.kafka_clients import SECONDS, delete_topics, make_topic, make_topics, read
 
-COPIES = topics.dead_letters_of(TELEMETRY)
+COPIES = topics.dead_letter_topic(TELEMETRY)
 LETTER = Message(Partition(TELEMETRY, "0", "x"), 7, b"garbage")
 Made = Callable[[Kafka], DeadLetterTopics]
 
@@ -85,9 +85,9 @@ def test_a_failure_is_said_again_when_copies_arrived_in_between(caplog: pytest.L
     one = DeadLetterTopics(Kafka())
     for came in (False, False, True, True, False, False):
         if came:
-            one._came(0)
+            one._count_delivered(0)
         else:
-            one._failed(COPIES, 0, ValueError("full"))
+            one._count_failed(COPIES, 0, ValueError("full"))
     assert len(caplog.records) == 2
     assert all(f"topic {COPIES}: full" in record.getMessage() for record in caplog.records)
     assert one.skipped == 4
@@ -100,7 +100,7 @@ def test_brokers_that_are_away_are_not_called_a_missing_topic(caplog: pytest.Log
         one.send(LETTER, "garbage")
         one.close()
     (told,) = [record.getMessage() for record in caplog.records if record.name.startswith("fleetpulse")]
-    assert f"topic {COPIES}: no broker answers in time" in told
+    assert f"topic {COPIES}: no broker responds in time" in told
 
 
 def test_a_password_file_that_is_being_replaced_raises_nothing(copies: Made, caplog: pytest.LogCaptureFixture) -> None:

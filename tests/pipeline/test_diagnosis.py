@@ -40,20 +40,20 @@ def silent() -> Iterator[str]:
 
 
 def told(kafka: Kafka, kind: str, *words: str) -> diagnosis.Trouble:
-    trouble = diagnosis.why_not(kafka, SECONDS)
+    trouble = diagnosis.find_broker_problem(kafka, SECONDS)
     assert trouble is not None
     assert trouble.kind == kind, trouble
     assert all(word in trouble.text for word in words), trouble
-    assert trouble.mend
+    assert trouble.remedy
     return trouble
 
 
 def test_nothing_is_wrong_with_a_broker_that_can_be_used(kafka: Address) -> None:
-    assert diagnosis.why_not(kafka_of(kafka)) is None
+    assert diagnosis.find_broker_problem(kafka_of(kafka)) is None
 
 
 def test_nothing_is_wrong_with_tls_and_scram(secure_kafka: Broker) -> None:
-    assert diagnosis.why_not(kafka_of(secure_kafka)) is None
+    assert diagnosis.find_broker_problem(kafka_of(secure_kafka)) is None
 
 
 def test_a_port_where_nobody_listens_refuses_the_connection() -> None:
@@ -68,14 +68,17 @@ def test_a_name_that_does_not_resolve_is_said_to_be_one() -> None:
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
 def test_a_frozen_broker_costs_no_more_than_the_time_given(silent: str, protocol: Any) -> None:
     begun = time.monotonic()
-    trouble = diagnosis.why_not(Kafka(silent, security_protocol=protocol), 0.3)
+    trouble = diagnosis.find_broker_problem(Kafka(silent, security_protocol=protocol), 0.3)
     assert time.monotonic() - begun < 5.0
     assert trouble is not None
-    assert (trouble.kind, "does not answer" in trouble.text) == ("unreachable", True)
+    assert (trouble.kind, "does not respond" in trouble.text) == ("unreachable", True)
 
 
 def test_one_broker_of_the_list_that_answers_is_enough(kafka: Address) -> None:
-    assert diagnosis.why_not(kafka_of(kafka, bootstrap_servers=f"{HOST}:1, {kafka.bootstrap}"), SECONDS) is None
+    assert (
+        diagnosis.find_broker_problem(kafka_of(kafka, bootstrap_servers=f"{HOST}:1, {kafka.bootstrap}"), SECONDS)
+        is None
+    )
 
 
 def test_of_several_troubles_the_most_telling_one_is_named(secure_kafka: Broker) -> None:
@@ -134,7 +137,7 @@ def test_a_name_that_the_certificate_lacks_is_a_matter_of_certificates(secure_ka
 
 def test_a_broker_that_wants_our_certificate_says_so(new_broker: Callable[..., Broker], tmp_path: Path) -> None:
     broker = new_broker("mutual", security=Security(tmp_path / "security", mutual=True))
-    assert diagnosis.why_not(kafka_of(broker), SECONDS) is None
+    assert diagnosis.find_broker_problem(kafka_of(broker), SECONDS) is None
     trouble = told(kafka_of(broker, certificate_file=None, key_file=None), "certificate")
     assert "certificate_file" in trouble.mend
 
@@ -151,7 +154,7 @@ def test_a_server_that_is_no_kafka_is_not_called_a_broker() -> None:
         listener.listen(8)
         answering = threading.Thread(target=_answers_http, args=(listener,), daemon=True)
         answering.start()
-        told(Kafka(f"{HOST}:{listener.getsockname()[1]}"), "unreachable", "no Kafka broker")
+        told(Kafka(f"{HOST}:{listener.getsockname()[1]}"), "unreachable", "not a Kafka broker")
         answering.join(SECONDS)
 
 
@@ -173,72 +176,72 @@ def test_brokers_that_name_themselves_by_an_address_that_fails_are_told(new_brok
 
 def test_a_password_file_that_cannot_be_read_is_a_matter_of_configuration(secure_kafka: Broker) -> None:
     with pytest.raises(ConfigError, match="password_file"):
-        diagnosis.why_not(kafka_of(secure_kafka, password_file=Path("/nowhere/password")))
+        diagnosis.find_broker_problem(kafka_of(secure_kafka, password_file=Path("/nowhere/password")))
 
 
 # --- clients that run ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def causes() -> Iterator[diagnosis.Causes]:
-    causes = diagnosis.Causes()
+def causes() -> Iterator[diagnosis.ClientErrors]:
+    causes = diagnosis.ClientErrors()
     causes.attach()
     yield causes
     causes.detach()
 
 
-def said(kafka: Kafka, causes: diagnosis.Causes) -> diagnosis.Trouble:
+def said(kafka: Kafka, causes: diagnosis.ClientErrors) -> diagnosis.Trouble:
     """What is said when a real client cannot connect."""
     with untidy_refusals(), pytest.raises(KafkaError) as failed:
-        kafka_clients.admin(kafka, "tests", 1.0).close()
-    return diagnosis.trouble(kafka, causes, failed.value)
+        kafka_clients.create_admin(kafka, "tests", 1.0).close()
+    return diagnosis.explain_failure(kafka, causes, failed.value)
 
 
-def test_a_client_without_a_broker_tells_it_from_its_own_errors(causes: diagnosis.Causes) -> None:
+def test_a_client_without_a_broker_tells_it_from_its_own_errors(causes: diagnosis.ClientErrors) -> None:
     trouble = said(Kafka(f"{HOST}:1"), causes)
     assert (trouble.kind, "refused" in trouble.text) == ("unreachable", True)
-    assert causes.asked is None, "a handshake was made although the client's own errors tell"
+    assert causes.handshake is None, "a handshake was made although the client's own errors tell"
 
 
-def test_a_client_whose_password_is_wrong_says_so(secure_kafka: Broker, causes: diagnosis.Causes) -> None:
+def test_a_client_whose_password_is_wrong_says_so(secure_kafka: Broker, causes: diagnosis.ClientErrors) -> None:
     security = secure_kafka.security
     assert security is not None
     assert said(kafka_of(secure_kafka, password_file=security.wrong_password_file), causes).kind == "credential"
 
 
-def test_a_client_that_trusts_a_stranger_says_so(secure_kafka: Broker, causes: diagnosis.Causes) -> None:
+def test_a_client_that_trusts_a_stranger_says_so(secure_kafka: Broker, causes: diagnosis.ClientErrors) -> None:
     security = secure_kafka.security
     assert security is not None
     assert said(kafka_of(secure_kafka, ca_file=security.strangers_ca_file), causes).kind == "certificate"
 
 
-def test_a_handshake_is_not_repeated_at_each_failure(silent: str, causes: diagnosis.Causes) -> None:
+def test_a_handshake_is_not_repeated_at_each_failure(silent: str, causes: diagnosis.ClientErrors) -> None:
     kafka, error = Kafka(silent), TimeoutError("no acknowledgement")
-    first = diagnosis.trouble(kafka, causes, error)
+    first = diagnosis.explain_failure(kafka, causes, error)
     begun = time.monotonic()
-    assert diagnosis.trouble(kafka, causes, error) == first
-    assert time.monotonic() - begun < diagnosis.ASK_S / 2
+    assert diagnosis.explain_failure(kafka, causes, error) == first
+    assert time.monotonic() - begun < diagnosis.HANDSHAKE_S / 2
 
 
 @pytest.mark.parametrize(
     "error", [KafkaTimeoutError("Expiring 30 record(s) for TopicPartition(telemetry.v1, 0)"), TimeoutError("x")]
 )
 def test_of_a_delivery_that_timed_out_the_clients_words_are_not_repeated(
-    kafka: Address, causes: diagnosis.Causes, error: Exception
+    kafka: Address, causes: diagnosis.ClientErrors, error: Exception
 ) -> None:
-    told = str(diagnosis.trouble(kafka_of(kafka), causes, error))
+    told = str(diagnosis.explain_failure(kafka_of(kafka), causes, error))
     assert "does not acknowledge messages" in told
     assert not [word for word in ("Expiring", "Timeout", "start the broker", "bootstrap_servers") if word in told]
 
 
 def test_a_delivery_that_timed_out_for_a_refused_user_is_told_as_that_even_after_a_handshake_that_went_well(
-    secure_kafka: Broker, causes: diagnosis.Causes
+    secure_kafka: Broker, causes: diagnosis.ClientErrors
 ) -> None:
     security, error = secure_kafka.security, KafkaTimeoutError("Expiring 30 record(s)")
     assert security is not None
-    assert diagnosis.trouble(kafka_of(secure_kafka), causes, error).kind == "unreachable"
+    assert diagnosis.explain_failure(kafka_of(secure_kafka), causes, error).kind == "unreachable"
     wrong = kafka_of(secure_kafka, password_file=security.wrong_password_file)
-    assert diagnosis.trouble(wrong, causes, error).kind == "credential"
+    assert diagnosis.explain_failure(wrong, causes, error).kind == "credential"
 
 
 @pytest.mark.parametrize(
@@ -246,20 +249,20 @@ def test_a_delivery_that_timed_out_for_a_refused_user_is_told_as_that_even_after
     [(TopicAuthorizationFailedError(), "forbidden"), (UnknownTopicOrPartitionError(), "missing topic")],
 )
 def test_what_a_request_is_refused_for_needs_no_handshake(error: KafkaError, kind: str) -> None:
-    assert diagnosis.trouble(Kafka("broker.invalid:9092"), diagnosis.Causes(), error).kind == kind
+    assert diagnosis.explain_failure(Kafka("broker.invalid:9092"), diagnosis.ClientErrors(), error).kind == kind
 
 
-def test_causes_keep_a_bounded_number_of_errors_and_forget_when_all_is_well(causes: diagnosis.Causes) -> None:
+def test_causes_keep_a_bounded_number_of_errors_and_forget_when_all_is_well(causes: diagnosis.ClientErrors) -> None:
     for number in range(1000):
         logging.getLogger("kafka.net.manager").error("Connection failed: %s", KafkaError(str(number)))
     assert [str(error) for error in causes.errors][-1].endswith("999")
-    assert len(causes.errors) == diagnosis.KEPT
+    assert len(causes.errors) == diagnosis.MAX_ERRORS
     causes.clear()
     assert not causes.errors
 
 
 def test_a_client_in_an_outage_writes_nothing_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
-    said(Kafka(f"{HOST}:1"), diagnosis.Causes())
+    said(Kafka(f"{HOST}:1"), diagnosis.ClientErrors())
     assert capfd.readouterr() == ("", "")
 
 
@@ -269,7 +272,7 @@ def test_the_clients_log_is_never_so_fine_that_it_holds_passwords() -> None:
     assert not logging.getLogger("kafka.admin.client").isEnabledFor(logging.DEBUG)
 
 
-@pytest.mark.parametrize("make", [kafka_clients.admin, kafka_clients.consumer])
+@pytest.mark.parametrize("make", [kafka_clients.create_admin, kafka_clients.create_consumer])
 def test_a_client_of_a_frozen_tls_broker_gives_up(silent: str, make: Callable[..., Any]) -> None:
     before, begun = set(threading.enumerate()), time.monotonic()
     with untidy_refusals():

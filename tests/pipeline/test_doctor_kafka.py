@@ -64,7 +64,7 @@ def test_an_unreachable_broker_is_one_failure_and_ends_with_3() -> None:
 def test_a_frozen_broker_is_unreachable(own_broker: Broker) -> None:
     own_broker.freeze()
     found = examined(kafka_of(own_broker))
-    assert "does not answer" in found["broker"].found
+    assert "does not respond" in found["broker"].found
     assert code(found) == 3
 
 
@@ -116,18 +116,18 @@ def test_settings_that_differ_are_a_warning_with_the_command_that_mends_them(kaf
     make_topics(kafka)
     found = examined(kafka_of(kafka, retention_hours=1.0))
     assert found["topics"].state == "warn"
-    assert "telemetry.v1: retention.ms is 259200000, wanted 3600000" in found["topics"].found
+    assert "telemetry.v1: retention.ms is 259200000, expected 3600000" in found["topics"].found
     assert "--add-config retention.ms=3600000" in found["topics"].mend
     assert code(found) == 0
 
 
 def alter(address: Address, topic: str, settings: dict[str, str]) -> None:
     """Returns when the broker tells them, too: it follows its controller with a small delay."""
-    wanted = [one for one in topics.wanted(kafka_of(address)) if one.name == topic]
+    wanted = [one for one in topics.configured_topics(kafka_of(address)) if one.name == topic]
     end = time.monotonic() + SECONDS
     with admin_of(address) as admin:
         admin.alter_configs([ConfigResource("TOPIC", topic, settings)])
-        while not settings.items() <= topic_state.look(admin, wanted)[topic].settings.items():
+        while not settings.items() <= topic_state.read_topics(admin, wanted)[topic].settings.items():
             assert time.monotonic() < end, f"topic {topic} has no {settings} within {SECONDS} s"
             time.sleep(0.01)
 
@@ -138,7 +138,7 @@ def test_a_topic_that_refuses_large_messages_is_a_failure_and_all_mends_are_list
     alter(kafka, "events.v1", {"retention.ms": "1000"})
     found = examined(configured)
     assert (found["topics"].state, code(found)) == ("fail", 1)
-    assert "telemetry.v1: max.message.bytes is 20000, wanted 4198400" in found["topics"].found
+    assert "telemetry.v1: max.message.bytes is 20000, expected 4198400" in found["topics"].found
     assert "--entity-name telemetry.v1 --alter --add-config max.message.bytes=4198400" in found["topics"].mend
     assert "--entity-name events.v1 --alter --add-config retention.ms=259200000" in found["topics"].mend
 
@@ -181,7 +181,9 @@ def test_looking_at_the_clock_leaves_two_tiny_records_and_nothing_else(kafka: Ad
     configured = make_topics(kafka)
     examined(configured)
     assert sum(len(record.value) for record in read(kafka, topics.PROBE)) < 100
-    assert [read(kafka, topic.name) for topic in topics.wanted(configured) if topic.name != topics.PROBE] == [[]] * 6
+    assert [
+        read(kafka, topic.name) for topic in topics.configured_topics(configured) if topic.name != topics.PROBE
+    ] == [[]] * 6
 
 
 @pytest.mark.parametrize(

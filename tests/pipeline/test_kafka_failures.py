@@ -41,7 +41,7 @@ def test_a_broker_that_is_frozen_for_longer_than_the_delivery_timeout_costs_noth
     line = new_line(make_topics(own_broker)).begin()
     line.well()
     own_broker.freeze()
-    visible = line.seen("does not answer", "does not answer")
+    visible = line.seen("does not respond", "does not respond")
     assert visible < SEEN_S
     acknowledged = line.sender.flow.sent
     until(lambda: line.waited >= visible + BRISK.delivery, SEEN_S, "the freeze outlasts the delivery timeout")

@@ -66,7 +66,7 @@ def test_what_retention_deletes_while_it_is_being_read_is_counted(
 ) -> None:
     monkeypatch.setattr(ingest, "COMMIT_ROWS", 40)
     monkeypatch.setattr(transport, "FETCH_BYTES", 4096)
-    monkeypatch.setattr(transport, "AHEAD", 4096)
+    monkeypatch.setattr(transport, "BUFFER_BYTES", 4096)
     line = new_line(make_topics(kafka, partitions=1))
     line.sender.start()
     for _ in range(20):  # batches: a fetch brings whole ones

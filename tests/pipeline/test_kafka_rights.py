@@ -67,7 +67,7 @@ def publish(address: Address, offset: int) -> None:
     """As the pipeline publishes what it stored; the brokers make the topic for it when they are first asked."""
     stored: dict[Any, Any] = {TopicPartition("telemetry.v1", 0): OffsetAndMetadata(offset, "", -1)}
     end = time.monotonic() + SECONDS
-    with closing(kafka_clients.admin(kafka_of(address), "tests", SECONDS)) as admin:
+    with closing(kafka_clients.create_admin(kafka_of(address), "tests", SECONDS)) as admin:
         while _refused(admin, stored):
             assert time.monotonic() < end, "offsets are not taken"
             time.sleep(0.05)

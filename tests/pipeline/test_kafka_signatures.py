@@ -42,5 +42,5 @@ def test_signed_messages_arrive_and_forged_ones_are_dead_letters(
 
 
 def test_an_agent_without_its_key_does_not_start(new_line: Callable[..., Line], kafka: Address, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no n3\.key; wanted the key of n3"):
+    with pytest.raises(ConfigError, match=r"no n3\.key; expected the key of n3"):
         new_line(make_topics(kafka, node_keys=keys(tmp_path / "keys", "n0", "n1", "n2")))

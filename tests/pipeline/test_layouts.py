@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from pipeline.model.errors import WireError
-from pipeline.transport.wire import Layouts
+from pipeline.transport.wire import LayoutCache
 
 
 def text(node: str, signal: str = "gpu.power", gpus: int = 8) -> bytes:
@@ -17,14 +17,14 @@ def text(node: str, signal: str = "gpu.power", gpus: int = 8) -> bytes:
 
 
 def test_a_text_that_was_parsed_gives_the_same_layout_again():
-    layouts = Layouts(1 << 20)
-    assert layouts.of(text("n1")) is layouts.of(bytes(bytearray(text("n1"))))
-    assert layouts.of(text("n1")) is not layouts.of(text("n2"))
+    layouts = LayoutCache(1 << 20)
+    assert layouts.get_layout(text("n1")) is layouts.get_layout(bytes(bytearray(text("n1"))))
+    assert layouts.get_layout(text("n1")) is not layouts.get_layout(text("n2"))
 
 
 def test_nodes_that_are_alike_share_shape_and_signals_and_layouts_of_one_node_its_names():
-    layouts = Layouts(1 << 20)
-    one, two, slow = (layouts.of(t) for t in (text("n1"), text("n2"), text("n1", "gpu.energy")))
+    layouts = LayoutCache(1 << 20)
+    one, two, slow = (layouts.get_layout(t) for t in (text("n1"), text("n2"), text("n1", "gpu.energy")))
     assert one.shape is two.shape
     assert one.blocks[0].signals is two.blocks[0].signals
     assert all(a is b for a, b in zip(one.blocks[0].entities, slow.blocks[0].entities, strict=True))
@@ -32,20 +32,20 @@ def test_nodes_that_are_alike_share_shape_and_signals_and_layouts_of_one_node_it
 
 def test_the_longest_unused_go_when_the_texts_exceed_their_room():
     size = len(text("n1"))
-    layouts = Layouts(3 * size)
-    first, second, _ = (layouts.of(text(f"n{i}")) for i in range(3))
-    assert layouts.of(text("n0")) is first
-    layouts.of(text("n3"))
+    layouts = LayoutCache(3 * size)
+    first, second, _ = (layouts.get_layout(text(f"n{i}")) for i in range(3))
+    assert layouts.get_layout(text("n0")) is first
+    layouts.get_layout(text("n3"))
     assert len(layouts) == 3
-    assert layouts.of(text("n0")) is first
-    assert layouts.of(text("n1")) is not second
+    assert layouts.get_layout(text("n0")) is first
+    assert layouts.get_layout(text("n1")) is not second
 
 
 def test_one_that_is_larger_than_all_the_room_is_parsed_and_not_kept():
-    layouts = Layouts(1000)
-    assert layouts.of(text("n1", gpus=100)).node == "n1"
+    layouts = LayoutCache(1000)
+    assert layouts.get_layout(text("n1", gpus=100)).node == "n1"
     assert len(layouts) == 0
-    layouts.of(text("n1"))
+    layouts.get_layout(text("n1"))
     assert len(layouts) == 1
 
 
@@ -66,18 +66,18 @@ def test_one_that_is_larger_than_all_the_room_is_parsed_and_not_kept():
     ],
 )
 def test_a_bad_layout_is_refused_each_time_and_not_kept(blocks):
-    layouts = Layouts(1000)
+    layouts = LayoutCache(1000)
     for _ in range(2):
         with pytest.raises(WireError, match=r"layout|Unicode"):
-            layouts.of(json.dumps({"site": "s", "node": "n", "blocks": blocks}).encode())
+            layouts.get_layout(json.dumps({"site": "s", "node": "n", "blocks": blocks}).encode())
     assert len(layouts) == 0
 
 
 def test_several_threads_may_ask_at_once():
-    layouts, found = Layouts(5000), []
+    layouts, found = LayoutCache(5000), []
 
     def ask():
-        found.extend(layouts.of(text(f"n{i % 100}")).node == f"n{i % 100}" for i in range(2000))
+        found.extend(layouts.get_layout(text(f"n{i % 100}")).node == f"n{i % 100}" for i in range(2000))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:

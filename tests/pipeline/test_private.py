@@ -48,7 +48,7 @@ def test_a_spool_is_private_with_all_that_lies_in_it(tmp_path: Path) -> None:
         spool.append(b"body", 1, 0)
         spool.sync()
         [epoch] = segments.epoch_folders(spool.home)
-        segments.write_small(epoch / "pipeline.cursor", {"next": 1}, durable=False)
+        segments.write_json(epoch / "pipeline.cursor", {"next": 1}, durable=False)
     found = modes(tmp_path)
     assert {name for name in found if name.endswith((".seg", "mark", "lock", ".cursor"))}
     assert {name: mode for name, mode in found.items() if mode & 0o077} == {}

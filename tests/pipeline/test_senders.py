@@ -184,11 +184,11 @@ def test_a_key_is_replaced_without_a_gap_and_one_taken_away_ends_within_a_minute
     clock = [0.0]
     keys = NodeKeys(tmp_path, lambda: clock[0])
     key_file(tmp_path, "h2", KEY, OTHER)
-    assert keys.signing("h2") == KEY
-    assert keys.wrong("h2", "t", b"x", sign(OTHER, "t", b"x")) is None
+    assert keys.signing_key("h2") == KEY
+    assert keys.find_fault("h2", "t", b"x", sign(OTHER, "t", b"x")) is None
     key_file(tmp_path, "h2", KEY)
     clock[0] += RENEW_S
-    assert "wrong signature" in keys.wrong("h2", "t", b"x", sign(OTHER, "t", b"x"))
+    assert "wrong signature" in keys.find_fault("h2", "t", b"x", sign(OTHER, "t", b"x"))
 
 
 @pytest.mark.parametrize(("text", "mode", "reason"), [(b"short", 0o600, "at least 32"), (KEY, 0o644, "chmod 600")])
@@ -196,8 +196,8 @@ def test_a_key_that_protects_nothing_is_refused(tmp_path, text, mode, reason):
     key_file(tmp_path, "h2", text)
     (tmp_path / "h2.key").chmod(mode)
     with pytest.raises(sections.ConfigError, match=reason):
-        NodeKeys(tmp_path).signing("h2")
-    assert reason in NodeKeys(tmp_path).wrong("h2", "t", b"x", b"")
+        NodeKeys(tmp_path).signing_key("h2")
+    assert reason in NodeKeys(tmp_path).find_fault("h2", "t", b"x", b"")
 
 
 def test_nothing_is_kept_of_a_node_whose_name_misleads_also_not_its_clock(bench):

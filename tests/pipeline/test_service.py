@@ -105,7 +105,7 @@ def test_until_the_first_step_has_ended_nobody_takes_the_history_for_judged(site
         seen.append(service.health()["backlog"])
         committed(partition, next_offset)
 
-    monkeypatch.setattr(service.transport, "committed", ask)
+    monkeypatch.setattr(service.transport, "commit_offset", ask)
     assert service.health()["backlog"] is True
     drain(service)
     assert seen == [True]

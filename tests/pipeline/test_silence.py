@@ -326,7 +326,7 @@ def test_the_page_says_that_the_agents_were_upgraded(line: Line) -> None:
 
 def test_a_transport_that_cannot_be_read_is_what_the_page_names(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     line.run(60, *NODES)
-    monkeypatch.setattr(line.service.transport, "reachable", lambda: "kafka k1:9092: no answer")
+    monkeypatch.setattr(line.service.transport, "find_problem", lambda: "kafka k1:9092: no answer")
     line.run(60)
     assert line.evidence()["reading"] == "kafka k1:9092: no answer"
     assert line.rows("SELECT summary FROM incidents") == [

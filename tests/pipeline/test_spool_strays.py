@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from agents.node.spool.spool import Spool
 from pipeline.model.errors import GapError
 from pipeline.transport import segments, wire
-from pipeline.transport.salvage import find_sound
-from pipeline.transport.spool import UNMARKED_S, SpoolTransport
+from pipeline.transport.salvage import find_valid_record
+from pipeline.transport.spool import MARK_TIMEOUT_S, SpoolTransport
 
 COUNT = 240
 TOPIC = "telemetry.v1"
@@ -61,7 +61,7 @@ class Reader:
                 self.offset += 1
             limit -= len(found)
             idle = 0 if found else idle + 1
-            self.now += UNMARKED_S
+            self.now += MARK_TIMEOUT_S
         return self
 
     def skip(self, gap: GapError) -> None:
@@ -91,7 +91,7 @@ def test_a_mark_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     (partition,) = reader.transport.partitions()
     assert reader.transport.read(partition, 0, 10, 1 << 16) == []
-    reader.now += UNMARKED_S
+    reader.now += MARK_TIMEOUT_S
     assert len(reader.transport.read(partition, 0, 10, 1 << 16)) == 10
 
 
@@ -138,9 +138,9 @@ def nonsense(folder: Path, files: list[Path]) -> Path:
 def a_part(folder: Path, files: list[Path]) -> Path:
     """The true records from the middle of a segment on, a few of them, under their true name."""
     data = files[1].read_bytes()
-    found = find_sound(data, len(data) // 3)
+    found = find_valid_record(data, len(data) // 3)
     assert found is not None
-    end = find_sound(data, found[0] + 600)
+    end = find_valid_record(data, found[0] + 600)
     assert end is not None
     path = segments.segment_path(folder, found[1])
     path.write_bytes(data[found[0] : end[0]])
@@ -156,7 +156,7 @@ def test_a_stray_segment_costs_no_message_and_moves_no_gap_back(tmp_path: Path, 
     stray = plant(folder, sorted(folder.glob("*.seg")))
     reader = Reader(tmp_path).drain()
     assert (len(reader.read), reader.gaps) == (COUNT, [])
-    assert plant is a_part or list(reader.transport.strays) == [stray]
+    assert plant is a_part or list(reader.transport.stray_files) == [stray]
 
 
 @pytest.mark.parametrize("plant", PLANTS)
@@ -174,7 +174,7 @@ def test_a_stray_segment_lets_the_writer_unlink_nothing_that_is_not_read(tmp_pat
     reader = Reader(tmp_path).drain(20)
     (partition,) = reader.transport.partitions()
     plant(folder, sorted(folder.glob("*.seg")))
-    reader.transport.committed(partition, reader.offset)
+    reader.transport.commit_offset(partition, reader.offset)
     reader.transport.close()
     filled(tmp_path, 40, seed=8)
     again = Reader(tmp_path, offset=reader.offset).drain()
@@ -192,7 +192,7 @@ def test_a_segment_of_another_spool_is_not_read_under_its_name(tmp_path: Path) -
     shutil.copy(foreign, segments.segment_path(folder, int(foreign.stem)))
     reader = Reader(tmp_path / "here").drain()
     assert reader.counted == COUNT
-    assert all(wire.open_envelope(value).epoch == segments.epoch_of(folder) for value in reader.read.values())
+    assert all(wire.open_envelope(value).epoch == segments.parse_epoch(folder) for value in reader.read.values())
     assert sum(behind - first for first, behind, _ in reader.gaps) >= lost
 
 
@@ -200,7 +200,7 @@ def test_records_behind_garbage_that_was_put_between_them_are_read(tmp_path: Pat
     folder = filled(tmp_path)
     path = sorted(folder.glob("*.seg"))[1]
     data = path.read_bytes()
-    at = find_sound(data, 1000)
+    at = find_valid_record(data, 1000)
     assert at is not None
     path.write_bytes(data[: at[0]] + b"garbage" * 100 + data[at[0] :])
     assert (len(Reader(tmp_path).drain().read), Reader(tmp_path).drain().gaps) == (COUNT, [])
@@ -263,7 +263,9 @@ def spoil(folder: Path, foreign: Path, step: tuple[str, float, float, int]) -> N
 def intact(files: list[Path], sent: dict[int, bytes]) -> set[int]:
     """Sequences whose records lie whole in any of the files, with every byte as it was written."""
     data = [path.read_bytes() for path in files]
-    return {sequence for sequence, value in sent.items() if any(segments.record(sequence, value) in d for d in data)}
+    return {
+        sequence for sequence, value in sent.items() if any(segments.pack_record(sequence, value) in d for d in data)
+    }
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -288,7 +290,7 @@ def test_no_damage_makes_a_reader_crash_read_twice_go_back_or_skip_in_silence(
     reader.drain()
     assert all(sent[sequence] == value for sequence, value in reader.read.items()), "no byte that was not written"
     assert reader.counted == reader.offset, "each is read or counted"
-    true = [path for path in folder.glob("*.seg") if path not in reader.transport.strays]
+    true = [path for path in folder.glob("*.seg") if path not in reader.transport.stray_files]
     assert all(sequence < reader.offset for sequence in intact(true, sent)), "no sound message is left unread"
     if segments.read_mark(folder) is not None:
         assert reader.offset >= COUNT, "the mark says how far it goes"

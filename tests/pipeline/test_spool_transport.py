@@ -33,14 +33,14 @@ def test_a_cursor_is_written_at_most_once_a_second_and_in_full_at_close(tmp_path
     now = 100.0
     transport = SpoolTransport(tmp_path, monotonic=lambda: now)
     (partition,) = transport.partitions()
-    transport.committed(partition, 1)
+    transport.commit_offset(partition, 1)
     assert cursor(tmp_path) == 1
-    transport.committed(partition, 2)
+    transport.commit_offset(partition, 2)
     assert cursor(tmp_path) == 1
     now += 1.0
-    transport.committed(partition, 3)
+    transport.commit_offset(partition, 3)
     assert cursor(tmp_path) == 3
-    transport.committed(partition, 5)
+    transport.commit_offset(partition, 5)
     transport.close()
     assert cursor(tmp_path) == 5
 
@@ -49,9 +49,9 @@ def test_a_damaged_cursor_keeps_segments_instead_of_losing_them(tmp_path: Path) 
     filled(tmp_path, count=500, segment_bytes=1000)
     (folder,) = segments.epoch_folders(tmp_path / "n1" / "telemetry.v1")
     (folder / "pipeline.cursor").write_bytes(b"\0\0\0")
-    before = segments.segments(folder)
+    before = segments.list_segments(folder)
     filled(tmp_path, count=1, segment_bytes=1000)
-    assert segments.segments(folder)[: len(before)] == before
+    assert segments.list_segments(folder)[: len(before)] == before
 
 
 def test_records_beyond_the_mark_are_not_read(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_mark_caught_in_the_middle_of_a_write_leaves_what_was_known(tmp_path: 
 def test_no_folder_yet_is_unreachable_and_has_no_partitions(tmp_path: Path) -> None:
     transport = SpoolTransport(tmp_path / "absent")
     assert transport.partitions() == ()
-    assert "no agent has run here" in str(transport.reachable())
+    assert "no agent has run here" in str(transport.find_problem())
 
 
 def test_a_folder_that_vanished_reads_as_empty(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_folder_that_vanished_reads_as_empty(tmp_path: Path) -> None:
     assert transport.partitions() == ()
     assert transport.bounds(partition) == (0, 0)
     assert transport.read(partition, 0, 1, 1) == []
-    transport.committed(partition, 3)
+    transport.commit_offset(partition, 3)
     transport.close()
 
 
@@ -106,7 +106,7 @@ def test_a_stranger_in_the_folder_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_open_files_stay_bounded_however_many_nodes_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool_transport, "OPEN", 4)
+    monkeypatch.setattr(spool_transport, "MAX_OPEN", 4)
     for i in range(12):
         filled(tmp_path, node=f"n{i}", count=3)
     before = len(os.listdir("/proc/self/fd"))
@@ -153,19 +153,19 @@ def test_a_cursor_that_cannot_be_written_is_told_and_tried_again(common: Path) -
     (partition,) = transport.partitions()
     (folder,) = segments.epoch_folders(common / "n1" / "telemetry.v1")
     folder.chmod(0o500)
-    transport.committed(partition, 1)
-    told = str(transport.reachable())
+    transport.commit_offset(partition, 1)
+    told = str(transport.find_problem())
     assert "pipeline.cursor: cannot be written: Permission denied" in told
-    assert "wanted room on that disk and a folder that the pipeline's user may write" in told
+    assert "free disk space, or make the folder writable for the pipeline's user" in told
     folder.chmod(0o700)
     assert transport.partitions() == (partition,)
     assert cursor(common) is None
     now += 1.0
     assert transport.partitions() == (partition,)
     assert cursor(common) == 1
-    assert transport.reachable() is None
+    assert transport.find_problem() is None
     folder.chmod(0o500)
-    transport.committed(partition, 2)
+    transport.commit_offset(partition, 2)
     transport.close()
     assert cursor(common) == 1
 
@@ -176,8 +176,8 @@ def test_a_cursor_whose_temporary_name_is_taken_never_raises(tmp_path: Path) -> 
     (partition,) = transport.partitions()
     (folder,) = segments.epoch_folders(tmp_path / "n1" / "telemetry.v1")
     (folder / "pipeline.cursor.tmp").mkdir()
-    transport.committed(partition, 1)
-    assert "Is a directory" in str(transport.reachable())
+    transport.commit_offset(partition, 1)
+    assert "Is a directory" in str(transport.find_problem())
     transport.close()
 
 
@@ -188,11 +188,11 @@ def test_a_spool_removed_between_reading_and_storing_is_no_error(tmp_path: Path)
     first, second = transport.partitions()
     assert len(transport.read(first, 0, 100, 1 << 20)) == 5
     shutil.rmtree(tmp_path / "n1")
-    transport.committed(first, 5)
-    assert "n1" in str(transport.reachable())
+    transport.commit_offset(first, 5)
+    assert "n1" in str(transport.find_problem())
     assert transport.partitions() == (second,)
-    assert transport.reachable() is None
-    transport.committed(first, 5)
+    assert transport.find_problem() is None
+    transport.commit_offset(first, 5)
     transport.close()
 
 
@@ -208,15 +208,15 @@ def test_a_node_that_cannot_be_read_is_left_out_told_and_taken_again(common: Pat
     barred.chmod(0)
     assert read_by_node(transport).get("n1", 0) == 0
     assert read_by_node(transport)["n2"] == 5
-    told = str(transport.reachable())
+    told = str(transport.find_problem())
     assert str(common / "n1") in told
     assert "Permission denied" in told
-    assert "left out" in told
+    assert "is skipped" in told or "are skipped" in told
     for partition in transport.partitions():
         transport.bounds(partition)
     barred.chmod(0o700)
     assert read_by_node(transport) == {"n1": 5, "n2": 5}
-    assert transport.reachable() is None
+    assert transport.find_problem() is None
     transport.close()
 
 
@@ -226,7 +226,7 @@ def test_a_spool_directory_that_cannot_be_looked_into_is_told(common: Path) -> N
     inner.chmod(0)
     transport = SpoolTransport(inner / "spool")
     assert transport.partitions() == ()
-    assert "cannot be listed: Permission denied" in str(transport.reachable())
+    assert "cannot be listed: Permission denied" in str(transport.find_problem())
 
 
 def test_a_link_to_itself_is_a_stranger(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_link_to_itself_is_a_stranger(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     transport = SpoolTransport(tmp_path)
     assert [p.name for p in transport.partitions()] == ["n1"]
-    assert transport.reachable() is None
+    assert transport.find_problem() is None
 
 
 def open_segments(folder: Path) -> list[str]:
@@ -261,7 +261,7 @@ def test_a_segment_read_past_is_closed_so_that_unlinking_it_frees_its_space(tmp_
                 offset += len(messages)
             assert len(open_segments(tmp_path)) == 1
             assert not open_segments(tmp_path)[0].endswith("(deleted)")
-            transport.committed(partition, offset)
+            transport.commit_offset(partition, offset)
             now += 1.0
     assert len(list(tmp_path.glob("*/*/*/*.seg"))) <= 2  # the writer did unlink what was read
     transport.close()
@@ -277,11 +277,11 @@ def test_want_of_file_numbers_is_not_blamed_on_a_node_and_close_never_raises(tmp
     try:
         with pytest.raises(OSError, match="Too many open files"):
             transport.read(partition, 0, 100, 1 << 20)
-        transport.committed(partition, 1)
+        transport.commit_offset(partition, 1)
         transport.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert "cannot be written: Too many open files" in str(transport.reachable())
+    assert "cannot be written: Too many open files" in str(transport.find_problem())
 
 
 def test_what_is_open_of_a_partition_that_vanished_is_closed(tmp_path: Path) -> None:

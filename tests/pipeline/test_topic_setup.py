@@ -19,7 +19,7 @@ from pipeline.transport import topics as topic_state
 from tests.kafka_broker import Address, Broker
 from tests.kafka_clients import admin_of, delete_topics, kafka_of, read, write
 
-NAMES = [topic.name for topic in topics.wanted(Kafka())]
+NAMES = [topic.name for topic in topics.configured_topics(Kafka())]
 
 
 def lines_of(kafka: Kafka) -> list[str]:
@@ -35,9 +35,9 @@ def bare(kafka: Address) -> Address:
     return kafka
 
 
-def state_of(address: Address) -> Mapping[str, topic_state.State]:
+def state_of(address: Address) -> Mapping[str, topic_state.TopicState]:
     with admin_of(address) as admin:
-        return topic_state.look(admin, topics.wanted(kafka_of(address)))
+        return topic_state.read_topics(admin, topics.configured_topics(kafka_of(address)))
 
 
 def test_topics_are_made_with_their_settings_and_lead(bare: Address) -> None:
@@ -46,7 +46,7 @@ def test_topics_are_made_with_their_settings_and_lead(bare: Address) -> None:
     assert "topic telemetry.v1: made: 4 partitions, 1 replica, retention 72 h" in lines
     assert "topic telemetry.v1.dlq: made: 1 partition, 1 replica, retention 168 h" in lines
     state = state_of(bare)
-    for topic in topics.wanted(kafka_of(bare)):
+    for topic in topics.configured_topics(kafka_of(bare)):
         found = state[topic.name]
         assert (found.partitions, found.headless) == (topic.partitions, 0)
         assert {key: found.settings[key] for key in topic.settings} == dict(topic.settings)
@@ -70,9 +70,9 @@ def test_what_differs_is_named_with_its_mend_and_left_alone(bare: Address) -> No
     before = state_of(bare)
     lines = [line for line in lines_of(kafka_of(bare, partitions=5, retention_hours=1.0)) if "telemetry.v1:" in line]
     assert lines[0] == "topic telemetry.v1: was there already"
-    assert "number of partitions is 2, wanted 5; mend: kafka-topics.sh" in lines[1]
+    assert "number of partitions is 2, expected 5; mend: kafka-topics.sh" in lines[1]
     assert "[kafka] partitions = 2" in lines[1]
-    assert "retention.ms is 259200000, wanted 3600000; mend: kafka-configs.sh" in lines[2]
+    assert "retention.ms is 259200000, expected 3600000; mend: kafka-configs.sh" in lines[2]
     assert "--add-config retention.ms=3600000" in lines[2]
     assert state_of(bare) == before
 
@@ -80,7 +80,7 @@ def test_what_differs_is_named_with_its_mend_and_left_alone(bare: Address) -> No
 def test_more_partitions_than_configured_are_a_matter_of_the_configuration(bare: Address) -> None:
     lines_of(kafka_of(bare, partitions=5))
     (line,) = [text for text in lines_of(kafka_of(bare, partitions=2)) if "telemetry.v1: differs" in text]
-    assert line.endswith("number of partitions is 5, wanted 2; mend: [kafka] partitions = 5")
+    assert line.endswith("number of partitions is 5, expected 2; mend: [kafka] partitions = 5")
 
 
 def test_two_at_once_make_each_topic_once(bare: Address) -> None:
@@ -103,12 +103,16 @@ def test_fewer_copies_than_configured_differ_and_need_no_more_acknowledgements_t
     lines_of(kafka_of(bare))
     lines = [text for text in lines_of(kafka_of(bare, replication_factor=3)) if "telemetry.v1: differs" in text]
     assert len(lines) == 1
-    assert "replication factor is 1, wanted 3" in lines[0]
+    assert "replication factor is 1, expected 3" in lines[0]
 
 
 def test_with_three_copies_two_must_have_a_message() -> None:
-    assert {t.settings.get("min.insync.replicas") for t in topics.wanted(Kafka(replication_factor=3))} == {"2"}
-    assert {t.settings.get("min.insync.replicas") for t in topics.wanted(Kafka(replication_factor=2))} == {None}
+    assert {t.settings.get("min.insync.replicas") for t in topics.configured_topics(Kafka(replication_factor=3))} == {
+        "2"
+    }
+    assert {t.settings.get("min.insync.replicas") for t in topics.configured_topics(Kafka(replication_factor=2))} == {
+        None
+    }
 
 
 def test_partitions_without_a_leader_are_counted(bare: Address) -> None:
@@ -117,7 +121,7 @@ def test_partitions_without_a_leader_are_counted(bare: Address) -> None:
         found = admin.describe_topics(["telemetry.v1"])
         found[0]["partitions"][1]["leader_id"] = -1
         admin.describe_topics = lambda names: found
-        assert topic_state.look(admin, topics.wanted(kafka_of(bare)))["telemetry.v1"].headless == 1
+        assert topic_state.read_topics(admin, topics.configured_topics(kafka_of(bare)))["telemetry.v1"].headless == 1
 
 
 def test_brokers_that_are_away_are_unreachable_and_named() -> None:

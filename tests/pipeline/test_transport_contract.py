@@ -71,7 +71,7 @@ class KafkaSource:
         self.numbers: dict[str, int] = {}
         self.sequence = 0
         make_topic(address, self.topic, 3)
-        self.producer = kafka_clients.producer(kafka_of(address), "contract")
+        self.producer = kafka_clients.create_producer(kafka_of(address), "contract")
 
     def send(self, node: str, bodies: list[bytes]) -> None:
         sent = []
@@ -240,7 +240,7 @@ def test_a_second_transport_goes_on_from_a_stored_offset(source: Source, transpo
     source.send("n1", [b"%d" % i for i in range(10)])
     partition = partition_of(source, transport, "n1")
     middle = transport.bounds(partition)[0] + 6
-    transport.committed(partition, middle)
+    transport.commit_offset(partition, middle)
     transport.close()
     second = source.transport()
     assert partition in second.partitions()
@@ -256,6 +256,6 @@ def test_a_second_transport_goes_on_from_a_stored_offset(source: Source, transpo
 def test_it_can_be_reached_and_closed_twice(source: Source, transport: Transport) -> None:
     source.send("n1", [b"a"])
     assert transport.partitions()
-    assert transport.reachable() is None
+    assert transport.find_problem() is None
     transport.close()
     transport.close()

@@ -162,7 +162,7 @@ def test_joined_messages_hold_the_same_values_as_each_alone(found: list[Batch]) 
         for i, batch in enumerate(found)
     ]
     seen = 0
-    for joined in wire.join(bodies):
+    for joined in wire.decode_together(bodies):
         for m, body in enumerate(joined.bodies):
             batch = found[body.envelope.sequence]
             np.testing.assert_array_equal(joined.times[m], batch.times)
@@ -184,7 +184,7 @@ def test_a_batch_of_unequal_shapes_or_strange_types_is_refused_by_the_writer() -
     def of(values: Any) -> Batch:
         return Batch(ORIGIN, np.array([1], np.int64), (Block("gpu", ("gpu:a",), {"gpu.power": values}),))
 
-    with pytest.raises(WireError, match=r"shape \(1, 2\), wanted \(1, 1\)"):
+    with pytest.raises(WireError, match=r"shape \(1, 2\), expected \(1, 1\)"):
         wire.encode(of(np.zeros((1, 2), "f4")))
     with pytest.raises(WireError, match="type int32"):
         wire.encode(of(np.zeros((1, 1), "i4")))
@@ -384,7 +384,7 @@ def test_an_envelope_of_another_kind_is_refused_with_the_reason(change: dict[str
 
 
 def test_telemetry_is_no_events_message_and_the_other_way_round() -> None:
-    with pytest.raises(WireError, match="wanted 2"):
+    with pytest.raises(WireError, match="expected 2"):
         wire.decode_events(telemetry_message())
-    with pytest.raises(WireError, match="wanted 1"):
+    with pytest.raises(WireError, match="expected 1"):
         wire.decode(events_message())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.transport import segments
-from pipeline.transport.salvage import Strays
+from pipeline.transport.salvage import SegmentCheck
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class SegmentRetention:
         if not self._kept:
             return False
         oldest = self._kept[0]
-        first = max(oldest.first, _lowest_cursor(segments.cursors(oldest.folder)))
+        first = max(oldest.first, _lowest_cursor(segments.read_cursors(oldest.folder)))
         self.record_gap(first, oldest.next, "spool full", oldest.folder)
         self.save_gaps()
         self._unlink_oldest()
@@ -81,7 +81,7 @@ class SegmentRetention:
     def drop_read_segments(self) -> None:
         """Unlinks segments that every reader has stored, but never the newest."""
         while self.has_several:
-            cursors = segments.cursors(self._kept[0].folder)
+            cursors = segments.read_cursors(self._kept[0].folder)
             if not cursors or min(cursors) < self._kept[0].next:
                 break
             self._unlink_oldest()
@@ -93,13 +93,13 @@ class SegmentRetention:
             self.dropped += end - first
             folder = folder or self._current
             known = self._gaps[folder] if folder in self._gaps else segments.read_gaps(folder)
-            self._gaps[folder] = segments.merged(known, (first, end, cause))
+            self._gaps[folder] = segments.append_gap(known, (first, end, cause))
 
     def save_gaps(self) -> None:
         """Saves new gaps; if the disk has no room for them, the next call tries again."""
         for folder, gaps in list(self._gaps.items()):
             try:
-                segments.write_small(folder / "gaps.json", gaps, durable=True)
+                segments.write_json(folder / "gaps.json", gaps, durable=True)
             except OSError:
                 return
             del self._gaps[folder]
@@ -112,7 +112,7 @@ class SegmentRetention:
     def _remove_old_epochs(self) -> None:
         """Removes old epochs that every reader has read to the end; what remains of others (mark, gaps) is tiny."""
         for folder in segments.epoch_folders(self._home):
-            mark, cursors = segments.read_mark(folder), segments.cursors(folder)
+            mark, cursors = segments.read_mark(folder), segments.read_cursors(folder)
             if folder != self._current and mark and cursors and min(cursors) >= mark.sequence:
                 for name in os.listdir(folder):
                     (folder / name).unlink(missing_ok=True)
@@ -125,13 +125,13 @@ def _lowest_cursor(cursors: list[int]) -> int:
 
 def _list_segments(folder: Path) -> list[Segment]:
     """The segments of a folder. Files outside the sequence of segments are left alone: they are not ours to unlink."""
-    firsts, mark = Strays().segments(folder, segments.epoch_of(folder)), segments.read_mark(folder)
+    firsts, mark = SegmentCheck().list_segments(folder, segments.parse_epoch(folder)), segments.read_mark(folder)
     if not firsts:
         return []
     found: list[Segment] = []
     for first, following in zip(firsts, [*firsts[1:], None], strict=True):
         path = segments.segment_path(folder, first)
-        held = segments.held_until(path, first)
+        held = segments.read_end_by_headers(path, first)
         end = max(held, mark.sequence if mark else 0) if following is None else max(held, following)
         if not found or end > found[-1].next:  # else a file with a part of the previous one
             found.append(Segment(folder, first, end, path.stat().st_size))

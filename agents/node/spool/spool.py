@@ -17,7 +17,7 @@ from agents.node.spool.retention import Segment, SegmentRetention
 from pipeline.model.errors import SpoolError
 from pipeline.runtime import private_files
 from pipeline.transport import segments, wire
-from pipeline.transport.salvage import Strays
+from pipeline.transport.salvage import SegmentCheck
 
 BUFFER_BYTES = 1 << 20
 """Bytes buffered until append syncs by itself; chosen: 80 ticks of a node with 8 GPUs."""
@@ -78,7 +78,7 @@ class Spool:
         message = wire.seal(body, kind, self.epoch, sequence, sent, simulated)
         if len(message) > wire.MAX_MESSAGE:
             raise SpoolError(f"{self.home}: message of {len(message)} bytes, expected at most {wire.MAX_MESSAGE}")
-        self._pending.append(segments.record(sequence, message))
+        self._pending.append(segments.pack_record(sequence, message))
         self._waiting += len(self._pending[-1])
         self.next += 1
         if self._waiting >= BUFFER_BYTES:
@@ -195,15 +195,15 @@ class Spool:
 
         A torn tail behind a mark of this boot was never visible: it is cut. Any other damage may have been visible.
         """
-        epoch = segments.epoch_of(folder)
-        mark, strays = segments.read_mark(folder), Strays()
-        firsts = strays.segments(folder, epoch)
-        ruined = bool(strays.ruined(folder))
+        epoch = segments.parse_epoch(folder)
+        mark, strays = segments.read_mark(folder), SegmentCheck()
+        firsts = strays.list_segments(folder, epoch)
+        ruined = bool(strays.unreadable_segments(folder))
         sequence = known = mark.sequence if mark else 0
         if firsts:
             path = segments.segment_path(folder, firsts[-1])
             data = path.read_bytes()
-            sequence, good = segments.scan(data, firsts[-1], epoch)
+            sequence, good = segments.scan_records(data, firsts[-1], epoch)
             torn = good < len(data)
             if mark and not ruined and sequence >= known and (not torn or self._same_boot(mark)):
                 disk.truncate_file(path, good)

@@ -164,7 +164,7 @@ class TopicWriter:
         epoch, end = previous
         if epoch == spool.epoch:
             return end - spool.next
-        folder = next((f for f in segments.epoch_folders(spool.home) if segments.epoch_of(f) == epoch), None)
+        folder = next((f for f in segments.epoch_folders(spool.home) if segments.parse_epoch(f) == epoch), None)
         mark = None if folder is None else segments.read_mark(folder)
         return 0 if mark is None else end - mark.sequence
 

@@ -66,7 +66,7 @@ class KafkaSendClient:
         self._inbox, self._kafka = inbox, kafka
         self._files = kafka_clients.credential_files_state(kafka)
         self._keys = load_node_keys(kafka)
-        self._producer = kafka_clients.producer(kafka, role, **_settings(timeouts))
+        self._producer = kafka_clients.create_producer(kafka, role, **_settings(timeouts))
 
     def send(self, stream: SendStream, offset: int, value: bytes) -> None:
         """Passes one message to the client, signed if there are keys; its outcome follows later.
@@ -83,7 +83,7 @@ class KafkaSendClient:
             return []
         from pipeline.transport.signatures import HEADER, sign  # here: without keys an agent need not load OpenSSL
 
-        return [(HEADER, sign(self._keys.signing(node), topic, value))]
+        return [(HEADER, sign(self._keys.signing_key(node), topic, value))]
 
     def _acknowledged(self, stream: SendStream, offset: int, _: object) -> None:
         self._inbox.put(SendOutcome(self, stream, offset, None))
@@ -93,7 +93,7 @@ class KafkaSendClient:
 
     def explain(self, topic: str, error: Exception) -> Exception:
         """The actual cause of an `error` that `send` raised: for example that the topic does not exist."""
-        return self._producer.meaning(topic, error)
+        return self._producer.explain_error(topic, error)
 
     @property
     def credentials_changed(self) -> bool:
@@ -103,11 +103,11 @@ class KafkaSendClient:
     @property
     def is_alive(self) -> bool:
         """Whether the client's I/O thread still runs."""
-        return self._producer.alive
+        return self._producer.is_alive
 
     def close(self, force: bool) -> None:
         """Ends the client within about FORCED_CLOSE_S; with `force` the messages it holds must be sent again."""
-        self._producer.end(FORCED_CLOSE_S, force)
+        self._producer.shut_down(FORCED_CLOSE_S, force)
 
 
 def load_node_keys(kafka: Kafka) -> NodeKeys | None:

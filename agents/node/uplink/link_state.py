@@ -30,7 +30,7 @@ class LinkState:
     def __init__(self, kafka: Kafka, log: Callable[[str], object]) -> None:
         self.problem: str | None = None
         self._kafka, self._log = kafka, log
-        self._causes = diagnosis.Causes()
+        self._causes = diagnosis.ClientErrors()
         self._causes.attach()
         self._blocked_topics: dict[str, tuple[float, Exception]] = {}  # topic -> since when, why
         self._failure: str | None = None
@@ -113,7 +113,7 @@ class LinkState:
 class _CauseLookup(threading.Thread):
     """Finds the cause of a problem in its own thread, as that may take seconds. text: None until then."""
 
-    def __init__(self, kafka: Kafka, causes: diagnosis.Causes, topic: str, error: Exception, now: float) -> None:
+    def __init__(self, kafka: Kafka, causes: diagnosis.ClientErrors, topic: str, error: Exception, now: float) -> None:
         super().__init__(name="kafka-why", daemon=True)
         self.text: str | None = None
         self.started = now
@@ -124,7 +124,7 @@ class _CauseLookup(threading.Thread):
         """The thread."""
         why: object = self._error  # known even if the lookup fails
         try:
-            why = diagnosis.trouble(self._kafka, self._causes, self._error)
+            why = diagnosis.explain_failure(self._kafka, self._causes, self._error)
         finally:
             self.text = f"topic {self._topic}: {why}"
 

@@ -249,7 +249,7 @@ class SpoolSender:
         kafka_clients.client_settings(kafka, role)
         if keys := load_node_keys(kafka):
             for node in nodes:
-                keys.signing(node)
+                keys.signing_key(node)
         self._transport = SpoolTransport(directory, READER, nodes=nodes)
         self._streams = SendStreams(self._transport, self._record_gap)
         self._link = LinkState(kafka, log)
@@ -319,7 +319,7 @@ class SpoolSender:
             self.unsent, self.lag = self._streams.count_unsent()
             self._check_client(now)
         self.dispatcher.send_ready()
-        if all(stream.settled for stream in self._streams) and self._transport.readable():
+        if all(stream.settled for stream in self._streams) and self._transport.is_fully_readable():
             self._last_good = now
             if self._flushed_wakes != self._scanned_wakes:
                 self._transport.write_cursors()
@@ -369,7 +369,7 @@ class SpoolSender:
             self._create_client()
 
     def _spool_problem(self) -> str | None:
-        return self._transport.reachable() if any(True for _ in self._streams) else None
+        return self._transport.find_problem() if any(True for _ in self._streams) else None
 
     def _drop_client(self) -> None:
         """Abandons the client with everything it holds, which is also in the spool."""

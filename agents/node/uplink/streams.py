@@ -85,7 +85,7 @@ class SendStream:
     def next_time(self) -> int:
         """When the next message was made, by its node's clock: the order in which streams are merged."""
         try:
-            return wire.peek(self.ahead[0].value).sent
+            return wire.unpack_envelope(self.ahead[0].value).sent
         except WireError:  # not one of our messages; ingest reports it
             return 0
 
@@ -159,7 +159,7 @@ class SendStreams:
                 del self._streams[partition]
         for partition in found:
             if partition not in self._streams:
-                self._streams[partition] = SendStream(partition, self._transport.cursor(partition) or 0)
+                self._streams[partition] = SendStream(partition, self._transport.stored_offset(partition) or 0)
             self._streams[partition].at_end = False
             self.commit_progress(self._streams[partition])
 
@@ -188,7 +188,7 @@ class SendStreams:
     def commit_progress(self, stream: SendStream) -> None:
         """Lets the spool's writer unlink what is acknowledged."""
         if stream.acknowledged > 0:
-            self._transport.committed(stream.partition, stream.acknowledged)
+            self._transport.commit_offset(stream.partition, stream.acknowledged)
 
 
 class CatchUpLimiter:
