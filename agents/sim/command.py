@@ -1,7 +1,7 @@
 """`fleetpulse simulate`: a fleet with known faults into files, to spools or Kafka at a chosen speed, or both alike.
 
 Where the scenario names no start: with --to second 0 lies at now - backfill - (duration - backfill) * (1 - 1 /
-speed), so that a stream at speed 1 runs with the clock, one at speed 0 ends now, and no sample ever lies in the
+speed), so that a stream at speed 1 runs with the clock, one at speed 0 ends now, and no sample is in the
 future.
 """
 
@@ -27,11 +27,11 @@ from pipeline.model.errors import UsageError
 from pipeline.model.records import SECOND, Event, iso
 
 BACKFILLED = "back-fill sent"
-"""What is said when the history of --backfill is durable and real time begins; the demo waits for these words."""
+"""Printed when the history of --backfill is durable and real time starts; the demo waits for these words."""
 
 
 class Sink(Protocol):
-    """Where the files go: pipeline.recording.reader.RecordingWriter has this face, and the door passes it in."""
+    """Writer of the files; pipeline.recording provides one, and fleetpulse.py passes it in."""
 
     def telemetry(
         self,
@@ -41,10 +41,10 @@ class Sink(Protocol):
         columns: Mapping[str, NDArray[Any]],
         present: NDArray[np.bool_],
     ) -> None:
-        """Rows of one class: times, columns in wire type and present (which rows exist), all (ticks, devices)."""
+        """Writes rows of one class: times, columns in wire type and present (rows that exist): (ticks, devices)."""
 
     def events(self, events: Sequence[Event]) -> None:
-        """Events in order of time."""
+        """Writes events in order of time."""
 
     def close(
         self,
@@ -53,14 +53,14 @@ class Sink(Protocol):
         truth: Sequence[Mapping[str, Any]],
         meta: Mapping[str, Any],
     ) -> None:
-        """Ends all files; writes topology.toml, truth.jsonl and meta.json."""
+        """Closes all files; writes topology.toml, truth.jsonl and meta.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What was asked for. `to`: spool or kafka; None: files only.
+    """The options of one run. `to`: spool or kafka; None: files only.
 
-    backfill: history (s) that is sent at once before real time.
+    backfill: history (s) that is sent at full speed before real time.
     """
 
     scenario: str
@@ -72,7 +72,7 @@ class Order:
 
 @dataclass(slots=True)
 class Tally:
-    """What was made."""
+    """Numbers of samples, rows and events made."""
 
     ticks: int = 0
     rows: int = 0
@@ -83,7 +83,7 @@ class Tally:
     took: float = field(default_factory=time.monotonic)
 
     def add(self, chunk: Chunk) -> None:
-        """Counts a chunk; rows that do not exist are none."""
+        """Counts a chunk; rows that do not exist do not count."""
         self.ticks += len(chunk.times)
         self.events += len(chunk.events)
         for device_class, present in chunk.present.items():
@@ -107,10 +107,10 @@ def simulate(
     say: Callable[[str], Any] = lambda line: sys.stderr.write(line + "\n"),
     planned: Callable[[], Any] = lambda: None,
 ) -> int:
-    """Runs the scenario to its end, or until `wait(seconds)` answers True (somebody stops it). Returns the exit code.
+    """Runs the scenario to its end, or until `wait(seconds)` returns True (it was stopped). Returns the exit code.
 
-    `planned` is called when all that will happen is known: from then on `wait` is asked often; before, it is not.
-    With `backfill` and a scenario that has [live] faults it goes on in real time until it is stopped.
+    `planned` is called when all events are planned: from then on `wait` is called often, before not at all.
+    With `backfill` and a scenario that has [live] faults it continues in real time until it is stopped.
     """
     _check(order, sink)
     scenario = load(order.scenario)
@@ -119,7 +119,7 @@ def simulate(
     simulator = FleetSimulator(scenario, order.seed, _start(scenario, order, begin), endless)
     planned()
     if simulator.dropped:
-        say(f"simulate: {simulator.dropped} of {simulator.planned} events found no free place and were left out")
+        say(f"simulate: {simulator.dropped} of {simulator.planned} events found no free time and were left out")
     pace = Pace(begin, order.speed if order.to else 0.0, scenario.interval, order.backfill or 0.0)
     outlets = _outlets(order, config, simulator, now, wait, say)
     tally = Tally()
@@ -138,7 +138,7 @@ def simulate(
 
 
 def _sum_up(tally: Tally, scenario: Scenario, say: Callable[[str], Any]) -> None:
-    """What was made, and what got lost."""
+    """Reports what was made and what was lost."""
     took = time.monotonic() - tally.took
     say(
         f"simulate: {scenario.fleet.nodes} nodes, {tally.ticks * scenario.interval:g} s, {tally.samples} samples in "
@@ -146,11 +146,11 @@ def _sum_up(tally: Tally, scenario: Scenario, say: Callable[[str], Any]) -> None
     )
     if tally.dropped:
         say(
-            f"simulate: {tally.dropped} messages found no room in the spool and are counted as gaps; "
-            "wanted a higher [spool] max_bytes"
+            f"simulate: {tally.dropped} messages did not fit into the spool and are counted gaps; "
+            "increase [spool] max_bytes"
         )
     if tally.refused:
-        say(f"simulate: {tally.refused} messages were refused by the brokers for ever and are counted as gaps")
+        say(f"simulate: {tally.refused} messages were refused by the brokers and are counted gaps")
 
 
 def _outlets(
@@ -161,7 +161,7 @@ def _outlets(
     wait: Callable[[float], bool],
     say: Callable[[str], Any],
 ) -> Outlets | None:
-    """Where the stream goes, if there is one. Raises ConfigError before anything is made."""
+    """Opens the outlets of the stream, if any. Raises ConfigError before anything is made."""
     if order.to is None:
         return None
     sender = open_uplink(
@@ -201,7 +201,7 @@ def _run(
 
 
 def _write(sink: Sink, chunk: Chunk) -> None:
-    """The same values into files."""
+    """Writes the same values to files."""
     for device_class, columns in chunk.columns.items():
         if names := chunk.entities[device_class]:  # between two jobs there are no ranks
             sink.telemetry(device_class, chunk.sample_times(device_class), names, columns, chunk.present[device_class])
@@ -209,7 +209,7 @@ def _write(sink: Sink, chunk: Chunk) -> None:
 
 
 def _finish(simulator: FleetSimulator, order: Order, sink: Sink, tally: Tally) -> None:
-    """Topology, truth and meta, for what was really made."""
+    """Writes topology, truth and meta for what was made."""
     layout, scenario = simulator.layout, simulator.scenario
     seconds = tally.ticks * scenario.interval
     attributes = {entity: found for entity in simulator.parents if (found := layout.attributes(entity))}
@@ -234,7 +234,7 @@ def _finish(simulator: FleetSimulator, order: Order, sink: Sink, tally: Tally) -
 
 
 def _start(scenario: Scenario, order: Order, begin: int) -> int | None:
-    """Where second 0 lies: the scenario's own start, else so that a stream fits the clock (whole seconds)."""
+    """Returns the time of second 0: the scenario's own start, else so that a stream fits the clock (whole seconds)."""
     if scenario.start is not None or not order.to:
         return scenario.start
     backfill = order.backfill or 0.0
@@ -244,17 +244,17 @@ def _start(scenario: Scenario, order: Order, begin: int) -> int | None:
 
 
 def _check(order: Order, sink: Sink | None) -> None:
-    """Refuses orders that make no sense."""
+    """Raises UsageError for options that contradict each other."""
     if order.to not in (None, "spool", "kafka"):
-        raise UsageError(f"simulate: --to {order.to}: no such transport; wanted --to spool or --to kafka")
+        raise UsageError(f"simulate: --to {order.to}: no such transport; expected --to spool or --to kafka")
     if order.to is None and sink is None:
-        raise UsageError("simulate: nowhere to put it; wanted --output DIR, --to spool or kafka, or both")
+        raise UsageError("simulate: no destination; expected --output DIR, --to spool or kafka, or both")
     if not 0 <= order.speed < float("inf"):
-        raise UsageError(f"simulate: --speed {order.speed}: wanted 0 (as fast as it goes) or a factor on real time")
+        raise UsageError(f"simulate: --speed {order.speed}: expected 0 (as fast as possible) or a factor on real time")
     if order.seed < 0:
-        raise UsageError(f"simulate: --seed {order.seed}: wanted a whole number from 0")
+        raise UsageError(f"simulate: --seed {order.seed}: expected a whole number from 0")
     if order.backfill is not None and (not 0 < order.backfill <= LONGEST or order.to is None or order.speed != 1):
         raise UsageError(
-            f"simulate: --backfill {order.backfill:g}: wanted seconds above 0, at most {YEARS} years, together with "
+            f"simulate: --backfill {order.backfill:g}: expected seconds above 0, at most {YEARS} years, together with "
             "--to and --speed 1"
         )

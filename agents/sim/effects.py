@@ -48,8 +48,8 @@ class Defect:
 
 @dataclass(frozen=True, slots=True)
 class FalseReading:
-    """A broken instrument: `change` maps the true values of one signal of one device at the ticks of `when` to what is
-    read. hold: number of a fault that freezes the instrument at its first reading. jump: (second, K) of a step up
+    """A broken instrument: `change` maps the true values of one signal of one device at the ticks of `when` to the
+    reading. hold: number of a fault that freezes the instrument at its first reading. jump: (second, K) of a step up
     that the agent's edge rule detects."""
 
     signal: str

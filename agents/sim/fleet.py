@@ -1,7 +1,7 @@
 """FleetSimulator: a fleet of nodes, racks, loops and jobs as an endless, repeatable stream of chunks.
 
-It always computes BLOCK ticks at once, so that the same scenario and seed give the same values for any size of chunk.
-Values are in wire type: what is written to files is what is sent. The calendar adds inventory and job events.
+It always computes BLOCK ticks together, so that the same scenario and seed give the same values for any size of chunk.
+Values are in wire type: files contain exactly what is sent. The calendar adds inventory and job events.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Calendar:
         for tick, node in np.argwhere(effects.node.reset.array()).tolist() if effects.node.reset else []:
             moments.setdefault(float(effects.time[tick]), set()).add(node)  # its agent restarts
         for stay in stays:
-            for moment, tell in ((stay.begin, self._add_job_starts), (stay.end, self._add_job_ends)):
+            for moment, add in ((stay.begin, self._add_job_starts), (stay.end, self._add_job_ends)):
                 if effects.contains(moment):
-                    moments.setdefault(moment, set()).update(tell(stay, effects))
+                    moments.setdefault(moment, set()).update(add(stay, effects))
         for moment in sorted(moments):
             for shipper in sorted(moments[moment]):
                 self._inventory(moment, shipper, effects)
@@ -128,7 +128,7 @@ class Calendar:
 
 
 BLOCK = 60
-"""Ticks computed at once: 10 min at 10 s; 512 GPUs need about 30 MB. Part of the meaning of a seed: fixed."""
+"""Ticks computed together: 10 min at 10 s; 512 GPUs need about 30 MB. Part of the meaning of a seed: fixed."""
 TICKS_FOR_EVER = 1 << 62
 
 

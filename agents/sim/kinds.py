@@ -48,17 +48,17 @@ def _drawn_from(kind: type[Kind], name: str) -> str:
 
 def _describe_kind(kind: type[Kind]) -> str:
     """Returns one kind as text."""
-    told = describe(kind)
-    given = ", ".join(f"{name}{span}" for name, span in told["parameters"].items())
+    fields = describe(kind)
+    given = ", ".join(f"{name}{span}" for name, span in fields["parameters"].items())
     texts = {
-        "happens": told["happens"],
+        "happens": fields["happens"],
         "seen": kind.seen,
         "not seen": kind.unseen,
-        "rate": f"{told['rate']}; {kind.rate.source}",
+        "rate": f"{fields['rate']}; {kind.rate.source}",
         "set": given,
     }
     lines = (line for label, text in texts.items() for line in _wrapped(label, text))
-    return "\n".join([f"{kind.name}: {kind.detectability}, strikes {_with_article(told['strikes'])}", *lines]) + "\n"
+    return "\n".join([f"{kind.name}: {kind.detectability}, strikes {_with_article(fields['strikes'])}", *lines]) + "\n"
 
 
 def _with_article(word: str) -> str:

@@ -46,15 +46,15 @@ class SimulatedNode(Collector):
         if simulator is None or chunk is None:
             raise NoData("simulated node is not open")
         events = tuple(event for shipper, event in chunk.events if shipper == self.number - 1)
-        told = tuple(event for event in events if event.kind != "inventory")  # the agent sends that itself
+        sent = tuple(event for event in events if event.kind != "inventory")  # the agent sends that itself
         readings = []
         for device_class, block in chunk.columns.items():
             mine = np.flatnonzero((chunk.senders[device_class] == self.number - 1) & chunk.present[device_class][0])
             if len(mine):
                 columns = {name: values[0, mine] for name, values in block.items()}
                 names = tuple(chunk.entities[device_class][i] for i in mine.tolist())
-                readings.append(Reading(device_class, names, columns, told))
-                told = ()
+                readings.append(Reading(device_class, names, columns, sent))
+                sent = ()
         return tuple(readings)
 
     def inventory(self) -> Mapping[str, Device]:

@@ -23,18 +23,18 @@ from pipeline.model.records import from_iso, iso
 
 YEARS = 10
 LONGEST = YEARS * 365.25 * 86_400.0  # s; twice the life of a training cluster; chosen
-MOST_EVENTS = 1_000_000  # in all that strike by themselves, and as many live ones: minutes of planning; chosen
+MOST_EVENTS = 1_000_000  # random events in total, and as many live ones: minutes of planning; chosen
 _MAX_GPUS = 200_000  # twice the largest site the design names
 _MAX_WIDTH = 32  # GPUs of a node
 FIRST, BEHIND = "1970-01-01T00:00:00Z", "2200-01-01T00:00:00Z"
-"""Where second 0 may lie: what follows it by ten years and more is still a time that can be written."""
+"""Range of second 0: ten years later is still a valid time."""
 
 
 def check(scenario: Scenario) -> None:
-    """Raises UsageError that names file, key, what was found and what was wanted."""
+    """Raises UsageError that names file, key, what was found and what was expected."""
     for key, found, holds, wanted in (*_sizes(scenario), *_times(scenario)):
         if not holds:
-            raise UsageError(f"{scenario.source}: {key} = {found}: out of range; wanted {wanted}")
+            raise UsageError(f"{scenario.source}: {key} = {found}: out of range; expected {wanted}")
 
 
 def _sizes(scenario: Scenario) -> list[tuple[str, Any, bool, str]]:
@@ -84,7 +84,7 @@ _FAULT_KEYS = {"kind", "entity", "onset", "end"}
 
 @dataclass(frozen=True)
 class _File:
-    """Top of a scenario file, but for version, start and [[fault]]."""
+    """Top of a scenario file, without version, start and [[fault]]."""
 
     duration: float
     interval: float
@@ -95,29 +95,31 @@ class _File:
 
 
 def load(source: str | Path) -> Scenario:
-    """Scenario `demo`, or that of a TOML file. Raises UsageError naming file, key and mend."""
+    """Scenario `demo`, or that of a TOML file. Raises UsageError naming file, key and hint."""
     if str(source) == "demo":
         return demo()
     try:
         table = tomllib.loads(Path(source).read_text())
     except OSError as error:
-        raise UsageError(f"{source}: cannot be read: {error.strerror}; wanted a scenario in TOML, or 'demo'") from error
+        raise UsageError(
+            f"{source}: cannot be read: {error.strerror}; expected a scenario in TOML, or 'demo'"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{source}: is not TOML: {error}") from error
     return parse(table, str(source))
 
 
 def parse(table: Mapping[str, Any], source: str) -> Scenario:
-    """Scenario of a TOML table. Raises UsageError."""
+    """Returns the scenario of a TOML table. Raises UsageError."""
     rest = dict(table)
     version = rest.pop("version", None)
     if version != 1:
-        raise UsageError(f"{source}: version = {version!r}; wanted version = 1")
+        raise UsageError(f"{source}: version = {version!r}; expected version = 1")
     lines = rest.pop("fault", [])
     if "faults" in rest:
         raise UsageError(f"{source}: faults: no such section; did you mean '[[fault]]'?")
     if not isinstance(lines, list):
-        raise UsageError(f"{source}: [fault] is one table; wanted [[fault]], once per fault")
+        raise UsageError(f"{source}: [fault] is one table; expected [[fault]], once per fault")
     start = _start(rest.pop("start", None), source)
     own = _kinds(rest, source)
     file = build_section(_File, rest, source)
@@ -129,7 +131,7 @@ def parse(table: Mapping[str, Any], source: str) -> Scenario:
 
 
 def _kinds(rest: dict[str, Any], source: str) -> dict[str, float]:
-    """Takes [rates.kinds] out of the table. Raises UsageError for a kind that there is not."""
+    """Removes [rates.kinds] from the table and returns it. Raises UsageError for an unknown kind."""
     rates = rest.get("rates")
     if not isinstance(rates, dict) or "kinds" not in rates:
         return {}
@@ -139,7 +141,7 @@ def _kinds(rest: dict[str, Any], source: str) -> dict[str, float]:
         if name not in KINDS:
             raise UsageError(f"{source}: [rates.kinds] {name}: {_nearest(name, KINDS)}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise UsageError(f"{source}: [rates.kinds] {name} = {value!r}; wanted a rate per {KINDS[name].rate.per}")
+            raise UsageError(f"{source}: [rates.kinds] {name} = {value!r}; expected a rate per {KINDS[name].rate.per}")
     return {name: float(value) for name, value in given.items()}
 
 
@@ -154,40 +156,40 @@ def _start(value: Any, source: str) -> int | None:
     try:
         return from_iso(value.isoformat() if isinstance(value, datetime.datetime) else value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise UsageError(f"{source}: start = {value!r}; wanted a time like 2026-01-01T00:00:00Z") from error
+        raise UsageError(f"{source}: start = {value!r}; expected a time like 2026-01-01T00:00:00Z") from error
 
 
 def _line(table: Any, where: str, duration: float) -> Line:
-    """One [[fault]] table as a Line."""
+    """Returns one [[fault]] table as a Line."""
     if not isinstance(table, dict) or not isinstance(table.get("kind"), str):
-        raise UsageError(f"{where}: kind: missing; wanted one of {', '.join(KINDS)}")
+        raise UsageError(f"{where}: kind: missing; expected one of {', '.join(KINDS)}")
     name = table["kind"]
     if name not in KINDS:
         close = difflib.get_close_matches(name, KINDS, 1)
-        mend = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(KINDS)}"
-        raise UsageError(f"{where}: kind = {name!r}: no such fault kind; {mend}")
+        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(KINDS)}"
+        raise UsageError(f"{where}: kind = {name!r}: no such fault kind; {hint}")
     known = {*_FAULT_KEYS, *KINDS[name].__dataclass_fields__}
     for key in (k for k in table if k not in known):
         close = difflib.get_close_matches(key, known, 1)
-        mend = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(sorted(known))}"
-        raise UsageError(f"{where}: {key}: no such key of {name}; {mend}")
+        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(sorted(known))}"
+        raise UsageError(f"{where}: {key}: no such key of {name}; {hint}")
     onset, end = (_seconds(table, key, where, default) for key, default in (("onset", None), ("end", duration)))
     entity = table.get("entity")
     if onset >= duration:
-        raise UsageError(f"{where}: onset = {onset:g}; wanted it before the end of the scenario at {duration:g} s")
+        raise UsageError(f"{where}: onset = {onset:g}; expected it before the end of the scenario at {duration:g} s")
     if end <= onset or not (entity is None or isinstance(entity, str)):
         raise UsageError(
-            f"{where}: onset = {onset}, end = {end}, entity = {entity!r}; wanted end after onset, entity a text"
+            f"{where}: onset = {onset}, end = {end}, entity = {entity!r}; expected end after onset, entity a text"
         )
     kind = build_section(KINDS[name], {k: v for k, v in table.items() if k not in _FAULT_KEYS}, where)
     for key, (low, high) in kind.limits.items():
         value = getattr(kind, key)
         if value is not None and not low <= value <= high:
-            raise UsageError(f"{where}: {key} = {value}; wanted {low:g} to {high:g}")
+            raise UsageError(f"{where}: {key} = {value}; expected {low:g} to {high:g}")
     for key, words in kind.choices.items():
         if getattr(kind, key) not in (None, *words):
             raise UsageError(
-                f"{where}: {key} = {getattr(kind, key)!r}; wanted one of {', '.join(dict.fromkeys(words))}"
+                f"{where}: {key} = {getattr(kind, key)!r}; expected one of {', '.join(dict.fromkeys(words))}"
             )
     return Line(kind, onset, end, entity)
 

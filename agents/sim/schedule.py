@@ -219,8 +219,8 @@ class _Planner:
         self.out |= {node: max(time + stop.out, self.out.get(node, 0.0)) for node in stop.nodes}
         self.awaited = self.awaited | set(stop.nodes) if stop.waits else self.awaited - set(stop.nodes)
         for part, run in list(self.now.items()):
-            struck = run.job.number == stop.job or not set(stop.nodes).isdisjoint(run.nodes)
-            if struck and only in (None, run):
+            affected = run.job.number == stop.job or not set(stop.nodes).isdisjoint(run.nodes)
+            if affected and only in (None, run):
                 self._leave(run, time, False)
                 del self.now[part]
                 back = _JobRun(part, run.job, list(run.nodes), time, run.ends)

@@ -1,6 +1,6 @@
 """Sends chunks of a simulated fleet to spools and Kafka: telemetry and events of each node, at a chosen speed.
 
-A tick is due at `begin + max(0, seconds - backfill) / speed`; what lies in the back-fill is due at once. Messages hold
+A tick is due at `begin + max(0, seconds - backfill) / speed`; the back-fill is due immediately. Messages hold
 about a second of real time, at most BLOCK ticks, so that a fast stream is not a flood of small ones.
 """
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 BACKLOG = 32 << 20
 """Bytes spooled and perhaps not acknowledged after which a simulation waits for the brokers; chosen: a second of what
-one core makes. Of a small spool it is a quarter: what was sent makes room there only segment by segment."""
+one core makes. Of a small spool it is a quarter: sent data frees space only segment by segment."""
 POLL_S = 0.02
-"""Between two looks whether all has arrived; chosen: the sender itself needs milliseconds."""
+"""Seconds between two checks whether everything has arrived; chosen: the sender itself needs milliseconds."""
 
 GRACE_S = 0.5
-"""What a simulation that is to end still gives a healthy broker; chosen: an answer takes milliseconds."""
+"""Seconds that a simulation waits for a healthy broker before it ends; chosen: an answer takes milliseconds."""
 
 
 class Arrival:
-    """A sender, and how far a simulation may run ahead of it. `wait` answers True when somebody wants the end."""
+    """A sender, and how far a simulation may run ahead of it. `wait` returns True when it shall stop."""
 
     def __init__(self, sender: SpoolSender, spool: sections.Spool, wait: Callable[[float], bool]) -> None:
         self.sender, self.backlog = (
@@ -53,7 +53,7 @@ class Arrival:
         self._wait = wait
 
     def wait(self) -> bool:
-        """Until all that is spooled is acknowledged, however long the brokers are away; False if somebody ends that."""
+        """Waits until everything spooled is acknowledged, however long the brokers are down; False if stopped."""
         ticket = self.sender.request_flush()
         while not self.sender.is_flushed(ticket):
             if self._wait(POLL_S):
@@ -74,7 +74,7 @@ _FILES_PER_NODE, _FILES_BESIDE = 8, 64  # open files: two spools with lock, mark
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When a tick is due. `begin` in UTC us; speed 0: everything at once."""
+    """When a tick is due. `begin` in UTC us; speed 0: immediately."""
 
     begin: int
     speed: float
@@ -83,16 +83,16 @@ class Pace:
 
     @property
     def group(self) -> int:
-        """Ticks in a message: about a second of real time."""
+        """Returns the ticks in a message: about a second of real time."""
         return BLOCK if self.speed == 0 else min(max(round(self.speed / self.interval), 1), BLOCK)
 
     def due(self, tick: int) -> int:
-        """UTC us at which a tick may be sent."""
+        """Returns the UTC us at which a tick may be sent."""
         late = max(0.0, tick * self.interval - self.backfill)
         return self.begin if self.speed == 0 else self.begin + int(late / self.speed * SECOND)
 
     def ready(self, tick: int, now: int) -> int:
-        """How many ticks to send together from `tick` on: a group, or all that are due if that is more."""
+        """Returns how many ticks to send together from `tick` on: a group, or all that are due if that is more."""
         count = self.group
         while count < BLOCK and self.due(tick + count) <= now:
             count += 1
@@ -126,12 +126,12 @@ class Outlets:
 
     @property
     def dropped(self) -> int:
-        """Messages that found no room."""
+        """Number of messages that did not fit."""
         return sum(spool.dropped for spool in (*self._events, *self._telemetry))
 
     @property
     def refused(self) -> int:
-        """Messages that the brokers will never have."""
+        """Number of messages that the brokers refused."""
         return self._arrival.sender.dispatcher.refused if self._arrival else 0
 
     def send(self, chunk: Chunk) -> None:
@@ -159,7 +159,7 @@ class Outlets:
             self._arrival.sender.wake()
 
     def arrive(self) -> bool:
-        """Syncs, and with Kafka waits until the brokers have everything; False if somebody stopped that."""
+        """Syncs, and with Kafka waits until the brokers have everything; False if it was stopped."""
         self.sync()
         self._written = 0
         if self._arrival is None:
@@ -168,7 +168,7 @@ class Outlets:
         if not (gaps := self._gaps()):
             return arrived
         events: dict[int, list[Event]] = defaultdict(list)
-        for number, event in gaps:  # perhaps no message comes after these that would show the holes
+        for number, event in gaps:  # no later message may follow that would show the gaps
             events[number].append(event)
         self._append(events, self._now())
         self.sync()
@@ -187,7 +187,7 @@ class Outlets:
             self._written += len(body)
 
     def _gaps(self) -> list[tuple[int, Event]]:
-        """What the sender found gone, each gap with the number of its node."""
+        """Returns the gaps that the sender found, each with the number of its node."""
         found = self._arrival.sender.take_events() if self._arrival else []
         numbers = {f"node:{origin.node}": number for number, origin in enumerate(self._origins)} if found else {}
         return [(numbers[event.entity], event) for event in found]
@@ -198,15 +198,16 @@ class Outlets:
             spool = Spool(settings.directory, node, topic, **sizes, free_bytes=settings.free_bytes)
         except OSError as error:
             raise SpoolError(
-                f"{settings.directory}: {error.strerror}; wanted a folder that can be written: set [spool] directory"
+                f"{settings.directory}: {error.strerror}; expected a writable folder: set [spool] directory"
             ) from error
         self._stack.callback(spool.close)
         return spool
 
 
 def batches(chunk: Chunk, origins: Sequence[Origin]) -> Iterator[tuple[Batch, int]]:
-    """The chunk as its shippers send it: (batch, number of the shipper). A row that does not exist is not sent: where
-    the devices of a shipper change from one tick to the next, a new batch begins."""
+    """Yields the chunk as its senders send it: (batch, number of the sender).
+
+    A row that does not exist is not sent: a new batch starts where the devices of a sender change between ticks."""
     parts = {c: _parts(home, len(origins)) for c, home in chunk.senders.items() if c in chunk.columns}
     for number, origin in enumerate(origins):
         mine = {c: part[number] for c, part in parts.items() if len(part[number])}
@@ -224,7 +225,7 @@ def batches(chunk: Chunk, origins: Sequence[Origin]) -> Iterator[tuple[Batch, in
 def _cut(
     chunk: Chunk, device_class: str, devices: NDArray[np.intp], run: slice
 ) -> tuple[tuple[str, ...], dict[str, NDArray[Any]]]:
-    """Names and columns of some devices in some ticks."""
+    """Returns names and columns of some devices in some ticks."""
     names = chunk.entities[device_class]
     first, last = int(devices[0]), int(devices[-1])
     cut = slice(first, last + 1) if last - first + 1 == len(devices) else devices
@@ -233,13 +234,13 @@ def _cut(
 
 
 def _parts(home: NDArray[np.intp], shippers: int) -> list[NDArray[np.intp]]:
-    """Devices of each shipper, in their order."""
+    """Returns the devices of each sender, in their order."""
     order = np.argsort(home, kind="stable")
     return np.split(order, np.searchsorted(home[order], np.arange(1, shippers)))
 
 
 def _runs(there: Mapping[str, NDArray[np.bool_]], ticks: int) -> list[slice]:
-    """Ticks in runs with the same devices."""
+    """Yields runs of ticks with the same devices."""
     changes = np.zeros(ticks, np.bool_)
     for rows in there.values():
         changes[1:] |= (rows[1:] != rows[:-1]).any(axis=1)
@@ -248,12 +249,12 @@ def _runs(there: Mapping[str, NDArray[np.bool_]], ticks: int) -> list[slice]:
 
 
 def _boot_id(simulator: FleetSimulator, node: str) -> bytes:
-    """A simulated kernel's boot id: another one for every run."""
+    """Returns a simulated kernel's boot id, different for every run."""
     return hashlib.blake2b(f"{simulator.seed} {simulator.start} {node}".encode(), digest_size=16).digest()
 
 
 def _allow_files(wanted: int) -> None:
-    """Raises the soft limit of open files where a large fleet needs it and the hard limit allows."""
+    """Raises the soft limit of open files if a large fleet needs it and the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     top = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < top:

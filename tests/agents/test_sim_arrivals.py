@@ -146,7 +146,7 @@ def test_the_rate_of_one_kind_may_be_set(layout: Layout) -> None:
     ("rates", "message"),
     [
         ({"kinds": {"link_flip": 1.0}}, "did you mean 'link_flap'"),
-        ({"kinds": {"sdc": -1.0}}, "wanted a rate per 1M GPU-hours"),
+        ({"kinds": {"sdc": -1.0}}, "expected a rate per 1M GPU-hours"),
         ({"kinds": 3}, "kinds"),
         ({"faults": -1.0}, "out of range"),
         ({"fautls": 1.0}, "faults"),

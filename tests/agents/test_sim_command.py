@@ -210,8 +210,8 @@ def test_a_stopped_simulation_leaves_complete_files(scenario: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        (Order("demo", 1, "carrier-pigeon"), "no such transport; wanted --to spool or --to kafka"),
-        (Order("demo", 1), "nowhere to put it"),
+        (Order("demo", 1, "carrier-pigeon"), "no such transport; expected --to spool or --to kafka"),
+        (Order("demo", 1), "no destination"),
         (Order("demo", 1, "spool", -1.0), "--speed"),
         (Order("demo", 1, "spool", float("nan")), "--speed"),
         (Order("demo", -1, "spool"), "--seed"),
@@ -245,13 +245,13 @@ def test_what_found_no_free_place_is_told_and_stands_in_the_meta_data(tmp_path: 
     assert meta["dropped"] > 0
     assert told[:2] == [
         "!",
-        f"simulate: {meta['dropped']} of {meta['planned']} events found no free place and were left out",
+        f"simulate: {meta['dropped']} of {meta['planned']} events found no free time and were left out",
     ]
 
 
 @pytest.mark.parametrize("backfill", [float("nan"), float("inf"), 1e18, -1.0])
 def test_a_history_that_no_clock_can_date_is_refused(tmp_path: Path, backfill: float) -> None:
-    with pytest.raises(UsageError, match=r"--backfill .*: wanted seconds above 0, at most 10 years"):
+    with pytest.raises(UsageError, match=r"--backfill .*: expected seconds above 0, at most 10 years"):
         simulate(Order("demo", 1, "spool", 1.0, backfill), config(tmp_path), None, lambda _: False)
 
 

@@ -166,7 +166,7 @@ def test_parts_break_as_often_as_they_were_counted() -> None:
 
 def test_a_part_that_servers_do_not_have_is_refused_with_those_they_have() -> None:
     line = {"kind": "host_fault", "part": "engine", "onset": 1}
-    with pytest.raises(UsageError, match=r"part = 'engine'; wanted one of cpu, dimm, chassis, io_board, ssd"):
+    with pytest.raises(UsageError, match=r"part = 'engine'; expected one of cpu, dimm, chassis, io_board, ssd"):
         parse({"version": 1, "duration": 60, "interval": 10, "fault": [line]}, "x.toml")
 
 

@@ -47,7 +47,7 @@ def test_a_fleet_taken_up_from_a_snapshot_goes_on_to_the_bit(after: int) -> None
 
 def test_a_snapshot_of_another_fleet_is_refused() -> None:
     small = FleetSimulator(Scenario(600.0, 10.0, None, Fleet(2, 8)), 1)
-    with pytest.raises(UsageError, match="wanted a snapshot of the same scenario and seed"):
+    with pytest.raises(UsageError, match="expected a snapshot of the same scenario and seed"):
         FleetSimulator(BUSY, 1).restore(small.snapshot())
 
 

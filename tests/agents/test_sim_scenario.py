@@ -43,26 +43,26 @@ def test_a_scenario_file_is_read_whole(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("[[[", "is not TOML"),
-        ("duration = 1\ninterval = 1\n", "version = None; wanted version = 1"),
+        ("duration = 1\ninterval = 1\n", "version = None; expected version = 1"),
         ("version = 2\nduration = 1\ninterval = 1\n", "version = 2"),
         ("version = 1\ninterval = 1\n", "duration: missing"),
         ("version = 1\nduration = 'x'\ninterval = 1\n", "duration"),
         ("version = 1\nduration = -1\ninterval = 1\n", "duration = -1.0: out of range"),
         (
             "version = 1\nduration = inf\ninterval = 1\n",
-            "duration = inf: out of range; wanted seconds above 0, at most 10 years",
+            "duration = inf: out of range; expected seconds above 0, at most 10 years",
         ),
         ("version = 1\nduration = nan\ninterval = 1\n", "duration = nan"),
         ("version = 1\nduration = 1e18\ninterval = 1\n", "duration = 1e+18"),
         ("version = 1\nduration = 600\ninterval = nan\n", "interval = nan"),
         (
             BASE + "start = 9999-12-31T23:59:00Z\n",
-            "start = 9999-12-31T23:59:00.000000Z: out of range; wanted a time from 1970",
+            "start = 9999-12-31T23:59:00.000000Z: out of range; expected a time from 1970",
         ),
         (BASE + "start = 0001-01-01T00:00:00+05:00\n", "start = "),
         (BASE + "[live]\nevery = nan\n", "[live] every = nan"),
         (BASE + "[live]\nevery = 60\nhours = inf\n", "[live] hours = inf"),
-        (BASE + "[live]\nevery = 1e-9\n", "wanted a time that makes at most 1,000,000 faults in 168 h"),
+        (BASE + "[live]\nevery = 1e-9\n", "expected a time that makes at most 1,000,000 faults in 168 h"),
         (
             BASE + "[[fault]]\nkind = 'sdc'\nonset = nan\n",
             "[[fault]] 1: onset = nan; wanted seconds after the start, a finite number",
@@ -75,13 +75,13 @@ def test_a_scenario_file_is_read_whole(tmp_path: Path) -> None:
         (BASE + "[[fault]]\nonset = 3\n", "[[fault]] 1: kind: missing"),
         (BASE + "[[fault]]\nkind = 'stragler'\nonset = 3\n", "did you mean 'straggler'?"),
         (BASE + "[[fault]]\nkind = 'sdc'\n", "onset = None"),
-        (BASE + "[[fault]]\nkind = 'sdc'\nonset = 10\nend = 5\n", "wanted end after onset"),
+        (BASE + "[[fault]]\nkind = 'sdc'\nonset = 10\nend = 5\n", "expected end after onset"),
         (BASE + "[[fault]]\nkind = 'sdc'\nonset = 10\nprobabilty = 0.5\n", "did you mean 'probability'?"),
-        (BASE + "[[fault]]\nkind = 'sdc'\nonset = 10\nprobability = 1.5\n", "wanted 0 to 1"),
-        (BASE + "[fault]\nkind = 'sdc'\n", "wanted [[fault]]"),
+        (BASE + "[[fault]]\nkind = 'sdc'\nonset = 10\nprobability = 1.5\n", "expected 0 to 1"),
+        (BASE + "[fault]\nkind = 'sdc'\n", "expected [[fault]]"),
         (
             BASE + "[[fault]]\nkind = 'hbm_ce_burst'\nonset = 1\nend = 1e9\ndecades = 8\n",
-            "decades = 8.0; wanted 0 to 5",
+            "decades = 8.0; expected 0 to 5",
         ),
         (BASE + "[[faults]]\nkind = 'sdc'\n", "did you mean '[[fault]]'?"),
     ],
@@ -150,5 +150,5 @@ def test_a_fault_after_the_end_is_refused(tmp_path: Path) -> None:
         "version = 1\nduration = 600\ninterval = 1\n[fleet]\nnodes = 1\ngpus_per_node = 8\n"
         "[[fault]]\nkind = 'sdc'\nonset = 900\nend = 1000\n"
     )
-    with pytest.raises(UsageError, match="wanted it before the end of the scenario at 600 s"):
+    with pytest.raises(UsageError, match="expected it before the end of the scenario at 600 s"):
         load(str(path))

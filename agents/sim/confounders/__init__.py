@@ -1,4 +1,4 @@
-"""Benign events that look like faults: whoever pages on them is wrong."""
+"""Benign events that look like faults: a page on them is false."""
 
 from agents.sim.confounders.jobs import Evaluation, JobRestart, LossSpike, StageImbalance
 from agents.sim.confounders.network import CounterOddity, EcmpCollision

@@ -64,8 +64,8 @@ class StageImbalance(Kind):
     strikes = "job"
     detectability = "benign"
     attribution = "job"
-    seen = "compute time of a whole stage, or of changing ranks; everybody's step time"
-    unseen = "tokens of each rank: nothing tells how long the sequences are"
+    seen = "compute time of a whole stage, or of changing ranks; step time of all ranks"
+    unseen = "tokens of each rank: the length of sequences is not reported"
     rate = Rate(25.0, "1,000 node-days", "chosen; What-if, OSDI'25: 42.5 % of jobs are slowed by 10 %, few by workers")
     lasts = Span(1800.0, HOUR, 8 * HOUR)
     choices: ClassVar = {"pattern": ("stage", "stage", "random")}
@@ -90,8 +90,8 @@ class StageImbalance(Kind):
             slow = int(fault.rng(1).integers(stay.job.stages))
             return np.asarray(stay.job.stage_of_rank == slow, np.float64)[None, :]
         rng = fault.rng(2, round(1000 * float(effects.time[0])))
-        struck = rng.random((len(effects.time), stay.job.ranks)) < _UNEVEN
-        return np.asarray(struck * rng.uniform(0.5, 1.0, struck.shape))
+        affected = rng.random((len(effects.time), stay.job.ranks)) < _UNEVEN
+        return np.asarray(affected * rng.uniform(0.5, 1.0, affected.shape))
 
 
 @dataclass(frozen=True)

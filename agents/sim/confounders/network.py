@@ -11,7 +11,7 @@ from agents.sim.effects import Effects
 from agents.sim.faults.kind import HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
 
-_OFTEN = Rate(25.0, "1,000 node-days", "chosen: often enough to certify that nobody pages on it")
+_OFTEN = Rate(25.0, "1,000 node-days", "chosen: frequent enough to certify that no detector pages on it")
 _SILENT = (30.0, 120.0)  # s that a module does not answer; chosen: at least one of the agent's looks falls into it
 _SILENT_EVERY = 600.0  # s; chosen
 _REGISTER = 1 << 32
@@ -48,7 +48,7 @@ class EcmpCollision(Kind):
         effects.slow_job(ports, 1 + (self.collective - 1) * here)
 
     def _ports(self, fault: Fault, layout: Layout) -> np.ndarray:
-        """The struck port and one to three others of its leaf."""
+        """The affected port and one to three others of its leaf."""
         rng = fault.rng()
         others = np.flatnonzero(layout.leaf_of_port == layout.leaf_of_port[fault.device])
         others = others[others != fault.device]
@@ -76,8 +76,8 @@ class CounterOddity(Kind):
     )
     choices: ClassVar = {"variant": ("reset", "wrap", "saturate", "sentinel")}
     variant: str | None = None
-    """reset: its driver is loaded anew. wrap: anew, and its packet counters have 32 bits until it is loaded again.
-    saturate: anew, and its symbol errors stand at the top of 16 bits. sentinel: module and error counter now and then
+    """reset: its driver is reloaded. wrap: reloaded, and its packet counters have 32 bits until the next reload.
+    saturate: reloaded, and its symbol errors are at the maximum of 16 bits. sentinel: module and error counter at times
     answer with all bits set."""
 
     def act(self, fault: Fault, effects: Effects) -> None:

@@ -59,7 +59,7 @@ class Maintenance(Kind):
     strikes = "node"
     detectability = "benign"
     attribution = "node"
-    seen = "maintenance_start and maintenance_end, flaps, silence, counters that begin anew, another version"
+    seen = "maintenance_start and maintenance_end, flaps, silence, counters that restart, another version"
     unseen = "nothing"
     rate = Rate(25.0, "1,000 node-days", _OFTEN)
     lasts = Span(1800.0, high=3 * HOUR)
@@ -124,7 +124,7 @@ class MixedSilicon(Kind):
 
 @dataclass(frozen=True)
 class LateTelemetry(Kind):
-    """A node's samples are dated late by a wrong clock, or some are missing while its agent starts anew."""
+    """A node's samples are late because of a wrong clock, or some are missing while its agent restarts."""
 
     name = "late_telemetry"
     row = 9
@@ -138,7 +138,7 @@ class LateTelemetry(Kind):
     choices: ClassVar = {"how": ("skew", "hole")}
     ranges: ClassVar = {"ahead": (0.6, 8.0), "hole": (15.0, 45.0)}
     limits: ClassVar = {"ahead": (0.0, 3600.0), "hole": (0.0, 60.0)}
-    how: str | None = None  # skew: the clock is wrong; hole: the agent starts anew
+    how: str | None = None  # skew: the clock is wrong; hole: the agent restarts
     ahead: float | None = None  # s by which the clock is ahead; above the 0.5 s that the agent takes for a jump
     hole: float | None = None  # s without samples: less than the minute after which an entity counts as absent
 

@@ -29,7 +29,7 @@ class SetpointShift(Kind):
     detectability = "benign"
     attribution = "cooling"
     seen = "supply, return and all GPUs of the loop warmer or colder by the same"
-    unseen = "that somebody wanted it"
+    unseen = "that it was intended"
     rate = OFTEN
     lasts = Span(HOUR, 3 * HOUR, 12 * HOUR)
     signals = ("coolant.supply_temperature", "coolant.return_temperature", "gpu.temperature")
@@ -56,7 +56,9 @@ class PowerCap(Kind):
     strikes = "power"
     detectability = "benign"
     attribution = "power"
-    seen = "the software power cap bit, clock and power of all its GPUs at once, and the step time of their jobs"
+    seen = (
+        "the software power cap bit, clock and power of all its GPUs at the same time, and the step time of their jobs"
+    )
     unseen = "who set the cap, and why"
     rate = OFTEN
     lasts = Span(600.0, 2 * HOUR, 12 * HOUR)
@@ -75,7 +77,7 @@ class PowerCap(Kind):
         effects.gpu.reasons.add(slice(None), np.where(on, CAP_BIT, np.uint64(0)))
 
     def _capped(self, fault: Fault, effects: Effects) -> NDArray[np.bool_]:
-        """(ticks or 1, GPUs) whom the policy means."""
+        """Returns (ticks or 1, GPUs): whether the policy applies."""
         unit: NDArray[np.bool_] = (effects.layout.pdu_of_gpu == fault.device)[None]
         if self.reach == "unit":
             return unit
@@ -112,7 +114,7 @@ class InletRise(Kind):
 
 @dataclass(frozen=True)
 class SensorOffset(Kind):
-    """After an announced service an instrument tells a little too much or too little: what it measures is well."""
+    """After an announced service an instrument reads slightly high or low: the device is healthy."""
 
     name = "sensor_offset"
     row = 15
@@ -134,14 +136,14 @@ class SensorOffset(Kind):
     size: float | None = None  # K, or its like in W and flow
     which: float | None = None  # which signal of the instrument, from its first (0) to its last (1)
     work: float | None = None  # s of the service before, at most a fifth of its time; chosen
-    direction: str | None = None  # "up": it tells too much; "down": too little
+    direction: str | None = None  # "up": it reads high; "down": low
 
     def act(self, fault: Fault, effects: Effects) -> None:
         assert self.size is not None
         assert self.which is not None
         done, planner = self.done(fault), effects.layout.nodes
-        told = {"reason": "calibration", "seconds": done - fault.onset}
-        effects.add_event(fault.onset, fault.entity, "maintenance_start", planner, **told)
+        data = {"reason": "calibration", "seconds": done - fault.onset}
+        effects.add_event(fault.onset, fault.entity, "maintenance_start", planner, **data)
         effects.add_event(done, fault.entity, "maintenance_end", planner, reason="calibration")
         size = self.size if self.direction == "up" else -self.size
         misread(fault, effects, "biased", size, self.which, done)

@@ -11,7 +11,7 @@ import numpy as np
 from agents.sim.effects import Collapse, Effects, EventTime
 from agents.sim.faults.kind import DAY, HOUR, Fault, Kind, Rate, Span
 from agents.sim.layout import Layout
-from agents.sim.physics.edge import TELLS
+from agents.sim.physics.edge import LINGERS_S
 from agents.sim.physics.noise import Floats
 
 WARM_K = 3.0  # K from which a temperature is a finding: what the coolant detector takes for its least effect
@@ -27,7 +27,7 @@ class CoolantLoss(Kind):
     detectability = "soft"
     attribution = "cooling"
     seen = (
-        "flow, pressure and pump speed of the loop at once, with the agent's events; temperatures of all its GPUs, up "
+        "flow, pressure and pump speed of the loop together, with the agent's events; temperatures of all its GPUs, up "
         "to their shutdown"
     )
     unseen = "why the pump failed"
@@ -49,7 +49,7 @@ class CoolantLoss(Kind):
     ranges: ClassVar = {"flow": (0.0, 0.60)}
     limits: ClassVar = {"flow": (0.0, 1.0), "ramp": (1.0, 1e6)}
     effect_unit = "flow"
-    lingers = TELLS
+    lingers = LINGERS_S
     flow: float | None = None  # share of the flow that is left
     ramp: float = 10.0  # time in which the pump runs down (s)
 
@@ -121,7 +121,7 @@ class CoolantLeak(Kind):
     strikes = "rack"
     detectability = "hard"
     attribution = "cooling"
-    seen = "the level of the loop's reservoir and its pressure slowly, then the rack's leak rope at once"
+    seen = "the level of the loop's reservoir and its pressure slowly, then the rack's leak rope suddenly"
     unseen = "which rack leaks, before its rope is wet"
     rate = Rate(0.02, "rack-year", "assumed")
     lasts = Span(HOUR, 6 * HOUR, 3 * DAY)

@@ -24,7 +24,7 @@ _DIES = 30.0  # s until a job has died of a NaN; chosen
 
 @dataclass(frozen=True)
 class SilentDataCorruption(Kind):
-    """GPU computes wrongly now and then: its canary digest differs from the known answer, no telemetry tells."""
+    """GPU computes wrongly at times: its canary digest differs from the known answer, other telemetry is normal."""
 
     name = "sdc"
     row = 10

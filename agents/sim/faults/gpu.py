@@ -1,4 +1,4 @@
-"""GPUs that fail at once: off the bus, an engine that faults, firmware that does not answer."""
+"""GPUs that fail suddenly: off the bus, an engine that faults, firmware that does not answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agents.sim.physics.kernel_log import Line, address, log_xids
 from agents.sim.schedule import Stop
 
 _REBOOT = 240.0  # s that a training server needs to boot; chosen
-_GSP_WAITS = 6.0  # s until the driver gives up waiting for its firmware and logs XID 119
+_GSP_WAITS = 6.0  # s until the driver's wait for its firmware times out and XID 119 is logged
 RESET = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
 _NODE_REBOOT = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
 _MMU = (
@@ -34,7 +34,7 @@ def node_of(device: int, layout: Layout) -> int:
 
 
 def reset(effects: Effects, device: int, moment: float) -> None:
-    """The GPU is reset: its counters begin anew."""
+    """The GPU is reset: its counters restart."""
     effects.gpu.reset.add(device, effects.impulse(moment) > 0)
 
 
@@ -111,8 +111,8 @@ class GpuEngineFault(Kind):
         width = effects.layout.gpus_per_node
         first = node_of(fault.device, effects.layout) * width
         others = (fault.device - first + 1 + fault.rng(1).permutation(max(1, width - 1))[:2]) % width + first
-        struck = [fault.device, *(others.tolist() if self.origin == "program" and width > 2 else ())]
-        for number, device in enumerate(struck):
+        affected = [fault.device, *(others.tolist() if self.origin == "program" and width > 2 else ())]
+        for number, device in enumerate(affected):
             begin = fault.onset + 0.4 * number
             lines = [self._line(begin, fault), Line(begin + 0.1, 43, "Ch 00000010", True)]
             if self.origin == "hardware":
@@ -161,7 +161,7 @@ class GspTimeout(Kind):
     lasts = Span(30.0, high=600.0)
     signals = ("event:xid", "event:slow_call")
     choices: ClassVar = {"code": ("119", "119", "119", "120")}
-    code: str | None = None  # 119: no answer in time; 120: the firmware told of an error
+    code: str | None = None  # 119: no answer in time; 120: the firmware reported an error
 
     def act(self, fault: Fault, effects: Effects) -> None:
         logged = min(fault.onset + _GSP_WAITS, fault.end)

@@ -71,7 +71,7 @@ class HostFault(Kind):
     seen = "machine checks, memory errors, PCIe or disk errors in the kernel log, then silence; a chassis says nothing"
     unseen = "which module or board it is, where the node dies before it can say so"
     rate = Rate(0.50, "1M GPU-hours", "Llama 3: CPU, memory, chassis and IO board 0.09 each, SSD 0.14")
-    lasts = Span(2 * HOUR, 2 * HOUR, 24 * HOUR)  # until it is mended; chosen
+    lasts = Span(2 * HOUR, 2 * HOUR, 24 * HOUR)  # until it is repaired; chosen
     signals = ("node.memory_corrected", "node.memory_uncorrected", "node.io_pressure")
     choices: ClassVar = {"part": 2 * ("cpu", "dimm", "chassis", "io_board") + 3 * ("ssd",)}
     ranges: ClassVar = {"corrected_rate": (0.1, 5.0), "warning": (300.0, 1800.0)}
@@ -91,7 +91,7 @@ class HostFault(Kind):
         return Stop(death, (fault.device,), fault.end - death)
 
     def silence(self, fault: Fault) -> float:
-        """When the node is dead; without its disk it works on until somebody comes."""
+        """When the node is dead; without its disk it works until it is repaired."""
         if self.part == "ssd":
             return fault.onset + 0.6 * (fault.end - fault.onset)
         return min(self.death(fault) + (0.0 if self.part == "chassis" else _AGONY), fault.end)
@@ -110,7 +110,7 @@ class HostFault(Kind):
         node.reset.add(fault.device, effects.impulse(fault.end))
 
     def _memory(self, fault: Fault, death: float, effects: Effects) -> None:
-        """Corrected errors, told of now and then, until one cannot be corrected."""
+        """Corrected errors, reported at times, until one cannot be corrected."""
         assert self.corrected_rate is not None
         effects.node.corrected.add(fault.device, self.corrected_rate * effects.active(fault.onset, death))
         effects.node.uncorrected.add(fault.device, effects.impulse(death))

@@ -25,7 +25,7 @@ HOUR, DAY = 3600.0, 86_400.0
 MONTH, YEAR = 30.44 * DAY, 365.25 * DAY
 
 Detectability = Literal["hard", "soft", "invisible", "benign"]
-"""hard: a logged fact; soft: only statistics tell; invisible: nothing tells; benign: nobody is to blame."""
+"""hard: a logged fact; soft: visible only in statistics; invisible: not visible; benign: no fault."""
 Attribution = Literal[
     "gpu", "memory", "sdc", "node", "host", "network", "cooling", "power", "job", "instrument", "telemetry"
 ]
@@ -94,7 +94,7 @@ class Kind(ABC):
     severe:   the parameter that says how bad it is.   effect_unit: of `effect`; see `effect`.
     loaded:   only a device that a job uses shows anything.
     settles:  s after its onset from which on other things may strike the same nodes by themselves.
-    lingers:  s after its end in which it still tells something: `act` is called for them too.
+    lingers:  s after its end in which it still has effects: `act` is called for them too.
     """
 
     name: ClassVar[str]
@@ -118,7 +118,7 @@ class Kind(ABC):
     chain: ClassVar[Chain | None] = None
 
     def drawn(self, rng: np.random.Generator) -> Self:
-        """The kind with every open parameter drawn; the number of draws does not depend on what was given."""
+        """The kind with every open parameter drawn; the number of draws does not depend on given parameters."""
         draws: dict[str, object] = {n: round(float(rng.uniform(*bounds)), 4) for n, bounds in self.ranges.items()}
         draws |= {n: words[int(rng.integers(len(words)))] for n, words in self.choices.items()}
         return replace(self, **{n: v for n, v in draws.items() if getattr(self, n) is None})

@@ -19,7 +19,7 @@ _LOOK = 10.0  # s between two looks of the fabric's agent
 _LARGE_JOB, _LARGE_MEAN = 512, 72 * 60.0  # GPUs from which on congestion lasts longer, and its mean (s) [Greyhound]
 _TRAINS, _LARGEST = 7 / 8, 0.6  # share of the nodes that train; of them in the largest job: agents/sim/schedule.py
 _REACHED, _CNPS = 0.8, 2000.0  # share of a leaf's ports; notifications/s of each where steps double. Chosen
-_TIMEOUTS = 2e-4  # per second, port and share that is lost: one in some hours, for most is sent anew in time. Chosen
+_TIMEOUTS = 2e-4  # per second, port and share that is lost: one in some hours, since most is resent in time. Chosen
 _LEAST = 0.025  # share by which a step must be longer to count: 2 to 3 %, above the noise of unpadded batches
 
 
@@ -54,10 +54,10 @@ class LeafCrash(Kind):
             fall(effects, names[port], port, fault.onset + late, fault.end - early)
             strand(effects, port, fault.onset + late, dies)
         effects.port.rx_power.add(ports, DARK * effects.active(fault.onset, fault.end))
-        told = {"guid": f"0x{zlib.crc32(fault.entity.encode()):016x}", "ports": len(ports)}
+        data = {"guid": f"0x{zlib.crc32(fault.entity.encode()):016x}", "ports": len(ports)}
         seen = min(fault.onset + _LOOK, fault.end)
-        effects.add_event(seen, fault.entity, "switch_state", None, state="gone", **told)
-        effects.add_event(fault.end, fault.entity, "switch_state", None, state="seen", **told)
+        effects.add_event(seen, fault.entity, "switch_state", None, state="gone", **data)
+        effects.add_event(fault.end, fault.entity, "switch_state", None, state="seen", **data)
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
         dies = stops_at(fault, self.dies_after)
@@ -76,11 +76,11 @@ class GrayLeaf(Kind):
     attribution = "network"
     seen = (
         "less traffic of all ports of one leaf, or of half of them, and waits, without marks or notifications; a few "
-        "timeouts in hours; time in collectives and everybody's step time in all jobs on these ports"
+        "timeouts in hours; time in collectives and step time of all ranks in all jobs on these ports"
     )
     unseen = "the lost packets, which no counter of the switch has; which of its parts loses them; who sends none there"
     rate = Rate(0.0001, "leaf-month", "assumed: 0.01 % of the leaf switches in a month")
-    lasts = Span(1800.0, 2 * HOUR, DAY)  # until somebody drains it; assumed
+    lasts = Span(1800.0, 2 * HOUR, DAY)  # until it is drained; assumed
     signals = (
         *("nic.tx_bytes", "nic.rx_bytes", "nic.port_tx_wait", "nic.ack_timeouts"),
         *("rank.communication_time", "rank.step_time"),

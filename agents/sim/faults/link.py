@@ -1,4 +1,4 @@
-"""One end of a cable: errors that come at once, links that go down for good or flap, NICs that stand still."""
+"""One end of a cable: sudden errors, links that go down or flap, NICs that stall."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agents.sim.schedule import Stop
 DARK = -40.0  # dB: no light arrives
 _TIMEOUTS = 2.0  # per second, of the queue pairs of a rank that waits for a dead port; chosen
 _STEP_S = 5.0  # s of a step: agents/sim/physics/jobs.py
-_BURSTS = -4.2  # log10 of the raw BER of a link whose errors come in bursts: the FEC would mend so many single ones
+_BURSTS = -4.2  # log10 of the raw BER of a link whose errors come in bursts: the FEC would correct so many single ones
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class LinkDegradation(Kind):
     strikes = "nic"
     detectability = "hard"
     attribution = "network"
-    seen = "symbol and checksum errors of the port, flaps with their events, everybody's step time"
+    seen = "symbol and checksum errors of the port, flaps with their events, step time of all ranks"
     unseen = "which end of the cable it is, from one end's counters"
     rate = Rate(0.001, "link-month", "assumed: 0.5 % of optical links a month degrade, a fifth of them abruptly")
     lasts = Span(600.0, 2 * HOUR)
@@ -66,7 +66,7 @@ class LinkDegradation(Kind):
 
 @dataclass(frozen=True)
 class LinkDown(Kind):
-    """Link goes down and stays down: no light, no traffic; the job on it hangs until its library gives up."""
+    """Link goes down and stays down: no light, no traffic; the job on it hangs until its library times out."""
 
     name = "link_down"
     row = 15
@@ -160,11 +160,11 @@ class NicStall(Kind):
         effects.port.stalled.add(fault.device, effects.active(fault.onset, fault.end))
         effects.port.cqe.add(fault.device, self.cqe_rate * effects.active(fault.onset, dies))
         strand(effects, fault.device, fault.onset, dies)
-        effects.port.reset.add(fault.device, effects.impulse(fault.end) > 0)  # its driver is loaded anew
+        effects.port.reset.add(fault.device, effects.impulse(fault.end) > 0)  # its driver is reloaded
         text = f"mlx5_core {_pci(fault.entity)}: poll_health:816: device's health compromised - reached miss count"
-        told = {"pattern": "mlx5_health", "class": "nic", "severity": "critical", "device": _pci(fault.entity)}
+        data = {"pattern": "mlx5_health", "class": "nic", "severity": "critical", "device": _pci(fault.entity)}
         seq = zlib.crc32(f"{fault.entity} {fault.onset}".encode()) % 1_000_000
-        effects.add_event(fault.onset + 4.0, fault.entity, "kernel", None, **told, text=text, seq=seq)
+        effects.add_event(fault.onset + 4.0, fault.entity, "kernel", None, **data, text=text, seq=seq)
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
         dies = stops_at(fault, self.dies_after)
@@ -172,7 +172,7 @@ class NicStall(Kind):
 
 
 def fall(effects: Effects, entity: str, port: int, begin: float, end: float) -> None:
-    """Down at `begin`, up again at `end`: state, counters and events as the agent tells them."""
+    """Down at `begin`, up again at `end`: state, counters and events as the agent reports them."""
     if end <= effects.since or begin > effects.until:
         return
     effects.port.down.add(port, effects.active(begin, end))
@@ -200,14 +200,14 @@ def strand(effects: Effects, port: int, begin: float, dies: float) -> None:
 
 
 def share(effects: Effects, begin: float, end: float) -> Floats:
-    """(ticks,) of the time since the tick before, how much lies in [begin, end)."""
+    """Returns (ticks,): the part of the time since the previous tick in [begin, end)."""
     before = np.concatenate([[effects.since], effects.time[:-1]])
     inside = np.minimum(effects.time, end) - np.maximum(before, begin)
     return np.asarray(np.clip(inside / (effects.time - before), 0, 1), np.float32)
 
 
 def stops_at(fault: Fault, dies_after: float | None) -> float:
-    """Second at which the job on the struck part has died."""
+    """Returns the second at which the job on the affected part has died."""
     assert dies_after is not None
     return min(fault.onset + dies_after, fault.end)
 

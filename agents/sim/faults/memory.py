@@ -53,7 +53,7 @@ def _count(effects: Effects, channel: Channel, device: int, moments: NDArray[np.
 
 @lru_cache(maxsize=1024)
 def _errors(fault: Fault, per_hour: float) -> NDArray[np.float64]:
-    """Moments of errors at a rate that is drawn anew every hour: counts of an hour are negative binomial."""
+    """Times of errors at a rate that is drawn every hour: counts of an hour are negative binomial."""
     rng, hours = fault.rng(5), int(np.ceil((fault.end - fault.onset) / HOUR))
     mean = per_hour * rng.gamma(1 / _OVERDISPERSION, _OVERDISPERSION, hours)
     counts = rng.poisson(mean)
@@ -135,9 +135,7 @@ class HbmContained(Kind):
         "clears": (*["yes"] * 23, *["no"] * 2),
     }
     kills: str | None = None  # whether it stops the job: 3.4 of 11.3 do (Llama 3 beside Delta)
-    clears: str | None = (
-        None  # whether the first reset mends it: 92 % (Delta); else it comes again after half of the time
-    )
+    clears: str | None = None  # whether the first reset repairs it: 92 % (Delta); else it recurs after half of the time
 
     def hits(self, fault: Fault) -> tuple[float, ...]:
         """When an error strikes."""
@@ -160,7 +158,7 @@ class HbmContained(Kind):
         reset(effects, device, fault.end)
 
     def stops(self, fault: Fault, layout: Layout) -> Stop:
-        """At once, or for the reset."""
+        """Immediately, or for the reset."""
         first = fault.end if self.clears == "yes" else (fault.onset + fault.end) / 2
         return _stop(fault, layout, _DIES if self.kills == "yes" else max(_DIES, first - _DRAIN - fault.onset))
 

@@ -86,7 +86,7 @@ class NvlinkError(Kind):
         return min(fault.onset + self.dies_after, fault.end)
 
     def _moments(self, fault: Fault, effects: Effects) -> list[float]:
-        """When the driver logs it within the block: at once, and while it goes on; a dead link says it once."""
+        """Yields when the driver logs it within the block: immediately and while it lasts; for a dead link once."""
         count = 1 if self._fatal() else 1 + int((fault.end - fault.onset) / _AGAIN)
         first, last = (int((moment - fault.onset) // _AGAIN) for moment in (effects.since, effects.until))
         return [fault.onset + number * _AGAIN for number in range(max(0, first), min(count, last + 2))]
@@ -108,9 +108,9 @@ class NvlinkError(Kind):
                 zlib.crc32(fault.entity.encode()) % 1_000_000, 0, 3, 0, f"{_HEAD}{code}, Link {link} {what}"
             )
             node = effects.layout.node_names[node_of(fault.device, effects.layout)]
-            told = _interpreter(node).event(record, effects.start + round(moment * SECOND))
-            assert told is not None
-            effects.add_event(moment, told[1].entity, told[1].kind, None, **told[1].data)
+            parsed = _interpreter(node).event(record, effects.start + round(moment * SECOND))
+            assert parsed is not None
+            effects.add_event(moment, parsed[1].entity, parsed[1].kind, None, **parsed[1].data)
 
 
 _HEAD = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): "

@@ -1,4 +1,4 @@
-"""Optics that age: raw bit errors rise by decades over days, until error correction gives up."""
+"""Optics that age: raw bit errors rise by decades over days, until error correction fails."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agents.sim.faults.link import flap
 _NEW, _CLIFF, _WORST = -9.0, -3.3, -2.6
 """log10 of the raw BER that it adds: when nothing is seen; when codewords fail every second and the link flaps; beyond
 which a link does not train. RS(544,514) holds to about 2.4e-4."""
-_USUAL, _DECADE = -7.5, 1.0  # log10 of a sound port's raw BER; the rise from which on it can be told
+_USUAL, _DECADE = -7.5, 1.0  # log10 of a sound port's raw BER; the smallest rise that can be detected
 _SETTLES = HOUR  # within which it reaches `start`
 _FAILS = -3.62  # log10 of 2.4e-4: the first codeword in hours fails
 _COLLECTIVE = 1.1  # factor on the job's collectives while packets are sent again; chosen
-_DARKER = ("dirt", "dirt", "heat")  # two of three by what lies in the light's way, one by a hot module; chosen
+_DARKER = ("dirt", "dirt", "heat")  # two of three from dirt, one from a hot module; chosen
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class OpticDegradation(Kind):
     severe = "slope"
     chain = Chain("link_down", 0.15, Span(3 * HOUR, DAY, 7 * DAY))
     slope: float | None = None  # decades a day
-    start: float | None = None  # log10 of the raw BER that it has within the hour: a scratch is half-way at once
+    start: float | None = None  # log10 of the raw BER that it has within the hour: a scratch is sudden
     loss: float | None = None  # dB of received light that are gone at the cliff, where dirt is the cause
     heat: float | None = None  # K by which the module is too hot at the cliff, where heat is
     cause: str | None = None

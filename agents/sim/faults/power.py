@@ -30,7 +30,7 @@ class PsuLoss(Kind):
     seen = (
         "the supply's output and state, the others' output up by 1/(n-1); at times the power brake and half the clock"
     )
-    unseen = "whether the supply or its cord is to blame, where its input is not told"
+    unseen = "whether the supply or its cord failed, if its input is not reported"
     rate = Rate(0.16, "1M GPU-hours", "Llama 3: 0.14 power supplies; shelves 0.01 per rack-year assumed")
     lasts = Span(HOUR, 12 * HOUR, 3 * DAY)
     signals = ("psu.output_power", "psu.status", "psu.input_voltage", "psu.input_status", "gpu.throttle_reasons")
@@ -79,7 +79,7 @@ class PduTrip(Kind):
     strikes = "power"
     detectability = "hard"
     attribution = "power"
-    seen = "no load and no voltage at the unit; all its nodes silent at once; afterwards counters and uptime from 0"
+    seen = "no load and no voltage at the unit; all its nodes silent together; afterwards counters and uptime from 0"
     unseen = "what overloaded it"
     rate = Rate(0.02, "PDU-year", "assumed")
     lasts = Span(900.0, HOUR, 12 * HOUR)

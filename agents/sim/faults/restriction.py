@@ -18,16 +18,16 @@ _CHANGES = {
     "vbios": ("vbios", "96.00.BC.00.01", "96.00.D9.00.02"),
     "firmware": ("bios_version", "2.4.1", "2.6.3"),
 }
-"""What is changed -> what the agent calls it, its version before and after; chosen."""
+"""Changed part -> the agent's name of it, its version before and after; chosen."""
 
 
 def serve(fault: Fault, effects: Effects, done: float, change: str) -> None:
-    """Announces maintenance from the onset until `done`, and boots the node into another version meanwhile."""
+    """Announces maintenance from the onset until `done`, and boots the node into another version in that time."""
     down = fault.onset + 0.4 * (done - fault.onset)
     up = down + min(float(fault.rng(3).uniform(*_BOOT_S)), 0.4 * (done - fault.onset))
     effects.node.dead.add(fault.device, effects.active(down, up))
     effects.node.reset.add(fault.device, effects.impulse(up))
-    planner = effects.layout.nodes  # who plans the work tells of it; the node is down at times
+    planner = effects.layout.nodes  # the planner announces the work, since the node is down at times
     data = {"reason": change, "seconds": done - fault.onset}
     effects.add_event(fault.onset, fault.entity, "maintenance_start", planner, **data)
     effects.add_event(done, fault.entity, "maintenance_end", planner, reason=change)
@@ -56,7 +56,7 @@ class NodeRestriction(Kind):
     )
     unseen = "the node's own flow, which nothing meters; whether coupling, hose or manifold is to blame"
     rate = Rate(0.2, "1,000 node-months", "assumed")
-    lasts = Span(2 * HOUR, 4 * HOUR, 72 * HOUR)  # fully grown, until somebody opens it; assumed
+    lasts = Span(2 * HOUR, 4 * HOUR, 72 * HOUR)  # fully grown, until it is opened; assumed
     signals = (
         *("gpu.temperature", "gpu.memory_temperature", "gpu.throttle_reasons", "gpu.sm_clock", "coolant.flow"),
         *("event:maintenance_start", "event:maintenance_end"),

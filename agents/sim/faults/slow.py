@@ -88,10 +88,10 @@ class PcieDowngrade(Kind):
         gpu.pcie_replays.add(device, int(self.replays) * effects.impulse(fault.onset))
         node, _, index = fault.entity.removeprefix("gpu:").rpartition(".")
         count = int(self.replays)
-        told = {"device": f"{address(int(index))}.0", "id": "10de:2330", "kind": "correctable", "growth": count}
+        data = {"device": f"{address(int(index))}.0", "id": "10de:2330", "kind": "correctable", "growth": count}
         split = {name: n for name, n in (("RxErr", count // 4), ("BadTLP", count - count // 4)) if n}
         if count:
-            effects.add_event(fault.onset, f"node:{node}", "aer", None, **told, total=count, errors=split)
+            effects.add_event(fault.onset, f"node:{node}", "aer", None, **data, total=count, errors=split)
 
 
 THERMAL_BITS = (0x20, 0x40)  # NVML clock event reasons: software and hardware thermal slowdown
@@ -107,10 +107,10 @@ class Straggler(Kind):
     detectability = "soft"
     attribution = "gpu"
     seen = (
-        "its rank's compute time, its clock, temperature and throttle bits; everybody's step time as far as its rank "
+        "its rank's compute time, its clock, temperature and throttle bits; step time of all ranks as far as its rank "
         "is then among the slowest, as in the last stage"
     )
-    unseen = "who is slow, from step times alone: all ranks of the job share them"
+    unseen = "which rank is slow, from step times alone: all ranks of the job share them"
     rate = Rate(0.3, "1M GPU-hours", "Llama 3: 0.28 thermal; slow ones are those of cold_plate")
     lasts = Span(1200.0, 2 * HOUR)
     signals = ("rank.compute_time", "gpu.sm_clock", "gpu.throttle_reasons", "gpu.temperature")
@@ -155,7 +155,7 @@ class ClockStuck(Kind):
     )
     unseen = "why; anything while the GPU is idle, whose clock is low in any case"
     rate = Rate(0.3, "1M GPU-hours", "assumed; seen once after a vendor diagnostic")
-    lasts = Span(1800.0, 2 * HOUR, DAY)  # until somebody resets it; assumed
+    lasts = Span(1800.0, 2 * HOUR, DAY)  # until it is reset; assumed
     signals = ("gpu.sm_clock", "gpu.power", "gpu.temperature", "rank.compute_time", "event:counter_reset")
     ranges: ClassVar = {"lost": (0.05, 0.40)}
     limits: ClassVar = {"lost": (0.0, 0.8)}  # below a fifth of its clock a GPU is idle or shut down

@@ -28,7 +28,7 @@ _PER_K = {"gpu.power": 10.0, "coolant.flow": 0.03}
 
 @dataclass(frozen=True)
 class SensorFault(Kind):
-    """An instrument stands still, tells too much or too little, or swings: only its own number moves, nothing else."""
+    """An instrument freezes, reads high or low, or swings: only its own value changes, nothing else."""
 
     name = "sensor_fault"
     row = 30
@@ -50,7 +50,7 @@ class SensorFault(Kind):
     size: float | None = None  # K of the bias, or standard deviation of the noise
     which: float | None = None  # which signal of the instrument, from its first (0) to its last (1)
     mode: str | None = None  # "stuck", "biased" or "noisy"
-    direction: str | None = None  # "up": a bias tells too much; "down": too little
+    direction: str | None = None  # "up": a bias reads high; "down": low
 
     def severity(self) -> float | None:
         """None of one that stands still: no size makes it worse."""
@@ -92,7 +92,7 @@ def misread(fault: Fault, effects: Effects, mode: str, size: float, which: float
 
 
 def _draws(fault: Fault, ticks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A normal draw for each tick, whatever block it lies in."""
+    """Returns a normal draw for each tick, independent of the blocks."""
     return np.array([fault.rng(round(tick * 1e6)).standard_normal() for tick in ticks.tolist()])
 
 

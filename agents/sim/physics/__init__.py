@@ -1,1 +1,1 @@
-"""What a simulated fleet does by nature: load, heat, power, links, hosts, coolant, and what is read of them."""
+"""Physics of a simulated fleet: load, heat, power, links, hosts, coolant, and their instruments."""

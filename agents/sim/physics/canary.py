@@ -1,7 +1,7 @@
-"""Canary rounds: every 120 s the GPUs of a node compute one known problem each; what is told is what agents tell.
+"""Canary rounds: every 120 s the GPUs of a node compute one known problem each; events as agents send them.
 
-The problem changes from round to round, the same for all nodes. A GPU that is right tells one round in six hours, one
-that was wrong tells it at once, and then every round until it was right twelve times running (canary/ledger.py).
+The problem changes from round to round, the same for all nodes. A correct GPU reports one round in six hours; a wrong
+one reports immediately, and then every round until it was right twelve times in a row (canary/ledger.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PERIOD = 120.0  # s between two rounds of a node; chosen
 TOOK = 0.12  # s of a round: 0.1 % of a GPU's time, what agents take
 EXECUTIONS = 520
 """Matrix products in a round: one of 4096^3 in bf16 takes 0.23 ms of an H100."""
-TELL = 180
-"""Rounds of which a GPU that is right tells one: six hours, as agents do."""
+REPORT_EVERY = 180
+"""A correct GPU reports one of so many rounds: six hours, as agents do."""
 PROBLEMS = ("gemm-bf16-4096", "gemm-fp8-4096", "attention-bf16-2048")
 VERSION = hashlib.blake2b(b"simulated canary 1", digest_size=4).hexdigest()
 
@@ -33,10 +33,10 @@ def digest(problem: str, salt: str = "") -> str:
 
 
 def right(problem: str, began: EventTime, took: float) -> dict[str, object]:
-    """What agents tell of a round whose answer is right, after those that they kept to themselves."""
+    """Returns the event data of a correct round, which also counts the rounds not reported before."""
     answer = digest(problem)
-    told = {"canary": problem, "version": VERSION, "digest": answer, "expected": answer, "golden": True}
-    return {**told, "runs": EXECUTIONS, "rounds": TELL - 1, "began": began, "took": took}
+    reported = {"canary": problem, "version": VERSION, "digest": answer, "expected": answer, "golden": True}
+    return {**reported, "runs": EXECUTIONS, "rounds": REPORT_EVERY - 1, "began": began, "took": took}
 
 
 class Canaries:
@@ -45,7 +45,7 @@ class Canaries:
     def __init__(self, layout: Layout, interval: float, seed: int) -> None:
         self.layout, self.seed = layout, seed
         self._turn = np.floor(PERIOD * np.arange(layout.nodes) / layout.nodes / interval) * interval
-        self._due = generator(seed, 61).integers(0, TELL, layout.gpus)
+        self._due = generator(seed, 61).integers(0, REPORT_EVERY, layout.gpus)
 
     def rounds(self, effects: Effects) -> None:
         """Adds the digest events of the block."""
@@ -53,18 +53,18 @@ class Canaries:
         last = np.floor((effects.until - self._turn) / PERIOD).astype(np.int64)
         for number in range(int(first.min()), int(last.max()) + 1):
             nodes = (first <= number) & (number <= last)
-            told = nodes[self.layout.node_of_gpu] & ((number + self._due) % TELL == 0)
+            reported = nodes[self.layout.node_of_gpu] & ((number + self._due) % REPORT_EVERY == 0)
             wrong, watched = self._defects(effects.defects, nodes, number)
-            told[list(watched)] = True
-            for gpu in np.flatnonzero(told).tolist():
+            reported[list(watched)] = True
+            for gpu in np.flatnonzero(reported).tolist():
                 self._tell(effects, gpu, number, wrong.get(gpu), watched.get(gpu))
 
     def _defects(
         self, defects: list[Defect], nodes: NDArray[np.bool_], number: int
     ) -> tuple[dict[int, float], dict[int, int]]:
-        """GPUs that err in this round, each with the share of rounds in which it does; those that tell of it.
+        """Returns the GPUs that fail in this round with their failure rate, and those that report it.
 
-        With the latter the rounds that they tell of: those since they told last.
+        The latter with the rounds that they report: those since their last report.
         """
         wrong: dict[int, float] = {}
         watched: dict[int, int] = {}
@@ -76,11 +76,11 @@ class Canaries:
             if place < len(defect.misses) and defect.misses[place]:
                 wrong[defect.gpu] = float(defect.misses.mean())
             errors = np.flatnonzero(defect.misses[: place + 1])
-            usual = (number + int(self._due[defect.gpu])) % TELL or TELL
-            if len(errors) and (place - errors[-1] <= WATCHED or usual == TELL):
+            usual = (number + int(self._due[defect.gpu])) % REPORT_EVERY or REPORT_EVERY
+            if len(errors) and (place - errors[-1] <= WATCHED or usual == REPORT_EVERY):
                 before = errors[errors < place]
-                told = min(place - 1, int(before[-1]) + WATCHED) if len(before) else place - usual
-                watched[defect.gpu] = min(usual, place - told)
+                reported = min(place - 1, int(before[-1]) + WATCHED) if len(before) else place - usual
+                watched[defect.gpu] = min(usual, place - reported)
         return wrong, watched
 
     def _tell(self, effects: Effects, gpu: int, number: int, wrong: float | None, rounds: int | None) -> None:
@@ -88,14 +88,14 @@ class Canaries:
         time = float(self._turn[self.layout.node_of_gpu[gpu]] + number * PERIOD)
         if effects.gpu.gone and effects.gpu.gone.array()[np.searchsorted(effects.time, time), gpu]:
             return
-        problem = PROBLEMS[(number + number // TELL) % len(PROBLEMS)]
+        problem = PROBLEMS[(number + number // REPORT_EVERY) % len(PROBLEMS)]
         data = right(problem, EventTime(time - TOOK), TOOK) | dict(self._wrong(gpu, number, problem, wrong))
         if rounds is not None:
             data["rounds"] = rounds
         effects.events.append(PlannedEvent(time, self.layout.entities["gpu"][gpu], "digest", data))
 
     def _wrong(self, gpu: int, number: int, problem: str, share: float | None) -> Iterator[tuple[str, object]]:
-        """What a wrong round tells beside: its digest, the problem, and how many of three repeats went wrong too."""
+        """Returns the data of a wrong round: its digest, the problem, and how many of three repeats failed too."""
         if share is not None:
             yield "golden", False
             yield "format", problem.split("-")[1]

@@ -1,6 +1,6 @@
 """Edge events of a simulated fleet: the agents' own rules for flow, pressure and temperature at one reading per second.
 
-Temperatures are evaluated for all GPUs of a loop at once (agents/node/edge/temperature.py).
+Temperatures are evaluated for all GPUs of a loop together (agents/node/edge/temperature.py).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from agents.sim.physics.noise import Floats, generator
 from pipeline.config.sections import Edge as Settings
 from pipeline.model.records import SECOND, Event
 
-TELLS = CLEAR_READINGS + 5.0
-"""Seconds after its end within which the end of a collapse is told."""
+LINGERS_S = CLEAR_READINGS + 5.0
+"""Seconds after its end within which the end of a collapse is reported."""
 _LONGEST_FALL = 1800.0  # s of a fall that are looked at: a slower one becomes the usual value; chosen
 _NOISE = 0.006  # of a flow meter and of its pressure gauge; as agents/sim/physics/facility.py has it
 _KEY = 9
 
 
 def collapses(effects: Effects, flow: NDArray[Any], pressure: float) -> None:
-    """Tells what the rules say of the block's collapses; `flow` and `pressure`: what the loops usually show."""
+    """Adds the events of the block's collapses; `flow` and `pressure`: normal values of the loops."""
     for collapse in effects.collapses:
         entity = effects.layout.entities["coolant"][collapse.loop]
         for time, kind, data in _collapse_events(collapse, float(flow[collapse.loop]), pressure):
@@ -37,7 +37,7 @@ def collapses(effects: Effects, flow: NDArray[Any], pressure: float) -> None:
 
 @lru_cache(64)
 def _collapse_events(collapse: Collapse, flow: float, pressure: float) -> tuple[tuple[float, str, dict[str, Any]], ...]:
-    """(second, kind, data) of all events of one collapse: some long ones are asked for in hundreds of blocks."""
+    """(second, kind, data) of all events of one collapse: cached, since long ones span hundreds of blocks."""
     settings, shared = Settings(), (dict[str, set[str]](), dict[tuple[str, str], float]())
     rules = (
         CollapseRule("flow_collapse", ("coolant.flow",), settings.flow_share, settings.least_flow, *shared),
@@ -65,7 +65,7 @@ def _seconds(collapse: Collapse) -> Iterator[int]:
     begin, end = math.ceil(collapse.onset), math.ceil(collapse.end)
     bottom = min(begin + math.ceil(min(collapse.ramp, _LONGEST_FALL)) + LEARN_READINGS, end)
     yield from range(begin - LEARN_READINGS - 1, bottom)
-    yield from range(max(bottom, end - 3), end + round(TELLS))
+    yield from range(max(bottom, end - 3), end + round(LINGERS_S))
 
 
 def left(collapse: Collapse, second: int) -> float:
@@ -89,7 +89,7 @@ _SHORTEST, _LONGEST_SPAN = MIN_SPAN // SECOND, MAX_SPAN // SECOND
 
 
 def rises(effects: Effects, heat: Floats, power: Floats, resistance: Floats, warming: float) -> None:
-    """Tells what agents see of the block's collapses. (GPUs,) heat and power just before the onset; K/W of the plates
+    """Adds temperature events of the block's collapses. (GPUs,) heat and power just before the onset; K/W of the plates
     and of the coolant on its way."""
     layout = effects.layout
     for collapse in effects.collapses:
@@ -101,7 +101,7 @@ def rises(effects: Effects, heat: Floats, power: Floats, resistance: Floats, war
 
 
 def jumps(effects: Effects, tamper: FalseReading, entity: str, readings: NDArray[Any]) -> None:
-    """Tells what an agent sees of an instrument that jumps up: (ticks,) its readings in the block."""
+    """Adds the events of an instrument that jumps up; returns (ticks,) its readings in the block."""
     if tamper.jump is None or tamper.signal not in _WATCHED:
         return
     second, size = tamper.jump
@@ -112,13 +112,13 @@ def jumps(effects: Effects, tamper: FalseReading, entity: str, readings: NDArray
     if not unexplained / _SHORTEST > limit:
         return
     calm = look + min(_LONGEST_SPAN, np.ceil(unexplained / (CALM_SHARE * limit))) + CALM_READINGS - 1
-    told = {"value": value, "power_moved": moved, "limit": limit, "signal": tamper.signal}
+    data = {"value": value, "power_moved": moved, "limit": limit, "signal": tamper.signal}
     began = {"rise": size, "seconds": float(_SHORTEST), "slope": unexplained / _SHORTEST}
     effects.add_event(
-        look, entity, "temperature_rise", state="active", since=EventTime(look - _SHORTEST), **told, **began
+        look, entity, "temperature_rise", state="active", since=EventTime(look - _SHORTEST), **data, **began
     )
     ended = {"rise": 0.0, "seconds": float(_LONGEST_SPAN), "slope": -ROUNDING_K / _LONGEST_SPAN}
-    effects.add_event(calm, entity, "temperature_rise", state="cleared", since=EventTime(look), **told, **ended)
+    effects.add_event(calm, entity, "temperature_rise", state="cleared", since=EventTime(look), **data, **ended)
 
 
 def _rise_events(

@@ -29,7 +29,7 @@ _TAUS = {"supply": 95.0, "flow": 1.0, "pressure": 0.5, "pump": 14.0, "return": 1
 """s until noise is forgotten: flow and pressure of a loop from second to second [SKAB], else chosen."""
 _CALM = ("flow", "pressure")  # whose noise has no heavy tails [SKAB]
 _FLOW_SD, _PRESSURE_SD, _SENSOR_K = 0.004, 0.008, 0.04  # shares, and white noise of a temperature sensor; chosen
-_FLOW_STEP, _PRESSURE_STEP, _STEP_K = 0.1, 0.01, 0.01  # L/min, bar and K in which a controller tells them; chosen
+_FLOW_STEP, _PRESSURE_STEP, _STEP_K = 0.1, 0.01, 0.01  # L/min, bar and K: resolution of a controller; chosen
 _LEVEL, _LEVEL_SD = 0.85, 0.002  # share of the reservoir, and noise of its float; chosen
 _STATES = CATALOGUE["leak.state"].states
 
@@ -102,7 +102,7 @@ class Facility:
         return (self._sum(effects.node.flow.array(), loops, len(self._flow)) / np.bincount(loops)).astype(np.float32)
 
     def _others(self, effects: Effects) -> NDArray[Any]:
-        """(ticks or 1, PDUs) W of what is not a GPU in the nodes that have power."""
+        """Returns (ticks or 1, PDUs): W of everything but GPUs in the nodes that have power."""
         if not effects.node.dead:
             return self._hosts[None]
         alive = np.where(effects.node.dead.array(), 0.0, HOST_W)
@@ -116,7 +116,7 @@ class Facility:
 
 
 def _stepped(values: NDArray[Any], step: float) -> NDArray[np.float32]:
-    """Rounded to what a controller tells."""
+    """Returns values rounded to a controller's resolution."""
     return np.asarray(np.rint(values / step) * step, np.float32)
 
 
@@ -188,6 +188,6 @@ class Sensors:
         speed = (_FAN_RPM + _PER_K * np.maximum(inlet - _INLET_C, 0)) * self._fan * effects.node.fans.values
         shape = ticks, 2 * self.layout.nodes
         warmth, fan = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
-        warmth[:, 0::2] = np.rint(inlet * 2) / 2  # BMCs tell halves of a degree
+        warmth[:, 0::2] = np.rint(inlet * 2) / 2  # BMCs report half degrees
         fan[:, 1::2] = np.rint(np.minimum(speed, _FAN_MOST) / _STEP) * _STEP
         return {"sensor.temperature": warmth, "sensor.fan_speed": fan}

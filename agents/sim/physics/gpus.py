@@ -68,11 +68,11 @@ CLOCK, MEMORY_CLOCK, MEMORY = 1755.0, 2619, 80 * 2**30  # MHz, MHz, bytes of an 
 _PAGE = 2**21  # bytes in which CUDA takes device memory
 SLOWDOWN_C = 87.0  # where current parts begin to slow down
 SHUTDOWN_C, _WELL_C = 95.0, 60.0
-"""Where the hardware stops a GPU: an H100 tells it 8 K above its highest; and where it works again, chosen. Stopped it
-is at its lowest clock and draws what an idle one does."""
+"""Temperature at which the hardware stops a GPU (an H100: 8 K above its maximum), and at which it works again (chosen).
+A stopped GPU has the lowest clock and idle power."""
 _IDLE_CLOCK, _CLOCK_STEP = 345.0, 15.0  # MHz; NVML clocks move in steps of 15 MHz
 _SLOWEST, _SHUT = np.float32(_IDLE_CLOCK / CLOCK), np.float32(0.99 * _IDLE_CLOCK / CLOCK)
-"""Factor on the clock at its floor, and of a GPU that is shut down, a little below it: both are told as 345 MHz."""
+"""Factor on the clock at its floor, and of a GPU that is shut down, slightly below it: both are reported as 345 MHz."""
 _IDLE_W, _LOAD_W, BOARD_W = 78.0, 780.0, 700.0
 """What a full load would draw, and the limit at which the board holds the mean, while a second may go beyond it: of the
 GPUs that work hard half sit at the limit [AcmeTrace]."""
@@ -145,7 +145,7 @@ class Gpus:
         reasons |= np.where(limit <= _SHUT, _SHUTDOWN_BITS, np.uint64(0))
         sensor = np.float32(0.3) * rng.standard_normal(shape, np.float32)
         replays = rare(rng, _REPLAY_PER_HOUR / 3600 * self.interval, shape)
-        anew = resets(effects, "gpu")
+        restarted = resets(effects, "gpu")
         columns: dict[str, NDArray[Any]] = {
             **self._use(rng, tempo, np.where(tempo.working, np.rint(memory * (MEMORY / _PAGE)) * _PAGE, self._rest)),
             "gpu.sm_clock": (np.rint(seen / _CLOCK_STEP) * _CLOCK_STEP).astype(np.uint16),
@@ -154,11 +154,11 @@ class Gpus:
             "gpu.temperature": np.rint(heat + sensor),
             "gpu.memory_temperature": np.rint(self._memory_heat(heat, tempo.load) + sensor),
             "gpu.power": np.rint(power),
-            "gpu.energy": self._energy.add((power * (1000 * self.interval)).astype(np.int64), anew),
-            **self._ecc.advance(block, effects, anew),
+            "gpu.energy": self._energy.add((power * (1000 * self.interval)).astype(np.int64), restarted),
+            **self._ecc.advance(block, effects, restarted),
             "gpu.pcie_generation": np.broadcast_to(effects.gpu.pcie_generation.values, shape),
             "gpu.pcie_width": np.broadcast_to(effects.gpu.pcie_width.values, shape),
-            "gpu.pcie_replays": self._replays.add(replays + effects.gpu.pcie_replays.values, anew),
+            "gpu.pcie_replays": self._replays.add(replays + effects.gpu.pcie_replays.values, restarted),
         }
         return columns, felt
 
@@ -229,7 +229,7 @@ class Gpus:
         return power, heat, limits
 
     def _edge(self, heat: Floats, power: Floats, effects: Effects) -> None:
-        """Keeps what was before each loss of flow, and tells what agents see of it; `heat` from before the block on."""
+        """Keeps the state before each loss of flow, and adds the agents' events; `heat` from before the block on."""
         for collapse in effects.collapses:
             if collapse.real and effects.contains(collapse.onset):
                 at = int(np.searchsorted(effects.time, collapse.onset))

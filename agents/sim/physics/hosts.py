@@ -84,9 +84,9 @@ class Hosts:
             "node.clock_offset": _KEPT_S * self._clock.draw(rng, ticks) - effects.node.clock_offset.values,
         }
         growth = self._growth(share, saving, noise, bursts, effects) | self._errors(block, wide, effects)
-        anew = resets(effects, "node")
+        restarted = resets(effects, "node")
         counters = (self._counters | self._memory).items()
-        return columns | {f"node.{name}": counter.add(growth[name], anew) for name, counter in counters}
+        return columns | {f"node.{name}": counter.add(growth[name], restarted) for name, counter in counters}
 
     def _levels(self, load: Floats, effects: Effects) -> tuple[NDArray[Any], NDArray[Any]]:
         """(ticks, nodes) shares of the processors and of the memory that are usual for the job there."""

@@ -30,7 +30,7 @@ def tampered(values: NDArray[Any], tamper: FalseReading, held: NDArray[np.float6
 
 
 def grain(signal: str, values: Floats) -> Floats:
-    """Values in the steps in which the instrument of a signal tells them: GPUs give whole degrees and watts."""
+    """Returns values in the resolution of a signal's instrument: GPUs report whole degrees and watts."""
     return np.rint(values) if signal.startswith("gpu.") else values
 
 

@@ -1,7 +1,7 @@
 """Training jobs: how loaded their GPUs are, how long a step takes, and what each rank says of it.
 
 In synchronous training a step ends for all ranks when the slowest has computed: step = max(compute) + collectives. So
-one slow rank shows in everybody's step time, and only its own compute time tells who it is; the others wait inside the
+one slow rank shows in the step time of all ranks, and only its compute time identifies it; the others wait inside the
 collective, where a GPU counts as busy and draws less.
 """
 
@@ -37,7 +37,7 @@ _WARM_LOSS = 0.35  # a first step takes a third longer; chosen
 _CHECKPOINT_LOAD, _EVALUATION_LOAD, _STALL_LOAD, _HANG_LOAD = 0.25, 0.55, 0.04, 0.18  # of full load; chosen
 _WAITING = 0.45  # load of a GPU that spins in a collective, as its power shows; chosen
 _LOSS, _NORM = 2.1, 0.35  # of a model well into its training; chosen
-TOLD = ("step_time", "compute_time", "communication_time", "loss", "gradient_norm")
+REPORTED = ("step_time", "compute_time", "communication_time", "loss", "gradient_norm")
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Jobs:
         state["jobs.progress"] = np.array([p if n in warm else 0.0 for n, p in enumerate(starts)], np.float64)
         state["jobs.age"] = np.where(state["jobs.progress"] > 0, 1e6, 0.0)  # steps since the job last began
         state["jobs.waited"] = np.zeros(len(self._work))  # s without data since the last step was finished
-        state["ranks.held"] = np.full((len(TOLD), layout.gpus), np.nan, np.float32)
+        state["ranks.held"] = np.full((len(REPORTED), layout.gpus), np.nan, np.float32)
         state["ranks.holder"] = np.full(layout.gpus, -1)
         state["ranks.nonfinite"] = np.zeros(layout.gpus, np.uint64)
         self._drift = Drift(state, "step", rng, layout.gpus, _STEP_PHI, interval)
@@ -154,17 +154,17 @@ class Jobs:
         done = before + np.cumsum(np.where(still, 0, self.interval / working))
         loss = (_LOSS * (1 + 0.01 * heavy(rng, (len(mine),))) * effects.site.loss.of_devices(number)).astype(np.float32)
         norm = _NORM * (1 + 0.08 * np.abs(heavy(rng, (len(mine),)))) * effects.site.loss.of_devices(number)
-        told = np.empty((len(TOLD), *mine.shape), np.float32)
+        reported = np.empty((len(REPORTED), *mine.shape), np.float32)
         finished = np.diff(np.floor(done), prepend=np.floor(before)) > 0
-        told[1], told[2], told[3] = mine, working[:, None] - mine, loss[:, None]
-        told[0] = (working + self._waited(number, effects, finished))[:, None]
-        told[4] = norm[:, None] * norms[:, gpus] * effects.gpu.gradient.of_devices(gpus)
-        held = self._hold(stay, told, finished)
+        reported[1], reported[2], reported[3] = mine, working[:, None] - mine, loss[:, None]
+        reported[0] = (working + self._waited(number, effects, finished))[:, None]
+        reported[4] = norm[:, None] * norms[:, gpus] * effects.gpu.gradient.of_devices(gpus)
+        held = self._hold(stay, reported, finished)
         self.state["jobs.progress"][number] = done[-1]
         self.state["jobs.age"][number] += done[-1] - before
         steps_done = np.broadcast_to(done[:, None].astype(np.uint64), mine.shape)
-        told_of = {f"rank.{n}": held[i] for i, n in enumerate(TOLD)}
-        return {"rank.step": steps_done, **told_of, "rank.nonfinite": self._nonfinite(stay, effects, finished)}
+        named = {f"rank.{n}": held[i] for i, n in enumerate(REPORTED)}
+        return {"rank.step": steps_done, **named, "rank.nonfinite": self._nonfinite(stay, effects, finished)}
 
     def _nonfinite(self, stay: Stay, effects: Effects, finished: NDArray[np.bool_]) -> NDArray[np.uint64]:
         """(ticks, ranks) gradients that were no number since the script began, each step counted once."""
@@ -205,13 +205,13 @@ class Jobs:
         self.state["jobs.waited"][number] = total[-1] - spent[-1]
         return total - np.concatenate([[0.0], spent[:-1]])
 
-    def _hold(self, stay: Stay, told: Floats, finished: NDArray[np.bool_]) -> Floats:
+    def _hold(self, stay: Stay, reported: Floats, finished: NDArray[np.bool_]) -> Floats:
         """What ranks say: the last finished step, unchanged until the next one is finished."""
         held, holder = self.state["ranks.held"], self.state["ranks.holder"]
         known = held[:, stay.gpus]
-        known = np.where((holder[stay.gpus] != stay.job.number) | np.isnan(known), told[:, 0], known)
+        known = np.where((holder[stay.gpus] != stay.job.number) | np.isnan(known), reported[:, 0], known)
         newest = np.maximum.accumulate(np.where(finished, np.arange(1, len(finished) + 1), 0))
-        out = np.concatenate([known[:, None], told], axis=1)[:, newest]
+        out = np.concatenate([known[:, None], reported], axis=1)[:, newest]
         held[:, stay.gpus], holder[stay.gpus] = out[:, -1], stay.job.number
         return out
 
@@ -245,7 +245,7 @@ class Jobs:
         return values if np.ndim(values) == 0 else values[:, self.layout.node_of_gpu]
 
     def _checkpoints(self, stay: Stay, effects: Effects) -> None:
-        """Each checkpoint is told when it begins."""
+        """Each checkpoint is reported when it begins."""
         offset, every = self._work[stay.job.number].checkpoints
         first = max(0, int(np.floor((max(effects.since, stay.begin) - offset) / every)) + 1)
         last = int(np.floor((min(effects.until, stay.end) - offset) / every))

@@ -38,7 +38,7 @@ def address(index: int) -> str:
 
 
 def log_xids(effects: Effects, device: int, lines: Sequence[Line]) -> None:
-    """Tells the XIDs of one GPU whose moments fall into the block; `lines` are all of one fault, so that they join."""
+    """Adds the XIDs of one GPU that lie in the block; `lines` are all of one fault, so that they are joined."""
     times = [round(line.moment * SECOND) for line in lines]
     if not any(effects.contains(time / SECOND) for time in times):
         return
@@ -49,9 +49,9 @@ def log_xids(effects: Effects, device: int, lines: Sequence[Line]) -> None:
     for number, (line, time) in enumerate(zip(lines, times, strict=True)):
         who = f"pid={4000 + first % 60_000}, name=python3" if line.user else _NOBODY
         text = f"NVRM: Xid (PCI:{address(int(index))}): {line.code}, {who}, {line.text}"
-        told = read.event(Record(first + number, 0, 3, 0, text), effects.start + time)
-        assert told is not None
-        events.append(told[1])
+        parsed = read.event(Record(first + number, 0, 3, 0, text), effects.start + time)
+        assert parsed is not None
+        events.append(parsed[1])
     for event in Folding().take(events, max(event.time for event in events)):
         effects.add_event((event.time - effects.start) / SECOND, event.entity, "xid", **event.data)
 
@@ -72,9 +72,9 @@ def log_line(effects: Effects, node: int, moment: float, text: str) -> None:
     name = effects.layout.node_names[node]
     sequence = zlib.crc32(f"{name} {moment} {text}".encode()) % 1_000_000
     read = Interpreter(name, shipped(), _patterns(), GpuPlaces(_NOWHERE), _NOWHERE)
-    told = read.event(Record(sequence, 0, 3, 0, text), round(moment * SECOND))
-    assert told is not None, text
-    effects.add_event(moment, told[1].entity, "kernel", node, **told[1].data)
+    parsed = read.event(Record(sequence, 0, 3, 0, text), round(moment * SECOND))
+    assert parsed is not None, text
+    effects.add_event(moment, parsed[1].entity, "kernel", node, **parsed[1].data)
 
 
 @cache

@@ -1,6 +1,6 @@
-"""Lives of counters: whose counters begin anew, and how agents tell it.
+"""Lives of counters: which counters restart, and how agents report it.
 
-After a reboot an agent has no past: it tells nothing, and the generation is that of the new life. A device that is
+After a reboot an agent has no history: it sends no event, and the generation is new. A device that is
 reset while its node stays up makes the event counter_reset beside (agents/node/counter_generations.py).
 """
 
@@ -22,7 +22,7 @@ CLASSES = ("gpu", "nvlink", "nic", "node")
 
 
 def resets(effects: Effects, device_class: str) -> NDArray[np.bool_] | None:
-    """(ticks, devices) who begins anew in a tick; None: nobody. GPU, its NVLink and port bear the same numbers."""
+    """(ticks, devices) which restart in a tick; None: none. A GPU, its NVLink and port have the same numbers."""
     own = _own(effects, device_class)
     booted = effects.node.reset
     if not booted:
@@ -74,10 +74,10 @@ class Lives:
 
     def _since(self, device_class: str, effects: Effects) -> NDArray[np.int64]:
         """(ticks, devices) begin of the life that a reading belongs to."""
-        key, anew = f"lives.{device_class}", resets(effects, device_class)
+        key, restarted = f"lives.{device_class}", resets(effects, device_class)
         since = np.broadcast_to(self.state[key], (len(effects.time), len(self.state[key])))
-        if anew is not None:
-            begun = np.where(anew, effects.time[:, None].astype(np.int64), 0)
+        if restarted is not None:
+            begun = np.where(restarted, effects.time[:, None].astype(np.int64), 0)
             since = np.maximum(np.maximum.accumulate(begun, axis=0), since)
             self.state[key] = since[-1].copy()
         return since

@@ -1,6 +1,6 @@
 """Memory of the GPUs: errors that ECC corrected and could not correct, in HBM and on the chip, and remapped rows.
 
-A sound GPU has corrected errors only. Each uncorrected one is a fault of its own, at its published rate.
+A healthy GPU has only corrected errors. Uncorrected ones are faults, at their published rate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agents.sim.physics.noise import Counter, generator
 from agents.sim.physics.state import State
 
 DRAM_CORRECTED, SRAM_CORRECTED = 0.005, 0.001
-"""Corrected errors per GPU and hour, on the mean; chosen, as nobody tells: a node has one in a quiet day."""
+"""Corrected errors per GPU and hour, on average; chosen, since no figure is published: a node has one per quiet day."""
 _WEAK, _BURST = 0.3, 0.5
 """Shape of the gamma by which GPUs differ, and of the logarithmic size of a burst: counts are negative binomial and a
 few GPUs have most of them, as field studies of HBM and DDR find; sizes chosen."""
@@ -44,7 +44,7 @@ class Memory:
         self._counters = {name: Counter(state, f"gpu.{name}", starts.get(name, zero)) for name in names}
 
     def advance(self, block: int, effects: Effects, reset: NDArray[np.bool_] | None) -> dict[str, NDArray[Any]]:
-        """Columns of class gpu; `reset` (ticks, GPUs): whose driver was loaded anew, or who was reset."""
+        """Columns of class gpu; `reset` (ticks, GPUs): whether the driver was reloaded or the GPU reset."""
         rng, gpu, shape = generator(self.seed, 26, block), effects.gpu, effects.job_of_gpu.shape
         grown: dict[str, NDArray[np.int64] | None] = {
             "dram_corrected": _with(self._background(rng, DRAM_CORRECTED, shape), gpu.dram_corrected),
@@ -86,8 +86,8 @@ class Memory:
         return counter.add(np.zeros(shape, np.int64) if growth is None else growth, reset)
 
 
-def _with(background: NDArray[np.int64] | None, struck: Channel) -> NDArray[np.int64] | None:
+def _with(background: NDArray[np.int64] | None, affected: Channel) -> NDArray[np.int64] | None:
     """Background and what faults add; None: nothing grows."""
-    if not struck:
+    if not affected:
         return background
-    return struck.array() if background is None else background + struck.array()
+    return affected.array() if background is None else background + affected.array()

@@ -139,7 +139,7 @@ def rare(rng: np.random.Generator, rate: float, shape: tuple[int, int]) -> NDArr
 
 
 class Counter:
-    """A counter as a device keeps it: starts at what the past left, falls only where the device begins anew.
+    """A counter as a device keeps it: starts at its past value, falls only if the device restarts.
 
     name: the signal; agents/sim/physics/lives.py knows by it what stood there before a reset.
     """

@@ -1,4 +1,4 @@
-"""NVLinks: one link of each GPU stands for its 18, so that its speed falls in parts and its errors are those of all.
+"""NVLinks: one link per GPU represents its 18: its speed falls in steps, its errors are those of all.
 
 Traffic follows the pace of the job; checksum errors and replays are rare unless a fault makes them. (Every link on its
 own would be the largest class of the fleet, for counters that all but never move.)
@@ -42,7 +42,7 @@ class Nvlinks:
         """Columns of class nvlink."""
         rng, harm = generator(self.seed, 38, block), generator(self.seed, 39, block)
         gpu, shape = effects.gpu, tempo.load.shape
-        anew, none = resets(effects, "nvlink"), np.zeros(shape, np.int64)
+        restarted, none = resets(effects, "nvlink"), np.zeros(shape, np.int64)
         growth = {**self._traffic(rng, tempo, effects)}
         growth["replay_errors"] = rare(rng, _REPLAY_PER_HOUR / 3600 * self.interval, shape)
         if gpu.nvlink_replays:
@@ -56,8 +56,8 @@ class Nvlinks:
             "nvlink.speed": np.broadcast_to(np.float32(SPEED) * gpu.nvlink_speed.values, shape),
         }
         for name, counter in self._counters.items():
-            if name in growth or anew is not None:
-                columns[f"nvlink.{name}"] = counter.add(growth.get(name, none), anew)
+            if name in growth or restarted is not None:
+                columns[f"nvlink.{name}"] = counter.add(growth.get(name, none), restarted)
             else:
                 columns[f"nvlink.{name}"] = counter.still(shape[0])
         return columns

@@ -42,7 +42,7 @@ class Plant:
         before, stays = self._lives.readings(), list(effects.stays)
         tempo, supply = self._jobs.load(effects, stays), self._facility.supply(block, effects)
         gpu, clock = self._gpus.advance(block, tempo, supply, effects, stays)
-        told = self._jobs.advance(block, tempo, clock, effects, stays)
+        sent = self._jobs.advance(block, tempo, clock, effects, stays)
         columns = {
             "gpu": gpu,
             "nic": self._links.advance(block, tempo, effects),
@@ -53,6 +53,6 @@ class Plant:
             **self._facility.advance(block, supply, gpu["gpu.power"], effects),
         }
         self._lives.follow(columns, before, effects, effects.start // SECOND)
-        names = told[0][1] if told else {}
-        ranks = {name: np.concatenate([columns[name] for _, columns in told], axis=1) for name in names}
+        names = sent[0][1] if sent else {}
+        ranks = {name: np.concatenate([columns[name] for _, columns in sent], axis=1) for name in names}
         return {**columns, "rank": ranks}

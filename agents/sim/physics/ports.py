@@ -37,7 +37,11 @@ steps from hour to hour: half of them within 0.024 of each other, one in fifty b
 _WHITE = 0.023  # share: 0.01 decade from reading to reading, same source
 _MOVES, _MOVE, _MOVE_SD = 1 / (120 * 86_400), 1.5, 0.3
 """Level changes per port and second: 6 of those 50 ports moved once in 15 days by about 1.5 decades (re-tuned)."""
-_BITS, _CODEWORD, _MENDED = 10, 544, 15  # of RS(544,514): bits of a symbol, symbols of a codeword, symbols it mends
+_BITS, _CODEWORD, _CORRECTED = (
+    10,
+    544,
+    15,
+)  # of RS(544,514): bits of a symbol, symbols of a codeword, correctable symbols
 _GRID = np.linspace(-4.5, -2.0, 51)
 _MOST = 1e5  # failed codewords per second beyond which a link has long gone down; chosen
 _MODULE_C, _MODULE_SD, _RX_MW, _RX_DB = 47.0, 3.0, 1.2, 0.8  # of a 400G DR4 module, and between modules; chosen
@@ -46,7 +50,7 @@ _TOP = 0xFFFF  # what a module that does not answer gives: as temperature -1/256
 
 
 def failures(log_ber: NDArray[Any]) -> NDArray[np.float64]:
-    """Codewords per second that error correction gives up, by the log10 of the raw BER."""
+    """Returns codewords per second that error correction cannot correct, by the log10 of the raw BER."""
     return np.asarray(np.where(log_ber < _GRID[0], 0.0, 10 ** np.interp(log_ber, _GRID, _FAILED)))
 
 
@@ -54,7 +58,7 @@ def _table() -> NDArray[np.float64]:
     """log10 of the failed codewords per second on the grid."""
     symbol = 1 - (1 - 10.0**_GRID) ** _BITS
     share = [
-        sum(comb(_CODEWORD, k) * p**k * (1 - p) ** (_CODEWORD - k) for k in range(_MENDED + 1, 60)) for p in symbol
+        sum(comb(_CODEWORD, k) * p**k * (1 - p) ** (_CODEWORD - k) for k in range(_CORRECTED + 1, 60)) for p in symbol
     ]
     return np.log10(np.minimum(np.array(share) * LINE_RATE / (_BITS * _CODEWORD), _MOST))
 
@@ -77,7 +81,7 @@ class Optics:
         self._light = _RX_MW * 10 ** (_RX_DB * rng.standard_normal(n) / 10)
         past = rng.integers(10**17, 10**18, n)
         self._bits = Counter(state, "nic.phy_bits", past)
-        self._mended = Counter(state, "nic.phy_corrected_bits", (past * 10**level).astype(np.int64))
+        self._corrected = Counter(state, "nic.phy_corrected_bits", (past * 10**level).astype(np.int64))
 
     def advance(
         self, block: int, down: NDArray[np.bool_], reset: NDArray[np.bool_] | None, effects: Effects
@@ -88,14 +92,16 @@ class Optics:
         per_tick = LINE_RATE * self.interval
         bits = np.full(down.shape, int(per_tick), np.int64)
         mean = np.float32(per_tick) * np.exp2(log_ber * np.float32(np.log2(10)))
-        mended = mean + np.sqrt(mean + (np.float32(_WHITE) * mean) ** 2) * rng.standard_normal(mean.shape, np.float32)
-        mended = np.maximum(mended, 0).astype(np.int64)
+        corrected = mean + np.sqrt(mean + (np.float32(_WHITE) * mean) ** 2) * rng.standard_normal(
+            mean.shape, np.float32
+        )
+        corrected = np.maximum(corrected, 0).astype(np.int64)
         if effects.port.down:
             bits[down] = 0
-            mended[down] = 0
+            corrected[down] = 0
         columns: dict[str, NDArray[Any]] = {
             "nic.phy_bits": self._bits.add(bits, reset),
-            "nic.phy_corrected_bits": self._mended.add(mended, reset),
+            "nic.phy_corrected_bits": self._corrected.add(corrected, reset),
             **self._module(rng, effects),
         }
         return columns, self._failed(block, log_ber, down, effects)
@@ -223,9 +229,9 @@ class Links:
     def advance(self, block: int, tempo: Tempo, effects: Effects) -> dict[str, NDArray[Any]]:
         """Columns of class nic."""
         rng, harm = generator(self.seed, 31, block), generator(self.seed, 32, block)
-        port, shape, anew = effects.port, tempo.load.shape, resets(effects, "nic")
+        port, shape, restarted = effects.port, tempo.load.shape, resets(effects, "nic")
         down = np.broadcast_to(port.down.values, shape)
-        optical, failed = self._optics.advance(block, down, anew, effects)
+        optical, failed = self._optics.advance(block, down, restarted, effects)
         noise = self._drift.draw(rng, shape[0])
         growth = self._traffic(rng, tempo, noise, down | port.stalled.values, effects)
         growth |= self._congestion(rng, harm, tempo, noise, effects)
@@ -238,8 +244,8 @@ class Links:
         none = np.zeros(shape, np.int64)
         for name, counter in self._counters.items():
             gained = growth.get(name)
-            if gained is not None or anew is not None:
-                columns[f"nic.{name}"] = counter.add(none if gained is None else gained, anew)
+            if gained is not None or restarted is not None:
+                columns[f"nic.{name}"] = counter.add(none if gained is None else gained, restarted)
             else:
                 columns[f"nic.{name}"] = counter.still(shape[0])
         return columns | self._misread(columns, effects)
@@ -303,14 +309,14 @@ class Links:
             "out_of_sequence": rare(rng, _SEQUENCE_PER_HOUR * hours, shape),
             "link_recoveries": rare(rng, _RECOVERY_PER_HOUR * hours, shape),
         }
-        struck = (
+        affected = (
             ("symbol_errors", port.symbols),
             ("crc_errors", port.crc),
             ("link_recoveries", port.recoveries),
             ("ack_timeouts", port.timeouts),
             ("req_cqe_errors", port.cqe),
         )
-        for name, channel in struck:
+        for name, channel in affected:
             if channel:
                 found[name] = found.get(name, 0) + self._struck(harm, channel)
         if failed is not None:
@@ -323,7 +329,7 @@ class Links:
             found["symbol_errors"] += harm.poisson(_RETRAIN * np.maximum(flips - port.drops.array(), 0))
         if "crc_errors" in found:
             found["rx_errors"] = found["crc_errors"]
-            found["out_of_sequence"] += found["crc_errors"]  # what is thrown away is missed by the next packet
+            found["out_of_sequence"] += found["crc_errors"]  # a dropped packet makes the next one out of sequence
         return found
 
     def _struck(self, rng: np.random.Generator, rate: Channel) -> Counts:

@@ -1,6 +1,6 @@
 """State: all that a simulated fleet carries from one block of ticks to the next, by name; what a snapshot holds.
 
-Randomness is no part of it: every block has generators of its own, so that a fleet taken up again goes on to the bit.
+Randomness is not part of it: every block has its own generators, so a resumed fleet continues to the bit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.model.errors import UsageError
 
 
 class State(dict[str, NDArray[Any]]):
-    """Arrays by name. Whoever makes one sets its first value; whoever changes one puts the new array in its place."""
+    """Arrays by name. A model sets the first value of its arrays, and replaces an array to change it."""
 
     def save(self) -> bytes:
         """All arrays as an .npz file in memory."""
@@ -34,7 +34,7 @@ class State(dict[str, NDArray[Any]]):
         )
         if wrong:
             raise UsageError(
-                f"snapshot of a simulated fleet: {', '.join(wrong[:3])}: not as this fleet has it; wanted a snapshot "
+                f"snapshot of a simulated fleet: {', '.join(wrong[:3])}: do not match this fleet; expected a snapshot "
                 "of the same scenario and seed, made by the same version"
             )
         self.update(found)
