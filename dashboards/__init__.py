@@ -1,1 +1,1 @@
-"""The pages that operators look at: Streamlit over the HTTP API, and nothing but the HTTP API."""
+"""The dashboard: Streamlit pages that use only the HTTP API."""

@@ -1,6 +1,6 @@
-"""What the API answers, as types. A text that does not fit raises KeyError, TypeError or ValueError, never passes.
+"""Responses of the API as types.
 
-Who may speak, as the API tells it: mutes, modes and detectors.
+The parsers raise KeyError, TypeError or ValueError if a response does not have the expected shape.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STATES: tuple[State, ...] = get_args(State)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node on the map. `last_seen` is None if it never spoke."""
+    """One node on the map. `last_seen` is None if it never sent data."""
 
     entity: str
     rack: str
@@ -30,9 +30,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All nodes at one moment, and how far behind the judgement is.
+    """All nodes at one moment, and the state of the pipeline.
 
-    newest: time of the newest stored data.  unready: why the pipeline does not do its work.  stalled: nothing comes in.
+    watermark: event time up to which data was evaluated.  newest: time of the newest stored data.
+    unready: reasons why the pipeline is not ready.  stalled: no new telemetry is evaluated.
     """
 
     as_of: int
@@ -58,7 +59,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One message to one receiver, and what became of it."""
+    """One message to one receiver, with its delivery status."""
 
     receiver: str
     kind: str
@@ -70,8 +71,8 @@ class Notification:
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
-    """An incident with everything that is known about it. `blast_radius` is empty where the API has none."""
+class IncidentDetail:
+    """An incident with findings, history, notifications and blast radius (empty if the API has none)."""
 
     incident: Incident
     findings: tuple[Finding, ...]
@@ -83,7 +84,7 @@ class Detail:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One instant of a device beside its peers; what was not measured is None."""
+    """Values of a device and of its peers at one time; None if not measured."""
 
     time: int
     value: float | None
@@ -94,7 +95,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One signal of one device, and the band in which its peers lie."""
+    """One signal of one device, with the median and the 10th to 90th percentile of its peers."""
 
     entity: str
     signal: str
@@ -106,8 +107,8 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
-    """One line of the timeline."""
+class TimelineItem:
+    """One entry of the timeline."""
 
     time: int
     kind: str
@@ -115,17 +116,17 @@ class Happening:
     text: str
 
 
-def fleet_of(table: Mapping[str, Any]) -> Fleet:
-    """GET /api/v1/fleet. An unknown state of a node is shown as no data: never as ok."""
+def parse_fleet(table: Mapping[str, Any]) -> Fleet:
+    """Parses GET /api/v1/fleet. An unknown node state becomes `no_data`, never `ok`."""
     return Fleet(
         as_of=from_iso(table["as_of"]),
-        watermark=moment(table.get("watermark")),
+        watermark=parse_time(table.get("watermark")),
         backlog=bool(table.get("backlog")),
         lag_s=_number(table.get("lag_s")),
-        nodes=tuple(_node(n) for n in listed(table["nodes"])),
+        nodes=tuple(_node(n) for n in require_list(table["nodes"])),
         sources={str(k): _count(v) for k, v in (table.get("sources") or {}).items()},
-        newest=moment(table.get("newest")),
-        unready=tuple(map(str, listed(table.get("unready") or []))),
+        newest=parse_time(table.get("newest")),
+        unready=tuple(map(str, require_list(table.get("unready") or []))),
         stalled=bool(table.get("stalled")),
     )
 
@@ -136,22 +137,22 @@ def _node(table: Mapping[str, Any]) -> Node:
         entity=str(table["entity"]),
         rack=str(table.get("rack") or ""),
         state=state if state in NODE_STATES else "no_data",
-        last_seen=moment(table.get("last_seen")),
+        last_seen=parse_time(table.get("last_seen")),
         simulated=bool(table["simulated"]),
-        incidents=tuple(map(str, listed(table.get("incidents") or []))),
+        incidents=tuple(map(str, require_list(table.get("incidents") or []))),
     )
 
 
-def incident_of(table: Mapping[str, Any]) -> Incident:
-    """One incident as in incidents.jsonl, with state, summary and simulated."""
+def parse_incident(table: Mapping[str, Any]) -> Incident:
+    """Parses one incident as in incidents.jsonl, with state, summary and simulated."""
     return Incident(
         id=str(table["id"]),
         cause=str(table["cause"]),
         opened=from_iso(table["opened"]),
         onset=from_iso(table["onset"]),
-        resolved=moment(table.get("resolved")),
+        resolved=parse_time(table.get("resolved")),
         severity=_one_of(table["severity"], get_args(Severity), "severity"),
-        members=tuple(map(str, listed(table["members"]))),
+        members=tuple(map(str, require_list(table["members"]))),
         confidence=_number(table.get("confidence")),
         state=_one_of(table["state"], STATES, "state"),
         summary=str(table["summary"]),
@@ -161,19 +162,19 @@ def incident_of(table: Mapping[str, Any]) -> Incident:
     )
 
 
-def detail_of(table: Mapping[str, Any]) -> Detail:
-    """GET /api/v1/incidents/{id}."""
+def parse_detail(table: Mapping[str, Any]) -> IncidentDetail:
+    """Parses GET /api/v1/incidents/{id}."""
     blast = table.get("blast_radius")
-    return Detail(
-        incident=incident_of(table),
-        findings=tuple(_finding(f) for f in listed(table.get("findings") or [])),
+    return IncidentDetail(
+        incident=parse_incident(table),
+        findings=tuple(_finding(f) for f in require_list(table.get("findings") or [])),
         history=tuple(
             Change(from_iso(h["time"]), str(h["kind"]), str(h.get("actor") or ""), str(h.get("comment") or ""))
-            for h in listed(table.get("history") or [])
+            for h in require_list(table.get("history") or [])
         ),
-        notifications=tuple(_notification(n) for n in listed(table.get("notifications") or [])),
+        notifications=tuple(_notification(n) for n in require_list(table.get("notifications") or [])),
         blast_radius=blast if isinstance(blast, dict) else {},
-        above=tuple(map(str, listed(table.get("above") or []))),
+        above=tuple(map(str, require_list(table.get("above") or []))),
     )
 
 
@@ -187,7 +188,7 @@ def _finding(table: Mapping[str, Any]) -> Finding:
         score=_number(table.get("score")) or 0.0,
         summary=str(table["summary"]),
         evidence=dict(table.get("evidence") or {}),
-        signals=tuple(map(str, listed(table.get("signals") or []))),
+        signals=tuple(map(str, require_list(table.get("signals") or []))),
     )
 
 
@@ -197,14 +198,14 @@ def _notification(table: Mapping[str, Any]) -> Notification:
         kind=str(table["kind"]),
         state=str(table["state"]),
         attempts=int(table.get("attempts") or 0),
-        created=moment(table.get("created")),
-        next_attempt=moment(table.get("next_attempt")),
+        created=parse_time(table.get("created")),
+        next_attempt=parse_time(table.get("next_attempt")),
         answer=str(table.get("answer") or ""),
     )
 
 
-def series_of(table: Mapping[str, Any]) -> Series:
-    """GET /api/v1/series."""
+def parse_series(table: Mapping[str, Any]) -> Series:
+    """Parses GET /api/v1/series."""
     signal = table["signal"]
     return Series(
         entity=str(table["entity"]),
@@ -215,33 +216,33 @@ def series_of(table: Mapping[str, Any]) -> Series:
         peers=_count(table.get("peers")),
         points=tuple(
             Point(from_iso(p["time"]), *(_number(p.get(key)) for key in ("value", "median", "low", "high")))
-            for p in listed(table["points"])
+            for p in require_list(table["points"])
         ),
     )
 
 
-def timeline_of(table: Mapping[str, Any]) -> tuple[Happening, ...]:
-    """GET /api/v1/timeline."""
+def parse_timeline(table: Mapping[str, Any]) -> tuple[TimelineItem, ...]:
+    """Parses GET /api/v1/timeline."""
     return tuple(
-        Happening(from_iso(i["time"]), str(i["kind"]), str(i.get("entity") or ""), str(i.get("text") or ""))
-        for i in listed(table["items"])
+        TimelineItem(from_iso(i["time"]), str(i["kind"]), str(i.get("entity") or ""), str(i.get("text") or ""))
+        for i in require_list(table["items"])
     )
 
 
-def incidents_of(table: Mapping[str, Any]) -> tuple[Incident, ...]:
-    """GET /api/v1/incidents."""
-    return tuple(incident_of(i) for i in listed(table["incidents"]))
+def parse_incidents(table: Mapping[str, Any]) -> tuple[Incident, ...]:
+    """Parses GET /api/v1/incidents."""
+    return tuple(parse_incident(i) for i in require_list(table["incidents"]))
 
 
-def listed(value: Any) -> Sequence[Any]:
-    """A list as it came. Raises TypeError on anything else."""
+def require_list(value: Any) -> Sequence[Any]:
+    """Returns `value` if it is a list. Raises TypeError otherwise."""
     if not isinstance(value, list):
-        raise TypeError(f"a list was wanted, found {type(value).__name__}")
+        raise TypeError(f"expected a list, found {type(value).__name__}")
     return value
 
 
 def _count(value: Any) -> int:
-    """A number, or how many there are of what is listed."""
+    """Returns a number as int, or the length of a list or table."""
     return len(value) if isinstance(value, (list, dict)) else int(value or 0)
 
 
@@ -249,20 +250,20 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def moment(text: Any) -> int | None:
-    """A time of the API in microseconds, None for null."""
+def parse_time(text: Any) -> int | None:
+    """Converts a time of the API to UTC microseconds; None for null."""
     return None if text is None else from_iso(text)
 
 
 def _one_of(value: Any, allowed: Sequence[Any], what: str) -> Any:
     if value not in allowed:
-        raise ValueError(f"{what} {value!r} is none of {', '.join(map(str, allowed))}")
+        raise ValueError(f"{what} {value!r}: expected one of {', '.join(map(str, allowed))}")
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Mute:
-    """One detector (or *) says nothing about a scope (or *) until `until`, unless it was ended before."""
+    """A mute of one detector (or *) on one scope (or *) until `until`, or until it was ended."""
 
     id: str
     detector: str
@@ -274,8 +275,8 @@ class Mute:
     user: str
     ended_by: str
 
-    def stands(self, now: int) -> bool:
-        """Whether it silences anything now."""
+    def is_active(self, now: int) -> bool:
+        """Returns whether the mute is in force now."""
         return self.ended is None and self.until > now
 
 
@@ -290,7 +291,7 @@ class ModeRule:
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """Who judges. `off` names the signals that it lacks, `errors` counts the frames on which it failed."""
+    """One detector. `off`: required signals that are missing. `errors`: frames on which it failed."""
 
     name: str
     family: str
@@ -307,41 +308,41 @@ class Detector:
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class DetectorList:
     """All detectors, and the rules of [[modes]] in their order."""
 
     detectors: tuple[Detector, ...]
     modes: tuple[ModeRule, ...]
 
 
-def mute_of(table: Mapping[str, Any]) -> Mute:
-    """One mute."""
+def parse_mute(table: Mapping[str, Any]) -> Mute:
+    """Parses one mute."""
     return Mute(
         id=str(table["id"]),
         detector=str(table["detector"]),
         scope=str(table["scope"]),
         since=from_iso(table["since"]),
         until=from_iso(table["until"]),
-        ended=moment(table.get("ended")),
+        ended=parse_time(table.get("ended")),
         reason=str(table["reason"]),
         user=str(table["user"]),
         ended_by=str(table.get("ended_by") or "hand"),
     )
 
 
-def mutes_of(table: Mapping[str, Any]) -> tuple[Mute, ...]:
-    """GET /api/v1/mutes."""
-    return tuple(mute_of(m) for m in listed(table["mutes"]))
+def parse_mutes(table: Mapping[str, Any]) -> tuple[Mute, ...]:
+    """Parses GET /api/v1/mutes."""
+    return tuple(parse_mute(m) for m in require_list(table["mutes"]))
 
 
-def panel_of(table: Mapping[str, Any]) -> Panel:
-    """GET /api/v1/detectors."""
-    return Panel(tuple(_detector(d) for d in listed(table["detectors"])), _rules(table["modes"]))
+def parse_detector_list(table: Mapping[str, Any]) -> DetectorList:
+    """Parses GET /api/v1/detectors."""
+    return DetectorList(tuple(_detector(d) for d in require_list(table["detectors"])), _rules(table["modes"]))
 
 
 def _detector(table: Mapping[str, Any]) -> Detector:
     names = ("needs", "wants", "budget", "off")
-    needs, wants, budget, off = (tuple(map(str, listed(table[name]))) for name in names)
+    needs, wants, budget, off = (tuple(map(str, require_list(table[name]))) for name in names)
     return Detector(
         name=str(table["name"]),
         family=str(table["family"]),
@@ -359,4 +360,4 @@ def _detector(table: Mapping[str, Any]) -> Detector:
 
 
 def _rules(value: Any) -> tuple[ModeRule, ...]:
-    return tuple(ModeRule(str(r["detector"]), str(r["scope"]), str(r["mode"])) for r in listed(value))
+    return tuple(ModeRule(str(r["detector"]), str(r["scope"]), str(r["mode"])) for r in require_list(value))

@@ -1,4 +1,4 @@
-"""The script that Streamlit runs: page settings, style sheet, navigation. Started by `dashboards.serve`."""
+"""The Streamlit script: page settings, style sheet, navigation. Started by `dashboards.serve`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import streamlit as st
 from dashboards import routes, theme
 from dashboards.views import detectors, fleet, incident, incidents
 
-ICON = Path(__file__).parent / "icon.png"  # a file: a named icon would be fetched from the internet
+ICON = Path(__file__).parent / "icon.png"  # a local file: Streamlit fetches named icons from the internet
 
 st.set_page_config(page_title="Fleetpulse", layout="wide", page_icon=ICON)
 st.html(f"<style>{theme.page_css()}</style>")
@@ -19,5 +19,5 @@ pages = {
     "detectors": st.Page(detectors.page, title="Detectors", url_path="detectors", icon=":material/troubleshoot:"),
     "incident": st.Page(incident.page, title="Incident", url_path="incident", visibility="hidden"),
 }
-routes.remember(pages)
+routes.register_pages(pages)
 st.navigation(list(pages.values()), position="top").run()

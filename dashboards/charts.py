@@ -1,4 +1,4 @@
-"""Pure functions from a series to an altair chart. Times are UTC on every axis."""
+"""Charts (altair) from a series. Times are UTC on every axis."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND
 
 HEIGHT = 250
-"""Pixels that leave evidence and buttons above the fold at 1440 x 900. Chosen."""
-BAND = 5
-"""Fewest peers of which 80 % are shown as a band; of fewer, a median says it all. Chosen."""
-GAP = 3
-"""Usual distances of two points after which a line is broken: less is sampling, not silence. Chosen."""
+"""Height (px): evidence and buttons stay visible at 1440 x 900. Chosen."""
+MIN_BAND_PEERS = 5
+"""Fewest peers for which a band of 80 % is drawn; with fewer, the median is enough. Chosen."""
+GAP_STEPS = 3
+"""A line breaks where points are further apart than this many usual steps. Chosen."""
 _DAY = 86_400 * SECOND
 
 
 def peers_chart(series: Series, onset: int, palette: Palette, height: int = HEIGHT) -> alt.LayerChart:
-    """The device's line over the band in which its peers lie, with the onset as a labelled line."""
+    """Returns a chart: the device's line, the median and 80 % band of its peers, and the onset."""
     names = legend_names(series)
-    drawn = 3 if series.peers >= BAND else 2 if series.peers else 1
+    drawn = 3 if series.peers >= MIN_BAND_PEERS else 2 if series.peers else 1
     scale = alt.Scale(domain=list(names)[:drawn], range=[palette.device, palette.median, palette.band][:drawn])
     legend = alt.Legend(
         orient="top",
@@ -42,7 +42,7 @@ def peers_chart(series: Series, onset: int, palette: Palette, height: int = HEIG
     unit, fitted = unit_name(series.unit) or None, alt.Scale(zero=False, nice=True)
 
     def chart(part: str, name: str) -> alt.Chart:
-        data = alt.InlineData(values=table(series, part))
+        data = alt.InlineData(values=chart_rows(series, part))
         return alt.Chart(data).transform_calculate(mark=json.dumps(name)).encode(x=x, color=colour)
 
     band = (
@@ -57,25 +57,25 @@ def peers_chart(series: Series, onset: int, palette: Palette, height: int = HEIG
         .mark_line(strokeWidth=2.4)
         .encode(y=alt.Y("value:Q", title=unit, scale=fitted), tooltip=_tooltip(series))
     )
-    layers = [band] * (series.peers >= BAND) + [median] * (series.peers > 0) + [device]
+    layers = [band] * (series.peers >= MIN_BAND_PEERS) + [median] * (series.peers > 0) + [device]
     return alt.LayerChart(layer=[*layers, *_onset(onset, palette)]).properties(height=height)
 
 
 def legend_names(series: Series) -> tuple[str, str, str]:
-    """What the three marks are called: the device, its peers' median and the middle 80 % of them."""
+    """Returns the legend: the device, the median of its peers, the middle 80 % of them."""
     where = {"": "", "class": " of its kind"}.get(series.peer_kind, f" in the same {series.peer_kind}")
     several = f"median of {amount(series.peers, 'peer', 'peers')}{where}"
-    return entity_name(series.entity), several if series.peers != 1 else f"its one peer{where}", "80 % of them"
+    return entity_name(series.entity), several if series.peers != 1 else f"its one peer{where}", "middle 80 % of peers"
 
 
-def table(series: Series, part: str) -> list[dict[str, Any]]:
-    """Rows of the points that have `part`, times in ms as Vega counts, and a row without values in each gap."""
+def chart_rows(series: Series, part: str) -> list[dict[str, Any]]:
+    """Returns the rows of the points that have `part`, times in ms for Vega, with an empty row in each gap."""
     points = [p for p in series.points if getattr(p, part) is not None]
     steps = sorted(b.time - a.time for a, b in pairwise(points))
     usual = steps[(len(steps) - 1) // 2] if steps else 0
     rows: list[dict[str, Any]] = []
     for i, point in enumerate(points):
-        if i and point.time - points[i - 1].time > GAP * usual:
+        if i and point.time - points[i - 1].time > GAP_STEPS * usual:
             rows.append({"time": (points[i - 1].time + usual) // 1000, part: None})
         rows.append(_row(point, series.unit))
     return rows
@@ -88,8 +88,8 @@ def _row(point: Point, unit: str) -> dict[str, Any]:
         "median": point.median,
         "low": point.low,
         "high": point.high,
-        "said": "not measured" if point.value is None else quantity(point.value, unit),
-        "peers": "not measured" if point.median is None else quantity(point.median, unit),
+        "value_text": "not measured" if point.value is None else quantity(point.value, unit),
+        "median_text": "not measured" if point.median is None else quantity(point.median, unit),
     }
 
 
@@ -103,8 +103,8 @@ def _time_axis(series: Series) -> alt.Axis:
 def _tooltip(series: Series) -> list[alt.Tooltip]:
     return [
         alt.Tooltip("time:T", title="UTC", format="%H:%M:%S", timeUnit="utcyearmonthdatehoursminutesseconds"),
-        alt.Tooltip("said:N", title=entity_name(series.entity)),
-        alt.Tooltip("peers:N", title="median of peers"),
+        alt.Tooltip("value_text:N", title=entity_name(series.entity)),
+        alt.Tooltip("median_text:N", title="median of peers"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The only file that talks to the API. Every failure is an ApiError whose text an operator can act on."""
+"""HTTP client of the API. Every failure is an ApiError whose text says what to do."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
 from dashboards import answers
-from dashboards import answers as voices
-from dashboards.answers import Detail, Fleet, Happening, Mute, Panel, Series
+from dashboards.answers import DetectorList, Fleet, IncidentDetail, Mute, Series, TimelineItem
 from pipeline.http.addresses import opener
 from pipeline.model.errors import FleetpulseError, UsageError
 from pipeline.model.records import Incident, State, iso
 
 T = TypeVar("T")
-Act = Literal["acknowledge", "comment", "resolve", "not_a_fault"]
+NoteKind = Literal["acknowledge", "comment", "resolve", "not_a_fault"]
 API_URL = "FLEETPULSE_API_URL"
 API_TOKEN_FILE = "FLEETPULSE_API_TOKEN_FILE"
-TIMEOUT = 2.5
-"""Seconds that one answer may take: less than the 3 s in which the dashboard has to end. Chosen."""
-MOST_BYTES = 64 << 20
-"""Longest answer read: about 300,000 nodes. Chosen."""
+TIMEOUT_S = 2.5
+"""Limit of one request (s): the dashboard must stop within 3 s. Chosen."""
+MAX_RESPONSE_BYTES = 64 << 20
+"""Longest response: about 300,000 nodes. Chosen."""
 
 
 class ApiError(FleetpulseError):
-    """The API did not give what was asked for; `status` is that of HTTP, None where there was no answer."""
+    """A request to the API failed. `status` is the HTTP status, None without a response."""
 
     exit_code = 3
 
@@ -44,122 +43,124 @@ _OPENER = opener()
 
 @dataclass(frozen=True)
 class Client:
-    """One API at `url`, with the bearer token where one is needed."""
+    """The API at `url`, with the bearer token if it requires one."""
 
     url: str
     token: str = ""
-    timeout: float = TIMEOUT
+    timeout: float = TIMEOUT_S
 
-    def fleet(self) -> Fleet:
-        """All nodes with their states."""
-        return self._get(answers.fleet_of, "fleet")
+    def fetch_fleet(self) -> Fleet:
+        """Returns all nodes with their states."""
+        return self._get(answers.parse_fleet, "fleet")
 
-    def incidents(self, state: State | None = None) -> tuple[Incident, ...]:
-        """Incidents in one state, or all."""
-        return self._get(answers.incidents_of, "incidents", {"state": state} if state else {})
+    def fetch_incidents(self, state: State | None = None) -> tuple[Incident, ...]:
+        """Returns the incidents in one state, or all."""
+        return self._get(answers.parse_incidents, "incidents", {"state": state} if state else {})
 
-    def incident(self, identity: str) -> Detail:
-        """One incident with findings, history and notifications. Raises ApiError with status 404 if there is none."""
-        return self._get(answers.detail_of, f"incidents/{quote(identity, safe='')}")
+    def fetch_incident(self, identity: str) -> IncidentDetail:
+        """Returns one incident with findings, history and notifications. Raises ApiError (404 if it does not exist)."""
+        return self._get(answers.parse_detail, f"incidents/{quote(identity, safe='')}")
 
-    def series(self, entity: str, signal: str, start: int, end: int) -> Series:
-        """One signal of a device beside its peers. Raises ApiError with status 404 if it is not served."""
+    def fetch_series(self, entity: str, signal: str, start: int, end: int) -> Series:
+        """Returns one signal of a device and of its peers. Raises ApiError (404 if there is none)."""
         span = {"entity": entity, "signal": signal, "from": iso(start), "to": iso(end)}
-        return self._get(answers.series_of, "series", {**span, "peers": "auto", "points": "300"})
+        return self._get(answers.parse_series, "series", {**span, "peers": "auto", "points": "300"})
 
-    def timeline(self, entity: str, start: int, end: int, limit: int = 50) -> tuple[Happening, ...]:
-        """What happened to an entity and around it."""
+    def fetch_timeline(self, entity: str, start: int, end: int, limit: int = 50) -> tuple[TimelineItem, ...]:
+        """Returns events, findings and gaps of an entity, its node and its parents."""
         span = {"entity": entity, "from": iso(start), "to": iso(end), "limit": str(limit)}
-        return self._get(answers.timeline_of, "timeline", span)
+        return self._get(answers.parse_timeline, "timeline", span)
 
-    def act(self, identity: str, act: Act, comment: str) -> Incident:
-        """Writes a note: the incident as it is then. `not_a_fault` resolves it, and its detectors learn from it."""
-        verdict = act == "not_a_fault"
-        path = f"incidents/{quote(identity, safe='')}/{'resolve' if verdict else act}"
-        return self._post(answers.incident_of, path, {"comment": comment, **({"not_a_fault": True} if verdict else {})})
+    def write_note(self, identity: str, kind: NoteKind, comment: str) -> Incident:
+        """Writes a note and returns the changed incident. `not_a_fault` resolves it and teaches its detectors."""
+        verdict = kind == "not_a_fault"
+        path = f"incidents/{quote(identity, safe='')}/{'resolve' if verdict else kind}"
+        return self._post(
+            answers.parse_incident, path, {"comment": comment, **({"not_a_fault": True} if verdict else {})}
+        )
 
-    def detectors(self) -> Panel:
-        """All detectors, and the modes in force."""
-        return self._get(voices.panel_of, "detectors")
+    def fetch_detectors(self) -> DetectorList:
+        """Returns all detectors and the rules of [[modes]]."""
+        return self._get(answers.parse_detector_list, "detectors")
 
-    def mutes(self) -> tuple[Mute, ...]:
-        """All mutes, those that are over too; newest first."""
-        return self._get(voices.mutes_of, "mutes")
+    def fetch_mutes(self) -> tuple[Mute, ...]:
+        """Returns all mutes, also expired ones; newest first."""
+        return self._get(answers.parse_mutes, "mutes")
 
-    def mute(self, detector: str, scope: str, seconds: float, reason: str) -> Mute:
-        """Silences a detector on a scope. Raises ApiError with what the API says against it."""
+    def add_mute(self, detector: str, scope: str, seconds: float, reason: str) -> Mute:
+        """Mutes a detector on a scope. Raises ApiError with the reason if the API refuses."""
         body = {"detector": detector, "scope": scope, "seconds": seconds, "reason": reason}
-        return self._post(voices.mute_of, "mutes", body)
+        return self._post(answers.parse_mute, "mutes", body)
 
-    def unmute(self, identity: str) -> Mute:
-        """Ends a mute now. Raises ApiError with status 404 if it is over."""
-        return self._post(voices.mute_of, f"mutes/{quote(identity, safe='')}/end", {})
+    def end_mute(self, identity: str) -> Mute:
+        """Ends a mute now. Raises ApiError (404 if it has already ended)."""
+        return self._post(answers.parse_mute, f"mutes/{quote(identity, safe='')}/end", {})
 
     def _post(self, parse: Callable[[Mapping[str, Any]], T], path: str, body: Mapping[str, Any]) -> T:
         headers = {"Content-Type": "application/json"}
-        return self._ask(parse, urllib.request.Request(self._address(path), json.dumps(body).encode(), headers))
+        return self._request(parse, urllib.request.Request(self._address(path), json.dumps(body).encode(), headers))
 
     def _get(self, parse: Callable[[Mapping[str, Any]], T], path: str, query: Mapping[str, str] | None = None) -> T:
         address = self._address(path) + (f"?{urlencode(query)}" if query else "")
-        return self._ask(parse, urllib.request.Request(address))
+        return self._request(parse, urllib.request.Request(address))
 
     def _address(self, path: str) -> str:
         return f"{self.url.rstrip('/')}/api/v1/{path}"
 
-    def _ask(self, parse: Callable[[Mapping[str, Any]], T], request: urllib.request.Request) -> T:
-        raw = self._raw(request)
+    def _request(self, parse: Callable[[Mapping[str, Any]], T], request: urllib.request.Request) -> T:
+        raw = self._read(request)
         try:
             return parse(json.loads(raw))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ApiError(
-                f"{request.full_url} answered what this dashboard does not understand ({_reason(error)}); "
-                "wanted the API of a Fleetpulse of the same version: check [dashboard] api_url"
+                f"{request.full_url}: unexpected response ({_reason(error)}); "
+                "expected the API of the same Fleetpulse version: check [dashboard] api_url"
             ) from error
 
-    def _raw(self, request: urllib.request.Request) -> bytes:
+    def _read(self, request: urllib.request.Request) -> bytes:
         if self.token:
             request.add_header("Authorization", f"Bearer {self.token}")
         try:
             with _OPENER.open(request, timeout=self.timeout) as answer:
-                raw: bytes = answer.read(MOST_BYTES + 1)
+                raw: bytes = answer.read(MAX_RESPONSE_BYTES + 1)
         except urllib.error.HTTPError as error:
             with error:
-                raise self._refused(error) from error
+                raise self._error_of(error) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ApiError(
                 f"The API at {self.url} does not answer ({_reason(error)}). "
                 "Is the pipeline running? Start it with: fleetpulse pipeline"
             ) from error
-        if len(raw) > MOST_BYTES:
-            raise ApiError(f"{request.full_url} answered more than {MOST_BYTES >> 20} MiB; wanted less")
+        if len(raw) > MAX_RESPONSE_BYTES:
+            raise ApiError(f"{request.full_url}: response is longer than {MAX_RESPONSE_BYTES >> 20} MiB")
         return raw
 
-    def _refused(self, error: urllib.error.HTTPError) -> ApiError:
+    def _error_of(self, error: urllib.error.HTTPError) -> ApiError:
         if error.code in (401, 403):
-            mend = "Give the dashboard a token that may do this: [dashboard] token_file"
-            return ApiError(f"The API at {self.url} refused ({_problem(error)}). {mend}", error.code)
+            fix = "Give the dashboard a token with this right: [dashboard] token_file"
+            return ApiError(f"The API at {self.url} refused ({_problem(error)}). {fix}", error.code)
         return ApiError(f"{_problem(error)} (HTTP {error.code})", error.code)
 
 
-def token_of(path: Path) -> str:
-    """The token of the first line, which is `TOKEN` or `NAME:TOKEN`. Raises UsageError."""
+def read_token(path: Path) -> str:
+    """Returns the token of the first line, `TOKEN` or `NAME:TOKEN`. Raises UsageError."""
     try:
         lines = [line.strip() for line in path.read_text().splitlines() if line.strip() and line[0] != "#"]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"[dashboard] token_file {path} cannot be read: {_reason(error)}") from error
     if not lines:
-        raise UsageError(f"[dashboard] token_file {path} is empty; wanted one line with a token")
+        raise UsageError(f"[dashboard] token_file {path} is empty; expected one line with a token")
     return lines[0].rpartition(":")[2]
 
 
 def _problem(error: urllib.error.HTTPError) -> str:
-    """What a problem document (RFC 9457) says, else the status in words."""
+    """Returns the detail of a problem document (RFC 9457), else the status in words."""
     try:
         table = json.loads(error.read(1 << 16))
     except (OSError, http.client.HTTPException, ValueError):
         return str(error.reason)
-    said = (table.get("detail") or table.get("title")) if isinstance(table, dict) else None
-    text = said if isinstance(said, str) and said else str(error.reason)
+    detail = (table.get("detail") or table.get("title")) if isinstance(table, dict) else None
+    text = detail if isinstance(detail, str) and detail else str(error.reason)
     return text[:1].upper() + text[1:]
 
 

@@ -1,7 +1,5 @@
-"""What an incident's page shows of its findings: which comes first, which curve, which figures, who is hurt.
-
-The leading finding as a short story: measured against what, how far off, since when, and what would end it.
-"""
+"""Contents of an incident's page: main finding, chart signals, comparison, figures, impact, delivery status,
+timeline."""
 
 from __future__ import annotations
 
@@ -11,67 +9,99 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboards import words
-from dashboards.answers import Detail, Happening, Mute
+from dashboards.answers import IncidentDetail, Mute, TimelineItem
 from dashboards.words import quantity
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import LEVELS, SECOND, Finding, Incident
 from pipeline.model.signals import CATALOGUE
 
-COMPARED = ("value", "expected", "spread", "cohort", "peers", "effect", "unit")
-"""Names in the evidence of a finding that compares a device with others or with its own past."""
-SAID = ("clears", "corroborated_by", "muted", "mode")
-"""Names that are told here or above the evidence, whatever was compared."""
-WITNESSES = 4
-"""Other findings of the incident that are named; more are counted. Chosen."""
-_DECADE = "decade"
+MIN_BEFORE_ONSET = 30 * 60 * SECOND
+"""Shortest time shown before the onset: enough to see the usual level. Chosen."""
+TIME_GRID = 10 * SECOND
+"""Requested times are rounded to this, so that viewers share one cached response. Chosen."""
+MAX_CHART_SIGNALS = 4
+"""Signals that are tried until one has data; each costs a request. Chosen."""
+MAX_TIMELINE_ROWS = 40
+"""Rows of the timeline. Chosen."""
+MAX_TIMELINE_FINDINGS = 12
+"""Own findings in the timeline, the earliest: a wide fault has hundreds of equal ones. Chosen."""
+MAX_CORROBORATING = 4
+"""Other findings that are named; the rest is counted. Chosen."""
+COMPARISON_FIELDS = ("value", "expected", "spread", "cohort", "peers", "effect", "unit")
+"""Evidence of a finding that compares a device with peers or with its own past."""
+HANDLED_FIELDS = ("clears", "corroborated_by", "muted", "mode")
+"""Evidence that the comparison or a notice shows, whatever was compared."""
+VOTE_FIELDS = ("digest", "expected", "peers", "agreeing")
+"""Evidence of a vote: own result, majority result, number of other voters, how many of them agree (optional)."""
+_DECADE = "decade"  # unit of log10 values
 
 
-def compares(finding: Finding) -> bool:
-    """Whether its evidence holds a comparison as numbers with a unit."""
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """A vote over one computation. `agreeing`: how many of the others returned the expected result, if known."""
+
+    entity: str
+    own: str
+    expected: str
+    others: int
+    agreeing: int | None
+
+
+def main_finding(detail: IncidentDetail) -> Finding | None:
+    """Returns the finding of the incident's entity and detector, else the one with the highest level, else the
+    first."""
+    incident = detail.incident
+    return min(
+        detail.findings,
+        key=lambda f: (f.entity != incident.entity, f.detector != incident.detector, -LEVELS.index(f.level), f.onset),
+        default=None,
+    )
+
+
+# --- comparison -------------------------------------------------------------------------------------
+
+
+def has_comparison(finding: Finding) -> bool:
+    """Returns whether the evidence holds a measured and an expected value with a unit."""
     facts = finding.evidence
     return isinstance(facts.get("unit"), str) and all(_number(facts.get(k)) is not None for k in ("value", "expected"))
 
 
-def told(finding: Finding) -> tuple[str, ...]:
-    """Names of the evidence that the story tells, so that the figures need not."""
-    return (*COMPARED, *SAID) if compares(finding) else SAID
+def comparison_rows(finding: Finding, detail: IncidentDetail, now: int) -> list[tuple[str, str]]:
+    """Returns (label, text): entity, measured against expected, onset, corroboration, clear condition."""
+    rows = [("Entity", entity_name(finding.entity))]
+    if has_comparison(finding):
+        rows += _compared_values(finding)
+    rows.append(("Onset", words.ago(finding.onset, now)))
+    rows.append(("Corroborated by", _corroboration(finding, detail)))
+    return [*rows, *_clear_condition(finding.evidence.get("clears"))]
 
 
-def story(finding: Finding, detail: Detail, now: int) -> list[tuple[str, str]]:
-    """Label and text, line by line, in the order in which one asks."""
-    lines = [("Seen on", entity_name(finding.entity))]
-    if compares(finding):
-        lines += _compared(finding)
-    lines.append(("Began", words.ago(finding.onset, now)))
-    lines.append(("Borne out by", _witnesses(finding, detail)))
-    return [*lines, *_end(finding.evidence.get("clears"))]
-
-
-def _compared(finding: Finding) -> list[tuple[str, str]]:
+def _compared_values(finding: Finding) -> list[tuple[str, str]]:
     facts = finding.evidence
     value, expected, spread = float(facts["value"]), float(facts["expected"]), _number(facts.get("spread"))
-    unit, level = facts["unit"], _level_unit(finding)
-    wanted = _level(expected, level)
+    unit, level_unit = facts["unit"], _level_unit(finding)
+    expected_text = _level(expected, level_unit)
     if spread is not None:
-        wanted += f", spread {quantity(spread, 'K' if level == 'Cel' else unit)}"
+        expected_text += f", spread {quantity(spread, 'K' if level_unit == 'Cel' else unit)}"
     return [
-        ("Measured", _level(value, level)),
-        ("Expected", wanted),
-        ("Compared with", _against(facts)),
-        ("Off by", _off(value, expected, level)),
+        ("Measured", _level(value, level_unit)),
+        ("Expected", expected_text),
+        ("Compared with", _baseline(facts)),
+        ("Difference", _difference(value, expected, level_unit)),
     ]
 
 
-def _against(facts: Mapping[str, Any]) -> str:
-    """Who the peers are and how many."""
-    cohort, peers = words.named(str(facts.get("cohort") or "")), facts.get("peers")
+def _baseline(facts: Mapping[str, Any]) -> str:
+    """Returns what the device is compared with: the peers and their number, or its own past."""
+    cohort, peers = words.with_entity_names(str(facts.get("cohort") or "")), facts.get("peers")
     if not isinstance(peers, int) or peers < 1:
-        return f"its {cohort}" if cohort.startswith("own past") else cohort or "not told"
+        return f"its {cohort}" if cohort.startswith("own past") else cohort or "unknown"
     return f"the median of {words.amount(peers, 'peer', 'peers')}" + (f": {cohort}" if cohort else "")
 
 
 def _level_unit(finding: Finding) -> str:
-    """The unit of value and expected; that of a rise is K where the level is in degrees."""
+    """Returns the unit of value and expected: Cel if the difference is in K and the signal in degrees Celsius."""
     unit = str(finding.evidence["unit"])
     first = next((CATALOGUE[name] for name in finding.signals if name in CATALOGUE), None)
     return "Cel" if unit == "K" and first is not None and first.unit == "Cel" else unit
@@ -81,8 +111,8 @@ def _level(value: float, unit: str) -> str:
     return f"{10**value:.1e}" if unit == _DECADE else quantity(value, unit)
 
 
-def _off(value: float, expected: float, unit: str) -> str:
-    """The difference in the unit, and as a share where a share means something."""
+def _difference(value: float, expected: float, unit: str) -> str:
+    """Returns the difference with its unit, and in percent or as a factor where that has a meaning."""
     off = value - expected
     more = "more" if off >= 0 else "less"
     if unit == _DECADE:
@@ -95,8 +125,8 @@ def _off(value: float, expected: float, unit: str) -> str:
     return f"{text}: {100 * abs(off) / expected:.3g} %"
 
 
-def _witnesses(finding: Finding, detail: Detail) -> str:
-    """What the detectors name, else what else was found of the same cause."""
+def _corroboration(finding: Finding, detail: IncidentDetail) -> str:
+    """Returns what the detector names as corroboration, else the other findings of the incident."""
     named = finding.evidence.get("corroborated_by")
     if isinstance(named, Mapping):
         return f"{named.get('detector')} on {entity_name(str(named.get('entity')))}"
@@ -105,106 +135,75 @@ def _witnesses(finding: Finding, detail: Detail) -> str:
     others = [f for f in detail.findings if f.detector != finding.detector]
     pairs = list(dict.fromkeys(f"{f.detector} on {entity_name(f.entity)}" for f in others))
     if not pairs:
-        return "nothing else so far"
-    more = [f"{len(pairs) - WITNESSES:,} more"] if len(pairs) > WITNESSES else []
-    return "found beside it: " + words.joined([*pairs[:WITNESSES], *more])
+        return "nothing so far"
+    more = [f"{len(pairs) - MAX_CORROBORATING:,} more"] if len(pairs) > MAX_CORROBORATING else []
+    return "other findings: " + words.joined([*pairs[:MAX_CORROBORATING], *more])
 
 
-def _end(clears: Any) -> list[tuple[str, str]]:
+def _clear_condition(clears: Any) -> list[tuple[str, str]]:
     if not isinstance(clears, str) or not clears:
         return []
-    for lead in ("ends when ", "over when ", "over with "):
+    for lead in ("clears when ", "clears with ", "ends when ", "over when ", "over with "):
         clears = clears.removeprefix(lead)
     if clears.endswith("it is over"):
-        return [("Now", "it is over")]
-    return [("Ends when", words.named(clears))]
+        return [("Status", "over")]
+    return [("Clears when", words.with_entity_names(clears))]
 
 
-def held_back(finding: Finding) -> str:
-    """The sentence for a finding that a mute or a mode keeps from telling anybody; empty where nothing does."""
+def suppression_notice(finding: Finding) -> str:
+    """Returns the notice for a muted or only recorded finding; empty if it is neither."""
     muted, mode = finding.evidence.get("muted"), finding.evidence.get("mode")
     if isinstance(muted, Mapping):
         until = words.fact(muted.get("until"))
-        return f"Muted until {until}: {muted.get('reason')}. It is stored, and tells nobody."
-    return "Only recorded: the mode of this detector is `record` here. It tells nobody." if mode == "record" else ""
+        return f"Muted until {until}: {muted.get('reason')}. The finding is stored, but sends no alert."
+    return "Only recorded: this detector has the mode `record` here. It sends no alert." if mode == "record" else ""
 
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-BEFORE = 30 * 60 * SECOND
-"""Least that is shown before the onset: enough to see what was usual. Chosen."""
-GRID = 10 * SECOND
-"""Moments asked for are rounded to this, so that viewers share one answer. Chosen."""
-CURVES = 4
-"""Signals tried until one is served; each is a question to the API. Chosen."""
-LINES = 40
-"""Lines of the timeline. Chosen."""
-OWN = 12
-"""Findings of the incident in its timeline, the earliest: a wide fault has hundreds alike. Chosen."""
-_BALLOT = ("digest", "expected", "peers", "agreeing")
-"""Names in a vote's evidence: own result, the majority's, how many others voted, how many of them agree (optional)."""
+# --- chart, vote and figures ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Ballot:
-    """A vote over one computation. `agreeing` is how many of the others gave the expected result, if it is told."""
-
-    entity: str
-    own: str
-    expected: str
-    others: int
-    agreeing: int | None
-
-
-def leading(detail: Detail) -> Finding | None:
-    """The finding that explains the incident: of its first entity if there is one, then the gravest, then the first."""
-    incident = detail.incident
-    return min(
-        detail.findings,
-        key=lambda f: (f.entity != incident.entity, f.detector != incident.detector, -LEVELS.index(f.level), f.onset),
-        default=None,
-    )
-
-
-def candidates(detail: Detail) -> list[tuple[str, str]]:
-    """(entity, signal) in the order in which a curve is worth showing."""
-    first = leading(detail)
+def chart_signals(detail: IncidentDetail) -> list[tuple[str, str]]:
+    """Returns (entity, signal) of the charts to try, the most relevant first."""
+    first = main_finding(detail)
     ordered = [first, *(f for f in detail.findings if f is not first)] if first else []
     pairs = dict.fromkeys((f.entity, signal) for f in ordered for signal in f.signals)
-    return list(pairs)[:CURVES]
+    return list(pairs)[:MAX_CHART_SIGNALS]
 
 
-def span(incident: Incident, now: int) -> tuple[int, int]:
-    """From well before the onset until now, or until a little after the end."""
-    end = now if incident.resolved is None else min(now, incident.resolved + BEFORE // 3)
-    end = max(end, incident.onset + GRID)
-    start = incident.onset - max(BEFORE, (end - incident.onset) // 2)
-    return start // GRID * GRID, end // GRID * GRID
+def chart_span(incident: Incident, now: int) -> tuple[int, int]:
+    """Returns start and end (UTC us): from well before the onset until now, or until shortly after the end."""
+    end = now if incident.resolved is None else min(now, incident.resolved + MIN_BEFORE_ONSET // 3)
+    end = max(end, incident.onset + TIME_GRID)
+    start = incident.onset - max(MIN_BEFORE_ONSET, (end - incident.onset) // 2)
+    return start // TIME_GRID * TIME_GRID, end // TIME_GRID * TIME_GRID
 
 
-def vote_of(finding: Finding) -> Ballot | None:
-    """The vote that the evidence describes, else None."""
+def parse_vote(finding: Finding) -> Vote | None:
+    """Returns the vote in the evidence, None if there is none."""
     facts = finding.evidence
-    own, expected, others, agreeing = (facts.get(name) for name in _BALLOT)
+    own, expected, others, agreeing = (facts.get(name) for name in VOTE_FIELDS)
     if not isinstance(own, str) or not isinstance(expected, str) or not isinstance(others, int):
         return None
-    return Ballot(finding.entity, own, expected, others, agreeing if isinstance(agreeing, int) else None)
+    return Vote(finding.entity, own, expected, others, agreeing if isinstance(agreeing, int) else None)
 
 
-def rows(finding: Finding) -> list[tuple[str, str]]:
-    """The finding's further figures in words, with their units, without those that the vote or the story shows."""
-    hidden = (*told(finding), *(_BALLOT if vote_of(finding) else ()))
-    found: list[tuple[str, str]] = []
+def figure_rows(finding: Finding) -> list[tuple[str, str]]:
+    """Returns (label, value with unit) of the evidence that neither the vote nor the comparison shows."""
+    hidden = {*HANDLED_FIELDS, *(COMPARISON_FIELDS if has_comparison(finding) else ())}
+    hidden.update(VOTE_FIELDS if parse_vote(finding) else ())
+    rows: list[tuple[str, str]] = []
     for key, value in finding.evidence.items():
         if key in hidden:
             continue
         if isinstance(value, Mapping):
-            found += [(f"{words.label(key)}: {words.label(str(k)).lower()}", words.fact(v)) for k, v in value.items()]
+            rows += [(f"{words.label(key)}: {words.label(str(k)).lower()}", words.fact(v)) for k, v in value.items()]
         else:
-            found.append((words.label(key), _with_unit(key, value, finding)))
-    return found
+            rows.append((words.label(key), _with_unit(key, value, finding)))
+    return rows
 
 
 def _with_unit(key: str, value: Any, finding: Finding) -> str:
@@ -214,7 +213,7 @@ def _with_unit(key: str, value: Any, finding: Finding) -> str:
 
 
 def _unit(key: str, finding: Finding) -> str:
-    """A figure's unit: the guiltiest signal's for `value` and `expected`, else that of the signal it is named after."""
+    """Returns the unit of a figure: of the first signal for `value` and `expected`, else of the signal of that name."""
     first = next((CATALOGUE[name] for name in finding.signals if name in CATALOGUE), None)
     if key in ("value", "expected"):
         return first.unit if first else ""
@@ -224,8 +223,11 @@ def _unit(key: str, finding: Finding) -> str:
     return named.unit if named else ""
 
 
-def blast(detail: Detail) -> list[str]:
-    """Who is hurt: what the API counts below the cause and the jobs there, else what can be told from the members."""
+# --- impact, mutes, delivery status, timeline -------------------------------------------------------
+
+
+def impact(detail: IncidentDetail) -> list[str]:
+    """Returns the affected entities by kind and the affected jobs; without a blast radius, counts of the members."""
     entities, jobs = detail.blast_radius.get("entities"), detail.blast_radius.get("jobs")
     if not isinstance(entities, dict) or not entities:
         return words.counted(Counter(e.partition(":")[0] for e in {detail.incident.cause, *detail.incident.members}))
@@ -233,53 +235,55 @@ def blast(detail: Detail) -> list[str]:
     return [*words.counted(others), *(entity_name(str(job)) for job in jobs or ())]
 
 
-def _held_back(finding: Finding) -> str:
-    muted, mode = finding.evidence.get("muted"), finding.evidence.get("mode")
-    return " (muted)" if muted else " (only recorded)" if mode == "record" else ""
-
-
-def covering(detail: Detail, mutes: Iterable[Mute], now: int) -> list[Mute]:
-    """Mutes that stand and keep the incident's detectors from speaking of its entity."""
+def active_mutes(detail: IncidentDetail, mutes: Iterable[Mute], now: int) -> list[Mute]:
+    """Returns the active mutes that apply to the incident's entity and one of its detectors."""
     incident = detail.incident
     around = {"*", incident.entity, incident.cause, *detail.above}
-    speakers = {"*", incident.detector, *(f.detector for f in detail.findings)}
-    return [m for m in mutes if m.stands(now) and m.detector in speakers and m.scope in around]
+    detectors = {"*", incident.detector, *(f.detector for f in detail.findings)}
+    return [m for m in mutes if m.is_active(now) and m.detector in detectors and m.scope in around]
 
 
-def scopes(detail: Detail) -> list[str]:
-    """Where one may want to mute what is found here, the narrowest first; * for everywhere is the last."""
+def mute_scopes(detail: IncidentDetail) -> list[str]:
+    """Returns the scopes for a mute, the narrowest first; `*` (everywhere) is the last."""
     incident = detail.incident
     return list(dict.fromkeys([incident.entity, *detail.above, incident.cause, "*"]))
 
 
-def speakers(detail: Detail) -> list[str]:
-    """The detectors of the incident, the one that first spoke first; * for all is the last."""
+def mute_detectors(detail: IncidentDetail) -> list[str]:
+    """Returns the detectors for a mute, the main one first; `*` (all) is the last."""
     return list(dict.fromkeys(filter(None, [detail.incident.detector, *(f.detector for f in detail.findings), "*"])))
 
 
-def sent(detail: Detail, now: int) -> list[tuple[str, str, str, str]]:
-    """Notifications with their fate, the newest first."""
+def delivery_rows(detail: IncidentDetail, now: int) -> list[tuple[str, str, str, str]]:
+    """Returns (time, receiver, type, status) of the notifications, the newest first."""
     ordered = sorted(detail.notifications, key=lambda n: n.created or 0, reverse=True)
-    return [(_when(n.created, now), n.receiver, n.kind, _fate(n.state, n.attempts, n.answer)) for n in ordered]
+    return [
+        (_clock(n.created, now), n.receiver, n.kind, _delivery_status(n.state, n.attempts, n.answer)) for n in ordered
+    ]
 
 
-def _when(time: int | None, now: int) -> str:
+def _clock(time: int | None, now: int) -> str:
     return "" if time is None else words.clock(time, now)
 
 
-def _fate(state: str, attempts: int, answer: str) -> str:
+def _delivery_status(state: str, attempts: int, answer: str) -> str:
     tries = "" if attempts <= 1 else f" after {attempts} attempts"
     return f"{state}{tries}" + (f": {answer}" if answer else "")
 
 
-def timeline(detail: Detail, items: Iterable[Happening], now: int) -> list[tuple[str, str, str, str]]:
-    """Events around the incident and its own findings in one table, the newest first, each said once."""
+def timeline_rows(detail: IncidentDetail, items: Iterable[TimelineItem], now: int) -> list[tuple[str, str, str, str]]:
+    """Returns (time, type, entity, text) of events around the incident and of its findings, newest first, each once."""
     found = {(i.time, i.entity, i.text): i.kind for i in items}
-    for finding in sorted(detail.findings, key=lambda f: f.onset)[:OWN]:
-        said = f"{finding.level} {finding.detector}{_held_back(finding)}: {finding.summary}"  # as the API says it
-        found.setdefault((finding.onset, finding.entity, said), "finding")
-    ordered = sorted(found.items(), reverse=True)[:LINES]
+    for finding in sorted(detail.findings, key=lambda f: f.onset)[:MAX_TIMELINE_FINDINGS]:
+        text = f"{finding.level} {finding.detector}{_suppressed(finding)}: {finding.summary}"  # as the API writes it
+        found.setdefault((finding.onset, finding.entity, text), "finding")
+    ordered = sorted(found.items(), reverse=True)[:MAX_TIMELINE_ROWS]
     return [
         (words.clock(time, now), kind.replace("_", " "), entity_name(entity), words.plain(text))
         for (time, entity, text), kind in ordered
     ]
+
+
+def _suppressed(finding: Finding) -> str:
+    muted, mode = finding.evidence.get("muted"), finding.evidence.get("mode")
+    return " (muted)" if muted else " (only recorded)" if mode == "record" else ""

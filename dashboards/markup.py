@@ -1,4 +1,4 @@
-"""Pieces of HTML from data. Every text from outside goes through `escape`: job and node names are not ours."""
+"""HTML fragments. All text is escaped, since names of jobs and nodes come from outside."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from dashboards.answers import NODE_STATES, Detector, Fleet
-from dashboards.evidence import Ballot
+from dashboards.evidence import Vote
 from dashboards.words import NODE_STATE, SEVERITY, STATE, amount, clock, joined
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import Severity, State
 
-MOST_SQUARES = 256
-"""Voters drawn one by one; of more, only the results are shown. Chosen."""
+MAX_VOTERS = 256
+"""Voters drawn as squares; with more, only the results are shown. Chosen."""
 TONES: Mapping[Severity, str] = {"page": "critical", "ticket": "degraded", "watch": "watch"}
 
 
 def badge(text: str, tone: str) -> str:
-    """A small label; `tone` is a colour's name of the palette."""
+    """Returns a small label; `tone` is a colour name of the palette."""
     return f'<span class="fp-badge fp-tone-{escape(tone)}">{escape(text)}</span>'
 
 
 def severity_badge(severity: Severity) -> str:
-    """CRITICAL, WARNING or WATCH."""
+    """Returns the badge CRITICAL, WARNING or WATCH."""
     return badge(SEVERITY[severity], TONES[severity])
 
 
 def state_badge(state: State) -> str:
-    """Open is filled; everything that somebody took care of is quiet."""
+    """Returns the badge of a state: filled for open, quiet for all others."""
     return badge(STATE[state].upper(), "open" if state == "open" else "quiet")
 
 
 def simulated_badge(simulated: bool) -> str:
-    """The mark without which nothing simulated is shown."""
+    """Returns the badge of simulated data, empty for real data."""
     return badge("SIMULATED", "simulated") if simulated else ""
 
 
 def tiles(fleet: Fleet) -> str:
-    """Nodes by state, the worst first; each count says how many of it are simulated."""
+    """Returns the number of nodes per state, worst first, with the number of simulated ones."""
     worst_first = ("critical", "degraded", "watch", "no_data", "ok")
     return f'<div class="fp-tiles" role="list">{"".join(_tile(fleet, state) for state in worst_first)}</div>'
 
@@ -55,70 +55,70 @@ def _tile(fleet: Fleet, state: str) -> str:
 
 
 def headline(fleet: Fleet) -> str:
-    """The answer to "is anything wrong?" in one sentence; silence is never called healthy."""
+    """Returns the state of the fleet in one sentence; nodes without data never count as healthy."""
     count = {state: sum(node.state == state for node in fleet.nodes) for state in NODE_STATES}
     total = len(fleet.nodes)
     if not total:
-        return "No node has reported yet"
+        return "No node has sent data yet"
     bad = [f"{count[s]:,} {NODE_STATE[s]}" for s in ("critical", "degraded") if count[s]]
-    silent = f", {count['no_data']:,} silent" if count["no_data"] else ""
+    no_data = f", {count['no_data']:,} without data" if count["no_data"] else ""
     if bad:
-        return f"{joined(bad)}{silent} of {amount(total, 'node', 'nodes')}"
+        return f"{joined(bad)} of {amount(total, 'node', 'nodes')}{no_data}"
     if count["no_data"] == total:
-        return "No node reports"
+        return "No data from any node"
     if count["no_data"]:
-        return f"{count['no_data']:,} of {amount(total, 'node', 'nodes')} silent, nothing wrong on the others"
-    return f"Nothing {'was ' if fleet.stalled else ''}wrong on {amount(total, 'node', 'nodes')}"
+        return f"No data from {count['no_data']:,} of {amount(total, 'node', 'nodes')}, no problems on the others"
+    return f"No problems on {amount(total, 'node', 'nodes')}"
 
 
 def unready(fleet: Fleet) -> str:
-    """The banner that says why the pipeline does not do its work, and how old the picture is."""
-    why = "; ".join(fleet.unready)
+    """Returns the banner of a pipeline that is not ready: the reasons and the time of the newest data."""
+    reasons = "; ".join(fleet.unready)
     if not fleet.stalled:
-        return notice(f"{why}.", "degraded", "The pipeline does not do all of its work:")
-    newest = "Nothing is stored yet."
+        return notice(f"{reasons}.", "degraded", "Pipeline degraded:")
+    newest = "No data is stored yet."
     if fleet.newest is not None:
-        newest = f"What is shown is as of {clock(min(fleet.newest, fleet.as_of), fleet.as_of)}."
-    return notice(f"{why}. {newest}", "degraded", "The pipeline does not take in telemetry:")
+        newest = f"Data as of {clock(min(fleet.newest, fleet.as_of), fleet.as_of)}."
+    return notice(f"{reasons}. {newest}", "degraded", "Pipeline stalled:")
 
 
-def present(text: str) -> str:
-    """A sentence about the present. When the server falls silent the browser shows the other half, with the time of
-    the last answer in it (freshness.js)."""
-    said = escape(text)
-    then = f'Unknown since <span class="fp-since"></span>. Last known: {said}'
-    return f'<span class="fp-now">{said}</span><span class="fp-then" hidden>{then}</span>'
+def present_statement(text: str) -> str:
+    """Returns a statement about the present. If the server stops answering, the browser shows the second half with
+    the time of the last answer (freshness.js)."""
+    current = escape(text)
+    then = f'Unknown since <span class="fp-since"></span>. Last known: {current}'
+    return f'<span class="fp-now">{current}</span><span class="fp-then" hidden>{then}</span>'
 
 
 def title(text: str, badges: Iterable[str] = (), below: str = "", of_now: bool = False) -> str:
-    """A page's headline with badges over it and a quiet line under it. `badges` is markup, the others are text.
+    """Returns a page's headline with badges above and a small line below. `badges` is markup, the others are text.
 
-    of_now: whether the headline is about the present.
+    of_now: the headline is a statement about the present.
     """
     small = f'<p class="fp-below">{escape(below)}</p>' if below else ""
     marks = "".join(badges)
     row = f'<div class="fp-badges">{marks}</div>' if marks else ""
-    return f'{row}<h1 class="fp-title">{present(text) if of_now else escape(text)}</h1>{small}'
+    return f'{row}<h1 class="fp-title">{present_statement(text) if of_now else escape(text)}</h1>{small}'
 
 
 def section(name: str, note: str = "") -> str:
-    """A heading over a part of the page."""
+    """Returns the heading of a section."""
     return f'<h2 class="fp-section">{escape(name)}{f"<span>{escape(note)}</span>" if note else ""}</h2>'
 
 
 def notice(text: str, tone: str = "quiet", heading: str = "", of_now: bool = False) -> str:
-    """A box with a message: `critical` for what failed, `degraded` for a warning, `quiet` for empty states.
+    """Returns a message box: `critical` for failures, `degraded` for warnings, `quiet` for empty states.
 
-    of_now: whether the message is about the present.
+    of_now: the message is a statement about the present.
     """
     strong = f"<b>{escape(heading)}</b> " if heading else ""
     role = "alert" if tone == "critical" else "status"
-    said = present(text) if of_now else escape(text)
-    return f'<div class="fp-notice fp-notice-{escape(tone)}" role="{role}">{strong}{said}</div>'
+    content = present_statement(text) if of_now else escape(text)
+    return f'<div class="fp-notice fp-notice-{escape(tone)}" role="{role}">{strong}{content}</div>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> str:
-    """A plain table of texts, or the sentence that says why there is none. The first column never wraps."""
+    """Returns a table of texts, or `empty` without rows. The first column does not wrap."""
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     if not body:
         return f'<p class="fp-empty">{escape(empty)}</p>'
@@ -127,78 +127,79 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> str
 
 
 def facts(rows: Iterable[tuple[str, str]], empty: str = "") -> str:
-    """Label and value, line by line."""
+    """Returns label and value per line."""
     body = "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in rows)
     return f'<dl class="fp-facts">{body}</dl>' if body else f'<p class="fp-empty">{escape(empty)}</p>'
 
 
-def story(rows: Iterable[tuple[str, str]]) -> str:
-    """Label and sentence, line by line, to be read from above."""
+def comparison(rows: Iterable[tuple[str, str]]) -> str:
+    """Returns label and sentence per line, in larger type."""
     body = "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(text)}</dd></div>" for label, text in rows)
     return f'<dl class="fp-story">{body}</dl>'
 
 
 def detector(one: Detector) -> str:
-    """One detector: what it cannot see and what it costs in false alarms; the rest folded away."""
+    """Returns one detector with its blind spots and false alarm budget; method and settings are collapsed."""
     marks = [badge(one.family.upper(), "quiet"), *(badge(text, "degraded") for text in _limits(one))]
-    lines = [("Cannot see", one.blind)]
+    lines = [("Blind spots", one.blind)]
     if one.off:
-        lines.insert(0, ("Off: the input lacks", ", ".join(one.off)))
-    said = "".join(f"<p><i>{escape(label)}:</i> {escape(text)}</p>" for label, text in lines)
+        lines.insert(0, ("Disabled, missing signals", ", ".join(one.off)))
+    notes = "".join(f"<p><i>{escape(label)}:</i> {escape(text)}</p>" for label, text in lines)
     costs = "<br>".join(map(escape, one.budget))
-    said += f"<p><i>False alarms, by arithmetic:</i> {costs}</p>" if costs else ""
+    notes += f"<p><i>False alarm budget:</i> {costs}</p>" if costs else ""
     settings = "\n".join(f"{key} = {value}" for key, value in one.settings.items())
-    more = f"Judges: {one.device_class}\nNeeds: {', '.join(one.needs)}\nWants: {', '.join(one.wants) or 'nothing more'}"
+    more = f"Device class: {one.device_class}\nRequired signals: {', '.join(one.needs)}\n"
+    more += f"Optional signals: {', '.join(one.wants) or 'none'}"
     folded = escape(f"{one.about}\n\n{more}\n\n[detector.{one.name}]\n{settings}")
     off = " fp-detector-off" if one.off or one.errors else ""
     return (
-        f'<div class="fp-detector{off}"><div><b>{escape(one.name)}</b>{"".join(marks)}</div>{said}'
-        f"<details><summary>How it judges, and its settings</summary><pre>{folded}</pre></details></div>"
+        f'<div class="fp-detector{off}"><div><b>{escape(one.name)}</b>{"".join(marks)}</div>{notes}'
+        f"<details><summary>Method and settings</summary><pre>{folded}</pre></details></div>"
     )
 
 
 def _limits(one: Detector) -> list[str]:
-    """What keeps it from speaking as a reader would expect, each as a badge."""
-    own = [r for r in one.modes if one.name == r.detector or r.scope == "*"]  # others stand above, once for all
+    """Returns the texts of the badges: disabled, errors, and the rules of [[modes]] for this detector."""
+    own = [r for r in one.modes if one.name == r.detector or r.scope == "*"]  # the table above lists the others
     rules = [f"{r.mode} {'everywhere' if r.scope == '*' else f'on {entity_name(r.scope)}'}" for r in own]
     errors = [f"failed on {amount(one.errors, 'frame', 'frames')}"] if one.errors else []
-    return [*(["OFF"] if one.off else []), *errors, *rules]
+    return [*(["DISABLED"] if one.off else []), *errors, *rules]
 
 
 def chips(texts: Sequence[str], most: int = 24) -> str:
-    """Names in a row; more than `most` are counted, not listed."""
+    """Returns names in a row; those beyond `most` are counted."""
     shown = "".join(f'<span class="fp-chip">{escape(text)}</span>' for text in texts[:most])
     more = f'<span class="fp-chip fp-more">and {len(texts) - most:,} more</span>' if len(texts) > most else ""
     return f'<div class="fp-chips">{shown}{more}</div>'
 
 
-def vote(ballot: Ballot) -> str:
-    """A vote over one computation: the two results one under the other, and a square per voter where that is told."""
-    device = entity_name(ballot.entity)
-    others = amount(ballot.others, "other", "others")
-    voters = f"All {others}" if ballot.agreeing == ballot.others else f"Most of {others}"
+def vote_results(vote: Vote) -> str:
+    """Returns both results of a vote, and a square per voter if the number of agreeing voters is known."""
+    device = entity_name(vote.entity)
+    others = amount(vote.others, "other", "others")
+    voters = f"All {others}" if vote.agreeing == vote.others else f"Most of {others}"
     rows = (
-        ("", voters, ballot.expected),
-        ("fp-own", device, ballot.own),
+        ("", voters, vote.expected),
+        ("fp-own", device, vote.own),
     )
     lines = "".join(
-        f'<div class="{name}"><dt>{escape(who)}</dt><dd>{_digest(text, ballot)}</dd></div>' for name, who, text in rows
+        f'<div class="{name}"><dt>{escape(who)}</dt><dd>{_digest(text, vote)}</dd></div>' for name, who, text in rows
     )
-    return f'{_squares(ballot)}<dl class="fp-digests">{lines}</dl>'
+    return f'{_squares(vote)}<dl class="fp-digests">{lines}</dl>'
 
 
-def _squares(ballot: Ballot) -> str:
-    if ballot.agreeing is None or not 0 < ballot.agreeing <= ballot.others <= MOST_SQUARES:
+def _squares(vote: Vote) -> str:
+    if vote.agreeing is None or not 0 < vote.agreeing <= vote.others <= MAX_VOTERS:
         return ""
-    squares = '<i class="fp-vote-yes"></i>' * ballot.agreeing
-    squares += '<i class="fp-vote-other"></i>' * (ballot.others - ballot.agreeing) + '<i class="fp-vote-no"></i>'
-    label = f"{ballot.agreeing:,} of {ballot.others:,} others agree; {entity_name(ballot.entity)} differs"
+    squares = '<i class="fp-vote-yes"></i>' * vote.agreeing
+    squares += '<i class="fp-vote-other"></i>' * (vote.others - vote.agreeing) + '<i class="fp-vote-no"></i>'
+    label = f"{vote.agreeing:,} of {vote.others:,} others agree; {entity_name(vote.entity)} differs"
     return f'<div class="fp-vote" role="img" aria-label="{escape(label)}">{squares}</div>'
 
 
-def _digest(text: str, ballot: Ballot) -> str:
-    """A result in groups of four, those that differ marked."""
-    pairs = zip(_groups(ballot.own), _groups(ballot.expected), strict=False)
+def _digest(text: str, vote: Vote) -> str:
+    """Returns a result in groups of four characters; groups that differ are marked."""
+    pairs = zip(_groups(vote.own), _groups(vote.expected), strict=False)
     differ = [a != b for a, b in pairs]
     groups = enumerate(_groups(text))
     return " ".join(

@@ -1,4 +1,4 @@
-"""The addresses of the pages, and how one page leads to another within the session."""
+"""Addresses of the pages, and navigation between them within a session."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 _PAGES = "pages"
 
 
-def remember(pages: Mapping[str, Page]) -> None:
-    """Keeps the session's pages by name; `app.py` says which there are, so that pages need not import each other."""
+def register_pages(pages: Mapping[str, Page]) -> None:
+    """Stores the pages of the session by name, so that pages need not import each other."""
     st.session_state[_PAGES] = dict(pages)
 
 
 def open_incident(identity: str) -> NoReturn:
-    """Leaves the page for that of one incident."""
+    """Opens the page of one incident."""
     _open("incident", {"id": identity})
 
 
 def open_incidents() -> NoReturn:
-    """Leaves the page for the list of incidents."""
+    """Opens the list of incidents."""
     _open("incidents", {})
 
 
-def live() -> bool:
-    """False under `?live=0`, which freezes all refreshing."""
+def is_live() -> bool:
+    """Returns whether the page refreshes; `?live=0` in the address turns it off."""
     return st.query_params.get("live") != "0"
 
 
 def _open(name: str, query: dict[str, Any]) -> NoReturn:
-    st.switch_page(st.session_state[_PAGES][name], query_params=query if live() else {**query, "live": "0"})
+    st.switch_page(st.session_state[_PAGES][name], query_params=query if is_live() else {**query, "live": "0"})

@@ -1,9 +1,7 @@
-"""`fleetpulse dashboard`: Streamlit in this process, with our settings, until SIGTERM or SIGINT.
+"""`fleetpulse dashboard`: runs Streamlit in this process until SIGTERM or SIGINT, behind a guard.
 
-Stands before Streamlit: serves no name but ours, no page of another site, and nobody's frame.
-
-The pages act with the dashboard's own token, so a browser must not be led here by others: a foreign name that was made
-to point at this machine (DNS rebinding), a script of another origin, or a frame under somebody's buttons.
+The pages use the dashboard's own token, so the guard blocks cross-site access: it accepts only known Host names (DNS
+rebinding) and origins, and forbids frames (clickjacking).
 """
 
 from __future__ import annotations
@@ -23,46 +21,46 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dashboards.client import API_TOKEN_FILE, API_URL, token_of
+from dashboards.client import API_TOKEN_FILE, API_URL, read_token
 from pipeline.config.sections import Config
 from pipeline.http.addresses import host_of, is_loopback, named, same_origin
 from pipeline.model.errors import Refused, UsageError
 from pipeline.runtime import logs
 
 MESSAGE_BYTES = 200 << 20
-"""Longest message over a WebSocket: Streamlit's own default, server.maxMessageSize."""
+"""Longest WebSocket message (bytes): Streamlit's default of server.maxMessageSize."""
 PING_SECONDS = 30.0
-"""Between pings of a viewer, and how long an answer may take: Streamlit's own default."""
+"""Interval and timeout of WebSocket pings (s): Streamlit's default."""
 APP = Path(__file__).parent / "app.py"
-LAST_SECONDS = 2.0
-"""How long threads that still wait for the API may hold up the end; the whole has to end within 3 s. Chosen."""
+EXIT_TIMEOUT_S = 2.0
+"""Longest wait for threads with an open API request; the process must stop within 3 s. Chosen."""
 
 
 def run(config: Config) -> int:
-    """Serves the pages until told to end. Raises UsageError if the port is taken, Refused off loopback."""
+    """Serves the pages until a signal. Raises UsageError if the port is in use, Refused beyond loopback."""
     host, port = config.dashboard.host, config.dashboard.port
     _check(config)
     os.environ.update(environment(config))
     sys.stderr.write(f"dashboard: http://{_in_url(host)}:{port} (reads {api_url(config)})\n")
     sys.stderr.flush()
     logs.limit_all()
-    # Streamlit talks on stdout, which is for data.
+    # Streamlit logs on stdout, which is for data
     with contextlib.redirect_stdout(sys.stderr):
         _serve(config)
-    threading.Thread(target=_end_for_sure, daemon=True).start()
+    threading.Thread(target=_exit_after_timeout, daemon=True).start()
     return 0
 
 
 def _serve(config: Config) -> None:
-    """Runs Streamlit as an ASGI application behind our guard, with bounded connections."""
-    import streamlit  # half a second: not for those who only ask for --help
+    """Runs Streamlit as an ASGI application behind the guard, with a limit of connections."""
+    import streamlit  # takes 0.5 s: not at import
     import uvicorn
     from streamlit.web import bootstrap
 
     from pipeline.http.connections import affordable, protocol, raise_file_limit
 
     class Server(uvicorn.Server):
-        """uvicorn whose process ends with status 0 when it was told to end, instead of sending itself the signal."""
+        """uvicorn that returns after a signal, so that the exit status is 0, instead of raising the signal again."""
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -76,7 +74,7 @@ def _serve(config: Config) -> None:
     host, port = config.dashboard.host, config.dashboard.port
     bootstrap.load_config_options(options(host, port))
     settings = uvicorn.Config(
-        Guard(streamlit.App(APP), names(config)),
+        Guard(streamlit.App(APP), allowed_hosts(config)),
         host=host,
         port=port,
         http=protocol(affordable(config.dashboard.connections, raise_file_limit())),
@@ -94,13 +92,13 @@ def _serve(config: Config) -> None:
 
 
 def environment(config: Config) -> dict[str, str]:
-    """What the pages read: where the API is, and the file with its token."""
+    """Returns the environment of the pages: the API's address and the token file."""
     token_file = config.dashboard.token_file
     return {API_URL: api_url(config), API_TOKEN_FILE: str(token_file) if token_file else ""}
 
 
 def api_url(config: Config) -> str:
-    """[dashboard] api_url, else where [api] listens as seen from this machine."""
+    """Returns [dashboard] api_url, else the address of [api] on this machine."""
     if config.dashboard.api_url:
         return config.dashboard.api_url
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.api.host, config.api.host)
@@ -108,7 +106,7 @@ def api_url(config: Config) -> str:
 
 
 def options(host: str, port: int) -> dict[str, Any]:
-    """Streamlit's settings, in the spelling of its command line with underscores for dots."""
+    """Returns Streamlit's settings, named as on its command line with underscores for dots."""
     from dashboards.theme import streamlit_options
 
     settings: dict[str, Any] = {
@@ -118,10 +116,10 @@ def options(host: str, port: int) -> dict[str, Any]:
         "server.fileWatcherType": "none",
         "browser.gatherUsageStats": False,
         "client.toolbarMode": "minimal",
-        "client.showErrorDetails": "none",  # a stack trace names files of the server
-        "client.showErrorLinks": False,  # no errors to other people's sites
+        "client.showErrorDetails": "none",  # a stack trace contains file names of the server
+        "client.showErrorLinks": False,  # no links to other sites
         "logger.hideWelcomeMessage": True,
-        # A full collection after every run was 85 % of the server's time; automatic collection stays on.
+        # a full collection after each run took 85 % of the time; automatic collection stays on
         "runner.postScriptGC": False,
         **streamlit_options(),
     }
@@ -129,16 +127,15 @@ def options(host: str, port: int) -> dict[str, Any]:
 
 
 def _check(config: Config) -> None:
-    """Fails early, with words, where Streamlit would fail late without."""
+    """Raises Refused or UsageError for settings with which Streamlit would fail later."""
     host, port = config.dashboard.host, config.dashboard.port
     if not config.dashboard.behind_proxy and not is_loopback(host):
         raise Refused(
-            f"{config.source}: [dashboard] host = {host!r}: the pages ask nobody who they are, so that they listen on "
-            "loopback only; wanted 127.0.0.1, or behind_proxy = true where a proxy before them signs people in and "
-            "nobody reaches them but through it"
+            f"{config.source}: [dashboard] host = {host!r}: the pages have no login, so they listen on loopback only; "
+            "expected 127.0.0.1, or behind_proxy = true if a proxy with a login is the only way to reach them"
         )
     if config.dashboard.token_file:
-        token_of(config.dashboard.token_file)
+        read_token(config.dashboard.token_file)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -147,7 +144,7 @@ def _check(config: Config) -> None:
         except OSError as error:
             raise UsageError(
                 f"{config.source}: [dashboard] port = {port}: cannot listen on {host}:{port} ({error.strerror}); "
-                "wanted a free port: is another dashboard running? FLEETPULSE__DASHBOARD__PORT sets another one"
+                "expected a free port: is another dashboard running? FLEETPULSE__DASHBOARD__PORT sets another port"
             ) from error
 
 
@@ -155,8 +152,8 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _end_for_sure() -> None:
-    time.sleep(LAST_SECONDS)
+def _exit_after_timeout() -> None:
+    time.sleep(EXIT_TIMEOUT_S)
     os._exit(0)
 
 
@@ -167,19 +164,18 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
 }
 _POLICY_VIOLATION = 1008
-"""Close code of a WebSocket, RFC 6455 section 7.4.1."""
+"""Close code of a WebSocket (RFC 6455, 7.4.1)."""
 
 
-def names(config: Config) -> frozenset[str]:
-    """The hosts under which browsers may reach the pages, beside loopback. Pages of these hosts on any port are ours:
-    a proxy publishes on its own."""
+def allowed_hosts(config: Config) -> frozenset[str]:
+    """Returns the host names that browsers may use, in addition to loopback; on any port, because of proxies."""
     board = config.dashboard
     known = {board.host.lower(), host_of(config.notify.external_url), *map(str.lower, board.names)}
     return frozenset(host for host in known - {"", "0.0.0.0", "::"} if not is_loopback(host))
 
 
 class Guard:
-    """ASGI middleware for HTTP and WebSockets."""
+    """ASGI middleware that checks Host and Origin of HTTP requests and WebSockets."""
 
     def __init__(self, app: ASGIApp, allowed: frozenset[str]) -> None:
         self._app, self._allowed = app, allowed
@@ -188,7 +184,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        reason = self._objection(Headers(scope=scope))
+        reason = self._find_refusal(Headers(scope=scope))
         if scope["type"] == "websocket":
             if reason is None:
                 await self._app(scope, receive, send)
@@ -198,13 +194,13 @@ class Guard:
         answer = self._app if reason is None else PlainTextResponse(reason, 421 if "Host" in reason else 403)
         await answer(scope, receive, _with_headers(send))
 
-    def _objection(self, headers: Headers) -> str | None:
-        """Why a request is refused; None if it is not."""
+    def _find_refusal(self, headers: Headers) -> str | None:
+        """Returns why a request is refused, None if it is allowed."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if not is_loopback(named(host)) and named(host) not in self._allowed:
-            return f"Host {named(host)!r} is not a name of this dashboard; [dashboard] names lists those it has"
+            return f"Host {named(host)!r} is not a name of this dashboard; add it to [dashboard] names"
         if origin is not None and not same_origin(origin, host) and host_of(origin) not in self._allowed:
-            return f"Origin {origin!r}: pages of other sites may not use this dashboard"
+            return f"Origin {origin!r}: requests from other sites are refused"
         return None
 
 

@@ -1,6 +1,6 @@
-"""What all viewers of one dashboard process share: each question is put to the API once per TTL, not per session.
+"""Responses of the API shared by all viewers of one dashboard process: one request per TTL, not per session.
 
-An unreachable API does not empty the pages: the last good answer stays, with the error beside it and its true age.
+If the API is unreachable, the pages keep the last good response and show the error and its age.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any, Generic, TypeVar, cast
 
 import streamlit as st
 
-from dashboards.answers import Detail, Fleet, Happening, Mute, Panel, Series
-from dashboards.client import API_TOKEN_FILE, API_URL, Act, ApiError, Client, token_of
+from dashboards.answers import DetectorList, Fleet, IncidentDetail, Mute, Series, TimelineItem
+from dashboards.client import API_TOKEN_FILE, API_URL, ApiError, Client, NoteKind, read_token
 from pipeline.model.records import SECOND, Incident, State
 
 T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:8600"
-INTERVAL = 5
-"""Seconds between two refreshes of a page: 100 viewers at this rate were measured. Chosen."""
-TTL = INTERVAL - 1
-"""Seconds for which an answer is fresh: less than a round, so that each round asks anew. Chosen."""
-KEPT = 256
-"""Answers kept for when the API falls silent, over all questions. Chosen."""
+INTERVAL_S = 5
+"""Time between two refreshes of a page (s): measured with 100 viewers. Chosen."""
+TTL_S = INTERVAL_S - 1
+"""Lifetime of a cached response (s): shorter than the interval, so that each refresh sends a request. Chosen."""
+MAX_CACHED = 256
+"""Responses kept for an API outage, over all requests. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
-    """A value, or why there is none. With both, the value is the last good one, `fetched` when it was good."""
+class CachedAnswer(Generic[T]):
+    """A response or an error. With both, `value` is the last good response and `fetched` its time."""
 
     value: T | None
     fetched: int
@@ -39,28 +39,28 @@ class Answer(Generic[T]):
     status: int | None = None
 
 
-class LastGood:
-    """The last good answer per question, at most `KEPT` of them; safe to call from many threads."""
+class AnswerCache:
+    """The last good response per request, at most MAX_CACHED; thread-safe."""
 
-    def __init__(self, most: int = KEPT) -> None:
+    def __init__(self, most: int = MAX_CACHED) -> None:
         self._most = most
-        self._answers: OrderedDict[Any, Answer[Any]] = OrderedDict()
+        self._answers: OrderedDict[Any, CachedAnswer[Any]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def keep(self, question: Any, answer: Answer[Any]) -> Answer[Any]:
-        """`answer`, or the last good value with its error. That something does not exist (404) is an answer."""
+    def update(self, request: Any, answer: CachedAnswer[Any]) -> CachedAnswer[Any]:
+        """Returns `answer`, or on an error the last good response with that error. A 404 is a valid response."""
         with self._lock:
             if answer.error and answer.status != 404:
-                last = self._answers.get(question)
+                last = self._answers.get(request)
                 return answer if last is None else replace(last, error=answer.error, status=answer.status)
-            self._answers[question] = answer
-            self._answers.move_to_end(question)
+            self._answers[request] = answer
+            self._answers.move_to_end(request)
             while len(self._answers) > self._most:
                 self._answers.popitem(last=False)
             return answer
 
 
-_LAST = LastGood()
+_CACHE = AnswerCache()
 
 
 def now() -> int:
@@ -68,83 +68,83 @@ def now() -> int:
     return time.time_ns() // 1000
 
 
-def client() -> Client:
-    """The client that the environment describes."""
+def make_client() -> Client:
+    """Returns a client with the address and token file of the environment."""
     token_file = os.environ.get(API_TOKEN_FILE)
-    return Client(os.environ.get(API_URL) or DEFAULT_URL, token_of(Path(token_file)) if token_file else "")
+    return Client(os.environ.get(API_URL) or DEFAULT_URL, read_token(Path(token_file)) if token_file else "")
 
 
-@st.cache_data(ttl=TTL, refresh_mode="background", max_entries=KEPT, show_spinner=False)
-def _asked(url: str, what: str, arguments: tuple[Any, ...]) -> Answer[Any]:
-    """One question to the API at `url`, which is here as part of the cache's key."""
+@st.cache_data(ttl=TTL_S, refresh_mode="background", max_entries=MAX_CACHED, show_spinner=False)
+def _fetch_cached(url: str, what: str, arguments: tuple[Any, ...]) -> CachedAnswer[Any]:
+    """Sends one request to the API. `url` is a part of the cache key."""
     try:
-        answer = Answer(getattr(client(), what)(*arguments), now())
+        answer = CachedAnswer(getattr(make_client(), what)(*arguments), now())
     except ApiError as error:
-        answer = Answer(None, now(), str(error), error.status)
-    return _LAST.keep((url, what, arguments), answer)
+        answer = CachedAnswer(None, now(), str(error), error.status)
+    return _CACHE.update((url, what, arguments), answer)
 
 
-def _ask(what: str, *arguments: Any) -> Answer[Any]:
-    """A fresh answer: one that waited longer than three rounds, since nobody looked, is not shown first."""
-    url = client().url
-    answer = _asked(url, what, arguments)
-    if now() - answer.fetched > 3 * INTERVAL * SECOND and not answer.error:
-        _asked.clear(url, what, arguments)
-        answer = _asked(url, what, arguments)
+def _fetch(what: str, *arguments: Any) -> CachedAnswer[Any]:
+    """Returns a cached response. One older than three intervals (no viewer since) is replaced first."""
+    url = make_client().url
+    answer = _fetch_cached(url, what, arguments)
+    if now() - answer.fetched > 3 * INTERVAL_S * SECOND and not answer.error:
+        _fetch_cached.clear(url, what, arguments)
+        answer = _fetch_cached(url, what, arguments)
     return answer
 
 
-def fleet() -> Answer[Fleet]:
-    """All nodes."""
-    return cast(Answer[Fleet], _ask("fleet"))
+def fetch_fleet() -> CachedAnswer[Fleet]:
+    """Returns all nodes."""
+    return cast(CachedAnswer[Fleet], _fetch("fetch_fleet"))
 
 
-def incidents(state: State | None = None) -> Answer[tuple[Incident, ...]]:
-    """Incidents in one state, or all."""
-    return cast(Answer[tuple[Incident, ...]], _ask("incidents", state))
+def fetch_incidents(state: State | None = None) -> CachedAnswer[tuple[Incident, ...]]:
+    """Returns the incidents in one state, or all."""
+    return cast(CachedAnswer[tuple[Incident, ...]], _fetch("fetch_incidents", state))
 
 
-def incident(identity: str) -> Answer[Detail]:
-    """One incident."""
-    return cast(Answer[Detail], _ask("incident", identity))
+def fetch_incident(identity: str) -> CachedAnswer[IncidentDetail]:
+    """Returns one incident."""
+    return cast(CachedAnswer[IncidentDetail], _fetch("fetch_incident", identity))
 
 
-def series(entity: str, signal: str, start: int, end: int) -> Answer[Series]:
-    """One signal beside its peers."""
-    return cast(Answer[Series], _ask("series", entity, signal, start, end))
+def fetch_series(entity: str, signal: str, start: int, end: int) -> CachedAnswer[Series]:
+    """Returns one signal of a device and of its peers."""
+    return cast(CachedAnswer[Series], _fetch("fetch_series", entity, signal, start, end))
 
 
-def timeline(entity: str, start: int, end: int) -> Answer[tuple[Happening, ...]]:
-    """What happened around an entity."""
-    return cast(Answer[tuple[Happening, ...]], _ask("timeline", entity, start, end))
+def fetch_timeline(entity: str, start: int, end: int) -> CachedAnswer[tuple[TimelineItem, ...]]:
+    """Returns the timeline of an entity."""
+    return cast(CachedAnswer[tuple[TimelineItem, ...]], _fetch("fetch_timeline", entity, start, end))
 
 
-def detectors() -> Answer[Panel]:
-    """All detectors, and the modes in force."""
-    return cast(Answer[Panel], _ask("detectors"))
+def fetch_detectors() -> CachedAnswer[DetectorList]:
+    """Returns all detectors and the rules of [[modes]]."""
+    return cast(CachedAnswer[DetectorList], _fetch("fetch_detectors"))
 
 
-def mutes() -> Answer[tuple[Mute, ...]]:
-    """All mutes, newest first."""
-    return cast(Answer[tuple[Mute, ...]], _ask("mutes"))
+def fetch_mutes() -> CachedAnswer[tuple[Mute, ...]]:
+    """Returns all mutes, newest first."""
+    return cast(CachedAnswer[tuple[Mute, ...]], _fetch("fetch_mutes"))
 
 
-def mute(detector: str, scope: str, seconds: float, reason: str) -> Mute:
-    """Silences a detector on a scope, which every viewer sees at once. Raises ApiError."""
-    made = client().mute(detector, scope, seconds, reason)
-    _asked.clear()
+def add_mute(detector: str, scope: str, seconds: float, reason: str) -> Mute:
+    """Mutes a detector on a scope and clears the cache for all viewers. Raises ApiError."""
+    made = make_client().add_mute(detector, scope, seconds, reason)
+    _fetch_cached.clear()
     return made
 
 
-def unmute(identity: str) -> Mute:
-    """Ends a mute now. Raises ApiError."""
-    ended = client().unmute(identity)
-    _asked.clear()
+def end_mute(identity: str) -> Mute:
+    """Ends a mute now and clears the cache for all viewers. Raises ApiError."""
+    ended = make_client().end_mute(identity)
+    _fetch_cached.clear()
     return ended
 
 
-def act(identity: str, kind: Act, comment: str) -> Incident:
-    """Writes a note and forgets what was cached, so that every viewer sees it at once. Raises ApiError."""
-    changed = client().act(identity, kind, comment)
-    _asked.clear()
+def write_note(identity: str, kind: NoteKind, comment: str) -> Incident:
+    """Writes a note and clears the cache for all viewers. Raises ApiError."""
+    changed = make_client().write_note(identity, kind, comment)
+    _fetch_cached.clear()
     return changed

@@ -1,7 +1,7 @@
-"""Colours by what they mean, once for light and once for dark; CSS, charts and Streamlit's own theme take them here.
+"""Colours by meaning, for light and dark: used by CSS, charts and Streamlit's own theme.
 
-States are Okabe-Ito (Okabe and Ito 2008, readable with colour vision deficiencies). Each also has a shape: critical an
-outline, no data a hollow cell with a slash, simulated a cut corner.
+The colours of states are from Okabe and Ito (2008), readable with colour vision deficiencies. Each state also has a
+shape: critical an outline, no data a hollow cell with a slash, simulated a cut corner.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ LIGHT = Palette(
     median="#5A6874",
     device="#D55E00",
 )
-# Dark is no inverted light: healthy cells would glare and hollow ones vanish, so that the faults would not stand out.
+# Dark is not inverted light: healthy cells would be too bright and hollow ones invisible.
 DARK = Palette(
     ok="#2A3641",
     ok_ink="#9DADBA",
@@ -91,19 +91,19 @@ PALETTES: dict[Mode, Palette] = {"light": LIGHT, "dark": DARK}
 
 
 def css_variables(selector: str = ":root") -> str:
-    """`--fp-NAME` for every colour; the browser picks by the page's `color-scheme`, without asking the server."""
+    """Returns `--fp-NAME` for every colour; the browser chooses light or dark by the page's `color-scheme`."""
     dark = asdict(DARK)
     pairs = (f"--fp-{k.replace('_', '-')}:light-dark({v},{dark[k]});" for k, v in asdict(LIGHT).items())
     return f"{selector}{{{''.join(pairs)}}}\n"
 
 
 def page_css() -> str:
-    """What every page needs: the colours and the style sheet."""
+    """Returns the colours and the style sheet of all pages."""
     return css_variables() + (Path(__file__).parent / "page.css").read_text()
 
 
 def streamlit_options() -> dict[str, str]:
-    """Streamlit's theme for both modes, as options of `streamlit run`."""
+    """Returns Streamlit's theme for both modes, as options of `streamlit run`."""
     options: dict[str, str] = {}
     for mode, palette in PALETTES.items():
         options |= {

@@ -1,4 +1,4 @@
-"""The map of all nodes. It gets bytes, not objects: 12,500 nodes are two bytes and a name each."""
+"""The map of all nodes. The script receives bytes, not objects: two bytes and a name per node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dashboards.words import NODE_STATE
 from pipeline.model.records import SECOND
 
 NEVER = 65_535
-"""The age (s) that stands for "never seen", and the longest that is told apart: 18 h."""
+"""Age (s) that means "no data yet"; longer ages are cut to NEVER - 1 (18 h)."""
 _HERE = Path(__file__).parent
 _map = st.components.v2.component(
     "fleetpulse.fleet_map",
@@ -29,14 +29,14 @@ _map = st.components.v2.component(
 
 
 def fleet_map(nodes: Sequence[Node], now: int, stale: bool) -> str | None:
-    """Draws the map; the entity of the node that was picked just now, else None. `stale` fades it."""
+    """Draws the map and returns the entity of the clicked node, None without a click. `stale` fades the map."""
     picked = _map(key="fleet_map", data=map_data(nodes, now, stale), on_picked_change=lambda: None).picked
     return str(picked) if picked else None
 
 
 def map_data(nodes: Sequence[Node], now: int, stale: bool) -> dict[str, Any]:
-    """What the script gets: racks in natural order, and per node a state, an age, a simulated bit and a name."""
-    placed = sorted(nodes, key=lambda n: (n.rack == "", natural(n.rack), natural(n.entity)))
+    """Returns the data of the script: racks in natural order; state, age, simulated bit and name per node."""
+    placed = sorted(nodes, key=lambda n: (n.rack == "", natural_key(n.rack), natural_key(n.entity)))
     ages = [NEVER if n.last_seen is None else _seconds(now - n.last_seen) for n in placed]
     return {
         "racks": [[rack.partition(":")[2] or rack, len(list(group))] for rack, group in groupby(placed, _rack)],
@@ -50,8 +50,8 @@ def map_data(nodes: Sequence[Node], now: int, stale: bool) -> dict[str, Any]:
     }
 
 
-def natural(text: str) -> tuple[tuple[int, int | str], ...]:
-    """A key under which n9 comes before n10."""
+def natural_key(text: str) -> tuple[tuple[int, int | str], ...]:
+    """Returns a sort key that puts n9 before n10."""
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"([0-9]+)", text) if part)
 
 

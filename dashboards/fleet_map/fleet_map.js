@@ -22,7 +22,7 @@ function decode(data) {
 }
 
 function colours(element) {
-  // The browser resolves light-dark() only in a real colour, so each variable is tried on.
+  // the browser resolves light-dark() only in an applied colour, so each variable is applied to a probe
   const probe = document.createElement("span");
   element.append(probe);
   const get = (name) => {
@@ -92,7 +92,7 @@ function paint(view) {
 }
 
 function paintRack(g, box, { fleet, placed, colour }) {
-  if (placed.head < HEAD) return; // too small for a frame and a name: the gap between racks has to do
+  if (placed.head < HEAD) return; // too small for a frame and a name: only the gap separates racks
   g.fillStyle = colour.surface;
   g.strokeStyle = colour.box;
   g.lineWidth = 1;
@@ -112,7 +112,7 @@ function paintRack(g, box, { fleet, placed, colour }) {
   g.fillStyle = colour.simulated;
   const part = simulated === box.count ? "SIMULATED" : `${simulated} SIMULATED`;
   const label = g.measureText(part).width <= room ? part : "SIM";
-  if (g.measureText(label).width > room) return; // then the cut corners alone say it
+  if (g.measureText(label).width > room) return; // then only the cut corners mark simulated nodes
   g.fillText(label, box.x + box.width - PAD - g.measureText(label).width, box.y + HEAD / 2 + 1);
 }
 
@@ -160,7 +160,7 @@ function paintName(g, i, x, y, w, h, fleet, colour) {
   const state = fleet.states[i];
   g.font = `${state === OK ? 400 : 650} 12px 'Source Sans', 'Source Sans Pro', sans-serif`;
   const wide = g.measureText(name).width;
-  if (state === NO_DATA) { // the slash must not cross the name out
+  if (state === NO_DATA) { // clear the slash behind the name
     g.fillStyle = colour.ground;
     g.fillRect(x + (w - Math.min(wide, w - 12)) / 2 - 3, y + h / 2 - 7, Math.min(wide, w - 12) + 6, 14);
   }
@@ -180,10 +180,10 @@ function paintFocus(g, { placed, focus, colour }) {
 }
 
 function words(seconds) {
-  if (seconds === NEVER) return "never seen";
-  if (seconds < 60) return `seen ${seconds} s ago`;
-  if (seconds < 3600) return `seen ${Math.floor(seconds / 60)} min ago`;
-  return `seen ${Math.floor(seconds / 3600)} h ago`;
+  if (seconds === NEVER) return "no data yet";
+  if (seconds < 60) return `last data ${seconds} s ago`;
+  if (seconds < 3600) return `last data ${Math.floor(seconds / 60)} min ago`;
+  return `last data ${Math.floor(seconds / 3600)} h ago`;
 }
 
 function lines(view, i) {
@@ -194,7 +194,7 @@ function lines(view, i) {
     `${fleet.names[i].replace(":", " ")} - ${data.words[fleet.states[i]].toUpperCase()}`,
     `rack ${box.name || "unknown"} · ${words(fleet.ages[i])}`,
   ];
-  if (count) found.push(count === 1 ? "1 incident: click to open" : `${count} incidents: click to see them`);
+  if (count) found.push(count === 1 ? "1 incident: click to open" : `${count} incidents: click to list`);
   if (fleet.simulated[i]) found.push("SIMULATED");
   return found;
 }
@@ -261,7 +261,7 @@ export default function (component) {
   const map = parentElement.querySelector(".map"), canvas = map.querySelector("canvas");
   const view = {
     map, canvas, data, tip: map.querySelector(".tip"), said: map.querySelector(".said"),
-    fleet: decode(data), focus: map.fleetpulseFocus ?? -1, // the focus outlives a refresh
+    fleet: decode(data), focus: map.fleetpulseFocus ?? -1, // the focus survives a refresh
   };
   const open = (i) => setTriggerValue("picked", view.fleet.names[i]);
   const redraw = () => {
@@ -280,7 +280,7 @@ export default function (component) {
   canvas.onblur = () => showTip(view, -1);
   canvas.onclick = (event) => { const i = at(view, event); if (i >= 0) open(i); };
   canvas.onkeydown = (event) => { onKey(view, event, open); map.fleetpulseFocus = view.focus; };
-  if (map.fleetpulseEnd) map.fleetpulseEnd(); // a refresh calls this again without ending the call before
+  if (map.fleetpulseEnd) map.fleetpulseEnd(); // a refresh calls this again without ending the previous call
   const resized = new ResizeObserver(redraw);
   resized.observe(map);
   const scheme = window.matchMedia("(prefers-color-scheme: dark)");

@@ -1,1 +1,1 @@
-"""How old what you see is, counted on by the browser even when the server falls silent."""
+"""The age of the data on a page, counted by the browser even if the server stops."""

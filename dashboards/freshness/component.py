@@ -1,6 +1,6 @@
-"""The stamp `data as of ...`: how old the newest stored data is, and whether that may be trusted; never green.
+"""The stamp `Data as of ...`: age of the newest stored data, and lag of the analysis.
 
-Amber after three missed rounds, for old data and while the pipeline is not ready; red when the API does not answer.
+Amber after three missed refreshes, for old data, and while the pipeline is not ready; red if the API does not answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import streamlit as st
 
 from dashboards import theme
 from dashboards.answers import Fleet
-from dashboards.snapshot import INTERVAL, Answer
+from dashboards.snapshot import INTERVAL_S, CachedAnswer
 from pipeline.model.records import SECOND, iso
 
 _HERE = Path(__file__).parent
@@ -24,13 +24,13 @@ _stamp = st.components.v2.component(
 )
 
 
-def freshness(answer: Answer[Any], fleet: Answer[Fleet], now: int, live: bool) -> None:
-    """Draws the stamp of a page that shows `answer`; the fleet tells how old the data are that it was made of."""
+def freshness(answer: CachedAnswer[Any], fleet: CachedAnswer[Fleet], now: int, live: bool) -> None:
+    """Draws the stamp of a page that shows `answer`; the age of the data comes from `fleet`."""
     _stamp(key="freshness", data=stamp_data(answer, fleet, now, live))
 
 
-def stamp_data(answer: Answer[Any], fleet: Answer[Fleet], now: int, live: bool) -> dict[str, Any]:
-    """What the script gets. Ages are in seconds by this machine's clock: of the answer, and of the newest data."""
+def stamp_data(answer: CachedAnswer[Any], fleet: CachedAnswer[Fleet], now: int, live: bool) -> dict[str, Any]:
+    """Returns the data of the script. Ages of the response and of the newest data are in s by this machine's clock."""
     known = fleet.value
     newest = None if known is None or known.newest is None else min(known.newest, known.as_of)
     return {
@@ -38,16 +38,16 @@ def stamp_data(answer: Answer[Any], fleet: Answer[Fleet], now: int, live: bool) 
         "age": 0.0 if newest is None else max(0.0, (now - newest) / SECOND),
         "answered": max(0.0, (now - min(answer.fetched, fleet.fetched)) / SECOND),
         "answered_at": iso(min(answer.fetched, fleet.fetched))[11:19] + "Z",
-        "interval": INTERVAL,
+        "interval": INTERVAL_S,
         "unready": known is not None and bool(known.unready),
         "unreachable": bool(answer.error or fleet.error),
         "live": live,
-        "behind": None if known is None else behind(known),
+        "behind": None if known is None else analysis_lag(known),
     }
 
 
-def behind(fleet: Fleet) -> float | None:
-    """Seconds by which judgement is behind the newest data; None before the first judgement."""
+def analysis_lag(fleet: Fleet) -> float | None:
+    """Returns the lag of the analysis behind the newest data (s), None before the first evaluated frame."""
     if fleet.watermark is None or fleet.newest is None:
         return None
     return max(0.0, (min(fleet.newest, fleet.as_of) - fleet.watermark) / SECOND)

@@ -1,8 +1,8 @@
-// The age counts on in the browser: a server that stopped must not leave a young stamp behind, nor a sentence that says
-// that all is well: those (`present` of markup.py) turn into "Unknown since".
+// The browser counts the age, so that the stamp also ages if the server stops. Statements about the present
+// (`present_statement` of markup.py) then change to "Unknown since".
 const AMBER_ROUNDS = 3;
 const BEHIND_SECONDS = 120; // chosen: frames wait 30 s for late rows, so 45 s behind is usual
-const OLD_SECONDS = 60; // after which a node counts as silent (SILENT of pipeline/api/fleet.py): here all of them
+const OLD_SECONDS = 60; // a node without data for longer is silent (pipeline/api/fleet.py); here all nodes are
 
 function words(seconds) {
   const s = Math.max(0, Math.floor(seconds));
@@ -24,8 +24,8 @@ export default function (component) {
     const behind = data.behind !== null && data.behind > BEHIND_SECONDS;
     const doubt = data.unready || late || behind;
     const tone = data.unreachable ? "bad" : doubt ? "late" : data.live ? "fine" : "paused";
-    const parts = [data.clock ? `Data as of ${data.clock} (${words(age)} ago)` : "no data yet"];
-    if (data.behind !== null) parts.push(`judged up to ${words(data.behind)} before that`);
+    const parts = [data.clock ? `Data as of ${data.clock} (${words(age)} ago)` : "No data yet"];
+    if (data.behind !== null) parts.push(`analysis lag ${words(data.behind)}`);
     if (data.unreachable) parts.unshift("API unreachable");
     else if (!data.live) parts.unshift("Paused");
     const silent = data.live && data.answered + since > AMBER_ROUNDS * data.interval;
@@ -35,7 +35,7 @@ export default function (component) {
     what.textContent = parts.join(" · ");
   }
 
-  // A refresh calls this again without the clean-up of the call before: two timers would fight over one stamp.
+  // a refresh calls this again without the clean-up of the previous call: stop its timer
   clearInterval(stamp.fleetpulseTimer);
   draw();
   stamp.fleetpulseTimer = setInterval(draw, 1000);

@@ -1,1 +1,1 @@
-"""Incidents as a list of links, painted by our own script."""
+"""Incidents as a list of links."""

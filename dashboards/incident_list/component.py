@@ -1,4 +1,4 @@
-"""The list of incidents: real links that a middle click opens in a new tab, and a plain click within the session."""
+"""The list of incidents: links that open in the session, or with a middle click in a new tab."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dashboards.words import SEVERITY, STATE, age, amount, plain
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, Incident
 
-MOST = 200
-"""Incidents listed at once; more are counted. Chosen."""
+MAX_LISTED = 200
+"""Incidents listed; more are counted. Chosen."""
 _HERE = Path(__file__).parent
-_RANK = {"page": 0, "ticket": 1, "watch": 2}
-_LIVES = {"open": 0, "acknowledged": 1, "silenced": 2, "resolved": 3}
+_SEVERITY_ORDER = {"page": 0, "ticket": 1, "watch": 2}
+_STATE_ORDER = {"open": 0, "acknowledged": 1, "silenced": 2, "resolved": 3}
 _list = st.components.v2.component(
     "fleetpulse.incident_list",
     html='<div class="list"></div>',
@@ -28,21 +28,22 @@ _list = st.components.v2.component(
 
 
 def incident_list(incidents: Sequence[Incident], now: int, key: str) -> str | None:
-    """Draws the list; the id of the incident that was clicked just now, else None."""
-    picked = _list(key=key, data=rows(incidents, now), on_picked_change=lambda: None).picked
+    """Draws the list and returns the id of the clicked incident, None without a click."""
+    picked = _list(key=key, data=list_rows(incidents, now), on_picked_change=lambda: None).picked
     return str(picked) if picked else None
 
 
-def in_order(incidents: Sequence[Incident]) -> list[Incident]:
-    """What needs somebody first: unresolved before resolved, then by severity, open first, newest first."""
+def sort_incidents(incidents: Sequence[Incident]) -> list[Incident]:
+    """Sorts unresolved before resolved, then by severity, open first, newest first."""
     return sorted(
-        incidents, key=lambda i: (i.resolved is not None, _RANK[i.severity], _LIVES[i.state], -i.opened, i.id)
+        incidents,
+        key=lambda i: (i.resolved is not None, _SEVERITY_ORDER[i.severity], _STATE_ORDER[i.state], -i.opened, i.id),
     )
 
 
-def rows(incidents: Sequence[Incident], now: int) -> list[dict[str, Any]]:
-    """What the script gets; every field but `tone` is a text to be shown as it is."""
-    return [_row(incident, now) for incident in in_order(incidents)[:MOST]]
+def list_rows(incidents: Sequence[Incident], now: int) -> list[dict[str, Any]]:
+    """Returns the data of the script; every field but `tone` is text to show."""
+    return [_row(incident, now) for incident in sort_incidents(incidents)[:MAX_LISTED]]
 
 
 def _row(incident: Incident, now: int) -> dict[str, Any]:

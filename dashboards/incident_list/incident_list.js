@@ -1,5 +1,5 @@
-// Names and summaries come from the fleet: they are only ever set as text, never as markup.
-const NUMBERS = { age: "Lasting", members: "Members", confidence: "Confidence" };
+// Names and summaries come from the fleet: they are set as text, never as markup.
+const NUMBERS = { age: "Duration", members: "Members", confidence: "Confidence" };
 
 function element(tag, className, text) {
   const made = document.createElement(tag);
@@ -48,6 +48,6 @@ export default function (component) {
     head.append(cell);
   }
   list.replaceChildren(head, ...data.map((item) => row(item, numbers, (id) => setTriggerValue("picked", id))));
-  // A refresh replaces the rows: whoever moves with Tab stays where they were.
+  // a refresh replaces the rows; the keyboard focus stays
   if (focused) for (const link of list.querySelectorAll("a")) if (link.href === focused) link.focus();
 }

@@ -1,65 +1,65 @@
-"""`/detectors`: who may speak? What is muted, the modes in force, and what each detector costs and cannot see."""
+"""`/detectors`: active mutes, modes, and for each detector its blind spots and false alarm budget."""
 
 from __future__ import annotations
 
 import streamlit as st
 
 from dashboards import markup, snapshot
-from dashboards.answers import Mute, Panel
+from dashboards.answers import DetectorList, Mute
 from dashboards.views import muting, parts
 from dashboards.words import amount, detector_name, scope_name
 
-PAST = 10
-"""Mutes that are over, of which the newest are shown. Chosen."""
+MAX_EXPIRED = 10
+"""Expired mutes shown, the newest. Chosen."""
 _MODES = {
-    "record": "what it finds is stored; nobody is told",
-    "notify": "opens incidents and tells receivers",
-    "act": "that, and acts may be proposed",
+    "record": "stores findings; no incidents, no alerts",
+    "notify": "opens incidents and sends alerts",
+    "act": "as notify; actions may be proposed",
 }
 
 
 def page() -> None:
     """Draws the page."""
-    parts.refreshing(_body)
+    parts.draw_refreshing(_body)
 
 
 def _body() -> None:
-    panel, mutes, now = snapshot.detectors(), snapshot.mutes(), snapshot.now()
+    detectors, mutes, now = snapshot.fetch_detectors(), snapshot.fetch_mutes(), snapshot.now()
     found = mutes.value or ()
-    standing = tuple(m for m in found if m.stands(now))
-    text = "Detectors" if panel.value is None or mutes.value is None else headline(panel.value, standing)
-    parts.head(text, [], "", panel)
-    parts.trouble(panel)
+    active = tuple(m for m in found if m.is_active(now))
+    text = "Detectors" if detectors.value is None or mutes.value is None else headline(detectors.value, active)
+    parts.draw_head(text, [], "", detectors)
+    parts.draw_error(detectors)
     if mutes.value is None:
-        if panel.value is not None:
-            parts.trouble(mutes)
+        if detectors.value is not None:
+            parts.draw_error(mutes)
     else:
-        st.html(markup.section("Muted now", f"{len(standing):,}"))
-        muting.said(muting.LIST)
-        muting.standing(standing, now)
-    if panel.value is not None:
-        _modes(panel.value)
-        st.html(markup.section("Detectors", "needed signals, blind spots, and false alarms by arithmetic"))
-        st.html("".join(map(markup.detector, panel.value.detectors)))
-    st.html(markup.section("Mutes that are over", f"the newest {PAST}"))
-    ended = tuple(m for m in found if not m.stands(now))[:PAST]
-    st.html(markup.table(("Over", "Detector", "Where", "Who", "Why"), muting.over(ended, now), "None."))
+        st.html(markup.section("Active mutes", f"{len(active):,}"))
+        muting.draw_result(muting.LIST)
+        muting.draw_active(active, now)
+    if detectors.value is not None:
+        _modes(detectors.value)
+        st.html(markup.section("Detectors", "required signals, blind spots, false alarm budget"))
+        st.html("".join(map(markup.detector, detectors.value.detectors)))
+    st.html(markup.section("Expired mutes", f"the newest {MAX_EXPIRED}"))
+    expired = tuple(m for m in found if not m.is_active(now))[:MAX_EXPIRED]
+    st.html(markup.table(("Ended", "Detector", "Scope", "User", "Reason"), muting.expired_rows(expired, now), "None."))
 
 
-def headline(panel: Panel, standing: tuple[Mute, ...]) -> str:
-    """How many may speak, and how many may not."""
-    off, failing = sum(bool(d.off) for d in panel.detectors), sum(bool(d.errors) for d in panel.detectors)
-    parts_ = [f"{amount(len(panel.detectors) - off, 'detector judges', 'detectors judge')}"]
-    if off:
-        parts_.append(f"{off:,} off for want of signals")
+def headline(detectors: DetectorList, active: tuple[Mute, ...]) -> str:
+    """Returns the number of active, disabled and failing detectors and of active mutes."""
+    disabled, failing = sum(bool(d.off) for d in detectors.detectors), sum(bool(d.errors) for d in detectors.detectors)
+    texts = [f"{amount(len(detectors.detectors) - disabled, 'detector', 'detectors')} active"]
+    if disabled:
+        texts.append(f"{disabled:,} disabled: missing signals")
     if failing:
-        parts_.append(f"{failing:,} with errors")
-    parts_.append(amount(len(standing), "mute", "mutes") if standing else "nothing muted")
-    return ", ".join(parts_)
+        texts.append(f"{failing:,} with errors")
+    texts.append(amount(len(active), "active mute", "active mutes") if active else "no active mutes")
+    return ", ".join(texts)
 
 
-def _modes(panel: Panel) -> None:
-    st.html(markup.section("Modes in force", "[[modes]] of the configuration; the nearest scope wins"))
-    rows = [(detector_name(m.detector), scope_name(m.scope), m.mode, _MODES.get(m.mode, "")) for m in panel.modes]
-    empty = "No rule: every detector opens incidents and tells receivers, everywhere (notify)."
-    st.html(markup.table(("Detector", "Where", "Mode", "Means"), rows, empty))
+def _modes(detectors: DetectorList) -> None:
+    st.html(markup.section("Modes", "[[modes]] of the configuration; the nearest scope applies"))
+    rows = [(detector_name(m.detector), scope_name(m.scope), m.mode, _MODES.get(m.mode, "")) for m in detectors.modes]
+    empty = "No rules: every detector opens incidents and sends alerts everywhere (notify)."
+    st.html(markup.table(("Detector", "Scope", "Mode", "Meaning"), rows, empty))

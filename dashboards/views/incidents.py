@@ -1,4 +1,4 @@
-"""`/incidents?state=`: what needs me?"""
+"""`/incidents?state=`: the list of incidents, filtered by state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 import streamlit as st
 
 from dashboards import markup, routes, snapshot
-from dashboards.incident_list.component import MOST, incident_list
+from dashboards.incident_list.component import MAX_LISTED, incident_list
 from dashboards.views import fleet, parts
 from dashboards.views.parts import statement, unknown_since
 from dashboards.words import STATE, amount
@@ -20,25 +20,24 @@ _CHOICES = {UNRESOLVED: "Unresolved", **{str(k): v for k, v in STATE.items()}, A
 
 def page() -> None:
     """Draws the page."""
-    parts.refreshing(_body)
+    parts.draw_refreshing(_body)
 
 
 def _body() -> None:
-    answer = snapshot.incidents()
+    answer = snapshot.fetch_incidents()
     found = answer.value or ()
-    needing = sum(i.state == "open" for i in found)
-    text = "Incidents" if answer.value is None else headline(needing, len(found))
-    parts.head(text, [], "", answer, of_now=answer.value is not None)
-    parts.trouble(answer)
+    text = "Incidents" if answer.value is None else headline(found)
+    parts.draw_head(text, [], "", answer, of_now=answer.value is not None)
+    parts.draw_error(answer)
     if answer.value is None:
         return
     counts: Counter[str] = Counter(i.state for i in found)
-    shown = chosen(found, _filter(counts, len(found)))
-    if len(shown) > MOST:
-        st.html(markup.notice(f"{MOST} of {len(shown):,} are listed; choose a state to see fewer."))
+    shown = filter_by_state(found, _choose_state(counts, len(found)))
+    if len(shown) > MAX_LISTED:
+        st.html(markup.notice(f"Showing {MAX_LISTED} of {len(shown):,}; choose a state to see fewer."))
     if not shown:
-        since = unknown_since(answer, snapshot.fleet(), snapshot.now())
-        last = empty() if since is None else statement("no incidents in this state.", since, snapshot.now())
+        since = unknown_since(answer, snapshot.fetch_fleet(), snapshot.now())
+        last = _empty_text() if since is None else statement("no incidents in this state.", since, snapshot.now())
         st.html(markup.notice(last, "quiet" if since is None else "degraded", of_now=since is None))
         return
     picked = incident_list(shown, answer.fetched, key="incidents")
@@ -46,29 +45,29 @@ def _body() -> None:
         routes.open_incident(picked)
 
 
-def _filter(counts: Counter[str], total: int) -> str:
-    """The state chosen in the address, which the buttons write. An unknown one is as if there were none."""
-    asked = st.query_params.get("state", UNRESOLVED)
+def _choose_state(counts: Counter[str], total: int) -> str:
+    """Draws the filter and returns the state in the address, which the buttons write; an unknown one is ignored."""
+    requested = st.query_params.get("state", UNRESOLVED)
     many = {**counts, ALL: total, UNRESOLVED: total - counts["resolved"]}
-    st.session_state["state"] = asked if asked in _CHOICES else UNRESOLVED
+    st.session_state["state"] = requested if requested in _CHOICES else UNRESOLVED
     st.segmented_control(
         "State",
         list(_CHOICES),
         format_func=lambda key: f"{_CHOICES[key]} {many.get(key, 0):,}",
         key="state",
         label_visibility="collapsed",
-        on_change=_choose,
+        on_change=_write_state,
     )
     return str(st.session_state["state"] or UNRESOLVED)
 
 
-def _choose() -> None:
-    """A click on the chosen state leaves nothing chosen, which stands for the default."""
+def _write_state() -> None:
+    """Writes the state into the address; a second click on a state selects the default."""
     st.query_params["state"] = st.session_state["state"] or UNRESOLVED
 
 
-def chosen(incidents: tuple[Incident, ...], state: str) -> list[Incident]:
-    """Incidents in the chosen state; `unresolved` is every state but resolved."""
+def filter_by_state(incidents: tuple[Incident, ...], state: str) -> list[Incident]:
+    """Returns the incidents in a state; `unresolved` is every state but resolved."""
     if state == ALL:
         return list(incidents)
     if state == UNRESOLVED:
@@ -76,14 +75,17 @@ def chosen(incidents: tuple[Incident, ...], state: str) -> list[Incident]:
     return [i for i in incidents if i.state == state]
 
 
-def headline(needing: int, total: int) -> str:
-    """How many incidents nobody has taken yet."""
-    if needing:
-        return f"{amount(needing, 'incident needs', 'incidents need')} somebody"
-    return "Every incident is taken care of" if total else "No incidents"
+def headline(incidents: tuple[Incident, ...]) -> str:
+    """Returns the number of unresolved incidents, and how many of them are not acknowledged."""
+    unresolved = [i for i in incidents if i.state != "resolved"]
+    if not unresolved:
+        return "No unresolved incidents"
+    not_acknowledged = sum(i.state == "open" for i in unresolved)
+    text = amount(len(unresolved), "unresolved incident", "unresolved incidents")
+    return f"{text}, {not_acknowledged:,} not acknowledged" if not_acknowledged else f"{text}, all acknowledged"
 
 
-def empty() -> str:
-    """What an empty list means: the fleet's own words where it can be asked."""
-    answer = snapshot.fleet()
+def _empty_text() -> str:
+    """Returns the text of an empty list, with the number of reporting agents if known."""
+    answer = snapshot.fetch_fleet()
     return "No incidents in this state." + (f" {fleet.reporting(answer.value)}." if answer.value else "")

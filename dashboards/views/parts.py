@@ -1,7 +1,5 @@
-"""What all three pages have: a refreshing body, the stamp, and what is said when data cannot be trusted.
-
-Since when a page does not show the present: unknown is a state with a time, never an empty list.
-"""
+"""Parts of all pages: refreshing body, headline with the age of the data, error box, and statements of unknown
+state."""
 
 from __future__ import annotations
 
@@ -13,22 +11,24 @@ import streamlit as st
 from dashboards import markup, snapshot
 from dashboards.answers import Fleet
 from dashboards.freshness.component import freshness
-from dashboards.routes import live
-from dashboards.snapshot import INTERVAL, Answer
+from dashboards.routes import is_live
+from dashboards.snapshot import INTERVAL_S, CachedAnswer
 from dashboards.words import clock
 from pipeline.model.records import SECOND
 
-ROUNDS = 3
-"""Missed refreshes after which an answer is no longer the present; as the stamp has it (freshness.js)."""
+MAX_MISSED = 3
+"""Missed refreshes after which a response is out of date; same as in freshness.js."""
 
 
-def unknown_since(answer: Answer[Any], fleet: Answer[Fleet], now: int) -> int | None:
-    """UTC us up to which the page is right: the last good answer, or as far as the pipeline had judged when it
-    stopped. None while it shows the present."""
+def unknown_since(answer: CachedAnswer[Any], fleet: CachedAnswer[Fleet], now: int) -> int | None:
+    """Returns the time (UTC us) up to which the page is right, None if it is up to date.
+
+    It is the time of the last good response, or the event time at which the pipeline stalled.
+    """
     if answer.error or fleet.error:
         return min(a.fetched for a in (answer, fleet) if a.value is not None or a.error)
     oldest = min(answer.fetched, fleet.fetched)
-    if now - oldest > ROUNDS * INTERVAL * SECOND:
+    if now - oldest > MAX_MISSED * INTERVAL_S * SECOND:
         return oldest
     known = fleet.value
     if known is None or not known.stalled:
@@ -37,40 +37,40 @@ def unknown_since(answer: Answer[Any], fleet: Answer[Fleet], now: int) -> int | 
 
 
 def statement(last_known: str, since: int | None, now: int) -> str:
-    """Since when it is not known whether `last_known` still holds; itself while it is."""
+    """Returns `last_known`, or since when it is unknown whether it still holds."""
     if since is None:
         return last_known
     return f"Unknown since {clock(since, now)}. Last known: {last_known[:1].lower()}{last_known[1:]}"
 
 
-def refreshing(body: Callable[[], None]) -> None:
-    """Runs `body` now and every interval, unless the page is frozen."""
-    st.fragment(body, run_every=INTERVAL if live() else None)()
+def draw_refreshing(body: Callable[[], None]) -> None:
+    """Runs `body` now and at every interval, unless the address turns refreshing off."""
+    st.fragment(body, run_every=INTERVAL_S if is_live() else None)()
 
 
-def head(
-    text: str, badges: list[str], below: str, answer: Answer[Any], of_now: bool = False, now: int | None = None
+def draw_head(
+    text: str, badges: list[str], below: str, answer: CachedAnswer[Any], of_now: bool = False, now: int | None = None
 ) -> None:
-    """Headline on the left, stamp on the right; above both why the pipeline does not do its work, if it does not.
+    """Draws headline and data age, and above them the reasons if the pipeline is not ready.
 
-    of_now: whether the headline is about the present, which it may not be known to be.  now: when that was asked for
-    the words of a headline about the fleet, whose `answer` it is; a later answer may say otherwise.
+    of_now: the headline is a statement about the present.  now: when `answer`, then the fleet, was fetched for the
+    headline; a later response may differ.
     """
-    fleet = snapshot.fleet() if now is None else answer
+    fleet = snapshot.fetch_fleet() if now is None else answer
     now = snapshot.now() if now is None else now
     if answer.value is not None and fleet.value is not None and not fleet.error and fleet.value.unready:
         st.html(markup.unready(fleet.value))
     left, right = st.columns([2.1, 1], vertical_alignment="top")
     since = unknown_since(answer, fleet, now) if of_now else None
-    said = text if since is None else statement(text, since, now)
-    left.html(markup.title(said, badges, below, of_now and since is None))
+    headline = text if since is None else statement(text, since, now)
+    left.html(markup.title(headline, badges, below, of_now and since is None))
     with right:
-        freshness(answer, fleet, snapshot.now(), live())
+        freshness(answer, fleet, snapshot.now(), is_live())
 
 
-def trouble(answer: Answer[Any]) -> None:
-    """Says that the API failed, and that what follows is old. Silent when all is well."""
+def draw_error(answer: CachedAnswer[Any]) -> None:
+    """Draws the error of a failed request and says that older data is shown; nothing without an error."""
     if not answer.error:
         return
-    heading = "No data." if answer.value is None else "What you see is the last known state, not the present."
+    heading = "No data." if answer.value is None else "Showing the last known state."
     st.html(markup.notice(answer.error, "critical", heading))

@@ -1,4 +1,4 @@
-"""A real HTTP server with the API's shapes, which can be told to misbehave."""
+"""A real HTTP server with the responses of the API, which can be made to fail."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NOW = 1_767_268_800 * SECOND  # 2026-01-01T12:00:00Z
 
 @pytest.fixture(autouse=True)
 def _main_module_stays() -> Iterator[None]:
-    """A page under test takes the place of `__main__`, and processes that later tests spawn would run that page."""
+    """Restores `__main__`, which a page under test replaces; processes of later tests would run that page."""
     main = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = main
 
 
 def incident_table(identity: str, **changes: Any) -> dict[str, Any]:
-    """An incident as the API answers it."""
+    """Returns an incident as in the API."""
     return {
         "id": identity,
         "cause": "rank:81.17",
@@ -49,7 +49,7 @@ def incident_table(identity: str, **changes: Any) -> dict[str, Any]:
 
 
 def finding_table(**changes: Any) -> dict[str, Any]:
-    """A finding as the API answers it."""
+    """Returns a finding as in the API."""
     return {
         "time": iso(NOW - 600 * SECOND),
         "onset": iso(NOW - 900 * SECOND),
@@ -65,7 +65,7 @@ def finding_table(**changes: Any) -> dict[str, Any]:
 
 
 def series_table(entity: str, signal: str, points: int = 60) -> dict[str, Any]:
-    """A series as the API answers it: the value leaves the band after two thirds."""
+    """Returns a series as in the API; the value leaves the band after two thirds."""
     return {
         "entity": entity,
         "signal": {"name": signal, "unit": "s", "help": "Computation of the last step", "kind": "gauge"},
@@ -85,7 +85,7 @@ def series_table(entity: str, signal: str, points: int = 60) -> dict[str, Any]:
 
 
 def mute_table(identity: str, **changes: Any) -> dict[str, Any]:
-    """A mute as the API answers it."""
+    """Returns a mute as in the API."""
     return {
         "id": identity,
         "detector": "straggler",
@@ -101,7 +101,7 @@ def mute_table(identity: str, **changes: Any) -> dict[str, Any]:
 
 
 def detector_table(**changes: Any) -> dict[str, Any]:
-    """A detector as the API answers it."""
+    """Returns a detector as in the API."""
     return {
         "name": "straggler",
         "family": "straggler",
@@ -120,7 +120,7 @@ def detector_table(**changes: Any) -> dict[str, Any]:
 
 
 class Api:
-    """What the server answers. `broken` maps a path to (status, bytes); `released` holds back answers while clear."""
+    """State of the server. `broken` maps a path to (status, bytes); while `released` is clear, responses wait."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -154,13 +154,13 @@ class Api:
         }
 
     def node(self, name: str, state: str, incidents: list[str] | None = None) -> dict[str, Any]:
-        """A node as the API answers it."""
+        """Returns a node as in the API."""
         seen = iso(NOW - (900 if state == "no_data" else 3) * SECOND)
         own = {"entity": f"node:{name}", "rack": "rack:r1", "state": state, "last_seen": seen, "simulated": True}
         return {**own, "incidents": incidents or []}
 
     def get(self, path: str, query: dict[str, list[str]]) -> tuple[int, bytes]:
-        """(status, body) of a GET."""
+        """Returns (status, body) of a GET."""
         self.asked.append((path, query))
         if path in self.broken:
             return self.broken[path]
@@ -182,7 +182,7 @@ class Api:
         return 404, json.dumps({"title": "Not Found", "status": 404, "detail": f"no {path} here"}).encode()
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
-        """(status, body) of a POST."""
+        """Returns (status, body) of a POST."""
         if path in self.broken:
             return self.broken[path]
         self.posted.append((path, body))
@@ -205,7 +205,7 @@ class Api:
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    """A running API, to which the environment of the dashboard points."""
+    """A running API; the environment of the dashboard points to it."""
     state = Api()
 
     class Handler(BaseHTTPRequestHandler):
@@ -245,7 +245,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
 
 @pytest.fixture
 def chromium() -> str:
-    """Path of a Chromium; the test is skipped without one, unless this run must have all parts."""
+    """Path of Chromium; the test is skipped without it, unless all parts are required."""
     paths = (os.environ.get("FLEETPULSE_TEST_CHROMIUM", ""), "/usr/bin/chromium", "/usr/bin/chromium-browser")
     found = [path for path in paths if path and os.path.exists(path)]
     if not found:

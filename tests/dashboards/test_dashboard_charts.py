@@ -1,11 +1,11 @@
-"""From a series to a chart."""
+"""Charts from series."""
 
 from __future__ import annotations
 
 import pytest
 
 from dashboards.answers import Point, Series
-from dashboards.charts import legend_names, peers_chart, table
+from dashboards.charts import chart_rows, legend_names, peers_chart
 from dashboards.theme import PALETTES
 from pipeline.model.records import SECOND
 
@@ -31,30 +31,30 @@ def test_without_peers_the_device_is_drawn_alone() -> None:
     assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line", "rule", "text"]
 
 
-def test_too_few_peers_for_a_band_are_shown_as_a_line() -> None:
+def test_few_peers_are_shown_as_a_line_without_a_band() -> None:
     chart = peers_chart(series([1.0, 2.0], peers=1, peer_kind="class"), 0, PALETTES["light"]).to_dict()
     assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line", "line", "rule", "text"]
     assert chart["layer"][0]["encoding"]["color"]["scale"]["domain"] == ["GPU 0 of n1", "its one peer of its kind"]
 
 
-def test_an_empty_series_is_no_error() -> None:
+def test_an_empty_series_gives_a_chart() -> None:
     assert peers_chart(series([]), 0, PALETTES["light"]).to_dict()["layer"]
 
 
-def test_a_hole_of_one_bucket_is_bridged_and_a_long_silence_breaks_the_line() -> None:
-    short = table(series([1.0, None, 1.0, 1.0]), "value")
+def test_a_short_gap_is_bridged_and_a_long_gap_breaks_the_line() -> None:
+    short = chart_rows(series([1.0, None, 1.0, 1.0]), "value")
     assert [row["value"] for row in short] == [1.0, 1.0, 1.0]
-    long = table(series([1.0, 1.0, None, None, None, None, 1.0]), "value")
+    long = chart_rows(series([1.0, 1.0, None, None, None, None, 1.0]), "value")
     assert [row["value"] for row in long] == [1.0, 1.0, None, 1.0]
     assert [row["time"] for row in long] == [0, 10_000, 20_000, 60_000]
 
 
-def test_a_signal_slower_than_the_buckets_is_one_line() -> None:
+def test_a_signal_with_a_long_interval_is_one_line() -> None:
     values: list[float | None] = [1.0 if i % 6 == 0 else None for i in range(60)]
-    assert None not in [row["value"] for row in table(series(values), "value")]
+    assert None not in [row["value"] for row in chart_rows(series(values), "value")]
 
 
-def test_the_legend_says_who_the_peers_are() -> None:
+def test_the_legend_names_the_peers() -> None:
     assert legend_names(series([1.0]))[1] == "median of 7 peers in the same rack"
     assert legend_names(series([1.0], peer_kind="class"))[1] == "median of 7 peers of its kind"
 

@@ -1,4 +1,4 @@
-"""The leading finding as a story: values with units, peers, distance, witnesses and what would end it."""
+"""The comparison of the main finding: values with units, peers, difference, corroboration, clear condition."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from dashboards import evidence
-from dashboards import evidence as comparison
-from dashboards.answers import Detail
+from dashboards.answers import IncidentDetail
 from pipeline.model.records import SECOND, Finding, Incident
 
 NOON = 1_767_268_800 * SECOND
@@ -21,20 +20,20 @@ def finding(detector: str = "straggler", entity: str = "rank:81.17", **more: Any
 
 def said(one: Finding, *others: Finding) -> dict[str, str]:
     incident = Incident("A1", one.entity, NOON, NOON, None, "page", (one.entity,), 0.9, "open", "slow", True)
-    return dict(comparison.story(one, Detail(incident, (one, *others), (), (), {}), NOON))
+    return dict(evidence.comparison_rows(one, IncidentDetail(incident, (one, *others), (), (), {}), NOON))
 
 
-def test_a_comparison_is_told_with_units_peers_and_distance() -> None:
+def test_a_comparison_shows_units_peers_and_difference() -> None:
     told = said(finding(evidence={**COMPARED, "unit": "s", "clears": "ends when stage:81.2 is as quick"}))
     assert told == {
-        "Seen on": "rank 17 of job 81",
+        "Entity": "rank 17 of job 81",
         "Measured": "0.61 s",
         "Expected": "0.43 s, spread 0.006 s",
         "Compared with": "the median of 511 peers: stage 2 of job 81",
-        "Off by": "0.18 s more: 41.9 %",
-        "Began": "11:45:00Z (15 min ago)",
-        "Borne out by": "nothing else so far",
-        "Ends when": "stage 2 of job 81 is as quick",
+        "Difference": "0.18 s more: 41.9 %",
+        "Onset": "11:45:00Z (15 min ago)",
+        "Corroborated by": "nothing so far",
+        "Clears when": "stage 2 of job 81 is as quick",
     }
 
 
@@ -61,40 +60,40 @@ def test_a_comparison_is_told_with_units_peers_and_distance() -> None:
         ({"value": 0.4, "expected": 0.0, "unit": "s"}, "x", ("0.4 s", "0 s", "0.4 s more")),
     ],
 )
-def test_each_unit_is_written_as_people_write_it(facts: dict[str, Any], signal: str, wanted: tuple[str, ...]) -> None:
+def test_units_are_written_in_their_common_form(facts: dict[str, Any], signal: str, wanted: tuple[str, ...]) -> None:
     told = said(finding(evidence={**facts, "spread": None, "cohort": "own past", "peers": 0}, signals=(signal,)))
     assert (told["Measured"], told["Expected"]) == wanted[:2]
-    assert told["Off by"].startswith(wanted[2])
+    assert told["Difference"].startswith(wanted[2])
     assert told["Compared with"] == "its own past"
 
 
-def test_witnesses_are_those_that_the_detectors_name_else_what_was_found_beside_it() -> None:
+def test_corroboration_comes_from_the_detector_or_from_other_findings() -> None:
     by = {"detector": "thermal", "entity": "gpu:n003.1"}
-    assert said(finding(evidence={"corroborated_by": by}))["Borne out by"] == "thermal on GPU 1 of n003"
+    assert said(finding(evidence={"corroborated_by": by}))["Corroborated by"] == "thermal on GPU 1 of n003"
     named = finding(evidence={"corroborated_by": ["pump.speed", "odd"]})
-    assert said(named)["Borne out by"] == "pump speed and odd"
+    assert said(named)["Corroborated by"] == "pump speed and odd"
     beside = [finding("thermal", f"gpu:n003.{i}") for i in range(6)]
-    assert said(finding(), *beside)["Borne out by"] == (
-        "found beside it: thermal on GPU 0 of n003, thermal on GPU 1 of n003, thermal on GPU 2 of n003, "
+    assert said(finding(), *beside)["Corroborated by"] == (
+        "other findings: thermal on GPU 0 of n003, thermal on GPU 1 of n003, thermal on GPU 2 of n003, "
         "thermal on GPU 3 of n003 and 2 more"
     )
 
 
-def test_evidence_that_is_no_comparison_still_says_since_when_and_until_when() -> None:
+def test_evidence_without_comparison_shows_onset_and_clear_condition() -> None:
     told = said(finding(evidence={"value": float("nan"), "clears": "nothing: it is over"}))
-    assert list(told) == ["Seen on", "Began", "Borne out by", "Now"]
+    assert list(told) == ["Entity", "Onset", "Corroborated by", "Status"]
     assert "Measured" not in said(finding(evidence={"value": None, "expected": 3.0, "unit": "s"}))
 
 
-def test_the_figures_leave_out_what_the_story_tells() -> None:
+def test_figures_exclude_the_fields_of_the_comparison() -> None:
     one = finding(evidence={**COMPARED, "unit": "s", "clears": "x", "mode": "act", "slowdown": 1.42})
-    assert [label for label, _ in evidence.rows(one)] == ["Times slower than peers"]
+    assert [label for label, _ in evidence.figure_rows(one)] == ["Slowdown factor"]
 
 
-def test_what_is_held_back_says_why() -> None:
+def test_a_suppressed_finding_shows_the_reason() -> None:
     muted = {"id": "m1", "reason": "new paste", "until": "2026-01-01T20:00:00.000000Z"}
-    assert comparison.held_back(finding(evidence={"muted": muted})) == (
-        "Muted until 2026-01-01 20:00:00Z: new paste. It is stored, and tells nobody."
+    assert evidence.suppression_notice(finding(evidence={"muted": muted})) == (
+        "Muted until 2026-01-01 20:00:00Z: new paste. The finding is stored, but sends no alert."
     )
-    assert "mode of this detector is `record`" in comparison.held_back(finding(evidence={"mode": "record"}))
-    assert comparison.held_back(finding(evidence={"mode": "act"})) == ""
+    assert "this detector has the mode `record`" in evidence.suppression_notice(finding(evidence={"mode": "record"}))
+    assert evidence.suppression_notice(finding(evidence={"mode": "act"})) == ""

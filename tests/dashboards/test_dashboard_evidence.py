@@ -1,4 +1,4 @@
-"""What an incident's page shows of its findings."""
+"""Contents of an incident's page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dashboards import evidence
-from dashboards.answers import Detail, Happening, Notification, detail_of
+from dashboards.answers import IncidentDetail, Notification, TimelineItem, parse_detail
 from pipeline.model.records import SECOND, Finding, from_iso, iso
 
 NOON = from_iso("2026-01-01T12:00:00Z")
@@ -17,7 +17,7 @@ def finding(entity: str = "gpu:n1.0", level: str = "page", detector: str = "sdc"
     return Finding(NOON, more.pop("onset", NOON), entity, detector, level, 1.0, "it is wrong", **more)  # type: ignore[arg-type]
 
 
-def detail(*findings: Finding, **changes: Any) -> Detail:
+def detail(*findings: Finding, **changes: Any) -> IncidentDetail:
     table = {
         "id": "A",
         "cause": "gpu:n1.0",
@@ -35,21 +35,21 @@ def detail(*findings: Finding, **changes: Any) -> Detail:
         "findings": [f.as_json() for f in findings],
         **changes,
     }
-    return detail_of(table)
+    return parse_detail(table)
 
 
-def test_the_finding_of_the_first_entity_leads_even_if_another_is_graver() -> None:
+def test_the_main_finding_is_of_the_incidents_entity() -> None:
     found = detail(finding("gpu:n1.1", "page"), finding("gpu:n1.0", "suspect"))
-    leading = evidence.leading(found)
+    leading = evidence.main_finding(found)
     assert leading is not None
     assert leading.entity == "gpu:n1.0"
-    assert evidence.leading(detail()) is None
+    assert evidence.main_finding(detail()) is None
 
 
-def test_curves_are_tried_from_the_leading_finding_on_each_once_and_few() -> None:
+def test_chart_signals_start_with_the_main_finding_and_are_unique() -> None:
     first = finding(signals=("gpu.sm_clock", "gpu.power"))
     second = finding("gpu:n1.1", signals=("gpu.sm_clock", "gpu.power", "gpu.temperature"))
-    assert evidence.candidates(detail(second, first)) == [
+    assert evidence.chart_signals(detail(second, first)) == [
         ("gpu:n1.0", "gpu.sm_clock"),
         ("gpu:n1.0", "gpu.power"),
         ("gpu:n1.1", "gpu.sm_clock"),
@@ -57,36 +57,36 @@ def test_curves_are_tried_from_the_leading_finding_on_each_once_and_few() -> Non
     ]
 
 
-def test_the_span_shows_what_was_usual_and_is_the_same_for_all_viewers_within_10_s() -> None:
+def test_the_chart_span_starts_before_the_onset_and_is_rounded() -> None:
     incident = detail().incident
-    start, end = evidence.span(incident, NOON + 600 * SECOND)
+    start, end = evidence.chart_span(incident, NOON + 600 * SECOND)
     assert start == NOON - 1800 * SECOND
     assert end == NOON + 600 * SECOND
-    assert evidence.span(incident, NOON + 609 * SECOND) == (start, end)
-    assert evidence.span(incident, NOON - 5 * SECOND)[1] > NOON  # a clock behind ours gives no empty span
+    assert evidence.chart_span(incident, NOON + 609 * SECOND) == (start, end)
+    assert evidence.chart_span(incident, NOON - 5 * SECOND)[1] > NOON  # a clock behind ours gives no empty span
 
 
-def test_a_vote_needs_two_results_and_a_number_of_others() -> None:
+def test_a_vote_requires_two_results_and_the_number_of_voters() -> None:
     facts = {"digest": "aa", "expected": "bb", "peers": 7}
-    ballot = evidence.vote_of(finding(evidence=facts))
-    assert ballot == evidence.Ballot("gpu:n1.0", "aa", "bb", 7, None)
-    assert evidence.vote_of(finding(evidence={**facts, "agreeing": 7})) != ballot
-    assert evidence.vote_of(finding(evidence={"digest": "aa"})) is None
+    ballot = evidence.parse_vote(finding(evidence=facts))
+    assert ballot == evidence.Vote("gpu:n1.0", "aa", "bb", 7, None)
+    assert evidence.parse_vote(finding(evidence={**facts, "agreeing": 7})) != ballot
+    assert evidence.parse_vote(finding(evidence={"digest": "aa"})) is None
 
 
-def test_figures_have_the_unit_of_the_signal_they_belong_to() -> None:
+def test_figures_have_the_unit_of_their_signal() -> None:
     facts = {"value": 412.2, "expected": 624.0, "supply_temperature": 33.9, "supply_rise": 4.2, "down_s": 75.0}
     coolant = finding("cdu:c1", evidence=facts, signals=("coolant.flow",))
-    said = dict(evidence.rows(coolant))
+    said = dict(evidence.figure_rows(coolant))
     assert said["Measured"] == "412 L/min"
     assert said["Supply temperature"] == "33.9 °C"
     assert said["Supply rise"] == "4.2 K"
     assert said["Down for"] == "1 min"
 
 
-def test_what_the_vote_shows_is_not_said_twice() -> None:
+def test_figures_exclude_the_fields_of_the_vote() -> None:
     facts = {"digest": "aa", "expected": "bb", "peers": 7, "mismatches": 3}
-    assert [label for label, _ in evidence.rows(finding(evidence=facts))] == ["Wrong results"]
+    assert [label for label, _ in evidence.figure_rows(finding(evidence=facts))] == ["Wrong results"]
 
 
 @pytest.mark.parametrize(
@@ -97,19 +97,19 @@ def test_what_the_vote_shows_is_not_said_twice() -> None:
         ({"entities": {"gpu": 1, "job": 1}, "jobs": ["job:81"]}, ["1 GPU", "job 81"]),
     ],
 )
-def test_who_is_hurt_comes_from_the_api_or_else_from_the_members(blast: dict[str, Any], said: list[str]) -> None:
-    assert evidence.blast(detail(blast_radius=blast)) == said
+def test_impact_comes_from_the_blast_radius_or_the_members(blast: dict[str, Any], said: list[str]) -> None:
+    assert evidence.impact(detail(blast_radius=blast)) == said
 
 
-def test_the_timeline_says_a_finding_once_even_if_the_api_has_it_too() -> None:
+def test_the_timeline_shows_a_finding_once() -> None:
     found = finding()
-    item = Happening(found.onset, "finding", found.entity, "page sdc: it is wrong")
-    rows = evidence.timeline(detail(found), [item], NOON)
+    item = TimelineItem(found.onset, "finding", found.entity, "page sdc: it is wrong")
+    rows = evidence.timeline_rows(detail(found), [item], NOON)
     assert rows == [("12:00:00Z", "finding", "GPU 0 of n1", "Page sdc: it is wrong")]
 
 
-def test_notifications_tell_their_fate() -> None:
+def test_notifications_show_their_delivery_status() -> None:
     base = detail()
     late = Notification("chat", "firing", "waiting", 3, NOON, NOON, "503")
-    shown = evidence.sent(Detail(base.incident, (), (), (late,), {}), NOON)
+    shown = evidence.delivery_rows(IncidentDetail(base.incident, (), (), (late,), {}), NOON)
     assert shown == [("12:00:00Z", "chat", "firing", "waiting after 3 attempts: 503")]

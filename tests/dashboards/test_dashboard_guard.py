@@ -1,4 +1,4 @@
-"""The dashboard serves its own names alone, to pages of its own origin, and in nobody's frame."""
+"""The guard of the dashboard: Host names, origins, frames."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dashboards.serve import names
+from dashboards.serve import allowed_hosts
 from pipeline.config.sections import Config, Dashboard, Notify
 from pipeline.runtime.logs import LINES
 from tests.dashboards.test_dashboard_serve import free_port, healthy
@@ -37,13 +37,13 @@ UPGRADE = (
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the dashboard writes on stderr."""
+    """The dashboard's stderr."""
     return tmp_path_factory.mktemp("dashboard") / "log"
 
 
 @pytest.fixture(scope="module")
 def port(log: Path) -> Iterator[int]:
-    """Where a real dashboard listens; its API is away, which is none of this file's business."""
+    """Port of a real dashboard, without an API."""
     chosen = free_port()
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (
@@ -61,7 +61,7 @@ def port(log: Path) -> Iterator[int]:
 
 
 def ask(port: int, host: str, more: str = "", path: str = "/") -> tuple[int, str]:
-    """(status, head in lower case) of a GET over a plain socket."""
+    """Returns (status, head in lower case) of a GET over a plain socket."""
     with socket.create_connection(("127.0.0.1", port), 10.0) as caller:
         caller.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{more}\r\n".encode())
         answer = b""
@@ -77,14 +77,14 @@ PATHS = ["/", "/_stcore/health", "/_stcore/host-config", "/static/index.html", "
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_foreign_name_that_points_here_is_refused(port: int, path: str) -> None:
+def test_an_unknown_host_name_is_refused(port: int, path: str) -> None:
     for host in ("evil.example.org", f"evil.example.org:{port}", "127.0.0.1.evil.example.org", "", "10.0.0.1"):
         assert ask(port, host, path=path)[0] == 421
     for host in (f"127.0.0.1:{port}", "localhost", f"[::1]:{port}", "fleet.example.org"):
         assert ask(port, host, path=path)[0] in (200, 404)
 
 
-def test_a_page_of_another_origin_is_refused(port: int) -> None:
+def test_another_origin_is_refused(port: int) -> None:
     own = f"127.0.0.1:{port}"
     for origin in ("https://evil.example.org", "null", "http://127.0.0.1:1", f"http://{own}.evil.example.org"):
         assert ask(port, own, f"Origin: {origin}\r\n")[0] == 403
@@ -92,7 +92,7 @@ def test_a_page_of_another_origin_is_refused(port: int) -> None:
     assert ask(port, own, "Origin: https://fleet.example.org\r\n")[0] == 200
 
 
-def test_a_websocket_obeys_the_same_rule(port: int) -> None:
+def test_a_websocket_is_checked_too(port: int) -> None:
     own = f"127.0.0.1:{port}"
     stream = "/_stcore/stream"
     assert ask(port, own, f"Origin: http://{own}\r\n{UPGRADE}", stream)[0] == 101
@@ -101,22 +101,22 @@ def test_a_websocket_obeys_the_same_rule(port: int) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_no_answer_may_be_framed(port: int, path: str) -> None:
+def test_responses_forbid_frames(port: int, path: str) -> None:
     for host in (f"127.0.0.1:{port}", "evil.example.org"):
         head = ask(port, host, path=path)[1]
         assert "content-security-policy: frame-ancestors 'none'" in head
         assert "x-frame-options: deny" in head
 
 
-def test_its_names_are_those_of_its_configuration() -> None:
+def test_allowed_hosts_come_from_the_configuration() -> None:
     board = Dashboard(host="0.0.0.0", behind_proxy=True, names=("B.example.org",))
     config = Config(dashboard=board, notify=Notify(external_url="https://A.example.org:8443/fleet"))
-    assert names(config) == {"a.example.org", "b.example.org"}
-    assert names(Config()) == frozenset()  # loopback is always served
+    assert allowed_hosts(config) == {"a.example.org", "b.example.org"}
+    assert allowed_hosts(Config()) == frozenset()  # loopback is always served
 
 
 @pytest.mark.chromium
-def test_a_browser_shows_the_page_by_itself_and_not_in_a_frame(port: int, chromium: str) -> None:
+def test_a_browser_shows_the_page_but_not_in_a_frame(port: int, chromium: str) -> None:
     from playwright.sync_api import sync_playwright
 
     class Frame(http.server.BaseHTTPRequestHandler):
@@ -151,7 +151,7 @@ def test_a_browser_shows_the_page_by_itself_and_not_in_a_frame(port: int, chromi
         thread.join()
 
 
-def test_callers_cannot_fill_the_log(port: int, log: Path) -> None:
+def test_requests_cannot_flood_the_log(port: int, log: Path) -> None:
     before = len(log.read_text().splitlines())
     for _ in range(200):
         with socket.create_connection(("127.0.0.1", port), 10.0) as caller:

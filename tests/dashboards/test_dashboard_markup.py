@@ -1,4 +1,4 @@
-"""Pieces of HTML: what is dangerous is escaped, what is simulated says so, silence is never healthy."""
+"""HTML fragments: text is escaped, simulation is marked, missing data is never healthy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dashboards import markup
 from dashboards.answers import Fleet, Node
-from dashboards.evidence import Ballot
+from dashboards.evidence import Vote
 from pipeline.model.records import SECOND
 
 EVIL = '<script>alert("x")</script>'
@@ -17,7 +17,7 @@ def fleet(*states: str, simulated: bool = False) -> Fleet:
     return Fleet(0, None, False, None, nodes)
 
 
-def test_every_piece_escapes_what_comes_from_outside() -> None:
+def test_all_fragments_escape_text() -> None:
     pieces = [
         markup.badge(EVIL, EVIL),
         markup.title(EVIL, (), EVIL),
@@ -27,55 +27,55 @@ def test_every_piece_escapes_what_comes_from_outside() -> None:
         markup.table((), [], EVIL),
         markup.facts([(EVIL, EVIL)]),
         markup.chips([EVIL]),
-        markup.vote(Ballot(EVIL, EVIL, EVIL, 3, 3)),
+        markup.vote_results(Vote(EVIL, EVIL, EVIL, 3, 3)),
     ]
     assert not [piece for piece in pieces if "<script" in piece]
 
 
-def test_the_headline_never_calls_silence_healthy() -> None:
-    assert markup.headline(fleet("ok", "ok")) == "Nothing wrong on 2 nodes"
-    assert markup.headline(fleet("ok", "no_data")) == "1 of 2 nodes silent, nothing wrong on the others"
+def test_nodes_without_data_are_never_healthy_in_the_headline() -> None:
+    assert markup.headline(fleet("ok", "ok")) == "No problems on 2 nodes"
+    assert markup.headline(fleet("ok", "no_data")) == "No data from 1 of 2 nodes, no problems on the others"
     assert markup.headline(fleet("critical", "degraded", "no_data", "ok")) == (
-        "1 critical and 1 degraded, 1 silent of 4 nodes"
+        "1 critical and 1 degraded of 4 nodes, 1 without data"
     )
-    assert markup.headline(fleet()) == "No node has reported yet"
-    assert markup.headline(fleet("no_data", "no_data")) == "No node reports"
-    assert markup.headline(replace(fleet("ok"), stalled=True)) == "Nothing was wrong on 1 node"
+    assert markup.headline(fleet()) == "No node has sent data yet"
+    assert markup.headline(fleet("no_data", "no_data")) == "No data from any node"
+    assert markup.headline(replace(fleet("ok"), stalled=True)) == "No problems on 1 node"
 
 
-def test_the_banner_names_the_reasons_and_the_moment_only_while_nothing_comes_in() -> None:
+def test_the_banner_shows_the_reasons_and_while_stalled_the_time() -> None:
     stuck = Fleet(100 * SECOND, None, True, None, (), newest=40 * SECOND, unready=(EVIL, "disk full"), stalled=True)
     told = markup.unready(stuck)
     assert "<script" not in told
-    assert "<b>The pipeline does not take in telemetry:</b>" in told
-    assert "; disk full. What is shown is as of 00:00:40Z." in told
+    assert "<b>Pipeline stalled:</b>" in told
+    assert "; disk full. Data as of 00:00:40Z." in told
     assert "as of 00:01:40Z." in markup.unready(replace(stuck, newest=900 * SECOND))  # a clock that is ahead
-    assert "Nothing is stored yet." in markup.unready(replace(stuck, newest=None))
+    assert "No data is stored yet." in markup.unready(replace(stuck, newest=None))
     partly = markup.unready(replace(stuck, stalled=False))
-    assert "<b>The pipeline does not do all of its work:</b>" in partly
+    assert "<b>Pipeline degraded:</b>" in partly
     assert "as of" not in partly
 
 
-def test_counts_tell_how_many_are_simulated() -> None:
+def test_tiles_show_how_many_nodes_are_simulated() -> None:
     assert "SIMULATED" in markup.tiles(fleet("critical", simulated=True))
     assert "SIMULATED" not in markup.tiles(fleet("critical"))
 
 
-def test_a_vote_is_drawn_only_where_it_is_told_how_many_agree() -> None:
-    told = markup.vote(Ballot("gpu:n1.0", "aaaabbbb", "aaaacccc", 7, 7))
+def test_squares_are_drawn_only_if_the_number_of_agreeing_voters_is_known() -> None:
+    told = markup.vote_results(Vote("gpu:n1.0", "aaaabbbb", "aaaacccc", 7, 7))
     assert told.count("fp-vote-yes") == 7
     assert told.count("fp-vote-no") == 1
     assert "All 7 others" in told
-    untold = markup.vote(Ballot("gpu:n1.0", "aaaabbbb", "aaaacccc", 7, None))
+    untold = markup.vote_results(Vote("gpu:n1.0", "aaaabbbb", "aaaacccc", 7, None))
     assert "fp-vote-yes" not in untold
     assert "Most of 7 others" in untold
 
 
-def test_a_vote_marks_where_the_results_differ() -> None:
-    drawn = markup.vote(Ballot("gpu:n1.0", "aaaabbbb", "aaaacccc", 7, None))
+def test_a_vote_marks_the_differences() -> None:
+    drawn = markup.vote_results(Vote("gpu:n1.0", "aaaabbbb", "aaaacccc", 7, None))
     assert "aaaa <mark>bbbb</mark>" in drawn
     assert "aaaa <mark>cccc</mark>" in drawn
 
 
-def test_long_lists_are_counted_not_listed() -> None:
+def test_long_lists_are_cut_and_counted() -> None:
     assert "and 6 more" in markup.chips([str(i) for i in range(30)])

@@ -1,4 +1,4 @@
-"""Verdicts and mutes on the pages: what they say they do, what reaches the API, and what it refused."""
+"""Mark as normal and mutes on the pages: explanation, requests to the API, errors."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ def detectors_script() -> None:
     detectors.page()
 
 
-def test_not_a_fault_says_what_it_does_and_reaches_the_api(api: Any) -> None:
+def test_mark_as_normal_explains_itself_and_reaches_the_api(api: Any) -> None:
     test = page(incident_script, id="A1")
-    assert "take what was seen (straggler on rank 17 of job 81) for normal" in shown(test)
+    assert "accept the current state as normal (straggler on rank 17 of job 81)" in shown(test)
     test.text_input(key="why").set_value("always so")
     test.button(key="not_a_fault").click().run()
     assert api.posted == [("incidents/A1/resolve", {"comment": "always so", "not_a_fault": True})]
-    assert "Resolved as no fault." in shown(test)
+    assert "Resolved as normal." in shown(test)
 
 
-def test_not_a_fault_wants_a_reason(api: Any) -> None:
+def test_mark_as_normal_requires_a_reason(api: Any) -> None:
     test = page(incident_script, id="A1")
     test.button(key="not_a_fault").click().run()
     assert api.posted == []
-    assert "Write why it is normal first." in shown(test)
+    assert "Enter a reason first." in shown(test)
 
 
-def test_a_mute_offers_the_places_around_and_reaches_the_api(api: Any) -> None:
+def test_a_mute_offers_scopes_and_reaches_the_api(api: Any) -> None:
     api.incidents["A1"]["above"] = ["gpu:n003.1", "node:n003", "rack:r1"]
     test = page(incident_script, id="A1")
     assert test.selectbox(key="mute-detector-A1").options == ["straggler", "all detectors"]
@@ -49,14 +49,14 @@ def test_a_mute_offers_the_places_around_and_reaches_the_api(api: Any) -> None:
     assert "<b>Muted:</b> straggler on rack r1, by ann until" in text
 
 
-def test_what_the_api_says_against_a_mute_is_shown_as_it_is(api: Any) -> None:
+def test_the_error_of_a_refused_mute_is_shown(api: Any) -> None:
     test = page(incident_script, id="A1")
     api.broken["mutes"] = (400, b'{"detail": "reason: is empty; wanted why"}')
     test.button(key="mute").click().run()
-    assert "Nothing was muted. Reason: is empty; wanted why (HTTP 400)" in shown(test)
+    assert "Not muted. Reason: is empty; wanted why (HTTP 400)" in shown(test)
 
 
-def test_a_mute_elsewhere_or_over_is_not_told_on_an_incident(api: Any) -> None:
+def test_only_active_mutes_of_the_incident_are_shown(api: Any) -> None:
     api.mutes = [
         mute_table("m1", scope="rack:r9"),
         mute_table("m2", detector="power", scope="*"),
@@ -76,11 +76,11 @@ def test_the_page_lists_mutes_modes_and_detectors_and_ends_a_mute(api: Any) -> N
     test = page(detectors_script)
     text = shown(test)
     for part in (
-        "1 detector judges, 1 off for want of signals, 1 with errors, 1 mute",
+        "1 detector active, 1 disabled: missing signals, 1 with errors, 1 active mute",
         "by ann until 2999-01-01 00:00:00Z",
-        "what it finds is stored; nobody is told",
+        "stores findings; no incidents, no alerts",
         "record on rack r2",
-        "Off: the input lacks:</i> coolant.flow",
+        "Disabled, missing signals:</i> coolant.flow",
         "failed on 2 frames",
         "suspects per 1,000 node-days",
         "A stage that is slow as a whole.",
@@ -89,23 +89,23 @@ def test_the_page_lists_mutes_modes_and_detectors_and_ends_a_mute(api: Any) -> N
         assert part in text
     test.button(key="end-m1").click().run()
     assert api.mutes[0]["ended"]
-    assert "Ended: straggler on rack r1 may speak again." in shown(test)
-    assert "Nothing is muted" in shown(test)
+    assert "Mute ended: straggler on rack r1." in shown(test)
+    assert "No active mutes" in shown(test)
 
 
-def test_a_mute_that_is_over_already_is_told(api: Any) -> None:
+def test_ending_an_expired_mute_shows_the_error(api: Any) -> None:
     api.mutes = [mute_table("m1")]
     test = page(detectors_script)
     api.broken["mutes/m1/end"] = (404, b'{"detail": "mute m1 is not known, or is over"}')
     test.button(key="end-m1").click().run()
-    assert "Nothing was ended. Mute m1 is not known, or is over (HTTP 404)" in shown(test)
+    assert "Mute not ended. Mute m1 is not known, or is over (HTTP 404)" in shown(test)
 
 
-def test_an_unreachable_api_is_told(api: Any) -> None:
+def test_an_unreachable_api_is_shown(api: Any) -> None:
     api.broken["detectors"] = api.broken["mutes"] = (503, b'{"detail": "stopping"}')
     assert "Stopping (HTTP 503)" in shown(page(detectors_script))
 
 
-def test_what_is_muted_or_recorded_is_told_with_the_evidence(api: Any) -> None:
+def test_suppressed_findings_show_a_notice_with_the_evidence(api: Any) -> None:
     api.incidents["A1"]["findings"][0]["evidence"] = {"mode": "record"}
     assert "Only recorded" in shown(page(incident_script, id="A1"))

@@ -43,7 +43,7 @@ def healthy(port: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_says_where_it_is_and_ends_within_3_s_of_a_signal(api: Any, number: signal.Signals) -> None:
+def test_it_prints_its_address_and_stops_within_3_s_of_a_signal(api: Any, number: signal.Signals) -> None:
     port = free_port()
     command = [sys.executable, "-c", SCRIPT, str(port), api.url]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -62,23 +62,23 @@ def test_it_says_where_it_is_and_ends_within_3_s_of_a_signal(api: Any, number: s
     assert stdout == ""
 
 
-def test_a_taken_port_is_a_usage_error_that_names_the_key() -> None:
+def test_a_used_port_is_a_usage_error_that_names_the_key() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"\[dashboard\] port = {port}: .* wanted a free port") as caught:
+        with pytest.raises(UsageError, match=rf"\[dashboard\] port = {port}: .* expected a free port") as caught:
             serve.run(Config(dashboard=Dashboard(port=port)))
     assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org"])
-def test_pages_that_ask_nobody_who_they_are_stay_on_loopback(host: str) -> None:
+def test_pages_without_login_stay_on_loopback(host: str) -> None:
     with pytest.raises(Refused, match="loopback"):
         serve.run(Config(dashboard=Dashboard(host=host)))
 
 
-def test_behind_a_proxy_the_pages_may_leave_loopback() -> None:
+def test_behind_a_proxy_the_pages_may_listen_beyond_loopback() -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
@@ -100,7 +100,7 @@ def test_the_pages_read_the_configured_api(config: Config, url: str) -> None:
     assert serve.environment(config)["FLEETPULSE_API_URL"] == url
 
 
-def test_streamlit_phones_nobody_and_collects_no_garbage_after_each_run() -> None:
+def test_streamlit_sends_no_statistics_and_skips_garbage_collection_after_each_run() -> None:
     options = serve.options("127.0.0.1", 8501)
     assert options["browser_gatherUsageStats"] is False
     assert options["runner_postScriptGC"] is False
@@ -109,6 +109,6 @@ def test_streamlit_phones_nobody_and_collects_no_garbage_after_each_run() -> Non
     assert options["theme_light_backgroundColor"] != options["theme_dark_backgroundColor"]
 
 
-def test_an_unreadable_token_file_is_told_before_anything_is_served(tmp_path: Path) -> None:
+def test_an_unreadable_token_file_is_an_error_before_serving(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="token_file"):
         serve.run(Config(dashboard=Dashboard(port=free_port(), token_file=tmp_path / "absent")))

@@ -1,10 +1,12 @@
-"""How things are said on screen."""
+"""Text on the pages."""
 
 from __future__ import annotations
 
 import pytest
 
+import detectors
 from dashboards import words
+from dashboards.advice import recommended_action
 from pipeline.model.entity_names import entity_name
 from pipeline.model.records import SECOND, from_iso
 
@@ -27,7 +29,7 @@ NOON = from_iso("2026-01-01T12:00:00Z")
         ("", ""),
     ],
 )
-def test_an_entity_has_a_name_and_an_unknown_kind_is_shown_as_it_is(entity: str, name: str) -> None:
+def test_entities_have_names_and_unknown_kinds_stay_unchanged(entity: str, name: str) -> None:
     assert entity_name(entity) == name
 
 
@@ -35,11 +37,11 @@ def test_an_entity_has_a_name_and_an_unknown_kind_is_shown_as_it_is(entity: str,
     ("seconds", "said"),
     [(-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (7500, "2 h 05 min"), (86_399, "23 h 59 min"), (273_600, "3 d 4 h")],
 )
-def test_an_age_has_two_units_at_most_and_is_never_negative(seconds: float, said: str) -> None:
+def test_an_age_has_at_most_two_units_and_is_never_negative(seconds: float, said: str) -> None:
     assert words.age(seconds) == said
 
 
-def test_a_clock_names_the_day_only_when_it_is_not_today() -> None:
+def test_a_time_has_a_date_unless_it_is_today() -> None:
     assert words.clock(NOON, NOON + 3600 * SECOND) == "12:00:00Z"
     assert words.clock(NOON, NOON + 13 * 3600 * SECOND) == "2026-01-01 12:00:00Z"
 
@@ -56,11 +58,11 @@ def test_a_clock_names_the_day_only_when_it_is_not_today() -> None:
         (float("nan"), "W", "not measured"),
     ],
 )
-def test_a_quantity_has_three_figures_and_the_unit_that_people_write(value: float, unit: str, said: str) -> None:
+def test_a_quantity_has_three_digits_and_a_common_unit(value: float, unit: str, said: str) -> None:
     assert words.quantity(value, unit) == said
 
 
-def test_a_detectors_sentence_names_entities_and_units_for_people() -> None:
+def test_a_summary_has_entity_names_and_units() -> None:
     assert words.plain("gpu:n042.5 is at 71 Cel") == "GPU 5 of n042 is at 71 °C"
     assert words.plain("cdu:c2: flow is low") == "CDU c2: flow is low"
     assert words.plain("filesystem:n1./data is full") == "File system /data of n1 is full"
@@ -68,7 +70,7 @@ def test_a_detectors_sentence_names_entities_and_units_for_people() -> None:
     assert words.plain("") == ""
 
 
-def test_facts_are_said_in_words() -> None:
+def test_evidence_values_are_written_in_words() -> None:
     assert words.fact(None) == "not measured"
     assert words.fact(True) == "yes"
     assert words.fact(["gpu:n1.0", "gpu:n1.1"]) == "GPU 0 of n1, GPU 1 of n1"
@@ -83,17 +85,18 @@ def test_labels_keep_acronyms_and_drop_the_unit_in_the_name() -> None:
     assert words.label("nic.crc_errors") == "NIC CRC errors"
 
 
-def test_every_detector_family_has_advice_and_a_stranger_gets_the_general_one() -> None:
-    said = {words.advice(name, "gpu:n1.0") for name in ("sdc", "straggler", "link", "coolant", "novel")}
-    assert len(said) == 5
-    assert all("GPU 0 of n1" in text for text in said)
+def test_every_detector_has_a_recommended_action() -> None:
+    families = {d.name.partition("_")[0] for d in detectors.configured({}, "")}
+    texts = {recommended_action(name, "gpu:n1.0") for name in (*families, "novel")}
+    assert len(texts) == len(families) + 1, "a family has no action of its own"
+    assert all("GPU 0 of n1" in text for text in texts if "This is an unusual change" not in text)
 
 
-def test_parts_are_joined_as_in_a_sentence() -> None:
+def test_lists_are_joined_in_words() -> None:
     assert [words.joined(p) for p in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
 
 
-def test_a_fact_with_parts_is_told_in_words_and_an_empty_one_is_none() -> None:
+def test_a_mapping_is_written_in_words_and_an_empty_one_is_none() -> None:
     assert words.fact({"times": 20, "name": "fallen off the bus", "then": ""}) == "times 20, name fallen off the bus"
     assert words.fact("") == words.fact({}) == "none"
     assert entity_name("psu:n1.2") == "power supply 2 of n1"
