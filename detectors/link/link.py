@@ -17,7 +17,8 @@ from detectors.base.streams import LEARN, USUAL_STEP
 from detectors.link.alarm_rates import LINKS, RULES, of_sum, of_window
 from detectors.link.best_values import Speeds
 from detectors.link.counters import Floats, Lives, Places
-from detectors.link.ends import Ends, Modules
+from detectors.link.cable_ends import Ends
+from detectors.link.cable_ends import Modules
 from detectors.link.error_counts import PACKETS, PHYSICAL, Errors, Setting
 from detectors.link.leaf_faults import Erring, Leaves, Storms
 from detectors.link.port_states import UP, PortStates

@@ -19,7 +19,7 @@ from detectors.base.gates import SETTLES, Gates
 from detectors.base.kernel import compiled
 from detectors.base.streams import LEARN
 from detectors.link.alarm_rates import RULES, of_sum
-from detectors.link.tallies import Tallies
+from detectors.link.poisson_cusum import Tallies
 from pipeline.model.records import SECOND, Event, Finding, Frame
 
 Heard = dict[str, dict[str, Any]]

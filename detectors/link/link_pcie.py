@@ -18,7 +18,7 @@ from detectors.base.kernel import compiled
 from detectors.base.statistics import grouped_median
 from detectors.link.alarm_rates import LINKS, RULES, of_sum
 from detectors.link.best_values import CONFIRM, Best
-from detectors.link.tallies import Tallies
+from detectors.link.poisson_cusum import Tallies
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
 Floats = NDArray[np.float64]

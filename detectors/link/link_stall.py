@@ -26,7 +26,7 @@ from detectors.base.gates import Gates
 from detectors.base.kernel import compiled
 from detectors.base.state import grown
 from detectors.link.counters import Floats, Lives, Places, Readings
-from detectors.link.ends import Ends
+from detectors.link.cable_ends import Ends
 from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level
 
 FAR, OWN = "nic.port_tx_wait", "nic.tx_pause"

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from detectors.base.findings import Comparison
 from detectors.base.gates import Gates
-from detectors.link import ends as link_ends
+from detectors.link import cable_ends as link_ends
 from detectors.link.best_values import Speeds
 from detectors.link.counters import Floats
-from detectors.link.ends import Link, Modules
+from detectors.link.cable_ends import Link
+from detectors.link.cable_ends import Modules
 from detectors.link.error_counts import PACKETS, PHYSICAL, Errors
 from detectors.link.port_states import PortStates, began
 from pipeline.model.links import PEER
