@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.link.error_counts import Counted, Errors, Setting
+from detectors.link.error_counts import ErrorCounter, ErrorLimits, PortErrors
 from detectors.link.link import Link
 from pipeline.model.records import SECOND, Frame
 from pipeline.model.topology import Topology
@@ -111,14 +111,14 @@ def delays(ber: float, links: int, seed: int, learnt: float | None = USUAL) -> D
 
 def _started(rng: np.random.Generator, size: int, learnt: float | None) -> Link:
     """A detector, which has watched a sound fabric of that size for a day if it has learnt a BER."""
-    link, counted = Link(), Counted()
+    link, counter = Link(), ErrorCounter()
     if learnt is None:
         return link
-    counted.cohort.learn(size * DAY, 0.0)
-    counted.read = float(DAY * INTERVAL)
+    counter.moments.add_readings(size * DAY, 0.0)
+    counter.read = float(DAY * INTERVAL)
     errors = float(rng.poisson(per_second(learnt) * INTERVAL * size * DAY))
-    counted.cohort.add(errors, errors)
-    link.errors.counted[_SIGNAL] = counted
+    counter.moments.add_errors(errors, errors)
+    link.errors.counters[_SIGNAL] = counter
     return link
 
 
@@ -131,9 +131,9 @@ def alarms(ber: float, days: float, seed: int, bunched: float = 0.0, telling: fl
     mean = per_second(ber) * INTERVAL
     bursts = np.log1p(bunched * mean) / bunched if bunched else mean
     rng, size, link = np.random.default_rng([seed, 99]), round(_AT_ONCE * telling), Link()
-    setting = Setting(link.healthy_ber, link.faulty_ber, link.limit, link.error_cap)
-    errors, total, nobody = Errors(), np.zeros(size), np.empty(0, np.int64)
-    errors.speeds(np.full(_AT_ONCE, SPEED))
+    limits = ErrorLimits(link.healthy_ber, link.faulty_ber, link.limit, link.error_cap)
+    errors, total, nobody = PortErrors(), np.zeros(size), np.empty(0, np.int64)
+    errors.update_speeds(np.full(_AT_ONCE, SPEED))
     count, above, up = 0, nobody, np.ones(_AT_ONCE, np.bool_)
     silent = np.full(_AT_ONCE - size, np.nan)
     ticks = max(1, round(days * DAY))
@@ -142,9 +142,9 @@ def alarms(ber: float, days: float, seed: int, bunched: float = 0.0, telling: fl
         many = rng.logseries(bunched * mean / (1 + bunched * mean), len(erring)) if bunched else 1
         np.add.at(total, erring, many)
         time = START + tick * INTERVAL * SECOND
-        at, growth = errors.take(_SIGNAL, np.concatenate([total, silent]), time, nobody)
-        errors.judge(_SIGNAL, at, growth, up, time, setting)
-        now = errors.above(link.limit)
+        at, growth = errors.measure_growth(_SIGNAL, np.concatenate([total, silent]), time, nobody)
+        errors.update_sums(_SIGNAL, at, growth, up, time, limits)
+        now = errors.ports_above(link.limit)
         count += len(np.setdiff1d(now, above))
         above = now
     return Alarms(ber, count, size * ticks / DAY, bunched, telling)

@@ -1,110 +1,99 @@
-"""The two ends of a cable: what the far end and the modules tell, and which side of the link is bad."""
+"""The two ends of a cable: optical modules, the port at the far end, and which side of a link to blame."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.cohorts import Key
-from detectors.base.state import grown
+from detectors.base.state import N, State, memory
+from detectors.base.topology_index import per_topology
 from detectors.link.counters import Floats
 from pipeline.model.links import PEER
 from pipeline.model.records import Frame, to_json
-from pipeline.model.topology import Topology
 
-MODULE = ("nic.rx_power_min", "nic.tx_power_min", "nic.module_temperature")
-FAINT = 0.5
-"""Light below this share (3 dB) of what other ports receive is faint: ports of one kind differ by less. Chosen."""
-DARK = 0.001
-"""mW (-30 dBm) below which no light arrives: receivers of 100G and faster need -10 dBm or so (CMIS modules)."""
-HOT, HOTTER = 70.0, 10.0
-"""Cel, and K above the other modules: thresholds of NVIDIA's UFM PDR plugin."""
-_PEERS = 4  # modules below which their median is no witness; chosen
-_SILENCE = 1e4  # mW, or Cel: no module tells that much; all bits set read so
-
-
-class Modules:
-    """The newest that each module told: they are read once a minute."""
-
-    def __init__(self) -> None:
-        self.newest: dict[str, Floats] = {}
-        self._usual: dict[str, float] = {}
-
-    def take(self, frame: Frame) -> None:
-        self._usual.clear()
-        for signal in MODULE:
-            if signal in frame.values:
-                now = frame.values[signal]
-                known = self.newest[signal] = grown(self.newest.get(signal, np.empty(0)), len(now), np.nan)
-                np.copyto(known[: len(now)], now, where=np.abs(now) < _SILENCE)
-
-    def of(self, signal: str, port: int) -> float:
-        """What the module of a port told last; NaN if it never did, or there is no such port."""
-        known = self.newest.get(signal)
-        return float(known[port]) if known is not None and 0 <= port < len(known) else np.nan
-
-    def usual(self, signal: str) -> float:
-        """What the modules of the other ports tell; NaN if they are few."""
-        if signal not in self._usual:
-            known = self.newest.get(signal, np.empty(0))
-            told = known[np.isfinite(known) & (known != 0)]
-            self._usual[signal] = float(np.median(told)) if len(told) >= _PEERS else np.nan
-        return self._usual[signal]
-
-    def faint(self, signal: str, port: int) -> bool | None:
-        """Whether much less light is there than at other ports; None: not told."""
-        light, usual = self.of(signal, port), self.usual(signal)
-        return None if np.isnan(light) or np.isnan(usual) else light < FAINT * usual
-
-    def dark(self, port: int) -> bool | None:
-        """Whether no light arrives; None: not told."""
-        light = self.of("nic.rx_power_min", port)
-        return None if np.isnan(light) else light < DARK
-
-    def hot(self, port: int) -> bool:
-        """Whether the module is too hot, or much hotter than others."""
-        heat, usual = self.of("nic.module_temperature", port), self.usual("nic.module_temperature")
-        return heat >= HOT or heat >= usual + HOTTER
-
-    def told(self, port: int) -> dict[str, float | None]:
-        """What there is of a module, for the evidence."""
-        return {signal: to_json(round(v, 4)) for signal in MODULE if not np.isnan(v := self.of(signal, port))}
-
-    def snapshot(self) -> dict[str, Any]:
-        return {signal: known.copy() for signal, known in self.newest.items()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.newest = dict(state)
-        self._usual.clear()
+MODULE_SIGNALS = ("nic.rx_power_min", "nic.tx_power_min", "nic.module_temperature")
+RX, TX, HEAT = MODULE_SIGNALS
+LOW_LIGHT_SHARE = 0.5
+"""Share of the median light (3 dB) below which light is low: ports of one kind differ by less. Chosen."""
+NO_LIGHT_MW = 0.001
+"""mW (-30 dBm) below which no light arrives: receivers of 100G and faster need about -10 dBm (CMIS modules)."""
+HOT_CEL, HOTTER_K = 70.0, 10.0
+"""Cel, and K above the median of the modules: thresholds of NVIDIA's UFM PDR plugin."""
+_MIN_MODULES = 4  # with a reading, for a median; chosen
+_IMPLAUSIBLE = 1e4  # mW or Cel that no module reports; all bits set are read as more
+UNKNOWN_END = "unknown which end"
 
 
 @dataclass
-class Ends:
-    """Who is at the far end of whose cable, as far as both are watched; renewed with the topology."""
+class OpticalModules(State):
+    """The newest light levels and temperature of each port's module; they are read once a minute."""
 
-    _key: Key = ()
-    _topology: Topology | None = None
-    _at: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    newest: Floats = memory(np.nan, shape=(len(MODULE_SIGNALS), N))
+    _medians: dict[str, float] = field(default_factory=dict, init=False, repr=False)
 
-    def of(self, frame: Frame) -> NDArray[np.int64]:
-        """(N,) place of the far end in the frame; -1 where it is not known."""
-        key = (frame.topology.version, len(frame.entities))
-        if key != self._key or frame.topology is not self._topology:
-            place = {e: i for i, e in enumerate(frame.entities)}
-            facts = frame.topology.attributes
-            named = (facts.get(e, {}).get(PEER) for e in frame.entities)
-            self._at = np.fromiter((place.get(p, -1) if isinstance(p, str) else -1 for p in named), np.int64)
-            self._key, self._topology = key, frame.topology
-        return self._at
+    def update(self, frame: Frame) -> None:
+        """Reads the modules of an instant."""
+        self._medians.clear()
+        for row, signal in enumerate(MODULE_SIGNALS):
+            if signal in frame.values:
+                now = frame.values[signal]
+                self.grow(len(now))
+                np.copyto(self.newest[row, : len(now)], now, where=np.abs(now) < _IMPLAUSIBLE)
+
+    def newest_value(self, signal: str, port: int) -> float:
+        """Returns the last value of a port's module; NaN if there is none, or no such port."""
+        known = self.newest[MODULE_SIGNALS.index(signal)]
+        return float(known[port]) if 0 <= port < len(known) else np.nan
+
+    def fleet_median(self, signal: str) -> float:
+        """Returns the median of all modules; NaN if few report."""
+        if signal not in self._medians:
+            known = self.newest[MODULE_SIGNALS.index(signal)]
+            reported = known[np.isfinite(known) & (known != 0)]
+            self._medians[signal] = float(np.median(reported)) if len(reported) >= _MIN_MODULES else np.nan
+        return self._medians[signal]
+
+    def has_low_light(self, signal: str, port: int) -> bool | None:
+        """Returns whether there is much less light than at other ports; None: not reported."""
+        light, usual = self.newest_value(signal, port), self.fleet_median(signal)
+        return None if np.isnan(light) or np.isnan(usual) else light < LOW_LIGHT_SHARE * usual
+
+    def has_no_light(self, port: int) -> bool | None:
+        """Returns whether no light arrives; None: not reported."""
+        light = self.newest_value(RX, port)
+        return None if np.isnan(light) else light < NO_LIGHT_MW
+
+    def is_hot(self, port: int) -> bool:
+        """Returns whether the module is too hot, or much hotter than others."""
+        heat, usual = self.newest_value(HEAT, port), self.fleet_median(HEAT)
+        return heat >= HOT_CEL or heat >= usual + HOTTER_K
+
+    def as_evidence(self, port: int) -> dict[str, float | None]:
+        """Returns the values of a port's module, by signal."""
+        return {
+            signal: to_json(round(v, 4))
+            for signal in MODULE_SIGNALS
+            if not np.isnan(v := self.newest_value(signal, port))
+        }
+
+
+class FarEnds:
+    """The port at the far end of each port's cable, where both ends are monitored."""
+
+    @per_topology
+    def find_far_ends(self, frame: Frame) -> NDArray[np.int64]:
+        """Returns (N,) index of the far end in the frame; -1 where it is not known."""
+        index = {e: i for i, e in enumerate(frame.entities)}
+        attributes = frame.topology.attributes
+        peers = (attributes.get(e, {}).get(PEER) for e in frame.entities)
+        return np.fromiter((index.get(p, -1) if isinstance(p, str) else -1 for p in peers), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """One link as its end `near` shows it: places of both ends in the frame (-1: not watched) and their names."""
+class CableEnds:
+    """The ends of one cable as its end `near` reports them: indices in the frame (-1: not monitored) and names."""
 
     near: int
     far: int
@@ -113,46 +102,48 @@ class Link:
 
     @property
     def transmitter(self) -> str:
+        """What the receiver of `near` cannot tell apart."""
         return f"transmitter of {self.far_name} or the cable"
 
 
-def of_errors(link: Link, modules: Modules, far_errs: bool | None) -> str:
-    """The side to suspect where the receiver of `near` sees errors; far_errs: whether that of the far end does too."""
-    faint = modules.faint("nic.rx_power_min", link.near)
-    if far_errs:
-        return "the cable: the receivers of both ends see errors"
-    if faint:
-        return f"transmitter of {link.far_name}" if _sends_badly(link, modules) else link.transmitter
-    if modules.hot(link.near):
-        return f"receiver of {link.near_name}, whose module is hot"
-    if _sends_badly(link, modules):
-        return f"transmitter of {link.far_name}"
-    if far_errs is None:
-        return "cannot tell which end: the far end is not watched"
-    return link.transmitter if faint is None else f"cannot tell: light is normal; receiver of {link.near_name} or cable"
+def blame_for_errors(cable: CableEnds, modules: OpticalModules, far_has_errors: bool | None) -> str:
+    """Returns the suspected side where the receiver of `near` reports errors. far_has_errors: None: not monitored."""
+    low_light = modules.has_low_light(RX, cable.near)
+    if far_has_errors:
+        return "the cable: receivers at both ends report errors"
+    if low_light:
+        return f"transmitter of {cable.far_name}" if _far_end_sends_badly(cable, modules) else cable.transmitter
+    if modules.is_hot(cable.near):
+        return f"receiver of {cable.near_name}, whose module is hot"
+    if _far_end_sends_badly(cable, modules):
+        return f"transmitter of {cable.far_name}"
+    if far_has_errors is None:
+        return f"{UNKNOWN_END}: far end not monitored"
+    return cable.transmitter if low_light is None else f"light is normal: receiver of {cable.near_name} or the cable"
 
 
-def of_loss(link: Link, modules: Modules) -> str:
-    """The side to suspect of a link that is down."""
-    here, there = modules.dark(link.near), modules.dark(link.far)
+def blame_for_link_down(cable: CableEnds, modules: OpticalModules) -> str:
+    """Returns the suspected side of a link that is down."""
+    here, there = modules.has_no_light(cable.near), modules.has_no_light(cable.far)
     if here and there:
-        return "the cable: no light arrives at either end"
+        return "the cable: no light at either end"
     if here:
-        return f"no light arrives: {link.transmitter}"
+        return f"no light: {cable.transmitter}"
     if there:
-        return f"no light arrives at {link.far_name}: transmitter of {link.near_name} or the cable"
-    return "cannot tell which end"
+        return f"no light at {cable.far_name}: transmitter of {cable.near_name} or the cable"
+    return UNKNOWN_END
 
 
-def of_flaps(link: Link, modules: Modules) -> str:
-    """The side to suspect of a link that comes and goes: only its modules tell."""
-    if modules.faint("nic.rx_power_min", link.near):
-        return f"transmitter of {link.far_name}" if _sends_badly(link, modules) else link.transmitter
-    if modules.faint("nic.rx_power_min", link.far):
-        return f"transmitter of {link.near_name} or the cable"
-    hot = [name for i, name in ((link.near, link.near_name), (link.far, link.far_name)) if modules.hot(i)]
-    return f"the module of {hot[0]}, which is hot" if len(hot) == 1 else "cannot tell which end"
+def blame_for_flaps(cable: CableEnds, modules: OpticalModules) -> str:
+    """Returns the suspected side of a link that flaps, which only its modules show."""
+    if modules.has_low_light(RX, cable.near):
+        return f"transmitter of {cable.far_name}" if _far_end_sends_badly(cable, modules) else cable.transmitter
+    if modules.has_low_light(RX, cable.far):
+        return f"transmitter of {cable.near_name} or the cable"
+    ends = ((cable.near, cable.near_name), (cable.far, cable.far_name))
+    hot = [name for i, name in ends if modules.is_hot(i)]
+    return f"the module of {hot[0]}, which is hot" if len(hot) == 1 else UNKNOWN_END
 
 
-def _sends_badly(link: Link, modules: Modules) -> bool:
-    return bool(modules.faint("nic.tx_power_min", link.far)) or modules.hot(link.far)
+def _far_end_sends_badly(cable: CableEnds, modules: OpticalModules) -> bool:
+    return bool(modules.has_low_light(TX, cable.far)) or modules.is_hot(cable.far)

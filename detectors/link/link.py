@@ -1,4 +1,4 @@
-"""Finds network ports that flap, stay down or corrupt data, and leaf switches that take their ports with them."""
+"""Finds network ports that flap, stay down, lose speed or have errors, and leaf switches that fail as a whole."""
 
 from __future__ import annotations
 
@@ -11,43 +11,51 @@ from numpy.typing import NDArray
 
 from detectors.base.cohorts import Cohorts
 from detectors.base.detector import Detector, notes, part
-from detectors.base.findings import REPEAT, OpenConditions, close_ended, due_report, make_evidence
+from detectors.base.findings import REPEAT, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.streams import LEARN, USUAL_STEP
-from detectors.link.alarm_rates import LINKS, RULES, of_sum, of_window
-from detectors.link.best_values import Speeds
-from detectors.link.counters import Floats, Lives, Places
-from detectors.link.cable_ends import Ends
-from detectors.link.cable_ends import Modules
-from detectors.link.error_counts import PACKETS, PHYSICAL, Errors, Setting
-from detectors.link.leaf_faults import Erring, Leaves, Storms
+from detectors.base.topology_index import per_topology
+from detectors.link.alarm_rates import PORTS_PER_NODE, RULE, describe_cusum_rate, describe_window_rate
+from detectors.link.best_values import PortSpeeds
+from detectors.link.cable_ends import FarEnds, OpticalModules
+from detectors.link.counters import CounterGenerations, Floats, Indices
+from detectors.link.error_counts import PACKETS, PHYSICAL, ErrorLimits, PortErrors
+from detectors.link.leaf_faults import DownLeaves, ErringPorts, ErrorStorm, ErrorStorms, LeafLimits
 from detectors.link.port_states import UP, PortStates
-from detectors.link.port_troubles import PACKET_COUNTERS, Losses, Seen, Trouble, troubles
+from detectors.link.port_troubles import (
+    PACKET_COUNTERS,
+    PacketLosses,
+    PortLimits,
+    PortRecords,
+    PortTrouble,
+    find_troubles,
+)
+from pipeline.model.entity_names import pager_title, short_duration
 from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level
 
-_BRING_UP = 120.0
-"""s in which a port that has begun a new life (boot, driver loaded anew) comes up: what it does then is no fault."""
-_TRAINING = 30.0
-"""s after a flap in which errors are those of the training of the link: the flap tells of them. Chosen: a poll."""
+_BRING_UP_S = 120.0
+"""s in which a port comes up after a boot or a reload of its driver: its transitions and errors then do not count."""
+_TRAINING_S = 30.0
+"""s after a flap in which errors are those of link training; the flap is reported instead. Chosen: one poll."""
 
 
 @dataclass
 class Link(Detector):
-    """Flap machine, drop timer and a CUSUM on errors left after correction; a fallen leaf is blamed whole.
+    """Counts flaps, times links that are down, and sums errors left after correction; a failed leaf is one finding.
 
     Suspect: one flap, a port that is down, or errors at half of `limit`. Page: `flaps` within `flap_window` s, down
     for `drop` s, trained to less than its speed (a ticket after new firmware), errors at `limit`, or more in 300 s than
-    chance makes: at 400 Gb/s five in a minute or six in five, four where the whole fabric hardly errs; a burst counts
-    at most `error_cap` in 30 s. Suspected errors page at once where both ends of the cable have them, or the module is
-    hot. Alone they do not before their counter has been read for ten minutes, as it is not known yet how it bunches.
+    chance makes: at 400 Gb/s five in a minute or six in five, four where the whole fabric has very few; a burst counts
+    at most `error_cap` in 30 s. Suspected errors page at once if both ends of the cable have them, or the module is
+    hot. Otherwise they do not page until their counter has been read for ten minutes, which shows how it bunches.
     More than `leaf_share` of a leaf's ports (at least `leaf_ports`) down within `leaf_within` s: one page for the
-    leaf, none for its ports. The same where more than 30 % of at least eight ports of a leaf begin to err within five
-    minutes; `fabric:all` is blamed where these are of several leaves.
+    leaf, none for its ports. The same if more than 30 % of at least eight ports of a leaf begin to have errors within
+    five minutes; if they are on several leaves, the entity is `fabric:all`.
 
-    Nothing counts during announced work and until links have settled, on a port that begins a new life, on one whose
-    far end's node is silent (it boots), or in a counter that was reset or stands at its top (evidence: `full`).
-    Received packets with errors that rise and fall with the load are congestion, a ticket at most. Only a port of a
-    fabric, below a leaf or a rail in the topology, pages. Elsewhere people pull cables: what would page is a ticket
+    Nothing counts during announced maintenance and until links have settled, on a port whose counters have just
+    started, on one whose far end's node is silent (it boots), or in a counter that was reset or is saturated (evidence:
+    `full`). Received packets with errors that follow the load are congestion, a ticket at most. Only a port of a
+    fabric, below a leaf or a rail in the topology, pages. Elsewhere people unplug cables: what would page is a ticket
     there, as with the role `management` anywhere; a suspect with `wireless` or the role `unused`.
 
     Source: 3 flaps in 12 h and down for 4 min as in gpud's rules; bit error rates of 1e-15 (`healthy_ber`, NVIDIA's
@@ -67,7 +75,7 @@ class Link(Detector):
     )
     cannot_see: ClassVar[str] = (
         "Ports that were slow or down when first seen, throughput lost without a lower speed or errors, errors in the "
-        "first ten minutes of a counter's readings, and those of counters at their top until somebody clears them."
+        "first ten minutes of a counter's readings, and those of saturated counters until somebody clears them."
     )
 
     flaps: int = 3
@@ -83,209 +91,229 @@ class Link(Detector):
     leaf_ports: int = 4
 
     gates: Gates = part(Gates)
-    lives: Lives = part(Lives)
-    states: PortStates = part(PortStates)
-    errors: Errors = part(Errors)
-    leaves: Leaves = part(Leaves)
-    storms: Storms = part(Storms)
-    speeds: Speeds = part(Speeds)
-    leaps: dict[str, list[float]] = notes()
-    modules: Modules = part(Modules)
-    losses: Losses = part(Losses)
-    flapped: dict[str, int] = notes()
+    generations: CounterGenerations = part(CounterGenerations, kept=True)
+    states: PortStates = part(PortStates, kept=True)
+    errors: PortErrors = part(PortErrors, kept=True)
+    leaves: DownLeaves = part(DownLeaves)
+    storms: ErrorStorms = part(ErrorStorms)
+    speeds: PortSpeeds = part(PortSpeeds, kept=True)
+    modules: OpticalModules = part(OpticalModules, kept=True)
+    losses: PacketLosses = part(PacketLosses)
     conditions: OpenConditions = notes()
     _leaf: Cohorts = field(default_factory=lambda: Cohorts("leaf"), init=False, repr=False)
     _fabric: Cohorts = field(default_factory=lambda: Cohorts("leaf", "rail"), init=False, repr=False)
-    _ends: Ends = field(default_factory=Ends, init=False, repr=False)
-    _place: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+    _ends: FarEnds = field(default_factory=FarEnds, init=False, repr=False)
 
     def budget(self) -> list[str]:
-        tests = (of_sum(self.limit, USUAL_STEP, LINKS), of_window(LINKS))
-        return [*(f"errors, {words}" for words in tests), f"flaps, drops, leaves: {RULES}"]
+        """Returns the false alarm rates of its tests."""
+        tests = (describe_cusum_rate(self.limit, USUAL_STEP, PORTS_PER_NODE), describe_window_rate(PORTS_PER_NODE))
+        return [*(f"errors, {words}" for words in tests), f"flaps, drops, leaves: {RULE}"]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings of leaves, of the fabric and of ports."""
         self.gates.update(frames)
         frame = frames.get("nic")
         if frame is None or not len(frame.entities):
             return []
-        anew, lives = self.lives.changed(frame["nic.generation"])
-        self.modules.take(frame)
-        self.speeds.take(frame)
-        self._flaps(frame, anew, lives)
-        self._hear(frame, lives)
-        self._count(frame, anew, lives)
-        return self._findings(frame, self._fallen(frame))
+        restarted, started = self.generations.find_restarted(frame["nic.generation"])
+        self.modules.update(frame)
+        self.speeds.update_ports(frame)
+        for i, times in self.states.update(frame["nic.state"], frame["nic.carrier_changes"], frame.time, restarted):
+            self._record_flap(frame, i, times, frame.time, started)
+        self._apply_events(frame, started)
+        self._update_errors(frame, restarted, started)
+        return self._findings(frame, self._ports_below_down_leaves(frame))
 
-    def _fallen(self, frame: Frame) -> NDArray[np.bool_]:
-        """(N,) ports below a leaf that fell."""
-        groups = self._leaf.groups(frame)  # numbered when the fleet changes, not first when it falls
-        if not self.states.down.any():
-            self.leaves.stand(frame.time)
-            return np.zeros(len(frame.entities), np.bool_)
-        limits = (self.leaf_ports, self.leaf_share, self.leaf_within)
-        return self.leaves.judge(self.states, groups, lambda i: self._leaf_of(frame, i), *limits, frame.time)
-
-    def _flaps(self, frame: Frame, anew: Places, lives: Floats) -> None:
-        for i, times in self.states.look(frame["nic.state"], frame["nic.carrier_changes"], frame.time, anew):
-            self._flap(frame, i, times, frame.time, lives)
-
-    def _hear(self, frame: Frame, lives: Floats) -> None:
-        """Takes transitions that events tell of ports without a counter; a counter has them all already."""
+    def _apply_events(self, frame: Frame, started: Floats) -> None:
+        """Reads link_state events of ports without a counter of transitions; a counter has counted them already."""
         for event in [e for e in frame.events if e.kind == "link_state" and "state" in e.data]:
-            i = self._places(frame).get(event.entity, -1)
-            if i >= 0 and self.states.hear(i, event):
-                self._flap(frame, i, 1, event.time, lives)
+            i = self._port_indices(frame).get(event.entity, -1)
+            if i >= 0 and self.states.apply_event(i, event):
+                self._record_flap(frame, i, 1, event.time, started)
 
-    def _flap(self, frame: Frame, i: int, times: int, time: int, lives: Floats) -> None:
-        """Notes returns to up that nothing explains: no work, no boot, no fallen leaf."""
+    def _record_flap(self, frame: Frame, i: int, times: int, time: int, started: Floats) -> None:
+        """Counts returns to up as flaps unless maintenance, a boot or a leaf that was down explains them."""
         port = frame.entities[i]
-        self.flapped[port] = time
-        if i in self.states.leaps:
-            self.leaps[port] = list(self.states.leaps[i])
+        self.states.record_return(i, port, time)
         if (
-            self.states.known(i)
-            and not self._excused(frame, i, lives)
-            and not self.leaves.excuses(self._leaf_of(frame, i), time)
+            self.states.has_enough_samples(i)
+            and not self._is_excused(frame, i, started)
+            and not self.leaves.explains_port(self._leaf_of(frame, i), time)
         ):
-            self.states.flap(port, times, time)
+            self.states.record_flap(port, times, time)
 
-    def _excused(self, frame: Frame, i: int, lives: Floats) -> bool:
-        """Whether a port is worked on, or has only just begun to live."""
-        young = frame.time - lives[i] * SECOND < _BRING_UP * SECOND
+    def _is_excused(self, frame: Frame, i: int, started: Floats) -> bool:
+        """Returns whether people work on a port, or its counters started a moment ago."""
+        young = frame.time - started[i] * SECOND < _BRING_UP_S * SECOND
         return bool(young) or self.gates.in_maintenance(frame.entities[i], frame.topology, frame.time)
 
-    def _count(self, frame: Frame, anew: Places, lives: Floats) -> None:
-        """Feeds the error counters into their CUSUMs, of ports whose errors mean anything now."""
-        self.errors.speeds(frame["nic.speed"])
-        setting = Setting(self.healthy_ber, self.faulty_ber, self.limit, self.error_cap)
+    def _update_errors(self, frame: Frame, restarted: Indices, started: Floats) -> None:
+        """Adds the growth of the error counters, of ports whose errors count now."""
+        self.errors.update_speeds(frame["nic.speed"])
+        limits = ErrorLimits(self.healthy_ber, self.faulty_ber, self.limit, self.error_cap)
         up = self.states.state[: len(frame.entities)] == UP
         for signal in (*PHYSICAL, *PACKETS):
             if signal in frame.values:
-                at, growth = self.errors.take(signal, frame.values[signal], frame.time, anew)
+                at, growth = self.errors.measure_growth(signal, frame.values[signal], frame.time, restarted)
                 if len(at):
-                    kept = np.fromiter((self._counts(frame, i, lives) for i in at.tolist()), bool, len(at))
+                    counted = (self._errors_count(frame, i, started) for i in at.tolist())
+                    kept = np.fromiter(counted, bool, len(at))
                     at, growth = at[kept], growth[kept]
                 for i, count in zip(at.tolist(), growth.tolist(), strict=True):
-                    self.losses.err(frame.entities[i], signal in PACKET_COUNTERS, count, frame.time)
-                self.errors.judge(signal, at, growth, up, frame.time, setting)
+                    self.losses.add_errors(frame.entities[i], signal in PACKET_COUNTERS, count, frame.time)
+                self.errors.update_sums(signal, at, growth, up, frame.time, limits)
         if self.losses.followed:
-            self.losses.take(self._places(frame), frame["nic.rx_bytes"], frame.time)
+            self.losses.close_minutes(self._port_indices(frame), frame["nic.rx_bytes"], frame.time)
 
-    def _counts(self, frame: Frame, i: int, lives: Floats) -> bool:
-        flapped = self.flapped.get(frame.entities[i], 0)
-        training = 0 <= frame.time - flapped <= _TRAINING * SECOND or self.states.down[i] > 0
-        return self.states.known(i) and not training and not self._excused(frame, i, lives)
+    def _errors_count(self, frame: Frame, i: int, started: Floats) -> bool:
+        returned = self.states.returned.get(frame.entities[i], 0)
+        training = 0 <= frame.time - returned <= _TRAINING_S * SECOND or self.states.down[i] > 0
+        return self.states.has_enough_samples(i) and not training and not self._is_excused(frame, i, started)
+
+    def _ports_below_down_leaves(self, frame: Frame) -> NDArray[np.bool_]:
+        """Returns (N,) ports below a leaf that is down."""
+        groups = self._leaf.groups(frame)  # numbered when the fleet changes, not first when a leaf goes down
+        if not self.states.down.any():
+            self.leaves.mark_all_up(frame.time)
+            return np.zeros(len(frame.entities), np.bool_)
+        limits = LeafLimits(self.leaf_ports, self.leaf_share, self.leaf_within)
+        return self.leaves.find_ports_below(self.states, groups, lambda i: self._leaf_of(frame, i), limits, frame.time)
 
     def _leaf_of(self, frame: Frame, i: int) -> str:
         return frame.topology.ancestor_of_kind(frame.entities[i], "leaf") or ""
 
-    def _findings(self, frame: Frame, fallen: NDArray[np.bool_]) -> list[Finding]:
-        """Of leaves that fell, and of every other port with trouble."""
-        slow = frozenset(self.speeds.slow(frame, self.gates))
-        bad = self._bad(frame, slow)
-        found = [*self._of_leaves(frame), *self._of_storms(frame, fallen, bad)]
+    @per_topology
+    def _port_indices(self, frame: Frame) -> dict[str, int]:
+        """Returns the index of each port in the frame."""
+        return {port: i for i, port in enumerate(frame.entities)}
+
+    def _findings(self, frame: Frame, below_down_leaf: NDArray[np.bool_]) -> list[Finding]:
+        """Returns findings of leaves that are down or have many errors, and of every other port in trouble."""
+        slow = frozenset(self.speeds.find_slow(frame, self.gates))
+        bad = self._ports_in_trouble(frame, slow)
+        found = [*self._leaf_findings(frame), *self._storm_findings(frame, below_down_leaf, bad)]
         holding = {*self.leaves.fallen, *self.storms.standing}
-        shared = frozenset(self._places(frame).get(port, -1) for port in self.storms.shared)
-        seen = Seen(self, frame, self._ends.of(frame), shared, slow) if bad else None
+        shared = frozenset(self._port_indices(frame).get(port, -1) for port in self.storms.shared)
+        records = self._records(frame, shared, slow) if bad else None
         for i in bad:
             port = frame.entities[i]
-            if fallen[i] or not self.states.known(i) or self.gates.in_maintenance(port, frame.topology, frame.time):
+            if below_down_leaf[i] or not self.states.has_enough_samples(i):
                 continue
-            if self.leaves.back and self.leaves.excuses(self._leaf_of(frame, i), frame.time):
+            if self.gates.in_maintenance(port, frame.topology, frame.time):
                 continue
-            if i not in shared and self._told(frame, i):
+            if self.leaves.back and self.leaves.explains_port(self._leaf_of(frame, i), frame.time):
+                continue
+            if i not in shared and self._was_just_reported(frame, i):
                 holding.add(port)
                 continue
-            told = troubles(seen, i) if seen else []
-            if told:
+            troubles = find_troubles(records, self._port_limits, i) if records else []
+            if troubles:
                 holding.add(port)
-                if not self.states.silent(i):
-                    found += self._of_port(frame, i, told)
+                if not self.states.is_silent(i):
+                    found += self._port_finding(frame, i, troubles)
         close_ended(self.conditions, holding)
         return found
 
-    def _told(self, frame: Frame, i: int) -> bool:
-        """Whether the trouble of a port has been told just now, as loudly as it can be."""
+    def _records(self, frame: Frame, shared: frozenset[int], slow: frozenset[int]) -> PortRecords:
+        pieces = (self.states, self.speeds, self.errors, self.modules, self.losses, self.gates, self.states.leaps)
+        return PortRecords(frame, *pieces, self._ends.find_far_ends(frame), shared, slow)
+
+    @property
+    def _port_limits(self) -> PortLimits:
+        return PortLimits(self.flaps, self.flap_window, self.flap_quiet, self.drop, self.healthy_ber, errors=self.limit)
+
+    def _was_just_reported(self, frame: Frame, i: int) -> bool:
+        """Returns whether a port was reported within REPEAT at the highest level that it may have."""
         known = self.conditions.get(frame.entities[i])
         fresh = known is not None and 0 <= frame.time - known["told"] < REPEAT
-        return fresh and known is not None and known["level"] == self._highest(frame, i)
+        return fresh and known is not None and known["level"] == self._highest_level(frame, i)
 
-    def _bad(self, frame: Frame, slow: frozenset[int]) -> list[int]:
-        """Ports that have any trouble."""
-        bad = {*self.states.lost().tolist(), *self.errors.above(self.limit / 2).tolist(), *slow}
+    def _ports_in_trouble(self, frame: Frame, slow: frozenset[int]) -> list[int]:
+        bad = {*self.states.down_ports().tolist(), *self.errors.ports_above(self.limit / 2).tolist(), *slow}
         if self.states.flapped:
-            for port in [p for p, at in self.flapped.items() if frame.time - at > self.flap_window * SECOND]:
-                del self.flapped[port]
-                self.leaps.pop(port, None)
-            burst, place = self.states.burst, self._places(frame)
-            names = [p for p in list(self.states.flapped) if burst(p, frame.time, self.flap_window, self.flap_quiet)]
-            bad |= {place.get(name, -1) for name in names}
+            self.states.drop_old_returns(frame.time, self.flap_window)
+            recent, index = self.states.recent_flaps, self._port_indices(frame)
+            names = [p for p in list(self.states.flapped) if recent(p, frame.time, self.flap_window, self.flap_quiet)]
+            bad |= {index.get(name, -1) for name in names}
         return sorted(i for i in bad if 0 <= i < len(frame.entities))
 
-    def _places(self, frame: Frame) -> dict[str, int]:
-        """Where each port stands in the frame: names are only ever added at the end."""
-        for i in range(len(self._place), len(frame.entities)):
-            self._place[frame.entities[i]] = i
-        return self._place
-
-    def _of_leaves(self, frame: Frame) -> list[Finding]:
+    def _leaf_findings(self, frame: Frame) -> list[Finding]:
         found = []
         for leaf, since in sorted(self.leaves.fallen.items()):
-            work = self.gates.in_maintenance(leaf, frame.topology, frame.time)
-            if not work and (due := due_report(self.conditions, leaf, frame.time, since, "page")):
+            if self.gates.in_maintenance(leaf, frame.topology, frame.time):
+                continue
+            if due := due_report(self.conditions, leaf, frame.time, since, "page"):
                 seconds = round((frame.time - since) / SECOND, 1)
                 down, below = self.leaves.ports[leaf]
-                summary = f"{leaf}: {down} of its {below} ports went down together: the switch, not its ports"
-                if seconds >= 60:
-                    summary += f"; it has been gone for {seconds / 60:.0f} min"
-                says = make_evidence("fewer than half of its ports are down", down_s=seconds, down=down, ports=below)
-                head = (frame.time, min(due[0], frame.time), leaf, self.name, due[1], 1.0)
-                found.append(Finding(*head, summary, says, ("nic.state",)))
+                title = f"{down} of {below} ports down" + (f" for {short_duration(seconds)}" if seconds >= 60 else "")
+                found.append(
+                    self.finding(
+                        *(frame.time, leaf, (min(due[0], frame.time), due[1])),
+                        score=1.0,
+                        summary=pager_title(leaf, title),
+                        signals=("nic.state",),
+                        clears="fewer than half of its ports are down",
+                        down_s=seconds,
+                        down=down,
+                        ports=below,
+                    )
+                )
         return found
 
-    def _of_storms(self, frame: Frame, fallen: NDArray[np.bool_], bad: list[int]) -> list[Finding]:
-        """Of leaves, or the fabric, on which many ports began to err together."""
+    def _storm_findings(self, frame: Frame, below_down_leaf: NDArray[np.bool_], bad: list[int]) -> list[Finding]:
+        """Returns findings of leaves, or of the fabric, on which many ports began to have errors together."""
         if not (bad or self.storms.standing or self.storms.shared):
             return []
-        n, working = len(frame.entities), self.gates.maintenance_mask(frame)
-        at = self.errors.above(self.limit / 2)
-        at = at[at < n]
-        at = at[~fallen[at] & ~working[at] & (self.states.count[at] > LEARN)]
-        at = at[np.fromiter((self._highest(frame, i) == "page" for i in at.tolist()), bool, len(at))]
-        sure = self.errors.were_above(at)
-        erring = Erring(
-            at, self.errors.since(at, self.limit / 2), sure, self.states.was_up[:n] & (self._fabric.groups(frame) >= 0)
-        )
-        storms = self.storms.judge(
-            erring, self._leaf.groups(frame), lambda i: self._leaf_of(frame, i), frame.entities, frame.time
-        )
-        found = []
-        for storm in storms:
-            if due := due_report(self.conditions, storm.entity, frame.time, storm.since, storm.level):
-                says = make_evidence("fewer than 30 % of its ports err", None, erring=storm.struck, ports=storm.of)
-                head = (frame.time, min(due[0], frame.time), storm.entity, self.name, due[1], storm.struck / storm.of)
-                signals = tuple(s for s in (*PHYSICAL, *PACKETS) if s in frame.values)
-                found.append(Finding(*head, self.storms.words(storm), says, signals))
-        return found
+        leaf_of, leaves = (lambda i: self._leaf_of(frame, i)), self._leaf.groups(frame)
+        erring = self._erring_ports(frame, below_down_leaf)
+        storms = self.storms.find_storms(erring, leaves, leaf_of, frame.entities, frame.time)
+        due = ((s, due_report(self.conditions, s.entity, frame.time, s.since, s.level)) for s in storms)
+        return [self._storm_finding(frame, storm, report) for storm, report in due if report is not None]
 
-    def _of_port(self, frame: Frame, i: int, told: list[Trouble]) -> list[Finding]:
-        """One finding per port, of its worst trouble first."""
-        entity, time, worst = frame.entities[i], frame.time, told[0]
-        level = min(worst.level, self._highest(frame, i), key=LEVELS.index)
-        due = due_report(self.conditions, entity, time, min(t.since for t in told), level)
+    def _storm_finding(self, frame: Frame, storm: ErrorStorm, due: tuple[int, Level]) -> Finding:
+        return self.finding(
+            *(frame.time, storm.entity, (min(due[0], frame.time), due[1])),
+            score=storm.erring / storm.ports,
+            summary=pager_title(storm.entity, f"errors on {storm.erring} of {storm.ports} ports at once"),
+            signals=tuple(s for s in (*PHYSICAL, *PACKETS) if s in frame.values),
+            clears="fewer than 30 % of its ports have errors",
+            erring=storm.erring,
+            ports=storm.ports,
+        )
+
+    def _erring_ports(self, frame: Frame, below_down_leaf: NDArray[np.bool_]) -> ErringPorts:
+        n, maintenance = len(frame.entities), self.gates.maintenance_mask(frame)
+        at = self.errors.ports_above(self.limit / 2)
+        at = at[at < n]
+        at = at[~below_down_leaf[at] & ~maintenance[at] & (self.states.count[at] > LEARN)]
+        at = at[np.fromiter((self._highest_level(frame, i) == "page" for i in at.tolist()), bool, len(at))]
+        watched = self.states.was_up[:n] & (self._fabric.groups(frame) >= 0)
+        return ErringPorts(at, self.errors.onsets(at, self.limit / 2), self.errors.confirmed(at), watched)
+
+    def _port_finding(self, frame: Frame, i: int, troubles: list[PortTrouble]) -> list[Finding]:
+        """Returns the finding of a port, if one is due; its worst trouble comes first."""
+        entity, time, worst = frame.entities[i], frame.time, troubles[0]
+        level = min(worst.level, self._highest_level(frame, i), key=LEVELS.index)
+        due = due_report(self.conditions, entity, time, min(t.since for t in troubles), level)
         if due is None:
             return []
-        says = {k: v for t in reversed(told) for k, v in t.evidence.items()}
-        if full := self.errors.full(i, frame.values):
-            says["full"] = full
-        clears = "; ".join(t.clears for t in told)
-        summary = f"{entity} {' and '.join(t.text for t in told)}: {worst.side}"
-        signals = tuple(dict.fromkeys(t.signal for t in told))
-        shown = make_evidence(clears, worst.compared, **says)
-        return [Finding(time, min(due[0], time), entity, self.name, due[1], worst.score, summary, shown, signals)]
+        evidence = {k: v for t in reversed(troubles) for k, v in t.evidence.items()}
+        if full := self.errors.saturated_counters(i, frame.values):
+            evidence["full"] = full
+        return [
+            self.finding(
+                *(time, entity, (min(due[0], time), due[1])),
+                score=worst.score,
+                summary=pager_title(entity, ", ".join(t.title for t in troubles)),
+                signals=tuple(dict.fromkeys(t.signal for t in troubles)),
+                clears="; ".join(t.clears for t in troubles),
+                compared=worst.compared,
+                **evidence,
+            )
+        ]
 
-    def _highest(self, frame: Frame, i: int) -> Level:
-        """How loud a port may get: a link of the fabric holds up a job, another one at most its own host."""
+    def _highest_level(self, frame: Frame, i: int) -> Level:
+        """Returns the highest level of a port: a fabric link holds up a job, another one at most its own host."""
         facts = frame.topology.attributes.get(frame.entities[i], {})
         if facts.get("wireless") is True or facts.get("role") == "unused":
             return "suspect"

@@ -1,7 +1,4 @@
-"""Finds optics that will fail: raw bit errors that rise, modules that run hot, light that fades; tickets only.
-
-What the last two days of all optical ports look like at the end of an hour: levels, changes, peers, candidates.
-"""
+"""Finds optics that will fail: raw bit errors that rise, modules that run hot, light that fades. Tickets only."""
 
 from __future__ import annotations
 
@@ -17,24 +14,32 @@ from detectors.base.detector import Detector, notes, part
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.gates import Gates
 from detectors.base.statistics import grouped_mad, grouped_median
-from detectors.link.alarm_rates import LINKS, of_trend
-from detectors.link.optic_history import HOUR, HOURS, OpticHistory, Trend, row_median, trend
+from detectors.link.alarm_rates import PORTS_PER_NODE, describe_trend_rate
+from detectors.link.optic_history import HOUR, HOURS, OpticHistory, Trend, fit_trend, row_median
+from pipeline.model.entity_names import pager_title
 from pipeline.model.records import Finding, Frame, iso
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Verdicts = dict[str, dict[str, Any]]
 
-_RECENT, _PAST = 3, 12  # h that make the present; h before them from which a past can be told. Chosen
-_COHORT = 8  # ports below which a median says little: the guilty one would be half of it
-_DECADE = 1.0  # above peers or past: what the sound ports of a cohort differ by is less; chosen
-_NORMAL = 1.4826
-_OUTLIER = 3.0  # standard deviations of the cohort; chosen: beyond them is 1 in 740 of normal ports
-_SURE = 6.0  # standard deviations that a rise must have over what it wanders; chosen
+_BER = ("nic.phy_corrected_bits", "nic.phy_bits")
+_MODULE_SIGNAL = {"hot": "nic.module_temperature", "dark": "nic.rx_power_min"}
+_ERROR_REASONS = ("rising", "high")
+_RECENT_HOURS, _MIN_PAST_HOURS = 3, 12  # h that are the present; h before them that are enough for a past. Chosen
+_MIN_COHORT = 8  # ports from which a median counts: the bad one would be half of a smaller cohort
+_MIN_DECADES = 1.0  # above peers or past: healthy ports of a cohort differ by less; chosen
+_NORMAL = 1.4826  # median absolute deviation to standard deviation of a normal distribution
+_OUTLIER_DEVIATIONS = 3.0  # standard deviations of the cohort; chosen: 1 in 740 of normal ports is beyond them
+_CLEAR_DEVIATIONS = 6.0  # standard deviations around the line that a rise must exceed; chosen
+_SILENT_FOR = 48 * HOUR  # us that a ticket stays open without a reading: as long as the history; chosen
+_MIN_SAMPLES = 20  # slots before a port is judged: the replay contract
+_FAR_FORECAST_DAYS = 60  # a longer forecast is not shown; chosen
 
 
 @dataclass(frozen=True)
-class Looks:
-    """One hour's look. log10 of raw BER, degrees C and dBm; NaN where nothing was measured.
+class OpticComparison:
+    """All ports at the end of an hour. log10 of raw BER, degrees C and dBm; NaN where nothing was measured.
 
     series: (N, 48) log10 of the raw BER, less what all of its cohort did.
     recent: (N,) median of the last three hours.  past: (N,) that of the hours before.
@@ -53,127 +58,115 @@ class Looks:
     change: Mapping[str, Floats]
 
     @classmethod
-    def of(cls, history: OpticHistory, groups: NDArray[np.int32]) -> Looks:
-        raw = history.of("ber")[: len(groups)]
-        recent, past = row_median(raw[:, -_RECENT:]), _past(raw)
+    def compare(cls, history: OpticHistory, groups: NDArray[np.int32]) -> OpticComparison:
+        """Returns the comparison of all ports. groups: (N,) cohort of each port."""
+        raw = history.hourly_medians("ber")[: len(groups)]
+        recent, past = row_median(raw[:, -_RECENT_HOURS:]), _past(raw)
         centre, size = grouped_median(recent, groups)
         spread, _ = grouped_mad(recent, groups)
         newest, change = {}, {}
         for kind, sign in (("heat", 1.0), ("light", -1.0)):
-            hours = history.of(kind)[: len(groups)]
-            newest[kind] = row_median(hours[:, -_RECENT:])
+            hours = history.hourly_medians(kind)[: len(groups)]
+            newest[kind] = row_median(hours[:, -_RECENT_HOURS:])
             moved = sign * (newest[kind] - _past(hours))
             common, peers = grouped_median(moved, groups)
-            change[kind] = moved - np.where((peers >= _COHORT) & np.isfinite(common), common, 0.0)
+            change[kind] = moved - np.where((peers >= _MIN_COHORT) & np.isfinite(common), common, 0.0)
         return cls(_without_common(raw, groups), raw, recent, past, centre, _NORMAL * spread, size, newest, change)
 
-    def suspects(self, high: float, limit: float, horizon: float, slope: float, hours: int) -> Bools:
-        """(N,) ports worth the full look: high, or halves that differ by most of what would cross the limit in time."""
+    def find_candidates(self, high: float, limit: float, horizon: float, slope: float, hours: int) -> Bools:
+        """Returns (N,) ports to judge in full: high, or with halves that differ by most of what crosses the limit."""
         half = hours // 2
         late, early = row_median(self.series[:, -half:]), row_median(self.series[:, -2 * half : -half])
         speed = (late - early) / half * 24
-        wanted = np.maximum(slope, (limit - self.recent) / horizon)
-        rises = (speed > 0.6 * wanted) & (self.recent < limit)  # NaN: no
-        return np.asarray(rises | (self._high_hours(high) >= _RECENT))
+        required = np.maximum(slope, (limit - self.recent) / horizon)
+        rises = (speed > 0.6 * required) & (self.recent < limit)  # false for NaN
+        return np.asarray(rises | (self._count_high_hours(high) >= _RECENT_HOURS))
 
     def is_high(self, i: int, high: float, limit: float) -> bool:
-        """High for three hours, and far from its peers; without peers, from its own past.
+        """Returns whether a port is high for three hours, and far from its peers; without peers, from its own past.
 
         A link that works beyond the limit has a stronger code, and where its peers differ by much it is like some.
         """
-        spread = self.spread[i] if self.size[i] >= _COHORT else 0.0
-        far = self.above(i) >= max(_DECADE, _OUTLIER * spread)
-        return bool(self._high_hours(high)[i] >= _RECENT and far and self.recent[i] < limit)
+        spread = self.spread[i] if self.size[i] >= _MIN_COHORT else 0.0
+        far = self.decades_above_peers(i) >= max(_MIN_DECADES, _OUTLIER_DEVIATIONS * spread)
+        return bool(self._count_high_hours(high)[i] >= _RECENT_HOURS and far and self.recent[i] < limit)
 
-    def above(self, i: int) -> float:
-        """Decades above its peers; without peers, above its own past. NaN: neither is known."""
-        other = self.centre[i] if self.size[i] >= _COHORT else self.past[i]
+    def decades_above_peers(self, i: int) -> float:
+        """Returns decades above its peers; without peers, above its own past. NaN: neither is known."""
+        other = self.centre[i] if self.size[i] >= _MIN_COHORT else self.past[i]
         return float(self.recent[i] - other)
 
     def high_since(self, i: int, high: float) -> int:
-        """Place of the first of the last hours that are high."""
+        """Returns the index of the first of the last hours that are high."""
         low = np.flatnonzero(~(self.raw[i] > np.log10(high)))
         return int(low[-1]) + 1 if len(low) else 0
 
-    def _high_hours(self, high: float) -> NDArray[np.int64]:
-        """(N,) how many of the last three hours are high."""
-        return np.asarray((self.raw[:, -_RECENT:] > np.log10(high)).sum(axis=1))
+    def _count_high_hours(self, high: float) -> NDArray[np.int64]:
+        """Returns (N,) how many of the last three hours are high."""
+        return np.asarray((self.raw[:, -_RECENT_HOURS:] > np.log10(high)).sum(axis=1))
 
-    def trend(self, i: int) -> Trend | None:
-        return trend(self.series[i])
+    def is_clear(self, found: Trend) -> bool:
+        """Returns whether a series has risen by more than it varies."""
+        return found.slope * found.hours / 24 > _CLEAR_DEVIATIONS * found.spread
 
-    def clear(self, found: Trend) -> bool:
-        """Whether it has risen by more than it wanders."""
-        return found.slope * found.hours / 24 > _SURE * found.spread
-
-    def hot(self, limit: float, rise: float) -> Bools:
-        """(N,) hotter than modules may be, or than it was while its peers are as they were."""
+    def find_hot(self, limit: float, rise: float) -> Bools:
+        """Returns (N,) modules hotter than `limit`, or than they were while their peers are as they were."""
         return np.asarray((self.newest["heat"] > limit) | (self.change["heat"] >= rise))
 
-    def dark(self, loss: float) -> Bools:
-        """(N,) has lost light while its peers have not."""
+    def find_dark(self, loss: float) -> Bools:
+        """Returns (N,) ports that have lost light while their peers have not."""
         return np.asarray(self.change["light"] >= loss)
 
-    def among(self, i: int) -> str:
-        """Whom a port is compared with, in words."""
-        if self.size[i] >= _COHORT:
-            return f"{self.size[i] - 1} ports alike: {10 ** self.centre[i]:.1e}"
-        return f"its own past: {10 ** self.past[i]:.1e}" if np.isfinite(self.past[i]) else "nothing to compare it with"
-
     def compared(self, i: int, cohort: str) -> Comparison:
-        alike = bool(self.size[i] >= _COHORT)
+        """Returns the raw BER of a port beside that of its peers or of its own past."""
+        alike = bool(self.size[i] >= _MIN_COHORT)
         other = float(self.centre[i] if alike else self.past[i])
         spread, peers = (float(self.spread[i]), int(self.size[i]) - 1) if alike else (None, 0)
-        return Comparison(float(self.recent[i]), other, spread, cohort, peers, self.above(i), "decade")
+        return Comparison(float(self.recent[i]), other, spread, cohort, peers, self.decades_above_peers(i), "decade")
 
-    def module(self, i: int) -> dict[str, Any]:
-        """What the module says beside it: heat and loss of light point to the cause."""
-        facts = {
+    def module_evidence(self, i: int) -> dict[str, Any]:
+        """Returns heat and light of the module, which point to the cause of errors."""
+        values = {
             "module_degrees": float(self.newest["heat"][i]),
             "module_warmer_k": float(self.change["heat"][i]),
             "light_dbm": float(self.newest["light"][i]),
             "light_lost_db": float(self.change["light"][i]),
         }
-        return {name: round(value, 2) for name, value in facts.items() if np.isfinite(value)}
+        return {name: round(value, 2) for name, value in values.items() if np.isfinite(value)}
 
 
 def _past(hours: NDArray[np.float32]) -> Floats:
-    """(N,) median of the hours before the present; NaN where they are too few."""
-    before = hours[:, : HOURS - _RECENT]
-    enough = np.isfinite(before).sum(axis=1) >= _PAST
+    """Returns (N,) the median of the hours before the present; NaN where they are too few."""
+    before = hours[:, : HOURS - _RECENT_HOURS]
+    enough = np.isfinite(before).sum(axis=1) >= _MIN_PAST_HOURS
     return np.where(enough, row_median(before), np.nan)
 
 
 def _without_common(raw: NDArray[np.float32], groups: NDArray[np.int32]) -> Floats:
-    """(N, 48) less the median of what each cohort did in that hour, departures from each port's own median."""
+    """Returns (N, 48) less the median of what each cohort did in that hour: departures from each port's own median."""
     series = raw.astype(np.float64)
     own = series - row_median(raw)[:, None]
     for hour in np.flatnonzero(np.isfinite(own).any(axis=0)).tolist():
         common, size = grouped_median(own[:, hour], groups)
-        series[:, hour] -= np.where((size >= _COHORT) & np.isfinite(common), common, 0.0)
+        series[:, hour] -= np.where((size >= _MIN_COHORT) & np.isfinite(common), common, 0.0)
     return series
-
-
-Verdicts = dict[str, dict[str, Any]]
-_SILENT = 48 * HOUR  # that a ticket stands while its port tells nothing: as long as its history; chosen
-_BER = ("nic.phy_corrected_bits", "nic.phy_bits")
 
 
 @dataclass
 class LinkOptic(Detector):
-    """Raw bit error rate of each optical port by the hour, against ports alike and against its own two days.
+    """Raw bit error rate of each optical port per hour, against similar ports and against its own two days.
 
     Ticket, in this order of evidence:
     - rising: since its last step, for `least_hours` h, with Mann-Kendall z > `z` and by more than `slope` decades
       a day (Theil-Sen); it is above `normal` and half a decade above its peers, and the line crosses `fec_limit`
       within `horizon` days;
-    - high: above `high` in three hours running, and a decade above its peers or, without peers, above its own past;
+    - high: above `high` in three hours in a row, and a decade above its peers or, without peers, above its own past;
     - hot: above `hot` degrees C, or `hotter` K more than before while its peers are as before;
     - dark: `darker` dB less light than before while its peers are as before.
-    A ticket holds until the port is well below what it was ticketed for. What moves all ports alike blames none, and a
-    step is no trend: sound ports are known to move by more than a decade at once and stay there.
+    A ticket holds until the port is well below the value of its ticket. What moves all ports alike blames none, and a
+    step is no trend: healthy ports are known to move by more than a decade at once and stay there.
 
-    Source: RS(544,514) (IEEE 802.3 clause 91) mends up to about 2.4e-4; raw rates of 1e-8 to 1e-6 are normal on PAM4
+    Source: RS(544,514) (IEEE 802.3 clause 91) corrects up to about 2.4e-4; raw rates of 1e-8 to 1e-6 are normal on PAM4
     (public mlxlink outputs): `normal` is the worst of them, `high` ten times that; 70 degrees C and 10 K as in
     NVIDIA UFM's PDR plugin; 3 dB is the loss that 400GBASE-DR4 allows its whole channel (IEEE 802.3bs); z, slope and
     horizon chosen.
@@ -188,8 +181,8 @@ class LinkOptic(Detector):
         *("event:link_peer", "event:maintenance_start", "event:maintenance_end"),
     )
     cannot_see: ClassVar[str] = (
-        "Optics that fail within hours, the far end of a link (its own counters are needed), ports whose module tells"
-        " nothing, and when a stronger code than RS(544,514) gives up."
+        "Optics that fail within hours, the far end of a link (its own counters are needed), ports whose module reports"
+        " nothing, and when a stronger code than RS(544,514) fails."
     )
 
     fec_limit: float = 2.4e-4
@@ -203,7 +196,7 @@ class LinkOptic(Detector):
     hotter: float = 10.0
     darker: float = 3.0
 
-    history: OpticHistory = part(OpticHistory)
+    history: OpticHistory = part(OpticHistory, kept=True)
     gates: Gates = part(Gates)
     verdicts: Verdicts = notes()
     conditions: OpenConditions = notes()
@@ -214,126 +207,122 @@ class LinkOptic(Detector):
     )
 
     def budget(self) -> list[str]:
+        """Returns the false alarm rate of its trend test."""
         rules = "high, hot, dark: a rule on levels that hold for three hours: no statistical alarm rate"
-        return [f"rising, {of_trend(self.z, 24, LINKS)}", rules]
+        return [f"rising, {describe_trend_rate(self.z, 24, PORTS_PER_NODE)}", rules]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns tickets of ports; they change once an hour."""
         self.gates.update(frames)
         frame = frames.get("nic")
         if frame is None or not len(frame.entities):
             return []
-        complete = self.history.take(frame, lambda: self.gates.maintenance_mask(frame))
-        self._forget(frame)
+        complete = self.history.add_frame(frame, lambda: self.gates.maintenance_mask(frame))
+        self._reset_moved(frame)
         if complete:
-            self._judge(frame)
+            self._update_verdicts(frame)
         if not self.verdicts:
             self.conditions.clear()
             return []
         return self._findings(frame)
 
-    def _forget(self, frame: Frame) -> None:
-        """With another device at the far end, a port's past is that of another link."""
+    def _reset_moved(self, frame: Frame) -> None:
+        """Resets ports with another device at the far end: their past is that of another link."""
         moved = {event.entity for event in frame.events if event.kind == "link_peer"}
         if moved:
             self.history.reset(np.fromiter((e in moved for e in frame.entities), bool))
             self.verdicts = {e: v for e, v in self.verdicts.items() if e not in moved}
 
-    def _judge(self, frame: Frame) -> None:
-        looks = Looks.of(self.history, self._peers.groups(frame))
-        self.verdicts = {e: v for e, v in self.verdicts.items() if self._holds(looks, v, frame.time)}
+    def _update_verdicts(self, frame: Frame) -> None:
+        ports = OpticComparison.compare(self.history, self._peers.groups(frame))
+        self.verdicts = {e: v for e, v in self.verdicts.items() if self._still_holds(ports, v, frame.time)}
         limit, reach = np.log10(self.fec_limit), self.horizon
-        young = self.history.samples < 20  # the replay contract
-        for i in np.flatnonzero(looks.suspects(self.high, limit, reach, self.slope, self.least_hours)).tolist():
+        young = self.history.samples < _MIN_SAMPLES
+        candidates = ports.find_candidates(self.high, limit, reach, self.slope, self.least_hours)
+        for i in np.flatnonzero(candidates).tolist():
             if not young[i]:
-                self._of_errors(frame, looks, i)
-        for i in np.flatnonzero(looks.hot(self.hot, self.hotter) | looks.dark(self.darker)).tolist():
-            self._of_module(frame, looks, i)
+                self._judge_errors(frame, ports, i)
+        for i in np.flatnonzero(ports.find_hot(self.hot, self.hotter) | ports.find_dark(self.darker)).tolist():
+            self._judge_module(frame, ports, i)
 
-    def _of_errors(self, frame: Frame, looks: Looks, i: int) -> None:
-        """A verdict on the raw bit errors of one port that may be rising, or is high."""
-        limit, found = float(np.log10(self.fec_limit)), looks.trend(i)
+    def _judge_errors(self, frame: Frame, ports: OpticComparison, i: int) -> None:
+        """Records a verdict if the raw bit errors of a port rise towards the limit, or are high."""
+        limit, found = float(np.log10(self.fec_limit)), fit_trend(ports.series[i])
         rising = found is not None and found.hours >= self.least_hours and found.z > self.z
-        rising = rising and found is not None and found.slope > self.slope and looks.clear(found)
+        rising = rising and found is not None and found.slope > self.slope and ports.is_clear(found)
         days = (limit - found.newest) / found.slope if rising and found is not None else np.inf
-        high = looks.is_high(i, self.high, limit)
-        due = rising and 0 < days <= self.horizon and looks.above(i) >= 0.5
-        due = due and looks.recent[i] > np.log10(self.normal)
+        high = ports.is_high(i, self.high, limit)
+        due = rising and 0 < days <= self.horizon and ports.decades_above_peers(i) >= 0.5
+        due = due and ports.recent[i] > np.log10(self.normal)
         if not (due or high):
             return
-        now, words = looks.recent[i], []
-        facts: dict[str, Any] = {"raw_ber": float(10**now), "fec_limit": self.fec_limit}
+        now = ports.recent[i]
+        evidence: dict[str, Any] = {"raw_ber": float(10**now), "fec_limit": self.fec_limit}
+        title = f"raw BER {10**now:.1e}"
         if rising and found is not None:
-            words.append(f"rises by {found.slope:.2f} decades a day")
-            facts |= {"decades_per_day": found.slope, "mann_kendall_z": found.z, "hours": found.hours}
-        if rising and 0 < days <= 60:
-            crossing = iso(frame.time + int(days * 24 * HOUR))
-            facts |= {"forecast": crossing, "days_left": round(float(days), 2)}
-            words.append(f"reaches the {self.fec_limit:.1e} that RS-FEC mends about {crossing[:16]}Z")
-        else:
-            words.append(f"{limit - now:.1f} decades are left to the {self.fec_limit:.1e} that RS-FEC mends")
-        began = found.begins if rising and found is not None else looks.high_since(i, self.high)
-        facts |= looks.module(i)
-        text = f"has a raw bit error rate of {10**now:.1e} ({looks.among(i)}): " + ", ".join(words)
-        self._take(frame, looks, i, ("rising" if due else "high", float(now)), (began, text, facts))
+            evidence |= {"decades_per_day": found.slope, "mann_kendall_z": found.z, "hours": found.hours}
+            title += f", rising by {found.slope:.1f} decades a day"
+        if rising and 0 < days <= _FAR_FORECAST_DAYS:
+            evidence |= {"forecast": iso(frame.time + int(days * 24 * HOUR)), "days_left": round(float(days), 2)}
+            title += f", FEC limit in {days:.0f} d"
+        began = found.begins if rising and found is not None else ports.high_since(i, self.high)
+        evidence |= ports.module_evidence(i)
+        self._record_verdict(frame, ports, i, ("rising" if due else "high", float(now)), (began, title, evidence))
 
-    def _of_module(self, frame: Frame, looks: Looks, i: int) -> None:
-        """A verdict on heat or light, unless bit errors have given one: they matter more."""
-        if frame.entities[i] in self.verdicts and self.verdicts[frame.entities[i]]["reason"] in ("rising", "high"):
+    def _judge_module(self, frame: Frame, ports: OpticComparison, i: int) -> None:
+        """Records a verdict on heat or light, unless there is one on bit errors, which matter more."""
+        if frame.entities[i] in self.verdicts and self.verdicts[frame.entities[i]]["reason"] in _ERROR_REASONS:
             return
-        warm = bool(looks.hot(self.hot, self.hotter)[i])
-        value = float(looks.newest["heat" if warm else "light"][i])
-        change = float(looks.change["heat" if warm else "light"][i])
-        moved = "" if np.isnan(change) else f", {abs(change):.1f} {'K more' if warm else 'dB less'} than before"
-        text = f"has a module of {value:.0f} degrees C{moved}" if warm else f"receives {value:.1f} dBm of light{moved}"
-        facts = {**looks.module(i), "raw_ber": float(10 ** looks.recent[i]), "peers_moved": False}
-        self._take(frame, looks, i, ("hot" if warm else "dark", value), (45, text, facts))
+        hot = bool(ports.find_hot(self.hot, self.hotter)[i])
+        value = float(ports.newest["heat" if hot else "light"][i])
+        title = f"optical module at {value:.0f} °C" if hot else f"{ports.change['light'][i]:.1f} dB less light received"
+        evidence = {**ports.module_evidence(i), "raw_ber": float(10 ** ports.recent[i]), "peers_moved": False}
+        began = HOURS - _RECENT_HOURS
+        self._record_verdict(frame, ports, i, ("hot" if hot else "dark", value), (began, title, evidence))
 
-    def _take(
+    def _record_verdict(
         self,
         frame: Frame,
-        looks: Looks,
+        ports: OpticComparison,
         i: int,
         what: tuple[str, float],
-        said: tuple[int, str, dict[str, Any]],
+        shown: tuple[int, str, dict[str, Any]],
     ) -> None:
-        """Notes a verdict: the reason and value that it holds by are the first ones, words and numbers the newest."""
-        entity, (reason, value), (began, text, facts) = frame.entities[i], what, said
-        onset = min(frame.time, frame.time // HOUR * HOUR - (48 - began) * HOUR)
+        """Keeps a verdict: the reason and value by which it holds are the first ones, title and numbers the newest."""
+        entity, (reason, value), (began, title, facts) = frame.entities[i], what, shown
+        onset = min(frame.time, frame.time // HOUR * HOUR - (HOURS - began) * HOUR)
         kept = self.verdicts.get(entity, {"reason": reason, "value": value, "onset": onset, "seen": frame.time})
-        facts |= {"cohort": self._peers.cohort_name(frame, i) or "all ports"} if looks.size[i] >= 8 else {}
-        compared = looks.compared(i, facts.pop("cohort", "own past")) if reason in ("rising", "high") else None
+        facts |= {"cohort": self._peers.cohort_name(frame, i) or "all ports"} if ports.size[i] >= _MIN_COHORT else {}
+        compared = ports.compared(i, facts.pop("cohort", "own past")) if reason in _ERROR_REASONS else None
         clears = {
-            "rising": "the raw bit error rate falls to half of what it was, or the module or fibre is worked on",
-            "high": "the raw bit error rate falls to half of what it was, or the module or fibre is worked on",
+            "rising": "the raw bit error rate falls to half of what it was, or people work on the module or fibre",
+            "high": "the raw bit error rate falls to half of what it was, or people work on the module or fibre",
             "hot": "the module is 3 K cooler than when it was ticketed",
             "dark": "1 dB of the light comes back",
         }[kept["reason"]]
-        kept |= {"text": text, "evidence": dict(make_evidence(clears, compared, reason=reason, **facts))}
-        kept["score"] = abs(looks.above(i)) if np.isfinite(looks.above(i)) else 1.0
-        self.verdicts[entity] = kept | {"place": i}
+        kept |= {"title": title, "evidence": dict(make_evidence(clears, compared, reason=reason, **facts))}
+        above = ports.decades_above_peers(i)
+        kept["score"] = abs(above) if np.isfinite(above) else 1.0
+        self.verdicts[entity] = kept | {"index": i}
 
-    def _holds(self, looks: Looks, verdict: dict[str, Any], time: int) -> bool:
-        """Until it is well below what it was ticketed for; while it does not tell, for two days."""
-        i, reason, value = verdict["place"], verdict["reason"], verdict["value"]
-        errors = reason in ("rising", "high")
-        now = looks.recent[i] if errors else looks.newest["heat" if reason == "hot" else "light"][i]
+    def _still_holds(self, ports: OpticComparison, verdict: dict[str, Any], time: int) -> bool:
+        """Returns whether a port is not yet well below the value of its ticket; without readings, for two days."""
+        i, reason, value = verdict["index"], verdict["reason"], verdict["value"]
+        errors = reason in _ERROR_REASONS
+        now = ports.recent[i] if errors else ports.newest["heat" if reason == "hot" else "light"][i]
         if np.isnan(now):
-            return bool(time - verdict["seen"] <= _SILENT)
+            return bool(time - verdict["seen"] <= _SILENT_FOR)
         verdict["seen"] = time
         return bool({"hot": now >= value - 3.0, "dark": now <= value + 1.0}.get(reason, now >= value - 0.3))
 
     def _findings(self, frame: Frame) -> list[Finding]:
         close_ended(self.conditions, set(self.verdicts))
         found = []
-        for entity, said in sorted(self.verdicts.items()):
-            if due := due_report(self.conditions, entity, frame.time, said["onset"], "ticket"):
-                errors = said["evidence"]["reason"] in ("rising", "high")
-                module = {"hot": "nic.module_temperature", "dark": "nic.rx_power_min"}
-                signals = _BER if errors else (module[said["evidence"]["reason"]],)
-                summary = f"{entity} {said['text']}"
-                found.append(
-                    Finding(
-                        frame.time, due[0], entity, self.name, due[1], said["score"], summary, said["evidence"], signals
-                    )
-                )
+        for entity, verdict in sorted(self.verdicts.items()):
+            if due := due_report(self.conditions, entity, frame.time, verdict["onset"], "ticket"):
+                reason, (onset, level) = verdict["evidence"]["reason"], due
+                signals = _BER if reason in _ERROR_REASONS else (_MODULE_SIGNAL[reason],)
+                summary, score = pager_title(entity, verdict["title"]), verdict["score"]
+                head = (frame.time, onset, entity, self.name, level, score, summary)
+                found.append(Finding(*head, verdict["evidence"], signals))
         return found

@@ -1,4 +1,4 @@
-"""Finds PCIe links of GPUs and NICs that run with fewer lanes or slower than they did or their like do, or that err."""
+"""Finds PCIe links of GPUs and NICs with fewer lanes or less speed than before or than their peers, or with replays."""
 
 from __future__ import annotations
 
@@ -12,41 +12,44 @@ from numpy.typing import NDArray
 from detectors.base.cohorts import Peers
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.event_data import read_number, read_text
-from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.kernel import compiled
 from detectors.base.statistics import grouped_median
-from detectors.link.alarm_rates import LINKS, RULES, of_sum
-from detectors.link.best_values import CONFIRM, Best
-from detectors.link.poisson_cusum import Tallies
+from detectors.link.alarm_rates import PORTS_PER_NODE, RULE, describe_cusum_rate
+from detectors.link.best_values import CONFIRM_SAMPLES, BestValues
+from detectors.link.poisson_cusum import PoissonCusum
+from pipeline.model.entity_names import pager_title, short_number
 from pipeline.model.records import SECOND, Finding, Frame, Level
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Said = dict[str, dict[str, Any]]
+EntityFacts = dict[str, dict[str, Any]]
 
 _REPLAYS = ("gpu.pcie_replays",)
-_COHORT = 8  # devices alike below which a median says little
-_KEEP = 0.8  # share of idle GPUs alike that keep their generation; chosen: of eight, one may be broken
-_LOOK = 600 * SECOND  # between two looks at what was always below its like: nothing about it is urgent
-_AER_NEWS = 1800 * SECOND  # so long an AER event is told beside a link that fell; chosen
-_IDLE = 1800 * SECOND  # idle for so long, a GPU that saves power does so; it does within seconds. Chosen
-_UNITS = {"width": "lanes", "generation": "as generation", "speed": "GT/s a lane"}
+_MIN_COHORT = 8  # similar devices from which a median counts
+_KEEP_SHARE = 0.8  # of idle similar GPUs that keep their generation; chosen: of eight, one may be broken
+_COMPARE_EVERY = 600 * SECOND  # us between two comparisons with peers: what was always lower is not urgent
+_AER_LIFETIME = 1800 * SECOND  # us for which an AER event is shown beside a link that lost lanes or speed; chosen
+_IDLE_FOR = 1800 * SECOND  # us after which an idle GPU that saves power has lowered its generation; chosen
+_MAX_ERROR_NAME = 40  # characters of a name of an AER error
+_UNITS = {"width": "PCIe lanes", "generation": "PCIe generation", "speed": "GT/s per PCIe lane"}
+_ORDER = {"page": 0, "ticket": 1, "suspect": 2}
 
 
 @dataclass
 class LinkPcie(Detector):
     """PCIe width of GPUs and NICs at any time, their speed under load: an idle GPU lowers its generation to save power.
 
-    Page: fewer lanes than the device has held, three samples running, or a lower generation while it works at
-    `busy` or more, or has been idle for half an hour among idle ones alike that keep theirs. Ticket: the same if it
-    has not been at its best since new software or firmware of the last day, which may want it so; a device that has had
-    less than its like since it was first seen; or packets sent again (replays) at the rate that breaks PCIe's error
+    Page: fewer lanes than the device has held, three samples in a row, or a lower generation while it works at
+    `busy` or more, or has been idle for half an hour among similar idle ones that keep theirs. Ticket: the same if it
+    has not been at its best since new software or firmware of the last day, which may cause it; a device that has had
+    less than its peers since it was first seen; or packets sent again (replays) at the rate that breaks PCIe's error
     budget, in two windows of a minute. Suspect: one burst of replays.
-    Blamed is the GPU or the NIC's port; slot, riser and device cannot be told apart. AER events are told beside it.
+    Blamed is the GPU or the NIC's port; slot, riser and device cannot be told apart. AER events of the node are shown.
 
-    Source: replays above 1.92 a minute and lane are beyond a bit error rate of 1e-12 at generation 5 (DCGM's health
-    check; 16 lanes: 1,843 an hour) against 10 an hour (chosen). NVML: the generation is lower while the GPU is idle.
+    Source: replays above 1.92 per minute and lane are beyond a bit error rate of 1e-12 at generation 5 (DCGM's health
+    check; 16 lanes: 1,843 per hour) against 10 per hour (chosen). NVML: the generation is lower while the GPU is idle.
     """
 
     name: ClassVar[str] = "link_pcie"
@@ -60,7 +63,7 @@ class LinkPcie(Detector):
     )
     cannot_see: ClassVar[str] = (
         "Which of slot, riser and device it is; a generation that fell while the GPU is idle, until it works, where"
-        " idle ones lower theirs too; and devices that were too narrow at first and have fewer than seven alike."
+        " idle ones lower theirs too; and devices with too few lanes at first that have fewer than seven peers."
     )
 
     busy: float = 0.5
@@ -69,15 +72,15 @@ class LinkPcie(Detector):
     limit: float = 23.0
 
     idle: NDArray[np.int64] = memory(0, np.int64)
-    gpu_width: Best = part(Best)
-    gpu_generation: Best = part(Best)
-    nic_width: Best = part(Best)
-    nic_speed: Best = part(Best)
-    replays: Tallies = part(lambda: Tallies(_REPLAYS, 10.0, 1843.0, window=60.0))
+    gpu_width: BestValues = part(BestValues, kept=True)
+    gpu_generation: BestValues = part(BestValues, kept=True)
+    nic_width: BestValues = part(BestValues, of="nic", kept=True)
+    nic_speed: BestValues = part(BestValues, of="nic", kept=True)
+    replays: PoissonCusum = part(lambda: PoissonCusum(_REPLAYS, 10.0, 1843.0, window=60.0), kept=True)
     gates: Gates = part(Gates)
-    aer: Said = notes()
-    lesser: Said = notes()
-    looked: dict[str, int] = notes()
+    aer: EntityFacts = notes()  # node -> its newest AER event
+    below_peers: EntityFacts = notes()  # device -> its trouble
+    compared_at: dict[str, int] = notes()  # device class -> when it was compared with peers
     conditions: OpenConditions = notes()
     _peers: dict[str, Peers] = field(
         default_factory=lambda: {c: Peers(("@sku",), ("@board_id",), ("@name",)) for c in ("gpu", "nic")},
@@ -90,161 +93,169 @@ class LinkPcie(Detector):
         self.replays.limit = self.limit
 
     def budget(self) -> list[str]:
-        sums = of_sum(self.limit, self.replays.window, LINKS)
-        return [f"replays, {sums}", f"width and speed: {RULES}"]
+        """Returns the false alarm rate of its test of replays."""
+        sums = describe_cusum_rate(self.limit, self.replays.window, PORTS_PER_NODE)
+        return [f"replays, {sums}", f"width and speed: {RULE}"]
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
+        """Returns findings of GPUs and ports of NICs."""
         if not frames:
             return []
         self.gates.update(frames)
         time = max(frame.time for frame in frames.values())
-        self._hear(frames, time)
+        self._update_aer(frames, time)
         troubles: dict[str, list[dict[str, Any]]] = {}
         for device_class, frame in (("gpu", frames.get("gpu")), ("nic", frames.get("nic"))):
             if frame is not None and len(frame.entities):
-                self._of_class(device_class, frame, troubles)
-        quiet = {e for e in self.conditions if not self._shown(e, frames)}  # nothing is known of them at this instant
-        close_ended(self.conditions, {*troubles, *quiet})
+                self._judge_class(device_class, frame, troubles)
+        unknown = {e for e in self.conditions if not self._has_frame(e, frames)}  # at this instant
+        close_ended(self.conditions, {*troubles, *unknown})
         found = (self._finding(e, time, mine, frames) for e, mine in sorted(troubles.items()))
         return [finding for finding in found if finding is not None]
 
-    def _shown(self, entity: str, frames: Mapping[str, Frame]) -> bool:
+    def _has_frame(self, entity: str, frames: Mapping[str, Frame]) -> bool:
         return ("gpu" if entity.startswith("gpu:") else "nic") in frames
 
-    def _hear(self, frames: Mapping[str, Frame], time: int) -> None:
+    def _update_aer(self, frames: Mapping[str, Frame], time: int) -> None:
         """Keeps the newest AER event of each node for a while."""
         for event in (e for frame in frames.values() for e in frame.events if e.kind == "aer"):
-            told = {name: read_text(event.data.get(name)) for name in ("device", "kind")}
+            facts = {name: read_text(event.data.get(name)) for name in ("device", "kind")}
             errors = event.data.get("errors")
-            counted = {str(e)[:40]: read_number(n) for e, n in errors.items()} if isinstance(errors, Mapping) else {}
+            counted = (
+                {str(e)[:_MAX_ERROR_NAME]: read_number(n) for e, n in errors.items()}
+                if isinstance(errors, Mapping)
+                else {}
+            )
             more = {"growth": read_number(event.data.get("growth")), "errors": counted}
-            self.aer[event.entity] = {"time": event.time, **told, **more}
-        for node in [n for n, told in self.aer.items() if time - told["time"] > _AER_NEWS]:
+            self.aer[event.entity] = {"time": event.time, **facts, **more}
+        for node in [n for n, known in self.aer.items() if time - known["time"] > _AER_LIFETIME]:
             del self.aer[node]
 
-    def _of_class(self, device_class: str, frame: Frame, troubles: dict[str, list[dict[str, Any]]]) -> None:
-        """Judges the links of one class; adds what is wrong, by entity."""
-        watched = self._watched(device_class, frame)
-        for what, best, loaded in watched:
+    def _judge_class(self, device_class: str, frame: Frame, troubles: dict[str, list[dict[str, Any]]]) -> None:
+        """Adds the troubles of the devices of one class, by entity."""
+        watched = self._watched_values(device_class, frame)
+        for what, best, judged in watched:
             signal = f"{device_class}.pcie_{what}"
             if signal not in frame.values and not len(best.best):
                 continue
-            best.step(frame[signal], loaded, frame.time)
-            below = best.below(frame.time)
-            for i in np.flatnonzero(below & best.learnt(len(below))).tolist() if below.any() else ():
+            best.update(frame[signal], judged, frame.time)
+            below = best.below_best(frame.time)
+            for i in np.flatnonzero(below & best.has_enough_samples(len(below))).tolist() if below.any() else ():
                 if not self.gates.in_maintenance(frame.entities[i], frame.topology, frame.time):
-                    troubles.setdefault(frame.entities[i], []).append(self._fell(frame, i, what, best, signal))
-        if frame.time - self.looked.get(device_class, 0) >= _LOOK or frame.time < self.looked.get(device_class, 0):
-            self.looked[device_class] = frame.time
-            self._look(device_class, frame, watched)
-        for entity, told in self.lesser.items():
-            if told["class"] == device_class:
-                troubles.setdefault(entity, []).append(told)
+                    troubles.setdefault(frame.entities[i], []).append(self._describe_drop(frame, i, what, best, signal))
+        if not 0 <= frame.time - self.compared_at.get(device_class, 0) < _COMPARE_EVERY:
+            self.compared_at[device_class] = frame.time
+            self._compare_with_peers(device_class, frame, watched)
+        for entity, trouble in self.below_peers.items():
+            if trouble["class"] == device_class:
+                troubles.setdefault(entity, []).append(trouble)
         if device_class == "gpu":
-            self._count(frame, troubles)
+            self._add_replays(frame, troubles)
 
-    def _watched(self, device_class: str, frame: Frame) -> list[tuple[str, Best, Bools]]:
-        """What is watched of a class: its state, and when a low value says something."""
+    def _watched_values(self, device_class: str, frame: Frame) -> list[tuple[str, BestValues, Bools]]:
+        """Returns what is watched of a class: its name, its state, and (N,) where a low value counts."""
         always = np.ones(len(frame.entities), bool)
         if device_class == "gpu":
-            return [("width", self.gpu_width, always), ("generation", self.gpu_generation, self._telling(frame))]
+            return [
+                ("width", self.gpu_width, always),
+                ("generation", self.gpu_generation, self._generation_counts(frame)),
+            ]
         up = ~(frame["nic.state"] == 0)
         return [("width", self.nic_width, always), ("speed", self.nic_speed, up)]
 
-    def _telling(self, frame: Frame) -> Bools:
-        """(N,) GPUs whose generation says something: at work, or idle among idle ones that keep theirs all the same."""
+    def _generation_counts(self, frame: Frame) -> Bools:
+        """Returns (N,) GPUs whose generation counts: at work, or idle among similar idle ones that keep theirs."""
         n, load = len(frame.entities), frame["gpu.utilization"]
         self.grow(n)
         idle = self.idle[:n]
-        idle_since(load, self.busy, idle, frame.time)
-        telling = load >= self.busy
+        update_idle_since(load, self.busy, idle, frame.time)
+        counts = load >= self.busy
         now, best = frame["gpu.pcie_generation"], self.gpu_generation.best[:n]
         if len(best) < n:
-            return np.asarray(telling)
-        below = (now < best) & (idle > 0) & (frame.time - idle >= _IDLE)
+            return np.asarray(counts)
+        below = (now < best) & (idle > 0) & (frame.time - idle >= _IDLE_FOR)
         if not below.any():
-            return np.asarray(telling)
-        long = (idle > 0) & (frame.time - idle >= _IDLE) & np.isfinite(now)
+            return np.asarray(counts)
+        long = (idle > 0) & (frame.time - idle >= _IDLE_FOR) & np.isfinite(now)
         groups = self._peers["gpu"].groups(frame)
         below &= groups >= 0
         size = np.bincount(groups[long] + 1, minlength=1 + int(groups.max(initial=0)) + 1)
-        for once in np.unique(best[below]).tolist():  # generations: a handful
-            keep = np.bincount(groups[long & (now >= once)] + 1, minlength=len(size))
-            most = (size >= _COHORT) & (keep >= _KEEP * size)
-            telling |= below & (best == once) & most[groups + 1]
-        return np.asarray(telling)
+        for former in np.unique(best[below]).tolist():  # a few generations
+            keep = np.bincount(groups[long & (now >= former)] + 1, minlength=len(size))
+            most = (size >= _MIN_COHORT) & (keep >= _KEEP_SHARE * size)
+            counts |= below & (best == former) & most[groups + 1]
+        return np.asarray(counts)
 
-    def _fell(self, frame: Frame, i: int, what: str, best: Best, signal: str) -> dict[str, Any]:
-        """A link that does less than it did."""
+    def _describe_drop(self, frame: Frame, i: int, what: str, best: BestValues, signal: str) -> dict[str, Any]:
+        """Returns the trouble of a link that is below its best."""
         changed = self.gates.last_change(frame.entities[i], frame.topology)
-        since = best.since(i)
-        level: Level = "ticket" if changed is not None and changed >= best.whole(i) else "page"
+        level: Level = "ticket" if changed is not None and changed >= best.last_at_best(i) else "page"
         now, before = float(best.newest[i]), float(best.best[i])
-        words = f"has {now:g} {_UNITS[what]}, had {before:g}"
-        words = f"runs {_UNITS[what]} {now:g}, was {before:g}" if what == "generation" else words
+        amount = f"{_UNITS[what]} {now:g}" if what == "generation" else f"{now:g} {_UNITS[what]}"
         compared = Comparison(now, before, None, "own past", 0, 1 - now / before, "share")
-        told = {"level": level, "since": since, "text": words, "compared": compared.as_evidence()}
-        return {**told, "signal": signal, "score": 2.0}
+        trouble = {"level": level, "since": best.fell_at(i), "title": f"{amount}, was {before:g}"}
+        return {**trouble, "compared": compared.as_evidence(), "signal": signal, "score": 2.0}
 
-    def _look(self, device_class: str, frame: Frame, watched: list[tuple[str, Best, Bools]]) -> None:
-        """Devices that have had less than their like since they were first seen."""
-        self.lesser = {e: told for e, told in self.lesser.items() if told["class"] != device_class}
+    def _compare_with_peers(
+        self, device_class: str, frame: Frame, watched: list[tuple[str, BestValues, Bools]]
+    ) -> None:
+        """Finds devices that have had less than their peers since they were first seen."""
+        self.below_peers = {e: t for e, t in self.below_peers.items() if t["class"] != device_class}
         groups = self._peers[device_class].groups(frame)
         for what, best, _ in watched:
             n = len(best.best)
-            values = np.where(best.judged(n) & best.present(frame.time), best.best, np.nan)
+            values = np.where(best.has_enough_judged(n) & best.reported_recently(frame.time), best.best, np.nan)
             usual, size = grouped_median(np.where(values > 0, values, np.nan), groups[:n])
-            for i in np.flatnonzero((values < usual) & (size >= _COHORT)).tolist():
+            for i in np.flatnonzero((values < usual) & (size >= _MIN_COHORT)).tolist():
                 cohort = self._peers[device_class].cohort_name(frame, i)
                 now, peers = float(values[i]), int(size[i]) - 1
-                words = f"has never had more than {now:g} {_UNITS[what]}, {peers} alike have {usual[i]:g}"
+                amount = f"{_UNITS[what]} {now:g}" if what == "generation" else f"{now:g} {_UNITS[what]}"
                 compared = Comparison(now, float(usual[i]), None, cohort, peers, float(1 - now / usual[i]), "share")
-                told = {"level": "ticket", "since": frame.time, "text": words, "compared": compared.as_evidence()}
+                trouble = {"level": "ticket", "since": frame.time, "title": f"never above {amount}, peers {usual[i]:g}"}
                 more = {"score": 1.0, "signal": f"{device_class}.pcie_{what}", "class": device_class}
-                self.lesser[frame.entities[i]] = told | more
+                self.below_peers[frame.entities[i]] = trouble | {"compared": compared.as_evidence()} | more
 
-    def _count(self, frame: Frame, troubles: dict[str, list[dict[str, Any]]]) -> None:
-        """Replays beyond the error budget of PCIe."""
+    def _add_replays(self, frame: Frame, troubles: dict[str, list[dict[str, Any]]]) -> None:
+        """Adds replays beyond the error budget of PCIe."""
         n = len(frame.entities)
-        self.replays.step(frame, lambda: ~self.gates.maintenance_mask(frame) & self.gpu_width.learnt(n))
-        for i in np.flatnonzero(self.replays.suspect(n)).tolist():
-            count = self.replays.counted(i).get(_REPLAYS[0], 0)
-            level: Level = "ticket" if self.replays.alarm(n)[i] else "suspect"
-            score = float(self.replays.padded(n)[i]) / self.limit
-            words = f"has sent {count} PCIe packets again"
-            told = {"level": level, "since": int(self.replays.since[i]), "text": words, "compared": None}
-            troubles.setdefault(frame.entities[i], []).append({**told, "signal": _REPLAYS[0], "score": score})
+        self.replays.update(frame, lambda: ~self.gates.maintenance_mask(frame) & self.gpu_width.has_enough_samples(n))
+        for i in np.flatnonzero(self.replays.is_suspect(n)).tolist():
+            count = self.replays.errors_by_counter(i).get(_REPLAYS[0], 0)
+            level: Level = "ticket" if self.replays.is_alarm(n)[i] else "suspect"
+            score = float(self.replays.sums_of(n)[i]) / self.limit
+            trouble: dict[str, Any] = {"level": level, "since": int(self.replays.since[i]), "compared": None}
+            trouble |= {"title": f"{short_number(count)} PCIe replays", "signal": _REPLAYS[0], "score": score}
+            troubles.setdefault(frame.entities[i], []).append(trouble)
 
     def _finding(
         self, entity: str, time: int, mine: list[dict[str, Any]], frames: Mapping[str, Frame]
     ) -> Finding | None:
-        """One finding per device, the worst first."""
-        order = {"page": 0, "ticket": 1, "suspect": 2}
-        mine = sorted(mine, key=lambda t: (order[t["level"]], -t["score"]))
+        """Returns the finding of a device, if one is due; its worst trouble comes first."""
+        mine = sorted(mine, key=lambda t: (_ORDER[t["level"]], -t["score"]))
         worst = mine[0]
         due = due_report(self.conditions, entity, time, min(t["since"] for t in mine), worst["level"])
         if due is None:
             return None
         frame = next(iter(frames.values()))
-        node = frame.topology.ancestor_of_kind(entity, "node") or ""
-        beside = self.aer.get(node)
-        words = " and ".join(t["text"] for t in mine)
-        summary = f"{entity} {words}" + (f"; its node told of {beside['kind'] or 'some'} PCIe errors" if beside else "")
-        facts: dict[str, Any] = {"aer": {k: v for k, v in beside.items() if k != "time"}} if beside else {}
-        facts |= {"confirmed_samples": CONFIRM} if worst["compared"] is not None else {}
-        clears = "the link is back at what it did, or as good as its like, for one sample"
-        clears = clears if worst["compared"] is not None else "no PCIe packet sent again for some minutes"
-        signals = tuple(dict.fromkeys(t["signal"] for t in mine))
-        return Finding(
-            *(time, due[0], entity, self.name, due[1], worst["score"], summary),
-            make_evidence(clears, None, **(worst["compared"] or {}), **facts),
-            signals,
+        aer = self.aer.get(frame.topology.ancestor_of_kind(entity, "node") or "")
+        evidence: dict[str, Any] = {"aer": {k: v for k, v in aer.items() if k != "time"}} if aer else {}
+        clears = "no PCIe replay for some minutes"
+        if worst["compared"] is not None:
+            evidence |= {"confirmed_samples": CONFIRM_SAMPLES, **worst["compared"]}
+            clears = "the link is as before, or as its peers are, for one sample"
+        return self.finding(
+            *(time, entity, due),
+            score=worst["score"],
+            summary=pager_title(entity, ", ".join(t["title"] for t in mine)),
+            signals=tuple(dict.fromkeys(t["signal"] for t in mine)),
+            clears=clears,
+            **evidence,
         )
 
 
 @compiled
-def idle_since(load: Floats, busy: float, idle: NDArray[np.int64], time: int) -> None:
-    """Since when each device has been idle; 0: it is at work. Who does not tell stays as it was."""
+def update_idle_since(load: Floats, busy: float, idle: NDArray[np.int64], time: int) -> None:
+    """Updates since when each device has been idle; 0: it works. A device without a reading stays as it was."""
     for i in range(len(load)):
         if load[i] < busy:
             if idle[i] == 0:

@@ -1,4 +1,4 @@
-"""Error counters of many devices, summed and judged by a Poisson CUSUM: a burst is a suspect, two windows alarm.
+"""A Poisson CUSUM over error counters of many devices: one burst is a suspect, two windows with errors are an alarm.
 
 Lucas (1985), Technometrics 27, 129-144: each window adds the logarithm of how much likelier its errors are at the
 faulty rate than at the healthy one. What one window can add is bounded, so that no single burst decides.
@@ -6,33 +6,40 @@ faulty rate than at the healthy one. What one window can add is bounded, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.counters import is_unreadable
-from detectors.base.state import grown
-from detectors.link.counters import Lives, Places, Readings
+from detectors.base.state import State, memory, notes, part, parts
+from detectors.link.counters import CounterGenerations, CounterReadings, Indices
 from pipeline.model.records import SECOND, Frame
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-BURST = 0.6  # of the limit: the most that one window adds, so that one is above the half and two are above the whole
-_ARRAYS = ("totals", "sums", "since", "seen")
-_LONGEST = 600.0  # s that a window counts at most: after a gap the errors of a long time say little. Chosen
+MAX_STEP_SHARE = 0.6
+"""Most that one window adds, as a share of the limit: one window is above half of it, two are above the whole."""
+_MAX_WINDOW_S = 600.0  # s that a window counts at most: after a gap the errors of a long time show little. Chosen
 
 
 @dataclass
-class Tallies:
-    """State of some counters of all devices of a class. A part() of a detector; `step` each tick, it looks each window.
+class SignalErrors(State):
+    """One error counter of all devices, and (N,) its errors since the sum left zero."""
 
-    signals:         counters that count as one.         window: s between two looks.
-    healthy, faulty: errors an hour.                     limit:  of the sum; exp(limit) windows between false alarms.
-    sums:   (N,) the CUSUM.   since: (N,) when it last left zero.   totals: (K, N) errors since then, by counter.
+    readings: CounterReadings = part(CounterReadings)
+    total: Floats = memory(0.0)
+
+
+@dataclass
+class PoissonCusum(State):
+    """The CUSUM of some error counters, which count as one, of all devices of a class; call `update` at every tick.
+
+    signals:         names of the counters.              window: s between two updates of the sums.
+    healthy, faulty: errors per hour.                    limit:  of the sum; exp(limit) windows between false alarms.
+    sums:   (N,) the CUSUM.   since: (N,) when it last left zero.   seen: (N,) last reading, while that matters.
     """
 
     signals: Sequence[str]
@@ -40,105 +47,88 @@ class Tallies:
     faulty: float
     limit: float = 23.0
     window: float = 30.0
-    readings: dict[str, Readings] = field(default_factory=dict)
-    lives: Lives = field(default_factory=Lives)
-    totals: Floats = field(default_factory=lambda: np.empty((0, 0)))
-    sums: Floats = field(default_factory=lambda: np.empty(0))
-    since: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    seen: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # last read, while that matters
-    time: int = 0
+    errors: dict[str, SignalErrors] = parts(SignalErrors)
+    generations: CounterGenerations = part(CounterGenerations)
+    sums: Floats = memory(0.0)
+    since: NDArray[np.int64] = memory(0, np.int64)
+    seen: NDArray[np.int64] = memory(0, np.int64)
+    time: int = notes(int)
 
-    def step(self, frame: Frame, gate: Callable[[], Bools]) -> None:
-        """Takes the counters, if a window is over. gate: False = errors there do not count; asked if there are any.
+    def __post_init__(self) -> None:
+        for name in self.signals:
+            self.errors[name] = SignalErrors()
 
-        Counters that fell, and those that the agent says began anew, have grown by nobody knows what.
+    def update(self, frame: Frame, gate: Callable[[], Bools]) -> None:
+        """Adds the counters of a window, if one is over. gate: called if there are errors; False: they do not count.
+
+        The growth of counters that fell or started again is unknown and does not count.
         """
         seconds = (frame.time - self.time) / SECOND
         if self.time and 0 <= seconds < self.window - 0.5:
             return
-        n, rows = len(frame.entities), [k for k, name in enumerate(self.signals) if name in frame.values]
-        self._grow(n)
-        if not rows:
+        n, present = len(frame.entities), [name for name in self.signals if name in frame.values]
+        self.grow(n)
+        for counter in self.errors.values():
+            counter.grow(n)
+        if not present:
             return
-        grew = self._growth(frame)
+        found = self._measure_growth(frame)
         if not self.time or seconds <= 0:
-            grew = []
+            found = []
         self.time = frame.time
-        if grew or self.sums.any():
-            growth = np.zeros((len(rows), n))
-            for k, at, count in grew:
-                growth[rows.index(k), at] = count
+        if found or self.sums.any():
+            growth = {name: np.zeros(n) for name in present}
+            for name, at, count in found:
+                growth[name][at] = count
             away = ~gate()
-            growth[:, away] = 0.0
+            for one in growth.values():
+                one[away] = 0.0
             self.sums[:n][away] = 0.0
-            columns = [frame[self.signals[k]] for k in rows]
+            columns = [frame[name] for name in present]
             measured = np.any([np.isfinite(c) & ~is_unreadable(c) for c in columns], axis=0)
-            self._judge(growth, rows, min(max(seconds, 0.0), _LONGEST), np.asarray(measured))
+            self._update_sums(growth, min(max(seconds, 0.0), _MAX_WINDOW_S), np.asarray(measured))
 
-    def _growth(self, frame: Frame) -> list[tuple[int, Places, Floats]]:
-        """(counter, devices, errors since the last look); a reading that is missing is bridged by the next one."""
-        anew, _ = self.lives.changed(frame[f"{self.signals[0].split('.', 1)[0]}.generation"])
+    def _measure_growth(self, frame: Frame) -> list[tuple[str, Indices, Floats]]:
+        """Returns (counter, devices, errors since the last window); the next reading bridges one that is missing."""
+        restarted, _ = self.generations.find_restarted(frame[f"{self.signals[0].split('.', 1)[0]}.generation"])
         found = []
-        for k, name in enumerate(self.signals):
-            if name in frame.values or len(anew):
-                readings = self.readings.setdefault(name, Readings())
-                at, growth, _ = readings.growth(frame[name], frame.time, anew)
+        for name in self.signals:
+            if name in frame.values or len(restarted):
+                at, growth, _ = self.errors[name].readings.measure_growth(frame[name], frame.time, restarted)
                 if len(at) and name in frame.values:
-                    found.append((k, at, growth))
+                    found.append((name, at, growth))
         return found
 
-    def _judge(self, growth: Floats, rows: list[int], seconds: float, measured: Bools) -> None:
-        n = growth.shape[1]
+    def _update_sums(self, growth: dict[str, Floats], seconds: float, measured: Bools) -> None:
+        n = len(measured)
         sums, fresh = self.sums[:n], self.sums[:n] <= 0
-        more = growth.sum(axis=0) * np.log(self.faulty / self.healthy)
-        more -= (self.faulty - self.healthy) / 3600 * seconds
-        sums[:] = np.where(measured, np.clip(sums + np.minimum(more, BURST * self.limit), 0, 2 * self.limit), sums)
+        gain = np.sum(list(growth.values()), axis=0) * np.log(self.faulty / self.healthy)
+        gain -= (self.faulty - self.healthy) / 3600 * seconds
+        top = 2 * self.limit
+        sums[:] = np.where(measured, np.clip(sums + np.minimum(gain, MAX_STEP_SHARE * self.limit), 0, top), sums)
         self.seen[:n] = np.where(measured | fresh, self.time, self.seen[:n])
-        sums[self.time - self.seen[:n] > _LONGEST * SECOND] = 0.0  # who has vanished is not accused for ever
+        sums[self.time - self.seen[:n] > _MAX_WINDOW_S * SECOND] = 0.0  # the device has vanished
         self.since[:n] = np.where(fresh, self.time, self.since[:n])
-        self.totals[:, :n] *= ~fresh
-        self.totals[rows, :n] += growth
-        self.totals[:, :n] *= sums > 0
+        for name, counter in self.errors.items():
+            total = counter.total[:n]
+            total *= ~fresh
+            total += growth.get(name, 0.0)
+            total *= sums > 0
 
-    def suspect(self, n: int) -> Bools:
-        """(N,) errors that one burst may have made."""
-        return self.padded(n) > self.limit / 2
+    def is_suspect(self, n: int) -> Bools:
+        """Returns (N,) devices with errors that one burst may have caused."""
+        return self.sums_of(n) > self.limit / 2
 
-    def alarm(self, n: int) -> Bools:
-        """(N,) errors that take two windows at least."""
-        return self.padded(n) > self.limit
+    def is_alarm(self, n: int) -> Bools:
+        """Returns (N,) devices with errors in at least two windows."""
+        return self.sums_of(n) > self.limit
 
-    def counted(self, i: int) -> dict[str, int]:
-        """Errors of one device since its sum left zero, by counter; those without are left out."""
-        if i >= self.totals.shape[1]:
-            return {}
-        return {name: int(t) for name, t in zip(self.signals, self.totals[:, i], strict=True) if t > 0}
+    def errors_by_counter(self, i: int) -> dict[str, int]:
+        """Returns the errors of one device since its sum left zero, by counter, where there are any."""
+        totals = {name: c.total[i] for name, c in self.errors.items() if i < len(c.total)}
+        return {name: int(total) for name, total in totals.items() if total > 0}
 
-    def padded(self, n: int) -> Floats:
-        """(N,) sums; 0 of devices whose first window is not over."""
+    def sums_of(self, n: int) -> Floats:
+        """Returns (N,) sums; 0 for devices whose first window is not over."""
         mine = self.sums[:n]
         return np.concatenate([mine, np.zeros(n - len(mine))]) if len(mine) < n else mine
-
-    def _grow(self, size: int) -> None:
-        more = size - len(self.sums)
-        if self.totals.shape[0] != len(self.signals):
-            self.totals = np.empty((len(self.signals), 0))
-        if more > 0:
-            rows = len(self.signals)
-            self.totals = np.concatenate([self.totals, np.zeros((rows, more))], axis=1)
-            self.sums = grown(self.sums, size, 0)
-            self.since, self.seen = grown(self.since, size, 0), grown(self.seen, size, 0)
-
-    def snapshot(self) -> dict[str, Any]:
-        arrays = {name: getattr(self, name).copy() for name in _ARRAYS}
-        readings = {name: known.snapshot() for name, known in self.readings.items()}
-        return {**arrays, "time": self.time, "readings": readings, "lives": self.lives.snapshot()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        for name in _ARRAYS:
-            setattr(self, name, np.array(state[name]))
-        self.time = int(state["time"])
-        self.lives.restore(state["lives"])
-        self.readings = {name: Readings() for name in state["readings"]}
-        for name, known in self.readings.items():
-            known.restore(state["readings"][name])

@@ -2,60 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from detectors.base.state import check_one_length, grown
+from detectors.base.state import State, memory, notes, part
 from detectors.base.streams import LEARN
-from detectors.link.counters import Floats, Places, Readings
+from detectors.link.counters import CounterReadings, Floats, Indices
 from pipeline.model.records import SECOND, Event
 
-DOWN, UP = 1, 2
+UNKNOWN, DOWN, UP = 0, 1, 2
 UP_WORDS = frozenset({"up", "active", "1", "true"})
-FASTEST = 1.0
-"""Flaps a second beyond which a counter of transitions tells something else: a link trains for seconds. Chosen."""
-_APART = 90 * SECOND  # three polls of 30 s, as fabrics are read; chosen
-_MOST_FLAPS = 64  # kept per port; chosen
-_FIELDS = ("state", "was_up", "down", "count", "counts")
+MAX_FLAPS_PER_S = 1.0
+"""Flaps per second above which a counter of transitions does not count flaps: a link trains for seconds. Chosen."""
+_POLL_GAP = 90 * SECOND  # three polls of 30 s, as fabrics are read; chosen
+_MAX_FLAPS = 64  # kept per port; chosen
 
 
-class PortStates:
+@dataclass
+class PortStates(State):
     """State, transitions and flaps of all ports."""
 
-    def __init__(self) -> None:
-        self.state = np.empty(0, np.int8)  # 0 unknown
-        self.was_up = np.empty(0, np.bool_)
-        self.down = np.empty(0, np.int64)  # since when it is down; 0: it is not
-        self.count = np.empty(0, np.int64)  # readings, as far as they matter
-        self.counts = np.empty(0, np.bool_)  # it has a counter of transitions
-        self.flapped: dict[str, list[int]] = {}  # port -> when it came up again
-        self.leaps: dict[int, tuple[float, float]] = {}  # port -> (moves, s) of this instant that no link can make
-        self.readings, self.changes = Readings(), Readings()
+    state: NDArray[np.int8] = memory(UNKNOWN, np.int8)
+    was_up: NDArray[np.bool_] = memory(False, np.bool_)
+    down: NDArray[np.int64] = memory(0, np.int64)  # time at which it went down; 0: it is not down
+    count: NDArray[np.int64] = memory(0, np.int64)  # readings, counted to LEARN + 1
+    has_counter: NDArray[np.bool_] = memory(False, np.bool_)  # of transitions
+    flapped: dict[str, list[int]] = notes()  # port -> times at which it came up again
+    readings: CounterReadings = part(CounterReadings)
+    changes: CounterReadings = part(CounterReadings)
+    returned: dict[str, int] = notes()  # port -> when it last came up again, counted as a flap or not
+    leaps: dict[str, list[float]] = notes()  # port -> [transitions, s] that no link can make
+    leaps_now: dict[int, list[float]] = field(default_factory=dict, init=False)
+    """Index of a port -> the same, of this instant."""
 
-    def look(self, state: Floats, changes: Floats, time: int, anew: Places) -> list[tuple[int, int]]:
-        """Takes an instant; (port, times) of those that came up again since the last look."""
-        self._lengthen(len(state))
-        self._count(state)
-        at, _, _ = self.readings.moved(state, time)
-        moving, grew, seconds = self.changes.growth(changes, time, anew)
-        self._note_counters(changes)
-        if self.leaps or len(moving):
-            odd = grew > 2 * FASTEST * np.maximum(seconds, 2.0)
-            told = zip(moving[odd].tolist(), grew[odd].tolist(), seconds[odd].tolist(), strict=True)
-            self.leaps = {i: (count, passed) for i, count, passed in told}
-            grew = np.where(odd, 2.0, grew)  # once, for all that can be known
-        return [] if not len(at) and not len(moving) else self._transitions(at, state, moving, grew, time)
+    def update(self, state: Floats, changes: Floats, time: int, restarted: Indices) -> list[tuple[int, int]]:
+        """Reads an instant; returns (port, times) of the ports that came up again since the last one."""
+        self.grow(len(state))
+        self._count_samples(state)
+        at, _, _ = self.readings.find_changed(state, time)
+        moving, growth, seconds = self.changes.measure_growth(changes, time, restarted)
+        self.has_counter[np.flatnonzero(~self.has_counter[: len(changes)] & np.isfinite(changes))] = True
+        if self.leaps_now or len(moving):
+            leaps = growth > 2 * MAX_FLAPS_PER_S * np.maximum(seconds, 2.0)
+            found = zip(moving[leaps].tolist(), growth[leaps].tolist(), seconds[leaps].tolist(), strict=True)
+            self.leaps_now = {i: [count, passed] for i, count, passed in found}
+            growth = np.where(leaps, 2.0, growth)  # one flap is all that is certain
+        return [] if not len(at) and not len(moving) else self._transitions(at, state, moving, growth, time)
 
-    def _transitions(self, at: Places, state: Floats, moving: Places, grew: Floats, time: int) -> list[tuple[int, int]]:
-        """Of n alternating moves, the number that went up follows from where they began and ended."""
-        growth = dict(zip(moving.tolist(), grew.tolist(), strict=True))
+    def _transitions(
+        self, at: Indices, state: Floats, moving: Indices, growth: Floats, time: int
+    ) -> list[tuple[int, int]]:
+        """Of n alternating transitions, the number of those to up follows from the first and last state."""
+        grew = dict(zip(moving.tolist(), growth.tolist(), strict=True))
         found = []
-        for i in sorted({*at.tolist(), *growth}):
+        for i in sorted({*at.tolist(), *grew}):
             old = int(self.state[i])
             new = old if np.isnan(state[i]) else UP if state[i] >= 1 else DOWN
-            moves = max(int(growth.get(i, 0)), int(old > 0 and new != old))
+            moves = max(int(grew.get(i, 0)), int(old > 0 and new != old))
             ups = (moves + 1) // 2 if new == UP and old != UP else moves // 2
             if ups and old and self.was_up[i]:
                 found.append((i, ups))
@@ -67,10 +72,10 @@ class PortStates:
             self.was_up[i] |= new == UP
         return found
 
-    def hear(self, i: int, event: Event) -> int:
-        """Takes a transition that an event tells of a port without a counter; times that it came up again: 0 or 1."""
+    def apply_event(self, i: int, event: Event) -> int:
+        """Reads a transition from an event, of a port without a counter; returns how often it came up again: 0 or 1."""
         new = UP if str(event.data["state"]).lower() in UP_WORDS else DOWN
-        if self.counts[i] or self.state[i] == new:
+        if self.has_counter[i] or self.state[i] == new:
             return 0
         ups = int(new == UP and self.state[i] == DOWN and bool(self.was_up[i]))
         self.down[i] = event.time if new == DOWN else 0
@@ -79,20 +84,32 @@ class PortStates:
         self.readings.last[i] = float(new == UP)
         return ups
 
-    def flap(self, port: str, times: int, time: int) -> None:
-        """Notes that it came up again."""
-        self.flapped[port] = [*self.flapped.get(port, []), *[time] * min(times, _MOST_FLAPS)][-_MOST_FLAPS:]
+    def record_return(self, i: int, port: str, time: int) -> None:
+        """Notes that a port came up again, and the leap of its counter if there was one."""
+        self.returned[port] = time
+        if i in self.leaps_now:
+            self.leaps[port] = list(self.leaps_now[i])
 
-    def known(self, i: int) -> bool:
-        """Whether it has been seen for long enough: the first samples of a port may be its bring-up."""
+    def drop_old_returns(self, time: int, window: float) -> None:
+        """Drops what `record_return` noted more than `window` s ago."""
+        for port in [p for p, at in self.returned.items() if time - at > window * SECOND]:
+            del self.returned[port]
+            self.leaps.pop(port, None)
+
+    def record_flap(self, port: str, times: int, time: int) -> None:
+        """Adds flaps of a port."""
+        self.flapped[port] = [*self.flapped.get(port, []), *[time] * min(times, _MAX_FLAPS)][-_MAX_FLAPS:]
+
+    def has_enough_samples(self, i: int) -> bool:
+        """Returns whether a port was read more often than LEARN: the first samples may be its bring-up."""
         return bool(self.count[i] > LEARN)
 
-    def lost(self) -> Places:
-        """Ports that are down and had been up."""
+    def down_ports(self) -> Indices:
+        """Returns the ports that are down and were up before."""
         return np.flatnonzero((self.down > 0) & self.was_up & (self.count > LEARN))
 
-    def burst(self, port: str, time: int, window: float, quiet: float) -> list[int]:
-        """Flaps of the window (s), if the port still flaps; empty once it has been quiet for long."""
+    def recent_flaps(self, port: str, time: int, window: float, quiet: float) -> list[int]:
+        """Returns the flaps of the last `window` s while the port still flaps; empty after `quiet` s without one."""
         kept = [t for t in self.flapped.get(port, []) if time - t <= window * SECOND]
         if kept:
             self.flapped[port] = kept
@@ -100,44 +117,22 @@ class PortStates:
             self.flapped.pop(port, None)
         return kept if kept and time - kept[-1] <= quiet * SECOND else []
 
-    def silent(self, i: int) -> bool:
-        """Whether its state was not read in the newest frame."""
-        return bool(self.readings.gone[i] != 0)
+    def is_silent(self, i: int) -> bool:
+        """Returns whether the state was not read in the newest frame."""
+        return bool(self.readings.missing_since[i] != 0)
 
-    def away(self, i: int, time: int) -> bool:
-        """Whether its state was not read for longer than the far ends of cables are polled apart."""
-        gone = int(self.readings.gone[i])
-        return gone != 0 and time - gone > _APART
+    def is_long_silent(self, i: int, time: int) -> bool:
+        """Returns whether the state was not read for longer than the far ends of cables are polled apart."""
+        since = int(self.readings.missing_since[i])
+        return since != 0 and time - since > _POLL_GAP
 
-    def _count(self, state: Floats) -> None:
+    def _count_samples(self, state: Floats) -> None:
         young = np.flatnonzero(self.count[: len(state)] <= LEARN)
         if len(young):
             self.count[young] += np.isfinite(state[young])
 
-    def _note_counters(self, changes: Floats) -> None:
-        new = np.flatnonzero(~self.counts[: len(changes)] & np.isfinite(changes))
-        self.counts[new] = True
 
-    def _lengthen(self, size: int) -> None:
-        if len(self.state) < size:
-            for name in _FIELDS:
-                setattr(self, name, grown(getattr(self, name), size, 0))
-
-    def snapshot(self) -> dict[str, Any]:
-        arrays = {name: getattr(self, name).copy() for name in _FIELDS}
-        flapped = {port: list(times) for port, times in self.flapped.items()}
-        return {**arrays, "flapped": flapped, "read": self.readings.snapshot(), "changed": self.changes.snapshot()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        check_one_length(state)
-        for name in _FIELDS:
-            setattr(self, name, state[name])
-        self.flapped = {port: list(times) for port, times in state["flapped"].items()}
-        self.readings.restore(state["read"])
-        self.changes.restore(state["changed"])
-
-
-def began(times: list[int], quiet: float) -> int:
-    """First flap after the last quiet spell (s)."""
+def burst_onset(times: list[int], quiet: float) -> int:
+    """Returns the first flap after the last gap of more than `quiet` s."""
     gap = quiet * SECOND
     return next((b for a, b in zip(times[-2::-1], times[:0:-1], strict=True) if b - a > gap), times[0])

@@ -233,7 +233,7 @@ def test_a_snapshot_of_an_older_version_is_left_aside_and_told(site, watch, capl
     del state["detectors"]["link"]["errors"]
     again.restore(json.dumps(state))
     assert "starts afresh" in caplog.text
-    assert again.detectors[0].errors.counted == {}
+    assert again.detectors[0].errors.counters == {}
 
 
 def test_a_restart_through_the_store_changes_nothing(site, watch):
@@ -294,7 +294,7 @@ def test_a_port_that_was_trained_to_half_its_speed_pages_within_a_minute(site, w
     page = next(f for f in watch(Link(), site, 100, slower) if f.level == "page")
     assert (page.entity, page.onset) == ("port:n1.p2", START + 50 * STEP)
     assert page.time - page.onset <= 60 * SECOND
-    assert "runs at 200 Gb/s, was at 400" in page.summary
+    assert "runs at 200 Gb/s, was 400" in page.summary
 
 
 @pytest.mark.parametrize("speed", [np.nan, -1.0, 0.0, 4_294_967_295.0])

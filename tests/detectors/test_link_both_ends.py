@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def send(site: Site, node: str, entities: tuple[str, ...], told: dict[int, dict[
 
 
 def watched(site: Site, detector: Link | LinkStall, ticks: int, change: Change) -> list[tuple[object, ...]]:
-    """(entity, level, summary) of what an engine writes."""
+    """Returns (entity, level, evidence) of the findings that an engine stores."""
     cable(site)
     ingest = site.open()
     while ingest.step() is not None:
@@ -95,7 +96,7 @@ def watched(site: Site, detector: Link | LinkStall, ticks: int, change: Change) 
     while (committed := ingest.step()) is not None:
         engine.observe(committed)
     engine.advance(START + ticks * STEP)
-    return site.rows("SELECT entity, level, summary FROM findings ORDER BY time, entity")
+    return site.rows("SELECT entity, level, evidence FROM findings ORDER BY time, entity")
 
 
 def counts(tick: int, per_tick: float) -> int:
@@ -108,7 +109,7 @@ def test_errors_at_both_ends_are_the_cables_and_at_one_end_are_not(store: Site) 
 
     pages = [row for row in watched(store, Link(), 60, both) if row[1] == "page"]
     assert {entity for entity, *_ in pages} == {HOSTS[BAD], SWITCH[BAD]}
-    assert any("the cable: the receivers of both ends see errors" in str(said) for *_, said in pages)
+    assert any("the cable: receivers at both ends report errors" in str(said) for *_, said in pages)
 
 
 def test_errors_that_the_node_alone_sees_point_to_the_switchs_transmitter_or_the_cable(store: Site) -> None:
@@ -131,7 +132,7 @@ def test_a_whole_job_that_stands_still_is_the_port_for_which_the_switch_has_data
 
     found = watched(store, LinkStall(), 70, stall)
     assert {(entity, level) for entity, level, _ in found if level == "page"} == {(HOSTS[BAD], "page")}
-    assert "data wait for it and it takes none" in str(found[-1][2])
+    assert json.loads(str(found[-1][2]))["data_waited_readings"] >= 2
 
 
 def test_a_job_that_hangs_with_nothing_waiting_blames_nobody(store: Site) -> None:

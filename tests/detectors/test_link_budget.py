@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from detectors.link.alarm_rates import of_sum, of_trend
+from detectors.link.alarm_rates import describe_cusum_rate, describe_trend_rate
 from detectors.link.link import Link
 from detectors.link.link_congestion import LinkCongestion
 from detectors.link.link_nvlink import LinkNvlink
@@ -32,5 +32,5 @@ def test_a_higher_limit_costs_fewer_alarms():
 
 def test_the_arithmetic_is_that_of_the_settings():
     alarms = 8 * 1000 * 8640 / math.exp(21)
-    assert f"at most {alarms:.2g} alarms per 1,000 node-days" in of_sum(21.0, 10.0, 8)
-    assert "chance 2.9e-07 a look" in of_trend(5.0, 24, 8)
+    assert f"at most {alarms:.2g} alarms per 1,000 node-days" in describe_cusum_rate(21.0, 10.0, 8)
+    assert "probability 2.9e-07 per check" in describe_trend_rate(5.0, 24, 8)

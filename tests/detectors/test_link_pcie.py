@@ -51,7 +51,7 @@ def test_fewer_lanes_page_after_three_samples_with_what_the_kernel_said() -> Non
     first = found[0]
     assert first.time == at(62)
     assert first.onset == at(60)
-    assert "has 8 lanes, had 16" in first.summary
+    assert "8 PCIe lanes, was 16" in first.summary
     assert first.evidence["aer"]["kind"] == "correctable"
     assert first.evidence["effect"] == 0.5
 
@@ -101,7 +101,7 @@ def test_a_gpu_whose_load_nobody_tells_is_not_judged_by_its_generation() -> None
 def test_a_nic_is_named_by_its_port() -> None:
     found = watched(after("nic", "nic.pcie_speed", 3, 16.0))
     assert {(f.entity, f.level) for f in found} == {("port:n0.p3", "page")}
-    assert "16 GT/s a lane, had 32" in found[0].summary
+    assert "16 GT/s per PCIe lane, was 32" in found[0].summary
 
 
 def test_one_that_was_never_as_good_as_its_like_is_a_ticket() -> None:

@@ -48,7 +48,7 @@ def test_a_port_that_stands_still_while_those_beside_it_move_pages_within_90_s(s
     assert page.entity == PORT
     assert page.time - page.onset <= 90 * SECOND
     assert page.onset == START + 59 * STEP
-    assert "3 of 3 ports beside it (node:n1) move" in page.summary
+    assert (page.evidence["peers"], page.evidence["cohort"]) == (3, "node:n1")
     assert page.evidence["failed"] >= 100
 
 
@@ -76,7 +76,7 @@ def test_where_all_stand_still_the_drivers_word_pages(site, watch):
 
     page = pages(watch(LinkStall(), site, 200, change))[0]
     assert page.entity == PORT
-    assert "its driver says" in page.summary
+    assert "its NIC does not respond" in page.summary
 
 
 def test_a_port_that_nobody_uses_any_more_is_shown_and_wakes_nobody(site, watch):
@@ -222,7 +222,7 @@ def test_waits_that_only_seem_to_grow_wake_nobody(site, watch, count):
 def test_waits_that_grew_while_bytes_still_moved_are_not_of_the_stall(site, watch):
     detector = LinkStall()
     watch(detector, site, 64, waited(site, lambda t: 1e6 * min(t, 60)))
-    assert detector.waiting.readings[SIX] == 0
+    assert detector.pending.readings[SIX] == 0
 
 
 @pytest.mark.parametrize("pattern", [["mlx5_health"], {"a": 1}, None, 7, float("nan")])

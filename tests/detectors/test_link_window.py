@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.detection.link_rates import alarms, delays
-from detectors.link.error_counts import CHANCE, LENGTH, Window, at_least
+from detectors.link.error_counts import WINDOW_CHANCE, WINDOW_S, ErrorWindow, probability_at_least
 from detectors.link.link import Link
 from pipeline.model.records import SECOND
 
@@ -20,38 +20,38 @@ START, STEP = 1_790_000_000 * SECOND, 10 * SECOND
 def test_the_chance_is_that_of_poisson_and_of_the_negative_binomial():
     m = 0.12
     poisson = 1 - sum(math.exp(-m) * m**k / math.factorial(k) for k in range(6))
-    assert at_least(np.array([6.0]), np.array([m]), 0.0)[0] == pytest.approx(poisson, rel=1e-4)
+    assert probability_at_least(np.array([6.0]), np.array([m]), 0.0)[0] == pytest.approx(poisson, rel=1e-4)
     geometric = (m / (1 + m)) ** 6  # a = 1
-    assert at_least(np.array([6.0]), np.array([m]), 1.0)[0] == pytest.approx(geometric, rel=1e-4)
+    assert probability_at_least(np.array([6.0]), np.array([m]), 1.0)[0] == pytest.approx(geometric, rel=1e-4)
 
 
 @given(st.integers(1, 30), st.floats(1e-4, 3.0), st.floats(0.0, 50.0))
 def test_it_falls_with_their_number_and_is_a_probability(count, mean, bunched):
-    few, many = at_least(np.array([count, count + 1.0]), np.full(2, mean), bunched)
+    few, many = probability_at_least(np.array([count, count + 1.0]), np.full(2, mean), bunched)
     assert 0 <= many <= few <= 1
 
 
 def test_six_errors_in_five_minutes_are_too_many_at_1e_15_and_four_at_1e_16():
     for mean, least in ((0.12, 6), (0.012, 4)):
-        chances = at_least(np.arange(1.0, 9.0), np.full(8, mean), 0.0)
-        assert int(np.flatnonzero(chances < CHANCE)[0]) + 1 == least
+        chances = probability_at_least(np.arange(1.0, 9.0), np.full(8, mean), 0.0)
+        assert int(np.flatnonzero(chances < WINDOW_CHANCE)[0]) + 1 == least
 
 
 def test_what_is_older_than_the_window_or_lies_in_the_future_is_forgotten():
-    window, at = Window(), np.array([3])
-    window.take(at, np.array([2.0]), 8, START, 10)
-    window.take(at, np.array([1.0]), 8, START + 29 * STEP, 10)
+    window, at = ErrorWindow(), np.array([3])
+    window.add_errors(at, np.array([2.0]), 8, START, 10)
+    window.add_errors(at, np.array([1.0]), 8, START + 29 * STEP, 10)
     assert window.recent[3] == 3
-    window.take(at[:0], np.empty(0), 8, START + 30 * STEP, 10)
+    window.add_errors(at[:0], np.empty(0), 8, START + 30 * STEP, 10)
     assert window.recent[3] == 1
-    window.take(at[:0], np.empty(0), 8, START, 10)  # the clock went back
+    window.add_errors(at[:0], np.empty(0), 8, START, 10)  # the clock went back
     assert window.recent[3] == 0
     assert not window.batches
 
 
 def test_a_reading_of_longer_than_the_window_says_nothing_of_it():
-    window = Window()
-    window.take(np.array([0]), np.array([5.0]), 1, START, LENGTH + 1)
+    window = ErrorWindow()
+    window.add_errors(np.array([0]), np.array([5.0]), 1, START, WINDOW_S + 1)
     assert window.recent[0] == 0
 
 
@@ -65,7 +65,7 @@ def test_six_errors_in_five_minutes_page_and_five_do_not(site, watch):
     found = [f for f in watch(Link(), site, 110, slow_errors) if f.level == "page"]
     assert found
     assert found[0].time - (START + 50 * STEP) <= 300 * SECOND
-    assert "has 6 symbol errors" in found[0].summary
+    assert "6 symbol errors" in found[0].summary
 
     def five(tick, values):
         slow_errors(min(tick, 70), values)
