@@ -242,9 +242,9 @@ def _sql(given: argparse.Namespace) -> int:
 def _detectors(given: argparse.Namespace) -> int:
     from detectors import command
 
-    rows, columns = command.rows(_config(given), given.names, _say)
+    rows, columns = command.detector_rows(_config(given), given.names, _say)
     if given.names and given.output == "table":
-        sys.stdout.write("\n".join(map(command.as_text, rows)))
+        sys.stdout.write("\n".join(map(command.row_text, rows)))
         return 0
     _print(rows, columns if given.output in ("table", "csv") else list(rows[0]), given.output)
     return 0

@@ -1,4 +1,4 @@
-"""Detectors: frames -> findings. A new one is one file and one line in DETECTORS."""
+"""Detectors: frames -> findings. A new one is one file and one line in DETECTORS (see detectors/base/detector.py)."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ DETECTORS: tuple[type[Detector], ...] = (
 
 
 def configured(tables: Mapping[str, Mapping[str, Any]] = {}, source: str = "defaults") -> list[Detector]:
-    """One of each, set up by its table [detector.NAME]. Raises ConfigError on an unknown detector or key."""
+    """Returns one of each, configured by its table [detector.NAME]. Raises ConfigError on an unknown name or key."""
     known = {cls.name: cls for cls in DETECTORS}
     for name in tables:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
-            mend = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
-            raise ConfigError(f"{source}: [detector.{name}]: no such detector; {mend}")
+            hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+            raise ConfigError(f"{source}: [detector.{name}]: no such detector; {hint}")
     return [build_section(cls, tables.get(name, {}), source, f"detector.{name}") for name, cls in known.items()]
 
 
 def listing(tables: Mapping[str, Mapping[str, Any]] = {}, source: str = "defaults") -> list[dict[str, Any]]:
-    """One row per detector as it is set up, plain data."""
+    """Returns one row of plain data per detector, as configured."""
     return [detector.describe() for detector in configured(tables, source)]
 
 
 def explain(name: str, rows: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """The row of one detector, of these or by default. Raises UsageError with a suggestion on another name."""
+    """Returns the row of one detector, from `rows` or the defaults. Raises UsageError on an unknown name."""
     known = {row["name"]: row for row in rows or listing()}
     if name in known:
         return known[name]
     close = difflib.get_close_matches(name, known, 1)
-    mend = f"did you mean '{close[0]}'?" if close else f"wanted one of {', '.join(known)}"
-    raise UsageError(f"detectors: no detector '{name}'; {mend}")
+    hint = f"did you mean '{close[0]}'?" if close else f"expected one of {', '.join(known)}"
+    raise UsageError(f"detectors: no detector '{name}'; {hint}")

@@ -1,4 +1,4 @@
-"""`fleetpulse detectors`: what each needs, how it is set up here, and how it fares in the running pipeline."""
+"""`fleetpulse detectors`: inputs and settings of each detector, and its state in the running pipeline."""
 
 from __future__ import annotations
 
@@ -11,43 +11,48 @@ from pipeline.http import client
 from pipeline.model.errors import FleetpulseError
 
 COLUMNS = ("name", "family", "class", "needs", "wants", "blind")
-FARES = ("off", "errors")
+STATE_COLUMNS = ("off", "errors")
 _PATH = "/api/v1/detectors"
-_PATIENCE = 2.0  # s for the pipeline's answer: most ask what a detector is, and need none; chosen
+_TIMEOUT_S = 2.0  # for the pipeline's answer: most users need only the description; chosen
 
 
-def rows(config: Config, names: Sequence[str], say: Callable[[str], None]) -> tuple[list[dict[str, Any]], list[str]]:
-    """(rows, columns of the table) of the detectors named, or all; `say` hears why it is not known how they fare."""
+def detector_rows(
+    config: Config, names: Sequence[str], warn: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Returns (rows, columns of the table) of the named detectors, or of all.
+
+    warn: called with the reason if their state in the pipeline is unknown.
+    """
     found = listing(config.detector, config.source)
     wanted = [explain(name, found) for name in names if name != "explain"] or found
-    running = _running(config, say)
+    running = _running(config, warn)
     if running is None:
         return wanted, list(COLUMNS)
-    told = [{**row, **{key: running.get(row["name"], {}).get(key) for key in FARES}} for row in wanted]
-    return told, [*COLUMNS[:3], *FARES, *COLUMNS[3:]]
+    both = [{**row, **{key: running.get(row["name"], {}).get(key) for key in STATE_COLUMNS}} for row in wanted]
+    return both, [*COLUMNS[:3], *STATE_COLUMNS, *COLUMNS[3:]]
 
 
-def as_text(row: Mapping[str, Any]) -> str:
-    """How a detector judges, what it cannot see, its settings and how it fares, for people."""
+def row_text(row: Mapping[str, Any]) -> str:
+    """Returns the description, settings and state of a detector as text for people."""
     settings = [f"  {key} = {value!r}" for key, value in row["settings"].items()]
     budget = ["", "False alarms, by arithmetic:", *(f"  {line}" for line in row["budget"])] if row["budget"] else []
-    fares = ["", f"Off: the input has no {', '.join(row['off'])}"] if row.get("off") else []
+    state = ["", f"Off: the input has no {', '.join(row['off'])}"] if row.get("off") else []
     if row.get("errors"):
-        fares += ["", f"Failed on {row['errors']} frames since the start; the first is in the pipeline's log"]
+        state += ["", f"Failed on {row['errors']} frames since the start; the first is in the pipeline's log"]
     head = [row["name"], "", row["about"], "", f"Cannot see: {row['blind']}"]
-    return "\n".join([*head, *fares, "", *settings, *budget, ""])
+    return "\n".join([*head, *state, "", *settings, *budget, ""])
 
 
-def _running(config: Config, say: Callable[[str], None]) -> dict[str, Mapping[str, Any]] | None:
-    """Rows of the running pipeline by name; None, told why, if it does not tell."""
+def _running(config: Config, warn: Callable[[str], None]) -> dict[str, Mapping[str, Any]] | None:
+    """Returns the rows of the running pipeline by name; None, with a warning, if it does not answer."""
     try:
-        status, answer = client.get(config, _PATH, _PATIENCE)
+        status, answer = client.get(config, _PATH, _TIMEOUT_S)
         if status != 200:
             raise client.error_of(status, answer, client.base_url(config) + _PATH)
         return {row["name"]: row for row in answer["detectors"]}
     except FleetpulseError as error:
         why = str(error)
     except (KeyError, TypeError):
-        why = f"{client.base_url(config)}{_PATH} is no answer of a pipeline of this version"
-    say(f"fleetpulse: which are off or fail is not known: {why}")
+        why = f"{client.base_url(config)}{_PATH} did not answer as a pipeline of this version"
+    warn(f"fleetpulse: state in the pipeline unknown: {why}")
     return None

@@ -1,8 +1,8 @@
-"""Second witnesses: a finding says which finding of a family that explains it stands on something related.
+"""Corroboration: a finding names a related finding of another detector that explains it.
 
-Only what explains it physically counts, and only through another sensor: the same signal twice is no second witness.
-It is said and moves no level: each detector weighs its own witnesses (`wants`), and what others found added false pages
-and no fault to what was paged (docs/decisions.md, ablations).
+Only physical explanations count, and only by another sensor: the same signal twice is no corroboration. It changes no
+level: each detector weighs its own corroborating signals (`wants`), and findings of others added false pages and no
+faults (docs/decisions.md, ablations).
 """
 
 from __future__ import annotations
@@ -24,63 +24,62 @@ CORROBORATES: Mapping[str, tuple[str, ...]] = {
     "thermal": ("thermal_edge", "coolant", "coolant_edge", "coolant_leak"),
     "thermal_edge": ("thermal", "coolant", "coolant_edge", "coolant_leak"),
 }
-"""Detector -> those whose findings explain its own. Wrong results are in no line: only digests speak of them."""
+"""Detector -> detectors whose findings explain its own. Wrong results are in no line: only digests show them."""
 FRESH = 120 * SECOND
-"""Two repeats of a condition: what was not said since then no longer holds. Chosen."""
-_BLAMES_NOBODY = ("group", "doubted", "meter_doubted")
-"""Evidence of findings that explain nothing else: many that are off alike, of whom nobody is blamed, and instruments
-that may lie."""
+"""us, two repeats of a condition: a finding that was not repeated since then no longer holds. Chosen."""
+_EXPLAINS_NOTHING = ("group", "doubted", "meter_doubted")
+"""Evidence of findings that explain no other: group events without a blamed member, and doubtful instruments."""
 LATE = 600 * SECOND
-"""A finding of heat that began so much later than the suspect explains nothing: an effect follows its cause, and heat
-does so within minutes; onsets are estimates. Chosen."""
+"""us after the suspect from which a finding of heat explains nothing: an effect follows its cause, heat within minutes;
+onsets are estimates. Chosen."""
 STALE = 3600 * SECOND
-"""A plant's finding that had begun so long before the suspect explains nothing either: two conditions that last for
-hours meet by chance. What a GPU's own heat does comes and goes with its load. Chosen."""
-_OWN = ("gpu", "node")  # whose heat is a suspect's own; what cools many more must be told by itself before it explains
+"""us before the suspect from which a finding of the plant explains nothing either: two conditions that last for hours
+coincide by chance. The heat of a GPU itself comes and goes with its load. Chosen."""
+_OWN = ("gpu", "node")  # kinds whose heat is the suspect's own; cooling of many more must be a ticket to explain
 Key = tuple[str, str]
 
 
 class Corroboration:
-    """What was found lately, and what of it bears out what else. State is bounded by FRESH."""
+    """The findings of the last FRESH us, and which of them explains which other."""
 
     def __init__(self) -> None:
         self._explaining = frozenset(name for names in CORROBORATES.values() for name in names)
         self._active: dict[Key, Finding] = {}
 
-    def explained(self, found: Sequence[Finding], time: int, topology: Topology) -> list[Finding]:
-        """The findings of an instant, each with what explains it, if anything does."""
+    def corroborate(self, found: Sequence[Finding], time: int, topology: Topology) -> list[Finding]:
+        """Returns the findings of an instant, with the finding that explains each, if any, in its evidence."""
         active = {**self._active, **{(f.detector, f.entity): f for f in found}}
         self._active = {k: f for k, f in active.items() if abs(time - f.time) <= FRESH}
         if not any(f.detector in CORROBORATES for f in found):
             return list(found)
-        places = self._places(topology)
-        reasons = ((f, self._reason(f, places, topology) if f.detector in CORROBORATES else None) for f in found)
-        return [f if reason is None else _borne_out(f, reason) for f, reason in reasons]
+        by_key = self._explaining_findings(topology)
+        reasons = ((f, self._reason(f, by_key, topology) if f.detector in CORROBORATES else None) for f in found)
+        return [f if reason is None else _with_reason(f, reason) for f, reason in reasons]
 
-    def forget(self, key: Key) -> None:
-        """A person said that it is no fault."""
+    def drop(self, key: Key) -> None:
+        """Removes a finding that a person called no fault."""
         self._active.pop(key, None)
 
-    def _places(self, topology: Topology) -> dict[str, list[Finding]]:
-        """What may explain something, by where one would look for it."""
-        places: dict[str, list[Finding]] = {}
+    def _explaining_findings(self, topology: Topology) -> dict[str, list[Finding]]:
+        """Returns the findings that may explain others, by the keys under which they are looked up."""
+        by_key: dict[str, list[Finding]] = {}
         for finding in self._active.values():
-            if finding.detector in self._explaining and not any(finding.evidence.get(k) for k in _BLAMES_NOBODY):
-                for place in _at(finding.entity, topology):
-                    places.setdefault(place, []).append(finding)
-        return places
+            if finding.detector in self._explaining and not any(finding.evidence.get(k) for k in _EXPLAINS_NOTHING):
+                for key in _keys_of(finding.entity, topology):
+                    by_key.setdefault(key, []).append(finding)
+        return by_key
 
-    def _reason(self, finding: Finding, places: Mapping[str, list[Finding]], topology: Topology) -> Finding | None:
-        """The finding that explains this one and began first."""
+    def _reason(self, finding: Finding, by_key: Mapping[str, list[Finding]], topology: Topology) -> Finding | None:
+        """Returns the finding that explains this one and began first."""
         wanted, own = CORROBORATES[finding.detector], set(finding.signals)
         found = {
             (f.onset, f.detector, f.entity): f
-            for place in _sought(finding.entity, topology)
-            for f in places.get(place, ())
+            for key in _keys_for(finding.entity, topology)
+            for f in by_key.get(key, ())
             if f.detector in wanted and (f.detector, f.entity) != (finding.detector, finding.entity)
-            if not own & set(f.signals) or _ends(finding.entity, f.entity, topology)
-            if f.detector not in _HEAT or _heats(f, finding)
-            if not (finding.detector in CORROBORATES.get(f.detector, ()) and _first(finding, f))
+            if not own & set(f.signals) or _are_cable_ends(finding.entity, f.entity, topology)
+            if f.detector not in _HEAT or _can_heat(f, finding)
+            if not (finding.detector in CORROBORATES.get(f.detector, ()) and _began_first(finding, f))
         }
         return found[min(found)] if found else None
 
@@ -92,48 +91,47 @@ class Corroboration:
         self._active = {(f.detector, f.entity): f for f in findings}
 
 
-def _borne_out(finding: Finding, reason: Finding) -> Finding:
+def _with_reason(finding: Finding, reason: Finding) -> Finding:
     by = {"detector": reason.detector, "entity": reason.entity}
-    summary = f"{finding.summary}; {reason.detector} on {reason.entity} explains it"
-    return replace(finding, evidence={**finding.evidence, "corroborated_by": by}, summary=summary)
+    return replace(finding, evidence={**finding.evidence, "corroborated_by": by})
 
 
-def _heats(reason: Finding, suspect: Finding) -> bool:
-    """Whether heat there can be what is suspected here: it began about then, and of a plant it is more than a suspect.
+def _can_heat(reason: Finding, suspect: Finding) -> bool:
+    """Returns whether heat there can explain the suspect: it began about then, and of a plant it is a ticket at least.
 
-    A set-point that was moved is a suspect for hours, and hundreds of GPUs hang on it: one of them is slow by chance.
+    A changed set-point is a suspect for hours, and cools hundreds of GPUs: one of them is slow by chance.
     """
     late = reason.onset - suspect.onset
     return late <= LATE and (kind_of(reason.entity) in _OWN or (reason.level != "suspect" and late >= -STALE))
 
 
-def _first(one: Finding, other: Finding) -> bool:
-    """Whether it began first: of two that could explain each other the earlier explains the later, and not both."""
+def _began_first(one: Finding, other: Finding) -> bool:
+    """Returns whether `one` began first: of two that could explain each other the earlier explains the later."""
     return (one.onset, one.detector, one.entity) < (other.onset, other.detector, other.entity)
 
 
-def _ends(one: str, other: str, topology: Topology) -> bool:
-    """Whether they are the two ends of a cable, which count the same signal by two devices."""
+def _are_cable_ends(one: str, other: str, topology: Topology) -> bool:
+    """Returns whether they are the two ends of a cable, where two devices measure the same signal."""
     return topology.attributes.get(one, {}).get(PEER) == other or topology.attributes.get(other, {}).get(PEER) == one
 
 
-def _at(entity: str, topology: Topology) -> Iterator[str]:
-    """Where an explaining finding is found: as itself, below whatever feeds it, at its cable's far end."""
+def _keys_of(entity: str, topology: Topology) -> Iterator[str]:
+    """Yields the keys of an explaining finding: its entity, all that feeds it, the far end of its cable."""
     yield f"={entity}"
-    for above in topology.ancestors(entity):
-        yield f"<{above}"
+    for ancestor in topology.ancestors(entity):
+        yield f"<{ancestor}"
     if isinstance(peer := topology.attributes.get(entity, {}).get(PEER), str):
         yield f"={peer}"
 
 
-def _sought(entity: str, topology: Topology) -> Iterator[str]:
-    """Where an explanation is looked for: itself, all that feeds it, all that it feeds, its cable's far end.
+def _keys_for(entity: str, topology: Topology) -> Iterator[str]:
+    """Yields the keys of what may explain an entity: itself, all that feeds it, all that it feeds, its cable's far end.
 
-    Not what else is in its node: another GPU that is warm, or another port, explains nothing here.
+    Not the other devices of its node: another warm GPU or another port explains nothing here.
     """
     yield f"={entity}"
-    for above in topology.ancestors(entity):
-        yield f"={above}"
+    for ancestor in topology.ancestors(entity):
+        yield f"={ancestor}"
     yield f"<{entity}"
     if isinstance(peer := topology.attributes.get(entity, {}).get(PEER), str):
         yield f"={peer}"

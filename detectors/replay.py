@@ -1,9 +1,9 @@
-"""Runs recorded telemetry through the detectors, and through the Desk if asked: `fleetpulse replay`.
+"""Runs recorded telemetry through the detectors, and optionally through the Desk: `fleetpulse replay`.
 
-The same framer, grid, detectors and Desk as in the pipeline, and the same configuration, so that a recording of a fleet
-gives what was found live. Only a recording whose signals a file declares (`signals`), which no pipeline can receive, is
-judged on a finer grid than `[pipeline] frame` where its rows lie closer. Nothing is used that lies later than the
-instant that is judged; nothing needs a network or a store.
+Framer, grid, detectors, Desk and configuration are those of the pipeline, so a recording of a fleet gives the live
+findings. Only a recording with declared signals (`signals`), which no pipeline can receive, is judged on a finer grid
+than `[pipeline] frame` where its rows are closer. No data later than the judged instant is used; no network and no
+store are needed.
 """
 
 from __future__ import annotations
@@ -55,35 +55,39 @@ def replay(
     incidents: str | Path | None = None,
     desk: Callable[[Topology, Callable[[str], bool]], Desk] | None = None,
 ) -> int:
-    """Writes findings, and with `incidents` what the Desk made of them; 1 if there is a finding. Raises UsageError."""
+    """Writes the findings, and incidents if asked; returns 1 if there is a finding. Raises UsageError."""
     catalogue = read_signals(signals) if signals else CATALOGUE
     graph = read_topology(topology) if topology else Topology()
-    recording, happened = Recording(inputs, catalogue), read_events(events)
-    available = {s for names in recording.signals.values() for s in names} | {f"event:{e.kind}" for e in happened}
+    recording, history = Recording(inputs, catalogue), read_events(events)
+    available = {s for names in recording.signals.values() for s in names} | {f"event:{e.kind}" for e in history}
     runner = Runner(configured(config.detector, config.source), available, catalogue)
     for name, missing in runner.off.items():
-        print(f"replay: {name} is off: the input has no {', '.join(missing)}", file=sys.stderr)  # noqa: T201 - talk
-    cases = Cases(desk(graph, lambda e: bool(graph.attributes.get(e, {}).get("simulated")))) if desk else None
+        print(f"replay: {name} is off: the input has no {', '.join(missing)}", file=sys.stderr)  # noqa: T201 - log
+    replayed = (
+        ReplayedIncidents(desk(graph, lambda e: bool(graph.attributes.get(e, {}).get("simulated")))) if desk else None
+    )
     check_rules(config.modes, runner.names)
-    voice = FindingFilter(graph, config.modes)
+    filters = FindingFilter(graph, config.modes)
     found = 0
     with ExitStack() as files:
         lines = files.enter_context(_written(output))
         step = int(config.pipeline.frame * SECOND)
-        for instant in instants(recording, happened, graph, catalogue, step, runner.signals, finer=bool(signals)):
-            standing = cases.open_level if cases is not None else _nothing_stands
-            findings, heard = voice.filter_findings(runner.observe(instant.frames), standing, instant.time)
+        for instant in read_instants(recording, history, graph, catalogue, step, runner.signals, finer=bool(signals)):
+            open_level = replayed.open_level if replayed else _no_open_level
+            findings, reported = filters.filter_findings(runner.observe(instant.frames), open_level, instant.time)
             found += len(findings)
             lines.writelines(json.dumps(f.as_json()) + "\n" for f in findings)
-            if cases is not None:
-                cases.observe(instant, heard)
-        if incidents and cases is not None:
-            files.enter_context(_written(incidents)).writelines(json.dumps(i.as_json()) + "\n" for i in cases.all())
-    print(f"replay: {found} findings in {output}", file=sys.stderr)  # noqa: T201 - talk
+            if replayed is not None:
+                replayed.observe(instant, reported)
+        if incidents and replayed is not None:
+            files.enter_context(_written(incidents)).writelines(
+                json.dumps(i.as_json()) + "\n" for i in replayed.incidents()
+            )
+    print(f"replay: {found} findings in {output}", file=sys.stderr)  # noqa: T201 - log
     return FINDINGS if found else OK
 
 
-def instants(
+def read_instants(
     recording: Recording,
     events: Sequence[Event],
     topology: Topology,
@@ -92,11 +96,11 @@ def instants(
     signals: Collection[str],
     finer: bool = False,
 ) -> Iterator[Instant]:
-    """Every instant of the recording in order of time, on a grid of `step` us, with frames of `signals`.
+    """Yields the instants of the recording in order of time, on a grid of `step` us, with frames of `signals`.
 
-    finer: where the rows of a class lie closer, the grid is as fine as they are.
+    finer: where the rows of a class are closer, the grid is as fine as they are.
 
-    At each the topology says who belonged to what then: inventories and jobs are followed, from the file's state on.
+    The topology follows inventories and jobs, beginning with the state in the file.
     """
     framer: Framer | None = None
     membership = Membership(topology)
@@ -110,13 +114,13 @@ def instants(
         yield from map(membership.apply_instant, framer.advance(watermark))
 
 
-def _nothing_stands(_: Finding) -> Level | None:
+def _no_open_level(_: Finding) -> Level | None:
     """Without a Desk no incident is open."""
     return None
 
 
 def _spacing(rows: Rows) -> int:
-    """Median time between two rows of one device; a grid much coarser would drop most of what was recorded."""
+    """Returns the median time between two rows of one device; a much coarser grid would drop most rows."""
     order = np.lexsort((rows.time, rows.device))
     same = np.diff(rows.device[order]) == 0
     gaps = np.diff(rows.time[order])[same]
@@ -126,7 +130,7 @@ def _spacing(rows: Rows) -> int:
 
 @contextmanager
 def _written(path: str | Path) -> Iterator[IO[str]]:
-    """A file that is there whole or not at all. Raises UsageError if it cannot be written."""
+    """Opens a file that appears only when it is complete. Raises UsageError if it cannot be written."""
     target = Path(path)
     partial = target.with_name(target.name + ".partial")
     try:
@@ -135,14 +139,14 @@ def _written(path: str | Path) -> Iterator[IO[str]]:
         os.replace(partial, target)
     except OSError as error:
         raise UsageError(
-            f"{path}: cannot be written: {error.strerror}; wanted a path in a folder that exists"
+            f"{path}: cannot be written: {error.strerror}; expected a path in an existing folder"
         ) from error
     finally:
         partial.unlink(missing_ok=True)
 
 
-class Cases:
-    """The Desk over the instants, and the last state of every incident that it had."""
+class ReplayedIncidents:
+    """Runs the Desk over the instants and keeps the last state of every incident."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -150,6 +154,7 @@ class Cases:
         self._seen = LastSeen()
 
     def observe(self, instant: Instant, findings: Sequence[Finding]) -> None:
+        """Passes the findings of an instant to the Desk."""
         self._seen.note(instant)
         for change in self._desk.observe(instant.time, findings, self._seen.present):
             self._incidents[change.incident.id] = change.incident
@@ -158,6 +163,6 @@ class Cases:
         """Returns the level of its condition in an open incident, None if it is in none."""
         return self._desk.open_level(finding)
 
-    def all(self) -> list[Incident]:
-        """In order of their opening."""
+    def incidents(self) -> list[Incident]:
+        """Returns all incidents in order of their opening."""
         return sorted(self._incidents.values(), key=lambda i: (i.opened, i.id))

@@ -17,70 +17,72 @@ from pipeline.model.records import LEVELS, SECOND, Event, Finding, Frame, Level
 from pipeline.model.signals import CATALOGUE, Signal
 from pipeline.model.topology import Topology
 
-LATELY = 3600.0
-"""s for which a signal that was measured counts as there; chosen: a node's reboot or a job's end takes less."""
-LOOKS = 3
-"""Where agents look more seldom than that, so many looks must fail; chosen."""
+PATIENCE_S = 3600.0
+"""s without a value after which a signal counts as missing; chosen: the reboot of a node or a pause between jobs takes
+less."""
+READINGS = 3
+"""Readings that must fail where agents read a signal more seldom than that; chosen."""
 ROUTINE: Mapping[str, float] = {"event:digest": 86_400.0, "event:replica_digest": 86_400.0}
-"""Events that come although nothing is wrong, and s within which there is one; chosen: canaries run daily at least.
-Of all other events none is good news, so that a detector which waits for them is never off."""
-_AGAIN = 60 * SECOND  # so seldom is a signal looked for that is known to be there; chosen, for speed
+"""Events that come although nothing is wrong, and s within which there is one; chosen: canaries run daily at least. The
+absence of any other event is good news, so a detector that needs only those is never off."""
+_CHECK_EVERY = 60 * SECOND  # us between checks of a signal that is known to be there; chosen, for speed
 
 
-class Available:
+class SignalPresence:
     """When each needed signal had a value last, by the time of the data; bounded by what detectors need."""
 
     def __init__(self, needs: Collection[str], catalogue: Mapping[str, Signal]) -> None:
         self._needs = [name for name in dict.fromkeys(needs) if name in ROUTINE or not name.startswith("event:")]
         intervals = {name: (catalogue[name].interval or 0.0) if name in catalogue else 0.0 for name in self._needs}
-        self._patience = {n: ROUTINE.get(n) or max(LATELY, LOOKS * intervals[n]) for n in self._needs}
+        self._patience = {n: ROUTINE.get(n) or max(PATIENCE_S, READINGS * intervals[n]) for n in self._needs}
         self.last: dict[str, int] = {}
         self.time = self.since = 0
 
-    def look(self, frames: Mapping[str, Frame]) -> None:
-        """Takes an instant."""
+    def update(self, frames: Mapping[str, Frame]) -> None:
+        """Adds an instant."""
         self.time = max(frame.time for frame in frames.values())
         self.since = min(self.since or self.time, self.time)
-        due = [name for name in self._needs if not 0 <= self.time - self.last.get(name, -_AGAIN) < _AGAIN]
+        due = [name for name in self._needs if not 0 <= self.time - self.last.get(name, -_CHECK_EVERY) < _CHECK_EVERY]
         if any(name in ROUTINE for name in due):
-            told = {f"event:{event.kind}" for frame in frames.values() for event in frame.events}
-            self.last.update(dict.fromkeys(told.intersection(due), self.time))
+            kinds = {f"event:{event.kind}" for frame in frames.values() for event in frame.events}
+            self.last.update(dict.fromkeys(kinds.intersection(due), self.time))
         for frame in frames.values():
             for name in due:
                 if name in frame.values and not np.isnan(frame.values[name]).all():
                     self.last[name] = self.time
 
-    def has(self, name: str) -> bool:
-        """Whether somebody measures it now; so it is taken until it was waited for as long as it may stay away."""
+    def is_present(self, name: str) -> bool:
+        """Returns whether a signal is measured now; True until it has been missing for its patience."""
         if name not in self._patience or not self.time:
             return True
         return self.time - self.last.get(name, self.since) <= self._patience[name] * SECOND
 
     def snapshot(self) -> dict[str, Any]:
+        """Returns its state as plain data."""
         return {"time": self.time, "since": self.since, "last": dict(self.last)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a snapshot; an older one has none, so that nothing is known yet. Takes all of it or nothing."""
+        """Continues from a snapshot; without one all signals begin as present. Reads all of it or nothing."""
         time, last = int(state.get("time", 0)), {str(k): int(v) for k, v in dict(state.get("last", {})).items()}
         self.time, self.since, self.last = time, int(state.get("since", time)), last
 
 
 _log = logging.getLogger("fleetpulse.detectors")
 
-_OTHER_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-_TRIES = 60  # instants after a restart within which a failure is laid to the snapshot; not all have all classes; chosen
-_MOST_ERRORS_TOLD = 1  # per detector; further ones only count
-_SAME = 60 * SECOND  # events of one trouble of one entity follow each other so closely, as agents repeat them; chosen
-_KEPT = 600 * SECOND  # how long what was reported on arrival is kept to be known again; chosen: a backlog of frames
-_MOST_EARLY = 10_000  # of those; of more, the oldest are forgotten and then reported again with their frame; chosen
+_BAD_STATE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+_TRIES = 60  # instants after a restart in which a failure is blamed on the snapshot; not all have all classes; chosen
+_MOST_ERRORS_LOGGED = 1  # per detector; further ones are only counted
+_SAME = 60 * SECOND  # us within which events of an entity belong to one condition, as agents repeat them; chosen
+_KEPT = 600 * SECOND  # us for which findings reported on arrival are kept for their frame; chosen: a backlog of frames
+_MOST_EARLY = 10_000  # of those; the oldest beyond are dropped and reported again with their frame; chosen
 
 
 class Runner:
-    """Deterministic: findings come in the order of the detectors, and within one in the order in which it gave them.
+    """Deterministic: findings come in the order of the detectors, and within one in the order of its `observe`.
 
-    signals_available: what the input has (`event:KIND` for events); a detector whose needs it lacks is off. None: all.
-    errors:            detector -> how many of its frames failed.
-    beat:              called with what is done next, so that a detector that does not return is known by its name.
+    signals_available: signals of the input (`event:KIND` for events); a detector that needs others is off. None: all.
+    errors:            detector -> on how many frames it failed.
+    beat:              heartbeat, called with what is run next, so that a detector that hangs is known by its name.
     """
 
     def __init__(
@@ -100,34 +102,34 @@ class Runner:
         self._all = tuple(detectors)
         self.errors: Counter[str] = Counter()
         self.corroboration = Corroboration()
-        self.available = Available([name for d in self.detectors for name in d.deciding_signals()], catalogue)
+        self.presence = SignalPresence([name for d in self.detectors for name in d.deciding_signals()], catalogue)
         self.beat: Callable[[str], None] = _no_beat
         self._fresh = {d.name: d.snapshot() for d in self.detectors}
-        self._tried: set[str] = set()  # who was restored lately, and has not failed since
+        self._restored: set[str] = set()  # detectors that were restored lately and have not failed since
         self._tries = 0
         self._early: dict[tuple[str, str], Finding] = {}  # reported on arrival, by detector and entity
-        self._unframed: dict[tuple[str, str, int], Level] = {}  # of these, those that no frame has brought yet
+        self._unframed: dict[tuple[str, str, int], Level] = {}  # those of them that no frame has had yet
 
     @property
     def signals(self) -> frozenset[str]:
-        """All that the detectors need or want, also those that are off, so that frames are the same as in a pipeline.
-
-        Of other signals frames need not be made.
-        """
+        """Signals that frames must have: of all detectors, also those that are off, so that frames are the same as in a
+        pipeline."""
         return frozenset(name for d in self._all for name in d.input_signals() if not name.startswith("event:"))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all detectors, those that are off for want of input too."""
+        """Names of all detectors, also those that are off."""
         return (*(d.name for d in self.detectors), *self.off)
 
     def listing(self) -> list[dict[str, Any]]:
-        """One row of plain data per detector, those that are off too: what it is, how it is set, how it fares."""
-        return [{**to_json(d.describe()), "off": self._lacks(d), "errors": self.errors[d.name]} for d in self._all]
+        """Returns a row of plain data per detector, also those that are off: description, missing signals, errors."""
+        return [
+            {**to_json(d.describe()), "off": self._missing_signals(d), "errors": self.errors[d.name]} for d in self._all
+        ]
 
-    def _lacks(self, detector: Detector) -> list[str]:
-        """What it needs and the input never had, or has not had lately; such a detector goes on, and finds nothing."""
-        return self.off.get(detector.name) or detector.missing_inputs(self.available.has)
+    def _missing_signals(self, detector: Detector) -> list[str]:
+        """Returns the signals that it needs and the input never had, or has not had for long; it still runs."""
+        return self.off.get(detector.name) or detector.missing_inputs(self.presence.is_present)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the heartbeat, which belongs to a process."""
@@ -137,64 +139,65 @@ class Runner:
         vars(self).update(state, beat=_no_beat)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        """Findings of one instant, each with what bears it out."""
+        """Returns the findings of one instant, each with what corroborates it."""
         if not frames:
             return []
         found: list[Finding] = []
-        said = _not_faults(frames)
-        for name, entity in said:
-            self.corroboration.forget((name, entity))
-        self.available.look(frames)
+        accepted = _accepted_as_normal(frames)
+        for name, entity in accepted:
+            self.corroboration.drop((name, entity))
+        self.presence.update(frames)
         self._tries -= 1
         if self._tries < 0:
-            self._tried.clear()
+            self._restored.clear()
         time, topology = max(frame.time for frame in frames.values()), next(iter(frames.values())).topology
         early = self.judge_events([e for frame in frames.values() for e in frame.events], topology)
         for detector in self.detectors:
             self.beat(f"detector {detector.name}")
             try:
-                found += self._judged(detector, frames, [entity for name, entity in said if name == detector.name])
-            except Exception as error:  # noqa: BLE001 - whatever a detector does, the others go on
-                self._failed(detector, error)
-        found = self.corroboration.explained(found, time, topology)
-        self._forget_early(time)
-        return [*early, *(f for f in found if not self._reported(f))]
+                found += self._run(detector, frames, [entity for name, entity in accepted if name == detector.name])
+            except Exception as error:  # noqa: BLE001 - a detector that fails in any way does not stop the others
+                self._count_failure(detector, error)
+        found = self.corroboration.corroborate(found, time, topology)
+        self._drop_old_early(time)
+        return [*early, *(f for f in found if not self._was_reported(f))]
 
-    def judge_events(self, events: Sequence[Event], topology: Topology, anew: bool = False) -> list[Finding]:
-        """What events are by themselves, as they arrive (Detector.judge_event). Events that were judged give nothing,
-        unless `anew`: what was made of them before may not have been written.
+    def judge_events(self, events: Sequence[Event], topology: Topology, again: bool = False) -> list[Finding]:
+        """Returns the findings of events by themselves (Detector.judge_event), once for each condition.
 
         Call it as events arrive, or leave it to `observe`, which does it for the events of its frames: the findings
-        are the same. Further events of the same trouble are left to the frame.
+        are the same. Further events of the same condition are left to the frame.
+
+        again: also for events that were judged before: the write of their findings may have failed.
         """
         found = (
-            self._judged_event(detector, event, topology, anew)
+            self._judge_event(detector, event, topology, again)
             for event in sorted(events, key=lambda e: (e.time, e.entity, e.kind))
             for detector in self.detectors
             if event.kind in detector.on_arrival
         )
         return [finding for finding in found if finding is not None]
 
-    def _judged_event(self, detector: Detector, event: Event, topology: Topology, anew: bool) -> Finding | None:
+    def _judge_event(self, detector: Detector, event: Event, topology: Topology, again: bool) -> Finding | None:
         try:
             finding = detector.judge_event(event, topology)
-        except Exception as error:  # noqa: BLE001 - whatever a detector does, the others go on
-            self._failed(detector, error)
+        except Exception as error:  # noqa: BLE001 - a detector that fails in any way does not stop the others
+            self._count_failure(detector, error)
             return None
         if finding is None:
             return None
-        place = (finding.detector, finding.entity)
-        before = self._early.get(place)
-        if before is not None and not anew and _goes_on(before, finding):
+        key = (finding.detector, finding.entity)
+        before = self._early.get(key)
+        if before is not None and not again and _continues(before, finding):
             return None
-        self._early.pop(place, None)  # the newest stand last
-        self._early[place] = finding
+        self._early.pop(key, None)  # the newest are last
+        self._early[key] = finding
         if not _is_cleared(finding):
             self._unframed[finding.key] = finding.level
         return finding
 
-    def _reported(self, finding: Finding) -> bool:
-        """Whether the finding of a frame is the one that was reported when its event arrived; once each."""
+    def _was_reported(self, finding: Finding) -> bool:
+        """Returns whether the finding of a frame was reported when its event arrived; once each."""
         level = self._unframed.get(finding.key)
         if level is None or _is_cleared(finding):
             return False
@@ -203,59 +206,60 @@ class Runner:
         del self._unframed[finding.key]
         return True
 
-    def _forget_early(self, time: int) -> None:
-        old = [place for place, finding in self._early.items() if time - finding.time > _KEPT]
-        for place in (*old, *list(self._early)[: max(0, len(self._early) - len(old) - _MOST_EARLY)]):
-            finding = self._early.pop(place, None)
+    def _drop_old_early(self, time: int) -> None:
+        old = [key for key, finding in self._early.items() if time - finding.time > _KEPT]
+        for key in (*old, *list(self._early)[: max(0, len(self._early) - len(old) - _MOST_EARLY)]):
+            finding = self._early.pop(key, None)
             if finding is not None:
                 self._unframed.pop(finding.key, None)
 
-    def _judged(self, detector: Detector, frames: Mapping[str, Frame], forgiven: Sequence[str]) -> list[Finding]:
-        """What a detector finds, after it was told what persons said was no fault.
+    def _run(self, detector: Detector, frames: Mapping[str, Frame], accepted: Sequence[str]) -> list[Finding]:
+        """Returns the findings of a detector, after the feedback of persons.
 
-        One that fails soon after a restart would fail on every instant: its state is not what it seems.
+        A failure soon after a restart would repeat at every instant, as the restored state is bad: it starts afresh.
         """
         try:
-            for entity in forgiven:
+            for entity in accepted:
                 detector.accept_as_normal(entity, frames)
             return detector.observe(frames)
         except Exception as error:
-            if detector.name not in self._tried:
+            if detector.name not in self._restored:
                 raise
-            self._renew(detector)
-            _log.warning("detector %s starts afresh: it fails on the snapshot's state: %r", detector.name, error)
+            self._start_afresh(detector)
+            _log.warning("detector %s starts afresh: it fails with the restored state: %r", detector.name, error)
             return detector.observe(frames)
 
-    def _renew(self, detector: Detector) -> None:
-        self._tried.discard(detector.name)
+    def _start_afresh(self, detector: Detector) -> None:
+        self._restored.discard(detector.name)
         detector.restore(self._fresh[detector.name])
 
-    def _failed(self, detector: Detector, error: Exception) -> None:
+    def _count_failure(self, detector: Detector, error: Exception) -> None:
         self.errors[detector.name] += 1
-        if self.errors[detector.name] <= _MOST_ERRORS_TOLD:
-            _log.error("detector %s is off for this frame, others go on", detector.name, exc_info=error)
+        if self.errors[detector.name] <= _MOST_ERRORS_LOGGED:
+            _log.error("detector %s failed on a frame, the others go on", detector.name, exc_info=error)
 
     def snapshot(self) -> str:
-        """All state as JSON text."""
+        """Returns all state as JSON text."""
         state = {
             "format": FORMAT,
             "detectors": {d.name: to_json(d.snapshot()) for d in self.detectors},
             "active": self.corroboration.snapshot(),
-            "measured": self.available.snapshot(),
+            "measured": self.presence.snapshot(),
         }
         return json.dumps(to_json(state), separators=(",", ":"))
 
     def restore(self, text: str) -> None:
-        """Takes the state of a snapshot; a detector whose state has another shape starts afresh, told in the log.
+        """Continues from a snapshot; a detector whose state has another layout starts afresh, which is logged.
 
-        Errors are counted from the start of the process, so that a detector that breaks with an upgrade is told.
+        Errors are counted from the start of the process, so that a detector that fails after an upgrade is logged.
         """
         state = json.loads(text)
         self._early, self._unframed = {}, {}
-        self._restore_own(state)
-        if state.get("format", 1) != FORMAT:
-            found = state.get("format", 1)
-            _log.warning("all detectors learn anew: their snapshot has format %s, this version reads %s", found, FORMAT)
+        self._restore_shared(state)
+        if (found := state.get("format", 1)) != FORMAT:
+            _log.warning(
+                "all detectors start afresh: their snapshot has format %s, this version reads %s", found, FORMAT
+            )
             return
         for detector in self.detectors:
             fresh = self._fresh[detector.name]
@@ -264,33 +268,31 @@ class Runner:
                 _log.warning("detector %s starts afresh: the snapshot is of another version", detector.name)
                 continue
             try:
-                rich = from_json(saved)
-                check_axes(rich, fresh, detector.name)
-                detector.restore(rich)
-                self._tried.add(detector.name)
-            except _OTHER_SHAPE as error:
-                self._renew(detector)
-                _log.warning(
-                    "detector %s starts afresh: the snapshot's state has another shape: %r", detector.name, error
-                )
+                decoded = from_json(saved)
+                check_axes(decoded, fresh, detector.name)
+                detector.restore(decoded)
+                self._restored.add(detector.name)
+            except _BAD_STATE as error:
+                self._start_afresh(detector)
+                _log.warning("detector %s starts afresh: its snapshot has another layout: %r", detector.name, error)
         self._tries = _TRIES
 
-    def _restore_own(self, state: Mapping[str, Any]) -> None:
-        """What detectors share; that it is lost takes nothing from them."""
+    def _restore_shared(self, state: Mapping[str, Any]) -> None:
+        """Restores the state that detectors share; without it they work as well."""
         try:
             self.corroboration.restore(state["active"])
-        except _OTHER_SHAPE as error:
+        except _BAD_STATE as error:
             self.corroboration = Corroboration()
-            _log.warning("what corroborates what starts afresh: the snapshot's state has another shape: %r", error)
+            _log.warning("corroboration starts afresh: its snapshot has another layout: %r", error)
         try:
-            self.available.restore(state.get("measured", {}))
-        except _OTHER_SHAPE as error:
-            self.available.restore({})
-            _log.warning("what was measured lately starts afresh: the snapshot has another shape: %r", error)
+            self.presence.restore(state.get("measured", {}))
+        except _BAD_STATE as error:
+            self.presence.restore({})
+            _log.warning("presence of signals starts afresh: its snapshot has another layout: %r", error)
 
 
-def _goes_on(before: Finding, finding: Finding) -> bool:
-    """Whether a finding of an event is the one that was reported, or belongs to the same trouble and is no louder."""
+def _continues(before: Finding, finding: Finding) -> bool:
+    """Returns whether a finding of an event repeats the one before, or is of the same condition at no higher level."""
     if finding == before:
         return True
     if _is_cleared(before) or _is_cleared(finding):
@@ -303,11 +305,11 @@ def _is_cleared(finding: Finding) -> bool:
     return finding.evidence.get("cleared") is True
 
 
-def _not_faults(frames: Mapping[str, Frame]) -> list[tuple[str, str]]:
-    """(detector, entity) that persons said was no fault; the Desk has muted it until it was quiet once."""
-    told = (e for f in frames.values() for e in f.events if e.kind == "feedback")
-    return [(str(e.data.get("detector")), e.entity) for e in told if e.data.get("verdict") == "not_a_fault"]
+def _accepted_as_normal(frames: Mapping[str, Frame]) -> list[tuple[str, str]]:
+    """Returns (detector, entity) of feedback "not a fault"; the Desk mutes these until the condition has cleared."""
+    feedback = (e for f in frames.values() for e in f.events if e.kind == "feedback")
+    return [(str(e.data.get("detector")), e.entity) for e in feedback if e.data.get("verdict") == "not_a_fault"]
 
 
 def _no_beat(doing: str) -> None:
-    """Heartbeat of a runner that nobody watches; a function of the module, so that checkpoints can hold it."""
+    """Heartbeat of a runner that is not supervised; a function of the module, so that checkpoints can hold it."""

@@ -1,4 +1,4 @@
-"""Compiles the detectors' loops before telemetry is read: a first start would else read nothing for 20 s."""
+"""Compiles the loops of the detectors before telemetry is read: else a first start reads nothing for 20 s."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pipeline.model.records import SECOND, Rows
 from pipeline.model.signals import CATALOGUE, CLASSES
 from pipeline.model.topology import Topology
 
-_DEVICES = 16  # of each class, one on each of so many nodes; chosen: twice the smallest cohort that is compared
-_INSTANTS = 30  # chosen: after them every loop that a learning detector calls has been called
+_DEVICES = 16  # of each class, one on each of 16 nodes; chosen: twice the smallest cohort that is compared
+_INSTANTS = 30  # chosen: by then every loop that a learning detector calls has been called
 _STEP, _BEGIN = 10 * SECOND, 1_600_000_000 * SECOND
 _SHARED = ("rack:warm", "cdu:warm", "pdu:warm", "leaf:warm", "rail:warm", "stage:warm.0", "job:warm")
 
 
 def warm_up(detectors: Sequence[Detector]) -> None:
-    """Judges some made-up frames with `detectors`, which are of no use afterwards.
+    """Runs `detectors` over some artificial frames; do not use them afterwards.
 
-    The frames come from a Framer, since machine code is made for the very types of its arrays.
+    The frames come from a Framer, since machine code is compiled for the types of its arrays.
     """
     runner = Runner(detectors)
     names = {c: [f"{kind}:warm{i}.0" for i in range(_DEVICES)] for c, kind in CLASSES.items()}
@@ -35,12 +35,12 @@ def warm_up(detectors: Sequence[Detector]) -> None:
         time = _BEGIN + instant * _STEP
         for rows in _rows(runner.signals, time):
             framer.add(rows)
-        for judged in framer.advance(time + _STEP):
-            runner.observe(judged.frames)
+        for instant_frames in framer.advance(time + _STEP):
+            runner.observe(instant_frames.frames)
 
 
 def _rows(signals: frozenset[str], time: int) -> list[Rows]:
-    """A row of each device of each class, with a value near one, or what is valid, of each signal."""
+    """Returns a row of each device of each class, with a value near one, or a valid one, of each signal."""
     spread = 1 + np.arange(_DEVICES) % 3 / 100 + (time // _STEP) % 5 / 1000
     of_class: dict[str, dict[str, NDArray[Any]]] = {}
     for name in sorted(signals & CATALOGUE.keys()):

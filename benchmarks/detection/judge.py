@@ -22,7 +22,7 @@ from agents.sim.fleet import FleetSimulator
 from agents.sim.scenario import Scenario
 from detectors import configured
 from detectors.base.detector import Detector
-from detectors.replay import Cases
+from detectors.replay import ReplayedIncidents
 from detectors.runner import Runner
 from pipeline.incidents.desk import Desk
 from pipeline.judging.frames import Framer
@@ -82,7 +82,7 @@ class Trial:
         self.membership, self.numbers = Membership(self.topology), Numbers()
         self.runner = Runner(configured() if detectors is None else detectors)
         self.framer = Framer(STEP, self.topology, self.numbers.names, signals=self.runner.signals)
-        self.cases = Cases(Desk(self.topology, _simulated))
+        self.cases = ReplayedIncidents(Desk(self.topology, _simulated))
         self.findings: list[Finding] = []
         self.levels: dict[tuple[str, str, int], int] = {}
         self.ticks = self.samples = self.last = 0
@@ -107,7 +107,7 @@ class Trial:
         scenario = self.simulator.scenario
         seconds = self.ticks * scenario.interval
         truth, days = self.simulator.truth(seconds), scenario.fleet.nodes * seconds / 86_400
-        return Judged(self.findings, self.cases.all(), truth, days, self.samples, self.seconds, self.simulator)
+        return Judged(self.findings, self.cases.incidents(), truth, days, self.samples, self.seconds, self.simulator)
 
     def _take(self, chunk: Chunk) -> None:
         self.ticks, self.last = self.ticks + len(chunk.times), int(chunk.times[-1])

@@ -91,10 +91,10 @@ class Anomaly(Detector):
         """See `Detector.deciding_signals`."""
         return self.input_signals()
 
-    def missing_inputs(self, there: Callable[[str], bool]) -> list[str]:
+    def missing_inputs(self, present: Callable[[str], bool]) -> list[str]:
         """See `Detector.missing_inputs`; one signal is enough."""
         mine = self.input_signals()
-        return [] if any(map(there, mine)) else [" or ".join(mine[:_LISTED]) or _UNUSED]
+        return [] if any(map(present, mine)) else [" or ".join(mine[:_LISTED]) or _UNUSED]
 
     def input_signals(self) -> tuple[str, ...]:
         """See `Detector.input_signals`."""

@@ -1,4 +1,4 @@
-"""What a threshold costs in false alarms: the arithmetic behind [detector.NAME] threshold, for people.
+"""False alarms of a threshold: the arithmetic behind [detector.NAME] threshold, for people.
 
 Siegmund (1985), Sequential Analysis, section 2.6: a CUSUM of slack k and threshold h over independent normal samples
 has ARL0 = (exp(2kb) - 2kb - 1) / (2k^2), b = h + 1.166; it agrees with the exact Markov chain to 1 %. Clipped samples
@@ -14,14 +14,14 @@ from detectors.base.streams import ALONE, SLACK, USUAL_STEP, Channel
 
 _OVERSHOOT = 1.166  # mean excess over the threshold of a normal walk: Siegmund's correction
 DAY_S = 86_400.0
-GPUS = 8  # per node: what is told per 1,000 node-days means 8-GPU nodes
+GPUS = 8  # per node: figures per 1,000 node-days are for nodes with 8 GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class FalseAlarms:
-    """False statistical suspects of one detector, before hold and corroboration thin them out.
+    """False statistical suspects of one detector, before hold and corroboration remove most of them.
 
-    threshold: at `step` s.   arl0: mean number of ticks between false alarms of one sound stream.
+    threshold: at `step` s.   arl0: mean number of ticks between false alarms of one healthy stream.
     streams:   per 8-GPU node.   per_1000: suspects per 1,000 node-days, at most.
     """
 
@@ -33,13 +33,13 @@ class FalseAlarms:
 
 
 def arl0(threshold: float, slack: float = SLACK) -> float:
-    """Mean number of independent normal samples until the sum of a sound stream first passes `threshold`."""
+    """Returns the mean number of independent normal samples until the sum of a healthy stream exceeds `threshold`."""
     rise = 2 * slack * (threshold + _OVERSHOOT)
     return (math.exp(rise) - rise - 1) / (2 * slack * slack)
 
 
 def threshold_for(ticks: float, slack: float = SLACK) -> float:
-    """The threshold with that ARL0; sought by halving."""
+    """Returns the threshold with that ARL0, by bisection."""
     low, high = 0.0, 100.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -48,27 +48,27 @@ def threshold_for(ticks: float, slack: float = SLACK) -> float:
 
 
 def false_alarms(threshold: float, streams: int, step: float = USUAL_STEP, sides: int = 1) -> FalseAlarms:
-    """What `streams` sound streams of a node cost at a threshold, at a tick of `step` s.
+    """Returns the false alarms of `streams` healthy streams of a node at a threshold and a tick of `step` s.
 
-    sides: 2 where less than normal is harm too: two sums, either of which may pass it.
+    sides: 2 where less than normal is harm too: either of two sums may exceed it.
     """
     run = arl0(threshold) / sides
     return FalseAlarms(threshold, step, run, streams, 1000 * streams * DAY_S / step / run)
 
 
 def rule_line(what: str) -> str:
-    """The line of a detector without statistics: `what` it goes by."""
+    """Returns the line of a detector without statistics. what: what its rule is about."""
     return f"a rule on {what}: no statistical alarm rate"
 
 
 def budget_line(channel: Channel, streams: int, step: float = USUAL_STEP) -> str:
-    """The budget as one line; of the channel itself, which knows whether it looks both ways."""
+    """Returns the false alarms of a channel as one line."""
     threshold, sides = channel.limit(step), 1 + channel.both
-    b, alone = false_alarms(threshold, streams, step, sides), arl0(threshold + ALONE) / sides
-    years = b.arl0 * step / DAY_S / 365.25
+    one, alone = false_alarms(threshold, streams, step, sides), arl0(threshold + ALONE) / sides
+    years = one.arl0 * step / DAY_S / 365.25
     return (
-        f"threshold {round(threshold, 1):g} at {step:g} s: a sound stream passes it once in {b.arl0:.2g} ticks"
-        f" ({years:,.0f} years); with {streams} stream{'' if streams == 1 else 's'} a node that is at most"
-        f" {b.per_1000:.2g} suspects per 1,000 node-days, before hold and corroboration; without peers once in"
+        f"threshold {round(threshold, 1):g} at {step:g} s: a healthy stream exceeds it once in {one.arl0:.2g} ticks"
+        f" ({years:,.0f} years); with {streams} stream{'' if streams == 1 else 's'} per node at most"
+        f" {one.per_1000:.2g} suspects per 1,000 node-days, before hold and corroboration; without peers once in"
         f" {alone:.2g} ticks"
     )

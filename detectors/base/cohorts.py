@@ -1,4 +1,4 @@
-"""Who is compared with whom: group numbers and index maps, renewed only when topology or fleet has changed."""
+"""Cohorts: which entities are compared with each other, as group numbers that change only with topology or fleet."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ OWN = frozenset(
         *("bmc", "path", "address", "lid", "firmware"),
     )
 )
-"""Attributes that name one device and do not tell what it is like; devices that differ in them alone are comparable."""
+"""Attributes that identify one device; devices that differ only in these are comparable."""
 
 
 def likeness(attributes: Mapping[str, object]) -> str:
-    """What devices must have in common to be comparable, as a text."""
+    """Returns the attributes that devices must share to be comparable, as a text."""
     return str(sorted((key, value) for key, value in attributes.items() if key not in OWN))
 
 
@@ -48,17 +48,19 @@ class Cohorts:
 
 
 class SpanningCohorts(Cohorts):
-    """Numbers a frame's entities by their nearest ancestor of the first of `kinds` that spans `least` nodes.
+    """Numbers the entities of a frame by their nearest ancestor of the first of `kinds` that spans `least` nodes.
 
-    Who has none is of one unit with all others that have none, `fleet:CLASS`: of a fleet without a topology file, or
-    of racks of two nodes, nobody could be heard together otherwise.
+    All entities without one form the unit `fleet:CLASS`: else entities of a fleet without a topology file, or of racks
+    of two nodes, could not be judged together.
+
+    names: unit of each group.   rest: group of the entities without an ancestor, -1 where all have one.
     """
 
     def __init__(self, *kinds: str, least: int) -> None:
         super().__init__(*kinds)
         self.least = least
         self.names: list[str] = []
-        self.rest = -1  # number of those that have none; -1 where all have one
+        self.rest = -1
 
     def _number(self, frame: Frame) -> NDArray[np.int32]:
         entities, topology = frame.entities, frame.topology
@@ -79,11 +81,11 @@ class SpanningCohorts(Cohorts):
 
 
 class Peers:
-    """Who is compared with whom, by a ladder: the first rung on which an entity has enough like it.
+    """Cohorts by a ladder of criteria: the first rung on which an entity has enough peers.
 
-    rungs: each a tuple of kinds of ancestor (`stage`, `rack`) and of attributes (`@sku`), which an entity has itself or
-           from the nearest thing that it is part of; all must be equal. Who lacks one is not on that rung.
-    least: members, itself among them, below which a cohort is no cohort; then the next rung counts.
+    rungs: each a tuple of kinds of ancestor (`stage`, `rack`) and of attributes (`@sku`), of an entity or its nearest
+           ancestor with it; all must be equal. An entity that lacks one is not on that rung.
+    least: members of a cohort, the entity itself included; with fewer the next rung counts.
     An entity on no rung has the group -1: it can be compared with its own past alone.
     """
 
@@ -115,7 +117,7 @@ class Peers:
 
 
 def _terms(topology: Topology, entity: str, rung: tuple[str, ...]) -> tuple[object, ...] | None:
-    """What stands for the terms of a rung; None if one is lacking."""
+    """Returns the values of the terms of a rung; None if one is missing."""
     found: list[object] = []
     for term in rung:
         value = _attribute(topology, entity, term[1:]) if term[0] == "@" else topology.ancestor_of_kind(entity, term)
@@ -126,7 +128,7 @@ def _terms(topology: Topology, entity: str, rung: tuple[str, ...]) -> tuple[obje
 
 
 def _attribute(topology: Topology, entity: str, name: str) -> object | None:
-    """An attribute of an entity, else of the nearest ancestor that has it."""
+    """Returns an attribute of an entity, else of the nearest ancestor that has it."""
     known = (topology.attributes.get(e, {}).get(name) for e in (entity, *topology.ancestors(entity)))
     return next((value for value in known if value is not None), None)
 

@@ -59,11 +59,11 @@ class Detector(State, ABC):
     family:       what kind of trouble, as operators say it.
     device_class: class of the entities that the memory() arrays are about.
     needs:        signals without which it is off; `event:KIND` stands for events of that kind.
-    any_of:       signals of which one at least must be there, or it is off.
+    any_of:       signals of which at least one must be present, or it is off.
     wants:        signals that only corroborate.
-    cannot_see:   one sentence: what it cannot see.
-    takes_unused_signals: whether it judges what the others do not use, and so chooses its signals after them.
+    cannot_see:   one sentence: what it cannot detect.
     on_arrival:   kinds of events that are a finding by themselves: judge_event gets them as they arrive.
+    takes_unused_signals: it judges the signals that no other detector uses, and so chooses after them.
     """
 
     name: ClassVar[str]
@@ -79,44 +79,45 @@ class Detector(State, ABC):
     def choose_signals(
         self, used: Collection[str], available: Collection[str] | None, catalogue: Mapping[str, Signal]
     ) -> list[str]:
-        """What it lacks of the input; a detector of the rest takes what is not `used` by the others. None: all.
+        """Chooses its signals; returns those that it needs and the input lacks.
 
-        What it then judges must not depend on `available` in a way that a running pipeline, which passes None, lacks.
+        used: signals of the other detectors.   available: signals of the input; None: all, as in a running pipeline,
+        which must lead to the same choice as a recording of it.
         """
         return [] if available is None else self.missing_inputs(lambda name: name in available)
 
     def deciding_signals(self) -> tuple[str, ...]:
-        """Signals that decide whether it is off."""
+        """Returns the signals that decide whether it is off."""
         return (*self.needs, *self.any_of)
 
-    def missing_inputs(self, there: Callable[[str], bool]) -> list[str]:
-        """For want of what it is off, by what is there: the same question of a recording and of a running pipeline."""
-        lacking = [name for name in self.needs if not there(name)]
-        return lacking if not self.any_of or any(map(there, self.any_of)) else [*lacking, " or ".join(self.any_of)]
+    def missing_inputs(self, present: Callable[[str], bool]) -> list[str]:
+        """Returns the signals without which it is off; empty if it is on. present: whether the input has a signal."""
+        missing = [name for name in self.needs if not present(name)]
+        return missing if not self.any_of or any(map(present, self.any_of)) else [*missing, " or ".join(self.any_of)]
 
     def input_signals(self) -> tuple[str, ...]:
-        """Signals, and `event:KIND`, of which it must have frames."""
+        """Returns the signals, and `event:KIND`, that its frames must have."""
         return (*self.needs, *self.any_of, *self.wants)
 
     @abstractmethod
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
-        """What is true at this instant; frames by device class, absent where nothing was measured.
+        """Returns the findings that are due at this instant. frames: by device class, absent without samples or events.
 
-        A condition is reported when it begins, when its level rises and while it holds as often as the detector likes,
-        always with the onset of its first report. Frames are read-only.
+        A condition is reported when it begins, when its level rises, and every minute while it holds, always with
+        the onset of its first report (see `due_report`). Frames are read-only.
         """
 
     def judge_event(self, event: Event, topology: Topology) -> Finding | None:
-        """The finding that one event of `on_arrival` is by itself, before its frame is closed; None if it is none.
+        """Returns the finding that one event of `on_arrival` is by itself, before its frame is closed, or None.
 
-        What it says depends on the event alone, and no state changes. It may be left out for work that was announced,
-        or where the condition is reported already. `observe` gets the event with its frame and reports the same
-        condition with the same onset; Runner drops what was reported before.
+        The finding depends on the event alone, and no state changes. It may be None for announced work, or where the
+        condition is reported already. `observe` gets the event with its frame and reports the same condition with the
+        same onset; the Runner drops findings that were reported before.
         """
         return None
 
     def describe(self) -> dict[str, Any]:
-        """What it is and how it is set, as plain data."""
+        """Returns its name, inputs, settings and documentation as plain data."""
         return {
             "name": self.name,
             "family": self.family,

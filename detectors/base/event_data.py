@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pipeline.model.records import Event, Frame
 
 LONGEST_S = 86_400.0
-"""Seconds that anything told lasts at most: what is longer is a mistake, or is told anew. Chosen."""
+"""Longest duration in s that an event may give: a longer one is a mistake, or is sent again. Chosen."""
 
 
 def read_number(value: object, low: float = 0.0, high: float = 2.0**63) -> float | None:
-    """A finite number within [low, high], else None; truths and texts are no numbers."""
+    """Returns a finite number within [low, high], else None; booleans and texts are no numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -24,25 +24,25 @@ def read_number(value: object, low: float = 0.0, high: float = 2.0**63) -> float
 
 
 def read_integer(value: object, low: int = 0, high: int = 2**63) -> int | None:
-    """An integer within [low, high], else None."""
+    """Returns an integer within [low, high], else None."""
     found = read_number(value, low, high)
     return int(found) if found is not None and found == int(found) else None
 
 
 def read_duration(value: object, most: float = LONGEST_S) -> float | None:
-    """How long something took or will take: above 0, at most `most`."""
+    """Returns a duration in s, above 0 and at most `most`, else None."""
     found = read_number(value)
     return None if found is None or found <= 0 else min(found, most)
 
 
 def read_text(value: object) -> str:
-    """A text, "" for anything else."""
+    """Returns a text, "" for any other value."""
     return value if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeEvent:
-    """One edge event. `active`: it began or grew, else it is over; `since`: when the agent saw it first."""
+    """An event of an edge rule. active: the condition began or grew, else it is over; since: when it began."""
 
     time: int
     entity: str
@@ -52,13 +52,13 @@ class EdgeEvent:
     event: Event
 
     def number(self, name: str) -> float:
-        """One of its numbers; NaN if it is none."""
+        """Returns a number of its data; NaN if it is none."""
         value = read_number(self.event.data.get(name), -(2.0**63))
         return math.nan if value is None else value
 
 
 def as_edge_event(event: Event) -> EdgeEvent | None:
-    """An event as an edge event; None if it has no known state, or an odd time."""
+    """Returns an event as an edge event; None if its state is unknown or its time is no integer."""
     state, since = event.data.get("state"), event.data.get("since", event.time)
     if state not in ("active", "cleared") or not isinstance(since, int):
         return None
@@ -67,14 +67,14 @@ def as_edge_event(event: Event) -> EdgeEvent | None:
 
 
 def edge_events(frames: Mapping[str, Frame], kinds: Sequence[str]) -> list[EdgeEvent]:
-    """Edge events of these kinds in order of time; what has no known state, or an odd time, is no such event."""
+    """Returns the edge events of these kinds in order of time; malformed ones are left out."""
     events = (e for c in sorted(frames) for e in frames[c].events if e.kind in kinds)
-    found = [said for said in map(as_edge_event, events) if said is not None]
-    return sorted(found, key=lambda t: (t.time, t.entity, t.kind))
+    found = [edge for edge in map(as_edge_event, events) if edge is not None]
+    return sorted(found, key=lambda e: (e.time, e.entity, e.kind))
 
 
 def values_by_entity(frame: Frame | None, signal: str) -> dict[str, float]:
-    """Entity -> value of a signal, of those that have one in this frame."""
+    """Returns entity -> value of a signal, for the entities with a value in this frame."""
     if frame is None or signal not in frame.values:
         return {}
     column = frame.values[signal].tolist()

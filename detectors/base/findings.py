@@ -20,14 +20,14 @@ COMPARED = ("value", "expected", "spread", "cohort", "peers", "effect", "unit")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One device against those that ought to be like it, in the unit of the signal.
+    """One device compared with its peers or its own past, in the unit of the signal.
 
-    value:    what it shows.            expected: the median of its peers, or its own past.
-    spread:   robust standard deviation of the peers; None: too few to tell.
-    cohort:   who the peers are, in words such as `stage:81.2` or `rack:r1, H100, driver 570`; `own past` without peers.
-    peers:    how many they are, itself not counted; 0 against its own past.
-    effect:   how far it is off, as the detector weighs it: a share of `expected` (0.15: 15 %), or in `unit` where that
-              is 0, a rate, a level or an offset; positive is harm where only one side is.
+    value:    of the device.            expected: the median of its peers, or its own past.
+    spread:   robust standard deviation of the peers; None: too few.
+    cohort:   name of the cohort, as `stage:81.2` or `rack:r1, H100, driver 570`; `own past` without peers.
+    peers:    number of peers, the device itself not counted; 0 against its own past.
+    effect:   deviation as the detector weighs it: a share of `expected` (0.15: 15 %), or in `unit` where `expected` is
+              0, a rate, a level or an offset; positive is harm where only one side is.
     """
 
     value: float
@@ -39,11 +39,12 @@ class Comparison:
     unit: str
 
     def as_evidence(self) -> dict[str, Any]:
+        """Returns its fields as evidence."""
         return {name: to_json(getattr(self, name)) for name in COMPARED}
 
 
 def make_evidence(clears: str, compared: Comparison | None = None, **more: Any) -> Mapping[str, Any]:
-    """The evidence of a finding: comparison, whatever else tells, and what would clear it."""
+    """Returns the evidence of a finding: comparison, other facts, and what would end the condition."""
     return {**(compared.as_evidence() if compared else {}), **more, CLEARS: clears}
 
 

@@ -1,7 +1,7 @@
-"""A cohort of which many are off alike is the event itself: one ticket on what its members share, and no member blamed.
+"""Group events: many members of a cohort are off alike, which is one ticket on what they share; no member is blamed.
 
-With more than three in ten on one side the median is near its breakdown (Huber, Robust Statistics, 1981, section 1.4),
-so nobody can say which member is odd; that something happened to them together can be said all the same.
+With more than three in ten on one side the median is near its breakdown (Huber, Robust Statistics, 1981, section 1.4):
+it does not show which members are wrong, only that something happened to them together.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
+from detectors.base.findings import OpenConditions, build_finding, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.state import State, notes
 from detectors.base.streams import LEAST_COHORT, LIFT, LINGERS, MOST, Step
 from detectors.base.topology_index import JobIndex
+from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame
 from pipeline.model.topology import kind_of
 
 Bools = NDArray[np.bool_]
 HOLD = 600 * SECOND
-"""For so long it must hold: twice the longest benign slowdown, evaluation or step of the load of 300 s; chosen."""
-_FEW = MOST / 2  # share of the others that may be off without being part of it; chosen
-_FEWEST = 3  # members off alike: two coincide too often; chosen, as folding has it
+"""us for which it must hold: twice the longest benign slowdown, evaluation or step of the load of 300 s; chosen."""
+_FEW = MOST / 2  # share of the other members that may be off outside the shared entity; chosen
+_FEWEST = 3  # members off alike: two coincide too often; chosen, as in the folding of incidents
 _SMALL = 8  # members below which two are enough: they are more than a quarter
-_STALE = 120 * SECOND  # after so long without many that are off it is over: as long as two repeats of a finding; chosen
-_NEARLY = 0.9  # share of those off that lie in one thing, which is then what they share; chosen
+_STALE = 120 * SECOND  # us without many members off after which it is over: two repeats of a finding; chosen
+_NEARLY = 0.9  # share of the members that are off below one entity, which is then what they share; chosen
 _SHOWN = 16  # members named in the evidence
 _THINGS = {"gpu": "GPUs", "rank": "ranks", "nic": "ports", "port": "ports"}
 Cohort = Callable[[int], str]
@@ -37,9 +38,9 @@ Cohort = Callable[[int], str]
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What is compared, in words. `unit` "share": the streams are of logarithms.
+    """The compared quantity in words. `unit` "share": the streams are of logarithms.
 
-    more, less: what those do that are off to either side, after "13 of 32 GPUs".
+    more, less: verb phrases for members that are off to either side, after "13 of 32 GPUs".
     """
 
     signals: tuple[str, ...]
@@ -48,26 +49,29 @@ class Quantity:
     unit: str = "share"
 
     def words(self, below: bool, effect: float) -> str:
-        size = f"{abs(effect):.1%}" if self.unit == "share" else f"{abs(effect):.1f} {self.unit}"
-        return f"{self.less if below else self.more} by {size} (median)"
+        """Returns the verb phrase with the median effect."""
+        size = f"{100 * abs(effect):.1f} %" if self.unit == "share" else f"{abs(effect):.1f} {self.unit}"
+        return f"{self.less if below else self.more} by {size}"
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A cohort that moves now. words: of the cohort; struck, judged: streams that are off, and that could be."""
+    """A cohort that is shifted now. words: its name; off, judged: its streams that are off, and all that are judged."""
 
     words: str
     below: bool
-    struck: NDArray[np.int64]
+    off: NDArray[np.int64]
     judged: NDArray[np.int64]
 
 
 @dataclass
 class GroupEvents(State):
-    """Follows the cohorts of one metric that moved; a part() of a detector. State is by cohort, in plain data.
+    """Follows the shifted cohorts of one metric; a part() of a detector.
 
-    Nothing is said while jobs have only just begun or ended on most of those that are off, or their versions changed:
-    what follows from that is no event. Nor while people work on what they share.
+    Nothing is reported while jobs have just begun or ended on most of the members that are off, or their versions
+    changed: the consequences are no event. Nor while people work on what they share.
+
+    began: cohort and side -> since, seen, entity.
     """
 
     quantity: Quantity
@@ -87,33 +91,34 @@ class GroupEvents(State):
         counted: Bools | None = None,
         blamed: Collection[str] = (),
     ) -> list[Finding]:
-        """What is due to be said of cohorts after a sample.
+        """Returns the findings of cohorts that are due after a sample.
 
-        names: entity of each stream.   cohort: the cohort of a stream, in words that begin with what its members share.
-        counted: False: is off for a reason that is known, and speaks for no group.   blamed: by the detector already.
+        names: entity of each stream.   cohort: returns the name of a stream's cohort, which begins with the entity that
+        its members share.   counted: False: off for a known reason, no sign of a group event.   blamed: entities that
+        the detector reports already.
         """
         if not self.began and not step.moved.any():
             return []
         found: dict[str, Finding] = {}
-        moving = self._moving(step, counted, cohort, frame.time)
-        for key in sorted(moving, key=lambda key: (self.began[key]["since"], key)):
-            group, began = moving[key], self.began[key]
-            mine = [names[i] for i in group.struck.tolist()]
-            if self._early(began, mine, frame, gates):
+        shifted = self._shifted(step, counted, cohort, frame.time)
+        for key in sorted(shifted, key=lambda key: (self.began[key]["since"], key)):
+            group, began = shifted[key], self.began[key]
+            mine = [names[i] for i in group.off.tolist()]
+            if self._too_early(began, mine, frame, gates):
                 continue
             entity = began.get("entity") or shared_entity(group, names, frame)
             if entity in found or entity in blamed or gates.in_maintenance(entity, frame.topology, frame.time):
                 continue
             began["entity"] = entity
-            onset = frame.time - int(np.median(step.held[group.struck])) * SECOND
+            onset = frame.time - int(np.median(step.held[group.off])) * SECOND
             if due := due_report(self.conditions, key, frame.time, onset, "ticket"):
                 found[entity] = self._finding(frame, entity, group, mine, step, due[0], detector)
         close_ended(self.conditions, set(self.began))
         return [found[entity] for entity in sorted(found)]
 
-    def _moving(self, step: Step, counted: Bools | None, cohort: Cohort, time: int) -> dict[str, Group]:
-        """Those that move now, by cohort and side; keeps since when."""
-        moving: dict[str, Group] = {}
+    def _shifted(self, step: Step, counted: Bools | None, cohort: Cohort, time: int) -> dict[str, Group]:
+        """Returns the groups that are shifted now, by cohort and side; keeps since when."""
+        shifted: dict[str, Group] = {}
         judged = step.judged & (step.groups >= 0)
         everyone = np.where(judged, step.off, 0)
         off = everyone if counted is None else np.where(counted, everyone, 0)
@@ -121,37 +126,35 @@ class GroupEvents(State):
             size = int(np.count_nonzero(judged[mine]))
             more, less = mine[off[mine] > 0], mine[off[mine] < 0]
             worse = int(np.count_nonzero(everyone[mine] > 0))
-            below = worse <= MOST * size < len(less)  # of a cohort that is in halves, the worse one is told
-            struck = less if below else more
-            if len(struck) < (_FEWEST if size >= _SMALL else _FEWEST - 1) or size < LEAST_COHORT:
+            below = worse <= MOST * size < len(less)  # of a cohort that is split in halves, the worse one is reported
+            members = less if below else more
+            if len(members) < (_FEWEST if size >= _SMALL else _FEWEST - 1) or size < LEAST_COHORT:
                 continue
-            words = cohort(int(struck[0]))
+            words = cohort(int(members[0]))
             key = f"{words}{' -' if below else ' +'}"
-            if key in self.began or len(struck) > MOST * size:
+            if key in self.began or len(members) > MOST * size:
                 self.began.setdefault(key, {"since": time})["seen"] = time
-                moving[key] = Group(words, below, struck, mine[judged[mine]])
+                shifted[key] = Group(words, below, members, mine[judged[mine]])
         self.began = {key: began for key, began in self.began.items() if 0 <= time - began["seen"] <= _STALE}
-        return moving
+        return shifted
 
-    def _early(self, began: dict[str, Any], members: Sequence[str], frame: Frame, gates: Gates) -> bool:
-        """Whether it is too early to speak, since it began or something was done to members, or people work on most."""
+    def _too_early(self, began: dict[str, Any], members: Sequence[str], frame: Frame, gates: Gates) -> bool:
+        """Returns whether it is too early to report: just begun, most members just changed, or people work on most."""
         topology, time = frame.topology, frame.time
-        began["since"] = min(began["since"], time)  # the clock may have gone back
+        began["since"] = min(began["since"], time)  # the clock may have been set back
         if time - began["since"] < self.hold:
             return True
         if sum(gates.in_maintenance(e, topology, time) for e in members) > len(members) / 2:
             return True
-        return sum(self._touched(e, frame, gates) for e in members) > len(members) / 2
+        return sum(self._changed_lately(e, frame, gates) for e in members) > len(members) / 2
 
-    def _touched(self, entity: str, frame: Frame, gates: Gates) -> bool:
-        """Whether its job began or ended, or its versions changed, less than the hold ago."""
+    def _changed_lately(self, entity: str, frame: Frame, gates: Gates) -> bool:
+        """Returns whether its job began or ended, or its versions changed, less than the hold ago."""
         topology, time = frame.topology, frame.time
         job = topology.ancestor_of_kind(entity, "job") or self._jobs.job_on(entity, topology)
-        told = [
-            gates.last_change(entity, topology),
-            *((gates.job_started_at(job), gates.job_ended_at(job)) if job else ()),
-        ]
-        return any(at is not None and 0 <= time - at < self.hold for at in told)
+        of_job = (gates.job_started_at(job), gates.job_ended_at(job)) if job else ()
+        times = [gates.last_change(entity, topology), *of_job]
+        return any(at is not None and 0 <= time - at < self.hold for at in times)
 
     def _finding(
         self,
@@ -163,35 +166,29 @@ class GroupEvents(State):
         onset: int,
         detector: str,
     ) -> Finding:
-        effects, unit = step.effect[group.struck].astype(np.float64), self.quantity.unit
+        effects, unit = step.effect[group.off].astype(np.float64), self.quantity.unit
         median = float(np.median(np.expm1(effects) if unit == "share" else effects))
-        whose = "" if group.words == entity else f" of {group.words}"
-        minutes, size = (frame.time - onset) / SECOND / 60, len(group.judged)
-        summary = (
-            f"{entity}: {len(names)} of {size} {_THINGS.get(kind_of(names[0]), 'devices')}{whose} "
-            f"{self.quantity.words(group.below, median)} for {minutes:.0f} min; so many alike have a cause in common, "
-            f"and none of them is blamed"
-        )
-        clears = (
-            f"ends when at most {MOST:.0%} of them were off for {LINGERS // SECOND // 60} min, or {LIFT // 3600} h "
-            "after it began, when what they show then is taken for usual"
-        )
-        told: dict[str, Any] = {
-            "group": group.words,
-            "struck": len(names),
-            "peers": size,
-            "median_effect": round(median, 4),
-        }
-        told |= {"unit": unit, "direction": "less" if group.below else "more", "members": list(names[:_SHOWN])}
-        score = float(np.median(step.score[group.struck]))
-        signals = self.quantity.signals
-        return Finding(
-            frame.time, onset, entity, detector, "ticket", score, summary, make_evidence(clears, **told), signals
+        size, things = len(group.judged), _THINGS.get(kind_of(names[0]), "devices")
+        words = self.quantity.words(group.below, median)
+        return build_finding(
+            *(detector, frame.time, entity, (onset, "ticket")),
+            score=float(np.median(step.score[group.off])),
+            summary=pager_title(entity, f"{len(names)} of {size} {things} {words}"),
+            signals=self.quantity.signals,
+            clears=f"ends when at most {MOST:.0%} of them were off for {LINGERS // SECOND // 60} min, or"
+            f" {LIFT // 3600} h after it began, when their present level becomes the normal one",
+            group=group.words,
+            struck=len(names),
+            peers=size,
+            median_effect=round(median, 4),
+            unit=unit,
+            direction="less" if group.below else "more",
+            members=list(names[:_SHOWN]),
         )
 
 
 def _cohorts(step: Step) -> list[NDArray[np.int64]]:
-    """Members of each cohort that moved."""
+    """Returns the members of each cohort that is shifted."""
     if not step.moved.any():
         return []
     moved = np.bincount(step.groups[step.moved]) > 0
@@ -202,14 +199,14 @@ def _cohorts(step: Step) -> list[NDArray[np.int64]]:
 
 
 def shared_entity(group: Group, names: Sequence[str], frame: Frame) -> str:
-    """What those share that are off: the least thing that nearly all of them lie in and few others, else what the
-    cohort shares: the entity that its words begin with, the nearest thing over all, or the fleet."""
+    """Returns the smallest entity above nearly all members that are off and few others, else what the cohort shares:
+    the entity that its name begins with, the nearest entity above all, or the fleet."""
     topology = frame.topology
-    struck = Counter(a for i in group.struck.tolist() for a in topology.ancestors(names[i]))
+    off_below = Counter(a for i in group.off.tolist() for a in topology.ancestors(names[i]))
     judged = Counter(a for i in group.judged.tolist() for a in topology.ancestors(names[i]))
-    off, size = len(group.struck), len(group.judged)
-    nearly = [a for a, n in struck.items() if n >= _NEARLY * off]
-    apart = [a for a in nearly if judged[a] < size and off - struck[a] <= _FEW * (size - judged[a])]
+    off, size = len(group.off), len(group.judged)
+    nearly = [a for a, n in off_below.items() if n >= _NEARLY * off]
+    apart = [a for a in nearly if judged[a] < size and off - off_below[a] <= _FEW * (size - judged[a])]
     if apart:
         return min(apart, key=lambda a: (judged[a], kind_of(a) == "pdu", nearly.index(a)))  # of a PDU they would be off
     first = group.words.split(", ", 1)[0]

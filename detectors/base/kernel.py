@@ -30,15 +30,15 @@ _ONE, _ZERO, _HALF, _FEW, _YOUNG = np.float32(1), np.float32(0), np.float32(0.5)
 _TIGHT, _WIDE, _LOOSE = np.float32(3), np.float32(8), np.float32(64)
 """Scales by which one sample moves what a stream has learnt: at most 3; while it is young, 64 for its level and 8 for
 its variance, since devices of one kind lie up to 22 % apart (Sinha et al., SC 2022) where the least scale is 1 %."""
-_NEVER = np.float32(1e8)  # sums do not come as high: learning never stops (for the ablation)
-_SURE = 8  # members below which a cohort says nothing about scale: the guilty one would be too large a part of it
+_NEVER = np.float32(1e8)  # above any sum: learning never stops (for the ablation)
+_SURE = 8  # members from which a cohort gives the scale: in fewer, a faulty one is too large a part
 
 
 def compiled(loop: _Loop) -> Dispatcher[_Loop]:
-    """Machine code, kept on disk for the next start; where no folder can be written it is made anew each time."""
+    """Compiles a loop; the machine code is kept on disk for the next start, if a folder can be written."""
     try:
         return numba.njit(cache=True, nogil=True, error_model="numpy")(loop)
-    except RuntimeError:  # neither beside the source nor in NUMBA_CACHE_DIR nor in the home may be written
+    except RuntimeError:  # no folder can be written: beside the source, NUMBA_CACHE_DIR, home
         return numba.njit(nogil=True, error_model="numpy")(loop)
 
 
@@ -104,7 +104,7 @@ def cohorts(
     spread: NDArray[np.float32],
     size: NDArray[np.int32],
 ) -> None:
-    """Median of each cohort's values, and 1.4826 times the median absolute departure of its members from normal.
+    """Computes the median of each cohort, and 1.4826 times the median absolute departure of its members from normal.
 
     values:   (N,) NaN = none.   baseline: (N,) each one's usual offset from the median.
     order:    entities cohort by cohort, those of none not in it; cohort g is order[first[g]:first[g + 1]].
@@ -144,9 +144,9 @@ def residuals(
     scale: NDArray[np.float32],
     widening: NDArray[np.float32],
 ) -> None:
-    """What each value is above its cohort's median; the cohort's scale, and how much wider its median makes it.
+    """Computes each value less the median of its cohort, the scale of the cohort, and how much its median widens it.
 
-    Without a cohort the value itself, with the least scale; NaN where a cohort has one value alone: nobody to judge by.
+    Without a cohort the value itself, with the least scale; NaN where a cohort has a single value, without peers.
     widening: 1 + 1.57 / n; 1.57 = pi / 2, the variance of the median of n normal samples over that of their mean.
     """
     for i in range(len(values)):
@@ -164,9 +164,9 @@ def residuals(
 def _learnt(
     b: np.float32, v: np.float32, n: np.float32, d: np.float32, s: np.float32, take: bool, gain: np.float32
 ) -> tuple[np.float32, np.float32, np.float32]:
-    """Baseline, variance and count after a departure `d` of a stream of scale `s`: gain 1/n until its floor.
+    """Returns baseline, variance and count after a departure `d` of a stream of scale `s`: gain 1/n until its floor.
 
-    A young stream has no scale to speak of yet, so it is bounded loosely; where its first samples lie far apart, it
+    A young stream has no reliable scale yet, so it is bounded loosely; where its first samples lie far apart, it
     begins anew with the newer one: the older one may be the absurd one.
     """
     far = _LOOSE * s
@@ -184,7 +184,7 @@ def _learnt(
 def _decided(
     word: np.uint32, up: np.float32, down: np.float32, e: np.float32, h: np.float32, delta: np.float32, both: bool
 ) -> tuple[np.bool[bool], np.bool[bool]]:
-    """Whether a condition of more, and of less, holds: from the limit on, until half of the least effect is left."""
+    """Returns whether a condition of more, and of less, holds: from the limit on until half of delta is left."""
     more = (e >= delta * _HALF) if (word & ON_UP) != 0 else ((up > h) & (e >= delta))
     less = (e <= -delta * _HALF) if (word & ON_DOWN) != 0 else ((down > h) & (e <= -delta) & both)
     return more, less
@@ -194,10 +194,10 @@ def _decided(
 def advance(
     cells: F4, words: U4, residual: F4, scale: F4, widening: F4, limit: F4, settings: F4, seconds: np.uint32
 ) -> None:
-    """One sample of every stream into the state, in place: `settings` is Channel.settings(); NaN = no sample.
+    """Adds one sample of every stream to the state, in place: `settings` is Channel.settings(); NaN = no sample.
 
     Learning stops while a fault is suspected, and while a stream is better than normal by as much as matters: it may be
-    the others who are worse, and well again tomorrow. Stores stand at the end of a turn: between the loads they would
+    the others that are worse, and well again tomorrow. Stores stand at the end of a turn: between the loads they would
     keep the compiler from vector code.
     """
     floor, delta, shrink, both = settings[0], settings[1], settings[2], settings[3] > 0

@@ -1,7 +1,7 @@
 """Group medians over whole columns, and a test for a steady rise.
 
 The trend test is the z of Mann (1945), Econometrica 13, 245-259, with Kendall's variance: n(n-1)(2n+5)/18 without ties;
-z counts one less than the sum of the signs, for continuity. Hourly means have hardly a tie, and with ties the true
+z counts one less than the sum of the signs, for continuity. Hourly means have hardly a tie; with ties the true
 variance is smaller, so z is too small rather than too large.
 """
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 def grouped_median(values: Floats, groups: NDArray[np.int32]) -> tuple[Floats, NDArray[np.int64]]:
-    """(N,) median of each entity's group and the number of values in it; NaN and 0 for group -1 or an empty group."""
+    """Returns (N,) median of each entity's group and its number of values; NaN and 0 for group -1 or an empty group."""
     member = np.flatnonzero(np.isfinite(values) & (groups >= 0))
     total = int(groups.max(initial=-1)) + 1
     # one sort of the values, then a stable one of small integers, which NumPy does by radix: no pair comparisons
@@ -31,19 +31,19 @@ def grouped_median(values: Floats, groups: NDArray[np.int32]) -> tuple[Floats, N
 
 
 def grouped_mad(values: Floats, groups: NDArray[np.int32]) -> tuple[Floats, NDArray[np.int64]]:
-    """(N,) median absolute deviation from the group's median, and the group's size."""
+    """Returns (N,) median absolute deviation from the group's median, and the group's size."""
     median, _ = grouped_median(values, groups)
     return grouped_median(np.abs(values - median), groups)
 
 
 def trend_z(score: Floats, n: NDArray[np.int64]) -> Floats:
-    """z of sums of signs over all pairs of `n` values each; 0 where there are no pairs."""
+    """Returns z of sums of signs over all pairs of `n` values each; 0 where there are no pairs."""
     variance = n * (n - 1.0) * (2.0 * n + 5.0) / 18.0
     return np.asarray((score - np.sign(score)) / np.sqrt(np.maximum(variance, 1.0)))
 
 
 def row_trend_z(series: Floats) -> Floats:
-    """(N,) z of each row of (N, T); NaN are instants without a value."""
+    """Returns (N,) z of each row of (N, T); NaN are instants without a value."""
     score = np.zeros(len(series))
     for lag in range(1, series.shape[1]):
         later, earlier = series[:, lag:], series[:, :-lag]  # a comparison with NaN is neither more nor less

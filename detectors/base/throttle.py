@@ -1,4 +1,4 @@
-"""NVML's clock event reasons: what of them is a throttle bit, what is policy, and which readings are none."""
+"""Clock event reasons of NVML: which bits are throttling, which are policy, and which readings are invalid."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from numpy.typing import ArrayLike, NDArray
 from detectors.base.streams import Bools
 
 IDLE, CAPPED = 0x1, 0x4
-"""Nothing to do; a software power cap, which is policy."""
+"""Bits of an idle GPU and of a software power cap, which is policy."""
 NAMES = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
-"""Reasons that are no policy; the same that Azure's node health checks fail on."""
+"""Reasons that are no policy; those on which Azure's node health checks fail."""
 THROTTLE = sum(NAMES)
-_HIGHEST = 2.0**53  # from which a float holds no single bits any more: such a reading is none, nor is one below 0
+_HIGHEST = 2.0**53  # from here a float has no single bits: the reading is invalid, as one below 0 is
 
 
-def read_reasons(told: ArrayLike) -> tuple[NDArray[np.uint64], Bools]:
-    """(N,) the reasons, 0 where they are not known; and where they are."""
-    values = np.asarray(told, np.float64)
+def read_reasons(readings: ArrayLike) -> tuple[NDArray[np.uint64], Bools]:
+    """Returns (N,) the reasons, 0 where they are not known; and (N,) where they are known."""
+    values = np.asarray(readings, np.float64)
     known = np.asarray((values >= 0) & (values < _HIGHEST))  # False of NaN, too
     return np.where(known, values, 0).astype(np.uint64), known
 
 
 def has_reason(bits: NDArray[np.uint64], reasons: int) -> Bools:
-    """(N,) which have any of some reasons."""
+    """Returns (N,) GPUs with any of some reasons."""
     return np.asarray((bits & np.uint64(reasons)) != 0)
 
 
 def reason_names(bits: int) -> str:
-    """Throttle bits for a sentence; empty if there are none."""
+    """Returns throttle bits in words; empty if there are none."""
     return " and ".join(f"{name} 0x{bit:x}" for bit, name in NAMES.items() if bits & bit)

@@ -20,7 +20,7 @@ from detectors.power.supplies import INPUT, OUTPUT, REMOVED, STATUS, Lost, Suppl
 from detectors.power.supplies import SIGNALS as SUPPLY_SIGNALS
 from detectors.power.voltages import MAINS, RAIL, Voltages, find_explained_brakes, find_voltage_findings
 from detectors.power.voltages import SIGNALS as VOLTAGE_SIGNALS
-from detectors.telemetry.silence import LastSeen, shared_ancestors
+from detectors.telemetry.silence import LastSamples, shared_ancestors
 from pipeline.model.entity_names import TITLE_LENGTH, pager_title, short_duration
 from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level
 from pipeline.model.topology import Topology, kind_of
@@ -90,7 +90,7 @@ class Power(Detector):
     feeds: PowerFeeds = part(PowerFeeds, kept=True)
     supplies: Supplies = part(Supplies, of="psu", kept=True)
     voltages: Voltages = part(Voltages, kept=True)
-    nodes: LastSeen = part(lambda: LastSeen({"node": "node.load1"}), kept=True)
+    nodes: LastSamples = part(lambda: LastSamples({"node": "node.load1"}), kept=True)
     conditions: OpenConditions = notes()
     _node_index: TopologyIndex = field(default_factory=TopologyIndex, init=False, repr=False)
 

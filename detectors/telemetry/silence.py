@@ -102,7 +102,7 @@ class SeenDevices(State):
 
 
 @dataclass
-class LastSeen(State):
+class LastSamples(State):
     """When each device of some classes had its last sample of one signal.
 
     signals: device class -> a signal that each of its devices always has.   time: of the newest instant (us).

@@ -17,7 +17,7 @@ from detectors.base.power_feeds import PowerFeeds
 from detectors.base.state import N, State, memory, notes, part
 from detectors.base.topology_index import TopologyIndex, per_topology
 from detectors.telemetry.host_facts import HostFacts
-from detectors.telemetry.silence import KNOWN, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSeen, shared_ancestors
+from detectors.telemetry.silence import KNOWN, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSamples, shared_ancestors
 from detectors.telemetry.silent_jobs import JobVerdict, SilentJobs
 from detectors.telemetry.silent_readers import LostReader, Readers
 from pipeline.model.entity_names import entity_name, pager_title, short_duration
@@ -56,7 +56,7 @@ class Context:
     """What is known at an instant. seconds, node_seconds, dead_seconds: settings of the detector; frame_s: time since
     the instant before."""
 
-    last: LastSeen
+    last: LastSamples
     gates: Gates
     jobs: SilentJobs
     facts: HostFacts

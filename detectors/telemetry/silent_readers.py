@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from detectors.base.state import State, notes
 from detectors.base.topology_index import TopologyIndex
-from detectors.telemetry.silence import GIVEN_UP, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSeen
+from detectors.telemetry.silence import GIVEN_UP, MISSED, NEARLY_ALL, SITE, TOGETHER, Bools, LastSamples
 from pipeline.model.records import SECOND
 from pipeline.model.signals import CATALOGUE
 
@@ -50,7 +50,7 @@ class Readers(State):
         counted: Bools,
         owner: NDArray[np.intp],
         index: TopologyIndex,
-        last: LastSeen,
+        last: LastSamples,
     ) -> LostReader | None:
         """Returns the lost reader of a class with the silent devices that it explains; None if it is not lost.
 
@@ -84,7 +84,7 @@ class Readers(State):
         quiet: Bools,
         owner: NDArray[np.intp],
         index: TopologyIndex,
-        last: LastSeen,
+        last: LastSamples,
     ) -> bool:
         """Returns whether the newest silent devices fell silent together with nearly all that are counted."""
         if not silent.any():

@@ -20,7 +20,7 @@ from detectors.base.power_feeds import SIGNALS as FEED_SIGNALS
 from detectors.base.power_feeds import PowerFeeds
 from detectors.base.state import State
 from detectors.telemetry.host_facts import HostFacts
-from detectors.telemetry.silence import LastSeen
+from detectors.telemetry.silence import LastSamples
 from detectors.telemetry.silent_devices import SilentDevices
 from detectors.telemetry.silent_jobs import SilentJobs
 from detectors.telemetry.silent_nodes import Context, Gaps, Silence, SilentNodes
@@ -134,7 +134,7 @@ class Telemetry(Detector):
     node_seconds: float = 35.0
     dead_seconds: float = 1800.0
 
-    last: LastSeen = part(lambda: LastSeen(WATCHED), kept=True)
+    last: LastSamples = part(lambda: LastSamples(WATCHED), kept=True)
     gates: Gates = part(Gates)
     jobs: SilentJobs = part(SilentJobs, kept=True)
     facts: HostFacts = part(HostFacts)

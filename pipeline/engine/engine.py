@@ -63,7 +63,7 @@ class Judge(Protocol):
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]: ...
 
-    def judge_events(self, events: Sequence[Event], topology: Topology, anew: bool = False) -> list[Finding]: ...
+    def judge_events(self, events: Sequence[Event], topology: Topology, again: bool = False) -> list[Finding]: ...
 
     def snapshot(self) -> str: ...
 
@@ -282,7 +282,7 @@ class Engine:
         with self.lock:
             now = self.clock()
             self._write()
-            judged = self.judge.judge_events(events, self.topology, anew=True)  # a report that failed is repeated
+            judged = self.judge.judge_events(events, self.topology, again=True)  # a report that failed is repeated
             found, heard = self.voice.filter_findings(judged, self.desk.open_level, now)
             return self._apply(lambda desk: desk.observe_own(now, heard), events, found)
 

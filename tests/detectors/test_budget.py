@@ -73,7 +73,7 @@ def test_streams_that_a_piece_of_a_detector_holds_are_told_too():
 
 def test_it_is_told_in_one_line():
     line = budget_line(Channel(1.0, 1.0), 8)
-    assert "8 streams a node that is at most" in line
+    assert "8 streams per node at most" in line
     assert "suspects per 1,000 node-days" in line
     assert "\n" not in line
 
@@ -81,7 +81,7 @@ def test_it_is_told_in_one_line():
 def test_one_stream_is_one_and_thresholds_are_rounded():
     line = budget_line(Channel(1.0, 1.0), 1, 30.0)
     assert line.startswith("threshold 17.4 at 30 s:")
-    assert "with 1 stream a node" in line
+    assert "with 1 stream per node" in line
 
 
 @pytest.mark.parametrize("name", ["telemetry_sensor", "power_draw"])

@@ -52,20 +52,20 @@ class Failing(Detector):
 
 
 @dataclass
-class Saying(Detector):
-    """Says what it was given. Source: this test."""
+class Scripted(Detector):
+    """Reports given findings. Source: this test."""
 
-    name: ClassVar[str] = "saying"
+    name: ClassVar[str] = "scripted"
     family: ClassVar[str] = "none"
     device_class: ClassVar[str] = "gpu"
     needs: ClassVar[tuple[str, ...]] = ()
     cannot_see: ClassVar[str] = "Everything."
-    words: tuple[tuple[int, str, str], ...] = ()  # (tick, detector, entity)
+    script: tuple[tuple[int, str, str], ...] = ()  # (tick, detector, entity)
 
     def observe(self, frames):
         time = next(iter(frames.values())).time
         tick = (time - START) // (10 * SECOND)
-        return [Finding(time, time, e, d, "suspect", 1.0, d, {}, ()) for t, d, e in self.words if t == tick]
+        return [Finding(time, time, e, d, "suspect", 1.0, d, {}, ()) for t, d, e in self.script if t == tick]
 
 
 TOPOLOGY = Topology(
@@ -80,15 +80,15 @@ TOPOLOGY = Topology(
 )
 
 
-def heard(words, ticks=20):
-    runner = Runner([Saying(words=tuple(words))])
+def reported(script, ticks=20):
+    runner = Runner([Scripted(script=tuple(script))])
     found = []
     for tick in range(ticks):
         found += runner.observe({"gpu": Frame(START + tick * 10 * SECOND, "gpu", (), {}, TOPOLOGY)})
     return found
 
 
-def test_a_failing_detector_stops_no_other_and_is_counted_and_logged_once(site, watch, caplog):
+def test_a_failing_detector_does_not_stop_others_and_is_counted_and_logged_once(site, watch, caplog):
     runner = Runner([Failing(), *configured()])
     found = watch(runner, site, 120, troubles)
     assert runner.errors == {"failing": 60}
@@ -103,15 +103,15 @@ def test_findings_are_the_same_with_each_detector_alone(site, watch):
 
 
 @pytest.mark.parametrize("explains", [("xid", "gpu:n0.0"), ("power", "node:n0")])
-def test_a_slow_rank_says_which_xid_of_its_gpu_or_power_of_its_node_explains_it_at_its_own_level(explains):
-    found = heard([(3, *explains), (6, "straggler", "rank:7.0")])
+def test_a_slow_rank_names_the_xid_or_power_finding_that_explains_it_at_its_own_level(explains):
+    found = reported([(3, *explains), (6, "straggler", "rank:7.0")])
     slow = next(f for f in found if f.detector == "straggler")
     assert slow.evidence["corroborated_by"] == {"detector": explains[0], "entity": explains[1]}
     assert {f.level for f in found} == {"suspect"}
 
 
 @pytest.mark.parametrize(
-    "words",
+    "script",
     [
         [(5, "link", "port:n1.p0"), (6, "straggler", "rank:7.0")],  # another node
         [(5, "link", "port:n0.p0"), (6, "straggler", "rank:7.0")],  # a port of its node, which may be another GPU's
@@ -122,11 +122,11 @@ def test_a_slow_rank_says_which_xid_of_its_gpu_or_power_of_its_node_explains_it_
         [(5, "straggler", "rank:7.0"), (6, "straggler", "rank:7.0")],  # itself
     ],
 )
-def test_what_does_not_explain_it_is_not_said_to(words):
-    assert not any("corroborated_by" in f.evidence for f in heard(words))
+def test_unrelated_findings_do_not_explain_it(script):
+    assert not any("corroborated_by" in f.evidence for f in reported(script))
 
 
-def test_a_detector_without_its_needs_is_off_and_named():
+def test_a_detector_without_its_needs_is_off_and_listed():
     runner = Runner(configured(), {"rank.compute_time", "event:digest"})
     assert [d.name for d in runner.detectors] == ["straggler", "sdc"]
     assert runner.off.keys() == {cls.name for cls in DETECTORS} - {"straggler", "sdc"}
@@ -148,7 +148,7 @@ def test_a_snapshot_is_json_and_resumes_midway(site, watch):
         assert found + watch(second, other, 150 - stop, troubles, stop) == whole
 
 
-def test_a_snapshot_of_another_version_starts_that_detector_afresh_and_says_so(site, watch, caplog):
+def test_a_snapshot_of_another_version_starts_that_detector_afresh_with_a_warning(site, watch, caplog):
     runner = Runner(configured())
     watch(runner, site, 30, troubles)
     state = json.loads(runner.snapshot())
@@ -172,18 +172,18 @@ class Remembering(Detector):
     cannot_see: ClassVar[str] = "Everything."
     first: Any = memory(0, np.int64)
     second: Any = memory(0, np.int64)
-    said: dict[str, int] = notes()
+    flags: dict[str, int] = notes()
 
     def observe(self, frames):
         self.grow(len(frames["gpu"].entities))
-        if self.said.get("broken"):
+        if self.flags.get("broken"):
             raise ValueError("this cannot be")
         self.first += 1
         self.second += self.first
         return []
 
     def accept_as_normal(self, entity, frames):
-        raise RuntimeError("cannot forgive")
+        raise RuntimeError("cannot accept")
 
 
 def instant(tick, *events):
@@ -206,7 +206,7 @@ def after(change, *detectors):
 def test_arrays_of_different_lengths_start_the_detector_afresh(caplog):
     empty = {"dtype": "<i8", "shape": [0], "base64": ""}
     runner = after(lambda s: s["detectors"]["remembering"].update(second=empty))
-    assert "detector remembering starts afresh: the snapshot's state has another shape" in caplog.text
+    assert "detector remembering starts afresh: its snapshot has another layout" in caplog.text
     runner.observe(instant(10))
     assert (runner.detectors[0].first == 1).all()
     assert not runner.errors
@@ -214,7 +214,7 @@ def test_arrays_of_different_lengths_start_the_detector_afresh(caplog):
 
 @pytest.mark.parametrize("case", cases(), ids=lambda c: c.detector.name)
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_snapshot_whose_arrays_were_cut_stops_no_detector(case, every):
+def test_a_snapshot_with_cut_arrays_does_not_stop_a_detector(case, every):
     """All arrays empty, or every second one; where that shows nowhere, the first failure starts the detector afresh."""
     topology, before = case.topology(), Runner([case.detector()])
     for tick in range(25):
@@ -235,26 +235,26 @@ def test_a_snapshot_whose_arrays_were_cut_stops_no_detector(case, every):
     assert not runner.errors
 
 
-def test_a_detector_that_fails_on_what_it_was_restored_to_starts_afresh_and_says_so(caplog):
-    runner = after(lambda s: s["detectors"]["remembering"]["said"].update(broken=1))
+def test_a_detector_that_fails_with_its_restored_state_starts_afresh_with_a_warning(caplog):
+    runner = after(lambda s: s["detectors"]["remembering"]["flags"].update(broken=1))
     for tick in range(10, 13):
         runner.observe(instant(tick))
     assert not runner.errors
     assert (runner.detectors[0].first == 3).all()
-    assert "detector remembering starts afresh: it fails on the snapshot's state" in caplog.text
+    assert "detector remembering starts afresh: it fails with the restored state" in caplog.text
 
 
 def test_long_after_a_restart_a_failure_is_one_of_the_frame():
     runner = after(lambda _: None)
     for tick in range(10, 90):
         runner.observe(instant(tick))
-    runner.detectors[0].said["broken"] = 1
+    runner.detectors[0].flags["broken"] = 1
     runner.observe(instant(90))
     assert runner.errors == {"remembering": 1}
     assert (runner.detectors[0].first == 90).all()
 
 
-def test_errors_are_told_anew_after_a_restart(caplog):
+def test_errors_are_logged_again_after_a_restart(caplog):
     runner = after(lambda _: None, Failing)
     assert not runner.errors
     caplog.clear()
@@ -262,34 +262,34 @@ def test_errors_are_told_anew_after_a_restart(caplog):
     runner.observe(instant(11))
     runner.observe(instant(12))
     assert runner.errors["failing"] >= 1
-    assert sum("failing is off for this frame" in r.message for r in caplog.records) == 1
+    assert sum("failing failed on a frame" in r.message for r in caplog.records) == 1
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "logged"),
     [
-        (lambda s: s.update(active="garbage"), "what corroborates what starts afresh"),
-        (lambda s: s.update(active=[{"detector": "link"}]), "what corroborates what starts afresh"),
-        (lambda s: s.update(measured=[1]), "what was measured lately starts afresh"),
-        (lambda s: s.update(measured={"time": "now"}), "what was measured lately starts afresh"),
+        (lambda s: s.update(active="garbage"), "corroboration starts afresh"),
+        (lambda s: s.update(active=[{"detector": "link"}]), "corroboration starts afresh"),
+        (lambda s: s.update(measured=[1]), "presence of signals starts afresh"),
+        (lambda s: s.update(measured={"time": "now"}), "presence of signals starts afresh"),
         (lambda s: s["detectors"].update(other=[1]), ""),
     ],
 )
-def test_what_detectors_share_may_be_lost_alone(caplog, change, said):
+def test_shared_state_may_be_lost_by_itself(caplog, change, logged):
     runner = after(change)
     assert (runner.detectors[0].first == 10).all()
-    assert said in caplog.text
+    assert logged in caplog.text
     assert runner.observe(instant(10)) == []
 
 
-def test_a_detector_that_cannot_forgive_takes_the_instant_from_no_other(caplog):
-    told = Event(START, "gpu:n0.1", "feedback", {"verdict": "not_a_fault", "detector": "remembering"})
-    runner = Runner([Remembering(), Saying(words=((3, "saying", "gpu:n0.0"),))])
-    found = runner.observe(instant(3, told))
-    assert [f.detector for f in found] == ["saying"]
+def test_a_detector_that_fails_on_feedback_does_not_stop_the_others(caplog):
+    feedback = Event(START, "gpu:n0.1", "feedback", {"verdict": "not_a_fault", "detector": "remembering"})
+    runner = Runner([Remembering(), Scripted(script=((3, "scripted", "gpu:n0.0"),))])
+    found = runner.observe(instant(3, feedback))
+    assert [f.detector for f in found] == ["scripted"]
     assert runner.errors == {"remembering": 1}
 
 
-def test_two_findings_of_one_detector_about_one_entity_are_both_told():
-    found = heard([(5, "memory", "gpu:n0.0"), (5, "memory", "gpu:n0.0")])
+def test_two_findings_of_one_detector_about_one_entity_are_both_reported():
+    found = reported([(5, "memory", "gpu:n0.0"), (5, "memory", "gpu:n0.0")])
     assert len(found) == 2

@@ -37,7 +37,7 @@ class HotForThree:
     def __init__(self):
         self.since, self.count = {}, {}
 
-    def judge_events(self, events, topology, anew=False):
+    def judge_events(self, events, topology, again=False):
         return []
 
     def observe(self, frames):

@@ -21,7 +21,7 @@ class Forgiving(HotForThree):
         super().__init__()
         self.told = []
 
-    def judge_events(self, events, topology, anew=False):
+    def judge_events(self, events, topology, again=False):
         return []
 
     def observe(self, frames):
@@ -104,7 +104,7 @@ def test_a_mute_outlives_a_restart_and_ends_by_itself(site):
 class OnceLogged(Forgiving):
     """Tells the first page of each GPU alone, and that it holds."""
 
-    def judge_events(self, events, topology, anew=False):
+    def judge_events(self, events, topology, again=False):
         return []
 
     def observe(self, frames):

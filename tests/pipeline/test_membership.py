@@ -187,7 +187,7 @@ class Looking:
     def __init__(self):
         self.seen = {}
 
-    def judge_events(self, events, topology, anew=False):
+    def judge_events(self, events, topology, again=False):
         return []
 
     def observe(self, frames):

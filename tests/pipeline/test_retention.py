@@ -30,7 +30,7 @@ class Frames:
         self.seen += [frames["gpu"]] if "gpu" in frames else []
         return []
 
-    def judge_events(self, events, topology, anew=False):
+    def judge_events(self, events, topology, again=False):
         return []
 
     def snapshot(self):

@@ -35,7 +35,7 @@ class Nothing:
     def listing(self):
         return [{"name": "nothing", "errors": 2}]
 
-    def judge_events(self, events, topology, anew=False):
+    def judge_events(self, events, topology, again=False):
         return []
 
     def observe(self, frames):

@@ -1,4 +1,4 @@
-"""Which detectors have nothing to judge by while the pipeline runs: told for want of what, and over when it comes."""
+"""Detectors that are off while the pipeline runs because signals are missing, and on when the signals come."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ START = 1_790_000_000 * SECOND
 
 
 def show(runner, seconds, values, events=()):
-    """An instant of one node and one GPU; values: signal -> what both tell."""
+    """Observes an instant of one node and one GPU; values: signal -> value of both."""
     frames = {}
     for device_class, entity in (("node", "node:n0"), ("gpu", "gpu:n0.0")):
         mine = {name: np.array([v]) for name, v in values.items() if name.startswith(device_class)}
-        told = tuple(e for e in events if e.entity == entity)
-        frames[device_class] = Frame(START + seconds * SECOND, device_class, (entity,), mine, Topology(), told)
+        own = tuple(e for e in events if e.entity == entity)
+        frames[device_class] = Frame(START + seconds * SECOND, device_class, (entity,), mine, Topology(), own)
     runner.observe(frames)
 
 
@@ -31,34 +31,34 @@ def off(runner):
     return {row["name"]: row["off"] for row in runner.listing()}
 
 
-def test_before_the_first_instant_nothing_is_known_to_lack():
+def test_before_the_first_instant_no_signal_is_missing():
     assert set(map(len, off(Runner(configured())).values())) == {0}
 
 
 HOUR = 3610
-"""s after which nobody waits any longer for what nobody measured."""
+"""s after which a signal that was never measured is missing."""
 
 
-def test_a_fresh_start_names_nobody_until_it_was_waited_for_each():
+def test_after_a_start_no_signal_is_missing_before_its_patience_is_over():
     runner = Runner(configured())
     for seconds in (0, 10, 1800, 3600):
         show(runner, seconds, {"node.load1": 3.0})
-        assert {name for name, lacking in off(runner).items() if lacking} == set()
+        assert {name for name, missing in off(runner).items() if missing} == set()
 
 
-def test_what_nobody_has_measured_yet_is_told_and_what_is_measured_is_not():
+def test_signals_that_were_never_measured_are_missing_and_measured_ones_are_not():
     runner = Runner(configured())
     for seconds in (0, HOUR):
         show(runner, seconds, {"node.load1": 3.0, "gpu.temperature": 50.0, "gpu.power": np.nan})
-    lacking = off(runner)
-    assert lacking["telemetry"] == []
-    assert lacking["thermal"] == ["gpu.power"]  # a column without a value is none
-    assert lacking["link_stall"] == ["nic.state", "nic.rx_bytes", "nic.tx_bytes"]
+    missing = off(runner)
+    assert missing["telemetry"] == []
+    assert missing["thermal"] == ["gpu.power"]  # a column without a value is none
+    assert missing["link_stall"] == ["nic.state", "nic.rx_bytes", "nic.tx_bytes"]
     show(runner, HOUR + 10, {"gpu.power": 600.0})
     assert off(runner)["thermal"] == []
 
 
-def test_a_signal_that_stays_away_for_an_hour_is_lacking_and_back_at_once():
+def test_a_signal_without_values_for_an_hour_is_missing_until_the_next_value():
     runner = Runner(configured())
     show(runner, 0, {"node.load1": 3.0})
     show(runner, 3600, {"gpu.power": 600.0})
@@ -69,7 +69,7 @@ def test_a_signal_that_stays_away_for_an_hour_is_lacking_and_back_at_once():
     assert off(runner)["telemetry"] == []
 
 
-def test_faults_that_nobody_logged_lack_nothing_and_digests_that_nobody_told_do():
+def test_fault_events_are_never_missing_and_digests_are():
     runner = Runner(configured())
     for seconds in (0, 86_410):
         show(runner, seconds, {"node.load1": 3.0})
@@ -78,7 +78,7 @@ def test_faults_that_nobody_logged_lack_nothing_and_digests_that_nobody_told_do(
     assert off(runner)["sdc"] == []
 
 
-def test_a_restart_remembers_what_was_measured_and_an_older_snapshot_begins_anew():
+def test_a_restart_keeps_which_signals_were_measured_and_an_older_snapshot_starts_afresh():
     runner, other, old = (Runner(configured()) for _ in range(3))
     show(runner, 0, {"node.load1": 3.0})
     state = runner.snapshot()
@@ -97,7 +97,7 @@ def test_a_restart_remembers_what_was_measured_and_an_older_snapshot_begins_anew
 
 
 def judging(name, signal, device_class, entity, tables=MappingProxyType({})):
-    """What one detector lacks after an hour of one signal alone; in a replay of a recording that has it, too."""
+    """Signals that one detector misses after an hour of one signal alone; also in a replay of a recording with it."""
     (live,) = (d for d in configured(tables) if d.name == name)
     (played,) = (d for d in configured(tables) if d.name == name)
     runner = Runner([live])
@@ -108,7 +108,7 @@ def judging(name, signal, device_class, entity, tables=MappingProxyType({})):
 
 
 @pytest.mark.parametrize(
-    ("name", "signal", "entity", "lacking"),
+    ("name", "signal", "entity", "missing"),
     [
         ("coolant_leak", "reservoir.level", "cdu:c1", []),
         ("coolant_leak", "leak.state", "leak:c1.1", []),
@@ -120,17 +120,17 @@ def judging(name, signal, device_class, entity, tables=MappingProxyType({})):
         ("anomaly", "custom.value", "custom:x", []),
     ],
 )
-def test_one_of_several_signals_is_enough_where_a_detector_works_on_any_of_them(name, signal, entity, lacking):
-    assert judging(name, signal, CATALOGUE[signal].device_class, entity) == (lacking, lacking)
+def test_one_of_several_signals_is_enough_where_a_detector_works_on_any_of_them(name, signal, entity, missing):
+    assert judging(name, signal, CATALOGUE[signal].device_class, entity) == (missing, missing)
 
 
-def test_the_generic_detector_lacks_what_it_was_set_to_look_at_and_nothing_else():
+def test_the_generic_detector_misses_only_its_configured_signals():
     tables = {"anomaly": {"signals": ["gpu.memory_used", "node.load1"]}}
     assert judging("anomaly", "gpu.memory_used", "gpu", "gpu:n1.0", tables)[0] == []
     assert judging("anomaly", "gpu.power", "gpu", "gpu:n1.0", tables)[0] == ["gpu.memory_used or node.load1"]
 
 
-def test_time_that_steps_back_takes_nothing_away():
+def test_a_clock_that_is_set_back_makes_no_signal_missing():
     runner = Runner(configured())
     show(runner, 7200, {"node.load1": 3.0})
     show(runner, 0, {"node.load1": 3.0})
