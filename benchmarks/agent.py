@@ -119,7 +119,7 @@ def _measured(column: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def looks(found: list[Batch]) -> list[tuple[str, float, int]]:
-    """(collector, mean ms of the looks that the agent told of, times it was not ok), dearest first."""
+    """(collector, mean ms of its readings, times it was not ok), slowest first."""
     times: dict[str, list[float]] = {}
     unwell: Counter[str] = Counter()
     for block in (block for batch in found for block in batch.blocks if "collector.latency" in block.columns):
@@ -160,8 +160,8 @@ def run(folder: Path, title: str, more: str, seconds: float, settle: float) -> N
             scraped.session.end()
     found = batches(folder, started, ended)
     spooled = sum(p.stat().st_size for p in (folder / "spool").rglob("*.seg"))
-    told = sum(map(samples, found)) / took
-    print(f"\n{title}: {took:.0f} s, {len(found)} ticks, {told:.0f} samples/s")
+    values = sum(map(samples, found)) / took
+    print(f"\n{title}: {took:.0f} s, {len(found)} ticks, {values:.0f} samples/s")
     print(f"{'':34s} {'CPU of one core':>16s} {'PSS MiB':>8s} {'processes':>10s} {'bytes/s':>8s}")
     _line("fleetpulse agent", before, after, took, spooled / (took + settle))
     if other:

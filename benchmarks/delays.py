@@ -2,11 +2,11 @@
 
     python -m benchmarks.delays [--runs 20] [--parallel 3] [--seed 1000] [--results delays.json]
 
-Each run is a pipeline of its own with its own store, spool and webhook. A simulated fleet of 16 nodes with 8 GPUs and
-one sample a second sends HISTORY seconds at once, then streams in real time. Faults begin one after another: a slow
-GPU, a node that stops sending, a GPU off the bus (XID 79), a pump that stops. Then all agents fall silent. The leak has
-a fleet of its own, because it empties the loop that the pump serves. Delays are wall clock, from the onset; for a leak
-from the moment at which the rope is wet. A fault that is not reported within PATIENCE counts as never.
+Each run is a pipeline with its own store, spool and webhook. A simulated fleet of 16 nodes with 8 GPUs and one sample a
+second sends HISTORY seconds at full speed, then streams in real time. Faults begin one after another: a slow GPU, a
+node that stops sending, a GPU off the bus (XID 79), a pump that stops. Then all agents fall silent. The leak has its
+own fleet, because it empties the loop that the pump serves. Delays are wall clock, from the onset; for a leak from the
+moment at which the rope is wet. A fault that is not reported within PATIENCE counts as never.
 """
 
 from __future__ import annotations
@@ -211,9 +211,9 @@ def begin(fault: Fault, truth: Mapping[str, Any], folder: Path) -> int:
 
 
 def names(truth: Mapping[str, Any]) -> set[str]:
-    """Entities that may be blamed: what is struck, and the node of a GPU."""
-    struck = {truth["entity"], *truth.get("entities", [])}
-    return struck | {f"node:{e.removeprefix('gpu:').rsplit('.', 1)[0]}" for e in struck if e.startswith("gpu:")}
+    """Returns entities that may be blamed: the affected ones, and the node of a GPU."""
+    affected = {truth["entity"], *truth.get("entities", [])}
+    return affected | {f"node:{e.removeprefix('gpu:').rsplit('.', 1)[0]}" for e in affected if e.startswith("gpu:")}
 
 
 def delays(report: Report, onset: int, blamed: set[str], severities: Sequence[str]) -> dict[str, float]:
@@ -246,8 +246,8 @@ def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
             for source in ("incident", "webhook")
             for share in (0.5, 0.95)
         ]
-        told = sum(math.isfinite(r["webhook"]) for r in runs)
-        lines.append(f"| {name} | {told} of {len(runs)} | {' | '.join(cells)} |\n")
+        reported = sum(math.isfinite(r["webhook"]) for r in runs)
+        lines.append(f"| {name} | {reported} of {len(runs)} | {' | '.join(cells)} |\n")
     return head + "".join(lines)
 
 

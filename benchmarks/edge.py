@@ -5,9 +5,9 @@
 
 Doubles of coolant units answer over real HTTP, each after `latency` seconds; the real agent reads them, its edge rules
 judge, the real pipeline ingests its spool. In each round every sensor changes at a random moment. --slow: one BMC more,
-that answers after 180 s. --no-stream: no server-sent events, so that a leak is found by polling. Only a leak is told by
-the stream: flow and pressure are always polled. Ends with 1 unless all were told, flow and pressure within 3 s and a
-leak within 10 s for 95 of 100.
+that answers after 180 s. --no-stream: no server-sent events, so that a leak is found by polling. Only a leak comes by
+the stream: flow and pressure are always polled. Ends with 1 unless all were reported, flow and pressure within 3 s and
+a leak within 10 s for 95 of 100.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CHANGES: dict[str, tuple[str, str, Any, Any]] = {
 }
 GOALS = {"flow_collapse": 3.0, "pressure_collapse": 3.0, "leak": 10.0}
 LEARN_S, READY_S, ROUND_S, LOST_S = 50.0, 60.0, 95.0, 30.0
-"""Until the rules know what is usual; until all run; one round, longer by 60 s than changes are spread; after which an
+"""Until the rules know normal values; until all run; one round, longer by 60 s than changes are spread; after which an
 event counts as lost. Chosen."""
 SPREAD_S, POLL_S = 25.0, 0.05
 QUERY = (
@@ -52,7 +52,7 @@ QUERY = (
 
 @dataclass
 class Change:
-    """One sensor that changes at `moment` (monotonic seconds); `told`: when its event was seen in the pipeline.
+    """One sensor that changes at `moment` (monotonic seconds); `reported`: when its event was seen in the pipeline.
 
     decided: seconds from the change to the agent's look that decided.
     """
@@ -61,7 +61,7 @@ class Change:
     kind: str
     moment: float
     made: float = 0.0
-    told: float = 0.0
+    reported: float = 0.0
     wall: float = 0.0
     decided: float = 0.0
 
@@ -127,7 +127,7 @@ def counted(port: int) -> dict[tuple[int, str], tuple[int, float]]:
 
 
 def one_round(doubles: list[Double], port: int, rng: random.Random) -> list[Change]:
-    """Every sensor goes bad once at a random moment, and well again when that was told."""
+    """Every sensor fails once at a random time, and recovers when that was reported."""
     began, before = time.monotonic(), counted(port)
     changes = [Change(b, kind, began + rng.uniform(0, SPREAD_S)) for b in range(len(doubles)) for kind in CHANGES]
     while time.monotonic() < began + ROUND_S:
@@ -137,15 +137,15 @@ def one_round(doubles: list[Double], port: int, rng: random.Random) -> list[Chan
             change.made, change.wall = time.monotonic(), time.time()
             doubles[change.bmc].set(path, pointer, bad, event=change.kind == "leak")
         seen = counted(port)
-        for change in (c for c in changes if c.made and not c.told):
+        for change in (c for c in changes if c.made and not c.reported):
             key = (change.bmc, change.kind)
             count, at = seen.get(key, (0, 0.0))
             if count > before.get(key, (0, 0.0))[0]:
-                change.told, change.decided = time.monotonic(), at - change.wall
-            if change.told or time.monotonic() - change.made > LOST_S:
+                change.reported, change.decided = time.monotonic(), at - change.wall
+            if change.reported or time.monotonic() - change.made > LOST_S:
                 path, pointer, well, _ = CHANGES[change.kind]
                 doubles[change.bmc].set(path, pointer, well, event=change.kind == "leak")
-                change.told = change.told or -1.0
+                change.reported = change.reported or -1.0
         time.sleep(POLL_S)
     return changes
 
@@ -156,11 +156,11 @@ def report(changes: list[Change]) -> bool:
     print(f"{'event':18} {'n':>4} {'lost':>4} {'p50':>6} {'p95':>6} {'p99':>6} {'max':>6} {'goal':>5} {'decided':>7} s")
     for kind, goal in GOALS.items():
         mine = [c for c in changes if c.kind == kind]
-        took = sorted(c.told - c.made for c in mine if c.told > 0)
+        took = sorted(c.reported - c.made for c in mine if c.reported > 0)
         lost = len(mine) - len(took)
         quantiles = [took[min(len(took) - 1, int(q * len(took)))] for q in (0.5, 0.95, 0.99, 1.0)] if took else []
         words = " ".join(f"{value:6.2f}" for value in quantiles)
-        decided = statistics.median(c.decided for c in mine if c.told > 0) if took else 0.0
+        decided = statistics.median(c.decided for c in mine if c.reported > 0) if took else 0.0
         print(f"{kind:18} {len(mine):4} {lost:4} {words} {goal:5.1f} {decided:7.2f}")
         good &= bool(took) and not lost and quantiles[1] <= goal
     return good

@@ -2,11 +2,11 @@
 
     python -m benchmarks.kafka [--nodes 64] [--messages 120] [--ticks 10] [--single 480] [--partitions 32]
 
-Starts a real broker (on a core of its own where there are two), makes the product's topics and fills telemetry.v1.
+Starts a real broker (on a separate core if there are two), makes the product's topics and fills telemetry.v1.
 Then reads it into a fresh store as the pipeline does: fetch, checksums, zstd, decode, dedupe, insert, commit with
 offsets, checkpoint. CPU is that of the whole client process, its I/O threads included. Two fillings: messages of
 `ticks` ticks in large Kafka batches, as senders that catch up leave them, and `single` messages of one tick per node,
-each a Kafka batch of its own, as an agent at 1 Hz leaves them.
+each its own Kafka batch, as an agent at 1 Hz leaves them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PATIENT = {"broker.session.timeout.ms": "9000"}
 """Kafka's own value: with the 1 s of the tests, a busy machine makes the broker lose its leadership for seconds."""
 BATCH_BYTES = 256 << 10
 """Kafka batch of a sender that catches up; streaming clients gain nothing beyond it."""
-WAITING = 4096  # messages handed to the producer before it is flushed; it has no bound of its own
+WAITING = 4096  # messages handed to the producer before it is flushed; it has no bound itself
 IDLE_S = 0.01  # pause after a step that found nothing
 LIMIT_S = 120.0  # chosen: 20 times what reading takes; a path that stands still must not hang the program
 
@@ -63,7 +63,7 @@ def apart() -> Sequence[str]:
 
 
 def make_topics(kafka: Kafka) -> None:
-    """The topics of `fleetpulse init`, made anew."""
+    """Creates the topics of `fleetpulse init` again."""
     with closing(kafka_clients.create_admin(kafka, "benchmark", 10.0)) as admin:
         admin.create_topics(topics.creation_requests(kafka, topics.configured_topics(kafka)))
 

@@ -1,4 +1,4 @@
-"""What goes wrong in the storm, drawn at random, and how it is mended again."""
+"""Faults of the storm, drawn at random, and their repair."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DRIVER = "nvmlDeviceGetFieldValues"  # what every look at the GPUs calls
 
 
 class Mischief:
-    """Faults of one storm. `pending`: when which mend is due. Kills only processes of the agent's own."""
+    """Faults of one storm. `pending`: when which repair is due. Kills only the agent's own processes."""
 
     def __init__(self, agent: Agent, folder: Path, every: float, draw: random.Random, watch: Watch) -> None:
         self.done: Counter[str] = Counter()
@@ -34,11 +34,11 @@ class Mischief:
         self._can_fill = os.path.ismount(folder / "spool")
 
     def turn(self, now: float, calm: bool) -> None:
-        """Mends what is due at `now`, and does something new unless it is to be calm."""
+        """Repairs what is due at `now`, and starts a new fault unless it shall be calm."""
         for entry in [entry for entry in self._pending if entry[0] <= now or calm]:
             self._pending.remove(entry)
             entry[2]()
-            self._watch.mended(entry[1], now)
+            self._watch.repaired(entry[1], now)
         if not calm and now >= self._next:
             self._next = now + self._draw.expovariate(1 / self._every)
             acts = [self._hang, self._hang_driver, self._mood, self._kill, self._freeze, self._kill_nursery]
@@ -49,8 +49,8 @@ class Mischief:
 
     def mend_all(self) -> None:
         """Nothing stays as it is, so that everything can end."""
-        for _, _, mend in self._pending:
-            mend()
+        for _, _, repair in self._pending:
+            repair()
         self._pending.clear()
 
     # --- what happens ------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class Mischief:
         self._begun(mood, name, now, lambda: _restore(path))
 
     def _kill(self, now: float) -> None:
-        """A worker's process is gone at once."""
+        """Kills a worker's process."""
         if pids := self._workers():
             os.kill(self._draw.choice(pids), signal.SIGKILL)
             self.done["kill a worker"] += 1
@@ -114,11 +114,11 @@ class Mischief:
                 pass
         self._begun("fill the disk", "disk", now, lambda: hog.unlink())
 
-    # --- who is there ------------------------------------------------------------------------------------------------
+    # --- targets -----------------------------------------------------------------------------------------------------
 
-    def _begun(self, what: str, name: str, now: float, mend: Callable[[], None]) -> None:
+    def _begun(self, what: str, name: str, now: float, repair: Callable[[], None]) -> None:
         self.done[what] += 1
-        self._pending.append((now + self._draw.uniform(SHORT, LONG), name, mend))
+        self._pending.append((now + self._draw.uniform(SHORT, LONG), name, repair))
 
     def _well(self, name: str) -> Worker | None:
         """The worker of a collector that runs and with which nothing is wrong yet."""
@@ -136,7 +136,7 @@ class Mischief:
 def _restore(path: Path) -> None:
     """The file is a file again; who waits at the FIFO in its place is let go."""
     if path.is_fifo():
-        with contextlib.suppress(OSError):  # nobody waits there any more
+        with contextlib.suppress(OSError):  # no reader is left
             os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
     fresh = path.with_suffix(".new")
     fresh.write_text("well\n")

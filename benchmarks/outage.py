@@ -71,7 +71,7 @@ LOST = "SELECT coalesce(sum(next_sequence - first_sequence), 0) FROM gaps"
 
 @dataclass
 class Run:
-    """What is being watched, and what was seen: /readyz when it changed, by seconds since `since`."""
+    """Observed processes, and changes of /readyz by seconds since `since`."""
 
     folder: Path
     api: Api

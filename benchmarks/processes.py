@@ -25,7 +25,7 @@ class Cost:
 
 
 class Session:
-    """A command in a session of its own, with everything that it starts."""
+    """A command in its own session, with everything that it starts."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str], folder: Path, log: Path) -> None:
         with log.open("wb") as out:
@@ -35,7 +35,7 @@ class Session:
         self.log = log
 
     def costs(self) -> dict[int, Cost]:
-        """By process id, oldest first. Those that ended and were waited for count with whoever waited for them."""
+        """Returns usage by process id, oldest first. Ended children count for the process that waited for them."""
         found = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal() and (cost := self._cost(entry)) is not None:
@@ -49,7 +49,7 @@ class Session:
             if int(fields[3]) != self.process.pid or fields[0] == "Z":  # proc(5): state ppid pgrp session ...
                 return None
             rollup = (entry / "smaps_rollup").read_text()
-        except OSError:  # ended meanwhile
+        except OSError:  # ended in between
             return None
         kib = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
         return Cost(head.partition("(")[2], sum(map(int, fields[11:15])) * TICK_S, kib / 1024)

@@ -5,7 +5,8 @@
 All collectors over the files of node_files.py and a stub NVML, and four that misbehave (trouble.py). About every
 `every` seconds of its time something happens: a collector hangs (a FIFO, the driver's library), fails, ends, sends
 rubbish; a worker or the process that forks them is killed or stopped; the spool's disk is full. Ends with 1 unless the
-agent lived, each tick is stored or counted as lost, each hang was told within 30 s, all came back and nothing leaked.
+agent lived, each tick is stored or counted as lost, each hang was reported within 30 s, all came back and nothing
+leaked.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def main() -> int:
 
 
 def _in_its_environment(folder: Path) -> int:
-    """Runs this program again, so that the stub is what the loader finds; on a small disk of its own if that may be."""
+    """Runs this program again, so that the loader finds the stub; on a small separate disk if possible."""
     tables, environ = node_files.build(folder)
     (folder / "tables.json").write_text(json.dumps(tables, default=str))
     (folder / "spool").mkdir()

@@ -1,4 +1,4 @@
-"""What is held against the agent in the storm: each tick, each hang, its processes and handles."""
+"""Checks of the agent in the storm: each tick, each hang, its processes and handles."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from agents.node.agent import Agent
     from benchmarks.mischief import Mischief
 
-TOLD_S = 30.0
+REPORTED_S = 30.0
 """DESIGN.md section 6: what hangs is visible within 30 s."""
 BACK_S = 1300.0
-"""Longest time until a mended collector is well again: the longest wait before a restart, 600 s, twice (worker.py)."""
+"""Longest time until a repaired collector works again: the longest wait before a restart, 600 s, twice (worker.py)."""
 READ_EVERY_S, COUNT_EVERY_S = 60.0, 600.0
 _LINE = re.compile(r"^\S+ collector (\w+): (\w+(?: data)?)")
 
@@ -34,8 +34,8 @@ class Hang:
 
     name: str
     began: float
-    told: float | None = None
-    mended: float | None = None
+    reported: float | None = None
+    repaired: float | None = None
     back: float | None = None
 
 
@@ -79,10 +79,10 @@ class Watch(io.StringIO):
             self.states[state] += 1
             elapsed = self._elapsed()
             for hang in self.hangs:
-                # where its process was killed before the deadline of the look, its trouble is told as that end
-                if hang.name == name and state in ("hung", "fault") and hang.told is None:
-                    hang.told = elapsed
-                if hang.name == name and state == "ok" and hang.mended is not None and hang.back is None:
+                # where its process was killed before the deadline of the look, its trouble is reported as that end
+                if hang.name == name and state in ("hung", "fault") and hang.reported is None:
+                    hang.reported = elapsed
+                if hang.name == name and state == "ok" and hang.repaired is not None and hang.back is None:
                     hang.back = elapsed
         return len(text)
 
@@ -105,15 +105,15 @@ class Watch(io.StringIO):
     def hung(self, name: str, now: float) -> None:
         self.hangs.append(Hang(name, now))
 
-    def mended(self, name: str, now: float) -> None:
+    def repaired(self, name: str, now: float) -> None:
         for hang in self.hangs:
-            if hang.name == name and hang.mended is None:
-                hang.mended = now
-                if hang.told is None:  # it was let go before its deadline, or never asked
+            if hang.name == name and hang.repaired is None:
+                hang.repaired = now
+                if hang.reported is None:  # it was released before its deadline, or never read
                     hang.back = now
 
     def follow(self) -> None:
-        """Reads on as a pipeline does, and lets the writer unlink what was read."""
+        """Reads on as a pipeline does, so that the writer may delete read segments."""
         for partition in self._transport.partitions():
             _, end = self._transport.bounds(partition)
             offset = self._offsets.get(partition, 0)
@@ -155,7 +155,7 @@ def _below(root: int) -> dict[int, str]:
         if entry.name.isdecimal():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # ended meanwhile
+            except OSError:  # ended in between
                 continue
             parents[int(entry.name)] = int(fields[1]), fields[0]
     found: dict[int, str] = {}
@@ -169,17 +169,17 @@ def _below(root: int) -> dict[int, str]:
 def report(watch: Watch, mischief: Mischief, elapsed: float, took: float) -> int:
     """Prints what happened and what did not hold; 0 if all did."""
     assert watch.agent is not None
-    refused, told = watch.agent.spools.refused, [h for h in watch.hangs if h.told is not None]
-    waits = [h.told - h.began for h in told if h.told is not None]
-    backs = [h.back - h.mended for h in told if h.back is not None and h.mended is not None]
+    refused, reported = watch.agent.spools.refused, [h for h in watch.hangs if h.reported is not None]
+    waits = [h.reported - h.began for h in reported if h.reported is not None]
+    backs = [h.back - h.repaired for h in reported if h.back is not None and h.repaired is not None]
     print(f"{elapsed / 3600:.1f} h in {took:.0f} s: {len(watch.ticks)} ticks, {sum(mischief.done.values())} faults")
     print("  " + ", ".join(f"{n} x {what}" for what, n in mischief.done.most_common()))
     print("  collectors said: " + ", ".join(f"{n} x {state}" for state, n in watch.states.most_common()))
     print(f"  ticks stored {len(watch.stored)}, lost and counted {watch.lost + refused}, of them refused {refused}")
     print(
-        f"  {len(told)} of {len(watch.hangs)} hangs told, after {max(waits, default=0):.0f} s at most; the others ended"
+        f"  {len(reported)} of {len(watch.hangs)} hangs reported within {max(waits, default=0):.0f} s; the others ended"
     )
-    print(f"  before their deadline. Back {max(backs, default=0):.0f} s after the mend at most")
+    print(f"  before their deadline. Back {max(backs, default=0):.0f} s after the repair at most")
     half = len(watch.counts) // 2
     for name in ("processes", "zombies", "handles", "threads", "memory_kib"):
         values = [getattr(c, name) for c in watch.counts] or [0]
@@ -199,12 +199,12 @@ def failures(watch: Watch, refused: int) -> list[str]:
         found.append(f"{ticks} ticks, {stored} stored and {watch.lost + refused} counted as lost")
     found += [f"tick {t} is stored {n} times" for t, n in watch.stored.items() if n > 1][:5]
     for hang in watch.hangs:
-        lasted = (hang.mended or float("inf")) - hang.began
-        if hang.told is None and lasted > TOLD_S:
-            found.append(f"{hang.name} hung at {hang.began:.0f} s and was not told in {lasted:.0f} s")
-        elif hang.told is not None and hang.told - hang.began > TOLD_S:
-            found.append(f"{hang.name} hung at {hang.began:.0f} s and was told after {hang.told - hang.began:.0f} s")
-        if hang.back is None or (hang.mended is not None and hang.back - hang.mended > BACK_S):
+        lasted = (hang.repaired or float("inf")) - hang.began
+        if hang.reported is None and lasted > REPORTED_S:
+            found.append(f"{hang.name} hung at {hang.began:.0f} s and was not reported in {lasted:.0f} s")
+        elif hang.reported is not None and hang.reported - hang.began > REPORTED_S:
+            found.append(f"{hang.name} hung at {hang.began:.0f} s, reported after {hang.reported - hang.began:.0f} s")
+        if hang.back is None or (hang.repaired is not None and hang.back - hang.repaired > BACK_S):
             found.append(f"{hang.name} that hung at {hang.began:.0f} s did not come back")
     return found + _leaks(watch.counts, sum(worker.own_process for worker in watch.agent.pool.workers))
 

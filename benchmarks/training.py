@@ -3,9 +3,9 @@
     python -m benchmarks.training [--steps 20000] [--ranks 8] [--seconds 10]
 
 A step is all that a script calls: step, computed, communicated, loss, gradient_norm. With an agent: the real collector
-in a process of its own that looks once a second. Without: no socket at the path. Full: a socket that nobody reads.
+in a separate process that reads once a second. Without: no socket at the path. Full: a socket without a reader.
 One step after the other shows what the hook itself costs (budget: 20 microseconds on average, docs/training.md); a step
-each 5 ms also what a processor pays that slept meanwhile, one after a product of matrices what it pays for code that
+each 5 ms also the cost of a processor that slept, one after a matrix product the cost of code that
 left its caches: `nothing` is that alone, calls of the same shape that do nothing.
 """
 
@@ -102,7 +102,7 @@ def measured(steps: Steps | Nothing, count: int, pause: float = 0.0, between: Ca
 
 @contextlib.contextmanager
 def agent(path: str) -> Iterator[list[float]]:
-    """The collector in a process of its own; percent of a core that it used, once it has ended."""
+    """The collector in a separate process; percent of a core that it used, after its end."""
     used: list[float] = []
     words = [sys.executable, "-c", COLLECTOR, path]
     running = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -119,14 +119,14 @@ def product() -> Callable[[], object]:
 
 
 def many(ranks: int, seconds: float, pause: float) -> str:
-    """Several scripts at once: steps and drops of all."""
+    """Several scripts in parallel: steps and drops of all."""
     words = [sys.executable, "-c", SCRIPT]
     running = [
         subprocess.Popen([*words, str(rank), str(seconds), str(pause)], stdout=subprocess.PIPE, text=True)
         for rank in range(ranks)
     ]
-    told = [tuple(map(int, script.communicate()[0].split())) for script in running]
-    return f"{sum(steps for steps, _ in told)} steps, {sum(dropped for _, dropped in told)} dropped"
+    counts = [tuple(map(int, script.communicate()[0].split())) for script in running]
+    return f"{sum(steps for steps, _ in counts)} steps, {sum(dropped for _, dropped in counts)} dropped"
 
 
 def main() -> int:
@@ -144,7 +144,7 @@ def main() -> int:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reader:
             reader.bind(path)
             print(
-                "each one taken at once       ", measured(Steps("bench", 0), chosen.steps, 0, lambda: reader.recv(1000))
+                "each one received immediately", measured(Steps("bench", 0), chosen.steps, 0, lambda: reader.recv(1000))
             )
             os.unlink(path)
         few = min(chosen.steps, 1000)

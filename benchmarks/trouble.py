@@ -1,4 +1,4 @@
-"""Collectors that misbehave as they are told, for the storm: what they read decides whether they come back."""
+"""Collectors that misbehave on command, for the storm: a file decides whether they recover."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from agents.collector import Collector, Device, NoData, Reading
 
 MOODS = ("fault", "exit", "garbage", "no data")
-"""What the mood's file can say beside `well`. A FIFO in its place hangs whoever opens it, in the kernel."""
+"""Contents of the mood file besides `well`. A FIFO in its place hangs its reader in the kernel."""
 
 
 @dataclass
@@ -27,11 +27,11 @@ class Trouble(Collector):
     def read(self) -> tuple[Reading, ...]:
         mood = self.mood.read_text().strip()
         if mood == "fault":
-            raise RuntimeError("told to fail")
+            raise RuntimeError("ordered to fail")
         if mood == "exit":
             os._exit(7)
         if mood == "no data":
-            raise NoData("told to have none")
+            raise NoData("ordered to have none")
         values = np.zeros(3) if mood == "garbage" else np.array([300.0])
         return (Reading("disk", (f"disk:n1.{self.name}",), {"disk.temperature": values}),)
 
@@ -40,7 +40,7 @@ class Trouble(Collector):
 
 
 class Alone(Trouble):
-    """In a process of its own."""
+    """Runs in a separate process."""
 
     name = "alone"
     lane = "alone"

@@ -49,7 +49,7 @@ class Api:
         self._base = f"http://127.0.0.1:{port}"
 
     def ready(self) -> tuple[int, str]:
-        """Status of /readyz and its reasons; 0 if nobody answers."""
+        """Status of /readyz and its reasons; 0 without an answer."""
         try:
             with urllib.request.urlopen(f"{self._base}/readyz", timeout=WAIT_S) as answer:
                 return answer.status, ""

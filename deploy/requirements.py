@@ -1,6 +1,6 @@
 """Prints what an extra of pyproject.toml requires, and what builds the project: python3 deploy/requirements.py EXTRA...
 
-pip checks hashes only of what it is told by name: a folder such as '.[agent]' has none, so the project itself is
+pip checks hashes only of requirements with a name: a folder such as '.[agent]' has none, so the project itself is
 installed afterwards, without its dependencies.
 """
 

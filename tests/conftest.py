@@ -27,7 +27,7 @@ from tests.parts import do_without
 
 EXTERNAL = "FLEETPULSE_TEST_KAFKA"
 """host:port of brokers to use in place of the shared one. Tests that kill or freeze a broker always start their own."""
-MEND = "run 'make parts'"
+FIX = "run 'make parts'"
 BROKERS = {"kafka", "own_broker", "new_broker", "secure_kafka"}
 RARE_PARTS = ("infiniband", "lldp", "slurm", "kubernetes", "helm", "redfish", "torch")
 
@@ -76,16 +76,16 @@ def _umask() -> Iterator[None]:
 def need_broker() -> None:
     """Skips (or fails, see tests/parts.py) where no broker of our own can be started."""
     if lacking := missing():
-        do_without("kafka", f"{lacking}: {MEND}, or set {EXTERNAL} to host:port")
+        do_without("kafka", f"{lacking}: {FIX}, or set {EXTERNAL} to host:port")
     try:
         class_path()
     except BrokerError as error:
-        do_without("kafka", f"{error}: {MEND}")
+        do_without("kafka", f"{error}: {FIX}")
 
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
-    """Brokers that all tests share: never stop these, and make topics anew with tests.kafka_clients.make_topics."""
+    """Brokers that all tests share: never stop these, and create topics again with tests.kafka_clients.make_topics."""
     if address := os.environ.get(EXTERNAL):
         yield External(address)
         return
@@ -99,7 +99,7 @@ def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker that all tests share and that wants TLS and SCRAM; its `security` has the files for it."""
     need_broker()
     if shutil.which("openssl") is None:
-        do_without("kafka", f"no openssl: {MEND}")
+        do_without("kafka", f"no openssl: {FIX}")
     folder = tmp_path_factory.mktemp("secure")
     with Broker(folder / "broker", security=Security(folder / "security")) as broker:
         yield broker
@@ -116,7 +116,7 @@ def new_broker(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
 def _started(stack: ExitStack, folder: Path, name: str = "broker", **keywords: Any) -> Broker:
     broker = Broker(folder / name, **keywords)
     stack.callback(broker.close)
-    stack.callback(broker.kill)  # first: an orderly stop takes 0.3 s, and nobody reads this folder again
+    stack.callback(broker.kill)  # first: an orderly stop takes 0.3 s, and this folder is not read again
     broker.start()
     return broker
 

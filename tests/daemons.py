@@ -53,7 +53,7 @@ class Daemons:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that nobody has now."""
+    """Returns free ports."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
     ports: list[int] = [one.getsockname()[1] for one in held]
     for one in held:

@@ -28,7 +28,7 @@ def library() -> Path | None:
 
 
 def missing() -> str:
-    """What is not installed; empty if all is there."""
+    """Returns missing programs; empty if all are installed."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     absent = [command for command in COMMANDS if shutil.which(command, path=path) is None]
     return ", ".join([*absent, *(() if library() else ("libumad2sim",))])
@@ -226,9 +226,7 @@ class SimulatedFabric:
         while not holds():
             dead = [p.args for p in self._running if p.poll() is not None]
             if dead or time.monotonic() > until:
-                raise TimeoutError(
-                    f"waited {_READY_S:g} s for {what}; ended meanwhile: {dead}; {self._log('ibsim.log')[-500:]}"
-                )
+                raise TimeoutError(f"waited {_READY_S:g} s for {what}; ended: {dead}; {self._log('ibsim.log')[-500:]}")
             time.sleep(0.05)
 
 

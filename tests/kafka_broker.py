@@ -145,7 +145,7 @@ def _download(file: Path) -> None:
 
 
 def held(port: int = 0) -> socket.socket:
-    """A loopback port that nobody else gets while the socket lives: bound, never listening.
+    """Reserves a loopback port while the socket is open: bound, never listening.
 
     A JVM sets SO_REUSEADDR too and may therefore listen on it, before and after any restart.
     """
@@ -156,7 +156,7 @@ def held(port: int = 0) -> socket.socket:
 
 
 class Address(Protocol):
-    """Where brokers are: a Broker of ours, or brokers that somebody else runs."""
+    """Address of brokers: a Broker of ours, or external ones."""
 
     bootstrap: str
     security: Security | None
@@ -164,7 +164,7 @@ class Address(Protocol):
 
 @dataclass
 class External:
-    """Brokers that somebody else runs."""
+    """External brokers."""
 
     bootstrap: str
     security: Security | None = None
@@ -293,7 +293,7 @@ class Broker:
             return False
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay open, nobody answers from the return on."""
+        """SIGSTOP: connections stay open, without answers after it returns."""
         self._signal(signal.SIGSTOP)
         assert self.process is not None
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)  # on a busy machine its threads run on for a while
@@ -307,7 +307,7 @@ class Broker:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, as a power cut does it, except that the kernel keeps what was written."""
+        """SIGKILL, like a power failure, except that the kernel keeps written data."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -343,7 +343,7 @@ class Broker:
 
 
 def fetch() -> None:
-    """Downloads what is missing and starts a broker once, which proves the jars and leaves the archive of classes."""
+    """Downloads missing jars and starts a broker once, which proves the jars and leaves the archive of classes."""
     with tempfile.TemporaryDirectory(prefix="fleetpulse-kafka-") as folder, Broker(Path(folder)) as broker:
         sys.stderr.write(f"Apache Kafka answered on {broker.bootstrap}\n")
 

@@ -68,7 +68,7 @@ def admin_of(address: Address) -> Iterator[KafkaAdminClient]:
 
 
 def make_topics(address: Address, **more: Any) -> Kafka:
-    """All topics as `fleetpulse init` makes them, empty (what was there is deleted), and the [kafka] they are for."""
+    """All topics as `fleetpulse init` makes them, empty (existing ones are deleted), and the [kafka] they are for."""
     kafka = kafka_of(address, **more)
     wanted = topics.creation_requests(kafka, topics.configured_topics(kafka))
     with admin_of(address) as admin:

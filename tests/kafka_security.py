@@ -1,4 +1,4 @@
-"""TLS and SASL/SCRAM for the broker of the tests: own authority, certificates and a user, made anew with openssl."""
+"""TLS and SASL/SCRAM for the broker of the tests: own authority, certificates and a user, made with openssl."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Builds real Kubernetes (etcd, apiserver, controller manager, scheduler, kubectl) and kwok from Go modules, once.
 
-    python3 tests/kubernetes_build.py      builds what is missing and prints the folder
+    python3 tests/kubernetes_build.py      builds missing programs and prints the folder
 
 Cold this takes about 11 CPU minutes, 2.4 GB of memory at the link and 4.5 GB of Go's build cache; what comes out stays
 in a folder named after the versions. Only the standard library is imported.
@@ -56,7 +56,7 @@ def stages() -> Path:
 
 
 def missing() -> str:
-    """What is not there, with its mend; empty if all was built."""
+    """Returns missing programs with the fix; empty if all are built."""
     lacking = [file.name for file in (parts(), kwok(), stages()) if not file.exists()]
     return f"Kubernetes is not built ({', '.join(lacking)} missing): run 'make parts'" if lacking else ""
 

@@ -12,7 +12,7 @@ REQUIRED = "FLEETPULSE_REQUIRE_PARTS"
 
 
 def do_without(part: str, reason: str) -> NoReturn:
-    """Skips the running test, or fails it if the part is required. `reason` says what is missing and the mend."""
+    """Skips the running test, or fails it if the part is required. `reason` names the missing part and the fix."""
     required = {name.strip() for name in os.environ.get(REQUIRED, "").split(",")}
     if part in required:
         pytest.fail(f"{reason} ({REQUIRED} wants {part})", pytrace=False)

@@ -1,7 +1,7 @@
 """A real Slurm on this machine, without systemd: munge, one slurmctld, and nodes with process ids of their own.
 
 Each node's slurmd runs in a PID namespace with its own /proc, so that a node sees its own processes alone, as on a
-machine of its own. GPUs are character devices of no use (`mknod ... c 1 3`), which is all that Slurm's GRES asks for.
+separate machine. GPUs are character devices of no use (`mknod ... c 1 3`), which is all that Slurm's GRES asks for.
 The prolog and epilog are ours (deploy/slurm). Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
 """
 

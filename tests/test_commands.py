@@ -28,7 +28,7 @@ COMMANDS = (
 
 
 class Bench:
-    """A folder of its own, with a configuration whose state lies in it and whose ports are free."""
+    """A new folder, with a configuration whose state is in it and whose ports are free."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,7 +75,7 @@ class Bench:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5):
                     return
             except OSError:
-                time.sleep(0.05)  # another process is busy: no event tells us when it is done
+                time.sleep(0.05)  # another process is busy: there is no event to wait for
         raise AssertionError(self.log())
 
 
@@ -287,7 +287,7 @@ def test_the_agent_ends_with_0_when_asked(bench: Bench, number: signal.Signals) 
     with bench.running("agent", "--config", str(bench.config)) as process:
         while "started" not in bench.log():
             assert process.poll() is None, bench.log()
-            time.sleep(0.05)  # another process is busy: no event tells us when it is done
+            time.sleep(0.05)  # another process is busy: there is no event to wait for
         process.send_signal(number)
         assert process.wait(10) == 0, bench.log()
     assert "Traceback" not in bench.log()
@@ -304,7 +304,7 @@ def test_the_demo_shows_incidents_and_ends_within_5_seconds(bench: Bench) -> Non
         while not answers(f"http://127.0.0.1:{page}/_stcore/health"):
             assert process.poll() is None, bench.log()
             assert time.monotonic() < until, bench.log()
-            time.sleep(0.5)  # another process is busy: no event tells us when it is done
+            time.sleep(0.5)  # another process is busy: there is no event to wait for
         with urllib.request.urlopen(f"http://127.0.0.1:{bench.port}/api/v1/incidents", timeout=10) as found:
             incidents = json.load(found)["incidents"]
         assert {i["cause"].partition(":")[0] for i in incidents} >= {"cdu", "port", "gpu"}

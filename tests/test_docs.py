@@ -119,14 +119,14 @@ ROWS = [(name, row) for name in generate.SECTIONS for row in generate.coverage(n
 
 @pytest.mark.parametrize(("section", "row"), ROWS, ids=[f"{section}: {row['name']}" for section, row in ROWS])
 def test_what_the_coverage_says_is_collected_is_claimed_by_a_collector(section: str, row: dict[str, Any]) -> None:
-    """And what is not says why. Attributes are told by inventories, which the collectors' own tests look at."""
+    """Missing ones have a reason. Attributes come in inventories, which the collectors' own tests check."""
     claimed = {signal for collector in COLLECTORS for signal in collector.signals} | {
         signal.name for c in ("agent", "collector") for signal in signals_of_class(c)
     }
-    told = {kind for collector in COLLECTORS for kind in collector.events} | AGENTS_OWN_EVENTS
+    events = {kind for collector in COLLECTORS for kind in collector.events} | AGENTS_OWN_EVENTS
     assert set(row) <= {"name", "signals", "events", "attributes", "source", "reason"}
     assert set(row.get("signals", [])) <= claimed
-    assert set(row.get("events", [])) <= told
+    assert set(row.get("events", [])) <= events
     assert row.get("reason") or any(row.get(key) for key in ("signals", "events", "attributes"))
 
 

@@ -1,4 +1,4 @@
-"""The house: who may import whom, what stays light, how long things may be, style and types."""
+"""The source tree: allowed imports, light packages, lengths, style and types."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_import_contract_of_pyproject_holds() -> None:
 
 
 def test_only_the_door_joins_packages() -> None:
-    """The contracts above bind the packages; nobody below may call the door as a module either."""
+    """No package may import the entry point either."""
     guests = [name_of(p) for p in sources()[1:] if any(m == "fleetpulse" for m in imported(p))]
     assert guests == []
 

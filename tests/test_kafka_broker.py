@@ -82,7 +82,7 @@ def test_a_damaged_archive_of_classes_does_no_harm(
     assert broker.answers()
     assert broker.rss_bytes() > 1 << 20
     assert broker.cpu_seconds() > 0
-    broker.kill()  # an orderly end would take 3 s to write the archive anew
+    broker.kill()  # an orderly end would take 3 s to write the archive again
 
 
 def test_the_secure_broker_serves_who_trusts_it_and_has_the_password(secure_kafka: Broker) -> None:

@@ -127,7 +127,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.mark.kubernetes
 @pytest.mark.helm
 def test_helm_installs_upgrades_and_uninstalls_it_without_a_rest(cluster: Cluster) -> None:
-    """As docs/install.md says it, in a namespace of its own."""
+    """As in docs/install.md, in its own namespace."""
     cluster.kubectl("create", "namespace", "other")
     reach = ("--kubeconfig", str(cluster.kubeconfig), "--namespace", "other")
     done = helm("install", "second", str(CHART), *reach, values={})

@@ -1,4 +1,4 @@
-"""What is found is one function of the telemetry: a running pipeline and a replay of what it received say the same."""
+"""Findings are a function of the telemetry: a running pipeline and a replay of its input agree."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Listening(Runner):
 
 
 def in_order(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By time: what is judged on arrival comes before what frames of the same time bring."""
+    """Sorts by time: findings on arrival come before those of frames of the same time."""
     return sorted(findings, key=lambda f: (f["time"], f["detector"], f["entity"], f["onset"], f["level"]))
 
 

@@ -180,7 +180,7 @@ def test_without_real_recordings_the_script_says_what_is_missing(
 def test_curves_of_real_data_are_not_drawn_into_the_project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made_up(tmp_path)
     assert main(["--data", str(tmp_path), "--overlay", str(ROOT / "docs")]) == 2
-    assert "lies in the project" in capsys.readouterr().err
+    assert "is inside the project" in capsys.readouterr().err
 
 
 @pytest.mark.slow

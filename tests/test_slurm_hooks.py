@@ -28,7 +28,7 @@ TIMEOUT_S = 2
 
 
 class Site:
-    """A cluster whose nodes have our hooks, each with an agent's word or a check of its own."""
+    """A cluster whose nodes have our hooks, each with an agent's status or its own check."""
 
     def __init__(self, slurm: Cluster, folder: Path) -> None:
         self.slurm, self.folder = slurm, folder
@@ -38,7 +38,7 @@ class Site:
         frozen, crashes = self.program("frozen", "exec sleep 600"), self.program("crashes", "kill -SEGV $$")
         loud = self.program("loud", "echo CRITICAL; echo 'CRITICAL: it broke - x' >&2; exit 2")
         lines = [f"FLEETPULSE={command}", f"CONFIG={self.config}", f"TIMEOUT={TIMEOUT_S}"]
-        lines += [f"export SLURM_CONF={slurm.folder}/slurm.conf"]  # a health check is not told it, as a prolog is
+        lines += [f"export SLURM_CONF={slurm.folder}/slurm.conf"]  # Slurm passes it to a prolog, not to a health check
         lines += ["export FLEETPULSE__AGENT__NODE=$SLURMD_NODENAME", "case $SLURMD_NODENAME in"]
         lines += [f"{NO_COMMAND}) FLEETPULSE=/nowhere/fleetpulse ;;", f"{FROZEN}) FLEETPULSE={frozen} ;;"]
         self._silent = socket.create_server(("127.0.0.1", 0))  # an API that takes the connection and says nothing
@@ -74,7 +74,7 @@ class Site:
         until = time.monotonic() + 90  # on a busy machine Slurm's own rounds take long
         while not what():
             assert time.monotonic() < until, (self.slurm.run("sinfo", "-R"), self.job(job) if job else "")
-            time.sleep(0.1)  # Slurm is asked: nothing tells us
+            time.sleep(0.1)  # Slurm is polled: there is no event to wait for
 
 
 class Hooked(Cluster):
@@ -130,10 +130,10 @@ def test_a_job_runs_on_a_node_whose_agent_finds_nothing_and_its_facts_are_there_
         site.wait(lambda: "JobState=RUNNING" in site.job(job), job)
         facts = site.slurm.facts(FIT) / f"{job}.env"
         site.wait(facts.exists)
-        told = dict(line.split("=", 1) for line in facts.read_text().splitlines())
-        assert told["SLURM_JOB_ID"] == job
-        assert told["SLURM_JOB_GPUS"] == "0,1"
-        assert all(name.startswith("SLURM") for name in told)
+        facts_of_job = dict(line.split("=", 1) for line in facts.read_text().splitlines())
+        assert facts_of_job["SLURM_JOB_ID"] == job
+        assert facts_of_job["SLURM_JOB_GPUS"] == "0,1"
+        assert all(name.startswith("SLURM") for name in facts_of_job)
         assert stat.S_IMODE(facts.stat().st_mode) == 0o644
         (site.slurm.folder / "done").touch()
         site.wait(lambda: not facts.exists())

@@ -19,12 +19,12 @@ DEPLOY = Path(__file__).parents[1] / "deploy"
 UNIT = "fleetpulse-agent.service"
 DROP_INS = sorted(DEPLOY.glob(f"{UNIT}.d/*.conf.example"))
 TIGHT, WITH_RIGHTS = 25, 35
-"""Most exposure, in tenths: of the unit as it is (2.5 is what was asked for), and with every optional right."""
+"""Most exposure, in tenths: of the unit itself (the goal is 2.5), and with every optional right."""
 
 
 @pytest.fixture
 def analyze(tmp_path: Path) -> Path:
-    """The unit in a folder of its own, with a command that exists on this machine."""
+    """The unit in a new folder, with a command that exists on this machine."""
     if shutil.which("systemd-analyze") is None:
         do_without("systemd", "no systemd-analyze here; install the package systemd")
     text = (DEPLOY / UNIT).read_text()

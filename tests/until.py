@@ -1,4 +1,4 @@
-"""Waiting for what happens in another thread or process, which has no other way to tell."""
+"""Waiting for another thread or process that sends no event."""
 
 from __future__ import annotations
 

@@ -93,9 +93,9 @@ def no_cohort(detectors: list[Detector]) -> None:
 
 def _alone(step: Callable[..., Any]) -> Callable[..., Any]:
     def alone(values: Any, groups: Any, *rest: Any, **more: Any) -> Any:
-        told = step(values, np.full(len(values), -1, np.int32), *rest, **more)
-        told.alone = np.zeros(len(values), bool)  # so that no detector holds its pages back for want of peers
-        return told
+        result = step(values, np.full(len(values), -1, np.int32), *rest, **more)
+        result.alone = np.zeros(len(values), bool)  # so that no detector holds its pages back because of missing peers
+        return result
 
     return alone
 
@@ -178,17 +178,17 @@ def kept(result: Mapping[str, Any], score: Mapping[str, Any]) -> tuple[int, int]
 
 def row(variant: str, clean: Sequence[Mapping[str, Any]], raised: Sequence[Mapping[str, Any]]) -> str:
     """A line of the table."""
-    quiet, struck = merge(clean), merge(raised)
-    kinds = struck["page_kinds"]
-    days = quiet["node_days"] + struck["node_days"]
+    quiet, faulty = merge(clean), merge(raised)
+    kinds = faulty["page_kinds"]
+    days = quiet["node_days"] + faulty["node_days"]
     figures = (
         f"{sum(quiet['false_by_detector'].values())}",
-        f"{sum(struck['false_by_detector'].values())}",
-        share(struck["precision"]),
+        f"{sum(faulty['false_by_detector'].values())}",
+        share(faulty["precision"]),
         share(kinds["recall"]),
-        share(struck["recall"]),
-        number(struck["delay_median_s"]),
-        number(struck["delay_p90_s"]),
+        share(faulty["recall"]),
+        number(faulty["delay_median_s"]),
+        number(faulty["delay_p90_s"]),
         " of ".join(str(sum(counts)) for counts in zip(*(score["kept"] for score in raised), strict=True)),
     )
     return f"| {variant} | {days:.0f} | {' | '.join(figures)} |"

@@ -39,7 +39,7 @@ class Seen:
     trials: Mapping[str, str] = field(default_factory=dict)
 
     def trial(self, name: str) -> str:
-        """What a trial of its own measured."""
+        """Returns the result of a separate trial."""
         return self.trials.get(name, UNMEASURED)
 
     def of(self, *names: str) -> list[Pair]:
@@ -119,11 +119,11 @@ def _share_by(due: Iterable[tuple[Pair, float]], what: str) -> str:
 
 
 def _optic(seen: Seen) -> str:
-    """Ticketed so long before error correction gives up, of those that came so far."""
+    """Returns the share ticketed that long before error correction fails, of those that got that far."""
     due = []
     for pair in seen.of("optic_degradation"):
-        told, end = pair[0]["parameters"], _seconds(pair[0], "end")
-        kind = OpticDegradation(slope=told["slope"], start=told["start"])
+        parameters, end = pair[0]["parameters"], _seconds(pair[0], "end")
+        kind = OpticDegradation(slope=parameters["slope"], start=parameters["start"])
         cliff = kind.cliff(Fault(0, kind, pair[0]["entity"], 0, 0.0, end, ()))
         if cliff < end:
             due.append((pair, cliff - AHEAD_S))
@@ -143,9 +143,9 @@ def _resistance(seen: Seen) -> str:
     """Cold plates that rose so far, and long enough before the end for an answer in time."""
     due = []
     for pair in seen.of("cold_plate"):
-        told = pair[0]["parameters"]
-        limit = RESISTANCE / max(told["rise"], 1e-9) * told["days"] * DAY + RESISTANCE_S
-        if told["rise"] >= RESISTANCE and limit <= _seconds(pair[0], "end"):
+        parameters = pair[0]["parameters"]
+        limit = RESISTANCE / max(parameters["rise"], 1e-9) * parameters["days"] * DAY + RESISTANCE_S
+        if parameters["rise"] >= RESISTANCE and limit <= _seconds(pair[0], "end"):
             due.append((pair, limit))
     slow = _share_by(due, "that rose so far within days, at most 10 min after")
     return f"step: {seen.trial('resistance')}; slow wear: {slow}"
@@ -154,16 +154,16 @@ def _resistance(seen: Seen) -> str:
 def _attribution(seen: Seen) -> str:
     """Right among the faults of nodes and jobs about which anything was said; what jobs made and nodes got."""
     rows = {row: seen.raised["attribution"].get(row, {}) for row in ("NODE", "JOB")} if seen.raised else {}
-    told = {row: sum(n for c, n in columns.items() if c != "not found") for row, columns in rows.items()}
-    if not sum(told.values()):
+    parameters = {row: sum(n for c, n in columns.items() if c != "not found") for row, columns in rows.items()}
+    if not sum(parameters.values()):
         return UNMEASURED
     right = sum(rows[row].get(row, 0) for row in rows)
-    blamed = f"; {rows['JOB'].get('NODE', 0)} of {told['JOB']} job-made on a node" if told["JOB"] else ""
-    return f"{share(right / sum(told.values()))} ({right} of {sum(told.values())}){blamed}"
+    blamed = f"; {rows['JOB'].get('NODE', 0)} of {parameters['JOB']} job-made on a node" if parameters["JOB"] else ""
+    return f"{share(right / sum(parameters.values()))} ({right} of {sum(parameters.values())}){blamed}"
 
 
 def _flap(seen: Seen) -> str:
-    """The truth tells in which part of the episode the third flap was, not when: between two bounds lies the share."""
+    """The truth has only the part of the episode of the third flap, so the share is between two bounds."""
     found = recall(seen.kind("link_flap"))
     if found == UNMEASURED:
         return found
@@ -184,8 +184,8 @@ def _fail_slow(seen: Seen) -> str:
     delays = [r["delay_s"] for r in mine if r["delay_s"] is not None]
     soon, right = sum(delay <= PAGE_S for delay in delays) / len(mine), len(delays)
     wrong = sum(n for name, n in seen.raised["false_by_detector"].items() if name.startswith("straggler"))
-    told = share(right / (right + wrong) if right + wrong else None)
-    return f"{found}; {share(soon)} within {number(PAGE_S)} s; P {told} ({wrong} false)"
+    parameters = share(right / (right + wrong) if right + wrong else None)
+    return f"{found}; {share(soon)} within {number(PAGE_S)} s; P {parameters} ({wrong} false)"
 
 
 def _link_errors(seen: Seen) -> str:
@@ -216,8 +216,8 @@ def _collapse(seen: Seen) -> str:
     if not tops:
         return UNMEASURED
     size = (seen.raised or {}).get("compression")
-    told = f"of all faults {number(size)} conditions an incident" if size is not None else UNMEASURED
-    return f"root top-1 {share(sum(tops) / len(tops))} of {len(tops)} found; alerts an incident: {told}"
+    parameters = f"of all faults {number(size)} conditions an incident" if size is not None else UNMEASURED
+    return f"root top-1 {share(sum(tops) / len(tops))} of {len(tops)} found; alerts an incident: {parameters}"
 
 
 def _cost(seen: Seen) -> str:

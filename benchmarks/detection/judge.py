@@ -1,7 +1,7 @@
 """One simulated fleet through framer, detectors and Desk in one process, without files: judge().
 
-Frames are let go as they were judged; kept are incidents and, of each condition, what was news: its first finding and
-those that raised its level. A run can be written to a checkpoint and goes on from it as if it had never stopped.
+Frames are dropped once judged; kept are incidents and, of each condition, its first finding and those that raised its
+level. A run can be written to a checkpoint and goes on from it as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PARTS = ("simulation", "frames", "detectors", "desk")
 
 @dataclass(frozen=True)
 class Judged:
-    """What was said of a fleet and what was true. seconds: CPU time by part (PARTS); samples: values framed."""
+    """Findings, incidents and truth of a fleet. seconds: CPU time by part (PARTS); samples: values framed."""
 
     findings: list[Finding]
     incidents: list[Incident]
@@ -77,7 +77,7 @@ class Trial:
 
     def __init__(self, scenario: Scenario, seed: int, detectors: Sequence[Detector] | None = None) -> None:
         self.simulator = FleetSimulator(scenario, seed)
-        layout = self.simulator.layout  # hardware alone: of jobs only events tell
+        layout = self.simulator.layout  # hardware only: jobs are known from events
         self.topology = Topology(layout.parents, {e: a for e in layout.parents if (a := layout.attributes(e))})
         self.membership, self.numbers = Membership(self.topology), Numbers()
         self.runner = Runner(configured() if detectors is None else detectors)
@@ -137,7 +137,7 @@ class Trial:
             self.seconds["desk"] += time.process_time() - judged
 
     def _keep(self, found: Sequence[Finding]) -> None:
-        """Keeps what is news of a condition; a detector repeats it each minute while it holds."""
+        """Keeps findings that are new or raise a level; a detector repeats the others every minute."""
         for finding in found:
             level = LEVELS.index(finding.level)
             if self.levels.get(finding.key, -1) < level:

@@ -3,7 +3,7 @@
     python -m benchmarks.detection.link_rates [--links 200] [--days 2] [--seed 0]
 
 Post-FEC symbol errors of 400 Gb/s links, read every 10 s. Recall and delay go through the detector with all that it
-asks, false alarms through its error counting alone. What is printed is simulated: errors of real links come in
+asks, false alarms through its error counting alone. Figures are simulated: errors of real links come in
 bunches, too, for which the negative binomial is there.
 """
 
@@ -34,8 +34,8 @@ DETECTED, SOUND = {1e-12: 90.0, 1e-13: 300.0}, (1e-16, 1e-15)
 """BER -> s within which it must be paged; and those of links that are sound."""
 BUNCHED = (100.0, 1000.0)
 """a of fabrics whose errors come in bunches: at 1e-15 1.2 and 2.5 errors in a burst, on the mean. Chosen."""
-TELLING = 0.1
-"""Share of the ports that tell the counter, of a mixed fleet; the others are up and tell others. Chosen."""
+REPORTING = 0.1
+"""Share of the ports of a mixed fleet that report the counter; the others are up and report others. Chosen."""
 USUAL = 1e-16
 LEARNT: tuple[float | None, ...] = (None, 1e-15, USUAL)
 """What the detector knows when a link goes bad: nothing, or the BER of the fabric over a day; the last is the usual."""
@@ -54,7 +54,7 @@ class Delays:
         """Share paged within the time that is wanted."""
         return float(np.mean(self.delays <= DETECTED[self.ber]))
 
-    def told(self) -> str:
+    def as_text(self) -> str:
         q = np.nanquantile(self.delays, [0.5, 0.9, 0.99])
         within = f"{self.recall:.4f} of {len(self.delays)} within {DETECTED[self.ber]:.0f} s"
         after = "from a cold start" if self.learnt is None else f"after a day at {self.learnt:g}"
@@ -69,13 +69,13 @@ class Alarms:
     count: int
     link_days: float
     bunched: float = 0.0
-    telling: float = 1.0
+    reporting: float = 1.0
 
-    def told(self) -> str:
+    def as_text(self) -> str:
         rate = self.count / self.link_days * 10_000
         most = (self.count + 3.0) / self.link_days * 10_000  # rule of three: 95 % limit where there is none
         evenly = f", in bunches (a = {self.bunched:g})" if self.bunched else ""
-        evenly += f", told by {self.telling:g} of the ports" if self.telling < 1 else ""
+        evenly += f", reported by {self.reporting:g} of the ports" if self.reporting < 1 else ""
         found = f"{self.count} false alarms in {self.link_days:,.0f} link-days"
         return f"BER {self.ber:g}{evenly}: {found}: {rate:.3f} per 10,000 links and day (about {most:.2f} at most)"
 
@@ -86,7 +86,7 @@ def per_second(ber: float) -> float:
 
 
 def delays(ber: float, links: int, seed: int, learnt: float | None = USUAL) -> Delays:
-    """Bad links in a large sound fabric, each from a moment of its own within a tick.
+    """Bad links in a large healthy fabric, each from a random time within a tick.
 
     learnt: the BER of the sound fabric that the detector has watched for a day before; None: it has just been started.
     """
@@ -122,19 +122,19 @@ def _started(rng: np.random.Generator, size: int, learnt: float | None) -> Link:
     return link
 
 
-def alarms(ber: float, days: float, seed: int, bunched: float = 0.0, telling: float = 1.0) -> Alarms:
+def alarms(ber: float, days: float, seed: int, bunched: float = 0.0, reporting: float = 1.0) -> Alarms:
     """Sound links side by side from a cold start; an alarm is a link whose sum passes the limit.
 
-    telling: share of all ports, which are up, that tell the counter; those alone make link-days.
+    reporting: share of all ports, which are up, that report the counter; only these count as link-days.
     bunched: a of a negative binomial, whose variance is mean * (1 + a * mean): logarithmic bursts that come at random.
     """
     mean = per_second(ber) * INTERVAL
     bursts = np.log1p(bunched * mean) / bunched if bunched else mean
-    rng, size, link = np.random.default_rng([seed, 99]), round(_AT_ONCE * telling), Link()
+    rng, size, link = np.random.default_rng([seed, 99]), round(_AT_ONCE * reporting), Link()
     limits = ErrorLimits(link.healthy_ber, link.faulty_ber, link.limit, link.error_cap)
-    errors, total, nobody = PortErrors(), np.zeros(size), np.empty(0, np.int64)
+    errors, total, none = PortErrors(), np.zeros(size), np.empty(0, np.int64)
     errors.update_speeds(np.full(_AT_ONCE, SPEED))
-    count, above, up = 0, nobody, np.ones(_AT_ONCE, np.bool_)
+    count, above, up = 0, none, np.ones(_AT_ONCE, np.bool_)
     silent = np.full(_AT_ONCE - size, np.nan)
     ticks = max(1, round(days * DAY))
     for tick in range(ticks):
@@ -142,12 +142,12 @@ def alarms(ber: float, days: float, seed: int, bunched: float = 0.0, telling: fl
         many = rng.logseries(bunched * mean / (1 + bunched * mean), len(erring)) if bunched else 1
         np.add.at(total, erring, many)
         time = START + tick * INTERVAL * SECOND
-        at, growth = errors.measure_growth(_SIGNAL, np.concatenate([total, silent]), time, nobody)
+        at, growth = errors.measure_growth(_SIGNAL, np.concatenate([total, silent]), time, none)
         errors.update_sums(_SIGNAL, at, growth, up, time, limits)
         now = errors.ports_above(link.limit)
         count += len(np.setdiff1d(now, above))
         above = now
-    return Alarms(ber, count, size * ticks / DAY, bunched, telling)
+    return Alarms(ber, count, size * ticks / DAY, bunched, reporting)
 
 
 def figures(links: int, days: float, seed: int) -> Iterator[Delays | Alarms]:
@@ -158,7 +158,7 @@ def figures(links: int, days: float, seed: int) -> Iterator[Delays | Alarms]:
     for ber in SOUND:
         for bunched in (0.0, *BUNCHED):
             yield alarms(ber, days, seed, bunched)
-    yield alarms(max(SOUND), days, seed, telling=TELLING)
+    yield alarms(max(SOUND), days, seed, reporting=REPORTING)
 
 
 def main() -> int:
@@ -168,7 +168,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     for figure in figures(options.links, options.days, options.seed):
-        print(figure.told(), flush=True)
+        print(figure.as_text(), flush=True)
     return 0
 
 

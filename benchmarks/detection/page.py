@@ -38,12 +38,12 @@ seeds up to {last} are for tuning from now on; the next certification reports ot
 - **Delays are event time**: from the onset to the newest sample that was judged. Batches, frames and the wait for late
   rows come on top in a running pipeline.
 - Outside the clean suite false pages are far more frequent: see the table of false pages, held-out kinds above all.
-- **Measured on an independent simulator of other physics**, which nobody tuned for: 55.5 false pages and 262 false
+- **Measured on an independent simulator of other physics**, not tuned for: 55.5 false pages and 262 false
   tickets per 1,000 node-days; 88 % of what must page did, and 91 % of that named the right party. That is a limit of
   these detectors, and nearer to a real fleet than the figures below.
 """
 COMMITS = {"4502e814d63ce4a5": "a92273ba94b5ddb9ea012845a26aea05e283b36e"}
-"""Fingerprint of code that was certified -> a commit that has it, for whoever wants to run it again."""
+"""Fingerprint of code that was certified -> a commit that has it, to run it again."""
 THIN = 30
 """Events of a kind below which its row is marked: a recall of 0.9 is then uncertain by more than 0.1. Chosen."""
 _ABLATIONS = """## What each part of the method is worth
@@ -60,7 +60,7 @@ _REDUCED = {
 
 @dataclass(frozen=True)
 class Beside:
-    """What the page tells beside the runs.
+    """Content of the page besides the runs.
 
     trials: what else was measured, by name; others: fingerprints of what judged a suite, where it is other code;
     ablations: their table, with a line on what it stands on.
@@ -110,7 +110,7 @@ def _pairs(result: Result, score: Score) -> Iterator[tuple[Mapping[str, Any], Ma
 def _by(code: str, others: Mapping[str, str]) -> str:
     """Fingerprints of what judged."""
     apart = "".join(f", of the {suite} suite `{other}`" for suite, other in others.items())
-    changed = "; [decisions.md](decisions.md) tells what changed between them" if others else ""
+    changed = "; [decisions.md](decisions.md) lists the changes between them" if others else ""
     commit = f"; commit `{COMMITS[code]}` has it" if code in COMMITS else ""
     return f"fingerprint `{code}` (`benchmarks.detection.results.fingerprint`){commit}{apart}{changed}"
 
@@ -244,15 +244,15 @@ kinds of fewer than {THIN} events: their figures are a hint.
     right = raised["attribution_right"]
     yield f"""## Attribution
 
-Row: what was at fault. Column: what the answering alert named, or the first that blamed its surroundings. Right of
-those about which anything was said: {share(right["share"])} (95 %: {bounds(right["share_95"])}).
+Row: the faulty party. Column: the party named by the answering alert, or by the first that blamed its surroundings.
+Right of those about which anything was said: {share(right["share"])} (95 %: {bounds(right["share_95"])}).
 
 {table(*_confusion(raised["attribution"]))}
 """
 
 
 def _absent(raised: Score) -> str:
-    """Kinds that the suite is made for and that never struck, or of which no event counts."""
+    """Returns kinds of the suite that never occurred, or of which no event counts."""
     blocks = raised["kinds"]
     known = {name.removesuffix(" (soft)") for name, block in blocks.items() if block["events"]}
     absent = sorted({kind.name for family in NAMES for kind in kinds_of(family)} - known)

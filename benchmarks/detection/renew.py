@@ -1,4 +1,4 @@
-"""Measures the small suite anew, prints what changed and writes tests/detectors/scenario_suite.toml.
+"""Measures the small suite again, prints the differences and writes tests/detectors/scenario_suite.toml.
 
 python -m benchmarks.detection.renew
 """

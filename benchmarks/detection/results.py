@@ -1,7 +1,7 @@
-"""What one run of a suite said and what was true, as a file: the score follows from it at any later time.
+"""Findings and truth of one run of a suite, as a file from which a score can be computed at any later time.
 
-Kept is what was said, not its score, so that a change of the scorer needs no new simulation. A file that other code or
-another scenario made does not count: it is made anew.
+Findings are kept, not scores, so a change of the scorer needs no new simulation. A file made by other code or another
+scenario does not count: it is made again.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _NOT_JUDGED = (
     *("pipeline/api", "pipeline/commands", "pipeline/http", "pipeline/notify", "pipeline/runtime"),
     *("pipeline/store", "pipeline/transport"),
 )
-"""Code that decides what is said, and what below it does not."""
+"""Code that determines findings, and parts of it that do not."""
 _SAID = ("findings", "incidents", "truth", "placed")
 Result = dict[str, Any]
 
 
 def fingerprint(root: Path = ROOT) -> str:
-    """Of all code that decides what is said of a scenario."""
+    """Returns the fingerprint of all code that determines the findings of a scenario."""
     digest = hashlib.sha256(np.__version__.encode())
     for path in sorted(p for name in _JUDGED for p in _sources(root / name)):
         name = path.relative_to(root).as_posix()
@@ -55,7 +55,7 @@ def _sources(path: Path) -> Iterable[Path]:
 
 def key_of(scenario: Scenario, seed: int, code: str) -> str:
     """What a result depends on: not on kinds that are held out and come never, so that a simulator that has learnt them
-    later asks for no run of the others anew."""
+    later needs no new run of the others."""
     never = {
         kind.name for kind in kinds_of("held_out") if scenario.rates and not scenario.rates.kinds.get(kind.name, 1.0)
     }
@@ -91,7 +91,7 @@ def result_of(judged: Judged, key: str) -> Result:
 
 
 def _placed(judged: Judged) -> list[dict[str, Any]]:
-    """Starts of jobs, as an agent tells them, with the ranks alone that something was said of or true of, and the first
+    """Returns starts of jobs, as an agent sends them, with only the ranks that findings or truth name, and the first
     of a job that something was true of.
 
     A rank is judged by where it ran at that moment. Bounded by what is named: a whole fleet's starts are a thousand
@@ -116,7 +116,7 @@ def _placed(judged: Judged) -> list[dict[str, Any]]:
 
 
 def _named(result: Result, topology: Topology) -> dict[str, list[str]]:
-    """The lines of the topology that tell of what is named, and of all above it."""
+    """Returns the lines of the topology for what is named, and everything above it."""
     named = {line["entity"]: None for part in ("findings", "truth") for line in result[part]}
     for line in result["truth"]:
         named |= dict.fromkeys(line.get("entities", ()))
@@ -125,7 +125,7 @@ def _named(result: Result, topology: Topology) -> dict[str, list[str]]:
     for line in result["placed"]:
         named |= {e: None for place in line["data"]["ranks"].values() for e in (place["stage"], place["gpu"])}
     every = {**named, **{above: None for entity in named for above in topology.ancestors(entity)}}
-    # what has nothing above it has no line of its own: one of those below it tells that it is there
+    # an entity without parents has no line: a line below it shows that it exists
     bare = {e for e in every if not topology.parents.get(e)}
     below = {above: e for e, line in topology.parents.items() for above in line if above in bare}
     return {e: list(topology.parents[e]) for e in (*every, *below.values()) if e in topology.parents}

@@ -2,7 +2,7 @@
 
 clean:  no faults, all harmless events at their rate; what pages is false.
 raised: faults of every kind, so many that each has at least 60 events over ten seeds; by family, so that what strikes
-        halls does not hide what strikes one GPU, and apart, so that no node has two at once.
+        halls does not hide faults of one GPU, and apart, so that no node has two at the same time.
 field:  everything at its published rate, as a training hall sees it.
 held_out: kinds that no detector was tuned on, a suite of their own and in no figure of the others.
 """
@@ -21,12 +21,13 @@ from agents.sim.layout import Layout
 from agents.sim.scenario import Fleet, Jobs, Line, Rates, Scenario
 
 TUNE, REPORT = range(50), range(50, 60)
-"""Seeds to tune detectors on, and those that are reported next: what was tuned on is never quoted. Seeds 10 to 39 were
-once to be reported and then read; 40 to 49 were reported (docs/detection.md), and what was read is for tuning."""
+"""Seeds to tune detectors on, and those that are reported next: results on tuning seeds are never quoted. Seeds 10 to
+39 were once to be reported and then read; 40 to 49 were reported (docs/detection.md), and seeds that were read are for
+tuning."""
 SUITES = ("clean", "raised", "field", "held_out")
 HELD_OUT = (12, 18, 27)
 """Rows of kinds of fault (`Kind.row`) that are first simulated when the detectors are frozen: a clock stuck low, a leaf
-that silently loses large packets, a node's restricted coolant. What they show of is what was not tuned for."""
+that silently loses large packets, a node's restricted coolant. They show how kinds fare that were not tuned for."""
 INTERVAL = 10.0  # s; the default of [pipeline] frame
 GPUS = 8  # per node
 PER_RUN = 12.0
@@ -39,7 +40,7 @@ MORE: Mapping[str, float] = {
     "gray_leaf": 2.0,
     "node_restriction": 2.2,
 }
-"""Times as many of kinds of which a large part can be seen by nobody, or is nobody's fault: that is not counted."""
+"""Factor for kinds of which a large part is invisible or no device's fault: that part does not count."""
 FAMILIES: Mapping[str, frozenset[str]] = {
     "network": frozenset({"network"}),
     "facility": frozenset({"cooling", "power"}),

@@ -86,7 +86,7 @@ def _months_events(
 ) -> list[tuple[int, list[Event]]]:
     """By hours: wrong rounds, a right one of the same GPU after each, and those of sound ones every six hours."""
     data = {"canary": "gpu.0", "version": "7", "expected": "right", "digest": "right"}
-    told = [
+    events = [
         Event(START + hour * 3600 * SECOND, f"gpu:sound{i}.0", "digest", data)
         for hour in range(0, 24 * DAYS[-1], 6)
         for i in range(SOUND)
@@ -94,10 +94,10 @@ def _months_events(
     for gpu, k in zip(*(line.tolist() for line in np.nonzero(seen)), strict=True):
         time, entity = int(at[gpu, k]), f"gpu:n{number + gpu}.0"
         answer = {"digest": f"wrong {gpu} {k}", "again": int(again[gpu, k])}
-        told.append(Event(time, entity, "digest", {**data, **answer}))
-        told.append(Event(time + 60 * SECOND, entity, "digest", {**data, "rounds": 1}))
+        events.append(Event(time, entity, "digest", {**data, **answer}))
+        events.append(Event(time + 60 * SECOND, entity, "digest", {**data, "rounds": 1}))
     hours: dict[int, list[Event]] = {}
-    for event in sorted(told, key=lambda e: (e.time, e.entity)):
+    for event in sorted(events, key=lambda e: (e.time, e.entity)):
         hours.setdefault(event.time // (3600 * SECOND), []).append(event)
     return [(events[-1].time, events) for _, events in sorted(hours.items())]
 
@@ -110,8 +110,8 @@ def clean(runs: int, gpus: int = 10_000) -> tuple[list[Finding], float]:
     """Findings on sound GPUs, and seconds of the detector: half known answers, half votes.
 
     With what must not look like corruption: a roll-out of other software half way through, two drivers whose answers
-    to what is voted on differ, every hundredth result told twice, and agents that start anew, a hundredth of them each
-    round: they tell their round before again as it was, and once more as asked anew, with the time of now.
+    to what is voted on differ, every hundredth result sent twice, and a hundredth of the agents
+    restarting each round: they send their previous round again as it was, and once more with the current time.
     """
     names = tuple(f"gpu:n{i // 8}.{i % 8}" for i in range(gpus))
     parents = {gpu: [gpu.replace("gpu:", "node:").rpartition(".")[0]] for gpu in names}
@@ -122,15 +122,15 @@ def clean(runs: int, gpus: int = 10_000) -> tuple[list[Finding], float]:
     for n in range(number):
         time = START + n * 1800 * SECOND
         result = _round(n, number, time, names)
-        events, before = (*anew(n, time, before), *result), result
+        events, before = (*restarted_agents(n, time, before), *result), result
         began = clock.perf_counter()
         found += detector.observe({"gpu": Frame(time, "gpu", names, {}, topology, events)})
         spent += clock.perf_counter() - began
     return found, spent
 
 
-def anew(n: int, time: int, before: tuple[Event, ...]) -> Iterator[Event]:
-    """What agents that started anew tell of the round before: a hundredth of them, others each time."""
+def restarted_agents(n: int, time: int, before: tuple[Event, ...]) -> Iterator[Event]:
+    """Yields what restarted agents send about the previous round: a hundredth of them, others each time."""
     for i, event in enumerate(before):
         if (i + 31 * n) % 100 == 0:
             yield event
@@ -139,7 +139,7 @@ def anew(n: int, time: int, before: tuple[Event, ...]) -> Iterator[Event]:
 
 def _round(n: int, number: int, time: int, names: tuple[str, ...]) -> tuple[Event, ...]:
     """One result of every GPU; `number` rounds in all."""
-    told = []
+    events = []
     for i, gpu in enumerate(names):
         version = "8" if n > number * (0.4 + 0.2 * i / len(names)) else "7"
         if n % 2:
@@ -147,10 +147,10 @@ def _round(n: int, number: int, time: int, names: tuple[str, ...]) -> tuple[Even
         else:
             driver = "570" if i % 5 else "575"
             data = {"canary": f"gpu-special.{n % 8}", "version": version, "digest": f"{version}/{driver}/{n % 8}"}
-        told.append(Event(time + i, gpu, "digest", data))
+        events.append(Event(time + i, gpu, "digest", data))
         if (i + n) % 100 == 0:
-            told.append(told[-1])
-    return tuple(told)
+            events.append(events[-1])
+    return tuple(events)
 
 
 def main() -> int:

@@ -3,9 +3,9 @@
     python -m benchmarks.detection.sdc_replica --trials 200
 
 Simulated digests of a job of 4 stages of 16 replicas, one of every 100 steps, of which some get lost; the detector is
-the real one. `lasting` is what stays in the parameters (optimizer, HBM, desync); `passing` is mended by the next step's
-gathering of parameters and shows only in a step that tells a digest; `gradient` went wrong before the all-reduce, which
-hands the same wrong bits to all: no digest can show it.
+the real one. `lasting` is what stays in the parameters (optimizer, HBM, desync); `passing` is repaired by the next
+step's gathering of parameters and shows only in a step that reports a digest; `gradient` went wrong before the
+all-reduce, which hands the same wrong bits to all: no digest can show it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ START = 1_790_000_000 * SECOND
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was said of one injection: steps until the suspect and until the page (None: never); others that paged."""
+    """Result of one injection: steps until the suspect and until the page (None: never); others that paged."""
 
     suspect: int | None
     page: int | None
@@ -47,7 +47,7 @@ def trial(kind: str, seed: int, number: int) -> Outcome:
     where = {r: [f"stage:9.{i // REPLICAS}", "job:9", f"gpu:n{i // 8}.{i % 8}"] for i, r in enumerate(ranks)}
     detector, topology = SdcReplica(), Topology(where)
     culprit = where[ranks[guilty]][2]
-    told: dict[str, int] = {}
+    first: dict[str, int] = {}
     wrongly = set()
     for step in range(EVERY, STEPS + 1, EVERY):
         time = START + int(step * STEP_S * SECOND)
@@ -65,9 +65,9 @@ def trial(kind: str, seed: int, number: int) -> Outcome:
                 if finding.entity != culprit:
                     wrongly.add(finding.entity)
                 elif not finding.evidence.get("cleared"):
-                    told.setdefault(finding.level, step)
-                    told.setdefault("suspect", step)
-    late = {level: step - begin for level, step in told.items() if step - begin <= AFTER}
+                    first.setdefault(finding.level, step)
+                    first.setdefault("suspect", step)
+    late = {level: step - begin for level, step in first.items() if step - begin <= AFTER}
     return Outcome(late.get("suspect"), late.get("page"), len(wrongly))
 
 

@@ -1,7 +1,7 @@
 """The small suite that every change is tested with: three of each kind of fault, and harmless events, in a few hours.
 
 Too little for a rate, enough to see that a change has lost a kind, moved a delay or begun to page. Its figures and how
-far they may move lie in tests/detectors/scenario_suite.toml; `python -m benchmarks.detection.renew` writes them anew.
+far they may move are in tests/detectors/scenario_suite.toml; `python -m benchmarks.detection.renew` writes them again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VISIBLE: Mapping[str, Mapping[str, Any]] = {
     "recirculation": {"rise": 8.0, "ramp": 600.0},
     "sdc": {"probability": 0.6},
 }
-"""Parameters of kinds that else take days to be seen, or are nobody's fault or too small as often as not.
+"""Parameters of kinds that otherwise take days to show, or often are no device's fault or too small.
 
 Chosen: strong enough to be seen within the hour."""
 _JOBS = ("job:sim-81", "job:sim-82")  # that run from the beginning; in turns
@@ -86,7 +86,7 @@ def measured() -> Table:
     results = {}
     for name, scenario in scenarios().items():
         judged = judge(scenario, SEED)
-        assert judged is not None, "nobody stopped it"
+        assert judged is not None, "it was not stopped"
         results[name] = scored(result_of(judged, ""))
     whole = merge(list(results.values()))
     return {
@@ -111,7 +111,7 @@ def _figures(block: Mapping[str, Any]) -> Table:
 
 
 def text(table: Table) -> str:
-    """The table as TOML; what is not there is left out."""
+    """Returns the table as TOML; missing values are left out."""
     lines = [
         "# What the detectors find of the small suite, and how far that may move. Written by:",
         "#     python -m benchmarks.detection.renew",
@@ -137,7 +137,7 @@ def stored() -> Table:
 
 
 def differences(wanted: Table, found: Table) -> list[str]:
-    """Figures that moved further than they may: which, what was found, what was wanted."""
+    """Returns figures outside their tolerance: name, found, expected."""
     room = wanted["tolerance"]
     out = [_moved("all", key, wanted["all"], found["all"], room[key]) for key in ("precision", "recall")]
     out += _paged(wanted["false_pages"], found["false_pages"])

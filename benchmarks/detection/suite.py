@@ -4,7 +4,7 @@
         [--results DIR] [--code [SUITE=]FINGERPRINT ...] [--page FILE]
 
 One result file per run and seed; a run that is under way leaves a checkpoint every CHECKPOINT_H of simulated time.
-What is finished is not done again, unless code or scenario have changed. Then the page is written from the results.
+Finished runs are not repeated, unless code or scenario changed. Then the page is written from the results.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Segment:
         return self.folder / f"{self.name}-{self.key}.checkpoint"
 
     def result(self) -> results.Result | None:
-        """What was found before, by this code and scenario."""
+        """Returns the earlier result of this code and scenario."""
         found = results.read(self.file)
         return found if found is not None and found["key"] == self.key else None
 
@@ -125,18 +125,18 @@ def rates(found: Sequence[results.Result]) -> str:
 
 
 def codes(given: Sequence[str], now: str) -> tuple[str, dict[str, str]]:
-    """The fingerprint of what judges, and those of suites that are told apart: `--code` read.
+    """Returns the fingerprint of the judging code, and those of single suites: `--code` parsed.
 
     Raises ValueError: of no such suite, or two for the same.
     """
-    told: dict[str, str] = {}
+    codes: dict[str, str] = {}
     for part in given:
         suite, equals, code = part.rpartition("=")
-        if suite in told or bool(equals) != (suite in SUITES):
+        if suite in codes or bool(equals) != (suite in SUITES):
             wanted = f"FINGERPRINT once, and SUITE=FINGERPRINT once for each of {', '.join(SUITES)}"
             raise ValueError(f"--code: found {part!r}; wanted {wanted}")
-        told[suite] = code
-    return told.pop("", now), told
+        codes[suite] = code
+    return codes.pop("", now), codes
 
 
 def main() -> int:
@@ -170,7 +170,7 @@ def main() -> int:
     run(todo, options.processes, time.time() + options.hours * 3600)
     found = [(s.run, s.seed, result) for s in every if (result := s.result()) is not None]
     if not found:
-        say(f"no run is finished; wanted more than --hours {options.hours:g}: what was begun goes on next time")
+        say(f"no run is finished; wanted more than --hours {options.hours:g}: started runs continue next time")
         return 1
     say(rates([result for _, _, result in found]))
     from benchmarks.detection import ablations  # here, as the page: those who only judge need neither

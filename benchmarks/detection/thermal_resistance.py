@@ -1,10 +1,10 @@
-"""Measures how surely and how soon `thermal` finds a GPU whose thermal resistance rises at once.
+"""Measures how surely and how soon `thermal` finds a GPU whose thermal resistance rises suddenly.
 
     python -m benchmarks.detection.thermal_resistance --rise 0.15 --seeds 0 --nodes 64 --events 60
 
 A simulated hall at work with all harmless events on; every fault is a step of a cold plate's resistance, on a GPU drawn
 among those with work, and lasts an hour. Printed per level: found in all, within ten minutes, and the delay from onset.
-A GPU that idles for all of its hour can be judged by nobody and counts as missed all the same.
+A GPU that idles for its whole hour cannot be judged, and counts as missed.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ def scenario(nodes: int, hours: float, events: int, rise: float) -> Scenario:
 def delays(judged: Judged, level: str) -> tuple[list[float | None], int]:
     """(seconds from each onset to the first finding of at least `level` on the GPU or its node, others' findings)."""
     topology, least = judged.simulator.layout.parents, LEVELS.index(level)
-    told = [f for f in judged.findings if f.detector == "thermal" and LEVELS.index(f.level) >= least]
+    named = [f for f in judged.findings if f.detector == "thermal" and LEVELS.index(f.level) >= least]
     faults = [line for line in judged.truth if line["kind"] == ColdPlate.name]
     used, found = set[int](), list[float | None]()
     for fault in faults:
         onset, end, gpu = from_iso(fault["onset"]), from_iso(fault["end"]), fault["entity"]
         mine = [
             (f.time, k)
-            for k, f in enumerate(told)
+            for k, f in enumerate(named)
             if f.entity in (gpu, *topology[gpu]) and onset <= f.time <= end + _SOON * SECOND
         ]
         used |= {k for _, k in mine}
         first = min((at for at, _ in mine), default=None)
         found.append(None if first is None else (first - onset) / SECOND)
-    return found, len(told) - len(used)
+    return found, len(named) - len(used)
 
 
 def measured(options: argparse.Namespace) -> Iterator[str]:

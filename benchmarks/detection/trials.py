@@ -4,7 +4,8 @@
 
 Bit error rates, replica digests and canary coverage are synthetic streams shown to the real detectors; the step of
 thermal resistance is a simulated fleet. All are of seeds that are reported. The lines lie in DIR/trials.json for the
-page, with the code that they are of and how much they stand on; what is only tried out lies in DIR/trials_tried.json.
+page, with the code that they are of and how much they stand on; trial results of smaller scale are in
+DIR/trials_tried.json.
 """
 
 from __future__ import annotations
@@ -41,14 +42,16 @@ def link_errors(scale: float = 1.0) -> str:
     said = []
     for ber in link_rates.DETECTED:
         found = [link_rates.delays(ber, _of(300, scale), _seed(scale), learnt) for learnt in link_rates.LEARNT]
-        told = [found[-1], min(found[:-1], key=lambda d: d.recall)]
-        said += [f"{word} R {share(d.recall)} at {d.told()}" for word, d in zip(("usual", "worst"), told, strict=True)]
+        line = [found[-1], min(found[:-1], key=lambda d: d.recall)]
+        said += [
+            f"{word} R {share(d.recall)} at {d.as_text()}" for word, d in zip(("usual", "worst"), line, strict=True)
+        ]
     return "; ".join(said)
 
 
 def link_alarms(scale: float = 1.0) -> str:
     """False alarms of sound links at two bit error rates."""
-    return "; ".join(f"at {link_rates.alarms(ber, 3.0 * scale, _seed(scale)).told()}" for ber in link_rates.SOUND)
+    return "; ".join(f"at {link_rates.alarms(ber, 3.0 * scale, _seed(scale)).as_text()}" for ber in link_rates.SOUND)
 
 
 def canary_coverage(scale: float = 1.0) -> str:
@@ -63,8 +66,8 @@ def canary_coverage(scale: float = 1.0) -> str:
 def replica_digests(scale: float = 1.0) -> str:
     """Of divergences that last, those paged within 1,000 steps."""
     row = sdc_replica.measured("lasting", _of(200, scale), _seed(scale))
-    told = f"{share(row['paged'])} paged within 1,000 steps, median {number(row['median_steps'])}"
-    return f"{told}, others accused {row['wrongly']:.0f}; what is wrong before the all-reduce: none"
+    line = f"{share(row['paged'])} paged within 1,000 steps, median {number(row['median_steps'])}"
+    return f"{line}, others accused {row['wrongly']:.0f}; wrong before the all-reduce: none"
 
 
 def resistance(scale: float = 1.0) -> str:
@@ -113,7 +116,7 @@ def _told(name: str, kept: object, code: str) -> str:
 
 
 def write(folder: Path, name: str, line: str, scale: float) -> Path:
-    """Adds a line, whole or not at all. What is smaller than the whole never comes where the page looks."""
+    """Adds a line, atomically. Results of smaller scale never reach the page."""
     path = folder / (FILE if scale >= 1 else TRIED)
     kept = {"line": line, "code": fingerprint(), "n": STANDS_ON[name], "scale": scale}
     partial = path.with_name(f"{path.name}.partial")

@@ -1,11 +1,11 @@
-"""Judges a few runs with a few detectors and says what was found, what was missed and why a page was false.
+"""Judges a few runs with a few detectors and prints found and missed events and the reasons of false pages.
 
     python -m benchmarks.detection.tune raised/network --detectors link,link_optic --seeds 0 1 --nodes 64 --hours 12
 
     python -m benchmarks.detection.tune raised/device --detectors straggler_inferred --without rank.compute_time
 
 For work on a detector; only seeds to tune on are taken. Runs are SUITE/RUN as in the suites, such as clean/all,
-field/all, raised/device, raised/slow; --without: signals that nobody tells. What is printed is simulated and goes on no
+field/all, raised/device, raised/slow; --without: signals that are not reported. Figures are simulated and go on no
 page.
 """
 
@@ -43,7 +43,7 @@ def chosen(names: str, settings: Sequence[str]) -> list[Detector]:
     return [d for d in every if d.name in names.split(",")] if names else every
 
 
-def told(result: dict[str, Any]) -> Iterator[str]:
+def describe_result(result: dict[str, Any]) -> Iterator[str]:
     """What a person who tunes wants to know of one result."""
     for kind, block in sorted(result["kinds"].items()):
         delay = block["delay_median_s"]
@@ -69,7 +69,7 @@ def wrong(result: dict[str, Any], truth: Sequence[dict[str, Any]]) -> Iterator[s
 
 
 def tried(run: Run, seed: int, detectors: Sequence[Detector], without: Collection[str] = ()) -> Iterator[str]:
-    """One run, and what came of it; of the signals of `without` nothing is told."""
+    """Yields one run and its result, without the signals of `without`."""
     trial = Trial(run.scenario(), seed, detectors)
     if without:
         kept = trial.runner.signals - set(without)
@@ -81,7 +81,7 @@ def tried(run: Run, seed: int, detectors: Sequence[Detector], without: Collectio
     size = f"{run.nodes} nodes, {run.days * 24:g} h"
     yield f"{run.suite}/{run.name} seed {seed}: {size}; node-days a core-second: {spent}"
     result = scored(result_of(judged, ""))
-    yield from told(result)
+    yield from describe_result(result)
     yield from wrong(result, judged.truth)
 
 
@@ -93,7 +93,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--hours", type=float)
     parser.add_argument("--set", action="append", default=[], help="NAME.KEY=VALUE: a detector's setting")
-    parser.add_argument("--without", default="", help="comma-separated signals that nobody tells")
+    parser.add_argument("--without", default="", help="comma-separated signals that are not reported")
     options = parser.parse_args()
     for name in options.runs:
         run = runs()[name]

@@ -39,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _run(asked: argparse.Namespace) -> None:
     real = Real(asked.data)
     if asked.overlay and asked.overlay.resolve().is_relative_to(ROOT):
-        raise UsageError(f"--overlay {asked.overlay}: lies in the project, where real data must not go")
+        raise UsageError(f"--overlay {asked.overlay}: is inside the project, where real data must not go")
     try:
         from benchmarks.realism import plots
     except ImportError as error:
@@ -58,7 +58,7 @@ def _run(asked: argparse.Namespace) -> None:
 
 
 def _settings(asked: argparse.Namespace, real: Real) -> dict[str, str]:
-    """Numbers of the page that are no distances: what was simulated, and the constants of the comparison."""
+    """Returns numbers of the page that are not distances: sizes of the simulations, and constants of the comparison."""
     names, _, stages = real.steps
     constants = {"a100": A100_W, "h100": BOARD_W, "dgx_a100": RATED_W, "dgx_h100": SERVER_W, "busy": BUSY}
     constants |= {
@@ -70,12 +70,12 @@ def _settings(asked: argparse.Namespace, real: Real) -> dict[str, str]:
         "ranks_real": len(names),
         "stages_real": len(set(stages.values())),
     }
-    told = {name: f"{value:g}" for name, value in constants.items()}
+    constants_text = {name: f"{value:g}" for name, value in constants.items()}
     for name in SCENARIOS:
         one = load(asked.scenarios / f"{name}.toml")
         size = f"{one.fleet.nodes} nodes, {one.fleet.nodes * one.fleet.gpus_per_node} GPUs"
-        told[name] = f"{size}, {one.duration / 3600:g} h, every {one.interval:g} s{_life(one)}"
-    return {**told, "seed": str(asked.seed)}
+        constants_text[name] = f"{size}, {one.duration / 3600:g} h, every {one.interval:g} s{_life(one)}"
+    return {**constants_text, "seed": str(asked.seed)}
 
 
 def _life(scenario: Scenario) -> str:

@@ -1,4 +1,5 @@
-"""What is computed alike from real and simulated recordings: noise of ports, steps, error rates, hosts and loops."""
+"""Measures computed in the same way from real and simulated recordings: noise of ports, steps, error rates, hosts and
+loops."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def step_factor(times: NDArray[np.float64]) -> Floats:
 
 
 def own_noise(times: NDArray[np.float64]) -> Floats:
-    """(steps, ranks) what is left of a rank's deviation when the step's common factor is taken off."""
+    """Returns (steps, ranks): a rank's deviation without the step's common factor."""
     off = np.log(times) - np.median(np.log(times), axis=0)
     return np.asarray(off - np.median(off, axis=1)[:, None])
 

@@ -56,24 +56,24 @@ _SHAPES = (
 
 
 def figures_of(found: Compared) -> dict[str, str]:
-    """All that is told of a quantity, as text."""
+    """Returns all fields of a quantity, as text."""
     quantity, real, made = found.quantity, found.real, found.simulated
-    told = {"title": quantity.title, "unit": quantity.unit, "source": quantity.source}
-    told |= _alone(real, "real")
+    fields = {"title": quantity.title, "unit": quantity.unit, "source": quantity.source}
+    fields |= _alone(real, "real")
     shares = found.shares or (math.nan, math.nan)
-    told |= {"share_ratio": number(shares[1] / shares[0]), "yardstick": number(yardstick(found))}
+    fields |= {"share_ratio": number(shares[1] / shares[0]), "yardstick": number(yardstick(found))}
     if made is None:
         names = ("ks", "relative", "step_ratio", "spread_ratio")
         rest = dict.fromkeys([*names, *_alone(real, "simulated")], _NONE)
-        return {**told, **rest, "share_ratio": _NONE, "verdict": "not simulated"}
-    told |= _alone(made, "simulated")
+        return {**fields, **rest, "share_ratio": _NONE, "verdict": "not simulated"}
+    fields |= _alone(made, "simulated")
     values = {
         "ks": kolmogorov(real, made),
         "relative": moved(found),
         "spread_ratio": spread_ratio(made, real),
         "step_ratio": quantum(made) / quantum(real),
     }
-    return {**told, **{name: number(float(value)) for name, value in values.items()}, "verdict": verdict(found)}
+    return {**fields, **{name: number(float(value)) for name, value in values.items()}, "verdict": verdict(found)}
 
 
 def verdict(found: Compared) -> str:
@@ -108,7 +108,7 @@ def number(value: float) -> str:
 
 
 def page(compared: Sequence[Compared], settings: Mapping[str, str]) -> str:
-    """The whole text. Raises KeyError if the template asks for what is not there."""
+    """Returns the whole text. Raises KeyError if the template names a missing value."""
     figures = {found.quantity.name: figures_of(found) for found in compared}
     blocks = {
         "distances": table(_DISTANCES, figures),
@@ -127,21 +127,23 @@ def page(compared: Sequence[Compared], settings: Mapping[str, str]) -> str:
 def table(columns: Sequence[tuple[str, str]], figures: Mapping[str, Mapping[str, str]]) -> str:
     """One line per quantity."""
     lines = ["| " + " | ".join(title for title, _ in columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(told[name] for _, name in columns) + " |" for told in figures.values()]
+    lines += ["| " + " | ".join(fields[name] for _, name in columns) + " |" for fields in figures.values()]
     return "\n".join(lines)
 
 
 def _alone(found: Sample, side: str) -> dict[str, str]:
-    told = {
+    fields = {
         "phi": median_phi(found),
         "kurtosis": kurtosis(found.values),
     }
-    return {f"{name}_{side}": number(value) for name, value in told.items()} | {f"count_{side}": str(len(found.values))}
+    return {f"{name}_{side}": number(value) for name, value in fields.items()} | {
+        f"count_{side}": str(len(found.values))
+    }
 
 
 def _count(figures: Mapping[str, Mapping[str, str]]) -> str:
     """How many quantities got which verdict."""
-    words = [told["verdict"] for told in figures.values()]
+    words = [fields["verdict"] for fields in figures.values()]
     return ", ".join(
         f"{words.count(word)} {word}"
         for word in ("close", "off", "far", "not judged", "not simulated")

@@ -1,4 +1,4 @@
-"""The quantities of docs/realism.md: what is compared, in which unit, where it comes from, who computes it."""
+"""The quantities of docs/realism.md: unit, source and function of each."""
 
 from __future__ import annotations
 

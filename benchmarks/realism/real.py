@@ -1,4 +1,4 @@
-"""The real recordings: what is read from the folder given with --data, as samples.
+"""The real recordings, read from the folder given with --data, as samples.
 
 Each quantity comes as one sample or as two halves (two clusters, or every other device): how far two halves of the
 real thing lie apart is the yardstick for how far the simulator lies from it.

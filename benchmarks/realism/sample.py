@@ -39,7 +39,7 @@ class Sample:
         return Sample(self.values[len(self.values) - max(1, round(share * len(self.values))) :])
 
     def centred(self) -> Sample:
-        """With the median taken off: what is left is spread and shape."""
+        """Returns the sample without its median: spread and shape."""
         middle = float(np.median(self.values))
         return Sample(self.values - middle, tuple(line - middle for line in self.series))
 
@@ -51,7 +51,7 @@ class Sample:
 
 
 def sample(values: Iterable[float] | Floats) -> Sample:
-    """Of loose values; what was not measured is left out."""
+    """Returns the sample of values; unmeasured ones are left out."""
     found = np.asarray(list(values) if not isinstance(values, np.ndarray) else values, np.float64).ravel()
     return Sample(np.sort(found[np.isfinite(found)]))
 

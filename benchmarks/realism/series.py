@@ -1,4 +1,4 @@
-"""Recordings as one row of numbers per entity, and what is taken off a series to see its noise."""
+"""Recordings as one row of numbers per entity, and the trends removed from a series to see its noise."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def rate(counter: Floats, seconds: Floats) -> Floats:
 
 
 def rolling_median(line: Floats, width: int) -> Floats:
-    """Median of `width` (odd) values around each; NaN for the first and last half."""
+    """Returns the median of `width` (odd) values around each; NaN for the first and last half."""
     out = np.full(len(line), np.nan)
     if len(line) >= width:
         out[width // 2 : len(line) - width // 2] = np.median(sliding_window_view(line, width), axis=1)

@@ -84,7 +84,7 @@ class Simulated:
         return measures.merged(list(measures.port_noise(self._ports, self._line_rate()).values()))
 
     def server_power(self) -> Sample | None:
-        """Output of all supplies of a server, as a share of the greatest; moments that all of them tell."""
+        """Output of all supplies of a server, as a share of the greatest; at times that all of them report."""
         found: dict[str, list[Mapping[str, Floats]]] = {}
         parents = first_parents(self._hall / "topology.toml", "psu")
         for name, line in read(self._hall / "telemetry-psu.parquet", ["psu.output_power"]).items():
@@ -93,8 +93,8 @@ class Simulated:
         for supplies in found.values():
             times, counts = np.unique(np.concatenate([line[SECONDS] for line in supplies]), return_counts=True)
             shared = times[counts == len(supplies)]
-            told = [line["psu.output_power"][np.isin(line[SECONDS], shared)] for line in supplies]
-            lines.append(np.sum(told, axis=0))
+            outputs = [line["psu.output_power"][np.isin(line[SECONDS], shared)] for line in supplies]
+            lines.append(np.sum(outputs, axis=0))
         return sample(np.concatenate(lines) / SERVER_W) if lines else None
 
     def processors(self) -> Sample | None:

@@ -22,7 +22,7 @@ UP_S, INCIDENT_S = 900, 600
 
 
 def main(results: Path) -> int:
-    """0 if every check held. What is up is taken down in any case."""
+    """Returns 0 if every check held. Everything is taken down in any case."""
     stack, report = Stack(), Report()
     try:
         checks(stack, report, results)
@@ -43,7 +43,7 @@ class Report:
         self.passed = self.failed = 0
 
     def __call__(self, what: str, check: Callable[[], str]) -> bool:
-        """`check` returns what was seen, or raises CheckError."""
+        """`check` returns a description, or raises CheckError."""
         began = time.monotonic()
         try:
             seen, verdict = check(), "ok  "
@@ -71,7 +71,7 @@ def checks(stack: Stack, report: Report, results: Path) -> None:
     report("the history is judged and an incident is open", lambda: incident(stack))
     report("the dashboard shows the fleet", lambda: screenshot(stack, results))
     broker_outage(stack, report)
-    record(stack, results / "outage")  # before containers are made anew
+    record(stack, results / "outage")  # before containers are recreated
     second_life(stack, report)
 
 
@@ -147,7 +147,7 @@ def incident(stack: Stack) -> str:
 
 
 def record(stack: Stack, folder: Path) -> None:
-    """Keeps what the containers said and how they stand, for whoever reads a failure."""
+    """Saves logs and states of the containers, to explain a failure."""
     folder.mkdir(exist_ok=True)
     texts: dict[str, tuple[str, ...]] = {"ps.txt": ("ps", "--all")}
     texts |= {f"{s}.log": ("logs", "--no-log-prefix", "--timestamps", s) for s in SERVICES}

@@ -1,4 +1,4 @@
-"""The broker is killed and comes back: /readyz tells, nothing is lost or there twice, and nobody restarts a thing."""
+"""The broker is killed and returns: /readyz reports it, nothing is lost or duplicated, and nothing needs a restart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stack import CheckError, Stack, command, wait
 MEMORY_PERCENT = 80
 """Most of a limit that a service may use after an outage. Chosen: a fifth is left for a longer one."""
 AWAY_S = 45
-"""How long the broker is gone. Chosen: longer than the 30 s within which trouble must be told."""
+"""How long the broker is gone. Chosen: longer than the 30 s within which a fault must be reported."""
 TOLD_S, READY_S, CAUGHT_UP_S = 30, 120, 120
 """30: a failure has to be visible within that. The others are chosen: a killed broker starts in 5 to 15 s when busy."""
 STEPS = """
@@ -29,7 +29,7 @@ def broker_outage(stack: Stack, report: Callable[[str, Callable[[], str]], bool]
     since, (gone, before) = newest(stack), usage(stack)
     killed = time.monotonic()
     command("docker", "kill", stack.container("kafka"))
-    report("/readyz tells that the broker is gone", lambda: unready(stack))
+    report("/readyz reports that the broker is gone", lambda: unready(stack))
     report("/healthz and the stored rows are served without it", lambda: served(stack))
     time.sleep(max(0.0, AWAY_S - (time.monotonic() - killed)))
     report("services live on without it", lambda: alive(stack))

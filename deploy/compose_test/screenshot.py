@@ -10,7 +10,7 @@ from stack import CheckError, Stack
 READY = "[data-testid=stApp][data-test-script-state=notRunning][data-test-connection-state=CONNECTED]"
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 PAGES = {"fleet": ("/", "canvas"), "incidents": ("/incidents", "a.row")}
-"""Name of the picture -> (address, what is on the page when it is there)."""
+"""Name of the picture -> (address, text of the loaded page)."""
 
 
 def screenshot(stack: Stack, results: Path) -> str:

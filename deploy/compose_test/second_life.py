@@ -28,7 +28,7 @@ def up_again(stack: Stack) -> str:
     before = stack.container("pipeline")
     stack.up(UP_S)
     if stack.container("pipeline") != before:
-        raise CheckError("the pipeline's container was made anew")
+        raise CheckError("the pipeline's container was recreated")
     return f"init {stack.state('init')}, the others stayed"
 
 

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 PROJECT = "fleetpulse-compose-test"
-"""Not the name in docker-compose.yml: whoever runs that one on the same engine keeps it."""
+"""Not the name in docker-compose.yml, so that a stack of that name on the same engine is not touched."""
 SERVICES = ("kafka", "init", "simulator", "pipeline", "dashboard", "agent")
 PERIOD_S = 0.5
 """How often a condition is looked at. Chosen."""
 
 
 class CheckError(Exception):
-    """A check did not hold; the text says what was found and what was wanted."""
+    """A check failed; the text says what was found and what was expected."""
 
 
 class Stack:

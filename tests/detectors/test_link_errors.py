@@ -50,7 +50,7 @@ def test_a_bit_error_rate_of_1e_13_pages_within_5_min():
 def test_a_detector_that_knows_less_of_its_fabric_is_somewhat_later(learnt, words):
     found = delays(1e-13, 60, 0, learnt)
     assert found.recall >= 0.9
-    assert words in found.told()
+    assert words in found.as_text()
 
 
 @pytest.mark.parametrize("ber", [1e-16, 1e-15])
@@ -73,10 +73,10 @@ def test_where_a_tenth_of_the_ports_tells_the_counter_those_alone_are_known():
 
 
 def test_sound_links_of_a_mixed_fleet_do_not_page():
-    found = alarms(1e-15, 0.01, 0, telling=0.1)
+    found = alarms(1e-15, 0.01, 0, reporting=0.1)
     assert found.count == 0
     assert found.link_days < 105
-    assert "told by 0.1 of the ports" in found.told()
+    assert "reported by 0.1 of the ports" in found.as_text()
 
 
 def test_errors_alone_page_once_their_counter_has_been_read_for_ten_minutes(site, watch):
