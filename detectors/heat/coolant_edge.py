@@ -1,4 +1,4 @@
-"""Finds loops whose flow or pressure collapsed, as the agent beside the loop tells it."""
+"""Finds loops whose flow or pressure collapsed, as reported by the agent of the loop."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ from numpy.typing import NDArray
 from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, memory, notes
 from detectors.base.event_data import EdgeEvent, as_edge_event, edge_events, read_number, values_by_entity
-from detectors.base.findings import OpenConditions, close_ended, due_report, make_evidence
+from detectors.base.findings import OpenConditions, close_ended, due_report
+from detectors.base.streams import Floats
 from detectors.heat.coolant_loops import DOUBTED
+from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Event, Finding, Frame, Level
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
 
 _KINDS = ("flow_collapse", "pressure_collapse")
 _SIGNALS = ("coolant.flow", "coolant.pressure", "coolant.supply_pressure")
-_LEARN = 20  # frames of a pressure before it can bear witness: the replay contract
-_FOLLOWS = 1 / 360  # of a frame: an hour at 10 s, so that a set-point is followed and a collapse is not; chosen
-_NEAR = 0.1  # share by which a pressure may differ that stands; flow under 70 % takes half of it away; chosen
+_LEARN = 20  # frames of a pressure before it is used: the replay contract
+_FOLLOWS = 1 / 360  # gain of a frame: an hour at 10 s, so that a set-point is followed and a collapse is not; chosen
+_NEAR = 0.1  # share by which a normal pressure may differ; flow under 70 % takes half of it away; chosen
 _NUMBERS, _MOST = ("usual", "share", "value"), 1e6  # L/min or bar; more is no reading; chosen
-_RECOVERED = 1.15  # above its threshold by so much a sensor is well: as the agents' rule has it
+_RECOVERED = 1.15  # times its threshold above which a sensor is well: as in the agents' rule
 
 
 @dataclass
 class CoolantEdge(Detector):
     """A collapse pages as its event arrives. One that was over within its frame before it arrived is a suspect.
 
-    A flow that collapses while the loop's pressure stands, as the event says or the frames before, is a suspect too:
+    A flow that collapses while the loop's pressure is normal, as the event or the frames before show, is a suspect too:
     pressure goes with the square of the flow (affinity laws of pumps), so that the meter is to blame, or a valve that
     closed. It is reported with its frame.
 
-    It ends by the agent's event, or, if that was lost, once the sensor shows well in two frames. It is told while the
-    sensor is seen and not well.
+    It ends by the agent's event, or, if that was lost, once the sensor is well in two frames. It is reported while the
+    sensor is read and not well.
 
-    Source: without flow a GPU's margin of 27 K is gone in about 12 s, so no frame is waited for; two measurements in a
-    row have decided already.
+    Source: without flow a GPU's margin of 27 K is gone in about 12 s, so no frame is waited for; the agent decides by
+    two measurements in a row.
     """
 
     name: ClassVar[str] = "coolant_edge"
@@ -49,138 +51,153 @@ class CoolantEdge(Detector):
     wants: ClassVar[tuple[str, ...]] = (*_SIGNALS[1:], *(f"event:{kind}" for kind in _KINDS))
     on_arrival: ClassVar[tuple[str, ...]] = _KINDS
     cannot_see: ClassVar[str] = (
-        "Slow declines, a collapse within 30 looks after the agent began, and whether a sensor failed to 0 or the loop."
+        "Slow declines; a collapse within 30 readings after the agent started; and whether a sensor failed to 0 or the "
+        "loop."
     )
 
     well: int = 2
-    """Frames in a row that end a collapse whose end no event told; chosen."""
+    """Frames in a row that end a collapse without an end event; chosen."""
 
-    collapsed: dict[str, dict[str, dict[str, Any]]] = notes()
-    usual: NDArray[np.float64] = memory(np.nan)
-    looks: NDArray[np.int64] = memory(0, np.int64)
+    collapsed: dict[str, dict[str, dict[str, Any]]] = notes()  # loop -> signal -> onset, limit, value, well
+    usual: Floats = memory(np.nan)
+    samples: NDArray[np.int64] = memory(0, np.int64)
     conditions: OpenConditions = notes()
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         if not frames:
             return []
         time = max(frame.time for frame in frames.values())
-        stands = self._pressures(frames.get("coolant"))
-        fresh, brief = self._hear(frames)
-        seen = self._look(frames.get("coolant"))
+        normal = self._find_normal_pressures(frames.get("coolant"))
+        fresh, brief = self._read_events(frames)
+        read = self._read_sensors(frames.get("coolant"))
         close_ended(self.conditions, set(self.collapsed))
-        found = [self._brief(said, time) for said in brief if said.entity not in self.collapsed]
-        for entity in sorted((fresh | seen) & set(self.collapsed)):
+        found = [self._brief_finding(event, time) for event in brief if event.entity not in self.collapsed]
+        for entity in sorted((fresh | read) & set(self.collapsed)):
             sensors = self.collapsed[entity]
             onset = min(sensor["onset"] for sensor in sensors.values())
-            doubted = set(sensors) == {"coolant.flow"} and entity in stands
+            doubted = set(sensors) == {"coolant.flow"} and entity in normal
             if due := due_report(self.conditions, entity, time, onset, "suspect" if doubted else "page"):
-                found.append(self._finding(entity, time, due, sensors, doubted))
+                found.append(self._collapse_finding(entity, time, due, sensors, doubted))
         return found
 
     def judge_event(self, event: Event, topology: Topology) -> Finding | None:
-        """A page, unless the event says that the loop's pressure stands."""
-        said, signal = as_edge_event(event), str(event.data.get("signal"))
-        if said is None or not said.active or signal not in _SIGNALS or event.entity in self.conditions:
+        """Returns a page, unless the event reports a normal pressure of the loop."""
+        edge, signal = as_edge_event(event), str(event.data.get("signal"))
+        if edge is None or not edge.active or signal not in _SIGNALS or event.entity in self.conditions:
             return None
         others = event.data.get("others")
         pressure = read_number(others.get(_SIGNALS[1]), 0.0, _MOST) if isinstance(others, Mapping) else None
         if signal == _SIGNALS[0] and pressure is not None and pressure >= 1 - _NEAR:
             return None
-        return self._finding(event.entity, event.time, (said.since, "page"), {signal: _sensor(said)}, False)
+        return self._collapse_finding(
+            event.entity, event.time, (edge.since, "page"), {signal: _read_sensor(edge)}, False
+        )
 
     def budget(self) -> list[str]:
-        return [rule_line("collapses of flow and pressure that agents tell")]
+        return [rule_line("collapses of flow and pressure that agents report")]
 
-    def _pressures(self, frame: Frame | None) -> set[str]:
-        """Loops whose pressure is measured and stands near its usual value, which is followed slowly."""
+    def _find_normal_pressures(self, frame: Frame | None) -> set[str]:
+        """Returns loops whose pressure is measured and near its usual value, which is followed slowly."""
         if frame is None:
             return set()
         pressure, n = frame["coolant.pressure"], len(frame.entities)
         self.grow(n)
-        usual, looks = self.usual[:n], self.looks[:n]
+        usual, samples = self.usual[:n], self.samples[:n]
         known = (pressure > 0) & (pressure <= CATALOGUE["coolant.pressure"].valid[1])
-        share = np.maximum(1 / np.maximum(looks + 1, 1), _FOLLOWS)
-        near = known & (looks >= _LEARN)
+        share = np.maximum(1 / np.maximum(samples + 1, 1), _FOLLOWS)
+        near = known & (samples >= _LEARN)
         near[near] = np.abs(pressure[near] / usual[near] - 1) <= _NEAR
-        takes = known & (near | (looks < _LEARN))
-        read = np.where(takes, pressure, np.nan)
-        usual[:] = np.where(takes, np.where(looks == 0, read, usual + share * (read - usual)), usual)
-        looks += takes
+        learns = known & (near | (samples < _LEARN))
+        value = np.where(learns, pressure, np.nan)
+        usual[:] = np.where(learns, np.where(samples == 0, value, usual + share * (value - usual)), usual)
+        samples += learns
         return {frame.entities[i] for i in np.flatnonzero(near).tolist()}
 
-    def _hear(self, frames: Mapping[str, Frame]) -> tuple[set[str], list[EdgeEvent]]:
-        """Takes the events: (who collapsed, collapses that began and ended within these frames)."""
+    def _read_events(self, frames: Mapping[str, Frame]) -> tuple[set[str], list[EdgeEvent]]:
+        """Reads the events; returns the loops that collapsed, and collapses that began and ended in these frames."""
         fresh: dict[tuple[str, str], EdgeEvent] = {}
         brief: list[EdgeEvent] = []
-        for said in edge_events(frames, _KINDS):
-            signal = str(said.event.data.get("signal"))
+        for event in edge_events(frames, _KINDS):
+            signal = str(event.event.data.get("signal"))
             if signal not in _SIGNALS:
                 continue
-            mine = self.collapsed.setdefault(said.entity, {})
-            if said.active:
-                fresh[said.entity, signal] = said
-                mine[signal] = _sensor(said)
+            sensors = self.collapsed.setdefault(event.entity, {})
+            if event.active:
+                fresh[event.entity, signal] = event
+                sensors[signal] = _read_sensor(event)
             else:
-                mine.pop(signal, None)
-                if (began := fresh.pop((said.entity, signal), None)) is not None:
+                sensors.pop(signal, None)
+                if (began := fresh.pop((event.entity, signal), None)) is not None:
                     brief.append(began)
-            if not mine:
-                del self.collapsed[said.entity]
+            if not sensors:
+                del self.collapsed[event.entity]
         return {entity for entity, _ in fresh}, brief
 
-    def _look(self, frame: Frame | None) -> set[str]:
-        """Whose sensors are seen; those that are well for long enough are let go."""
-        seen: set[str] = set()
+    def _read_sensors(self, frame: Frame | None) -> set[str]:
+        """Returns the collapsed loops whose sensors are read; removes those that are well for long enough."""
+        read: set[str] = set()
         for signal in _SIGNALS:
             for entity, value in values_by_entity(frame, signal).items():
                 sensor = self.collapsed.get(entity, {}).get(signal)
                 if sensor is None:
                     continue
-                seen.add(entity)
-                # without a limit that makes sense any flow is well: its agent tells anew if it is not
+                read.add(entity)
+                # without a valid limit any flow is well: its agent reports again if it is not
                 sensor["well"] = sensor["well"] + 1 if value > (sensor["limit"] or 0.0) * _RECOVERED else 0
                 if sensor["well"] >= self.well:
                     del self.collapsed[entity][signal]
                     if not self.collapsed[entity]:
                         del self.collapsed[entity]
-        return seen
+        return read
 
-    def _brief(self, said: EdgeEvent, time: int) -> Finding:
-        signal = str(said.event.data["signal"])
-        summary = f"{said.entity}: {_word(signal)} collapsed for less than a frame"
-        shown = make_evidence(
-            "it is over",
-            value=read_number(said.event.data.get("value"), 0.0, _MOST),
-            usual=read_number(said.event.data.get("usual"), 0.0, _MOST),
-            seconds=(time - said.since) / SECOND,
+    def _brief_finding(self, event: EdgeEvent, time: int) -> Finding:
+        signal = str(event.event.data["signal"])
+        return self.finding(
+            time,
+            event.entity,
+            (event.since, "suspect"),
+            score=0.5,
+            summary=pager_title(event.entity, f"{_signal_name(signal)} collapsed for less than a frame"),
+            signals=(signal,),
+            clears="it is over",
+            value=read_number(event.event.data.get("value"), 0.0, _MOST),
+            usual=read_number(event.event.data.get("usual"), 0.0, _MOST),
+            seconds=(time - event.since) / SECOND,
         )
-        return Finding(time, said.since, said.entity, self.name, "suspect", 0.5, summary, shown, (signal,))
 
-    def _finding(
+    def _collapse_finding(
         self, entity: str, time: int, due: tuple[int, Level], sensors: Mapping[str, dict[str, Any]], doubted: bool
     ) -> Finding:
         signals = tuple(s for s in _SIGNALS if s in sensors)
-        words = " and ".join(
-            f"{_word(s)} {_said(sensors[s]['value'])} of at least {_said(sensors[s]['limit'])} {CATALOGUE[s].unit}"
+        parts = [
+            f"{_signal_name(s)} {_number_text(sensors[s]['value'])} {CATALOGUE[s].unit},"
+            f" minimum {_number_text(sensors[s]['limit'])}"
             for s in signals
-        )
+        ]
         shown: dict[str, Any] = {s: {"value": sensors[s]["value"], "limit": sensors[s]["limit"]} for s in signals}
-        clears = "ends when the sensor shows well in two frames, or its agent says so"
-        summary = f"{entity} collapsed: {words}" + (", but its pressure stands: the meter?" if doubted else "")
-        score, more = float(len(signals)), make_evidence(clears, None, **{DOUBTED: doubted}, **shown)
-        return Finding(time, due[0], entity, self.name, due[1], score, summary, more, signals)
+        more = {DOUBTED: doubted, **shown}
+        return self.finding(
+            time,
+            entity,
+            due,
+            score=float(len(signals)),
+            summary=pager_title(entity, "; ".join([*parts, *(["likely its meter"] if doubted else [])])),
+            signals=signals,
+            clears="ends when the sensor is well in two frames, or its agent reports it",
+            **more,
+        )
 
 
-def _sensor(said: EdgeEvent) -> dict[str, Any]:
-    """What is kept of a sensor that collapsed."""
-    usual, share, value = (read_number(said.event.data.get(name), 0.0, _MOST) for name in _NUMBERS)
+def _read_sensor(event: EdgeEvent) -> dict[str, Any]:
+    """Returns what is kept of a sensor that collapsed."""
+    usual, share, value = (read_number(event.event.data.get(name), 0.0, _MOST) for name in _NUMBERS)
     limit = usual * share if usual is not None and share is not None else None
-    return {"onset": said.since, "limit": limit, "value": value, "well": 0}
+    return {"onset": event.since, "limit": limit, "value": value, "well": 0}
 
 
-def _said(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3g}"
 
 
-def _word(signal: str) -> str:
+def _signal_name(signal: str) -> str:
     return signal.removeprefix("coolant.").replace("_", " ")

@@ -1,13 +1,13 @@
-"""Finds leaks: what a leak detector says, at once and until it is dry, and reservoirs that empty before one is wet.
+"""Finds leaks: leak detectors that are wet, until they are dry again, and reservoirs that empty before one is wet.
 
-How fast coolant leaves each loop: slopes of the reservoir's level over minutes, hours and days, in bounded state.
+Reservoirs: slopes of the level over minutes, hours and days, in bounded state.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,35 +15,30 @@ import numpy as np
 from detectors.base.budget import rule_line
 from detectors.base.detector import Detector, notes, part
 from detectors.base.event_data import as_edge_event, edge_events, values_by_entity
-from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
+from detectors.base.state import N, State, memory
 from detectors.base.streams import Floats
-from detectors.heat.drift import SURE, Drifts, trend_in_words
+from detectors.heat.drift import SURE, SlowTrends, trend_budget
+from pipeline.model.entity_names import pager_title
 from pipeline.model.records import LEVELS, SECOND, Event, Finding, Frame, Level, to_json
 from pipeline.model.signals import CATALOGUE
 from pipeline.model.topology import Topology
 
-_BIN_S = 120  # of which a mean is kept: a float on moving water is noisy from second to second; chosen
+_BIN_S = 120  # s of one mean: a float on moving water is noisy from second to second; chosen
 _BINS = 60  # two hours
 _WINDOWS = (8, 20, 60)  # bins over which a line is fitted: a burst hose, a coupling, a weeping seal; chosen
-_SIGMAS = 8.0  # standard errors of the slope; chosen: three windows are looked at all the time
+_SIGMAS = 8.0  # standard errors of the slope; chosen: three windows are tested all the time
 _LINEAR = 0.9  # share of the variance that the line must explain: a refill or a jump of the float is no leak; chosen
 _FALLEN = 0.03  # share of the reservoir; 10 K of warming change water and glycol by half a percent; chosen
-
-
-def in_words() -> str:
-    """What the level costs in false alarms, by chance alone, as one line."""
-    chance, looks = math.erfc(_SIGMAS / math.sqrt(2)) / 2, len(_WINDOWS) * 86_400 // _BIN_S
-    return (
-        f"a slope beyond {_SIGMAS:g} standard errors in one of {len(_WINDOWS)} windows, {looks} looks a day and loop:"
-        f" {chance * looks:.1e} false alarms a day by chance, and {_FALLEN:.0%} of the reservoir must be gone;"
-        f" {trend_in_words(1)}"
-    )
+_SIGNAL = "leak.state"
+_STATES = CATALOGUE[_SIGNAL].states
+_LEVELS: Mapping[str, Level] = {"warning": "ticket", "critical": "page"}
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """A loop that loses coolant: level now, share that is gone, share an hour, and how long the trend was looked at."""
+class CoolantLoss:
+    """A loop that loses coolant: level now, share that is gone, share per hour, and seconds of the trend."""
 
     level: float
     fallen: float
@@ -52,79 +47,63 @@ class Loss:
 
     @property
     def hours_left(self) -> float:
+        """Hours until the reservoir is empty at this rate."""
         return self.level / self.per_hour
 
 
 @dataclass
-class Reservoirs:
-    """Levels of all loops; a part() of a detector."""
+class Reservoirs(State):
+    """Levels of all loops. bins: means of two hours; sums: sum and number of samples of the bin that is filling."""
 
-    bins: Floats = field(default_factory=lambda: np.full((0, _BINS), np.nan))
-    sums: Floats = field(default_factory=lambda: np.zeros((2, 0)))
-    number: int = 0
-    days: Drifts = field(default_factory=Drifts)
+    bins: Floats = memory(np.nan, shape=(N, _BINS))
+    sums: Floats = memory(0.0, shape=(2, N))
+    number: int = notes(int)
+    days: SlowTrends = part(SlowTrends)
 
-    def take(self, level: Floats, time: int) -> dict[int, Loss] | None:
-        """One sample each, NaN = none; every two minutes who loses coolant by place, else None."""
-        self._grow(len(level))
+    def add(self, level: Floats, time: int) -> dict[int, CoolantLoss] | None:
+        """Adds one sample each, NaN = none; every two minutes returns loop number -> its loss, else None."""
+        self.grow(len(level))
         now, due = time // (_BIN_S * SECOND), False
         if now > self.number:
             due = self.number > 0
             if due:
-                self._close(int(min(now - self.number, _BINS)))
-        self.number = now  # also where the clock went back, so that no frame far ahead silences it
+                self._close_bin(int(min(now - self.number, _BINS)))
+        self.number = now  # also where the clock went back, so that no frame far ahead stops it
         known = np.isfinite(level)
         self.sums[0, : len(level)][known] += level[known]
         self.sums[1, : len(level)] += known
-        self.days.take(-level, time)
-        return self._losses() if due else None
+        self.days.add(-level, time)
+        return self._find_losses() if due else None
 
-    def forget(self, place: int) -> None:
-        """Somebody worked on it: what the level did before says nothing."""
-        if place < len(self.bins):
-            self.bins[place] = np.nan
-            self.days.reset(np.arange(len(self.bins)) == place)
+    def restart(self, i: int) -> None:
+        """Forgets the past level of a loop after maintenance."""
+        if i < len(self.bins):
+            self.bins[i] = np.nan
+            self.days.reset(np.arange(len(self.bins)) == i)
 
-    def snapshot(self) -> dict[str, Any]:
-        return {
-            "bins": self.bins.copy(),
-            "sums": self.sums.copy(),
-            "number": self.number,
-            "days": self.days.snapshot(),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.bins, self.sums, self.number = state["bins"], state["sums"], state["number"]
-        self.days.restore(state["days"])
-
-    def _close(self, passed: int) -> None:
-        """A bin is full; those in which nothing was measured stay empty."""
+    def _close_bin(self, passed: int) -> None:
+        """Starts a new bin; those of which nothing was measured stay empty."""
         self.bins[:, :-passed] = self.bins[:, passed:]
         self.bins[:, -passed:] = np.nan
         total, count = self.sums
         self.bins[:, -passed] = np.where(count > 0, total / np.maximum(count, 1), np.nan)
         self.sums[:] = 0.0
 
-    def _losses(self) -> dict[int, Loss]:
-        found: dict[int, Loss] = {}
-        z, grown = self.days.judge()
+    def _find_losses(self) -> dict[int, CoolantLoss]:
+        found: dict[int, CoolantLoss] = {}
+        z, grown = self.days.test()
         for i, row in enumerate(self.bins):
-            fits = [loss for window in _WINDOWS if (loss := _fitted(row[-window:])) is not None]
+            fits = [loss for window in _WINDOWS if (loss := _fit_loss(row[-window:])) is not None]
             if fits:
                 found[i] = max(fits, key=lambda loss: loss.per_hour)
             elif z[i] > SURE and grown[i] >= _FALLEN and (slope := self.days.slope(i)) > 0 and np.isfinite(row[-1]):
-                found[i] = Loss(float(row[-1]), float(grown[i]), slope / 24, float(grown[i]) / slope * 86_400)
+                seconds = float(grown[i]) / slope * 86_400
+                found[i] = CoolantLoss(float(row[-1]), float(grown[i]), slope / 24, seconds)
         return found
 
-    def _grow(self, size: int) -> None:
-        have = len(self.bins)
-        if size > have:
-            self.bins = np.vstack([self.bins, np.full((size - have, _BINS), np.nan)])
-            self.sums = np.hstack([self.sums, np.zeros((2, size - have))])
 
-
-def _fitted(row: Floats) -> Loss | None:
-    """The loss that a straight line through the bins shows, if it is one."""
+def _fit_loss(row: Floats) -> CoolantLoss | None:
+    """Returns the loss that a straight line through the bins shows, if it is one."""
     at = np.flatnonzero(np.isfinite(row))
     if len(at) < max(4, len(row) // 2):
         return None
@@ -138,23 +117,28 @@ def _fitted(row: Floats) -> Loss | None:
     if slope >= 0 or fallen < _FALLEN or -slope < _SIGMAS * error or (rest * rest).sum() > (1 - _LINEAR) * whole:
         return None
     per_hour = -slope * 3600 / _BIN_S
-    return Loss(float(y[-1]), float(fallen), per_hour, float((at[-1] - at[0]) * _BIN_S))
+    return CoolantLoss(float(y[-1]), float(fallen), per_hour, float((at[-1] - at[0]) * _BIN_S))
 
 
-_SIGNAL = "leak.state"
-_STATES = CATALOGUE[_SIGNAL].states
-_LEVELS: Mapping[str, Level] = {"warning": "ticket", "critical": "page"}
+def reservoir_budget() -> str:
+    """Returns what the level costs in false alarms, by chance alone, as one line."""
+    chance, tests = math.erfc(_SIGMAS / math.sqrt(2)) / 2, len(_WINDOWS) * 86_400 // _BIN_S
+    return (
+        f"a slope beyond {_SIGMAS:g} standard errors in one of {len(_WINDOWS)} windows, {tests} tests a day and loop:"
+        f" {chance * tests:.1e} false alarms a day by chance, and {_FALLEN:.0%} of the reservoir must be gone;"
+        f" {trend_budget(1)}"
+    )
 
 
 @dataclass
 class CoolantLeak(Detector):
-    """A leak detector at critical pages, at warning it is a ticket; both hold until it is well again.
+    """A leak detector at critical pages, at warning it is a ticket; both last until it is well again.
 
-    A reservoir that sinks along a line, by at least 3 %, is a leak that no rope has felt yet: page if it is empty
-    within `empty` h at that pace, else ticket. Work on the loop ends what was learnt of its level.
+    A reservoir that sinks along a line, by at least 3 %, is a leak that no rope has reached yet: page if it is empty
+    within `empty` h at that rate, else ticket. After maintenance of the loop its level is learned again.
 
     From the agents' event `leak`, as it arrives, and from leak.state, so that a lost event costs a frame and no leak.
-    No statistics: a controller has debounced the rope, and water beside 100 kW leaves no time to be sure.
+    No statistics: a controller has debounced the rope, and water beside 100 kW leaves no time.
 
     Source: Redfish LeakDetector DetectorState (DSP2046): Warning and Critical are the detector's own verdict.
     """
@@ -167,18 +151,18 @@ class CoolantLeak(Detector):
     wants: ClassVar[tuple[str, ...]] = ("event:leak", "coolant.pressure")
     on_arrival: ClassVar[tuple[str, ...]] = ("leak",)
     cannot_see: ClassVar[str] = (
-        "Leaks of less than 3 % of a reservoir where no rope lies, which rack leaks before its rope is wet, and "
-        "condensation taken for a leak."
+        "Leaks of less than 3 % of a reservoir where there is no rope; which rack leaks before its rope is wet; and "
+        "condensation that a rope reports as a leak."
     )
 
     dry: int = 2
-    """Frames in a row with a dry detector that end a leak whose end no event told; chosen."""
+    """Frames in a row with a dry detector that end a leak without an end event; chosen."""
 
     empty: float = 24.0
-    """Hours; until the next morning a ticket is read; chosen."""
+    """Hours; a ticket is read by the next morning; chosen."""
 
     leaks: dict[str, dict[str, Any]] = notes()
-    levels: Reservoirs = part(Reservoirs)
+    levels: Reservoirs = part(Reservoirs, of="coolant", kept=True)
     gates: Gates = part(Gates)
     losses: dict[str, dict[str, Any]] = notes()
     conditions: OpenConditions = notes()
@@ -187,44 +171,46 @@ class CoolantLeak(Detector):
         if not frames:
             return []
         time = max(frame.time for frame in frames.values())
-        over = self._hear(frames) | self._look(values_by_entity(frames.get("leak"), _SIGNAL), time)
+        over = self._read_events(frames) | self._read_states(values_by_entity(frames.get("leak"), _SIGNAL), time)
         dry = (over - set(self.leaks)) & set(self.conditions)
-        found = [self._cleared(e, time, self.conditions[e]) for e in sorted(dry)]
-        self._measure(frames)
+        found = [self._cleared_finding(e, time, self.conditions[e]) for e in sorted(dry)]
+        self._measure_levels(frames)
         close_ended(self.conditions, set(self.leaks) | set(self.losses))
         above = next(iter(frames.values())).topology.ancestors
         for entity, leak in sorted(self.leaks.items()):
-            sank = [self.losses[e]["onset"] for e in above(entity) if e in self.losses]  # it leaked before it was felt
-            if due := due_report(self.conditions, entity, time, min([leak["onset"], *sank]), _LEVELS[leak["leak"]]):
-                found.append(self._finding(entity, time, due, leak))
+            sank = [self.losses[e]["onset"] for e in above(entity) if e in self.losses]  # it leaked before it was wet
+            onset = min([leak["onset"], *sank])
+            if due := due_report(self.conditions, entity, time, onset, _LEVELS[leak["leak"]]):
+                found.append(self._leak_finding(entity, time, due, leak))
         for entity, loss in sorted(self.losses.items()):
             level: Level = "page" if loss["hours"] <= self.empty else "ticket"
             if entity not in self.leaks and (due := due_report(self.conditions, entity, time, loss["onset"], level)):
-                found.append(self._sinks(entity, time, due, loss))
+                found.append(self._loss_finding(entity, time, due, loss))
         return found
 
     def judge_event(self, event: Event, topology: Topology) -> Finding | None:
-        said, leak = as_edge_event(event), str(event.data.get("leak"))
-        if said is None or not said.active or leak not in _LEVELS:
+        """See `Detector.judge_event`."""
+        edge, leak = as_edge_event(event), str(event.data.get("leak"))
+        if edge is None or not edge.active or leak not in _LEVELS:
             return None
         known = self.conditions.get(event.entity)
         if known is not None and LEVELS.index(known["level"]) >= LEVELS.index(_LEVELS[leak]):
             return None
-        onset = said.since if known is None else known["onset"]
-        return self._finding(event.entity, event.time, (onset, _LEVELS[leak]), {"leak": leak})
+        onset = edge.since if known is None else known["onset"]
+        return self._leak_finding(event.entity, event.time, (onset, _LEVELS[leak]), {"leak": leak})
 
     def budget(self) -> list[str]:
-        return [f"rope: {rule_line('what leak detectors say')}", f"reservoir: {in_words()}"]
+        return [f"rope: {rule_line('states of leak detectors')}", f"reservoir: {reservoir_budget()}"]
 
-    def _measure(self, frames: Mapping[str, Frame]) -> None:
-        """Takes the levels of the reservoirs; what is known of losses is renewed every two minutes."""
+    def _measure_levels(self, frames: Mapping[str, Frame]) -> None:
+        """Adds the levels of the reservoirs; the losses are renewed every two minutes."""
         self.gates.update(frames)
         frame = frames.get("coolant")
         if frame is None or not len(frame.entities):
             return
         for i in np.flatnonzero(self.gates.maintenance_mask(frame)).tolist():
-            self.levels.forget(i)
-        losses = self.levels.take(frame["reservoir.level"], frame.time)
+            self.levels.restart(i)
+        losses = self.levels.add(frame["reservoir.level"], frame.time)
         if losses is None:
             return
         before, self.losses = self.losses, {}
@@ -235,44 +221,44 @@ class CoolantLeak(Detector):
             numbers = {"level": loss.level, "fallen": loss.fallen, "per_hour": loss.per_hour, "hours": loss.hours_left}
             self.losses[entity] = {"onset": onset, "pressure": float(pressure[i]), **numbers}
 
-    def _sinks(self, entity: str, time: int, due: tuple[int, Level], loss: Mapping[str, float]) -> Finding:
-        pace = f"{loss['per_hour']:.1%} an hour" if loss["per_hour"] >= 0.001 else f"{loss['per_hour'] * 24:.1%} a day"
+    def _loss_finding(self, entity: str, time: int, due: tuple[int, Level], loss: Mapping[str, float]) -> Finding:
         left = f"{loss['hours']:.0f} h" if loss["hours"] >= 2 else f"{loss['hours'] * 60:.0f} min"
-        summary = (
-            f"{entity}: reservoir is at {loss['level']:.0%} and sinks by {pace}, empty in {left} at that pace; "
-            "no rope is wet yet, so which rack leaks cannot be told"
-        )
-        compared = Comparison(loss["level"], loss["level"] + loss["fallen"], None, "own past", 0, loss["fallen"], "1")
-        shown = make_evidence(
-            "ends when the level no longer sinks, or is filled up",
-            compared,
+        return self.finding(
+            time,
+            entity,
+            due,
+            score=loss["per_hour"] * 24,
+            summary=pager_title(entity, f"reservoir at {100 * loss['level']:.0f} %, empty in {left}, no rope wet yet"),
+            signals=("reservoir.level", "coolant.pressure"),
+            clears="ends when the level no longer sinks, or is filled up",
+            compared=Comparison(
+                loss["level"], loss["level"] + loss["fallen"], None, "own past", 0, loss["fallen"], "1"
+            ),
             per_hour=round(loss["per_hour"], 5),
             hours_to_empty=round(loss["hours"], 1),
             pressure=to_json(loss["pressure"]),
         )
-        signals = ("reservoir.level", "coolant.pressure")
-        return Finding(time, due[0], entity, self.name, due[1], loss["per_hour"] * 24, summary, shown, signals)
 
-    def _hear(self, frames: Mapping[str, Frame]) -> set[str]:
-        """Takes the events; returns who is dry again."""
+    def _read_events(self, frames: Mapping[str, Frame]) -> set[str]:
+        """Reads the events; returns the detectors that are dry again."""
         over: set[str] = set()
-        for said in edge_events(frames, ("leak",)):
-            leak = str(said.event.data.get("leak"))
-            if said.active and leak in _LEVELS:
-                self._wet(said.entity, leak, said.since)
-                over.discard(said.entity)
-            elif not said.active and said.entity in self.leaks:
-                del self.leaks[said.entity]
-                over.add(said.entity)
+        for event in edge_events(frames, ("leak",)):
+            leak = str(event.event.data.get("leak"))
+            if event.active and leak in _LEVELS:
+                self._record_leak(event.entity, leak, event.since)
+                over.discard(event.entity)
+            elif not event.active and event.entity in self.leaks:
+                del self.leaks[event.entity]
+                over.add(event.entity)
         return over
 
-    def _look(self, states: Mapping[str, float], time: int) -> set[str]:
-        """Takes the states; a state that is neither well nor a leak says nothing."""
+    def _read_states(self, states: Mapping[str, float], time: int) -> set[str]:
+        """Reads the states; returns the detectors that are dry again. Unknown states change nothing."""
         over = set()
         for entity, value in states.items():
             state = _STATES[int(value)] if 0 <= value < len(_STATES) else ""
             if state in _LEVELS:
-                self._wet(entity, state, time)
+                self._record_leak(entity, state, time)
             elif state == "ok" and entity in self.leaks:
                 self.leaks[entity]["dry"] += 1
                 if self.leaks[entity]["dry"] >= self.dry:
@@ -280,19 +266,32 @@ class CoolantLeak(Detector):
                     over.add(entity)
         return over
 
-    def _wet(self, entity: str, state: str, onset: int) -> None:
+    def _record_leak(self, entity: str, state: str, onset: int) -> None:
         leak = self.leaks.setdefault(entity, {"leak": state, "onset": onset, "dry": 0})
         leak["leak"] = "critical" if "critical" in (leak["leak"], state) else state
         leak["dry"] = 0
 
-    def _cleared(self, entity: str, time: int, condition: dict[str, Any]) -> Finding:
-        summary = f"{entity} is dry again"
-        onset, level = condition["onset"], condition["level"]
-        shown = make_evidence("it is over", cleared=True)
-        return Finding(time, onset, entity, self.name, level, 0.0, summary, shown, (_SIGNAL,))
+    def _cleared_finding(self, entity: str, time: int, condition: dict[str, Any]) -> Finding:
+        return self.finding(
+            time,
+            entity,
+            (condition["onset"], condition["level"]),
+            score=0.0,
+            summary=pager_title(entity, "dry again"),
+            signals=(_SIGNAL,),
+            clears="it is over",
+            cleared=True,
+        )
 
-    def _finding(self, entity: str, time: int, due: tuple[int, Level], leak: dict[str, Any]) -> Finding:
-        shown = make_evidence("ends when the detector says that it is dry", state=leak["leak"], holds=True)
-        score = 2.0 if leak["leak"] == "critical" else 1.0
-        summary = f"{entity} detects a leak: {leak['leak']}"
-        return Finding(time, due[0], entity, self.name, due[1], score, summary, shown, (_SIGNAL,))
+    def _leak_finding(self, entity: str, time: int, due: tuple[int, Level], leak: dict[str, Any]) -> Finding:
+        return self.finding(
+            time,
+            entity,
+            due,
+            score=2.0 if leak["leak"] == "critical" else 1.0,
+            summary=pager_title(entity, f"leak detected, {leak['leak']}"),
+            signals=(_SIGNAL,),
+            clears="ends when the detector is dry",
+            state=leak["leak"],
+            holds=True,
+        )

@@ -1,46 +1,101 @@
-"""What a coolant loop's departure means: lost flow or a broken meter, warm water or a new set-point.
+"""One coolant loop: how its flow and supply depart, whether that is real, and what it means.
 
-Whether the coolant still carries off what the GPUs draw: tells a flow that fell from a flow meter that lies.
+Measured: compiled loops over all coolant loops, which are few, so that NumPy calls would cost more. Checked: the heat
+balance shows whether the flow fell or its meter is wrong. Decided: lost flow or a broken meter, warm water or a new
+set-point.
 
-Heat balance: kW = L/min * K / 15.1 for 25 % propylene glycol. Where less flows, what flows warms by more and carries
-the same heat; where only the meter says so, the heat reckoned from it falls with it. What share of the GPUs' draw
-a loop or branch takes is its own (0.75 to 0.95 for cold plates, the rest is air), so it is compared with its own past.
-Idle GPUs, a return that is not measured or GPUs that tell no power leave it unknown: then the meter is not believed.
-
-The compiled loops of coolant.py: loops are few, so that calls of NumPy cost more than what they reckon.
+Heat balance: kW = L/min * K / 15.1 for 25 % propylene glycol. Where less flows, it warms by more and carries the same
+heat; where only the meter shows less, the heat computed from it falls too. The share of the GPUs' power that a loop or
+branch carries is its own (0.75 to 0.95 for cold plates, the rest is air), so it is compared with its own past. It is
+unknown with idle GPUs, without the return temperature or without GPU power: then the meter is not believed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base.findings import Comparison, make_evidence
 from detectors.base.kernel import compiled
-from detectors.base.streams import Bools, Floats, Step
+from detectors.base.state import N, State, memory, notes
+from detectors.base.streams import Bools, Floats, Step, Streams
 from detectors.base.throttle import has_reason, read_reasons
-from detectors.base.topology_index import TopologyIndex
+from detectors.base.topology_index import TopologyIndex, per_topology
 from detectors.heat.throttling import HEAT
+from pipeline.model.entity_names import pager_title
 from pipeline.model.records import LEVELS, SECOND, Finding, Frame, Level, to_json
 
 Ints = NDArray[np.int64]
-PEERS = 4  # loops below which the median is no witness, and a loop is judged by its own past alone; chosen
-LEAST = 1e-3  # of a unit: the logarithm of what stands still; chosen
-_LEAST_FLOW = 1.0  # L/min; a loop that runs with less is idle; chosen
-_BACK, _WELL = 0.02, 5  # share that a flow may lack, as meters err, and samples for which, until it is back; chosen
-_FAST_S, _SLOW_S = 30.0, 120.0  # of the two means of the supply whose difference is its slope; chosen
+PEERS = 4  # loops below which the median proves nothing, and a loop is judged by its own past alone; chosen
+LEAST = 1e-3  # of a unit: the logarithm of a standstill; chosen
+_LEAST_FLOW = 1.0  # L/min; a loop with less is idle; chosen
+_BACK, _WELL = (
+    0.02,
+    5,
+)  # share that a flow may lack, the error of meters, and samples for which, until it is back; chosen
+_FAST_S, _SLOW_S = 30.0, 120.0  # s of the two means of the supply whose difference gives its slope; chosen
 _RAPID = 0.5  # K/min; ASHRAE TC 9.9 allows 20 K/h, which is 0.33: half as much again, as two moves may meet; chosen
-_JUMP_K, _JUMP_K_S = 1.5, 0.1  # K at once, and K/s: litres of coolant warm within minutes, a sensor at once; chosen
+_JUMP_K, _JUMP_K_S = 1.5, 0.1  # K in one sample, and K/s: litres of coolant warm within minutes; chosen
+_REMEMBERED = 6 * 3600 * SECOND  # us for which a rapid rise or a jump counts; chosen
+MOVED = 0.05  # ln by which pressure or speed must move to confirm a flow; above the noise of both; chosen
+SHARE = 0.3  # of the flow's departure: a valve that closes raises the head of a pump by a part of it; chosen
+_CALM = 0.1  # ln; a pressure that swings by more proves nothing; chosen
+PG25 = 15.1  # K L/min per kW: 25 % propylene glycol, 1.02 kg/L, 3.9 kJ/kg K
+LEAST_DT = 5.0  # K; below it 0.3 K of two sensors and 2 % of the flow make the heat balance worthless
+_NONE = np.empty(0, np.intp)
+DOUBTED = "doubted"
+"""Key of the evidence: the instrument rather than the loop, or a flow that follows the load; corroborates nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoolantRules:
+    """Settings of the detector `coolant`."""
+
+    flow_delta: float
+    temperature_delta: float
+    warm: float
+    hot: float
+    collapse: float
+    hold: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSteps:
+    """An instant: frames, and the step of each stream. expected: -ln of the expected flow."""
+
+    frame: Frame
+    gpus: Frame | None
+    flow: Step
+    warmth: Step
+    pressure: Step
+    speed: Step
+    expected: Floats
+
+
+class LoopGpus:
+    """The GPUs of each loop."""
+
+    def __init__(self) -> None:
+        self._index = TopologyIndex()
+
+    def find(self, loop: str, gpus: Frame | None) -> NDArray[np.intp]:
+        """Returns the numbers of a loop's GPUs."""
+        if gpus is None:
+            return _NONE
+        self._index.update(gpus.entities, gpus.topology)
+        return self._index.positions_below(loop)
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------
 
 
 @compiled
-def together(departure: Floats, groups: NDArray[np.int32]) -> Floats:
-    """(K, N) median departure of comparable loops that are measured, of K signals; NaN where fewer than PEERS."""
+def find_common(departure: Floats, groups: NDArray[np.int32]) -> Floats:
+    """Returns (K, N) median departure of the measured comparable loops, of K signals; NaN where fewer than PEERS."""
     shift, room = np.full(departure.shape, np.nan), np.empty(departure.shape[1])
     for k in range(departure.shape[0]):
         for group in range(groups.max() + 1 if len(groups) else 0):
@@ -59,8 +114,10 @@ def together(departure: Floats, groups: NDArray[np.int32]) -> Floats:
 
 
 @compiled
-def collapsed(flow: Floats, expected: Floats, gate: Bools, share: float, time: int, low: Ints, low_since: Ints) -> None:
-    """Counts samples in a row with less than a share of the expected flow."""
+def count_collapsed(
+    flow: Floats, expected: Floats, gate: Bools, share: float, time: int, low: Ints, low_since: Ints
+) -> None:
+    """Counts samples in a row with less than `share` of the expected flow."""
     for i in range(len(flow)):
         usual = math.exp(-expected[i])
         if math.isfinite(flow[i]) and math.isfinite(usual) and (usual >= _LEAST_FLOW) and gate[i]:
@@ -71,14 +128,14 @@ def collapsed(flow: Floats, expected: Floats, gate: Bools, share: float, time: i
 
 
 @compiled
-def held(
+def follow_flow(
     lost: Floats, effect: NDArray[np.float32], delta: float, time: int, large: Ints, well: Ints, back: Bools
 ) -> None:
-    """Since when the flow is down by what matters; whether one that was down is back. lost: ln below the expected."""
+    """Follows since when the flow is low by `delta`, and whether it is back. lost: ln below the expected flow."""
     for i in range(len(lost)):
         if not effect[i] >= delta:
             large[i] = 0
-        elif (large[i] == 0) or (large[i] > time):  # the clock may have gone back
+        elif (large[i] == 0) or (large[i] > time):  # the clock may have been set back
             large[i] = time
         if math.isfinite(lost[i]):
             well[i] = well[i] + 1 if lost[i] < max(_BACK, effect[i] / 4) else 0
@@ -86,10 +143,10 @@ def held(
 
 
 @compiled
-def slopes(
+def follow_supply(
     supply: Floats, time: int, last: Floats, at: Ints, fast: Floats, slow: Floats, rapid_at: Ints, jumped_at: Ints
 ) -> None:
-    """Notes when the supply rose faster than a set-point, or jumped within one sample."""
+    """Records when the supply rose faster than a set-point does, or jumped within one sample."""
     for i in range(len(supply)):
         now = supply[i]
         if not math.isfinite(now):
@@ -107,31 +164,132 @@ def slopes(
         last[i], at[i] = now, time
 
 
-MOVED = 0.05  # ln by which pressure or speed must move to bear a flow out; above the noise of both; chosen
-SHARE = 0.3  # of the flow's departure: a valve that closes raises the head of a pump by a part of it; chosen
-_CALM = 0.1  # ln; a pressure that swings by more says nothing; chosen
-PG25 = 15.1  # K L/min per kW: 25 % propylene glycol, 1.02 kg/L, 3.9 kJ/kg K
-LEAST_DT = 5.0  # K; below it 0.3 K of two sensors and 2 % of the flow make the heat balance worthless
-_NONE = np.empty(0, np.intp)
-DOUBTED = "doubted"
-"""Key of the evidence: it is the instrument rather than the loop, or flow that follows the load; bears nothing out."""
+@dataclass
+class FlowState(State):
+    """(N,) per loop. ready: its flow is learned.   back: a flow that was low is back; well: samples for which it is.
+
+    low, low_since: samples in a row of a collapse, and since when.   large_since: since when `flow_delta` is missing.
+    """
+
+    ready: Bools = memory(False, np.bool_)
+    back: Bools = memory(False, np.bool_)
+    well: Ints = memory(0, np.int64)
+    low: Ints = memory(0, np.int64)
+    low_since: Ints = memory(0, np.int64)
+    large_since: Ints = memory(0, np.int64)
+
+
+@dataclass
+class SupplyState(State):
+    """(N,) per loop. last, last_at: newest supply temperature.   fast, slow: its means.
+
+    rapid_at, jumped_at: when it last rose faster than a set-point does, or jumped.
+    """
+
+    last: Floats = memory(np.nan)
+    last_at: Ints = memory(0, np.int64)
+    fast: Floats = memory(np.nan)
+    slow: Floats = memory(np.nan)
+    rapid_at: Ints = memory(-_REMEMBERED, np.int64)
+    jumped_at: Ints = memory(-_REMEMBERED, np.int64)
+
+    def update(self, supply: Floats, time: int) -> None:
+        """Adds an instant."""
+        n = len(supply)
+        last, means = (self.last[:n], self.last_at[:n]), (self.fast[:n], self.slow[:n])
+        follow_supply(supply, time, *last, *means, self.rapid_at[:n], self.jumped_at[:n])
+
+    def accept_as_normal(self, mask: Bools) -> None:
+        """Forgets rapid rises and jumps of some loops."""
+        for at in (self.rapid_at, self.jumped_at):
+            at[: len(mask)][mask] = -_REMEMBERED
+
+    def is_jumped(self, i: int, time: int) -> bool:
+        """Returns whether the supply's sensor jumped lately."""
+        return 0 <= time - int(self.jumped_at[i]) < _REMEMBERED
+
+    def is_rapid(self, i: int, time: int) -> bool:
+        """Returns whether the supply lately rose faster than set-points do."""
+        return 0 <= time - int(self.rapid_at[i]) < _REMEMBERED
+
+
+# --- whether a fall of the flow is real ------------------------------------------------------------------------------
+
+_EVERY = 30 * SECOND  # us between two balances: the water of a loop takes minutes to warm; chosen
+_ALIKE = 0.5  # share of the flow's fall up to which the heat may fall too, and the flow is believed; chosen
+_SEEN = 0.8  # share of the fall that samples with a known heat must show: five minutes of them at least; chosen
+_LEARN = 20  # samples before it is used: the replay contract
+_FOLLOWS = 1 / 240  # gain of a sample: two hours, in which a usual share changes; chosen
+_SMOOTH = 0.15  # gain of a sample: three minutes; chosen
+_STEADY = 0.1  # ln by which the power may be off its mean: water warms minutes after the GPUs; chosen
+_POWER_GAIN = 0.25  # gain of a sample: the two minutes of a loop's water; chosen
+_ROWS = 5  # usual, samples, lost, fallen, power: rows of the cells
+_FALL_ROWS = slice(2, 4)
+
+
+@dataclass
+class HeatBalance(State):
+    """(N,) per loop or branch. It learns only while the flow is usual.
+
+    Rows of the cells: usual -ln of the share of power that the coolant carries, and samples; ln by which heat (lost)
+    and flow (fallen) are below usual, smoothed over the same samples since the flow fell, so that what was known before
+    proves nothing; ln of the recent power.
+    """
+
+    cells: Floats = memory(0.0, shape=(_ROWS, N))
+    last: int = notes(int)
+
+    def update(self, frame: Frame, gpus: Frame | None, loops: LoopGpus, calm: Bools, fallen: Floats) -> None:
+        """Adds one instant. calm: (N,) flow usual and no maintenance; fallen: ln of the fall, 0 where there is none."""
+        if 0 <= frame.time - self.last < _EVERY:
+            return
+        self.last, n = frame.time, len(frame.entities)
+        self.grow(n)
+        self.cells[_FALL_ROWS, np.flatnonzero(fallen == 0)] = 0.0
+        if gpus is None:
+            return
+        usual, samples, lost, fell, mean_power = self.cells[:, :n]
+        power = np.log(self._sum_power(frame, gpus, loops))
+        off = np.where(mean_power == 0, 0.0, power - mean_power)
+        mean_power += np.where(np.isfinite(power), np.where(mean_power == 0, power, _POWER_GAIN * off), 0.0)
+        warmed = frame["coolant.return_temperature"] - frame["coolant.supply_temperature"]
+        heat = frame["coolant.flow"] * np.where(warmed >= LEAST_DT, warmed, np.nan) / PG25
+        value = power - np.log(1000 * np.where(heat > 0, heat, np.nan))
+        known = np.isfinite(value) & (np.abs(off) <= _STEADY)
+        learns = known & calm
+        samples += learns
+        usual += np.where(learns, np.maximum(1 / np.maximum(samples, 1), _FOLLOWS) * (value - usual), 0.0)
+        counts = known & (samples >= _LEARN) & (fallen != 0) & np.isfinite(fallen)
+        lost += np.where(counts, _SMOOTH * (value - usual - lost), 0.0)
+        fell += np.where(counts, _SMOOTH * (fallen - fell), 0.0)
+
+    def confirms_fall(self, i: int, fallen: float) -> bool:
+        """Returns whether a fall of the flow by `fallen` (ln) is real: the heat is known since and did not fall."""
+        if i >= self.cells.shape[1]:
+            return False
+        lost, fell = self.cells[_FALL_ROWS, i]
+        return bool(fell >= _SEEN * fallen and abs(lost) <= _ALIKE * fell)
+
+    def _sum_power(self, frame: Frame, gpus: Frame, loops: LoopGpus) -> Floats:
+        """Returns (N,) W that the GPUs of each draw; NaN where there are none."""
+        row, gpu = self._find_gpus(frame, gpus, loops)
+        power = gpus["gpu.power"][gpu]
+        total = np.bincount(row, np.where(power > 0, power, 0.0), minlength=len(frame.entities))
+        return np.where(total > 0, total, np.nan)
+
+    @per_topology
+    def _find_gpus(self, frame: Frame, gpus: Frame, loops: LoopGpus) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+        """Returns pairs of loop and GPU as two arrays."""
+        found = [loops.find(e, gpus) for e in frame.entities]
+        row = np.repeat(np.arange(len(found)), [len(part) for part in found])
+        return row, np.concatenate(found) if found else _NONE
+
+
+# --- what it means ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """An instant: frames, and where each stream stands. expected: -ln of the flow that was expected."""
-
-    frame: Frame
-    gpus: Frame | None
-    flow: Step
-    warmth: Step
-    pressure: Step
-    speed: Step
-    expected: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class LoopVerdict:
     """level, what else moved, and whether the flow meter or the supply's sensor is to blame."""
 
     level: Level
@@ -140,96 +298,76 @@ class Verdict:
     sensor: bool = False
 
 
-class Settings(Protocol):
-    """Of the detector."""
+@dataclass(frozen=True, slots=True)
+class LoopJudge:
+    """Decides what the departure of one loop means, from the detector's settings and state."""
 
-    flow_delta: float
-    temperature_delta: float
-    warm: float
-    hot: float
-    hold: float
-    low: NDArray[np.int64]
-    back: NDArray[np.bool_]
-    well: NDArray[np.int64]
-    large_since: NDArray[np.int64]
-    pressure: Any
-    speed: Any
+    rules: CoolantRules
+    flows: FlowState
+    supplies: SupplyState
+    pressure: Streams
+    speed: Streams
+    balance: HeatBalance
+    gpus: LoopGpus
 
-    @property
-    def balance(self) -> Any: ...
+    def decide(self, steps: LoopSteps, i: int, comparable: bool) -> LoopVerdict:
+        """Returns the worse of flow and supply. comparable: among enough loops of its kind."""
+        rules, time = self.rules, steps.frame.time
+        flow = self._judge_flow(steps, i, comparable)
+        if flow.level == "page" or not steps.warmth.on[i]:
+            return flow
+        sensor = self.supplies.is_jumped(i, time)
+        level: Level = "suspect"
+        effect, held = float(steps.warmth.effect[i]), int(steps.warmth.held[i]) >= rules.hold
+        rapid = self.supplies.is_rapid(i, time) and effect >= rules.temperature_delta
+        hot = effect >= rules.hot and held
+        if not sensor and (rapid or hot or gpus_throttle(steps.gpus, steps.frame.entities[i], self.gpus)):
+            level = "page"
+        elif not sensor and effect >= rules.warm and held:
+            level = "ticket"
+        level = max(level, flow.level, key=LEVELS.index)
+        return LoopVerdict(level, flow.others, flow.meter, sensor)
 
-    def jumped(self, i: int, time: int) -> bool: ...
-
-    def rapid(self, i: int, time: int) -> bool: ...
-
-
-class Loops:
-    """The GPUs of each loop."""
-
-    def __init__(self) -> None:
-        self._homes = TopologyIndex()
-
-    def of(self, loop: str, gpus: Frame | None) -> NDArray[np.intp]:
-        """Numbers of a loop's GPUs."""
-        if gpus is None:
-            return _NONE
-        self._homes.update(gpus.entities, gpus.topology)
-        return self._homes.positions_below(loop)
-
-
-def level_of(seen: Seen, i: int, settings: Settings, comparable: bool, loops: Loops) -> Verdict:
-    """The worse of what flow and supply say."""
-    flow = _flow(seen, i, settings, comparable)
-    if flow.level == "page" or not seen.warmth.on[i]:
-        return flow
-    sensor = settings.jumped(i, seen.frame.time)
-    level: Level = "suspect"
-    effect, held = float(seen.warmth.effect[i]), int(seen.warmth.held[i]) >= settings.hold
-    rapid = settings.rapid(i, seen.frame.time) and effect >= settings.temperature_delta
-    hot = effect >= settings.hot and held
-    if not sensor and (rapid or hot or throttled(seen.gpus, seen.frame.entities[i], loops)):
-        level = "page"
-    elif not sensor and effect >= settings.warm and held:
-        level = "ticket"
-    level = max(level, flow.level, key=LEVELS.index)
-    return Verdict(level, flow.others, flow.meter, sensor)
-
-
-def _flow(seen: Seen, i: int, settings: Settings, comparable: bool) -> Verdict:
-    """Pages what pressure or pump bear out, and what they say nothing about after a while."""
-    low = bool(settings.low[i] >= 2)
-    if settings.back[i] or not (low or seen.flow.on[i]):
-        return Verdict("suspect")
-    drop = _departure(seen, i)
-    need = max(MOVED, SHARE * drop)
-    told = {
-        "coolant.pressure": _moved(seen.pressure, settings.pressure, seen.frame["coolant.pressure"], i, need, low),
-        "pump.speed": _moved(seen.speed, settings.speed, seen.frame["pump.speed"], i, need, low),
-    }
-    others = tuple(name for name, moved in told.items() if moved)
-    against = not others and any(moved is False for moved in told.values())
-    large = bool(settings.large_since[i])
-    held = (seen.frame.time - int(settings.large_since[i])) / SECOND if large else 0.0
-    if against and large and held >= settings.hold and settings.balance.flows_less(i, float(seen.flow.effect[i])):
-        return Verdict("page" if comparable else "ticket", ("coolant.return_temperature",))
-    if against:
-        return Verdict("suspect", (), meter=True)
-    if low or (large and others):
-        return Verdict("page", others)
-    if large and held >= settings.hold:
-        return Verdict("page" if comparable else "ticket", others)
-    return Verdict("suspect", others)
+    def _judge_flow(self, steps: LoopSteps, i: int, comparable: bool) -> LoopVerdict:
+        """Pages what pressure or pump confirm, and what they prove nothing about after a while."""
+        flows, rules = self.flows, self.rules
+        low = bool(flows.low[i] >= 2)
+        if flows.back[i] or not (low or steps.flow.on[i]):
+            return LoopVerdict("suspect")
+        need = max(MOVED, SHARE * _departure(steps, i))
+        frame = steps.frame
+        moved = {
+            "coolant.pressure": _has_moved(steps.pressure, self.pressure, frame["coolant.pressure"], i, need, low),
+            "pump.speed": _has_moved(steps.speed, self.speed, frame["pump.speed"], i, need, low),
+        }
+        others = tuple(name for name, answer in moved.items() if answer)
+        against = not others and any(answer is False for answer in moved.values())
+        large = bool(flows.large_since[i])
+        held = (frame.time - int(flows.large_since[i])) / SECOND if large else 0.0
+        real = against and large and held >= rules.hold
+        if real and self.balance.confirms_fall(i, float(steps.flow.effect[i])):
+            return LoopVerdict("page" if comparable else "ticket", ("coolant.return_temperature",))
+        if against:
+            return LoopVerdict("suspect", (), meter=True)
+        if low or (large and others):
+            return LoopVerdict("page", others)
+        if large and held >= rules.hold:
+            return LoopVerdict("page" if comparable else "ticket", others)
+        return LoopVerdict("suspect", others)
 
 
-def _departure(seen: Seen, i: int) -> float:
-    """ln by which the flow is below what was expected, now or smoothed."""
-    flow, expected = float(seen.frame["coolant.flow"][i]), float(seen.expected[i])
+def _departure(steps: LoopSteps, i: int) -> float:
+    """Returns ln by which the flow is below the expected one, now or smoothed."""
+    flow, expected = float(steps.frame["coolant.flow"][i]), float(steps.expected[i])
     now = -np.log(max(flow, 1e-3)) - expected if np.isfinite(flow) and np.isfinite(expected) else 0.0
-    return max(float(now), float(seen.flow.effect[i]))
+    return max(float(now), float(steps.flow.effect[i]))
 
 
-def _moved(step: Step, streams: Any, values: Floats, i: int, need: float, sudden: bool) -> bool | None:
-    """Whether another sensor of the loop moved, either way; None if it cannot tell. sudden: one sample tells."""
+def _has_moved(step: Step, streams: Streams, values: Floats, i: int, need: float, sudden: bool) -> bool | None:
+    """Returns whether another sensor of the loop moved, either way; None if it cannot decide.
+
+    sudden: one sample is enough.
+    """
     value = float(values[i])
     if not step.judged[i] or not value > 0 or float(streams.cells[1, i]) > _CALM**2:
         return None
@@ -237,38 +375,37 @@ def _moved(step: Step, streams: Any, values: Floats, i: int, need: float, sudden
     return bool(max(now if sudden else 0.0, abs(float(step.effect[i]))) >= need)
 
 
-def throttled(gpus: Frame | None, loop: str, loops: Loops) -> bool:
-    """Whether at least two GPUs of the loop are held down by heat."""
-    mine = loops.of(loop, gpus)
-    if gpus is None or not len(mine):
+def gpus_throttle(gpus: Frame | None, loop: str, loops: LoopGpus) -> bool:
+    """Returns whether at least two GPUs of the loop throttle by heat."""
+    below = loops.find(loop, gpus)
+    if gpus is None or not len(below):
         return False
-    bits, _ = read_reasons(gpus["gpu.throttle_reasons"][mine])
+    bits, _ = read_reasons(gpus["gpu.throttle_reasons"][below])
     return int(np.count_nonzero(has_reason(bits, int(HEAT)))) >= 2
 
 
-def finding(
-    seen: Seen, i: int, due: tuple[int, Level], verdict: Verdict, settings: Settings, loops: Loops, alike: int
+def make_loop_finding(
+    steps: LoopSteps, i: int, due: tuple[int, Level], verdict: LoopVerdict, judge: LoopJudge, alike: int
 ) -> Finding:
-    """What is told of a loop; `alike`: comparable loops, itself among them."""
-    frame, told = seen.frame, list[str]()
+    """Returns the finding of a loop. alike: comparable loops, itself among them."""
+    frame, parts = steps.frame, list[str]()
     peers = alike - 1 if alike >= PEERS else 0
-    cohort = f"own past, less what {peers} comparable loops share" if peers else "own past"
+    cohort = f"own past, less the common departure of {peers} comparable loops" if peers else "own past"
     entity, flow = frame.entities[i], float(frame["coolant.flow"][i])
-    usual, supply = float(np.exp(-seen.expected[i])), float(frame["coolant.supply_temperature"][i])
+    usual, supply = float(np.exp(-steps.expected[i])), float(frame["coolant.supply_temperature"][i])
     more: dict[str, Any] = {"corroborated_by": list(verdict.others)}
     signals: list[str] = []
     doubts: list[bool] = []
-    if (seen.flow.on[i] or settings.low[i] >= 2) and not settings.well[i]:
-        words = f"flow is {flow:.4g} L/min, {flow / usual:.0%} of its usual {usual:.4g} L/min"
-        told.append(words + (", but pressure and pump say that it flows: the meter?" if verdict.meter else ""))
+    if (steps.flow.on[i] or judge.flows.low[i] >= 2) and not judge.flows.well[i]:
+        parts.append(f"flow {flow:.3g} L/min, usual {usual:.3g}{'; likely its meter' if verdict.meter else ''}")
         signals = ["coolant.flow", *verdict.others]
         doubts.append(verdict.meter)
         clears = "ends when the flow is back at its usual value"
         compared = Comparison(flow, usual, None, cohort, peers, 1 - flow / usual, "L/min")
-    if seen.warmth.on[i]:
-        rise = float(seen.warmth.effect[i])
-        words = f"supply temperature is {supply:.1f} Cel, {rise:.1f} K above what is usual"
-        told.append(words + (", in one jump: its sensor?" if verdict.sensor else ""))
+    if steps.warmth.on[i]:
+        rise = float(steps.warmth.effect[i])
+        sensor = "; likely its sensor" if verdict.sensor else ""
+        parts.append(f"supply {supply:.0f} °C, {rise:.1f} K above usual{sensor}")
         more |= {"supply_temperature": to_json(supply), "supply_rise": round(rise, 2)}
         if not signals:
             clears = "ends when the supply is back within half of that"
@@ -276,100 +413,22 @@ def finding(
         signals.append("coolant.supply_temperature")
         doubts.append(verdict.sensor)
     more[DOUBTED] = due[1] == "suspect" and all(doubts)
-    score = float(max(seen.flow.score[i], seen.warmth.score[i]))
-    shown = make_evidence(clears, compared, **more, **_balance(seen, i, loops))
-    return Finding(
-        frame.time, due[0], entity, "coolant", due[1], score, f"{entity}: " + " and ".join(told), shown, tuple(signals)
-    )
+    score = float(max(steps.flow.score[i], steps.warmth.score[i]))
+    evidence = make_evidence(clears, compared, **more, **_measure_heat(steps, i, judge.gpus))
+    count = len(judge.gpus.find(entity, steps.gpus))
+    affected = f", cools {count} GPUs" if count and len(parts) == 1 else ""
+    title = pager_title(entity, "; ".join(parts) + affected)
+    return Finding(frame.time, due[0], entity, "coolant", due[1], score, title, evidence, tuple(signals))
 
 
-def _balance(seen: Seen, i: int, loops: Loops) -> dict[str, float | None]:
-    """Heat that the coolant carries, and its share of what the loop's GPUs draw: evidence, no level rests on it."""
-    frame = seen.frame
+def _measure_heat(steps: LoopSteps, i: int, loops: LoopGpus) -> dict[str, float | None]:
+    """Returns the heat that the coolant carries, and its share of the GPUs' power: evidence, no level depends on it."""
+    frame = steps.frame
     warmed = float(frame["coolant.return_temperature"][i] - frame["coolant.supply_temperature"][i])
     flow = float(frame["coolant.flow"][i])
     if not (warmed >= LEAST_DT and flow > 0):
         return {}
     carried = flow * warmed / PG25
-    mine = loops.of(frame.entities[i], seen.gpus)
-    drawn = float(np.nansum(seen.gpus["gpu.power"][mine])) / 1000 if seen.gpus is not None and len(mine) else 0.0
-    return {"heat_kw": round(carried, 1), "heat_share": round(carried / drawn, 2) if drawn > 1 else None}
-
-
-_EVERY = 30 * SECOND  # the water of a loop takes minutes to warm: less often than each frame is soon enough; chosen
-_ALIKE = 0.5  # share of the flow's fall up to which the heat may have fallen too, and the flow is believed; chosen
-_SEEN = 0.8  # share of the fall that the samples with a known heat must show: five minutes of them at least; chosen
-_LEARN = 20  # samples before anything rests on it: the replay contract
-_FOLLOWS = 1 / 240  # of a sample: two hours, in which a usual share changes; chosen
-_SMOOTH = 0.15  # of a sample: three minutes; chosen
-_STEADY = 0.1  # ln by which the draw may be off its mean: water warms minutes after the GPUs; chosen
-_DRAWS = 0.25  # of a sample: the two minutes of a loop's water; chosen
-_CELLS = ("usual", "samples", "lost", "fallen", "drawn")
-
-
-@dataclass
-class Balance:
-    """(N,) of the loops and branches; a part() of a detector. It learns only while the flow is as usual.
-
-    usual, samples: -ln of the share.   drawn: ln W of late.   lost, fallen: ln by which heat and flow are below usual,
-    smoothed over the same samples since the flow fell, so that what was known before it fell bears nothing out.
-    """
-
-    cells: Floats = field(default_factory=lambda: np.zeros((len(_CELLS), 0)))
-    last: int = 0
-    _key: tuple[int, ...] = ()
-    _rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
-    _gpus: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
-
-    def follow(self, frame: Frame, gpus: Frame | None, loops: Loops, calm: Bools, fallen: Floats) -> None:
-        """One instant. calm: (N,) whose flow is as usual, and on whom nobody works; fallen: ln, 0 whose is not."""
-        if 0 <= frame.time - self.last < _EVERY:
-            return
-        self.last, n = frame.time, len(frame.entities)
-        if n > self.cells.shape[1]:
-            self.cells = np.hstack([self.cells, np.zeros((len(_CELLS), n - self.cells.shape[1]))])
-        self.cells[2:4, np.flatnonzero(fallen == 0)] = 0.0
-        if gpus is None:
-            return
-        usual, samples, lost, fell, drew = self.cells[:, :n]
-        drawn = np.log(self._drawn(frame, gpus, loops))
-        off = np.where(drew == 0, 0.0, drawn - drew)
-        drew += np.where(np.isfinite(drawn), np.where(drew == 0, drawn, _DRAWS * off), 0.0)
-        warmed = frame["coolant.return_temperature"] - frame["coolant.supply_temperature"]
-        heat = frame["coolant.flow"] * np.where(warmed >= LEAST_DT, warmed, np.nan) / PG25
-        value = drawn - np.log(1000 * np.where(heat > 0, heat, np.nan))
-        known = np.isfinite(value) & (np.abs(off) <= _STEADY)
-        learns = known & calm
-        samples += learns
-        usual += np.where(learns, np.maximum(1 / np.maximum(samples, 1), _FOLLOWS) * (value - usual), 0.0)
-        told = known & (samples >= _LEARN) & (fallen != 0) & np.isfinite(fallen)
-        lost += np.where(told, _SMOOTH * (value - usual - lost), 0.0)
-        fell += np.where(told, _SMOOTH * (fallen - fell), 0.0)
-
-    def flows_less(self, i: int, fallen: float) -> bool:
-        """Whether a fall of the flow by `fallen` (ln) is real: the heat was seen since and did not fall with it."""
-        if i >= self.cells.shape[1]:
-            return False
-        lost, fell = self.cells[2:4, i]
-        return bool(fell >= _SEEN * fallen and abs(lost) <= _ALIKE * fell)
-
-    def _drawn(self, frame: Frame, gpus: Frame, loops: Loops) -> Floats:
-        """(N,) W that the GPUs of each draw; NaN where there are none."""
-        key = (id(gpus.topology), gpus.topology.version, len(gpus.entities), len(frame.entities))
-        if key != self._key:
-            mine = [loops.of(e, gpus) for e in frame.entities]
-            self._rows = np.repeat(np.arange(len(mine)), [len(m) for m in mine])
-            self._gpus = np.concatenate(mine) if mine else np.empty(0, np.int64)
-            self._key = key
-        power = gpus["gpu.power"][self._gpus]
-        drawn = np.bincount(self._rows, np.where(power > 0, power, 0.0), minlength=len(frame.entities))
-        return np.where(drawn > 0, drawn, np.nan)
-
-    def reset(self, mask: Bools) -> None:
-        self.cells[:, np.flatnonzero(mask[: self.cells.shape[1]])] = 0.0
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"cells": self.cells.copy(), "last": self.last}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.cells, self.last = state["cells"], state["last"]
+    below = loops.find(frame.entities[i], steps.gpus)
+    power = float(np.nansum(steps.gpus["gpu.power"][below])) / 1000 if steps.gpus is not None and len(below) else 0.0
+    return {"heat_kw": round(carried, 1), "heat_share": round(carried / power, 2) if power > 1 else None}

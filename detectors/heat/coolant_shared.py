@@ -1,41 +1,27 @@
-"""What comparable loops lose together: the hall's water or its pumps, told once on what the loops share."""
+"""What comparable loops lose together: the hall's water or its pumps, reported once on what the loops share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base.detector import Part
 from detectors.base.findings import Comparison, make_evidence
+from detectors.base.state import State, memory, part
 from detectors.base.streams import Bools, Channel, Floats, Step, Streams
 from detectors.base.topology_index import EVERYTHING
-from detectors.heat.coolant_loops import DOUBTED, MOVED, SHARE, Loops, throttled
+from detectors.heat.coolant_loops import DOUBTED, MOVED, SHARE, CoolantRules, LoopGpus, SupplyState, gpus_throttle
+from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level, to_json
 
-_FOLLOWS = (
-    0.5  # share of the lost flow by which the GPUs' power fell too: valves and pumps then follow the load; chosen
-)
-
-
-class Settings(Protocol):
-    """Of the detector."""
-
-    flow_delta: float
-    temperature_delta: float
-    warm: float
-    hold: float
-    collapse: float
-
-    def jumped(self, i: int, time: int) -> bool: ...
-
-    def rapid(self, i: int, time: int) -> bool: ...
+_FOLLOWS = 0.5
+"""Share of the lost flow by which the GPUs' power fell too: valves and pumps then follow the load; chosen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class CommonDeparture:
     """An instant of what loops share: (N,) each, of the loop's group; NaN where they are too few.
 
     flow, supply, pressure, speed: departure, ln for all but K of the supply; + is less flow, pressure, speed, more K.
@@ -51,58 +37,44 @@ class Shift:
 
 
 @dataclass
-class Shared(Part):
-    """CUSUM on the shift itself, one stream per loop though those of a group are alike: loops come and go."""
+class SharedStreams(State):
+    """CUSUM on the common departure, one stream per loop though those of a group are equal: loops come and go.
 
-    flow: Streams = field(default_factory=lambda: Streams(Channel(floor=0.004, delta=0.03, phi=0.6)))
-    warmth: Streams = field(default_factory=lambda: Streams(Channel(floor=0.3, delta=2.75, phi=0.9)))
-    draw: Streams = field(default_factory=lambda: Streams(Channel(floor=0.02, delta=0.05, phi=0.6)))
-    low: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    large: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    low: samples in a row of a collapse.   large: since when the flow lacks what matters; 0 it does not.
+    """
 
-    def take(self, shift: Shift, gate: Bools, settings: Settings) -> tuple[Step, Step, float]:
-        """One instant; returns where flow and supply stand, and ln by which the GPUs draw less than usual."""
-        n, time = len(shift.flow), shift.frame.time
-        if len(self.low) < n:
-            more = np.zeros(n - len(self.low), np.int64)
-            self.low, self.large = np.append(self.low, more), np.append(self.large, more)
+    flow: Streams = part(lambda: Streams(Channel(floor=0.004, delta=0.03, phi=0.6)))
+    warmth: Streams = part(lambda: Streams(Channel(floor=0.3, delta=2.75, phi=0.9)))
+    power: Streams = part(lambda: Streams(Channel(floor=0.02, delta=0.05, phi=0.6)), kept=True)
+    low: NDArray[np.int64] = memory(0, np.int64)
+    large: NDArray[np.int64] = memory(0, np.int64)
+
+    def update(self, common: CommonDeparture, gate: Bools, rules: CoolantRules) -> tuple[Step, Step, float]:
+        """Adds one instant; returns the steps of flow and supply, and ln by which the GPUs draw less than usual."""
+        n, time = len(common.flow), common.frame.time
+        self.grow(n)
         alone = np.full(n, -1, np.int32)
-        flow = self.flow.step(shift.flow, alone, time, gate)
-        warmth = self.warmth.step(shift.supply, alone, time, gate)
-        known, low = np.isfinite(shift.flow) & gate, self.low[:n]
-        low[known] = np.where(shift.flow > -np.log(settings.collapse), low + 1, 0)[known]
-        big = (flow.effect >= settings.flow_delta) | (low >= 2)
+        flow = self.flow.step(common.flow, alone, time, gate)
+        warmth = self.warmth.step(common.supply, alone, time, gate)
+        known, low = np.isfinite(common.flow) & gate, self.low[:n]
+        low[known] = np.where(common.flow > -np.log(rules.collapse), low + 1, 0)[known]
+        big = (flow.effect >= rules.flow_delta) | (low >= 2)
         large = self.large[:n]
-        large[big & ((large == 0) | (large > time))] = time  # the clock may have gone back
+        large[big & ((large == 0) | (large > time))] = time  # the clock may have been set back
         large[~big] = 0
-        return flow, warmth, self._drawn(shift.gpus, time)
+        return flow, warmth, self._power_drop(common.gpus, time)
 
-    def _drawn(self, gpus: Frame | None, time: int) -> float:
+    def _power_drop(self, gpus: Frame | None, time: int) -> float:
         power = gpus["gpu.power"] if gpus is not None else np.empty(0)
-        told = power[power > 0]
-        value = np.array([-np.log(told.mean()) if len(told) else np.nan])
-        step = self.draw.step(value, np.full(1, -1, np.int32), time)
+        known = power[power > 0]
+        value = np.array([-np.log(known.mean()) if len(known) else np.nan])
+        step = self.power.step(value, np.full(1, -1, np.int32), time)
         return float(step.effect[0])
-
-    def reset(self, mask: Bools) -> None:
-        for streams in (self.flow, self.warmth):
-            streams.reset(mask)
-        for cells in (self.low, self.large):
-            cells[: len(mask)][mask[: len(cells)]] = 0
-
-    def snapshot(self) -> dict[str, Any]:
-        parts = {name: getattr(self, name).snapshot() for name in ("flow", "warmth", "draw")}
-        return {**parts, "low": self.low.copy(), "large": self.large.copy()}
-
-    def restore(self, state: Any) -> None:
-        for name in ("flow", "warmth", "draw"):
-            getattr(self, name).restore(state[name])
-        self.low, self.large = state["low"], state["large"]
 
 
 @dataclass(frozen=True, slots=True)
-class Blamed:
-    """What the loops share, and why it is told."""
+class SharedVerdict:
+    """What the loops share, and the finding on it."""
 
     entity: str
     level: Level
@@ -110,108 +82,126 @@ class Blamed:
     finding: Finding
 
 
-def blamed(
-    shift: Shift, told: tuple[Step, Step, float], shared: Shared, settings: Settings, loops: Loops, gate: Bools
-) -> Blamed | None:
-    """One finding for all loops that lose flow or warm together; None if none do."""
-    flow, warmth, less = told
-    n = len(shift.flow)
-    weak = ((flow.on & (flow.effect > 0)) | (shared.low[:n] >= 2)) & gate & np.isfinite(shift.flow)
-    warm = warmth.on & gate & np.isfinite(shift.supply)
+def judge_shared(
+    common: CommonDeparture,
+    steps: tuple[Step, Step, float],
+    shared: SharedStreams,
+    rules: CoolantRules,
+    supplies: SupplyState,
+    loops: LoopGpus,
+    gate: Bools,
+) -> SharedVerdict | None:
+    """Returns one verdict for all loops that lose flow or warm together; None if none do."""
+    flow, warmth, less_power = steps
+    n = len(common.flow)
+    weak = ((flow.on & (flow.effect > 0)) | (shared.low[:n] >= 2)) & gate & np.isfinite(common.flow)
+    warm = warmth.on & gate & np.isfinite(common.supply)
     if not (weak | warm).any():
         return None
-    mine = np.flatnonzero(weak | warm)
-    feeding = [e for i in mine.tolist() if len(loops.of(e := shift.frame.entities[i], shift.gpus))]
-    hot = bool(feeding) and 2 * sum(throttled(shift.gpus, e, loops) for e in feeding) >= len(feeding)
-    level, words, signals, meters = (
-        _flow_level(shift, flow, weak, shared, settings, hot, less) if weak.any() else _NOTHING
+    members = np.flatnonzero(weak | warm)
+    feeding = [e for i in members.tolist() if len(loops.find(e := common.frame.entities[i], common.gpus))]
+    hot = bool(feeding) and 2 * sum(gpus_throttle(common.gpus, e, loops) for e in feeding) >= len(feeding)
+    level, text, signals, meters = (
+        _judge_flow(common, flow, weak, shared, rules, hot, less_power) if weak.any() else _NOTHING
     )
-    other, more, sensor = _warm_level(shift, warmth, warm, settings, hot) if warm.any() else ("suspect", "", True)
+    other, more, sensor = (
+        _judge_supply(common, warmth, warm, rules, supplies, hot) if warm.any() else ("suspect", "", True)
+    )
     if other == "page":
         level = "page"
     signals = (*signals, *(("coolant.supply_temperature",) if warm.any() else ()))
-    words = " and ".join(text for text in (words, more) if text)
+    text = ", ".join(part for part in (text, more) if part)
     doubted = level == "suspect" and meters and sensor
-    return _finding(shift, mine, level, words, signals, (flow, warmth), {"gpus_throttle": hot, DOUBTED: doubted})
+    return _make_verdict(
+        common, members, level, text, signals, (flow, warmth), {"gpus_throttle": hot, DOUBTED: doubted}
+    )
 
 
 _NOTHING: tuple[Level, str, tuple[str, ...], bool] = ("suspect", "", (), True)
 
 
-def _flow_level(
-    shift: Shift, flow: Step, weak: Bools, shared: Shared, settings: Settings, hot: bool, less: float
+def _judge_flow(
+    common: CommonDeparture,
+    flow: Step,
+    weak: Bools,
+    shared: SharedStreams,
+    rules: CoolantRules,
+    hot: bool,
+    less_power: float,
 ) -> tuple[Level, str, tuple[str, ...], bool]:
-    """Page where pressure, pump or the GPUs bear it out; meters that fall while those stand are a doubted suspect."""
+    """Pages where pressure, pump or the GPUs confirm it; meters that fall while those are constant are a doubted
+    suspect."""
     i = int(np.flatnonzero(weak)[np.argmax(flow.effect[weak])])
-    lost = max(float(shift.flow[i]), float(flow.effect[i]))
-    moved = {"coolant.pressure": shift.pressure[i], "pump.speed": shift.speed[i]}
+    lost = max(float(common.flow[i]), float(flow.effect[i]))
+    moved = {"coolant.pressure": common.pressure[i], "pump.speed": common.speed[i]}
     others = tuple(name for name, by in moved.items() if abs(by) >= max(MOVED, SHARE * lost))
     against = not others and any(np.isfinite(by) for by in moved.values())
+    follows_load = less_power >= _FOLLOWS * lost
     collapsed, large = bool(shared.low[i] >= 2), int(shared.large[i])
     level: Level = "suspect"
     if hot and (collapsed or large):
         level = "page"
-    elif against or less >= _FOLLOWS * lost:
+    elif against or follows_load:
         level = "suspect"
     elif collapsed or (large and others):
         level = "page"
-    elif large and shift.frame.time - large >= settings.hold * SECOND:
+    elif large and common.frame.time - large >= rules.hold * SECOND:
         level = "ticket"
-    note = ", though pressure and pumps say that it flows" if against else ""
-    note = note or (", as the GPUs draw less too" if less >= _FOLLOWS * lost and not hot else "")
-    return level, f"flow is {-np.expm1(-lost):.0%} below usual{note}", ("coolant.flow", *others), bool(note)
+    note = " (likely the meters)" if against else ""
+    note = note or (" (follows the load)" if follows_load and not hot else "")
+    return level, f"flow {100 * -np.expm1(-lost):.0f} % below usual{note}", ("coolant.flow", *others), bool(note)
 
 
-def _warm_level(shift: Shift, warmth: Step, warm: Bools, settings: Settings, hot: bool) -> tuple[Level, str, bool]:
-    """Page where it rose faster than set-points do, by more than they are moved, or GPUs throttle."""
-    mine, time = np.flatnonzero(warm).tolist(), shift.frame.time
-    i = max(mine, key=lambda at: (float(warmth.effect[at]), -at))
+def _judge_supply(
+    common: CommonDeparture, warmth: Step, warm: Bools, rules: CoolantRules, supplies: SupplyState, hot: bool
+) -> tuple[Level, str, bool]:
+    """Pages where it rose faster or further than set-points are moved, or GPUs throttle."""
+    members, time = np.flatnonzero(warm).tolist(), common.frame.time
+    i = max(members, key=lambda at: (float(warmth.effect[at]), -at))
     up, held = float(warmth.effect[i]), int(warmth.held[i])
-    sensor = sum(settings.jumped(at, time) for at in mine) * 2 > len(mine)
-    rapid = sum(settings.rapid(at, time) for at in mine) * 2 >= len(mine) and up >= settings.temperature_delta
-    sure = not sensor and (rapid or (up >= settings.warm and held >= settings.hold))
-    words = f"supply is {up:.1f} K above usual" + (", in one jump: its sensors?" if sensor else "")
-    return ("page" if sure or hot else "suspect"), words, sensor
+    sensor = sum(supplies.is_jumped(at, time) for at in members) * 2 > len(members)
+    rapid = sum(supplies.is_rapid(at, time) for at in members) * 2 >= len(members) and up >= rules.temperature_delta
+    sure = not sensor and (rapid or (up >= rules.warm and held >= rules.hold))
+    text = f"supply {up:.1f} K above usual" + (" (likely the sensors)" if sensor else "")
+    return ("page" if sure or hot else "suspect"), text, sensor
 
 
-def _finding(
-    shift: Shift,
-    mine: NDArray[np.int64],
+def _make_verdict(
+    common: CommonDeparture,
+    members: NDArray[np.int64],
     level: Level,
-    words: str,
+    text: str,
     signals: tuple[str, ...],
     steps: tuple[Step, Step],
     more: dict[str, Any],
-) -> Blamed:
-    frame, (flow, warmth) = shift.frame, steps
-    entity = common(frame, mine)
-    first = steps[0] if "coolant.flow" in signals else steps[1]
-    held = max((int(step.held[i]) for step in steps for i in mine.tolist() if step.on[i]), default=0)
+) -> SharedVerdict:
+    frame, (flow, warmth) = common.frame, steps
+    entity = find_common_ancestor(frame, members)
+    is_flow = "coolant.flow" in signals
+    first = flow if is_flow else warmth
+    held = max((int(step.held[i]) for step in steps for i in members.tolist() if step.on[i]), default=0)
     onset = frame.time - max(held, 10) * SECOND
-    value = float(np.nanmedian(frame[signals[0]][mine])) if np.isfinite(frame[signals[0]][mine]).any() else float("nan")
-    worst = float(np.max(first.effect[mine]))
-    is_flow = first is flow
+    values = frame[signals[0]][members]
+    value = float(np.nanmedian(values)) if np.isfinite(values).any() else float("nan")
+    worst = float(np.max(first.effect[members]))
     expected, unit = (value / np.exp(-worst), "L/min") if is_flow else (value - worst, "K")
     effect = float(-np.expm1(-worst)) if is_flow else worst
-    compared = Comparison(value, float(expected), None, "own past", 0, effect, unit)
-    names = [frame.entities[i] for i in mine[:16].tolist()]
-    shown = make_evidence(
-        "ends when flow and supply of the loops are back at what they were",
-        compared,
-        loops=names,
-        judged=len(mine),
-        **to_json({**more, "supply_rise": float(np.max(warmth.effect[mine]))}),
+    evidence = make_evidence(
+        "ends when flow and supply of the loops are back at their usual values",
+        Comparison(value, float(expected), None, "own past", 0, effect, unit),
+        loops=[frame.entities[i] for i in members[:16].tolist()],
+        judged=len(members),
+        **to_json({**more, "supply_rise": float(np.max(warmth.effect[members]))}),
     )
-    summary = f"{entity}: of {len(mine)} comparable loops together {words}, compared with their own past"
-    score = float(np.max(first.score[mine]))
-    return Blamed(
-        entity, level, onset, Finding(frame.time, onset, entity, "coolant", level, score, summary, shown, signals)
-    )
+    title = pager_title(entity, f"{len(members)} loops: {text}")
+    score = float(np.max(first.score[members]))
+    finding = Finding(frame.time, onset, entity, "coolant", level, score, title, evidence, signals)
+    return SharedVerdict(entity, level, onset, finding)
 
 
-def common(frame: Frame, mine: NDArray[np.int64]) -> str:
-    """The nearest thing that is above all of these loops."""
+def find_common_ancestor(frame: Frame, members: NDArray[np.int64]) -> str:
+    """Returns the nearest entity above all of these loops."""
     above = frame.topology.ancestors
-    first, *others = [above(frame.entities[i]) for i in mine.tolist()]
+    first, *others = [above(frame.entities[i]) for i in members.tolist()]
     shared = set(first).intersection(*others)
     return next((e for e in first if e in shared), EVERYTHING)

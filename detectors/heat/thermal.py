@@ -1,56 +1,113 @@
-"""Finds GPUs whose heat leaves them worse than it did: thermal resistance against peers, own past, and over weeks."""
+"""Finds GPUs that cool worse than they did: thermal resistance against peers, own past, and over weeks."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base import topology_index
 from detectors.base.budget import rule_line
 from detectors.base.cohorts import Peers
 from detectors.base.detector import Detector, memory, notes, part
 from detectors.base.findings import OpenConditions, close_ended
 from detectors.base.gates import Gates
 from detectors.base.group_events import GroupEvents, Quantity
+from detectors.base.state import State
 from detectors.base.streams import Bools, Channel, Step, Streams
-from detectors.heat import throttling
-from detectors.heat.drift import SURE, Drifts, trend_in_words
-from detectors.heat.exclusions import KINDS, Collapses, Doubts, LoopShift, attended
-from detectors.heat.resistance import Measured, Resistance, Supplies
-from detectors.heat.thermal_blame import Blamed, Heat, Units, blamed, told
-from detectors.heat.throttling import READINGS, Shared, Unread
+from detectors.base.topology_index import pop_members_mask
+from detectors.heat.drift import SURE, SlowTrends, trend_budget
+from detectors.heat.exclusions import COLLAPSE_EVENTS, CohortShift, CoolantCollapses, SensorDoubts, exclude_idle_cohorts
+from detectors.heat.resistance import ResistanceSample, SupplyTemperatures, ThermalResistance
+from detectors.heat.thermal_blame import (
+    BlameRules,
+    GpuHeat,
+    NodesAndRacks,
+    ThermalVerdict,
+    find_blamed,
+    report_verdicts,
+)
+from detectors.heat.throttling import (
+    READINGS,
+    ThrottleStreaks,
+    UnitThrottling,
+    UnmonitoredUnits,
+    find_recurring,
+    find_throttling,
+    is_throttled_by_heat,
+)
 from pipeline.model.records import SECOND, Finding, Frame
 
-_TOGETHER = Quantity(
-    ("gpu.temperature", "gpu.power"), "lose their heat worse than the others", "lose it better than the others"
-)
-_OVER = 0.15  # of a logarithm below what was found before a pause: five times the noise of a sample; chosen
+_TOGETHER = Quantity(("gpu.temperature", "gpu.power"), "cool worse", "cool better")
+_RECOVERED = 0.15  # ln R below the level before a pause: five times the noise of a sample; chosen
+_USUAL_STEP = 10.0  # s, before the length of a tick is known
+
+
+@dataclass
+class GpuConditions(State):
+    """(N,) each. since: when a rise of R began, 0 none.   recovered: R fell back during a pause.
+
+    normal_at: last sample with a normal resistance; 0 never.   wearing: R has risen over weeks.
+    """
+
+    since: NDArray[np.int64] = memory(0, np.int64)
+    recovered: Bools = memory(False, np.bool_)
+    normal_at: NDArray[np.int64] = memory(0, np.int64)
+    wearing: Bools = memory(False, np.bool_)
+
+
+@dataclass
+class ThermalPeers(State):
+    """The cohort of each GPU. cohort: checksum of its name, to notice a change; 0 unknown.   sizes: by cohort."""
+
+    cohort: NDArray[np.int64] = memory(0, np.int64)
+    ladder: Peers = field(
+        default_factory=lambda: Peers(
+            ("cdu", "@sku"), ("loop", "@sku"), ("rack", "@sku"), ("@sku",), ("cdu",), ("rack",)
+        ),
+        init=False,
+        repr=False,
+    )
+    sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64), init=False, repr=False)
+    _groups: NDArray[np.int32] | None = field(default=None, init=False, repr=False)
+
+    def update(self, frame: Frame) -> tuple[NDArray[np.int32], Bools]:
+        """Returns (N,) cohort of each GPU, and which GPUs have another one than before."""
+        groups = self.ladder.groups(frame)
+        changed = np.zeros(len(groups), bool)
+        if self._groups is groups:
+            return groups, changed
+        self.grow(len(groups))
+        self._groups, self.sizes = groups, np.bincount(groups[groups >= 0], minlength=1)
+        names = [zlib.crc32(self.ladder.cohort_name(frame, i).encode()) + 1 for i in range(len(groups))]
+        now, known = np.array(names, np.int64), self.cohort[: len(groups)]
+        changed = (known != 0) & (known != now)
+        known[:] = now
+        return groups, changed
 
 
 @dataclass
 class Thermal(Detector):
-    """PCC on ln((T - T_supply) / P) of each GPU against the GPUs of its loop; Mann-Kendall on its hourly means.
+    """Peer-conditioned CUSUM on ln((T - T_supply) / P) of each GPU within its loop; Mann-Kendall on its hourly means.
 
     Suspect once the sum passes its threshold and R is up by `delta`; ticket after `patience` s. Page: the GPU throttles
     by heat, or will within `near` minutes; or after `hold` s with R up by `page_delta` within hours and its memory
     warmer too. Most GPUs of a node, or nodes of a rack, are one finding on the node or rack: their coolant.
 
-    A GPU that says for two frames that heat slows it down is a ticket whatever its R, unless its whole loop is; a page
-    after `hold` s at its limit unless R is known to be as ever: then it is one ticket until a day passed without. A
-    loop (else unit, else rack) whose coolant nobody read for 10 min and of which heat slows down GPUs of most nodes, or
-    30 % of its GPUs at work on three nodes, is one ticket; a page once 30 % of them were for `hold` s. A
-    trend of two days (z > 5) with R up by `worn` since the GPU was first seen is a ticket. While the agent beside a
-    loop tells that its flow or pressure collapsed, no resistance on it is judged: that is the loop's. One temperature
-    that moves while the memory beside it does not is a sensor: telemetry_sensor's.
+    A GPU that reports thermal throttling for two frames is a ticket whatever its R, unless its whole loop throttles; a
+    page after `hold` s at its limit unless R is known to be normal: then it is one ticket until a day without
+    throttling. A loop (else CDU, else rack) whose coolant was not read for 10 min is one ticket when GPUs of most of
+    its nodes throttle by heat, or 30 % of its working GPUs on three nodes; a page once 30 % of them did for `hold` s. A
+    trend of two days (z > 5) with R up by `worn` since the GPU was first seen is a ticket. While the agent of a loop
+    reports that its flow or pressure collapsed, no resistance on it is judged: that is the loop's fault. A core
+    temperature that moves while the memory beside it does not is a sensor: telemetry_sensor's.
 
-    Source: P/C of a plate, lag 10 to 20 s (resistance.py); delta: what 1 K of NVML's rounding lets through at 40 K over
-    the coolant, threefold; 87 Cel is where current parts begin to slow down if they tell no margin (leptonai/gpud);
-    hold: twice the longest benign slowdown of 300 s, chosen; 30 %: from there on there is no median (crowds.py).
+    Source: P/C of a plate, lag 10 to 20 s (resistance.py); delta: three times what 1 K of NVML's rounding is at 40 K
+    over the coolant; 87 Cel is where current parts begin to slow down if they report no margin (leptonai/gpud);
+    hold: twice the longest benign slowdown of 300 s, chosen; 30 %: from there on a median does not hold (Huber, 1981).
     """
 
     name: ClassVar[str] = "thermal"
@@ -59,237 +116,233 @@ class Thermal(Detector):
     needs: ClassVar[tuple[str, ...]] = ("gpu.temperature", "gpu.power")
     wants: ClassVar[tuple[str, ...]] = (
         *("gpu.energy", "gpu.memory_temperature", "gpu.throttle_reasons", "gpu.thermal_margin", "gpu.slowdown_margin"),
-        *(*READINGS, "event:maintenance_start", "event:maintenance_end", *(f"event:{kind}" for kind in KINDS)),
+        *(
+            *READINGS,
+            "event:maintenance_start",
+            "event:maintenance_end",
+            *(f"event:{kind}" for kind in COLLAPSE_EVENTS),
+        ),
     )
     cannot_see: ClassVar[str] = (
-        "Idle GPUs, what moves all GPUs of a loop at once (coolant tells that; where no unit of the loop is read, it "
-        "is told once heat slows down many of them, and not what is to blame), wear of less than 6 %, and whether "
-        "paste, plate or a clogged channel is to blame."
+        "Idle GPUs; what moves all GPUs of a loop together (coolant reports that; where no unit of the loop is "
+        "monitored, it is reported once heat throttles many of them, without the cause); wear of less than 6 %; and "
+        "whether paste, plate or a clogged channel is to blame."
     )
 
     delta: float = 0.08
     page_delta: float = 0.12
     """Share; a rise of 15 % stays above it although a temperature is rounded to 1 K; chosen."""
     worn: float = 0.06
-    """ln of R since the first half day; hourly means are good to 1 %, other jobs move them by some; chosen."""
+    """ln of R since the first half day; hourly means are good to 1 %, other jobs move them by a few; chosen."""
     patience: float = 240.0
     """s after which a suspect is a ticket; with the CUSUM's own time still within 10 min; chosen."""
     hold: float = 600.0
     near: float = 15.0
-    """Minutes: who is called has a quarter of an hour; chosen."""
+    """Minutes; the person on call has a quarter of an hour; chosen."""
     slowdown: float = 87.0
 
-    resistance: Resistance = part(Resistance)
+    resistance: ThermalResistance = part(ThermalResistance)
     cores: Streams = part(lambda: Streams(Channel(floor=0.012, delta=0.08, phi=0.6)))
     memories: Streams = part(lambda: Streams(Channel(floor=0.5, delta=1.0, phi=0.6)))
-    drifts: Drifts = part(Drifts)
+    trends: SlowTrends = part(SlowTrends)
     gates: Gates = part(Gates)
-    shift: LoopShift = part(LoopShift)
-    collapses: Collapses = part(Collapses)
-    unread: Unread = part(Unread)
-    doubts: Doubts = part(Doubts)
+    shift: CohortShift = part(CohortShift)
+    collapses: CoolantCollapses = part(CoolantCollapses)
+    unmonitored: UnmonitoredUnits = part(UnmonitoredUnits)
+    doubts: SensorDoubts = part(SensorDoubts)
     group: GroupEvents = part(lambda: GroupEvents(_TOGETHER))
-    cohort: NDArray[np.int64] = memory(0, np.int64)
-    bits: NDArray[np.int64] = memory(0, np.int64)
-    bits_since: NDArray[np.int64] = memory(0, np.int64)
-    bits_last: NDArray[np.int64] = memory(0, np.int64)
-    excused: Bools = memory(False, np.bool_)
-    forgiven: list[str] = notes(list)
-    worked: Bools = memory(False, np.bool_)
-    wearing: Bools = memory(False, np.bool_)
-    since: NDArray[np.int64] = memory(0, np.int64)
-    mended: Bools = memory(False, np.bool_)
-    sheds: NDArray[np.int64] = memory(0, np.int64)
+    peers: ThermalPeers = part(ThermalPeers)
+    throttling: ThrottleStreaks = part(ThrottleStreaks)
+    gpus: GpuConditions = part(GpuConditions)
+    accepted: list[str] = notes(list)
+    in_maintenance: Bools = memory(False, np.bool_)
     conditions: OpenConditions = notes()
-    _peers: Peers = field(
-        default_factory=lambda: Peers(
-            ("cdu", "@sku"), ("loop", "@sku"), ("rack", "@sku"), ("@sku",), ("cdu",), ("rack",)
-        ),
-        init=False,
-        repr=False,
-    )
-    _numbered: Any = field(default=None, init=False, repr=False)
-    _members: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64), init=False, repr=False)
-    _units: Units = field(default_factory=Units, init=False, repr=False)
-    _supplies: Supplies = field(default_factory=Supplies, init=False, repr=False)
+    _units: NodesAndRacks = field(default_factory=NodesAndRacks, init=False, repr=False)
+    _supplies: SupplyTemperatures = field(default_factory=SupplyTemperatures, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.cores.channel = Channel(floor=0.012, delta=self.delta, phi=0.6)
 
     def observe(self, frames: Mapping[str, Frame]) -> list[Finding]:
         self.gates.update(frames)
-        self.collapses.hear(frames)
-        self.unread.hear(frames)
+        self.collapses.update(frames)
+        self.unmonitored.record_readings(frames)
         frame = frames.get("gpu")
         if frame is None or not len(frame.entities):
             return []
-        self.grow(len(frame.entities))
-        groups = self._peers.groups(frame)
-        self._renumbered(frame, groups)
-        supply = self._supplies.of(frame, frames.get("coolant"))
-        seen = self.resistance.take(frame, supply, self.shift.off(len(groups)))
-        working = self.gates.maintenance_mask(frame)
-        gate = self._gate(frame, seen, working)
-        step = self.cores.step(seen.ln_r, groups, frame.time, gate)
-        memory_step = self.memories.step(seen.above, groups, frame.time, gate)
-        self.doubts.follow(memory_step, self.memories.step_s or 10.0)
-        self.shift.follow(seen, step, self.cores.cells[0], groups, frame.time, self.cores.step_s or 10.0)
-        self._trend(seen, step, gate, frame.time)
-        slowed = self._slowed(frame, working)
-        shared = self._shared(frame, slowed, working)
-        slowed &= ~self.excused[: len(groups)]
-        alike = self._together(frame, seen, step)
-        chronic = self.conditions and self.bits_last[: len(groups)].any()
-        if not (step.on.any() or slowed.any() or self.wearing[: len(groups)].any() or chronic or shared.holding):
-            self.since[: len(groups)], self.mended[: len(groups)] = 0, False
+        n = len(frame.entities)
+        self.grow(n)
+        self.gpus.grow(n)
+        self.throttling.grow(n)
+        groups = self._find_groups(frame)
+        supply = self._supplies.read(frame, frames.get("coolant"))
+        sample = self.resistance.measure(frame, supply, self.shift.supply_error(n))
+        in_maintenance = self.gates.maintenance_mask(frame)
+        gate = self._find_gate(frame, groups, sample, in_maintenance)
+        step = self.cores.step(sample.ln_r, groups, frame.time, gate)
+        memory_step = self.memories.step(sample.above, groups, frame.time, gate)
+        self.doubts.update(memory_step, self.memories.step_s or _USUAL_STEP)
+        own = self.cores.cells[0]
+        self.shift.update(sample, step, own, groups, frame.time, self.cores.step_s or _USUAL_STEP)
+        self._update_wear(sample, step, gate, frame.time)
+        throttled = self.throttling.update(frame["gpu.throttle_reasons"], frame.time) & ~in_maintenance
+        units = self._judge_units(frame, throttled, in_maintenance)
+        throttled &= ~self.throttling.accepted[:n]
+        alike = self._group_findings(frame, sample, step)
+        recurring = self.conditions and self.throttling.last[:n].any()
+        if not (step.on.any() or throttled.any() or self.gpus.wearing[:n].any() or recurring or units.holding):
+            self.gpus.since[:n], self.gpus.recovered[:n] = 0, False
             close_ended(self.conditions, set())
             return alike
-        heat = self._heat(frame, seen, step, memory_step)
-        found = blamed(frame, heat, self)
-        found |= {e: one for e, one in shared.found.items() if e not in found}
-        found |= self._by_bits(frame, heat, slowed, shared, found)
-        return [*told(frame, found, {*shared.holding, *heat.unheard(frame)}, self.conditions, self.name), *alike]
+        heat = self._collect_heat(frame, sample, step, memory_step)
+        found = find_blamed(frame, heat, self._rules())
+        found |= {e: verdict for e, verdict in units.found.items() if e not in found}
+        found |= self._find_throttling(frame, heat, throttled, units, found)
+        holding = {*units.holding, *heat.unmeasured(frame)}
+        return [*report_verdicts(frame, found, holding, self.conditions, self.name), *alike]
 
-    def _by_bits(
-        self, frame: Frame, heat: Heat, slowed: Bools, shared: Shared, found: Mapping[str, Blamed]
-    ) -> dict[str, Blamed]:
-        """Who says that heat slows it down, and is not part of what was found."""
-        n, step, groups = len(slowed), heat.step, self._peers.groups(frame)
-        known = set(found) | {g for one in found.values() for g in one.evidence.get("gpus", ())}
-        last = np.minimum(self.bits_last[:n], frame.time)  # the clock may have gone back
-        last[last >= shared.since] = 0  # that was how it began for the whole loop
-        usual = self._usual(step, frame.time)
-        self.bits_last[:n] = np.where(slowed & usual & ~shared.members, frame.time, last)
-        said = throttling.chronic(frame, self.conditions, self.bits_last[:n], usual | ~step.judged)
-        said |= throttling.blamed(frame, slowed, self.bits_since, heat, groups, self.hold, ~usual, shared.members)
-        return {e: one for e, one in said.items() if known.isdisjoint((e, *one.evidence["gpus"]))}
+    def _rules(self) -> BlameRules:
+        limits = self.delta, self.page_delta, self.patience, self.hold, self.near
+        return BlameRules(*limits, self.trends, self.peers.ladder)
 
-    def _shared(self, frame: Frame, slowed: Bools, working: Bools) -> Shared:
-        """Loops and racks that heat slows down as a whole, where nobody reads what cools them."""
-        if not (slowed.any() or self.unread.crowds):
-            return Shared()
-        dry = self.collapses.below(frame)  # the agent beside the loop told it: coolant_edge's
-        others = working if dry is None else working | dry
-        return self.unread.take(frame, slowed, self.bits_since, self.resistance.powers(len(slowed)), others, self.hold)
+    def _find_throttling(
+        self,
+        frame: Frame,
+        heat: GpuHeat,
+        throttled: Bools,
+        units: UnitThrottling,
+        found: Mapping[str, ThermalVerdict],
+    ) -> dict[str, ThermalVerdict]:
+        """Returns the GPUs that report thermal throttling and are not part of what was found."""
+        n, step, groups, streaks = len(throttled), heat.step, self.peers.ladder.groups(frame), self.throttling
+        known = set(found) | {g for verdict in found.values() for g in verdict.evidence.get("gpus", ())}
+        last = np.minimum(streaks.last[:n], frame.time)  # the clock may have been set back
+        last[last >= units.since] = 0  # the whole loop began to throttle with it
+        normal = self._is_normal(step, frame.time)
+        streaks.last[:n] = np.where(throttled & normal & ~units.members, frame.time, last)
+        verdicts = find_recurring(frame, self.conditions, streaks.last[:n], normal | ~step.judged)
+        verdicts |= find_throttling(frame, throttled, streaks.since, heat, groups, self.hold, ~normal, units.members)
+        return {e: verdict for e, verdict in verdicts.items() if known.isdisjoint((e, *verdict.evidence["gpus"]))}
 
-    def _together(self, frame: Frame, seen: Measured, step: Step) -> list[Finding]:
-        """What many of a loop have in common; not what a meter of power or the sensor of the supply explains."""
+    def _judge_units(self, frame: Frame, throttled: Bools, in_maintenance: Bools) -> UnitThrottling:
+        """Returns loops and racks without coolant telemetry that throttle as a whole."""
+        if not (throttled.any() or self.unmonitored.units):
+            return UnitThrottling()
+        dry = self.collapses.cooled_by(frame)  # reported by the loop's agent: coolant_edge's
+        others = in_maintenance if dry is None else in_maintenance | dry
+        powers = self.resistance.powers(len(throttled))
+        return self.unmonitored.update(frame, throttled, self.throttling.since, powers, others, self.hold)
+
+    def _group_findings(self, frame: Frame, sample: ResistanceSample, step: Step) -> list[Finding]:
+        """Returns what many of a loop have in common, without what a power meter or the supply's sensor explains."""
         if not (self.group.began or step.moved.any()):
             return []
-        counted = (np.abs(step.effect - seen.misread) >= self.delta / 2) & ~self.shift.settling(len(seen.ln_r))
-        cohort, blamed = (lambda i: self._peers.cohort_name(frame, i)), self.conditions
+        own = np.abs(step.effect - sample.power_error) >= self.delta / 2
+        counted = own & ~self.shift.is_settling(len(sample.ln_r))
+        cohort, blamed = (lambda i: self.peers.ladder.cohort_name(frame, i)), self.conditions
         return self.group.update(frame, frame.entities, step, cohort, self.gates, self.name, counted, blamed)
 
     def budget(self) -> list[str]:
         return [
             *super().budget(),
-            f"wear: {trend_in_words(8)}, and by {self.worn:.0%} at least",
-            f"slowed down: {rule_line('clock event reasons, twice in a row')}",
-            f"loops that nobody reads: {rule_line('clock event reasons of GPUs on three nodes')}",
+            f"wear: {trend_budget(8)}, and by {self.worn:.0%} at least",
+            f"throttling: {rule_line('clock event reasons, twice in a row')}",
+            f"units without coolant telemetry: {rule_line('clock event reasons of GPUs on three nodes')}",
         ]
 
-    def _usual(self, step: Step, time: int) -> Bools:
-        """(N,) who was judged within `hold` s to lose its heat as ever: close to its limit, or on warm water."""
-        sheds, well = self.sheds[: len(step.on)], ~step.moved & (step.effect < self.delta / 2)
-        sheds[:] = np.where(step.judged & well, time, np.minimum(sheds, time))
-        return np.asarray((sheds > 0) & (time - sheds <= self.hold * SECOND))
-
-    def _slowed(self, frame: Frame, working: Bools) -> Bools:
-        """Who says that heat slows it down, but for those at work on."""
-        n, reasons = len(frame.entities), frame["gpu.throttle_reasons"]
-        on = throttling.follow(self.bits[:n], self.bits_since[:n], reasons, frame.time)
-        self.excused[:n] &= self.bits[:n] > 0
-        return np.asarray(on & ~working)
+    def _is_normal(self, step: Step, time: int) -> Bools:
+        """Returns (N,) GPUs judged within `hold` s to have a normal resistance: close to their limit, or on warm
+        water."""
+        normal_at = self.gpus.normal_at[: len(step.on)]
+        well = ~step.moved & (step.effect < self.delta / 2)
+        normal_at[:] = np.where(step.judged & well, time, np.minimum(normal_at, time))
+        return np.asarray((normal_at > 0) & (time - normal_at <= self.hold * SECOND))
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        """A GPU, or all below a node or rack, is learnt anew from the next frame of GPUs on."""
-        self.forgiven.append(entity)
+        """Learns a GPU, or all below a node or rack, again from the next frame of GPUs on."""
+        self.accepted.append(entity)
 
-    def _renumbered(self, frame: Frame, groups: NDArray[np.int32]) -> None:
-        """What is above peers is no series with what is above others, or above nobody: trends begin anew."""
-        if self._numbered is groups:
-            return
-        self._numbered, self._members = groups, np.bincount(groups[groups >= 0], minlength=1)
-        names = [zlib.crc32(self._peers.cohort_name(frame, i).encode()) + 1 for i in range(len(groups))]
-        now = np.array(names, np.int64)
-        known = self.cohort[: len(now)]
-        changed = (known != 0) & (known != now)
+    def _find_groups(self, frame: Frame) -> NDArray[np.int32]:
+        """Returns (N,) cohorts; of GPUs with another one than before the trends start again."""
+        groups, changed = self.peers.update(frame)
         if changed.any():
-            self.drifts.reset(changed)
-            self.wearing[: len(now)][changed] = False
+            self.trends.reset(changed)
+            self.gpus.wearing[: len(groups)][changed] = False
             self.shift.reset(changed)
-        known[:] = now
+        return groups
 
-    def _gate(self, frame: Frame, seen: Measured, working: Bools) -> Bools:
-        """Whose resistance may be judged now. After work it is another one: a plate was off, a sensor calibrated."""
+    def _find_gate(
+        self, frame: Frame, groups: NDArray[np.int32], sample: ResistanceSample, in_maintenance: Bools
+    ) -> Bools:
+        """Returns (N,) GPUs whose resistance may be judged now; it changes with maintenance: plates, sensors."""
         n = len(frame.entities)
-        over = self.worked[:n] & ~working
-        self.worked[:n] = working
-        exchanged = [e for e in frame.events if e.kind == "version"]
-        anew = seen.fresh | over
-        if exchanged:
-            names = {e.entity for e in exchanged}
-            anew = anew | np.fromiter((e in names for e in frame.entities), bool, n)
-        if (no_fault := topology_index.pop_members_mask(self.forgiven, frame)) is not None:
-            anew = anew | no_fault
-            self.excused[:n] |= no_fault & (self.bits[:n] > 0)
-            self.unread.excuse(frame, no_fault)
-        if seen.fresh.any():
-            self.shift.reset(seen.fresh)
-        if anew.any():
-            self._forget(anew)
-        gate = seen.usable & ~working & ~self.shift.settling(n)
-        if (dry := self.collapses.below(frame)) is not None:
+        over = self.in_maintenance[:n] & ~in_maintenance
+        self.in_maintenance[:n] = in_maintenance
+        changed = sample.fresh | over
+        updated = {e.entity for e in frame.events if e.kind == "version"}
+        if updated:
+            changed = changed | np.fromiter((e in updated for e in frame.entities), bool, n)
+        if (accepted := pop_members_mask(self.accepted, frame)) is not None:
+            changed = changed | accepted
+            self.throttling.accepted[:n] |= accepted & (self.throttling.count[:n] > 0)
+            self.unmonitored.accept_gpus(frame, accepted)
+        if sample.fresh.any():
+            self.shift.reset(sample.fresh)
+        if changed.any():
+            self._relearn(changed)
+        gate = sample.usable & ~in_maintenance & ~self.shift.is_settling(n)
+        if (dry := self.collapses.cooled_by(frame)) is not None:
             gate &= ~dry
-        attended(gate, self._peers.groups(frame), self._members)
+        exclude_idle_cohorts(gate, groups, self.peers.sizes)
         return np.asarray(gate)
 
-    def _forget(self, mask: Bools) -> None:
+    def _relearn(self, mask: Bools) -> None:
         for streams in (self.cores, self.memories):
             streams.reset(mask[: streams.cells.shape[1]])
-        self.drifts.reset(mask)
-        self.wearing[: len(mask)][mask] = False
-        self.doubts.reset(mask)
-        for cells in (self.since, self.bits_last, self.sheds, self.mended):
-            cells[: len(mask)][mask] = 0
+        for piece in (self.trends, self.doubts, self.gpus):
+            piece.reset(mask)
+        self.throttling.last[: len(mask)][mask] = 0
 
-    def _trend(self, seen: Measured, step: Step, gate: Bools, time: int) -> None:
-        """Hourly means of what each is above its peers; once an hour, who wears."""
+    def _update_wear(self, sample: ResistanceSample, step: Step, gate: Bools, time: int) -> None:
+        """Adds what each is above its peers to the hourly means; once an hour, finds the GPUs that wear."""
         others = np.where(step.alone, 0.0, step.median)
-        if self.drifts.take(np.where(gate, seen.ln_r - others, np.nan), time):
-            z, grown = self.drifts.judge()
-            mine = self.wearing[: len(z)]
-            mine[:] = np.where(mine, grown > self.worn / 2, (z > SURE) & (grown > self.worn)) & np.isfinite(grown)
+        if self.trends.add(np.where(gate, sample.ln_r - others, np.nan), time):
+            z, grown = self.trends.test()
+            wearing = self.gpus.wearing[: len(z)]
+            starts = (z > SURE) & (grown > self.worn)
+            wearing[:] = np.where(wearing, grown > self.worn / 2, starts) & np.isfinite(grown)
 
-    def _heat(self, frame: Frame, seen: Measured, step: Step, memory_step: Step) -> Heat:
-        """What is known of each GPU at this instant."""
+    def _collect_heat(self, frame: Frame, sample: ResistanceSample, step: Step, memory_step: Step) -> GpuHeat:
+        """Returns what is known of each GPU at this instant."""
         n = len(frame.entities)
         reasons = frame["gpu.throttle_reasons"]
         margin, at = frame["gpu.thermal_margin"], frame["gpu.slowdown_margin"]
         left = margin - np.where(np.isfinite(at), at, 0.0)
         left = np.where(np.isfinite(left), left, self.slowdown - frame["gpu.temperature"])
-        throttled = throttling.told(reasons)
-        memory_told = np.isfinite(seen.above) & memory_step.judged
-        warmer = seen.rise * -np.expm1(-step.effect)  # K that the core is warmer for its resistance
-        doubted = self.doubts.settle(memory_told, memory_step, warmer, step, self.hold, frame.time)
-        witness, alone = memory_told & ~doubted, doubted & ~throttled
-        honest = step.effect - seen.misread >= self.delta / 2
-        now = np.where(step.alone, step.effect, seen.ln_r - step.median - self.cores.cells[0, :n])
-        mended, over = self.mended[:n], (now < step.effect / 3) & (step.effect - now > _OVER)
-        mended[:] = (mended | over) & step.on & ~(now >= np.maximum(step.effect, self.delta))
-        on = step.on & ~step.moved & ~alone & honest & ~mended & ~self.shift.settling(n)
-        first = on & (self.since[:n] == 0)
-        self.since[:n][first] = frame.time - step.held[first] * SECOND
-        self.since[:n][~on] = 0
-        return Heat(
-            seen=seen,
+        throttled = is_throttled_by_heat(reasons)
+        memory_known = np.isfinite(sample.above) & memory_step.judged
+        warmer = sample.rise * -np.expm1(-step.effect)  # K that the core is warmer for its resistance
+        doubted = self.doubts.find_doubted(memory_known, memory_step, warmer, step, self.hold, frame.time)
+        witness, sensor = memory_known & ~doubted, doubted & ~throttled
+        real = step.effect - sample.power_error >= self.delta / 2
+        now = np.where(step.alone, step.effect, sample.ln_r - step.median - self.cores.cells[0, :n])
+        recovered, since = self.gpus.recovered[:n], self.gpus.since[:n]
+        over = (now < step.effect / 3) & (step.effect - now > _RECOVERED)
+        recovered[:] = (recovered | over) & step.on & ~(now >= np.maximum(step.effect, self.delta))
+        on = step.on & ~step.moved & ~sensor & real & ~recovered & ~self.shift.is_settling(n)
+        first = on & (since == 0)
+        since[first] = frame.time - step.held[first] * SECOND
+        since[~on] = 0
+        wearing = self.gpus.wearing[:n]
+        return GpuHeat(
+            sample=sample,
             step=step,
-            bad=(on | self.wearing[:n]) & step.judged,
+            bad=(on | wearing) & step.judged,
             on=on,
-            wearing=self.wearing[:n],
+            wearing=wearing,
             throttled=throttled,
             left=left,
             witness=witness,
-            since=self.since[:n],
-            units=self._units.of(frame),
+            since=since,
+            units=self._units.find(frame),
         )

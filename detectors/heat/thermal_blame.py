@@ -1,7 +1,7 @@
-"""Who is to blame for GPUs that lose their heat worse: one GPU, a node or a rack, and what that points to.
+"""What is to blame for GPUs that lose heat worse than they did: one GPU, a node or a rack, and what that points to.
 
 One GPU: its plate, its paste or its sensor. Most GPUs of a node: what feeds the node. Most nodes of a rack: what feeds
-the rack. Flow and pressure of a node or rack are not read, so what of it is to blame is not told. The loop itself is
+the rack. Flow and pressure of a node or rack are not measured, so the part cannot be named. The loop itself is
 `coolant`'s.
 """
 
@@ -9,35 +9,44 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.base.cohorts import Peers
 from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
 from detectors.base.streams import Bools, Step
-from detectors.heat.resistance import Measured
+from detectors.base.topology_index import per_topology
+from detectors.heat.drift import SlowTrends
+from detectors.heat.resistance import ResistanceSample
+from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 from pipeline.model.topology import kind_of
 
-_MOST = 0.6  # share of the judged members of a unit that have one reason; half may be chance of a small unit; chosen
-_FEWEST = {"node": 3, "rack": 2}  # members below which a unit is not blamed; chosen
+_MOST = 0.6  # share of the judged members of a unit with one cause; half may be chance in a small unit; chosen
+_FEWEST = {"node": 3, "rack": 2}  # members from which a unit is blamed; chosen
 _MEMBER = 0.75  # share of delta from which another GPU of the unit counts as moved too; chosen
 CLOSE_K = 3.0  # K below its limit at which a GPU is as good as throttled: three steps of NVML's rounding; chosen
-_FORETOLD = 60.0  # minutes beyond which nobody is told when it throttles: a guess; chosen
-_ACUTE = 6 * 3600 * SECOND  # what grew for longer can wait for the morning; chosen
-_LEAST_SLOPE = 0.1  # K a minute; less than that is rounding, and minutes told from it mean nothing; chosen
+_FORETOLD = 60.0  # minutes to a throttle beyond which none are reported: they are a guess; chosen
+_ACUTE = 6 * 3600 * SECOND  # us; what grew for longer can wait for the morning; chosen
+_LEAST_SLOPE = 0.1  # K a minute; less is rounding, and minutes computed from it mean nothing; chosen
+_VERDICTS = {
+    "gpu": "cold plate or thermal paste",
+    "node": "what the node's GPUs share: manifold, quick disconnect, its branch (its own flow is not measured)",
+    "rack": "what the rack's nodes share: its branch of the loop (its own flow and pressure are not measured)",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
+class GpuHeat:
     """What is known of the GPUs at an instant; (N,) each.
 
-    left:  K to where the GPU slows down.   since: when its condition began.
-    units: kind of unit -> (number of each GPU's, the names by number).
+    left:  K to the temperature at which the GPU slows down.   since: when its condition began.
+    witness: whether the memory beside the core agrees.   units: kind -> (number of each GPU's unit, names by number).
     """
 
-    seen: Measured
+    sample: ResistanceSample
     step: Step
     bad: Bools
     on: Bools
@@ -48,25 +57,20 @@ class Heat:
     since: NDArray[np.int64]
     units: Mapping[str, tuple[NDArray[np.int32], list[str]]]
 
-    def unheard(self, frame: Frame) -> set[str]:
-        """GPUs that wear and were not measured now: a lost sample ends no wear."""
+    def unmeasured(self, frame: Frame) -> set[str]:
+        """Returns the wearing GPUs without a sample now: a lost sample ends no wear."""
         return {frame.entities[i] for i in np.flatnonzero(self.wearing & ~self.step.judged).tolist()}
 
 
-class Units:
-    """Which node and which rack each GPU belongs to; renewed when topology or fleet change."""
+class NodesAndRacks:
+    """The node and the rack of each GPU."""
 
-    def __init__(self) -> None:
-        self._key: tuple[int, ...] = ()
-        self._found: dict[str, tuple[NDArray[np.int32], list[str]]] = {}
+    @per_topology
+    def find(self, frame: Frame) -> Mapping[str, tuple[NDArray[np.int32], list[str]]]:
+        """Returns kind -> (N,) number of each GPU's unit, -1 none, and the names by number."""
+        return {kind: self._number(frame, kind) for kind in _FEWEST}
 
-    def of(self, frame: Frame) -> Mapping[str, tuple[NDArray[np.int32], list[str]]]:
-        key = (id(frame.topology), frame.topology.version, len(frame.entities))
-        if key != self._key:
-            self._key, self._found = key, {kind: self._numbered(frame, kind) for kind in _FEWEST}
-        return self._found
-
-    def _numbered(self, frame: Frame, kind: str) -> tuple[NDArray[np.int32], list[str]]:
+    def _number(self, frame: Frame, kind: str) -> tuple[NDArray[np.int32], list[str]]:
         numbers: dict[str, int] = {}
         groups = np.full(len(frame.entities), -1, np.int32)
         for i, entity in enumerate(frame.entities):
@@ -75,25 +79,22 @@ class Units:
         return groups, list(numbers)
 
 
-class Settings(Protocol):
-    """Of the detector."""
+@dataclass(frozen=True, slots=True)
+class BlameRules:
+    """Settings of the detector `thermal`, its trends, and the peers that GPUs are compared with."""
 
     delta: float
     page_delta: float
     patience: float
     hold: float
     near: float
-
-    @property
-    def drifts(self) -> Any: ...
-
-    @property
-    def _peers(self) -> Any: ...
+    trends: SlowTrends
+    peers: Peers
 
 
 @dataclass(frozen=True, slots=True)
-class Blamed:
-    """One entity to blame."""
+class ThermalVerdict:
+    """What is reported of one entity."""
 
     level: Level
     onset: int
@@ -101,180 +102,170 @@ class Blamed:
     evidence: Mapping[str, Any]
     score: float
 
-    def finding(self, time: int, due: tuple[int, Level], entity: str, detector: str) -> Finding:
-        signals = ("gpu.temperature", "gpu.power")
-        return Finding(time, due[0], entity, detector, due[1], self.score, self.summary, self.evidence, signals)
 
-
-def blamed(frame: Frame, heat: Heat, settings: Settings) -> dict[str, Blamed]:
-    """Entity -> why; GPUs of a unit that is to blame are not named beside it."""
+def find_blamed(frame: Frame, heat: GpuHeat, rules: BlameRules) -> dict[str, ThermalVerdict]:
+    """Returns entity -> verdict; GPUs of a unit that is to blame are not named too."""
     ready = heat.on & heat.bad
-    nodes = _units(frame, np.flatnonzero(ready).tolist(), "node", heat, settings)
-    found: dict[str, Blamed] = {}
+    nodes = _find_moved_nodes(frame, np.flatnonzero(ready).tolist(), heat, rules)
+    found: dict[str, ThermalVerdict] = {}
     explained: set[int] = set()
     racks: dict[str, list[str]] = {}
     for node in nodes:
         if rack := frame.topology.ancestor_of_kind(node, "rack"):
             racks.setdefault(rack, []).append(node)
-    for rack, mine in racks.items():
-        known = {frame.topology.ancestor_of_kind(frame.entities[i], "node") for i in _judged(frame, rack, heat)}
-        if len(mine) >= _FEWEST["rack"] and len(mine) >= _MOST * len(known):
-            members = [i for node in mine for i in nodes.pop(node)]
-            found[rack] = _unit(frame, rack, members, heat, settings)
+    for rack, moved in racks.items():
+        known = {frame.topology.ancestor_of_kind(frame.entities[i], "node") for i in _judged_gpus(rack, heat)}
+        if len(moved) >= _FEWEST["rack"] and len(moved) >= _MOST * len(known):
+            members = [i for node in moved for i in nodes.pop(node)]
+            found[rack] = _judge_unit(frame, rack, members, heat, rules)
             explained |= set(members)
     for node, members in nodes.items():
-        found[node] = _unit(frame, node, members, heat, settings)
+        found[node] = _judge_unit(frame, node, members, heat, rules)
         explained |= set(members)
     for i in np.flatnonzero(heat.bad).tolist():
         if i not in explained:
-            found[frame.entities[i]] = _one(frame, i, heat, settings)
+            found[frame.entities[i]] = _judge_gpu(frame, i, heat, rules)
     return found
 
 
-def _judged(frame: Frame, unit: str, heat: Heat) -> list[int]:
-    """Numbers of the GPUs of a unit that can be judged now."""
+def report_verdicts(
+    frame: Frame,
+    found: Mapping[str, ThermalVerdict],
+    holding: Collection[str],
+    conditions: OpenConditions,
+    detector: str,
+) -> list[Finding]:
+    """Returns the findings that are due now. holding: conditions that have not ended, though not found now."""
+    close_ended(conditions, {*found, *holding})
+    out = []
+    for entity, verdict in sorted(found.items()):
+        due = due_report(conditions, entity, frame.time, verdict.onset, verdict.level)
+        if due is not None:
+            signals = ("gpu.temperature", "gpu.power")
+            reported = verdict.score, verdict.summary, verdict.evidence, signals
+            out.append(Finding(frame.time, due[0], entity, detector, due[1], *reported))
+    return out
+
+
+def _judged_gpus(unit: str, heat: GpuHeat) -> list[int]:
+    """Returns the numbers of the GPUs of a unit that can be judged now."""
     groups, names = heat.units[kind_of(unit)]
-    mine = (groups == names.index(unit)) & heat.step.judged
-    found: list[int] = np.flatnonzero(mine).tolist()
+    found: list[int] = np.flatnonzero((groups == names.index(unit)) & heat.step.judged).tolist()
     return found
 
 
-def _units(frame: Frame, on: list[int], kind: str, heat: Heat, settings: Settings) -> dict[str, list[int]]:
-    """Unit -> its GPUs that moved, where most of them did."""
+def _find_moved_nodes(frame: Frame, on: list[int], heat: GpuHeat, rules: BlameRules) -> dict[str, list[int]]:
+    """Returns node -> its GPUs that moved, where most of them did."""
     found = {}
-    for unit in sorted({u for i in on if (u := frame.topology.ancestor_of_kind(frame.entities[i], kind))}):
-        known = _judged(frame, unit, heat)
-        moved = [i for i in known if heat.step.effect[i] >= _MEMBER * settings.delta and not heat.step.moved[i]]
-        if len(moved) >= max(_FEWEST[kind], _MOST * len(known)):
-            found[unit] = moved
+    for node in sorted({u for i in on if (u := frame.topology.ancestor_of_kind(frame.entities[i], "node"))}):
+        known = _judged_gpus(node, heat)
+        moved = [i for i in known if heat.step.effect[i] >= _MEMBER * rules.delta and not heat.step.moved[i]]
+        if len(moved) >= max(_FEWEST["node"], _MOST * len(known)):
+            found[node] = moved
     return found
 
 
-def _one(frame: Frame, i: int, heat: Heat, settings: Settings) -> Blamed:
-    """A single GPU: its plate, its paste, or its sensor where nothing else bears it out."""
+def _judge_gpu(frame: Frame, i: int, heat: GpuHeat, rules: BlameRules) -> ThermalVerdict:
+    """Returns the verdict on a single GPU: its plate, its paste, or its sensor where nothing else confirms it."""
     entity, step, time = frame.entities[i], heat.step, frame.time
-    minutes = _minutes(i, heat)
+    minutes = _minutes_to_throttle(i, heat)
     hot = bool(heat.throttled[i]) or heat.left[i] <= CLOSE_K
     up = float(np.exp(step.effect[i]) - 1)
     if heat.on[i]:
-        level = _level(i, heat, settings, time, hot or (minutes is not None and minutes <= settings.near))
+        level = _gpu_level(i, heat, rules, time, hot or (minutes is not None and minutes <= rules.near))
         onset = int(heat.since[i])
-        how = f"thermal resistance {up:.0%} above usual"
+        how = f"cools {_percent(up)} worse"
     else:
-        level, (onset, up, per_day) = "page" if hot else "ticket", _worn(i, settings, time)
-        how = f"thermal resistance {up:.0%} above that of its first day, {per_day:.1%} more each day"
+        level, (onset, up) = "page" if hot else "ticket", _measure_wear(i, rules, time)
+        how = f"cools {_percent(up)} worse than when new"
     more: dict[str, Any] = {"throttled": bool(heat.throttled[i]), "memory_agrees": bool(heat.witness[i])}
     more |= {"kelvin_left": round(float(heat.left[i]), 1), "minutes_to_throttle": minutes, "verdict": _VERDICTS["gpu"]}
-    summary = f"{entity}: {how}{_state(frame, i, heat, minutes)}; compared with {_peers(frame, i, heat, settings)}"
-    return Blamed(level, onset, summary, _shown(frame, i, up, heat, settings, more), float(step.score[i]))
+    title = pager_title(entity, f"{how}{_describe_state(frame, i, heat, minutes)}")
+    return ThermalVerdict(level, onset, title, _make_evidence(frame, i, up, heat, rules, more), float(step.score[i]))
 
 
-def _level(i: int, heat: Heat, settings: Settings, time: int, urgent: bool) -> Level:
-    """Page where it throttles or is about to; or what holds, grew within hours and a second sensor bears out."""
+def _gpu_level(i: int, heat: GpuHeat, rules: BlameRules, time: int, urgent: bool) -> Level:
+    """Returns page where it throttles or soon will, or where a held rise grew within hours and a second sensor
+    confirms it."""
     held, effect = int(heat.step.held[i]), float(heat.step.effect[i])
     if urgent and not heat.step.alone[i]:
         return "page"
     if bool(heat.throttled[i]):
         return "page"
     acute = time - int(heat.since[i]) <= _ACUTE
-    large = effect >= np.log1p(settings.page_delta)
-    if held >= settings.hold and large and acute and bool(heat.witness[i]) and not heat.step.alone[i]:
+    large = effect >= np.log1p(rules.page_delta)
+    if held >= rules.hold and large and acute and bool(heat.witness[i]) and not heat.step.alone[i]:
         return "page"
-    return "ticket" if held >= settings.patience else "suspect"
+    return "ticket" if held >= rules.patience else "suspect"
 
 
-def _worn(i: int, settings: Settings, time: int) -> tuple[int, float, float]:
-    """(onset, share by which R grew, share of it a day) of a GPU that wears."""
-    per_day = max(settings.drifts.slope(i), 1e-4)
-    _, grown = settings.drifts.judge()
+def _measure_wear(i: int, rules: BlameRules, time: int) -> tuple[int, float]:
+    """Returns (onset, share by which R grew) of a GPU that wears."""
+    per_day = max(rules.trends.slope(i), 1e-4)
+    _, grown = rules.trends.test()
     days = min(float(grown[i]) / per_day, 60.0)
-    return time - int(days * 86_400 * SECOND), float(np.exp(grown[i]) - 1), per_day
+    return time - int(days * 86_400 * SECOND), float(np.exp(grown[i]) - 1)
 
 
-def _unit(frame: Frame, unit: str, members: list[int], heat: Heat, settings: Settings) -> Blamed:
-    """A node or rack whose GPUs moved together: several sensors say the same."""
+def _judge_unit(frame: Frame, unit: str, members: list[int], heat: GpuHeat, rules: BlameRules) -> ThermalVerdict:
+    """Returns the verdict on a node or rack whose GPUs moved together: several sensors agree."""
     kind, time = kind_of(unit), frame.time
     effects = np.sort(heat.step.effect[members])
     middle = float(effects[len(effects) // 2])
     worst = max(members, key=lambda i: (heat.step.effect[i], frame.entities[i]))
-    told = [m for i in members if (m := _minutes(i, heat)) is not None]
-    minutes = min(told, default=None)
+    foretold = [m for i in members if (m := _minutes_to_throttle(i, heat)) is not None]
+    minutes = min(foretold, default=None)
     hot = any(heat.throttled[i] or heat.left[i] <= CLOSE_K for i in members)
-    soon = minutes is not None and minutes <= settings.near
+    soon = minutes is not None and minutes <= rules.near
     held = max(int(heat.step.held[i]) for i in members)
-    large = middle >= np.log1p(settings.page_delta)
+    large = middle >= np.log1p(rules.page_delta)
     level: Level = "suspect"
-    if hot or soon or (large and held >= settings.hold / 4):  # as many witnesses: no need to wait for long
+    if hot or soon or (large and held >= rules.hold / 4):  # several witnesses: a shorter hold is enough
         level = "page"
-    elif held >= settings.patience:
+    elif held >= rules.patience:
         level = "ticket"
     onset = min([int(heat.since[i]) for i in members if heat.on[i]], default=time)
     up = float(np.exp(middle) - 1)
-    size = len(_judged(frame, unit, heat))
+    size = len(_judged_gpus(unit, heat))
     more = {"gpus": [frame.entities[i] for i in members][:16], "judged": size, "verdict": _VERDICTS[kind]}
     more |= {"minutes_to_throttle": minutes, "throttled": bool(hot)}
-    summary = (
-        f"{unit}: thermal resistance of {len(members)} of its {size} GPUs is {up:.0%} above usual, which points to "
-        f"{_VERDICTS[kind]}{_state(frame, worst, heat, minutes)}; compared with {_peers(frame, worst, heat, settings)}"
-    )
-    score = float(heat.step.score[worst])
-    return Blamed(level, onset, summary, _shown(frame, worst, up, heat, settings, more), score)
+    text = f"{len(members)} of {size} GPUs cool {_percent(up)} worse{_describe_state(frame, worst, heat, minutes)}"
+    evidence = _make_evidence(frame, worst, up, heat, rules, more)
+    return ThermalVerdict(level, onset, pager_title(unit, text), evidence, float(heat.step.score[worst]))
 
 
-def told(
-    frame: Frame, found: Mapping[str, Blamed], holding: Collection[str], conditions: OpenConditions, detector: str
-) -> list[Finding]:
-    """What is due of it now. holding: what has not ended, although it is not found in this instant."""
-    close_ended(conditions, {*found, *holding})
-    out = []
-    for entity, one in sorted(found.items()):
-        due = due_report(conditions, entity, frame.time, one.onset, one.level)
-        if due is not None:
-            out.append(one.finding(frame.time, due, entity, detector))
-    return out
-
-
-_VERDICTS = {
-    "gpu": "cold plate or thermal paste",
-    "node": "what the node's GPUs share: manifold, quick disconnect, its branch (its own flow is not read)",
-    "rack": "what the rack's nodes share: its branch of the loop (its own flow and pressure are not read)",
-}
-
-
-def _minutes(i: int, heat: Heat) -> float | None:
-    """Minutes until it slows down at the present slope; None if it does not rise, or is there already."""
-    slope, left = float(heat.seen.slope[i]), float(heat.left[i])
+def _minutes_to_throttle(i: int, heat: GpuHeat) -> float | None:
+    """Returns minutes until it slows down at the present slope; None if it does not warm, or is there already."""
+    slope, left = float(heat.sample.slope[i]), float(heat.left[i])
     if not (np.isfinite(slope) and slope >= _LEAST_SLOPE and np.isfinite(left) and left > 0):
         return None
     return round(left / slope, 1)
 
 
-def _state(frame: Frame, i: int, heat: Heat, minutes: float | None) -> str:
-    """How hot the (worst) GPU is, and what comes next."""
-    warm = f": {frame['gpu.temperature'][i]:.0f} Cel at {heat.seen.power[i]:.0f} W"
+def _describe_state(frame: Frame, i: int, heat: GpuHeat, minutes: float | None) -> str:
+    """Returns how hot the (worst) GPU is, and what comes next."""
+    warm = f", {frame['gpu.temperature'][i]:.0f} °C at {heat.sample.power[i]:.0f} W"
     if heat.throttled[i]:
-        return f"{warm}, and it throttles"
-    return f"{warm}, some {minutes:.0f} min from throttling" if minutes is not None and minutes <= _FORETOLD else warm
+        return f"{warm}, throttles"
+    return f"{warm}, throttles in {minutes:.0f} min" if minutes is not None and minutes <= _FORETOLD else warm
 
 
-def _peers(frame: Frame, i: int, heat: Heat, settings: Settings) -> str:
-    if heat.step.alone[i]:
-        return "its own past"
-    return f"{max(int(heat.step.size[i]) - 1, 0)} GPUs of {settings._peers.cohort_name(frame, i)}"
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
-def _shown(
-    frame: Frame, i: int, up: float, heat: Heat, settings: Settings, more: Mapping[str, Any]
+def _make_evidence(
+    frame: Frame, i: int, up: float, heat: GpuHeat, rules: BlameRules, more: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    value = float(np.exp(heat.seen.ln_r[i]))
+    value = float(np.exp(heat.sample.ln_r[i]))
     compared = Comparison(
         value=value,
         expected=value / (1 + up),
         spread=float(value * heat.step.spread[i]),
-        cohort="own past" if heat.step.alone[i] else settings._peers.cohort_name(frame, i),
+        cohort="own past" if heat.step.alone[i] else rules.peers.cohort_name(frame, i),
         peers=0 if heat.step.alone[i] else max(int(heat.step.size[i]) - 1, 0),
         effect=up,
         unit="K/W",
     )
-    clears = f"ends when the resistance is less than {settings.delta / 2:.0%} above its usual value under load"
-    return make_evidence(clears, compared, supply=round(float(heat.seen.supply[i]), 1), **more)
+    clears = f"ends when the resistance is less than {rules.delta / 2:.0%} above its usual value under load"
+    return make_evidence(clears, compared, supply=round(float(heat.sample.supply[i]), 1), **more)

@@ -1,4 +1,4 @@
-"""Finds racks and rows that breathe warm air: inlets warmer than those elsewhere, and fans that run up against it."""
+"""Finds racks and rows with warm intake air: inlets warmer than those elsewhere, and fans that run faster."""
 
 from __future__ import annotations
 
@@ -10,60 +10,68 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base import topology_index
 from detectors.base.detector import Detector, notes, part
-from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report, make_evidence
+from detectors.base.findings import Comparison, OpenConditions, close_ended, due_report
 from detectors.base.gates import Gates
 from detectors.base.streams import Bools, Channel, Step, Streams
+from detectors.base.topology_index import per_topology, pop_members_mask
+from pipeline.model.entity_names import pager_title
 from pipeline.model.records import SECOND, Finding, Frame, Level
 from pipeline.model.topology import Topology
 
-_INLET = re.compile(r"inlet|intake|ambient|\bfront\b", re.IGNORECASE)  # as makers of servers name it
-_FEWEST = 3  # inlets of a rack, or racks, from which a median is one; chosen
-_MOST = 0.6  # share of a rack's inlets, and of a row's racks, that share one reason; chosen
-_ELSEWHERE = 24  # inlets in all from which the others say what the weather is; chosen
+_INLET = re.compile(r"inlet|intake|ambient|\bfront\b", re.IGNORECASE)  # names that server makers use
+_FEWEST = 3  # inlets of a rack, or racks, from which a median is valid; chosen
+_MOST = 0.6  # share of a rack's inlets, and of a row's racks, with one cause; chosen
+_ELSEWHERE = 24  # inlets in all from which the others show the weather; chosen
 
 
-class Places:
-    """Which column is an inlet, and in which rack and row every sensor is; renewed with topology and fleet."""
+@dataclass(frozen=True, slots=True)
+class Inlets:
+    """(N,) per sensor. inlet: measures intake air.   group: 0 for inlets that are compared, -1 none.
 
-    def __init__(self) -> None:
-        self._key: tuple[int, ...] = ()
-        self.inlets: Bools = np.zeros(0, bool)
-        self.groups = self.racks = self.nodes = np.empty(0, np.int32)
-        self.names: list[str] = []
+    rack: number into `racks`, -1 none.   node: number of its node.
+    """
 
-    def look(self, frame: Frame) -> None:
-        key = (id(frame.topology), frame.topology.version, len(frame.entities))
-        if key == self._key:
-            return
-        self._key, numbers = key, dict[str, int]()
+    inlet: Bools
+    group: NDArray[np.int32]
+    rack: NDArray[np.int32]
+    node: NDArray[np.int32]
+    racks: list[str]
+
+
+class InletIndex:
+    """Which sensors are inlets, and where they are."""
+
+    @per_topology
+    def find(self, frame: Frame) -> Inlets:
+        """Returns the inlets of a frame of class sensor."""
+        numbers = dict[str, int]()
         racks = [frame.topology.ancestor_of_kind(e, "rack") for e in frame.entities]
-        self.racks = np.array([numbers.setdefault(r, len(numbers)) if r else -1 for r in racks], np.int32)
-        self.names, self.nodes = list(numbers), frame.topology.group_numbers(frame.entities, "node")
-        inlets = [bool(_INLET.search(_said(e, frame.topology))) for e in frame.entities]
-        self.inlets = np.array(inlets, bool) & (self.racks >= 0)
-        enough = self.inlets.sum() >= _ELSEWHERE and len(self.names) >= _FEWEST
-        self.groups = np.where(self.inlets & enough, 0, -1).astype(np.int32)
+        rack = np.array([numbers.setdefault(r, len(numbers)) if r else -1 for r in racks], np.int32)
+        named = [bool(_INLET.search(_sensor_name(e, frame.topology))) for e in frame.entities]
+        inlet = np.array(named, bool) & (rack >= 0)
+        enough = inlet.sum() >= _ELSEWHERE and len(numbers) >= _FEWEST
+        group = np.where(inlet & enough, 0, -1).astype(np.int32)
+        return Inlets(inlet, group, rack, frame.topology.group_numbers(frame.entities, "node"), list(numbers))
 
 
-def _said(entity: str, topology: Topology) -> str:
-    """What a sensor calls itself."""
+def _sensor_name(entity: str, topology: Topology) -> str:
+    """Returns all names that a sensor has."""
     facts = topology.attributes.get(entity, {})
     return " ".join([entity.rpartition(".")[2], *(str(facts.get(k, "")) for k in ("label", "context", "name"))])
 
 
 @dataclass
 class ThermalInlet(Detector):
-    """PCC on the inlets against all others and their own past; a rack of which most are `delta` K warmer is told.
+    """Peer-conditioned CUSUM on inlets against all others and their own past; reports a rack with most `delta` K up.
 
     Ticket after `hold` s if its fans run `fans` faster than usual, if the air is `calm` K warmer, or, where the fans of
-    less than half of its nodes are measured, `alone` K. Fans that run up by less tell that two warm afternoons have
-    met, or that they can no more: then `alone` K are a ticket after `lasts` s. One inlet that is warm alone is a
-    sensor, and nothing here. A row whose racks are warm is told as the row.
+    less than half of its nodes are measured, `alone` K. Fans that run up by less mean two warm afternoons together, or
+    fans at their limit: then `alone` K are a ticket after `lasts` s. One warm inlet alone is a sensor, and not reported
+    here. A row whose racks are warm is reported as the row.
 
     Source: 3 K are what ASHRAE's classes leave between recommended (27 Cel) and usual supply air (24); delta leaves
-    half a step of a BMC's rounding. A fan that runs 0.7 faster takes 4.9 times the power (fan laws): it is in need.
+    half a step of a BMC's rounding. A fan that runs 0.7 faster takes 4.9 times the power (fan laws): it needs to.
     """
 
     name: ClassVar[str] = "thermal_inlet"
@@ -72,8 +80,8 @@ class ThermalInlet(Detector):
     needs: ClassVar[tuple[str, ...]] = ("sensor.temperature",)
     wants: ClassVar[tuple[str, ...]] = ("sensor.fan_speed", "event:maintenance_start", "event:maintenance_end")
     cannot_see: ClassVar[str] = (
-        "Inlets that no sensor calls inlet, intake or ambient, air that warms in the whole hall, and which panel or "
-        "air handler is to blame."
+        "Inlets whose sensor is not named inlet, intake or ambient; air that warms in the whole hall; and which panel "
+        "or air handler is to blame."
     )
 
     delta: float = 2.75
@@ -90,8 +98,8 @@ class ThermalInlet(Detector):
     gates: Gates = part(Gates)
     conditions: OpenConditions = notes()
     onsets: dict[str, int] = notes()
-    forgiven: list[str] = notes(list)
-    _places: Places = field(default_factory=Places, init=False, repr=False)
+    accepted: list[str] = notes(list)
+    _index: InletIndex = field(default_factory=InletIndex, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.warmth.channel = Channel(floor=0.5, delta=self.delta, phi=0.9)
@@ -101,105 +109,106 @@ class ThermalInlet(Detector):
         frame = frames.get("sensor")
         if frame is None or not len(frame.entities):
             return []
-        self._places.look(frame)
-        if (mask := topology_index.pop_members_mask(self.forgiven, frame)) is not None:
+        inlets = self._index.find(frame)
+        if (mask := pop_members_mask(self.accepted, frame)) is not None:
             self.warmth.reset(mask)
             self.speeds.reset(mask)
-        inlets, groups = self._places.inlets, self._places.groups
-        idle = ~self.gates.maintenance_mask(frame)
-        step = self.warmth.step(frame["sensor.temperature"], groups, frame.time, inlets & idle)
+        gate = ~self.gates.maintenance_mask(frame)
+        step = self.warmth.step(frame["sensor.temperature"], inlets.group, frame.time, inlets.inlet & gate)
         speed = frame["sensor.fan_speed"]
         turning = np.where(speed > 0, speed, np.nan)
-        fans = self.speeds.step(np.log(turning), np.full(len(speed), -1, np.int32), frame.time, idle)
-        warm = step.on & inlets
-        racks = self._racks(step, fans) if warm.any() else {}
+        fans = self.speeds.step(np.log(turning), np.full(len(speed), -1, np.int32), frame.time, gate)
+        warm = step.on & inlets.inlet
+        racks = self._find_warm_racks(inlets, step) if warm.any() else {}
         self.onsets = {rack: at for rack, at in self.onsets.items() if rack in racks}
-        return self._told(frame, step, fans, racks)
+        return self._report(frame, inlets, step, fans, racks)
 
     def budget(self) -> list[str]:
         most = f"{_FEWEST} inlets and {_MOST:.0%} of a rack"
         return [
             *super().budget(),
-            f"rack: a rule on how many are warm together: {most}, so that no single stream tells",
+            f"rack: a rule on how many are warm together: {most}, so that no single stream reports",
         ]
 
     def accept_as_normal(self, entity: str, frames: Mapping[str, Frame]) -> None:
-        """All sensors of a rack or row are learnt anew from the next frame of sensors on."""
-        self.forgiven.append(entity)
+        """Learns all sensors of a rack or row again from the next frame of sensors on."""
+        self.accepted.append(entity)
 
-    def _racks(self, step: Step, fans: Step) -> dict[str, NDArray[np.int64]]:
-        """Rack -> its warm inlets, where most of them are warm."""
-        places, found = self._places, {}
-        judged = places.inlets & step.judged
-        for rack in np.unique(places.racks[step.on & places.inlets]).tolist():
-            mine = judged & (places.racks == rack)
-            warm = mine & (step.effect >= self.delta / 2)
-            if warm.sum() >= max(_FEWEST, _MOST * mine.sum()) and np.median(step.effect[mine]) >= self.delta / 2:
-                found[places.names[rack]] = np.flatnonzero(warm)
+    def _find_warm_racks(self, inlets: Inlets, step: Step) -> dict[str, NDArray[np.int64]]:
+        """Returns rack -> its warm inlets, where most of them are warm."""
+        found = {}
+        judged = inlets.inlet & step.judged
+        for rack in np.unique(inlets.rack[step.on & inlets.inlet]).tolist():
+            members = judged & (inlets.rack == rack)
+            warm = members & (step.effect >= self.delta / 2)
+            if warm.sum() >= max(_FEWEST, _MOST * members.sum()) and np.median(step.effect[members]) >= self.delta / 2:
+                found[inlets.racks[rack]] = np.flatnonzero(warm)
         return found
 
-    def _told(self, frame: Frame, step: Step, fans: Step, racks: Mapping[str, NDArray[np.int64]]) -> list[Finding]:
-        blamed = _rows(frame, racks, self._places.names)
+    def _report(
+        self, frame: Frame, inlets: Inlets, step: Step, fans: Step, racks: Mapping[str, NDArray[np.int64]]
+    ) -> list[Finding]:
+        blamed = _join_rows(frame, racks, inlets.racks)
         close_ended(self.conditions, set(blamed))
-        out = []
-        for entity, mine in sorted(blamed.items()):
-            places = np.unique(self._places.racks[mine])
-            here = np.isin(self._places.racks, places)
-            blowers = here & ~self._places.inlets & fans.judged
-            nodes = self._places.nodes
-            enough = 2 * len(np.unique(nodes[blowers])) >= len(np.unique(nodes[here & self._places.inlets]))
-            faster = float(np.expm1(np.median(fans.effect[blowers]))) if enough and blowers.any() else float("nan")
-            up, held = float(np.median(step.effect[mine])), int(np.median(step.held[mine]))
+        found = []
+        for entity, warm in sorted(blamed.items()):
+            faster = _fan_rise(inlets, fans, warm)
+            up, held = float(np.median(step.effect[warm])), int(np.median(step.held[warm]))
             least = self.alone if np.isnan(faster) else self.calm
             sure = up >= least or (up >= self.delta and faster >= self.fans)
-            due = held >= self.hold if sure else (up >= self.alone and held >= self.lasts)
-            level: Level = "ticket" if due else "suspect"
+            long = held >= self.hold if sure else (up >= self.alone and held >= self.lasts)
+            level: Level = "ticket" if long else "suspect"
             onset = self.onsets.setdefault(entity, frame.time - held * SECOND)
-            if told := due_report(self.conditions, entity, frame.time, onset, level):
-                out.append(self._finding(frame, entity, told, step, mine, up, faster))
-        return out
+            if due := due_report(self.conditions, entity, frame.time, onset, level):
+                found.append(self._inlet_finding(frame, entity, due, step, warm, up, faster))
+        return found
 
-    def _finding(
+    def _inlet_finding(
         self,
         frame: Frame,
         entity: str,
         due: tuple[int, Level],
         step: Step,
-        mine: NDArray[np.int64],
+        warm: NDArray[np.int64],
         up: float,
         faster: float,
     ) -> Finding:
-        value = float(np.nanmedian(frame["sensor.temperature"][mine])) if len(mine) else float("nan")
-        alone = bool(step.alone[mine[0]])
-        others = 0 if alone else int(step.size[mine[0]]) - len(mine)
-        who = "their own past" if alone else f"{others} inlets elsewhere"
-        blown = "" if np.isnan(faster) else f", and its fans run {faster:.0%} faster"
-        summary = (
-            f"{entity}: air at {len(mine)} inlets is {value:.1f} Cel, {up:.1f} K above usual against {who}{blown}: "
-            "recirculation, a missing panel or an air handler"
-        )
+        value = float(np.nanmedian(frame["sensor.temperature"][warm])) if len(warm) else float("nan")
+        alone = bool(step.alone[warm[0]])
+        others = 0 if alone else int(step.size[warm[0]]) - len(warm)
+        fans = "" if np.isnan(faster) else f", fans {100 * faster:.0f} % faster"
         cohort = "own past" if alone else "all inlets elsewhere"
-        compared = Comparison(value, value - up, float(step.spread[mine[0]]), cohort, others, up, "K")
-        shown = make_evidence(
-            f"ends when less than {self.delta / 2:.2g} K is left of it",
-            compared,
-            inlets=[frame.entities[i] for i in mine[:16].tolist()],
+        return self.finding(
+            frame.time,
+            entity,
+            due,
+            score=float(np.median(step.score[warm])),
+            summary=pager_title(entity, f"intake air {value:.0f} °C, {up:.1f} K above usual{fans}"),
+            signals=("sensor.temperature", "sensor.fan_speed") if faster >= self.fans else ("sensor.temperature",),
+            clears=f"ends when less than {self.delta / 2:.2g} K is left of it",
+            compared=Comparison(value, value - up, float(step.spread[warm[0]]), cohort, others, up, "K"),
+            inlets=[frame.entities[i] for i in warm[:16].tolist()],
             fans_faster=None if np.isnan(faster) else round(faster, 3),
         )
-        signals = ("sensor.temperature", "sensor.fan_speed") if faster >= self.fans else ("sensor.temperature",)
-        score = float(np.median(step.score[mine]))
-        return Finding(frame.time, due[0], entity, self.name, due[1], score, summary, shown, signals)
 
 
-def _rows(frame: Frame, racks: Mapping[str, NDArray[np.int64]], known: list[str]) -> dict[str, NDArray[np.int64]]:
-    """The same, with a row in place of its racks where most of them are warm."""
+def _fan_rise(inlets: Inlets, fans: Step, warm: NDArray[np.int64]) -> float:
+    """Returns the share by which fans in the racks of the warm inlets run faster; NaN if too few are measured."""
+    here = np.isin(inlets.rack, np.unique(inlets.rack[warm]))
+    blowers = here & ~inlets.inlet & fans.judged
+    enough = 2 * len(np.unique(inlets.node[blowers])) >= len(np.unique(inlets.node[here & inlets.inlet]))
+    return float(np.expm1(np.median(fans.effect[blowers]))) if enough and blowers.any() else float("nan")
+
+
+def _join_rows(frame: Frame, racks: Mapping[str, NDArray[np.int64]], known: list[str]) -> dict[str, NDArray[np.int64]]:
+    """Returns the same, with a row in place of its racks where most of them are warm."""
     above = frame.topology.ancestor_of_kind
     found, rows = dict(racks), dict[str, list[str]]()
     for rack in racks:
         if row := above(rack, "row"):
             rows.setdefault(row, []).append(rack)
-    for row, mine in rows.items():
+    for row, warm in rows.items():
         size = sum(above(rack, "row") == row for rack in known)
-        if len(mine) >= 2 and len(mine) >= _MOST * size:
-            found[row] = np.concatenate([found.pop(rack) for rack in mine])
+        if len(warm) >= 2 and len(warm) >= _MOST * size:
+            found[row] = np.concatenate([found.pop(rack) for rack in warm])
     return found

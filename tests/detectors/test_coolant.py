@@ -50,7 +50,7 @@ def test_a_collapse_pages_at_the_second_sample(site, watch):
     assert found[0].evidence["expected"] == pytest.approx(300, rel=0.02)
 
 
-def test_one_broken_reading_is_nothing(site, watch):
+def test_one_broken_reading_gives_no_finding(site, watch):
     def change(tick, values):
         if tick % 50 == 40:
             values["coolant"]["coolant.flow"][2] = 0.0
@@ -58,7 +58,7 @@ def test_one_broken_reading_is_nothing(site, watch):
     assert watch(Coolant(), site, 400, change) == []
 
 
-def test_a_loss_of_a_sixth_is_suspected_then_paged_after_the_hold(site, watch):
+def test_a_loss_of_a_sixth_is_a_suspect_and_pages_after_the_hold(site, watch):
     def change(tick, values):
         blind("coolant.pressure", "pump.speed")(values)
         scaled("coolant.flow", 0.83)(tick, values)
@@ -69,7 +69,7 @@ def test_a_loss_of_a_sixth_is_suspected_then_paged_after_the_hold(site, watch):
     assert 600 <= (page.time - page.onset) / SECOND <= 1000
 
 
-def test_the_pump_corroborates_a_loss_of_a_sixth_and_pages_at_once(site, watch):
+def test_a_loss_of_a_sixth_confirmed_by_the_pump_pages_without_a_hold(site, watch):
     def change(tick, values):
         scaled("coolant.flow", 0.83)(tick, values)
         scaled("pump.speed", 0.8)(tick, values)
@@ -110,7 +110,7 @@ LESS = {"coolant__flow": 0.8, "coolant__pressure": 0.64, "pump__speed": 0.8}
     "change",
     [together(**LESS), together(18.0), together(7.0, 18.0, start=250), together(coolant__flow=0.6, throttles=True)],
 )
-def test_what_all_loops_lose_together_is_one_page_on_what_they_share(site, watch, change):
+def test_a_common_loss_of_all_loops_is_one_page_on_what_they_share(site, watch, change):
     site.topology.merge({f"cdu:c{i}": ("facility:west", "site:x") for i in range(5)})
     found = watch(Coolant(), site, 500, change)
     assert {f.entity for f in found} == {"facility:west"}
@@ -129,11 +129,11 @@ def test_collapsed_flows_without_pressure_page_on_the_whole_site_at_the_second_s
     assert found[0].time == START + 61 * STEP
 
 
-def test_meters_that_all_fall_while_pressure_and_pumps_stand_page_nobody(site, watch):
+def test_meters_that_all_fall_while_pressure_and_pumps_are_constant_do_not_page(site, watch):
     assert {f.level for f in watch(Coolant(), site, 300, together(6.0, 1e-3, coolant__flow=0.6))} == {"suspect"}
 
 
-def test_pumps_that_follow_the_load_of_the_hall_page_nobody(site, watch):
+def test_pumps_that_follow_the_load_of_the_hall_do_not_page(site, watch):
     def change(tick, values):
         values["gpu"]["gpu.power"] = np.full(16, 300.0 if tick >= 58 else 700.0)
         together(**LESS)(tick, values)
@@ -151,7 +151,7 @@ def test_a_flow_that_is_back_ends_the_condition(site, watch):
     assert found[-1].evidence["peers"] == 4
 
 
-def test_what_a_person_calls_no_fault_is_the_new_usual_even_if_told_between_frames(site, watch):
+def test_a_flow_accepted_as_normal_is_the_new_usual_even_if_the_feedback_comes_between_frames(site, watch):
     detector = Coolant()
     assert watch(detector, site, 120, lost(0.6))[-1].level == "page"
     detector.accept_as_normal("cdu:c0", {})
@@ -160,7 +160,7 @@ def test_what_a_person_calls_no_fault_is_the_new_usual_even_if_told_between_fram
     assert watch(copy, site, 200, lost(0.6), first=120) == []
 
 
-def test_what_all_loops_share_is_forgiven_with_them(site, watch):
+def test_a_common_departure_is_accepted_with_its_loops(site, watch):
     detector = Coolant()
     assert watch(detector, site, 120, together(**LESS))[-1].entity == "site:all"
     detector.accept_as_normal("site:all", {})
@@ -178,8 +178,8 @@ def test_a_loop_without_peers_gets_a_ticket_after_the_hold_and_no_page(site, wat
     assert [*dict.fromkeys(f.level for f in watch(Coolant(), site, 300, change))] == ["suspect", "ticket"]
 
 
-def test_loops_of_another_make_are_no_peers(site, watch):
-    """Two makes that move apart: each is judged by its own kind only, and both kinds are too few to be one."""
+def test_loops_of_another_make_are_not_compared(site, watch):
+    """Two makes that move apart: each is judged within its own kind, and both kinds are too few for a cohort."""
     facts = {f"cdu:c{i}": {"sku": "A" if i < 4 else "B"} for i in range(5)}
     site.topology.merge({}, facts)
 
@@ -191,20 +191,20 @@ def test_loops_of_another_make_are_no_peers(site, watch):
     assert {(f.entity, f.level, f.evidence["judged"]) for f in found} == {("site:all", "suspect", 4)}
 
 
-def test_loops_that_differ_in_serial_number_and_place_alone_are_peers():
+def test_loops_that_differ_only_in_serial_number_and_place_are_peers():
     alike = {likeness({"model": "X1", "serial": serial, "location": serial, "bmc": serial}) for serial in "abc"}
     assert len(alike) == 1
     assert likeness({"model": "X2", "serial": "a"}) not in alike
 
 
-def test_a_loop_that_stands_still_from_the_start_is_idle(site, watch):
+def test_a_loop_without_flow_from_the_start_is_idle(site, watch):
     def change(tick, values):
         values["coolant"]["coolant.flow"][1] = 0.0
 
     assert watch(Coolant(), site, 300, change) == []
 
 
-def test_a_flow_that_falls_alone_is_its_meter_and_pages_nobody(site, watch):
+def test_a_flow_that_falls_alone_is_its_meter_and_does_not_page(site, watch):
     found = watch(Coolant(), site, 300, scaled("coolant.flow", 0.6))
     assert {f.level for f in found} == {"suspect"}
     assert found[-1].evidence["doubted"]
@@ -228,7 +228,7 @@ def test_a_supply_that_jumps_within_a_sample_is_its_sensor(site, watch):
 
 
 @pytest.mark.parametrize("kelvin", [1.0, 2.0, 3.0, -3.0])
-def test_a_set_point_that_is_moved_pages_nobody(site, watch, kelvin):
+def test_a_set_point_that_is_moved_does_not_page(site, watch, kelvin):
     """As far as operators move it, within ten minutes."""
 
     def change(tick, values):
@@ -255,25 +255,25 @@ def test_water_that_warms_by_three_kelvin_within_minutes_pages(site, watch):
     assert page.time - page.onset <= 600 * SECOND
 
 
-def test_work_on_a_loop_pages_nobody(site, watch):
+def test_maintenance_of_a_loop_does_not_page(site, watch):
     def change(tick, values):
         lost(0.3)(tick, values) if tick < 100 else None
-        told = {59: "maintenance_start", 101: "maintenance_end"}.get(tick)
-        return [Event(START + tick * STEP, "cdu:c0", told, {"reason": "filter"})] if told else []
+        kind = {59: "maintenance_start", 101: "maintenance_end"}.get(tick)
+        return [Event(START + tick * STEP, "cdu:c0", kind, {"reason": "filter"})] if kind else []
 
     assert {f.level for f in watch(Coolant(), site, 300, change)} <= {"suspect"}
 
 
-def test_what_is_said_goes_on_over_a_restart(site, watch):
+def test_findings_continue_over_a_restart(site, watch):
     whole, first, second = Coolant(), Coolant(), Coolant()
     alike = Site(5), Site(5)
-    told = watch(whole, alike[0], 150, lost(0.7))
+    expected = watch(whole, alike[0], 150, lost(0.7))
     parts = watch(first, alike[1], 75, lost(0.7))
     second.restore(first.snapshot())
-    assert parts + watch(second, alike[1], 75, lost(0.7), first=75) == told
+    assert parts + watch(second, alike[1], 75, lost(0.7), first=75) == expected
 
 
-def test_a_storm_of_nan_and_constants_and_absurd_values_is_borne(site, watch):
+def test_nan_constants_and_absurd_values_are_accepted(site, watch):
     def change(tick, values):
         for number, column in enumerate(values["coolant"].values() if tick > 40 else ()):
             column[(tick + number) % 5] = (np.nan, -1.0, 0.0, 1e12, np.inf)[tick % 7 % 5]

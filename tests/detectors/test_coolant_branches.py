@@ -1,4 +1,4 @@
-"""Branches of a loop, each with its own meter: a restricted one is told from its loop and from a meter that lies."""
+"""Branches of a loop, each with its own meter: a restricted branch differs from its loop and from a wrong meter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SITE = Case(Coolant, {"coolant": BRANCHES, "gpu": GPUS}, topology, lambda *_: ({
 
 
 def shown(flow, meter, load=lambda tick: 1.0, ticks=200, racks=RACKS, change=None, lag=0):
-    """What is said of branches at a pressure that their unit holds; `flow`, `meter` (tick): of the guilty one.
+    """Findings on branches at a pressure that their unit holds; `flow`, `meter` (tick): of the guilty one.
 
     change: (tick, values) takes away what is not measured.   lag: ticks by which the water follows the load.
     """
@@ -60,7 +60,7 @@ def steady(tick):
 
 
 @pytest.mark.parametrize("share", [0.8, 0.6])
-def test_a_restricted_branch_at_a_held_pressure_pages_and_blames_no_other_and_not_the_loop(share):
+def test_a_restricted_branch_at_a_held_pressure_is_the_only_page(share):
     found = shown(falls(share), steady)
     assert {f.entity for f in found} == {BRANCHES[GUILTY]}
     page = next(f for f in found if f.level == "page")
@@ -69,29 +69,29 @@ def test_a_restricted_branch_at_a_held_pressure_pages_and_blames_no_other_and_no
 
 
 @pytest.mark.parametrize("share", [0.8, 0.6])
-def test_a_flow_meter_that_lies_stays_a_suspect_since_the_heat_falls_with_it(share):
+def test_a_wrong_flow_meter_stays_a_suspect_since_the_heat_falls_with_it(share):
     found = shown(steady, falls(share), ticks=400)
     assert {(f.entity, f.level) for f in found} == {(BRANCHES[GUILTY], "suspect")}
     assert found[-1].evidence["doubted"]
 
 
-def test_a_lying_meter_is_not_believed_because_the_load_rose_with_it():
+def test_a_wrong_meter_is_not_believed_because_the_load_rose_with_it():
     found = shown(steady, falls(0.8), load=lambda tick: 1.3 if tick >= FAULT else 1.0, ticks=300)
     assert {f.level for f in found} == {"suspect"}
 
 
-def test_a_site_of_few_branches_gets_a_ticket_and_idle_gpus_bear_nothing_out():
+def test_a_site_of_few_branches_gets_a_ticket_and_idle_gpus_confirm_nothing():
     few = shown(falls(0.8), steady, racks=3)
     assert {f.level for f in few} == {"suspect", "ticket"}
     idle = shown(falls(0.8), steady, load=lambda tick: 0.1)
     assert {f.level for f in idle} == {"suspect"}
 
 
-def test_loads_that_swing_say_nothing():
+def test_swinging_loads_give_no_finding():
     assert shown(steady, steady, load=lambda tick: 0.4 if tick % 90 > 60 else 1.0, ticks=500) == []
 
 
-UNTIL = 50  # tick until which the heat is measured; the meter begins to lie ten ticks later
+UNTIL = 50  # tick until which the heat is measured; the meter is wrong from ten ticks later on
 
 
 def idle(tick):
@@ -110,14 +110,14 @@ def no_power(tick, values):
 
 @pytest.mark.parametrize(("load", "change"), [(idle, None), (steady, no_return), (steady, no_power)])
 @pytest.mark.parametrize("share", [0.85, 0.6])
-def test_a_meter_that_lies_while_the_heat_is_not_known_is_no_page_by_what_was_known_before(share, load, change):
+def test_a_wrong_meter_while_the_heat_is_unknown_does_not_page_by_earlier_heat(share, load, change):
     found = shown(steady, falls(share), load, ticks=400, change=change)
     assert {(f.entity, f.level) for f in found} == {(BRANCHES[GUILTY], "suspect")}
     assert all(f.evidence["doubted"] for f in found)
 
 
-def test_what_was_borne_out_before_bears_out_no_lie_of_the_meter_later():
-    """A connector that was half closed for a while under load, and its meter that lies when the GPUs are idle."""
+def test_an_earlier_confirmation_does_not_confirm_a_wrong_meter_later():
+    """A connector that was half closed for a while under load, and its meter that is wrong when the GPUs are idle."""
 
     def flow(tick):
         return 0.85 if 60 <= tick < 115 else 1.0
@@ -130,14 +130,14 @@ def falls_at(since, share):
     return lambda tick: share if tick >= since else 1.0
 
 
-def test_a_lie_that_grows_while_the_heat_is_not_known_is_not_believed():
+def test_a_growing_meter_error_while_the_heat_is_unknown_is_not_believed():
     found = shown(steady, lambda tick: 0.88 if tick < 200 else 0.7, lambda tick: 1.0 if tick < 195 else 0.1, ticks=400)
     assert {f.level for f in found} <= {"suspect"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("period", [40, 90, 240])
-def test_water_that_follows_a_swinging_load_late_does_not_make_a_lying_meter_honest(period):
+def test_water_that_follows_a_swinging_load_late_does_not_confirm_a_wrong_meter(period):
     def load(tick):
         return 0.5 if tick % period > 0.7 * period else 1.0
 
@@ -145,7 +145,7 @@ def test_water_that_follows_a_swinging_load_late_does_not_make_a_lying_meter_hon
     assert {f.level for f in found} <= {"suspect"}
 
 
-def test_a_restricted_branch_is_told_between_the_swings_of_a_load():
+def test_a_restricted_branch_is_reported_between_the_swings_of_a_load():
     def load(tick):
         return 0.5 if tick % 240 > 120 else 1.0
 

@@ -1,4 +1,4 @@
-"""What coolant says of itself: which suspects may be the instrument, and what its thresholds cost."""
+"""Suspects of coolant that may be the instrument, and the false alarm budget of its thresholds."""
 
 from __future__ import annotations
 
@@ -51,72 +51,72 @@ def idle(tick, values):
 
 
 def doubted(found):
-    """Whether the newest of some suspects is."""
+    """Whether the newest of some suspects is doubted."""
     assert {f.level for f in found} == {"suspect"}
     return found[-1].evidence["doubted"]
 
 
-def test_a_suspect_that_may_be_the_instrument_says_so(site, watch):
+def test_a_suspect_that_may_be_the_instrument_is_marked_as_doubted(site, watch):
     for change in (less(0.8), warmer(8.0, 1e-3, 3), less(0.8, every=True), all_of(less(0.8, True), idle)):
         assert doubted(watch(Coolant(), site, 300, change))
 
 
-def test_a_suspect_of_which_one_sensor_is_not_doubted_is_not_doubted(site, watch):
+def test_a_suspect_with_one_undoubted_sensor_is_not_doubted(site, watch):
     small, jumps = all_of(less(0.94), no_witness), warmer(8.0, 1e-3)
     assert not doubted(watch(Coolant(), site, 220, small))
     found = watch(Coolant(), site, 220, all_of(small, jumps))
     assert not doubted([f for f in found if {FLOW, SUPPLY} <= set(f.signals)])
 
 
-def test_a_page_is_not_doubted_though_the_meter_beside_it_is(site, watch):
+def test_a_page_is_not_doubted_though_another_meter_is(site, watch):
     found = watch(Coolant(), site, 200, all_of(less(0.8), warmer(6.0, 30)))
     assert found[-1].level == "page"
     assert not found[-1].evidence["doubted"]
 
 
-def test_a_collapse_of_flow_at_a_pressure_that_stands_is_doubted_and_explains_no_warm_gpu(site, watch):
-    told = {"state": "active", "signal": FLOW, "value": 120.0, "usual": 300.0, "share": 0.7}
+def test_a_flow_collapse_at_normal_pressure_is_doubted_and_explains_no_warm_gpu(site, watch):
+    data = {"state": "active", "signal": FLOW, "value": 120.0, "usual": 300.0, "share": 0.7}
 
     def change(tick, values):
-        return [Event(START + tick * STEP, "cdu:c0", "flow_collapse", told)] if tick == 60 else []
+        return [Event(START + tick * STEP, "cdu:c0", "flow_collapse", data)] if tick == 60 else []
 
     found = watch(CoolantEdge(), site, 62, change)
     assert doubted(found)
     time = found[-1].time
     warm = Finding(time, time, "gpu:n0.0", "thermal", "suspect", 1.0, "warm", {}, ("gpu.temperature",))
-    told = Corroboration().explained([warm, found[-1]], time, site.topology)
-    assert not any("corroborated_by" in f.evidence for f in told)
+    explained = Corroboration().explained([warm, found[-1]], time, site.topology)
+    assert not any("corroborated_by" in f.evidence for f in explained)
 
 
-def test_loops_say_what_they_cost_at_the_threshold_of_what_is_judged_by_its_own_past():
+def test_the_budget_of_loops_is_at_the_threshold_without_peers():
     lines = [line for line in Coolant(threshold=17.0).budget() if "ticks" in line]
     assert {line.split(":")[0] for line in lines} == {"flow", "warmth", "flow together", "warmth together"}
     assert "threshold 21 " in lines[0]
     assert all("node" not in line and "loop-days" in line for line in lines)
 
 
-def test_a_group_that_a_person_calls_no_fault_is_learnt_anew_member_by_member():
+def test_a_group_accepted_as_normal_is_learned_again_member_by_member():
     gpus = tuple(f"gpu:n{n}.0" for n in range(4))
     parents = {f"rank:7.{n}": ("stage:7.0", "job:7", gpu) for n, gpu in enumerate(gpus[:2])}
     graph = Topology(parents | {gpu: (f"node:n{n}", "pdu:p0") for n, gpu in enumerate(gpus)})
     frame = Frame(START, "gpu", gpus, {"gpu.temperature": np.full(4, 50.0), "gpu.power": np.full(4, 500.0)}, graph)
     for entity, count in (("fleet:gpu", 4), ("site:all", 4), ("stage:7.0", 2), ("job:7", 2), ("pdu:p0", 4)):
         detector = Thermal()
-        detector.grow(4)
-        detector.mended[:] = True
+        detector.gpus.grow(4)
+        detector.gpus.recovered[:] = True
         detector.accept_as_normal(entity, {})
         detector.observe({"gpu": frame})
-        assert detector.forgiven == []
-        assert np.count_nonzero(~detector.mended) in (count, 4), entity
+        assert detector.accepted == []
+        assert np.count_nonzero(~detector.gpus.recovered) in (count, 4), entity
 
 
-def test_all_inlets_are_forgiven_by_the_name_of_the_fleet():
+def test_all_inlets_are_accepted_by_the_name_of_the_fleet():
     detector, graph = INLETS.detector(), INLETS.topology()
     for tick in range(25):
         detector.observe(INLETS.frames(tick, False, graph))
-    learnt = detector.warmth.cells.copy()
+    learned = detector.warmth.cells.copy()
     detector.accept_as_normal("fleet:sensor", {})
     frame = INLETS.frames(25, False, graph)["sensor"]
     detector.observe({"sensor": replace(frame, values={})})
-    assert learnt.any()
+    assert learned.any()
     assert not detector.warmth.cells.any()

@@ -1,4 +1,4 @@
-"""Reservoirs that sink before a rope is wet: fast and slow leaks, refills, temperature, work."""
+"""Reservoirs that sink before a rope is wet: fast and slow leaks, refills, temperature, maintenance."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def shown(level, hours, events=(), wet=None, step=30):
     for tick in range(int(hours * 3600 / step)):
         hour, time = tick * step / 3600, START + tick * step * SECOND
         levels = np.array([level(hour), 0.8]) + 0.002 * rng.standard_normal(2)
-        told = tuple(e for e in events if time <= e.time < time + step * SECOND)
+        due = tuple(e for e in events if time <= e.time < time + step * SECOND)
         ropes = {"leak.state": np.array([2.0 if wet is not None and hour >= wet else 0.0])}
-        mine = tuple(e for e in told if class_of_entity(e.entity) == "coolant")
+        mine = tuple(e for e in due if class_of_entity(e.entity) == "coolant")
         frames = {
             "coolant": Frame(time, "coolant", LOOPS, {"reservoir.level": levels}, topology, mine),
             "leak": Frame(time, "leak", ("leak_detector:r1",), ropes, topology),
@@ -35,7 +35,7 @@ def shown(level, hours, events=(), wet=None, step=30):
 @pytest.mark.parametrize(
     ("per_hour", "within", "level"), [(0.6, 0.4, "page"), (0.05, 1.6, "page"), (0.02, 2.5, "ticket")]
 )
-def test_a_reservoir_that_sinks_is_told_before_its_rope_is_wet(per_hour, within, level):
+def test_a_reservoir_that_sinks_is_reported_before_its_rope_is_wet(per_hour, within, level):
     found = shown(lambda hour: 0.85 - per_hour * max(hour - 3, 0), 3 + within)
     assert {f.entity for f in found} == {"cdu:c0"}
     assert found[0].level == level
@@ -50,7 +50,7 @@ def test_a_step_of_the_float_or_a_refill_is_no_leak():
     assert shown(lambda hour: 0.85 - 0.1 * (hour > 3) + 0.12 * (hour > 5), 8) == []
 
 
-def test_what_is_drained_in_announced_work_is_no_leak():
+def test_coolant_drained_in_announced_work_is_no_leak():
     def level(hour):
         return 0.85 - 0.4 * min(max(hour - 3, 0), 1)
 
@@ -59,7 +59,7 @@ def test_what_is_drained_in_announced_work_is_no_leak():
     assert shown(level, 6, work) == []
 
 
-def test_the_rope_names_the_rack_and_begins_when_the_level_did():
+def test_the_finding_on_the_rope_has_the_onset_of_the_falling_level():
     found = shown(lambda hour: 0.85 - 0.3 * max(hour - 3, 0), 4, wet=3.7)
     rope = next(f for f in found if f.entity == "leak_detector:r1")
     assert (rope.level, rope.onset) == ("page", found[0].onset)

@@ -1,4 +1,4 @@
-"""What agents told within seconds becomes findings that page when they must, hold while they hold, and end."""
+"""Edge events of agents become findings that page when they must, last while the condition does, and end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def edge(tick, entity, kind, state="active", **data):
 
 
 def at(*events):
-    """A change that tells each event in its tick."""
+    """A change that reports each event in its tick."""
     return lambda tick, values: [e for e in events if e.time == START + tick * STEP]
 
 
@@ -45,9 +45,9 @@ def rise(tick, entity, signal="gpu.temperature", state="active"):
 
 
 @pytest.mark.parametrize(("word", "level"), [("warning", "ticket"), ("critical", "page")])
-def test_a_leak_is_said_at_once_and_holds_until_it_is_cleared(site, watch, word, level):
-    said = at(leak(3, word), edge(40, ROPE, "leak", "cleared", leak="ok", value=0))
-    found = watch(CoolantLeak(), site, 60, lambda tick, values: values["leak"].clear() or said(tick, values))
+def test_a_leak_is_reported_with_its_event_and_lasts_until_it_is_cleared(site, watch, word, level):
+    events = at(leak(3, word), edge(40, ROPE, "leak", "cleared", leak="ok", value=0))
+    found = watch(CoolantLeak(), site, 60, lambda tick, values: values["leak"].clear() or events(tick, values))
     assert found[0].time == START + 3 * STEP
     assert found[0].onset == START + 3 * STEP - SECOND
     assert {f.level for f in found} == {level}
@@ -56,14 +56,14 @@ def test_a_leak_is_said_at_once_and_holds_until_it_is_cleared(site, watch, word,
 
 
 def test_a_warning_that_becomes_critical_rises_and_keeps_its_onset(site, watch):
-    said = at(leak(3, "warning"), leak(9, "critical"))
-    found = watch(CoolantLeak(), site, 20, lambda tick, values: values["leak"].clear() or said(tick, values))
+    events = at(leak(3, "warning"), leak(9, "critical"))
+    found = watch(CoolantLeak(), site, 20, lambda tick, values: values["leak"].clear() or events(tick, values))
     by_level = {f.level: f for f in found}
     assert list(by_level) == ["ticket", "page"]
     assert len({f.onset for f in found}) == 1
 
 
-def test_a_leak_whose_event_was_lost_is_found_in_the_telemetry_and_so_is_its_end(site, watch):
+def test_a_leak_and_its_end_are_found_in_the_telemetry_when_the_events_are_lost(site, watch):
     def wet(tick, values):
         values["leak"]["leak.state"][1] = 2.0 if 5 <= tick < 20 else np.nan if tick < 25 else 0.0
         return ()
@@ -73,18 +73,18 @@ def test_a_leak_whose_event_was_lost_is_found_in_the_telemetry_and_so_is_its_end
     assert (found[-1].evidence.get("cleared"), found[-1].time) == (True, START + 26 * STEP)
 
 
-def test_a_detector_that_is_broken_or_absent_ends_no_leak_and_begins_none(site, watch):
-    def odd(tick, values):
+def test_a_broken_or_absent_leak_detector_neither_starts_nor_ends_a_leak(site, watch):
+    def broken(tick, values):
         values["leak"]["leak.state"][1] = (3.0, 4.0, 77.0, np.nan)[tick % 4]
         return [leak(8, "critical")] if tick == 8 else ()
 
-    found = watch(CoolantLeak(), site, 100, odd)
+    found = watch(CoolantLeak(), site, 100, broken)
     assert found[0].time == START + 8 * STEP
     assert not any(f.evidence.get("cleared") for f in found)
 
 
 @pytest.mark.parametrize("data", [{}, {"state": 1}, {"state": "active", "since": "x"}, {"state": "active", "leak": []}])
-def test_events_of_another_shape_are_passed_over(site, watch, data):
+def test_events_of_another_shape_are_ignored(site, watch, data):
     events = [Event(START, e, k, data) for e in (ROPE, LOOP) for k in ("leak", "flow_collapse", "temperature_rise")]
     for detector in (CoolantLeak(), CoolantEdge()):
         assert watch(detector, site, 3, at(*events)) == []
@@ -102,9 +102,9 @@ def low(events, ticks):
     return change
 
 
-def test_a_collapse_pages_at_once_and_ends_with_its_event(site, watch):
+def test_a_collapse_pages_with_its_event_and_ends_with_its_event(site, watch):
     found = watch(CoolantEdge(), site, 60, low([flow(5), flow(30, "cleared", 299.0)], range(5, 30)))
-    assert found[0].summary == f"{LOOP} collapsed: flow 120 of at least 210 L/min"
+    assert found[0].summary == "CDU c0: flow 120 L/min, minimum 210"
     assert {(f.entity, f.level) for f in found} == {(LOOP, "page")}
     assert found[0].time == START + 5 * STEP
     assert START + 23 * STEP <= found[-1].time < START + 30 * STEP
@@ -122,7 +122,7 @@ def test_a_collapse_whose_end_was_lost_ends_with_two_good_frames(site, watch):
     assert found[-1].time <= START + 31 * STEP
 
 
-def test_a_loop_that_is_not_seen_is_not_told_of_and_is_told_again_when_it_is(site, watch):
+def test_a_loop_that_is_not_read_is_not_reported_until_it_is_read_again(site, watch):
     def gone(tick, values):
         values["coolant"]["coolant.flow"][0] = 120.0 if tick < 20 or tick > 60 else np.nan
         return at(flow(5))(tick, values)
@@ -144,7 +144,7 @@ def test_one_gpu_that_heats_up_is_a_suspect_and_three_of_a_node_are_a_page_on_th
     assert {f.level for f in spread} == {"suspect"}
 
 
-def test_a_gpu_that_heats_up_below_a_loop_that_collapsed_says_so(site, watch):
+def test_a_gpu_that_heats_up_below_a_collapsed_loop_is_explained_by_it(site, watch):
     change = low([flow(4), rise(5, "gpu:n1.0")], range(4, 60))
     found = watch(Runner([CoolantEdge(), ThermalEdge()]), site, 12, change)
     (warm,) = [f for f in found if f.detector == "thermal_edge"][-1:]
@@ -158,7 +158,7 @@ def test_warm_supply_alone_is_a_suspect_and_with_a_gpu_behind_it_a_page(site, wa
     assert {f.entity for f in found if f.level == "page"} == {LOOP}
 
 
-def test_the_same_sensor_twice_is_no_second_witness(site, watch):
+def test_the_same_sensor_twice_does_not_count_as_two(site, watch):
     def warm(tick, values):
         if tick > 200:
             values["coolant"]["coolant.supply_temperature"][0] += 4.0
@@ -173,7 +173,7 @@ def test_the_same_sensor_twice_is_no_second_witness(site, watch):
 # --- incidents -------------------------------------------------------------------------------------------------------
 
 
-def test_a_leak_at_three_in_the_morning_opens_one_page_that_only_ends_dry(site, watch):
+def test_a_leak_opens_one_page_that_ends_only_when_dry(site, watch):
     topology = Topology({ROPE: [LOOP], LOOP: ["rack:r1"], "node:n0": ["rack:r1", LOOP]})
     runner, desk, opened = Runner([CoolantLeak(), CoolantEdge()]), Desk(topology), []
     for tick in range(240):
@@ -208,11 +208,11 @@ HOSTILE = [float("nan"), float("inf"), -float("inf"), 10**400, "9", None, True]
 
 
 @pytest.mark.parametrize("bad", HOSTILE, ids=str)
-def test_hostile_numbers_of_an_agent_leave_no_such_number_in_what_is_told(site, watch, bad):
+def test_invalid_numbers_of_an_agent_are_in_no_finding(site, watch, bad):
     heat = edge(3, "gpu:n0.0", "temperature_rise", signal=bad, **dict.fromkeys(HEAT, bad))
     lost = edge(3, LOOP, "flow_collapse", signal="coolant.flow", value=bad, usual=bad, share=bad)
-    for detector, said in ((ThermalEdge(), heat), (CoolantEdge(), lost)):
-        found = watch(detector, site, 20, at(said))
+    for detector, events in ((ThermalEdge(), heat), (CoolantEdge(), lost)):
+        found = watch(detector, site, 20, at(events))
         assert found
         assert "nan" not in str([(f.summary, f.evidence, f.signals) for f in found])
         assert "inf" not in str([(f.summary, f.evidence, f.signals) for f in found])

@@ -1,4 +1,4 @@
-"""Thermal resistance: one GPU, a node, a rack, wear over days; sensors, loads and set-points that only look like it."""
+"""Thermal resistance: one GPU, a node, a rack, wear over days; sensors, loads and set-points that look like it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AT = GPUS.index(GUILTY)
 
 
 def shown(change, ticks=240, detector=None, first=0):
-    """What the detector says; `change(tick, values, resistance)` breaks something before and after the physics."""
+    """Findings; `change(tick, values, resistance)` breaks something before and after the physics."""
     detector, graph, out = detector or Thermal(), topology(), []
     for tick in range(first, first + ticks):
         rng = np.random.default_rng([tick, 1])
@@ -54,7 +54,7 @@ def test_a_rise_of_15_percent_is_a_ticket_within_ten_minutes():
     assert abs(found[-1].onset - CASE.time(60)) <= 120 * SECOND
 
 
-def test_a_gpu_that_throttles_by_heat_pages_at_once():
+def test_a_gpu_that_throttles_by_heat_pages_in_the_same_frame():
     def change(tick, values, resistance):
         plate(1.6)(tick, values, resistance)
         if values is not None and tick >= 66:
@@ -65,7 +65,7 @@ def test_a_gpu_that_throttles_by_heat_pages_at_once():
     assert page.evidence["throttled"]
 
 
-def test_all_gpus_of_a_node_are_its_manifold_and_not_eight_plates():
+def test_all_gpus_of_a_node_are_one_finding_on_the_node():
     found = shown(plate(1.3, range(8, 16)))
     assert {f.entity for f in found if f.level == "page"} == {"node:n1"}
     assert "manifold" in found[-1].evidence["verdict"]
@@ -81,7 +81,7 @@ def test_a_core_that_warms_without_its_memory_is_a_sensor(kelvin):
 
 
 @pytest.mark.parametrize("kelvin", [3.0, -3.0, 10.0, -10.0])
-def test_a_set_point_or_a_supply_sensor_that_moves_blames_nobody(kelvin):
+def test_a_set_point_or_a_supply_sensor_that_moves_gives_no_finding(kelvin):
     def real(tick, values, resistance):
         return SUPPLY + kelvin * min(max(tick - 60, 0) / 60, 1) if values is None else None
 
@@ -93,7 +93,7 @@ def test_a_set_point_or_a_supply_sensor_that_moves_blames_nobody(kelvin):
     assert shown(sensor, 300) == []
 
 
-def test_a_step_of_the_load_and_idle_gpus_blame_nobody():
+def test_a_load_step_and_idle_gpus_give_no_finding():
     def change(tick, values, resistance):
         if values is not None and tick % 60 > 40:
             values["gpu"]["gpu.power"][:16] *= 0.2
@@ -102,7 +102,7 @@ def test_a_step_of_the_load_and_idle_gpus_blame_nobody():
     assert shown(change, 250) == []
 
 
-def test_a_power_that_reads_low_while_the_energy_says_otherwise_is_a_sensor():
+def test_a_power_that_reads_low_against_the_energy_counter_is_a_sensor():
     def change(tick, values, resistance):
         if values is not None:
             values["gpu"]["gpu.energy"] = np.full(len(GPUS), 1e9 + 640e3 * 10 * tick)
@@ -113,7 +113,7 @@ def test_a_power_that_reads_low_while_the_energy_says_otherwise_is_a_sensor():
     assert "ticket" not in levels(shown(change, 250))
 
 
-def test_a_temperature_that_stands_still_while_the_power_moves_is_not_judged():
+def test_a_temperature_that_is_constant_while_the_power_moves_is_not_judged():
     def change(tick, values, resistance):
         if values is not None and tick >= 40:
             values["gpu"]["gpu.temperature"][AT] = 57.0
@@ -122,7 +122,7 @@ def test_a_temperature_that_stands_still_while_the_power_moves_is_not_judged():
     assert levels(shown(change, 300)) <= {"suspect"}
 
 
-def test_work_on_a_node_is_no_fault_and_what_it_is_like_after_is_its_new_usual():
+def test_maintenance_of_a_node_is_no_fault_and_resets_what_is_usual():
     def change(tick, values, resistance):
         plate(1.3, range(8, 16))(tick, values, resistance)
         kind = {59: "maintenance_start", 70: "maintenance_end"}.get(tick)
@@ -131,7 +131,7 @@ def test_work_on_a_node_is_no_fault_and_what_it_is_like_after_is_its_new_usual()
     assert shown(change, 250) == []
 
 
-def test_minutes_to_throttle_are_told_while_it_still_rises():
+def test_minutes_to_throttle_are_reported_while_it_still_rises():
     def change(tick, values, resistance):
         if values is None:
             resistance[AT] *= 1 + 0.6 * min(max(tick - 60, 0) / 90, 1)
@@ -143,7 +143,7 @@ def test_minutes_to_throttle_are_told_while_it_still_rises():
 @pytest.mark.slow
 def test_wear_over_days_is_one_ticket_although_samples_are_lost():
     detector, graph, found = Thermal(), topology(), []
-    for tick in range(5600):  # 56 h, a sample each 36 s
+    for tick in range(5600):  # 56 h, a sample every 36 s
         resistance = PLATE * np.exp(np.random.default_rng(3).normal(0, 0.1, len(GPUS)))
         resistance[AT] *= 1 + 0.12 * tick / 5600
         values = heat(np.random.default_rng([tick, 1]), resistance)
@@ -151,12 +151,12 @@ def test_wear_over_days_is_one_ticket_although_samples_are_lost():
         frames = CASE.framed(0, values, [], graph)
         moved = {c: Frame(f.time + tick * 36 * SECOND, c, f.entities, f.values, graph) for c, f in frames.items()}
         found += detector.observe(moved)
-    worn = [f for f in found if "above that of its first day" in f.summary]
+    worn = [f for f in found if "worse than when new" in f.summary]
     assert {(f.entity, f.level) for f in worn} == {(GUILTY, "ticket")}
     assert len({f.onset for f in worn}) == 1
 
 
-def test_nan_constants_vanishing_and_new_gpus_and_time_that_steps_back_are_borne():
+def test_nan_constants_vanishing_and_new_gpus_and_time_that_steps_back_are_accepted():
     detector, graph = Thermal(), topology()
     for tick in range(200):
         values = heat(np.random.default_rng([tick, 1]), np.full(len(GPUS), PLATE))
@@ -169,7 +169,7 @@ def test_nan_constants_vanishing_and_new_gpus_and_time_that_steps_back_are_borne
         assert detector.observe(CASE.framed(at, values, [], graph)) == []
 
 
-def test_what_is_said_goes_on_over_a_restart():
+def test_findings_continue_over_a_restart():
     first, second = Thermal(), Thermal()
     whole = shown(plate(1.4), 160)
     parts = shown(plate(1.4), 80, first)
@@ -178,7 +178,7 @@ def test_what_is_said_goes_on_over_a_restart():
 
 
 @pytest.mark.parametrize("bits", [0x8, 0x20, 0x40])
-def test_a_gpu_that_says_that_heat_slows_it_down_is_a_ticket_whatever_its_resistance(bits):
+def test_a_gpu_that_reports_thermal_throttling_is_a_ticket_whatever_its_resistance(bits):
     found = shown(reading("gpu.throttle_reasons", bits), 150)
     assert {(f.entity, f.level) for f in found} == {(GUILTY, "ticket")}
     assert (found[0].time, found[0].onset) == (CASE.time(61), CASE.time(60))
@@ -191,7 +191,7 @@ def at_its_limit(tick, values, resistance, until=10**9):
             values["gpu"]["gpu.throttle_reasons"][AT] = 0x40
 
 
-def test_a_gpu_of_unknown_resistance_that_is_slowed_down_at_its_limit_for_ten_minutes_pages():
+def test_a_gpu_of_unknown_resistance_that_throttles_at_its_limit_for_ten_minutes_pages():
     def change(tick, values, resistance):
         at_its_limit(tick, values, resistance)
         if values is not None:
@@ -202,7 +202,7 @@ def test_a_gpu_of_unknown_resistance_that_is_slowed_down_at_its_limit_for_ten_mi
     assert page.time - page.onset == 600 * SECOND
 
 
-def test_a_gpu_that_was_built_close_to_its_limit_is_one_ticket_for_a_day_and_no_page():
+def test_a_gpu_with_normal_resistance_close_to_its_limit_is_one_ticket_for_a_day_and_no_page():
     def change(tick, values, resistance):
         at_its_limit(tick, values, resistance, until=200)
 
@@ -211,14 +211,14 @@ def test_a_gpu_that_was_built_close_to_its_limit_is_one_ticket_for_a_day_and_no_
     assert {(f.entity, f.level) for f in found} == {(GUILTY, "ticket")}
     assert len({f.onset for f in found}) == 1
     assert found[-1].time - found[0].time > 430 * 10 * SECOND
-    assert "now and then" in found[-1].summary
+    assert "recurring thermal throttle" in found[-1].summary
     again = Thermal()
     again.restore(detector.snapshot())
     assert {f.level for f in shown(change, 30, again, 500)} == {"ticket"}
     assert shown(change, 30, detector, 500 + 8640 - 270) == []
 
 
-def test_work_on_a_gpu_that_is_slowed_down_now_and_then_ends_its_ticket():
+def test_maintenance_of_a_gpu_with_recurring_throttling_ends_its_ticket():
     def change(tick, values, resistance):
         at_its_limit(tick, values, resistance, until=100)
         if values is not None and tick in (150, 160):
@@ -229,7 +229,7 @@ def test_work_on_a_gpu_that_is_slowed_down_now_and_then_ends_its_ticket():
     assert max(f.time for f in shown(change, 300)) <= CASE.time(160) + SETTLES
 
 
-def test_a_gpu_built_close_to_its_limit_stays_one_ticket_while_it_idles_and_pages_in_no_dip_of_its_load():
+def test_a_gpu_close_to_its_limit_stays_one_ticket_while_idle_and_does_not_page_in_a_dip_of_its_load():
     def change(tick, values, resistance):
         at_its_limit(tick, values, resistance, until=200)
         if values is not None and 150 <= tick < 153:
@@ -243,7 +243,7 @@ def test_a_gpu_built_close_to_its_limit_stays_one_ticket_while_it_idles_and_page
 
 
 @pytest.mark.parametrize("follows", [0.4, 0.5, 0.7])
-def test_a_plate_whose_memory_follows_in_part_is_told_and_stays_told(follows):
+def test_a_plate_whose_memory_follows_in_part_is_reported_and_stays_reported(follows):
     def change(tick, values, resistance):
         if values is not None and tick >= 60:
             core, mine = values["gpu"]["gpu.temperature"], np.arange(len(GPUS)) == AT
@@ -256,7 +256,7 @@ def test_a_plate_whose_memory_follows_in_part_is_told_and_stays_told(follows):
     assert found[-1].time >= CASE.time(490)
 
 
-def test_a_memory_that_is_told_no_more_excuses_no_core():
+def test_a_memory_temperature_that_stops_does_not_excuse_the_core():
     def change(tick, values, resistance):
         plate(1.3)(tick, values, resistance)
         if values is not None and tick >= 60:
@@ -265,7 +265,7 @@ def test_a_memory_that_is_told_no_more_excuses_no_core():
     assert {"ticket", "page"} & {f.level for f in shown(change, 400) if f.time >= CASE.time(250)}
 
 
-def test_a_power_brake_one_sample_a_whole_loop_and_announced_work_are_no_heat_of_a_gpu():
+def test_a_power_brake_one_sample_a_whole_loop_and_announced_work_are_no_throttling_of_a_gpu():
     def once(tick, values, resistance):
         if values is not None and tick == 60:
             values["gpu"]["gpu.throttle_reasons"][AT] = 0x40
@@ -281,12 +281,12 @@ def test_a_power_brake_one_sample_a_whole_loop_and_announced_work_are_no_heat_of
     assert {f.entity for f in shown(reading("gpu.throttle_reasons", 0x40, range(len(GPUS))), 120)} == {"cdu:c1"}
 
 
-def test_most_gpus_of_a_node_that_heat_slows_down_are_told_as_the_node():
+def test_most_gpus_of_a_node_that_throttle_by_heat_are_reported_as_the_node():
     assert {f.entity for f in shown(reading("gpu.throttle_reasons", 0x40, range(8, 16)), 120)} == {"node:n1"}
 
 
 def loaded(detector, ticks, resistance, lie=lambda tick: 0.0, cold=False, power=lambda tick: 640.0):
-    """Dies that lag their power by 15 s; `resistance(tick)` of GUILTY against usual, `lie` of the supply's sensor."""
+    """Dies that lag their power by 15 s; `resistance(tick)` of GUILTY against usual, `lie`: K of the supply sensor."""
     rng, graph, out = np.random.default_rng(1), topology(), []
     plates = PLATE * np.exp(np.random.default_rng(3).normal(0, 0.05, len(GPUS)))
     core = np.full(len(GPUS), 40.0) if cold else SUPPLY + plates * power(0)
@@ -301,11 +301,11 @@ def loaded(detector, ticks, resistance, lie=lambda tick: 0.0, cold=False, power=
     return out
 
 
-def test_a_job_that_starts_again_foretells_no_throttling_of_a_ticketed_gpu():
+def test_a_job_that_starts_again_predicts_no_throttling_of_a_gpu_with_a_ticket():
     pauses = lambda tick: 110.0 if 300 <= tick < 420 else 640.0  # noqa: E731
     found = loaded(Thermal(), 600, lambda tick: 1.10 if tick > 120 else 1.0, power=pauses)
     assert {f.level for f in found} == {"suspect", "ticket"}
-    assert not any("from throttling" in f.summary for f in found)
+    assert not any("throttles in" in f.summary for f in found)
 
 
 @pytest.mark.parametrize("kelvin", [-3.0, 3.0, -8.0])
@@ -338,7 +338,7 @@ def test_a_gpu_that_finds_peers_has_a_new_trend_and_no_wear():
 
 
 @pytest.mark.parametrize("named", [GUILTY, "node:n1", "rack:r0"])
-def test_what_a_person_calls_no_fault_of_a_gpu_or_of_what_it_is_part_of_is_its_usual_from_then_on(named):
+def test_a_resistance_accepted_as_normal_becomes_the_usual_one(named):
     detector = Thermal()
 
     def change(tick, values, resistance):

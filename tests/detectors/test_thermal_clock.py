@@ -1,4 +1,4 @@
-"""Heat when time is wrong: events and frames dated far ahead, a clock that is set back; nothing goes silent for it."""
+"""Thermal detectors with wrong time: events and frames dated far ahead, a clock that is set back."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from detectors.heat.coolant import Coolant
 from detectors.heat.coolant_leak import CoolantLeak, Reservoirs
-from detectors.heat.drift import Drifts
-from detectors.heat.exclusions import Collapses, LoopShift
-from detectors.heat.resistance import Resistance
+from detectors.heat.drift import SlowTrends
+from detectors.heat.exclusions import CohortShift, CoolantCollapses
+from detectors.heat.resistance import ThermalResistance
 from detectors.heat.thermal_edge import ThermalEdge
 from pipeline.judging.frames import Frame
 from pipeline.model.records import SECOND, Event
@@ -30,55 +30,55 @@ def gpus(tick, events=(), ahead=0):
 
 
 @pytest.mark.parametrize("ahead", [DAY, 10**16])
-def test_a_collapse_dated_far_ahead_blinds_no_longer_than_any_other(ahead):
-    collapses = Collapses()
-    collapses.hear(gpus(1, [Event(CASE.time(1) + ahead, "cdu:c1", "flow_collapse", {"state": "active"})]))
-    assert collapses.below(gpus(2)["gpu"]).all()
-    collapses.hear({"gpu": replace(gpus(2)["gpu"], time=CASE.time(1) + HOUR + 1)})
-    assert collapses.below(gpus(2)["gpu"]) is None
+def test_a_collapse_dated_far_ahead_excludes_no_longer_than_any_other(ahead):
+    collapses = CoolantCollapses()
+    collapses.update(gpus(1, [Event(CASE.time(1) + ahead, "cdu:c1", "flow_collapse", {"state": "active"})]))
+    assert collapses.cooled_by(gpus(2)["gpu"]).all()
+    collapses.update({"gpu": replace(gpus(2)["gpu"], time=CASE.time(1) + HOUR + 1)})
+    assert collapses.cooled_by(gpus(2)["gpu"]) is None
 
 
-def test_a_collapse_in_a_frame_that_is_a_day_ahead_blinds_for_an_hour():
-    collapses = Collapses()
-    collapses.hear(gpus(1, [Event(CASE.time(1) + DAY, "cdu:c1", "flow_collapse", {"state": "active"})], DAY))
+def test_a_collapse_in_a_frame_that_is_a_day_ahead_excludes_for_an_hour():
+    collapses = CoolantCollapses()
+    collapses.update(gpus(1, [Event(CASE.time(1) + DAY, "cdu:c1", "flow_collapse", {"state": "active"})], DAY))
     for tick in (2, 300):
-        collapses.hear(gpus(tick))
-        assert collapses.below(gpus(tick)["gpu"]).all()
-    collapses.hear(gpus(365))
-    assert collapses.below(gpus(365)["gpu"]) is None
+        collapses.update(gpus(tick))
+        assert collapses.cooled_by(gpus(tick)["gpu"]).all()
+    collapses.update(gpus(365))
+    assert collapses.cooled_by(gpus(365)["gpu"]) is None
 
 
 @pytest.mark.parametrize("wrong", [lambda tick: DAY * (tick == 40), lambda tick: 2 * HOUR * (tick < 40)])
-def test_resistances_are_measured_on_after_the_clock_is_right(wrong):
-    resistance, usable = Resistance(), []
+def test_resistances_are_measured_again_after_the_clock_is_right(wrong):
+    resistance, usable = ThermalResistance(), []
     for tick in range(140):
         frames = gpus(tick, ahead=wrong(tick))
         supply = np.full(len(GPUS), SUPPLY)
-        seen = resistance.take(frames["gpu"], supply)
-        usable.append(bool(seen.usable.all()) and bool((np.abs(seen.misread) < 0.04).all()))
+        sample = resistance.measure(frames["gpu"], supply)
+        usable.append(bool(sample.usable.all()) and bool((np.abs(sample.power_error) < 0.04).all()))
     assert all(usable[60:])
 
 
-def test_a_frame_out_of_order_is_left_out_of_the_resistance():
-    resistance = Resistance()
+def test_a_frame_out_of_order_does_not_change_the_resistance():
+    resistance = ThermalResistance()
     for tick in range(30):
-        resistance.take(gpus(tick)["gpu"], np.full(len(GPUS), SUPPLY))
-    assert not resistance.take(gpus(20)["gpu"], np.full(len(GPUS), SUPPLY)).usable.any()
+        resistance.measure(gpus(tick)["gpu"], np.full(len(GPUS), SUPPLY))
+    assert not resistance.measure(gpus(20)["gpu"], np.full(len(GPUS), SUPPLY)).usable.any()
     assert resistance.last == CASE.time(29)
 
 
-def test_hours_and_levels_are_closed_on_after_a_frame_that_is_a_day_ahead():
-    drifts, levels = Drifts(), Reservoirs()
+def test_hours_and_levels_continue_after_a_frame_that_is_a_day_ahead():
+    drifts, levels = SlowTrends(), Reservoirs()
     closed, judged = 0, 0
     for minute in range(6 * 60):
         time = CASE.time(0) + minute * 60 * SECOND + (DAY if minute == 30 else 0)
-        closed += drifts.take(np.array([0.1]), time)
-        judged += levels.take(np.array([0.8]), time) is not None
+        closed += drifts.add(np.array([0.1]), time)
+        judged += levels.add(np.array([0.8]), time) is not None
     assert closed >= 5
     assert judged >= 170
 
 
-def test_a_burst_hose_is_told_after_a_frame_that_is_a_day_ahead():
+def test_a_burst_hose_is_reported_after_a_frame_that_is_a_day_ahead():
     detector, graph, found = CoolantLeak(), Topology(), []
     rng = np.random.default_rng(4)
     for tick in range(360):
@@ -90,15 +90,15 @@ def test_a_burst_hose_is_told_after_a_frame_that_is_a_day_ahead():
 
 
 def test_a_cohort_that_moved_in_a_frame_ahead_is_not_settling_for_a_day():
-    shift, size = LoopShift(), 8
-    seen = Resistance().take(gpus(1)["gpu"], np.full(len(GPUS), SUPPLY))
-    seen = replace(seen, **{name: getattr(seen, name)[:size] for name in ("ln_r", "usable", "rise", "power")})
-    assert not shift.settling(size).any()
-    shift.rows[0], shift.rows[2] = seen.ln_r, float(CASE.time(0) + DAY)
+    shift, size = CohortShift(), 8
+    sample = ThermalResistance().measure(gpus(1)["gpu"], np.full(len(GPUS), SUPPLY))
+    sample = replace(sample, **{name: getattr(sample, name)[:size] for name in ("ln_r", "usable", "rise", "power")})
+    assert not shift.is_settling(size).any()
+    shift.usual[:], shift.until[:] = sample.ln_r, float(CASE.time(0) + DAY)
     groups = np.zeros(size, np.int32)
     for tick in (1, 32):
-        shift.follow(seen, None, np.zeros(size), groups, CASE.time(tick), 10.0)
-    assert not shift.settling(size).any()
+        shift.update(sample, None, np.zeros(size), groups, CASE.time(tick), 10.0)
+    assert not shift.is_settling(size).any()
 
 
 def test_a_part_that_rose_in_a_frame_ahead_is_not_rising_for_a_day():
@@ -111,7 +111,7 @@ def test_a_part_that_rose_in_a_frame_ahead_is_not_rising_for_a_day():
 
 
 def test_a_loss_that_began_in_a_frame_ahead_is_held_from_now_on(site, watch):
-    """One loop without second sensors: a page after the hold, though its loss was first seen by a wrong clock."""
+    """One loop without second sensors: a page after the hold, though the clock was wrong when its loss began."""
     detector = Coolant()
 
     def change(tick, values):
@@ -120,8 +120,8 @@ def test_a_loss_that_began_in_a_frame_ahead_is_held_from_now_on(site, watch):
         values["coolant"]["coolant.flow"][0] *= 0.83 if tick >= 60 else 1.0
 
     watch(detector, site, 100, change)
-    assert detector.large_since[0] > 0
-    detector.large_since[0] += DAY
+    assert detector.flows.large_since[0] > 0
+    detector.flows.large_since[0] += DAY
     detector.conditions.clear()
     found = watch(detector, site, 120, change, first=100)
     assert found[-1].level == "page"

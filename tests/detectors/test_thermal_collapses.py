@@ -1,4 +1,4 @@
-"""GPUs of a loop that hardly flows: nothing that their plates do is judged or learnt; and what heat costs in alarms."""
+"""GPUs of a loop that hardly flows: their plates are not judged or learned; and the false alarm budget of heat."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from detectors import configured
 from detectors.corroboration import LATE, Corroboration
-from detectors.heat.exclusions import Collapses
+from detectors.heat.exclusions import CoolantCollapses
 from detectors.heat.thermal import Thermal
 from pipeline.model.records import SECOND, Event, Finding
 from tests.detectors.cases.thermal import CASE, GPUS, GUILTY, PLATE, SUPPLY, heat, topology
@@ -16,13 +16,13 @@ AT = GPUS.index(GUILTY)
 LOTTERY = np.random.default_rng(3).normal(0, 0.1, len(GPUS))
 
 
-def told(tick: int, state: str, entity: str = "cdu:c1", kind: str = "flow_collapse") -> Event:
+def event_at(tick: int, state: str, entity: str = "cdu:c1", kind: str = "flow_collapse") -> Event:
     data = {"state": state, "since": CASE.time(tick), "signal": "coolant.flow", "value": 30.0, "usual": 300.0}
     return Event(CASE.time(tick), entity, kind, data)
 
 
 def shown(plates, events, ticks, detector=None):
-    """What is said; `plates(tick)` is the factor of each plate, `events` what the agent tells by tick."""
+    """Findings; `plates(tick)` is the factor of each plate, `events` those of the agent by tick."""
     detector, graph, found = detector or Thermal(), topology(), []
     for tick in range(ticks):
         values = heat(np.random.default_rng([tick, 1]), PLATE * np.exp(LOTTERY) * plates(tick), SUPPLY)
@@ -39,43 +39,43 @@ def guilty(factor, since, until=10**9):
 
 
 def test_a_gpu_that_stands_out_while_its_loop_hardly_flows_is_not_blamed():
-    flat = {60: told(60, "active"), 150: told(150, "cleared")}
+    flat = {60: event_at(60, "active"), 150: event_at(150, "cleared")}
     assert shown(guilty(1.4, 60, 150), flat, 260) == []
     assert {f.entity for f in shown(guilty(1.4, 60, 150), {}, 260)} == {GUILTY}
 
 
 def test_a_fault_that_outlasts_the_collapse_is_found_after_it():
-    found = shown(guilty(1.4, 60), {60: told(60, "active"), 90: told(90, "cleared")}, 240)
+    found = shown(guilty(1.4, 60), {60: event_at(60, "active"), 90: event_at(90, "cleared")}, 240)
     assert {f.entity for f in found} == {GUILTY}
     assert found[0].time > CASE.time(90) + 300 * SECOND
     assert found[-1].level == "page"
 
 
-def test_what_a_gpu_is_like_during_a_collapse_is_not_its_usual():
-    """A job that starts on a dry loop: plates that lose flow unlike each other are no lottery of the silicon."""
-    flat = {1: told(1, "active", kind="pressure_collapse"), 60: told(60, "cleared", kind="pressure_collapse")}
+def test_a_resistance_during_a_collapse_is_not_learned():
+    """A job that starts on a dry loop: plates lose different flow, which is not the silicon."""
+    flat = {1: event_at(1, "active", kind="pressure_collapse"), 60: event_at(60, "cleared", kind="pressure_collapse")}
     assert shown(guilty(0.8, 0, 60), flat, 300) == []
     assert {f.entity for f in shown(guilty(0.8, 0, 60), {}, 300)} == {GUILTY}
 
 
-def test_a_collapse_whose_end_nobody_tells_blinds_for_an_hour_and_that_of_another_loop_never():
-    lost = shown(guilty(1.4, 60), {60: told(60, "active")}, 560)
+def test_a_collapse_without_an_end_event_excludes_for_an_hour_and_that_of_another_loop_never():
+    lost = shown(guilty(1.4, 60), {60: event_at(60, "active")}, 560)
     assert lost[0].time > CASE.time(60) + 3600 * SECOND
-    other = shown(guilty(1.4, 60), {60: told(60, "active", "cdu:elsewhere")}, 200)
+    other = shown(guilty(1.4, 60), {60: event_at(60, "active", "cdu:elsewhere")}, 200)
     assert other[-1].level == "page"
 
 
-def test_collapses_survive_a_restart_and_hostile_events():
-    collapses, graph = Collapses(), topology()
-    odd = [Event(CASE.time(1), "cdu:c1", "flow_collapse", data) for data in ({}, {"state": 7}, {"state": "gone"})]
+def test_collapses_survive_a_restart_and_invalid_events():
+    collapses, graph = CoolantCollapses(), topology()
+    invalid = [Event(CASE.time(1), "cdu:c1", "flow_collapse", data) for data in ({}, {"state": 7}, {"state": "gone"})]
     values = heat(np.random.default_rng(1), np.full(len(GPUS), PLATE), SUPPLY)
-    frames = CASE.framed(1, values, odd, graph)
-    collapses.hear(frames)
-    assert collapses.below(frames["gpu"]) is None
-    collapses.hear(CASE.framed(2, values, [told(2, "active")], graph))
-    again = Collapses()
+    frames = CASE.framed(1, values, invalid, graph)
+    collapses.update(frames)
+    assert collapses.cooled_by(frames["gpu"]) is None
+    collapses.update(CASE.framed(2, values, [event_at(2, "active")], graph))
+    again = CoolantCollapses()
     again.restore(collapses.snapshot())
-    assert again.below(frames["gpu"]).all()
+    assert again.cooled_by(frames["gpu"]).all()
 
 
 @pytest.mark.parametrize(("later", "explains"), [(LATE // SECOND + 10, False), (30, True), (-30, True)])
@@ -95,21 +95,21 @@ def test_a_collapse_explains_only_the_heat_that_began_about_when_it_did(later, e
         ("coolant", "threshold", 21.0, "flow"),
     ],
 )
-def test_the_false_alarms_that_heat_costs_follow_its_settings(name, setting, value, word):
+def test_the_false_alarm_budget_follows_the_settings(name, setting, value, word):
     both = [configured(), configured({name: {setting: value}})]
     lines = [[x for x in next(d for d in mine if d.name == name).budget() if x.startswith(word)] for mine in both]
     assert lines[0]
     assert lines[0] != lines[1]
 
 
-def test_a_plate_that_was_mended_while_its_gpu_idled_is_not_said_to_be_bad_when_work_goes_on():
+def test_a_plate_repaired_while_its_gpu_was_idle_is_not_reported_when_work_continues():
     detector, graph, found = Thermal(), topology(), []
     for tick in range(300):
         rng, idle = np.random.default_rng([tick, 1]), 120 <= tick < 200
         values = heat(rng, PLATE * np.exp(LOTTERY) * guilty(2.0, 60, 160)(tick), SUPPLY)
         if idle:
             values["gpu"] |= {"gpu.power": np.full(len(GPUS), 80.0), "gpu.temperature": np.full(len(GPUS), 36.0)}
-        said = detector.observe(CASE.framed(tick, values, [], graph))
-        found += said if tick >= 120 else []
+        new = detector.observe(CASE.framed(tick, values, [], graph))
+        found += new if tick >= 120 else []
         assert tick != 119 or detector.conditions[GUILTY]["level"] == "page"
     assert found == []

@@ -1,4 +1,4 @@
-"""GPUs of no loop, CDU or rack of three nodes: the rest of the fleet is heard as one unit."""
+"""GPUs of no loop, CDU or rack of three nodes: the rest of the fleet is one unit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAIRS = {**NODES, **{f"node:n{n}": (f"rack:r{n // 2}",) for n in range(4)}}
 
 
 @pytest.mark.parametrize("parents", [NODES, PAIRS])
-def test_where_nothing_spans_three_nodes_the_fleet_is_told_as_one(parents):
+def test_where_nothing_spans_three_nodes_the_fleet_is_one_finding(parents):
     found = shown(hot(until=SINCE + 90), 220, graph=Topology(parents))
     assert {f.entity for f in found} == {"fleet:gpu"}
     assert (found[0].time, found[0].level) == (CASE.time(SINCE + 1), "ticket")
@@ -25,7 +25,7 @@ def test_where_nothing_spans_three_nodes_the_fleet_is_told_as_one(parents):
     assert {f.entity for f in shown(hot([0, WIDTH]), graph=Topology(parents))} == {GPUS[0], GPUS[WIDTH]}
 
 
-def test_what_is_said_of_the_fleet_is_one_page_of_it_at_the_desk_and_ends_when_a_person_says_no_fault():
+def test_the_finding_on_the_fleet_is_one_page_at_the_desk_and_ends_with_feedback():
     desk, detector = Desk(Topology(NODES)), Thermal()
     for finding in shown(hot(), 160, detector, graph=Topology(NODES)):
         desk.observe(finding.time, [finding])
@@ -34,6 +34,6 @@ def test_what_is_said_of_the_fleet_is_one_page_of_it_at_the_desk_and_ends_when_a
     assert shown(hot(), 60, detector, 160, Topology(NODES)) == []
 
 
-def test_a_rack_of_three_nodes_does_not_hide_behind_the_fleet():
+def test_a_rack_of_three_nodes_is_reported_apart_from_the_fleet():
     racks = Topology({**NODES, **{f"node:n{n}": ("rack:r0",) for n in range(3)}, "node:n3": ("rack:r1",)})
     assert {f.entity for f in shown(hot(), graph=racks)} == {"rack:r0"}

@@ -25,14 +25,14 @@ def grown(tick, mine, size, ramp=90):
     return size * np.where(mine, min(max(tick - 240, 0) / ramp, 1), 0.0)
 
 
-def test_a_rack_that_breathes_warm_air_is_a_ticket_and_never_a_page():
+def test_a_rack_with_warm_intake_air_is_a_ticket_and_never_a_page():
     found = shown(lambda t: grown(t, RACK == 2, 5.0), lambda t: grown(t, RACK == 2, 0.8))
     assert {f.entity for f in found} == {"rack:r2"}
     assert {f.level for f in found} == {"suspect", "ticket"}
     assert found[-1].evidence["fans_faster"] == pytest.approx(0.8, abs=0.1)
 
 
-def test_most_racks_of_a_row_are_told_as_the_row():
+def test_most_racks_of_a_row_are_reported_as_the_row():
     graph = topology(PER_RACK // 2)
     graph.merge({f"rack:r{r}": (f"row:a{r // 2}",) for r in range(8)})
     found = shown(lambda t: grown(t, RACK == 1, 6.0), lambda t: grown(t, RACK == 1, 0.9), graph=graph)
@@ -40,17 +40,17 @@ def test_most_racks_of_a_row_are_told_as_the_row():
 
 
 @pytest.mark.parametrize("kelvin", [1.0, 2.0, 2.7])
-def test_a_warm_afternoon_is_nothing(kelvin):
+def test_a_warm_afternoon_gives_no_ticket(kelvin):
     found = shown(lambda t: grown(t, RACK == 1, kelvin, 200), lambda t: grown(t, RACK == 1, 0.15 * kelvin, 200), 600)
     assert {f.level for f in found} <= {"suspect"}
 
 
-def test_two_warm_afternoons_at_once_are_nothing_while_the_fans_stay_calm():
+def test_two_warm_afternoons_together_give_no_ticket_while_the_fans_run_as_usual():
     found = shown(lambda t: grown(t, RACK == 1, 5.0, 200), lambda t: grown(t, RACK == 1, 0.3, 200), 600)
     assert {f.level for f in found} <= {"suspect"}
 
 
-def test_air_that_is_far_too_warm_is_a_ticket_whatever_the_fans_say():
+def test_air_that_is_far_too_warm_is_a_ticket_whatever_the_fans_do():
     found = shown(lambda t: grown(t, RACK == 1, 8.0, 200), lambda t: grown(t, RACK == 1, 0.0), 600)
     assert {f.level for f in found} == {"suspect", "ticket"}
 
@@ -65,11 +65,11 @@ def test_a_hall_that_warms_as_one_blames_no_rack():
     assert shown(lambda t: grown(t, every, 5.0), lambda t: grown(t, every, 0.5)) == []
 
 
-def test_fans_that_run_up_over_cool_air_are_nothing_here():
+def test_faster_fans_with_cool_air_give_no_finding():
     assert shown(lambda t: grown(t, RACK == 0, 0.0), lambda t: grown(t, RACK == 0, 0.9)) == []
 
 
-def test_nan_and_new_sensors_and_time_that_steps_back_are_borne():
+def test_nan_and_new_sensors_and_time_that_steps_back_are_accepted():
     detector, graph = ThermalInlet(), topology()
     for tick in range(200):
         values = air(np.random.default_rng([tick, 2]), np.zeros(NODES), np.zeros(NODES))
@@ -81,12 +81,12 @@ def test_nan_and_new_sensors_and_time_that_steps_back_are_borne():
         assert detector.observe(CASE.framed(at, values, [], graph)) == []
 
 
-def test_it_says_nothing_before_it_has_learnt():
+def test_there_is_no_finding_before_it_has_learned():
     assert shown(lambda t: 8.0 * (RACK == 1), lambda t: 0.9 * (RACK == 1), 100) == []
     assert CASE.step * SECOND == 10 * SECOND
 
 
-def test_a_rack_that_a_person_calls_no_fault_is_as_it_is_from_then_on():
+def test_a_rack_accepted_as_normal_is_learned_again():
     detector, graph = ThermalInlet(), topology()
     for tick in range(700):
         up = grown(tick, RACK == 2, 5.0)

@@ -1,4 +1,4 @@
-"""Loops and racks that heat slows down as a whole while nobody reads what cools them: one finding on each."""
+"""Loops and racks without coolant telemetry that throttle as a whole: one finding on each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agents.sim.faults.cooling import FacilityWater
 from agents.sim.scenario import Fleet, Line, Scenario
 from benchmarks.detection.judge import Trial
 from detectors.heat.thermal import Thermal
-from detectors.heat.throttling import SILENT, Unread
+from detectors.heat.throttling import SILENT, UnmonitoredUnits
 from pipeline.model.records import SECOND, Event
 from pipeline.model.signals import class_of_entity
 from pipeline.model.topology import Topology
@@ -24,7 +24,7 @@ LOTTERY = np.random.default_rng(3).normal(0, 0.1, len(GPUS))
 
 
 def shown(change, ticks=180, detector=None, since=0, graph=None):
-    """What is said of a loop of which no coolant is read; `change(tick, values)` may break, read or tell something."""
+    """Findings on a loop without coolant telemetry; `change(tick, values)` may break, measure or report something."""
     detector, graph, found = detector or Thermal(), graph or topology(), []
     for tick in range(since, since + ticks):
         values = heat(np.random.default_rng([tick, 1]), PLATE * np.exp(LOTTERY), SUPPLY)
@@ -46,15 +46,15 @@ def first(found, level):
     return next(f for f in found if f.level == level)
 
 
-def test_a_loop_that_nobody_reads_is_a_ticket_at_once_a_page_after_ten_minutes_and_ends():
+def test_an_unmonitored_loop_is_a_ticket_in_the_first_frames_a_page_after_ten_minutes_and_ends():
     found = shown(hot(until=SINCE + 90), 220)
     assert {f.entity for f in found} == {LOOP}
     assert (found[0].time, found[0].onset, found[0].level) == (CASE.time(SINCE + 1), CASE.time(SINCE), "ticket")
     assert first(found, "page").time == CASE.time(SINCE + 61)
     assert len({f.onset for f in found}) == 1
     assert found[-1].time < CASE.time(SINCE + 90)
-    assert "12 of its 32 GPUs" in found[0].summary
-    assert "(3 nodes)" in found[0].summary
+    assert "12 of 32 GPUs" in found[0].summary
+    assert "on 3 nodes" in found[0].summary
     assert found[0].evidence["gpus"] == [GPUS[i] for i in SOME]
 
 
@@ -63,8 +63,8 @@ def test_most_nodes_with_one_such_gpu_each_are_a_ticket_and_no_page():
     assert {(f.entity, f.level) for f in found} == {(LOOP, "ticket")}
 
 
-def test_who_was_the_first_to_be_slowed_down_is_no_ticket_after_it():
-    """A GPU that sheds its heat as ever is one for a day, unless its whole loop was warm."""
+def test_the_first_gpu_to_throttle_is_no_ticket_after_its_loop():
+    """A GPU with normal resistance is a ticket for a day, unless its whole loop was warm."""
 
     def change(tick, values):
         hot([0], SINCE - 5, SINCE + 60)(tick, values)
@@ -77,13 +77,13 @@ def test_who_was_the_first_to_be_slowed_down_is_no_ticket_after_it():
     assert both[-1].time < CASE.time(SINCE + 60)
 
 
-def test_two_nodes_are_told_as_nodes_and_a_power_cap_or_a_brake_is_no_heat():
+def test_two_nodes_are_reported_as_nodes_and_a_power_cap_or_a_brake_is_no_throttling_by_heat():
     assert {f.entity for f in shown(hot(range(2 * WIDTH)))} == {"node:n0", "node:n1"}
     assert shown(hot(bits=0x4)) == []
     assert shown(hot(bits=0x88)) == []
 
 
-def test_gpus_of_no_node_are_no_loop():
+def test_gpus_without_a_node_are_no_loop():
     assert {f.entity for f in shown(hot(), graph=Topology(dict.fromkeys(GPUS, (LOOP,))))} <= set(GPUS)
     assert {f.entity for f in shown(hot(), graph=Topology())} <= set(GPUS)
 
@@ -92,7 +92,7 @@ BOTH = {"coolant.supply_temperature": np.array([SUPPLY]), "coolant.flow": np.arr
 
 
 @pytest.mark.parametrize("lost", list(BOTH))
-def test_a_unit_that_tells_flow_or_supply_alone_is_not_read(lost):
+def test_a_unit_that_reports_only_flow_or_only_supply_is_not_monitored(lost):
     def half(tick, values):
         hot()(tick, values)
         values["coolant"] = {**BOTH, lost: np.array([np.nan])}
@@ -100,11 +100,11 @@ def test_a_unit_that_tells_flow_or_supply_alone_is_not_read(lost):
     found = shown(half)
     assert {f.entity for f in found} == {LOOP}
     assert first(found, "page").time == CASE.time(SINCE + 61)
-    assert "for both flow and supply" in found[0].summary
+    assert "no coolant telemetry" in found[0].summary
 
 
 @pytest.mark.parametrize("lost", [list(BOTH), list(BOTH)[:1], list(BOTH)[1:]])
-def test_nothing_is_said_of_a_loop_that_is_read_until_its_unit_was_silent_for_ten_minutes(lost):
+def test_a_monitored_loop_gives_no_finding_until_its_unit_was_silent_for_ten_minutes(lost):
     def until(end):
         def change(tick, values):
             hot()(tick, values)
@@ -118,7 +118,7 @@ def test_nothing_is_said_of_a_loop_that_is_read_until_its_unit_was_silent_for_te
     assert found[0].time == CASE.time(99) + SILENT
 
 
-def test_a_unit_that_measures_nothing_is_not_read_and_one_within_what_holds_both_is():
+def test_a_unit_without_readings_is_not_monitored_and_one_within_a_common_parent_is():
     def dumb(tick, values):
         hot()(tick, values)
         values["coolant"] = {"coolant.flow": np.array([np.nan])}
@@ -134,27 +134,27 @@ def test_a_unit_that_measures_nothing_is_not_read_and_one_within_what_holds_both
     graph.merge({"cdu:c1": ("loop:l2",)})
     found = shown(reads, graph=graph)
     assert {f.entity for f in found} == {"loop:l1"}
-    assert "no CDU of the loop is read" in found[0].summary
+    assert "its CDU is not monitored" in found[0].summary
 
 
-def test_a_rack_that_air_cools_is_told_as_the_rack():
+def test_an_air_cooled_rack_is_reported_as_the_rack():
     graph = Topology({**topology().parents, **{f"node:n{n}": ("rack:r0",) for n in range(4)}, "rack:r0": ()})
     found = shown(hot(range(len(GPUS))), graph=graph)
     assert {f.entity for f in found} == {"rack:r0"}
     assert found[-1].level == "page"
 
 
-def test_who_began_to_look_only_now_has_not_missed_a_unit_yet():
+def test_a_detector_that_has_just_started_does_not_take_a_unit_as_unmonitored():
     found = shown(hot(since=0), 100)
     assert {f.entity for f in found} == {LOOP}
     assert found[0].time == CASE.time(0) + SILENT
-    unread, there = Unread(), CASE.framed(0, {"gpu": {"gpu.power": np.ones(32)}}, [], topology())
-    unread.hear(there)
-    unread.hear(CASE.framed(3600, {"gpu": {"gpu.power": np.ones(32)}}, [], topology()))
-    assert unread.snapshot()["begun"] == CASE.time(3600)
+    units, frames = UnmonitoredUnits(), CASE.framed(0, {"gpu": {"gpu.power": np.ones(32)}}, [], topology())
+    units.record_readings(frames)
+    units.record_readings(CASE.framed(3600, {"gpu": {"gpu.power": np.ones(32)}}, [], topology()))
+    assert units.snapshot()["begun"] == CASE.time(3600)
 
 
-def test_a_loop_that_its_agent_tells_of_is_left_to_it():
+def test_a_loop_whose_collapse_its_agent_reports_gives_no_finding():
     def change(tick, values):
         hot()(tick, values)
         data = {"state": "active", "since": CASE.time(SINCE), "signal": "coolant.flow", "value": 30.0, "usual": 300.0}
@@ -165,7 +165,7 @@ def test_a_loop_that_its_agent_tells_of_is_left_to_it():
 
 def test_idle_and_spare_gpus_are_no_part_of_it():
     def spare(tick, values):
-        """One of the three nodes was never at work."""
+        """One of the three nodes never worked."""
         hot()(tick, values)
         values["gpu"]["gpu.power"][:WIDTH] = 90.0
 
@@ -178,7 +178,7 @@ def test_idle_and_spare_gpus_are_no_part_of_it():
     assert LOOP not in {f.entity for f in shown(rest)}
 
 
-def test_gpus_that_tell_no_power_count_as_at_work():
+def test_gpus_that_report_no_power_count_as_working():
     def change(tick, values):
         hot()(tick, values)
         values["gpu"]["gpu.power"][:] = np.nan
@@ -204,7 +204,7 @@ def test_readings_that_are_lost_neither_begin_nor_end_it():
     assert found[-1].level == "page"
 
 
-def test_work_on_the_loop_is_no_fault_of_it():
+def test_maintenance_of_the_loop_gives_no_finding():
     def change(tick, values):
         hot()(tick, values)
         return [Event(CASE.time(tick), LOOP, "maintenance_start", {"reason": "filter"})] if tick == SINCE - 1 else None
@@ -213,7 +213,7 @@ def test_work_on_the_loop_is_no_fault_of_it():
 
 
 @pytest.mark.parametrize("named", [LOOP, "site:all"])
-def test_what_a_person_calls_no_fault_of_a_loop_is_quiet_until_it_is_over(named):
+def test_a_loop_accepted_as_normal_gives_no_finding_until_it_is_over(named):
     def blinks(tick, values):
         if tick % 6:
             hot(until=200)(tick, values)
@@ -226,7 +226,7 @@ def test_what_a_person_calls_no_fault_of_a_loop_is_quiet_until_it_is_over(named)
     assert {f.entity for f in shown(blinks, 20, detector, 300)} == {LOOP}
 
 
-def test_no_fault_of_one_node_says_nothing_of_the_loop():
+def test_feedback_on_one_node_does_not_change_the_loop():
     detector = Thermal()
     shown(hot(), 120, detector)
     detector.accept_as_normal("node:n0", {})
@@ -238,24 +238,24 @@ def test_a_restart_changes_nothing(stop):
     first, second = Thermal(), Thermal()
     whole = shown(hot(until=SINCE + 90))
     parts = shown(hot(until=SINCE + 90), stop, first)
-    state = first.unread.snapshot()
+    state = first.unmonitored.snapshot()
     assert json.loads(json.dumps(state)) == state
     second.restore(first.snapshot())
     assert parts + shown(hot(until=SINCE + 90), 180 - stop, second, stop) == whole
 
 
-def test_a_snapshot_of_a_clock_that_was_ahead_is_no_excuse_for_days():
+def test_a_snapshot_of_a_clock_that_was_ahead_does_not_suppress_for_days():
     before, after = Thermal(), Thermal()
     shown(hot(), 40, before)
     state = before.snapshot()
-    state["unread"]["begun"] = CASE.time(10**6)
+    state["unmonitored"]["begun"] = CASE.time(10**6)
     after.restore(state)
     found = shown(hot(), 120, after, 40)
     assert found[0].time == CASE.time(40) + SILENT
 
 
-class Unheard(Trial):
-    """A simulated fleet whose coolant units and leak ropes nobody reads."""
+class Unmonitored(Trial):
+    """A simulated fleet whose coolant units and leak ropes are not monitored."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -265,7 +265,7 @@ class Unheard(Trial):
 
 
 def warmed(trial):
-    """What is said of 34 K more at the supply of the first of two loops, from 1800 s on, for 40 min."""
+    """Findings with 34 K more at the supply of the first of two loops, from 1800 s on, for 40 min."""
     kind = FacilityWater(rise=34.0, days=1.0, course="step")
     line = Line(kind, 1800.0, 4200.0, "cdu:sim-c1")
     mine = trial(Scenario(6000.0, 10.0, None, Fleet(40, 8), (line,)), 1)
@@ -275,8 +275,8 @@ def warmed(trial):
 
 
 @pytest.mark.slow
-def test_simulated_water_of_a_unit_that_nobody_reads_is_one_page_on_its_loop_after_a_ticket():
-    trial, judged = warmed(Unheard)
+def test_simulated_warm_water_of_an_unmonitored_unit_is_one_page_on_its_loop_after_a_ticket():
+    trial, judged = warmed(Unmonitored)
     seconds = lambda time: (time - trial.simulator.time_at(0.0)) / SECOND  # noqa: E731
     mine = {f.level: seconds(f.time) for f in judged.findings if (f.detector, f.entity) == ("thermal", "cdu:sim-c1")}
     assert mine["ticket"] - 1800 <= 300  # the water warms within 300 s
@@ -292,8 +292,8 @@ def test_simulated_water_of_a_unit_that_nobody_reads_is_one_page_on_its_loop_aft
 
 
 @pytest.mark.slow
-def test_simulated_water_of_a_unit_that_is_read_is_left_to_coolant():
+def test_simulated_warm_water_of_a_monitored_unit_is_left_to_coolant():
     trial, judged = warmed(Trial)
     assert not [f for f in judged.findings if (f.detector, f.entity) == ("thermal", "cdu:sim-c1")]
     assert [i.detector for i in judged.incidents if i.severity == "page"] == ["coolant"]
-    assert not next(d for d in trial.runner.detectors if d.name == "thermal").unread.crowds
+    assert not next(d for d in trial.runner.detectors if d.name == "thermal").unmonitored.units

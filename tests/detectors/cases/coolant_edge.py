@@ -1,4 +1,4 @@
-"""An agent that tells of a loop's collapsed flow."""
+"""An agent reports a loop's collapsed flow."""
 
 from __future__ import annotations
 

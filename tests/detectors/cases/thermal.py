@@ -1,4 +1,4 @@
-"""One GPU of a loop whose cold plate lets go: hot at the same power, and its memory with it."""
+"""One GPU of a loop whose cold plate loosens: hot at the same power, and its memory too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def topology() -> Topology:
 
 
 def heat(rng: np.random.Generator, resistance: np.ndarray, supply: float = SUPPLY) -> Values:
-    """GPUs at work: 1 K of rounding, noise of power and sensor, a memory some K above its core."""
+    """Working GPUs: 1 K of rounding, noise of power and sensor, a memory some K above its core."""
     power = 640 * (1 + 0.02 * rng.standard_normal(len(GPUS)))
     core = supply + resistance * 640 + 0.3 * rng.standard_normal(len(GPUS))
     return {

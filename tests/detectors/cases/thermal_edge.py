@@ -1,4 +1,4 @@
-"""An agent that tells of three GPUs of one node whose temperature rises without more power."""
+"""An agent reports three GPUs of one node whose temperature rises without more power."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ CASE = Case(
     topology=topology,
     instant=instant,
     guilty=frozenset({"node:n3"}),
-    ticks=110,  # a rise that its agent tells of once is over ten minutes later
+    ticks=110,  # a rise that its agent reports once is over ten minutes later
     exact="the agent's rule has learnt and judged",
 )

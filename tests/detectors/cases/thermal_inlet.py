@@ -1,4 +1,4 @@
-"""A rack whose nodes breathe the warm air of the row behind it."""
+"""A rack whose nodes take in the warm air of the row behind it."""
 
 from __future__ import annotations
 
