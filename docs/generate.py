@@ -1,6 +1,6 @@
-"""Writes docs/signals.md, docs/events.md, docs/detectors.md and docs/simulator.md anew from the code: `make docs`.
+"""Writes docs/signals.md, docs/events.md, docs/detectors.md and docs/simulator.md from the code: `make docs`.
 
-tests/test_docs.py compares them. What of the field's signals is collected stands in docs/coverage/*.toml.
+tests/test_docs.py compares them. docs/coverage/*.toml lists which signals of the field are collected.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from pipeline.model.signals.otel import metrics_of_signal
 
 INTRODUCTION = """# Signals
 
-What Fleetpulse measures. Written from the catalogue in `pipeline/model/signals/` by `make docs`; a new signal is one line there.
+Everything that Fleetpulse measures. Written from the catalogue in `pipeline/model/signals/` by `make docs`; a new signal is one line there.
 
-A counter is shipped raw, as the device gives it, and turned into a rate where it is judged. A value outside *valid* is a
+A counter is sent raw, as the device reports it; rates are derived where it is evaluated. A value outside *valid* is a
 broken reading and counts as missing. *Column* is the name in the SQL view of the class: `SELECT time, entity, sm_clock FROM gpu`.
 `fleetpulse signals --output json` gives the same as data.
 """
 HEAD = "| signal | column | unit | kind | type | valid | harm | every | measured | source | collector | OpenTelemetry |"
-COVERAGE = """## What is collected
+COVERAGE = """## Coverage
 
-The signals that an agent on a GPU node ought to deliver, by source, and what of each this agent collects. *In part* and *no* say
-why. Parts that the catalogue above calls attributes travel with the inventory (`entities.attributes`), events in `events`.
+Signals that an agent on a GPU node should deliver, by source, and which of them this agent collects. *In part* and *no* have a
+reason. Attributes are part of the inventory (`entities.attributes`), events are in `events`.
 """
 SECTIONS = {"gpu": "GPU", "nic": "Network port", "power": "Power", "host": "Host", "xid": "Kernel log and XIDs"}
 SECTIONS |= {
@@ -58,7 +58,7 @@ FOLDER = Path(__file__).with_name("coverage")
 
 
 def signals() -> str:
-    """The whole text of docs/signals.md."""
+    """Returns the text of docs/signals.md."""
     parts = [INTRODUCTION, COVERAGE, *(section_of_coverage(name, title) for name, title in SECTIONS.items())]
     for device_class in CLASSES:
         kinds = ", ".join(f"`{kind}:NAME`" for kind in kinds_of_class(device_class))
@@ -68,19 +68,19 @@ def signals() -> str:
 
 
 def coverage(name: str) -> list[dict[str, object]]:
-    """The rows of one table: name; signals, events, attributes that stand for it; reason, where something is missing."""
+    """Returns the rows of one table: name; its signals, events, attributes; reason if something is missing."""
     found: list[dict[str, object]] = tomllib.loads((FOLDER / f"{name}.toml").read_text())["row"]
     return found
 
 
 def section_of_coverage(name: str, title: str) -> str:
-    """One table of what is collected."""
+    """Returns one table of the coverage."""
     lines = [f"### {title}\n", COVERAGE_HEAD, "|" + "---|" * COVERAGE_HEAD.count(" | ") + "---|"]
     return "\n".join([*lines, *map(coverage_row, coverage(name))]) + "\n"
 
 
 def coverage_row(row: dict[str, object]) -> str:
-    """One line of what is collected. A row's own `source` goes before those of the catalogue, which may be another maker's.
+    """Returns one line of the coverage. A row's own `source` takes precedence over the catalogue's, which may be another vendor's.
 
     The simulator, which the catalogue names too, collects nothing.
     """
@@ -90,8 +90,8 @@ def coverage_row(row: dict[str, object]) -> str:
         *(f"event `{name}`" for name in events),
         *(f"attribute `{name}`" for name in attributes),
     ]
-    told = [CATALOGUE[name].source for name in signals] + [EVENT_KINDS[name].source for name in events]
-    sources = dict.fromkeys(part for source in told for part in source.split("; ") if part != "simulator")
+    sources_of = [CATALOGUE[name].source for name in signals] + [EVENT_KINDS[name].source for name in events]
+    sources = dict.fromkeys(part for source in sources_of for part in source.split("; ") if part != "simulator")
     reason = str(row.get("reason", ""))
     collected = "no" if not parts else "in part" if reason else "yes"
     cells = (str(row["name"]), collected, ", ".join(parts), str(row.get("source") or "; ".join(sources)), reason)
@@ -99,14 +99,14 @@ def coverage_row(row: dict[str, object]) -> str:
 
 
 def collectors_of(signal: str) -> str:
-    """Who delivers it; the agent itself for what it tells of itself."""
+    """Returns the collectors of a signal; the agent itself for its own."""
     return ", ".join(c.name for c in COLLECTORS if signal in c.signals) or "simulator or agent"
 
 
 EVENTS = """# Events
 
-What agents tell of that happens at an instant. Written from `pipeline/model/event_kinds.py` by `make docs`. Events lie in the table `events`
-(`SELECT time, entity, kind, data FROM events`) and overtake telemetry on their way.
+Things that happen once. Written from `pipeline/model/event_kinds.py` by `make docs`. Events are in the table `events`
+(`SELECT time, entity, kind, data FROM events`) and may overtake telemetry.
 
 | kind | happens to | what | data | source |
 |---|---|---|---|---|
@@ -114,7 +114,7 @@ What agents tell of that happens at an instant. Written from `pipeline/model/eve
 
 
 def events() -> str:
-    """The whole text of docs/events.md."""
+    """Returns the text of docs/events.md."""
     lines = [
         f"| `{kind.name}` | {kind.entity} | {kind.help} | {', '.join(f'`{key}`' for key in kind.data)} | {kind.source} |"
         for kind in EVENT_KINDS.values()
@@ -123,7 +123,7 @@ def events() -> str:
 
 
 def row(signal: Signal) -> str:
-    """One line of a table."""
+    """Returns one line of a table."""
     low, high = signal.valid
     valid = "" if low == float("-inf") else f"{low:g} to {high:g}"
     states = f" ({', '.join(f'{i} = {name}' for i, name in enumerate(signal.states))})" if signal.states else ""
@@ -151,7 +151,7 @@ see. Settings go into `[detector.NAME]` of the configuration.
 
 
 def detectors() -> str:
-    """The whole text of docs/detectors.md."""
+    """Returns the text of docs/detectors.md."""
     return "\n".join([DETECTORS, *map(section, listing())])
 
 
@@ -191,84 +191,83 @@ start = 2026-01-01T00:00:00Z
 nodes = 64
 gpus_per_node = 8
 missing = 0.01              # share of the values that are lost
-jitter = 5.0                # s by which a node dates its samples later, at most; up to half the interval
+jitter = 5.0                # s, maximum added to the time of a sample; up to half the interval
 
 [jobs]
-mean_hours = 12             # how long a job runs on the mean; 0: two jobs for ever
+mean_hours = 12             # mean duration of a job; 0: two jobs that never end
 
 [rates]
 faults = 1.0                # factor on the published rates of faults; 0 (default): only what [[fault]] names
 confounders = 1.0           # factor on the rates of benign events
-apart = true                # half an hour between two things on one node; see below for what is not held to it
+apart = true                # half an hour between two events on one node; exceptions below
 
 [rates.kinds]
 link_flap = 0.02            # the rate of one kind, in the unit of the table below; `faults` multiplies it too
 
 [[fault]]
 kind = "straggler"          # any of the table below
-entity = "gpu:sim-n003.1"   # drawn from the seed if it is left out, like every parameter
+entity = "gpu:sim-n003.1"   # drawn from the seed if absent, like every parameter
 onset = 3600                # s after the start
 end = 7200
 slowdown = 0.15             # a parameter of the kind
 
 [live]
-every = 150                 # s: with --backfill, one fault so often after `duration`, in real time; 0: none
-hours = 168                 # and for so long
+every = 150                 # s: with --backfill, interval of faults after `duration`, in real time; 0: none
+hours = 168                 # duration of that
 ```
 
-Jobs start, lose their nodes to faults, come back on spare ones under the same name, and end: `rank:JOB.N` keeps its name and
-changes its GPU. `events.jsonl` tells it as `job_start` and `job_end`; `topology.toml` has where each rank first ran.
+Jobs start, lose their nodes to faults, return on spare ones under the same name, and end: `rank:JOB.N` keeps its name and
+changes its GPU. `events.jsonl` has it as `job_start` and `job_end`; `topology.toml` has each rank's first GPU.
 
 A node's hazard is the published rate x a Gamma frailty (shape 0.2: the worst 5 % of the nodes have 44 % of the events) x infant
 mortality (three times at first, once after 30 days) x 2^((T - T0) / 10 K). Some kinds are precursors of others.
 
-With `apart` half an hour lies between two things that strike the same node by themselves; what lies on a rack counts for the
-racks of its row. Not held to it: what strikes jobs (apart only from what else strikes that job); benign events of whole loops,
-PDUs and racks (apart only from what else strikes loops, PDUs and racks); what follows from another fault; of a power
-cap, what it reaches beyond its PDU; and [[fault]]. What finds no free place is left out, told, and counted in `meta.json`
-(`dropped` of `planned`). At most a million events are planned, and at most ten years.
+With `apart` half an hour lies between two random events on the same node; an event on a rack counts for its whole row.
+Exceptions: events on jobs (apart only from others on that job); benign events of whole loops, PDUs and racks (apart only from
+others on loops, PDUs and racks); consequences of another fault; what a power cap affects beyond its PDU; and [[fault]]. An
+event without a free time is left out, reported, and counted in `meta.json` (`dropped` of `planned`). At most a million events are planned, and at most ten years.
 
-In process a fleet can be taken up again: `FleetSimulator.snapshot()` after a block of 60 ticks and `restore()` into a new simulator of the
-same scenario and seed go on to the bit; `make score` does so. Files of `--output` are whole or not there at all.
+In process a fleet can be resumed: `FleetSimulator.snapshot()` after a block of 60 ticks and `restore()` into a new simulator of the
+same scenario and seed continue to the bit; `make score` does so. Files of `--output` are written atomically.
 
 ## truth.jsonl
 
-One line per fault or benign event: `id`, `kind`, `entity`, `entities` (all that are guilty, or nobody), `onset`, `end`, `class`,
-`signals`, `parameters`. The class is `hard` (a logged fact), `soft` (only statistics tell), `invisible` (nothing tells; also a
-soft fault on a GPU that no job used) or `benign`. Beside the kind's own parameters stand `row` (of the table below), `attribution`,
-`severity` (0 to 1 within the kind's range), `effect` with `effect_unit` (a share, or K), and for what grows slowly `detectable`.
+One line per fault or benign event: `id`, `kind`, `entity`, `entities` (all faulty ones, may be empty), `onset`, `end`, `class`,
+`signals`, `parameters`. The class is `hard` (a logged fact), `soft` (visible only in statistics), `invisible` (not visible; also a
+soft fault on a GPU without a job) or `benign`. Besides the kind's own parameters there are `row` (of the table below), `attribution`,
+`severity` (0 to 1 within the kind's range), `effect` with `effect_unit` (a share, or K), and for slowly growing faults `detectable`.
 
 """
 SIMULATOR_HEAD = (
-    "| row | kind | class | strikes | what happens | what can be seen | what cannot | rate | source | parameters |"
+    "| row | kind | class | affects | effect | visible | not visible | rate | source | parameters |"
 )
 
 
 def simulator() -> str:
-    """The whole text of docs/simulator.md."""
-    benign = "\n## Benign events\n\nWhoever pages on them is wrong.\n"
+    """Returns the text of docs/simulator.md."""
+    benign = "\n## Benign events\n\nA page on one of them is false.\n"
     return "\n".join([SIMULATOR + "## Faults\n", *kinds_table(FAULTS), benign, *kinds_table(CONFOUNDERS)]) + "\n"
 
 
 def kinds_table(kinds: Iterable[type[Kind]]) -> list[str]:
-    """One row per kind, in the order of the rows."""
+    """Returns one row per kind, in the order of the rows."""
     rows = [kinds_row(kind) for kind in sorted(kinds, key=lambda k: (k.row, k.name))]
     return [SIMULATOR_HEAD, "|" + "---|" * (SIMULATOR_HEAD.count("|") - 1), *rows]
 
 
 def kinds_row(kind: type[Kind]) -> str:
-    """One line of a table."""
-    told = describe(kind)
-    parameters = ", ".join(f"`{name}`{span}" for name, span in told["parameters"].items())
+    """Returns one line of a table."""
+    fields = describe(kind)
+    parameters = ", ".join(f"`{name}`{span}" for name, span in fields["parameters"].items())
     cells = (
         str(kind.row),
         f"`{kind.name}`",
         kind.detectability,
-        told["strikes"],
-        told["happens"],
-        told["seen"],
-        told["unseen"],
-        told["rate"],
+        fields["strikes"],
+        fields["happens"],
+        fields["seen"],
+        fields["unseen"],
+        fields["rate"],
         kind.rate.source,
         parameters,
     )
