@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.config.sections import Config, Notify
-from pipeline.ingest.entities import Entities
-from pipeline.ingest.offsets import stored_offsets
+from pipeline.ingest.entities import StoredEntities
+from pipeline.ingest.offsets import load_offsets
 from pipeline.model.errors import UsageError
 from pipeline.model.topology import ParentGraph, Topology
 from pipeline.recording.reader import read_topology
@@ -35,18 +35,18 @@ def open_transport(config: Config, database: Database) -> Transport:
     reduce_gc()
     cursor = database.cursor()
     try:
-        return KafkaTransport(config.kafka, stored_offsets(cursor))
+        return KafkaTransport(config.kafka, load_offsets(cursor))
     finally:
         cursor.close()
 
 
-def known_topology(entities: Entities, config: Config) -> Topology:
+def known_topology(entities: StoredEntities, config: Config) -> Topology:
     """What inventory said before, and on top of it the file of [topology], which knows what agents cannot: no inventory
     replaces its lines later.
 
     Lines of the store that make a circle with the file's are left out; the file itself must be sound.
     """
-    topology = entities.topology()
+    topology = entities.build_topology()
     if config.topology.path is None:
         return topology
     extra = read_topology(config.topology.path)

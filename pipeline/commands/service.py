@@ -23,7 +23,7 @@ from pipeline.commands.notes import Notes
 from pipeline.config.sections import Config
 from pipeline.engine.engine import Engine, Judge
 from pipeline.incidents import ledger
-from pipeline.ingest.admission import RULES, Admission, Stored
+from pipeline.ingest.admission import RULES, Admission, StoredState
 from pipeline.ingest.entities import load_entities
 from pipeline.ingest.ingest import Ingest
 from pipeline.ingest.messages import NEWER
@@ -85,7 +85,7 @@ class Service(Notes):
             lambda node: self.devices.site_of(node),
             events.silent_sites(self.database),
             monotonic,
-            lambda node: self.ingest.senders.interval(node),
+            lambda node: self.ingest.senders.interval_of(node),
         )
         self.notifier = self._notifier(config)
         self._moved = clock()
@@ -120,7 +120,7 @@ class Service(Notes):
         self.skipped = len(entities.skipped)  # rows of `entity` that are as if they were not there
         lateness = int(config.pipeline.lateness * SECOND)
         bound = int(config.pipeline.clock_bound * SECOND)
-        stored = Stored(entities.known, ParentGraph(self.topology.parents))
+        stored = StoredState(entities.known, ParentGraph(self.topology.parents))
         owners, check = load_owners(database, config.admission), SenderCheck(config.kafka.node_keys)
         admission = Admission(config.limits, stored, owners, check)
         letters = config.store.dead_letter_bytes
@@ -204,7 +204,7 @@ class Service(Notes):
         if now - self._expired >= _HOUR:
             expire(self.database, now - int(self.config.store.hot_hours * _HOUR))
             trim(self.database, self.config.store, now)
-            self.ingest.forget(now - int(self.config.store.gap_days * DAY))
+            self.ingest.apply_retention(now - int(self.config.store.gap_days * DAY))
             self._expired = now
             if self._forget(_SHARE_LATER):
                 self.devices.load(self.database.connection)
@@ -298,7 +298,7 @@ class Service(Notes):
 
     def _shares(self, nodes: Sequence[str]) -> str:
         """What silent nodes have in common, in words. The page goes out whatever this finds."""
-        if rejected := self.ingest.rejections.of(nodes):
+        if rejected := self.ingest.rejections.count_by_rule(nodes):
             return f"all they send is rejected ({', '.join(rejected)})"
         try:
             return describe_shared(
@@ -385,8 +385,8 @@ class Service(Notes):
     def _all_rejected(self) -> str | None:
         """Why nothing comes in where all telemetry is rejected; one sender of which it is alone is no such reason."""
         heard, known = self.ingest.progress.arrivals, self.ingest.senders
-        apart = lambda: min((known.interval(node) for node in heard if known.interval(node)), default=0)  # noqa: E731
-        return self.ingest.rejections.reason(self.clock(), bool(heard), apart)
+        apart = lambda: min((known.interval_of(node) for node in heard if known.interval_of(node)), default=0)  # noqa: E731
+        return self.ingest.rejections.find_reason(self.clock(), bool(heard), apart)
 
     def _all_newer(self) -> str | None:
         """Why nothing comes in where every agent was upgraded before the pipeline; one alone is no such reason."""
@@ -429,7 +429,7 @@ class Service(Notes):
         out["fleetpulse_agents"] = health["sources"]["agents"]
         out["fleetpulse_clocks_wrong"] = float(len(self.ingest.progress.clock_errors))
         out["fleetpulse_agents_newer"] = float(len(self.ingest.progress.newer))
-        out["fleetpulse_dead_letter_bytes"] = float(self.ingest.letters.size)
+        out["fleetpulse_dead_letter_bytes"] = float(self.ingest.letter_limits.stored)
         out["fleetpulse_agents_silent"] = health["sources"]["silent"]
         if self.engine is not None:
             late = self.engine.framer.late

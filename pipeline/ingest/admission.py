@@ -1,7 +1,7 @@
-"""Admission: the one table of rules for what a transport may bring in. Telemetry is validated, not trusted.
+"""Admission: the table of rules for what a transport may bring in. Telemetry is validated, not trusted.
 
-What a rule rejects is never stored. It becomes a dead letter whose reason begins with the rule's name, and is counted
-by rule. The unit of rejection is one message, or one event, entity or line of an inventory in it: the rest is stored.
+Rejected input is never stored. It becomes a dead letter whose reason begins with the name of the rule, and is counted
+by rule. The unit of rejection is a message, or an event, entity or inventory line in it: the rest is stored.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from weakref import WeakSet
 import duckdb
 
 from pipeline.config.sections import Limits
-from pipeline.ingest.columns import MOST_NEW, MOST_OF_SENDER
-from pipeline.ingest.entities import FORGET, Known, Population
-from pipeline.ingest.event_admission import claim_named, owned_part
+from pipeline.ingest.columns import MAX_NEW, MAX_PER_SENDER
+from pipeline.ingest.entities import EXPIRY, EntityCounts, KnownEntity
+from pipeline.ingest.event_admission import claim_entities, keep_owned
 from pipeline.ingest.ownership import Owners, save_claims
-from pipeline.ingest.sequences import Sequences
+from pipeline.ingest.sequences import RecentMessages
 from pipeline.model.errors import Rejected, UsageError
 from pipeline.model.event_kinds import EVENT_KINDS
 from pipeline.model.names import MAX_NAME, MAX_TEXT, find_entity_fault, find_name_fault, find_text_fault, quote_text
@@ -30,16 +30,14 @@ from pipeline.transport.signatures import SenderCheck
 
 MAX_PARENTS = 16  # of one entity; chosen: a node has a rack, a PDU or two, a loop, its leaves and rails
 MAX_ATTRIBUTES = 64  # of one entity; chosen: four times what agents send of a GPU
-MAX_DATA = (
-    64 << 10
-)  # characters and values of one event's data, inventory aside; chosen: ten times the largest of agents
-MAX_NESTING = 8  # of lists and objects in one event's data; chosen: twice that of agents
-_ANY_KIND = frozenset({"canary", "custom"})  # device classes that entities of every kind bear
+MAX_DATA = 64 << 10  # characters and values of an event's data, except inventory; chosen: 10 times the largest
+MAX_NESTING = 8  # levels of lists and objects in an event's data; chosen: twice that of agents
+_ANY_KIND = frozenset({"canary", "custom"})  # device classes of entities of any kind
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One reason to reject. `name` is the label of its counter and the first word of its dead letters."""
+    """A reason to reject. `name` is the label of its counter and the first word of its dead letters."""
 
     name: str
     help: str
@@ -49,17 +47,17 @@ RULES: Mapping[str, Rule] = {
     rule.name: rule
     for rule in (
         Rule("wire", "Bytes that are not a message of this wire version, or a message that does not fit the store"),
-        Rule("newer", "A message of a later wire version: its agent is newer than the pipeline"),
-        Rule("sender", "A message of another node than the folder of its spool or the key of its record says"),
-        Rule("signature", "A message on Kafka without the signature of its node, where [kafka] node_keys is set"),
-        Rule("sequence", "A second message of other content under a known sequence; both are stored"),
+        Rule("newer", "A message of a newer wire version: the agent is newer than the pipeline"),
+        Rule("sender", "A message that names another node than its spool folder or record key"),
+        Rule("signature", "A message on Kafka without a valid signature of its node, if [kafka] node_keys is set"),
+        Rule("sequence", "A different message with a known sequence number; both are stored"),
         Rule("owner", "An entity that belongs to another sender"),
         Rule(
             "kind",
-            "An event of a kind that is not in the catalogue, that only the pipeline writes, or of an entity of "
-            "another kind than the catalogue has",
+            "An event kind that is unknown or internal to the pipeline, or an event of an entity of a kind that the "
+            "catalogue does not allow",
         ),
-        Rule("class", "An entity of a kind that does not bear the device class whose signals are sent of it"),
+        Rule("class", "An entity of a kind that does not have the device class of its signals"),
         Rule(
             "name",
             f"A name over {MAX_NAME} characters, a text over {MAX_TEXT}, or one with control, bidirectional, "
@@ -67,85 +65,83 @@ RULES: Mapping[str, Rule] = {
         ),
         Rule(
             "data",
-            f"Event data of over {MAX_DATA} characters and values, nested deeper than {MAX_NESTING}, or with a number "
-            "that is not finite; inventory of another form",
+            f"Event data over {MAX_DATA} characters and values, nested deeper than {MAX_NESTING}, or with a number "
+            "that is not finite; a malformed inventory",
         ),
         Rule(
             "topology",
-            f"Inventory whose parents form a circle with what is known, are over {MAX_DEPTH} levels deep, or over "
-            f"{MAX_PARENTS} of one entity",
+            f"Inventory with a circle of parents, over {MAX_DEPTH} levels, or over {MAX_PARENTS} parents of one entity",
         ),
-        Rule("signals", f"Signals without a column, over {MOST_OF_SENDER} of one sender or {MOST_NEW} of one class"),
-        Rule("entities", "More entities than [limits] accepts of one sender, or of one kind in all"),
+        Rule("signals", f"Signals without a column, over {MAX_PER_SENDER} of one sender or {MAX_NEW} of one class"),
+        Rule("entities", "More entities than [limits] allows for one sender or one kind"),
     )
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What the rules leave of one message. body: None if nothing.  barred: entities whose telemetry is not stored."""
+    """The admitted part of a message. body: None if nothing.  excluded: entities whose telemetry is not stored."""
 
     body: wire.Body | EventBatch | None
     rejected: tuple[Rejected, ...] = ()
-    barred: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
-class Stored:
-    """What the store knows of entities when a pipeline starts."""
+class StoredState:
+    """Entities and parents in the store at the start of the pipeline."""
 
-    known: Iterable[Known] = ()
-    lineage: ParentGraph = field(default_factory=ParentGraph)
+    known: Iterable[KnownEntity] = ()
+    graph: ParentGraph = field(default_factory=ParentGraph)
 
 
 class Admission:
-    """Applies the rules to messages in the order in which they are stored. One thread only.
+    """Applies the rules to messages in the order in which they are stored. For one thread.
 
-    Parents that a message adds count once `commit` says that its transaction is durable; `begin` takes back what the
-    last transaction left.
+    Parents that a message adds take effect with `commit`; `begin` undoes those of a failed transaction.
     """
 
     def __init__(
         self,
         limits: Limits | None = None,
-        stored: Stored | None = None,
+        stored: StoredState | None = None,
         owners: Owners | None = None,
         sender_check: SenderCheck | None = None,
     ) -> None:
-        stored = stored or Stored()
-        self.owners, self.sequences = owners or Owners(), Sequences()
+        stored = stored or StoredState()
+        self.owners, self.sequences = owners or Owners(), RecentMessages()
         self.sender_check = sender_check or SenderCheck()
-        self._population = Population(limits or Limits(), stored.known)
-        self._lineage = stored.lineage
-        self._replaced: dict[str, tuple[str, ...] | None] = {}  # by this transaction; None: no line before
-        self._sound: WeakSet[wire.Layout] = WeakSet()
-        self._turned = 0
+        self._population = EntityCounts(limits or Limits(), stored.known)
+        self._graph = stored.graph
+        self._replaced: dict[str, tuple[str, ...] | None] = {}  # by this transaction; None: new
+        self._checked_layouts: WeakSet[wire.Layout] = WeakSet()
+        self._expired_at = 0
 
     def begin(self, now: int) -> None:
-        """A transaction begins: nothing of an earlier one that failed counts."""
+        """Starts a transaction; undoes what a failed one left."""
         self.sequences.begin()
-        self._lineage.remove(entity for entity, before in self._replaced.items() if before is None)
-        self._lineage.set_parents({entity: before for entity, before in self._replaced.items() if before is not None})
+        self._graph.remove(entity for entity, before in self._replaced.items() if before is None)
+        self._graph.set_parents({entity: before for entity, before in self._replaced.items() if before is not None})
         self._replaced.clear()
-        if now - self._turned >= FORGET:
-            if self._turned:
-                self._lineage.remove(self._population.turn())
-                self.owners.expire(now)
-                self._sound.clear()
-            self._turned = now
+        if now - self._expired_at >= EXPIRY:
+            if self._expired_at:
+                self._graph.remove(self._population.drop_expired())
+                self.owners.drop_expired(now)
+                self._checked_layouts.clear()
+            self._expired_at = now
 
-    def save(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Writes who owns what, in the transaction that stores the messages."""
+    def save_owners(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Writes ownership, in the transaction that stores the messages."""
         save_claims(connection, self.owners)
 
     def commit(self) -> None:
-        """The transaction is durable."""
+        """Keeps the changes of the durable transaction."""
         self._replaced.clear()
         self.sequences.commit()
-        self.owners.saved()
+        self.owners.mark_saved()
 
     def admit(self, message: Message, body: wire.Body | EventBatch, now: int = wire.MAX_TIME) -> Admitted:
-        """What is left of a sound message after the rules. now: when it arrived, where its transport does not say."""
+        """The admitted part of a valid message. now: arrival time if the transport has none."""
         arrived = message.appended or now
         try:
             if isinstance(body, EventBatch):
@@ -158,92 +154,92 @@ class Admission:
 
     def _admit_telemetry(self, body: wire.Body, time: int) -> Admitted:
         layout, owners = body.layout, self.owners
-        barred: dict[str, Rejected] = {}
-        if layout in self._sound:
-            owners.hear(layout.node, time)
-            barred = {entity: Rejected("owner", fault) for entity, fault in owners.refused(layout, time).items()}
+        excluded: dict[str, Rejected] = {}
+        if layout in self._checked_layouts:
+            owners.record_message(layout.node, time)
+            excluded = {entity: Rejected("owner", fault) for entity, fault in owners.find_refused(layout, time).items()}
         else:
-            barred = self._barred(layout, time)
-        if not barred:
-            self._sound.add(layout)
+            excluded = self._find_excluded(layout, time)
+        if not excluded:
+            self._checked_layouts.add(layout)
             return Admitted(body)
-        left = any(entity not in barred for block in layout.blocks for entity in block.entities)
-        return Admitted(body if left else None, _one_of_each_rule(barred), frozenset(barred))
+        left = any(entity not in excluded for block in layout.blocks for entity in block.entities)
+        return Admitted(body if left else None, _first_of_each_rule(excluded), frozenset(excluded))
 
-    def _barred(self, layout: wire.Layout, time: int) -> dict[str, Rejected]:
-        """Entities of a layout that is not known to be sound whose telemetry is not stored; the others are claimed."""
-        _check("name", find_name_fault((layout.site, layout.node)))
-        self.owners.hear(layout.node, time)
-        barred = {entity: fault for block in layout.blocks for entity, fault in _block_faults(block)}
-        entities = {e: None for block in layout.blocks for e in block.entities if e not in barred}
-        others = {e: why for e in entities if (why := self.owners.check(layout.node, e, time))}
-        over = self._population.name(layout.site, layout.node, [e for e in entities if e not in others])
+    def _find_excluded(self, layout: wire.Layout, time: int) -> dict[str, Rejected]:
+        """Entities of an unchecked layout whose telemetry is not stored; the others are claimed."""
+        _reject_if("name", find_name_fault((layout.site, layout.node)))
+        self.owners.record_message(layout.node, time)
+        excluded = {entity: fault for block in layout.blocks for entity, fault in _find_block_faults(block)}
+        entities = {e: None for block in layout.blocks for e in block.entities if e not in excluded}
+        others = {e: why for e in entities if (why := self.owners.check_owner(layout.node, e, time))}
+        over = self._population.add_entities(layout.site, layout.node, [e for e in entities if e not in others])
         texts = {fault: Rejected("entities", fault) for fault in over.values()}
-        barred |= {entity: texts[fault] for entity, fault in over.items()}
-        barred |= {entity: Rejected("owner", why) for entity, why in others.items()}
+        excluded |= {entity: texts[fault] for entity, fault in over.items()}
+        excluded |= {entity: Rejected("owner", why) for entity, why in others.items()}
         for entity in entities:
-            if entity not in barred:
-                self.owners.claim(layout.node, entity, time, measured=True)
-        return barred
+            if entity not in excluded:
+                self.owners.claim_entity(layout.node, entity, time, measured=True)
+        return excluded
 
     # --- events -----------------------------------------------------------------------------------------------------
 
     def _admit_events(self, batch: EventBatch, arrived: int) -> Admitted:
-        _check("name", find_name_fault((batch.origin.site, batch.origin.node)))
+        _reject_if("name", find_name_fault((batch.origin.site, batch.origin.node)))
         if batch.events:
-            self.owners.hear(batch.origin.node, min(arrived, max(event.time for event in batch.events)))
+            self.owners.record_message(batch.origin.node, min(arrived, max(event.time for event in batch.events)))
         kept: list[Event] = []
         rejected: list[Rejected] = []
         for event in batch.events:
             try:
-                left, refused = self._checked(batch, event, min(arrived, event.time))
+                left, refused = self._check_event(batch, event, min(arrived, event.time))
                 kept.append(left)
-                rejected += _one_of_each_rule(refused)
+                rejected += _first_of_each_rule(refused)
             except Rejected as error:
                 rejected.append(error)
         if not rejected and all(left is event for left, event in zip(kept, batch.events, strict=True)):
             return Admitted(batch)
         return Admitted(replace(batch, events=tuple(kept)) if kept else None, tuple(rejected))
 
-    def _checked(self, batch: EventBatch, event: Event, time: int) -> tuple[Event, Mapping[str, Rejected]]:
-        """The event without what its sender may not report, and that. Raises Rejected if nothing is left.
+    def _check_event(self, batch: EventBatch, event: Event, time: int) -> tuple[Event, Mapping[str, Rejected]]:
+        """The event without the parts that its sender may not report, and these parts. Raises Rejected if none is left.
 
-        What the event names counts from now on.
+        Counts and claims the entities in the event.
         """
         _check_kind(event)
-        _check("name", find_entity_fault((event.entity,)))
+        _reject_if("name", find_entity_fault((event.entity,)))
         lines: Mapping[str, tuple[str, ...]] = {}
-        most = self._population.most(batch.origin.node)
+        most = self._population.max_entities(batch.origin.node)
         if event.kind == "inventory":
-            _inventory_lines(event, most)
+            _parse_inventory(event, most)
         else:
             _check_values(event.data, MAX_DATA)
-        event, refused = owned_part(self.owners, batch.origin.node, event, time)
+        event, refused = keep_owned(self.owners, batch.origin.node, event, time)
         if event.kind == "inventory":
-            lines = _inventory_lines(event, most)
+            lines = _parse_inventory(event, most)
             named = {event.entity: None, **{e: None for child, above in lines.items() for e in (child, *above)}}
-            lines = {e: above for e, above in lines.items() if above and above != self._lineage.parents.get(e)}
+            lines = {e: above for e, above in lines.items() if above and above != self._graph.parents.get(e)}
             self._check_topology(lines)
         else:
-            named = {event.entity: None, **dict.fromkeys(_ranks(event))}
-        _check("entities", self._population.name_all(batch.origin.site, batch.origin.node, named))
-        claim_named(self.owners, batch.origin.node, event, time)
-        self._put(lines)
+            named = {event.entity: None, **dict.fromkeys(_job_ranks(event))}
+        _reject_if("entities", self._population.add_all(batch.origin.site, batch.origin.node, named))
+        claim_entities(self.owners, batch.origin.node, event, time)
+        self._set_parents(lines)
         return event, {entity: Rejected("owner", fault) for entity, fault in refused.items()}
 
     def _check_topology(self, lines: Mapping[str, tuple[str, ...]]) -> None:
         try:
-            self._lineage.check_parents(lines)
+            self._graph.check_parents(lines)
         except UsageError as error:
             raise Rejected("topology", str(error).removeprefix("topology: ")) from error
 
-    def _put(self, lines: Mapping[str, tuple[str, ...]]) -> None:
+    def _set_parents(self, lines: Mapping[str, tuple[str, ...]]) -> None:
         for entity in lines:
-            self._replaced.setdefault(entity, self._lineage.parents.get(entity))
-        self._lineage.set_parents(lines)
+            self._replaced.setdefault(entity, self._graph.parents.get(entity))
+        self._graph.set_parents(lines)
 
 
-def _check(rule: str, fault: str | None) -> None:
+def _reject_if(rule: str, fault: str | None) -> None:
     if fault is not None:
         raise Rejected(rule, fault)
 
@@ -260,23 +256,23 @@ def _check_kind(event: Event) -> None:
         )
 
 
-def _block_faults(block: wire.BlockLayout) -> Iterator[tuple[str, Rejected]]:
-    """Entities of which telemetry may not be sent in this block, whoever sends it, with the reason."""
+def _find_block_faults(block: wire.BlockLayout) -> Iterator[tuple[str, Rejected]]:
+    """Entities that may not be in this block, whoever the sender, with the reason."""
     kinds = kinds_of_class(block.device_class)
     every = block.device_class in _ANY_KIND
-    sound = find_entity_fault(block.entities) is None  # the usual case costs one look at all of them
+    sound = find_entity_fault(block.entities) is None  # usual case: one check for all
     for entity in block.entities:
         if not sound and (fault := find_entity_fault((entity,))):
             yield entity, Rejected("name", fault)
         elif not every and kind_of(entity) not in kinds:
-            text = f"{entity}: class {block.device_class} wants entities of kind {' or '.join(kinds)}"
+            text = f"{entity}: class {block.device_class} expects entities of kind {' or '.join(kinds)}"
             yield entity, Rejected("class", text)
 
 
-def _one_of_each_rule(barred: Mapping[str, Rejected]) -> tuple[Rejected, ...]:
-    """The first rejection by each rule, with how many more there are."""
+def _first_of_each_rule(excluded: Mapping[str, Rejected]) -> tuple[Rejected, ...]:
+    """The first rejection of each rule, with the number of further ones."""
     found: dict[str, list[Rejected]] = {}
-    for rejected in barred.values():
+    for rejected in excluded.values():
         found.setdefault(rejected.rule, []).append(rejected)
     return tuple(
         first if not more else Rejected(rule, f"{str(first).removeprefix(f'{rule}: ')}; and {len(more)} more entities")
@@ -284,18 +280,18 @@ def _one_of_each_rule(barred: Mapping[str, Rejected]) -> tuple[Rejected, ...]:
     )
 
 
-def _ranks(event: Event) -> Iterator[str]:
-    """The ranks that a job_start places, which become entities."""
+def _job_ranks(event: Event) -> Iterator[str]:
+    """The ranks of a job_start, which become entities."""
     ranks = event.data.get("ranks")
     if event.kind == "job_start" and isinstance(ranks, dict):
         yield from (rank for rank in ranks if kind_of(rank) == "rank")
 
 
-def _inventory_lines(event: Event, most: int) -> dict[str, tuple[str, ...]]:
-    """Entity -> its parents, of at most `most` entities. Raises Rejected unless all lines are sound."""
+def _parse_inventory(event: Event, most: int) -> dict[str, tuple[str, ...]]:
+    """Entity -> its parents, for at most `most` entities. Raises Rejected unless all lines are valid."""
     found = event.data.get("entities")
     if not isinstance(found, dict) or not all(isinstance(line, dict) for line in found.values()):
-        raise Rejected("data", "inventory without an object `entities` that holds one object per entity")
+        raise Rejected("data", "inventory without an object `entities` with one object per entity")
     if len(found) > most:
         raise Rejected("entities", f"inventory of {len(found)} entities, at most {most}: see [limits]")
     lines: dict[str, tuple[str, ...]] = {}
@@ -303,10 +299,10 @@ def _inventory_lines(event: Event, most: int) -> dict[str, tuple[str, ...]]:
         parents, attributes = line.get("parents", []), line.get("attributes", {})
         if not isinstance(parents, list) or not isinstance(attributes, dict):
             raise Rejected(
-                "data", f"inventory of {quote_text(entity)}: wanted a list of parents and an object of attributes"
+                "data", f"inventory of {quote_text(entity)}: expected a list of parents and an object of attributes"
             )
         if not all(isinstance(parent, str) for parent in parents):
-            raise Rejected("data", f"inventory of {quote_text(entity)}: parents that are no text")
+            raise Rejected("data", f"inventory of {quote_text(entity)}: parents that are not text")
         if len(parents) > MAX_PARENTS:
             raise Rejected(
                 "topology", f"{quote_text(entity)}: {len(parents)} parents, at most {MAX_PARENTS} are accepted"
@@ -316,13 +312,13 @@ def _inventory_lines(event: Event, most: int) -> dict[str, tuple[str, ...]]:
                 "data", f"{quote_text(entity)}: {len(attributes)} attributes, at most {MAX_ATTRIBUTES} are accepted"
             )
         lines[entity] = tuple(parents)
-    _check("name", find_entity_fault(dict.fromkeys(e for child, above in lines.items() for e in (child, *above))))
+    _reject_if("name", find_entity_fault(dict.fromkeys(e for child, above in lines.items() for e in (child, *above))))
     _check_values(found)
     return lines
 
 
 def _check_values(data: Mapping[str, object], most: float = math.inf) -> None:
-    """Raises Rejected unless keys, texts, numbers, nesting and size of event data are sound."""
+    """Raises Rejected unless keys, texts, numbers, nesting and size of event data are valid."""
     names: list[str] = []
     texts: list[str] = []
     size = depth = 0
@@ -334,7 +330,7 @@ def _check_values(data: Mapping[str, object], most: float = math.inf) -> None:
         names += (key for value in level if isinstance(value, dict) for key in value)
         texts += (value for value in level if isinstance(value, str))
         if bad := next((v for v in level if isinstance(v, float) and not math.isfinite(v)), None):
-            raise Rejected("data", f"the number {bad}, which JSON does not have")
+            raise Rejected("data", f"the number {bad}, which is not valid JSON")
         level = [
             inner
             for value in level
@@ -344,5 +340,5 @@ def _check_values(data: Mapping[str, object], most: float = math.inf) -> None:
     size += sum(map(len, texts)) + sum(map(len, names))
     if size > most:
         raise Rejected("data", f"{size} characters and values, at most {most} are accepted")
-    _check("name", find_text_fault(names, MAX_NAME))
-    _check("name", find_text_fault(texts))
+    _reject_if("name", find_text_fault(names, MAX_NAME))
+    _reject_if("name", find_text_fault(texts))

@@ -1,10 +1,10 @@
-"""After an outage of the brokers all agents send what they kept, as fast as they can: who is done first must wait.
+"""Catch-up after a broker outage: holds the watermark until agents that were cut off together have sent their backlog.
 
-On Kafka nobody sees what an agent still has to send. What is seen is when the brokers took a message in: one older than
-the lateness tells that its sender is catching up. Until those who fell silent together have caught up, or stay silent,
-the watermark stands with the last of them; else all but the quickest would be late, and never be judged.
+Kafka does not show what an agent still has to send. It shows when the brokers appended a message: if a message is older
+than the lateness, its sender is catching up. The watermark stays at the slowest sender that fell silent at the same
+time, until all have caught up or stay silent; otherwise all but the fastest would be late and never be evaluated.
 
-Nobody is waited for who does not gain on the clock: a clock that stands, is slow or was set back is not a backlog.
+A sender that does not gain on the clock is not waited for: a stopped, slow or reset clock is not a backlog.
 """
 
 from __future__ import annotations
@@ -14,59 +14,59 @@ from dataclasses import dataclass
 
 from pipeline.model.records import SECOND
 
-PATIENCE = 10 * SECOND
-"""How long one that was there before the outage is waited for, from the first that is back and from its last message;
-in so long one that is catching up must also gain on the clock. Chosen: clients come back within 1 s (RECONNECT_MS of
-brokers.py), and send without a pause."""
-TOGETHER = 60 * SECOND
-"""Who was heard so shortly before the newest fell silent together with it; an agent counts as silent after as long."""
+MAX_WAIT = 10 * SECOND
+"""How long a sender is waited for, from the return of the first and from its own last message; within this time it
+must also gain on the clock (us). Chosen: clients reconnect within 1 s (kafka_clients.RECONNECT_MS), then send without a
+pause."""
+OUTAGE_SPREAD = 60 * SECOND
+"""Senders whose last messages are this close together fell silent together (us); also the silence timeout."""
 
 
 @dataclass(slots=True)
-class _Behind:
-    """A sender that is waited for: when it was last heard, and where it stood at the beginning of this stretch."""
+class _CatchingUp:
+    """A sender that is waited for: its last message, and start and event time of the present measurement."""
 
-    heard: int
+    last_message: int
     since: int
-    stood: int
+    event_time: int
 
 
 class CatchUp:
-    """Who is catching up. All times in UTC us; `lateness` as in [pipeline]. For one thread."""
+    """Senders that are catching up. Times in UTC us; `lateness` as in [pipeline]. For one thread."""
 
     def __init__(self, lateness: int) -> None:
         self._lateness = lateness
-        self._last: int | None = None  # newest event time of all but clocks that are ahead
-        self._behind: dict[str, _Behind] = {}
+        self._newest: int | None = None  # newest event time, except of clocks that are ahead
+        self._catching_up: dict[str, _CatchingUp] = {}
 
-    def heard(self, node: str, newest: int, appended: int, now: int, known: Mapping[str, int]) -> None:
-        """A message of `node` up to event time `newest`, taken in by the brokers at `appended`.
+    def record_message(self, node: str, newest: int, appended: int, now: int, known: Mapping[str, int]) -> None:
+        """Records a message of `node` with event times up to `newest`, appended by the broker at `appended`.
 
         known: newest event time of every node before this message.
         """
-        if self._last is None:
-            self._last = max((time for time in known.values() if time <= now), default=0)
+        if self._newest is None:
+            self._newest = max((time for time in known.values() if time <= now), default=0)
         late = appended - newest > self._lateness
-        if late and not self._behind and known.get(node, 0) >= self._last - TOGETHER:
-            together = (other for other, time in known.items() if time >= (self._last or 0) - TOGETHER)
-            self._behind = {other: _Behind(now, now, known[other]) for other in together}
-        if node in self._behind and not (late and self._gains(self._behind[node], newest, now)):
-            del self._behind[node]
-        if newest <= appended + self._lateness:  # else its clock is ahead, and would make all others look cut off
-            self._last = max(self._last, newest)
+        if late and not self._catching_up and known.get(node, 0) >= self._newest - OUTAGE_SPREAD:
+            together = (other for other, time in known.items() if time >= (self._newest or 0) - OUTAGE_SPREAD)
+            self._catching_up = {other: _CatchingUp(now, now, known[other]) for other in together}
+        if node in self._catching_up and not (late and self._is_gaining(self._catching_up[node], newest, now)):
+            del self._catching_up[node]
+        if newest <= appended + self._lateness:  # otherwise its clock is ahead, and all others would look cut off
+            self._newest = max(self._newest, newest)
 
-    def hold(self, now: int, newest: Mapping[str, int]) -> int | None:
-        """Event time beyond which nothing may be judged yet; None if nobody is waited for."""
-        for node in [node for node, behind in self._behind.items() if now - behind.heard > PATIENCE]:
-            del self._behind[node]
-        return min((newest[node] for node in self._behind), default=None)
+    def limit_watermark(self, now: int, newest: Mapping[str, int]) -> int | None:
+        """Upper bound of the watermark (event time); None if no sender is waited for."""
+        for node in [node for node, sender in self._catching_up.items() if now - sender.last_message > MAX_WAIT]:
+            del self._catching_up[node]
+        return min((newest[node] for node in self._catching_up), default=None)
 
     @staticmethod
-    def _gains(behind: _Behind, newest: int, now: int) -> bool:
-        """Whether the sender came nearer to the clock in the last PATIENCE."""
-        behind.heard = now
-        if now - behind.since < PATIENCE:
+    def _is_gaining(sender: _CatchingUp, newest: int, now: int) -> bool:
+        """Whether the sender gained on the clock within the last MAX_WAIT."""
+        sender.last_message = now
+        if now - sender.since < MAX_WAIT:
             return True
-        gained = newest - behind.stood > now - behind.since
-        behind.since, behind.stood = now, newest
+        gained = newest - sender.event_time > now - sender.since
+        sender.since, sender.event_time = now, newest
         return gained

@@ -18,100 +18,102 @@ from dataclasses import dataclass
 from pipeline.model.records import SECOND
 
 BOUND = 5 * SECOND
-"""Default of [pipeline] clock_bound: agents are synchronised by NTP to milliseconds, and half a frame does no harm."""
+"""Default of [pipeline] clock_bound (us): NTP keeps agents within milliseconds, and half a frame is harmless."""
 WINDOW = 20 * SECOND
-"""Time over which the shortest delay is taken; chosen: four messages of an agent that sends every 5 s. Two equal
-windows prove that a clock is behind, so that its node has samples again before it counts as silent (60 s)."""
+"""Window of the shortest delay (us); chosen: four messages of an agent that sends every 5 s. Two equal windows prove
+that a clock is behind, before its node counts as silent (60 s)."""
 
 
 @dataclass(slots=True)
 class SenderClock:
-    """The measured error of one clock (us). Above 0: ahead, below 0: behind, 0: right within the bound.
+    """The measured error of one clock (us). Above 0: ahead, below 0: behind, 0: within the bound.
 
-    best, begun: the largest `sent - arrived` of the current window, and when that window began. before: `best` of the
-    window before it.
+    largest, started: the largest `sent - arrived` of the present window, and its start. previous: `largest` of the
+    previous window.
     """
 
     error: int = 0
-    best: int | None = None
-    begun: int = 0
-    before: int | None = None
+    largest: int | None = None
+    started: int = 0
+    previous: int | None = None
 
-    def measure(self, sent: int, arrived: int, exact: bool, bound: int) -> int:
-        """Takes one message; returns by how much its times are to be moved back (us; negative: forward).
+    def measure_message(self, sent: int, arrived: int, exact: bool, bound: int) -> int:
+        """Records one message; returns how far its times are moved back (us; negative: forward).
 
-        exact: whether the message arrived just then. Else it may have waited for us, which proves no clock behind.
+        exact: whether `arrived` is exact. Otherwise the message may have waited for us, which proves nothing.
         """
         difference = sent - arrived
         if difference > bound:
             self.error = max(self.error, difference)
-        elif difference > self.error + bound:  # it was behind, and is not any more
-            self.error, self.best, self.before = 0, None, None
+        elif difference > self.error + bound:  # it was behind and no longer is
+            self.error, self.largest, self.previous = 0, None, None
         if exact or difference > bound:
-            self._take(difference, arrived, bound)
+            self._add_difference(difference, arrived, bound)
         return self.error if difference > bound or self.error < 0 else 0
 
-    def forget_windows(self) -> None:
-        """Begins to measure anew; the error that is known stays."""
-        self.best, self.before = None, None
+    def reset_windows(self) -> None:
+        """Restarts the measurement; keeps the known error."""
+        self.largest, self.previous = None, None
 
-    def _take(self, difference: int, arrived: int, bound: int) -> None:
-        if self.best is None or arrived < self.begun:
-            self.best, self.begun = difference, arrived
+    def _add_difference(self, difference: int, arrived: int, bound: int) -> None:
+        if self.largest is None or arrived < self.started:
+            self.largest, self.started = difference, arrived
             return
-        if arrived - self.begun < WINDOW:
-            self.best = max(self.best, difference)
+        if arrived - self.started < WINDOW:
+            self.largest = max(self.largest, difference)
             return
         self._end_window(bound)
-        self.before, self.best, self.begun = self.best, difference, arrived
+        self.previous, self.largest, self.started = self.largest, difference, arrived
 
     def _end_window(self, bound: int) -> None:
-        """Takes the error from the shortest delay of the window that ends."""
-        assert self.best is not None, "a window that ends has had a message"
-        if self.best >= -bound:
-            self.error = self.best if self.best > bound else 0
-        elif self.before is not None and abs(self.best - self.before) <= bound:
-            self.error = max(self.best, self.before)
+        """Updates the error from the shortest delay of the finished window."""
+        assert self.largest is not None, "a finished window has a message"
+        if self.largest >= -bound:
+            self.error = self.largest if self.largest > bound else 0
+        elif self.previous is not None and abs(self.largest - self.previous) <= bound:
+            self.error = max(self.largest, self.previous)
 
 
-LEAST = 3
-"""Senders alive of which most must agree; chosen: of two, nobody can tell which one is wrong."""
+MIN_SENDERS = 3
+"""Minimum alive senders for a majority; chosen: with two it is unknown which one is wrong."""
 HOLD, LONGEST = 20 * SECOND, 60 * SECOND
-"""How long a wrong clock waits before it is reported by itself, where there are LEAST: those that share its error are
-measured at other moments. Chosen: one window of the measurement, or the longest interval of those alive, to LONGEST."""
+"""Delay before a wrong clock is reported by itself, with MIN_SENDERS or more: senders with the same error are
+measured at other times. Chosen: one measurement window, or the longest interval of those alive, up to MAX_HOLD."""
 
 
 class CommonClock:
-    """Which errors most senders share, and which are a sender's own. For one thread; times in UTC us, errors in us."""
+    """Separates errors that most senders share from single ones. For one thread; times in UTC us, errors in us."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
-        self._since: dict[str, int] = {}  # when an error began to count as its sender's own
+        self._since: dict[str, int] = {}  # since when an error counts as its sender's own
 
-    def split(
+    def split_errors(
         self, errors: Mapping[str, int], alive: Mapping[str, int], now: int
     ) -> tuple[tuple[int, int] | None, dict[str, int]]:
-        """The shared error with the number of senders that have it, or None; and the errors to report one by one.
+        """((shared error, number of senders) or None, single errors to report).
 
-        errors: those of wrong clocks.  alive: senders that are heard -> how far apart their messages are (0: unknown).
+        errors: those of wrong clocks.  alive: present senders -> interval of their messages (0: unknown).
         """
-        error = shared_error([errors.get(node, 0) for node in alive], self._bound)
+        error = find_shared_error([errors.get(node, 0) for node in alive], self._bound)
         alike = set() if error is None else {n for n, e in errors.items() if abs(e - error) <= self._bound}
-        hold = 0 if max(len(alive), len(errors)) < LEAST else max(HOLD, min(LONGEST, max(alive.values(), default=0)))
+        hold = (
+            0 if max(len(alive), len(errors)) < MIN_SENDERS else max(HOLD, min(LONGEST, max(alive.values(), default=0)))
+        )
         since = self._since
         self._since = {n: now if n in alike else min(since.get(n, now), now) for n in errors}
         own = {n: e for n, e in errors.items() if n not in alike and now - self._since[n] >= hold}
         return (None if error is None else (error, len(alike & alive.keys()))), own
 
 
-def shared_error(errors: Iterable[int], bound: int) -> int | None:
-    """The error beyond `bound` that more than half of at least LEAST senders have within `bound`, or None.
+def find_shared_error(errors: Iterable[int], bound: int) -> int | None:
+    """The error above `bound` that more than half of at least MIN_SENDERS senders share within `bound`, or None.
 
-    errors: one of each sender that is heard, 0 of a right clock.
+    errors: one per present sender, 0 for a right clock.
     """
     ordered = sorted(errors)
-    if len(ordered) < LEAST:
+    if len(ordered) < MIN_SENDERS:
         return None
-    middle = ordered[len(ordered) // 2]  # of more than half that agree, the middle one is one
+    middle = ordered[len(ordered) // 2]  # the median is one of a majority that agrees
     alike = sum(abs(error - middle) <= bound for error in ordered)
     return middle if abs(middle) > bound and 2 * alike > len(ordered) else None

@@ -22,8 +22,8 @@ from pipeline.model.signals import CLASS_OF_KIND, CLASSES
 from pipeline.model.topology import ParentGraph, Topology, kind_of
 from pipeline.store.retention import newest_row
 
-FORGET = 24 * 3600 * SECOND
-"""An entity that nobody named for one to two of these counts no more (chosen: inventory comes every hour)."""
+EXPIRY = 24 * 3600 * SECOND
+"""An entity that no message named for one to two of these no longer counts (chosen; inventory is sent hourly)."""
 PER_GPU: Mapping[str, int] = {
     **dict.fromkeys(CLASS_OF_KIND, 1),
     **dict.fromkeys(("job", "stage", "rack", "leaf"), 1),
@@ -38,17 +38,17 @@ PER_GPU: Mapping[str, int] = {
     "filesystem": 4,
     "collector": 4,
 }
-"""Kind -> entities of it per GPU that a site may have, unless configured. Eighteen NVLinks as in NVIDIA's H100; the
-others chosen: at least twice what a node of 8 GPUs with 64 sensors and 60 services has. Other kinds share OTHER."""
-OTHER = "other"  # kinds that are not in PER_GPU count together, one per GPU
-Known = tuple[str, str, str]
-"""Site, entity, and the sender that named it."""
+"""Kind -> maximum entities per GPU of a site, unless configured. Eighteen NVLinks as in NVIDIA's H100; others
+chosen: at least twice those of a node of 8 GPUs with 64 sensors and 60 services. All other kinds share OTHER."""
+OTHER = "other"  # kinds that are not in PER_GPU, counted together: one per GPU
+KnownEntity = tuple[str, str, str]
+"""(site, entity, sender that named it)."""
 
 
-class Population:
-    """Counts entities. For one thread. Memory: one entry for each entity that counts."""
+class EntityCounts:
+    """Counts entities per sender and kind. For one thread. Memory: one entry per entity."""
 
-    def __init__(self, limits: Limits, known: Iterable[Known] = ()) -> None:
+    def __init__(self, limits: Limits, known: Iterable[KnownEntity] = ()) -> None:
         self._limits = limits
         self._recent: dict[str, dict[str, str]] = {}  # site -> entity -> sender
         self._older: dict[str, dict[str, str]] = {}
@@ -61,11 +61,11 @@ class Population:
     def __len__(self) -> int:
         return sum(self._of_kind.values())
 
-    def name(self, site: str, sender: str, entities: Collection[str]) -> dict[str, str]:
-        """Counts `entities`, which `sender` names; entity -> why for those that it may not add."""
+    def add_entities(self, site: str, sender: str, entities: Collection[str]) -> dict[str, str]:
+        """Counts `entities` named by `sender`; returns entity -> reason for those over a limit."""
         new = [entity for entity in entities if not self._is_known(site, entity)]
         refused: dict[str, str] = {}
-        full: dict[str, str] = {}  # pool -> why: one text for all that it holds for
+        full: dict[str, str] = {}  # pool -> reason, shared by its entities
         for entity in new:
             fault = full.get("") or full.get(pool := _pool(entity))
             if fault is None and (fault := self._sender_fault(sender, 1)):
@@ -78,8 +78,8 @@ class Population:
                 refused[entity] = fault
         return refused
 
-    def name_all(self, site: str, sender: str, entities: Collection[str]) -> str | None:
-        """As `name`, but counts all or nothing; why nothing."""
+    def add_all(self, site: str, sender: str, entities: Collection[str]) -> str | None:
+        """Counts all of `entities` or none; returns the reason for none."""
         new = dict.fromkeys(entity for entity in entities if not self._is_known(site, entity))
         kinds = Counter(map(_pool, new))
         fault = self._sender_fault(sender, len(new)) if new else None
@@ -90,12 +90,12 @@ class Population:
                 self._add(site, entity, sender)
         return fault
 
-    def most(self, sender: str) -> int:
-        """How many entities a sender may name."""
+    def max_entities(self, sender: str) -> int:
+        """Maximum entities of a sender."""
         return self._limits.senders.get(sender, self._limits.entities_per_sender)
 
-    def turn(self) -> Iterator[str]:
-        """Another FORGET has passed: the entities that count no more."""
+    def drop_expired(self) -> Iterator[str]:
+        """Drops entities that were not named for EXPIRY, and returns them. Called every EXPIRY."""
         gone, self._older, self._recent = self._older, self._recent, {}
         for named in gone.values():
             for entity, sender in named.items():
@@ -105,7 +105,7 @@ class Population:
         self._of_sender, self._of_kind = +self._of_sender, +self._of_kind
 
     def _is_known(self, site: str, entity: str) -> bool:
-        """Whether it counts already; it goes on to."""
+        """Whether an entity counts already; renews it."""
         if entity in self._recent.get(site, ()):
             return True
         older = self._older.get(site, {})
@@ -120,11 +120,11 @@ class Population:
         self._of_kind[_pool(entity)] += 1
 
     def _sender_fault(self, sender: str, more: int) -> str | None:
-        most = self.most(sender)
+        most = self.max_entities(sender)
         if self._of_sender[sender] + more <= most:
             return None
         return (
-            f"{more} new entities beside the {self._of_sender[sender]} of sender {sender}, at most {most}: "
+            f"{more} new entities in addition to {self._of_sender[sender]} of sender {sender}, at most {most}: "
             f"see [limits] entities_per_sender and senders"
         )
 
@@ -132,7 +132,8 @@ class Population:
         most = self._limits.kinds.get(kind, PER_GPU.get(kind, 1) * self._limits.gpus)
         if self._of_kind[kind] + more <= most:
             return None
-        return f"{more} new entities beside the {self._of_kind[kind]} of kind {kind}, at most {most}: see [limits] gpus"
+        known = self._of_kind[kind]
+        return f"{more} new entities in addition to {known} of kind {kind}, at most {most}: see [limits] gpus"
 
 
 def _pool(entity: str) -> str:
@@ -142,26 +143,26 @@ def _pool(entity: str) -> str:
 
 log = logging.getLogger("fleetpulse.store")
 
-_SHOWN = 3  # skipped rows that the log shows
+_SHOWN = 3  # skipped rows shown in the log
 
 
 @dataclass(slots=True)
-class Entities:
-    """parents, attributes: by entity, sound and without a circle.  known: who named what.  skipped: entity -> why."""
+class StoredEntities:
+    """Entities in the store. parents, attributes: valid ones.  known: with senders.  skipped: entity -> reason."""
 
     parents: dict[str, tuple[str, ...]] = field(default_factory=dict)
     attributes: dict[str, Mapping[str, object]] = field(default_factory=dict)
-    known: list[Known] = field(default_factory=list)
+    known: list[KnownEntity] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
 
-    def topology(self) -> Topology:
-        """A new topology of the rows."""
+    def build_topology(self) -> Topology:
+        """A new topology from the rows."""
         return Topology.from_checked(self.parents, self.attributes)
 
 
-def load_entities(connection: duckdb.DuckDBPyConnection, now: int) -> Entities:
-    """The rows of `entity` and `device`. A row that could not be admitted today is skipped and logged, never fatal."""
-    found = Entities()
+def load_entities(connection: duckdb.DuckDBPyConnection, now: int) -> StoredEntities:
+    """Loads the tables `entity` and `device`. An invalid row is skipped and logged, never fatal."""
+    found = StoredEntities()
     rows = connection.execute("SELECT entity, parents, attributes, site, node FROM entity ORDER BY entity").fetchall()
     for entity, parents, attributes, site, node in rows:
         try:
@@ -169,7 +170,7 @@ def load_entities(connection: duckdb.DuckDBPyConnection, now: int) -> Entities:
         except (ValueError, RecursionError) as error:
             found.skipped[entity] = f"attributes that are not JSON: {error}"
             continue
-        if fault := _fault(entity, parents, facts):
+        if fault := _find_fault(entity, parents, facts):
             found.skipped[entity] = fault
             continue
         found.known += ((site, name, node or "") for name in (entity, *parents))
@@ -178,30 +179,30 @@ def load_entities(connection: duckdb.DuckDBPyConnection, now: int) -> Entities:
         if facts:
             found.attributes[entity] = facts
     _skip_circles(found)
-    found.known += _devices(connection, now)
+    found.known += _load_devices(connection, now)
     if found.skipped:
         shown = "; ".join(f"{quote_text(entity)}: {why}" for entity, why in list(found.skipped.items())[:_SHOWN])
-        log.warning("store: %d rows of entity skipped, as if they were not there: %s", len(found.skipped), shown)
+        log.warning("store: %d invalid rows of table entity skipped: %s", len(found.skipped), shown)
     return found
 
 
-def _fault(entity: str, parents: list[str], facts: object) -> str | None:
+def _find_fault(entity: str, parents: list[str], facts: object) -> str | None:
     if not isinstance(facts, dict):
         return "attributes that are not a JSON object"
     return find_entity_fault((entity, *parents))
 
 
-def _skip_circles(found: Entities) -> None:
-    """Takes out lines of parents that make a circle with those before them, or that lie too deep."""
+def _skip_circles(found: StoredEntities) -> None:
+    """Removes parents that form a circle with earlier rows or exceed MAX_DEPTH."""
     bad = ParentGraph().set_valid(found.parents)
     found.skipped |= bad
     for entity in bad:
         del found.parents[entity]
 
 
-def _devices(connection: duckdb.DuckDBPyConnection, now: int) -> list[Known]:
-    """Devices with telemetry in the last FORGET of it."""
-    since = newest_row(connection, now) - FORGET
+def _load_devices(connection: duckdb.DuckDBPyConnection, now: int) -> list[KnownEntity]:
+    """Devices with telemetry within EXPIRY of the newest row."""
+    since = newest_row(connection, now) - EXPIRY
     each = " UNION ".join(
         f"SELECT d.site, d.entity, d.node FROM latest_{c} l JOIN device d ON d.id = l.device AND d.class = '{c}' "
         f"WHERE l.time >= make_timestamptz({since})"

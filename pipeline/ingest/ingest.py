@@ -1,7 +1,7 @@
-"""Ingest: messages -> rows, dead letters, gaps and offsets in one DuckDB transaction; each message stored exactly once.
+"""Ingest: messages become rows, dead letters, gaps and offsets in one DuckDB transaction; each is stored exactly once.
 
-Messages of all partitions are merged by event time, so that what waits for its peers stays small. A commit takes whole
-messages up to COMMIT_ROWS rows of the fullest table; only when it is durable does memory advance.
+Messages of all partitions are merged by event time, so that few rows wait for their peers. A commit has whole messages
+of up to COMMIT_ROWS rows of the fullest table. The state in memory advances only when the commit is durable.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import duckdb
 from pipeline.ingest.admission import Admission
 from pipeline.ingest.catch_up import CatchUp
 from pipeline.ingest.clocks import BOUND
-from pipeline.ingest.columns import Columns
-from pipeline.ingest.messages import NEWER, Arrival, DeadLetter, Item, decode_item, to_rows
+from pipeline.ingest.columns import ColumnLimits
+from pipeline.ingest.messages import NEWER, Arrival, DeadLetter, Item, build_rows, decode_item
 from pipeline.ingest.offsets import Offsets
 from pipeline.ingest.ownership import load_owners
-from pipeline.ingest.rejections import LetterLimits, Rejections, newer_letters, stored_bytes
+from pipeline.ingest.rejections import LetterLimits, Rejections, count_letter_bytes, load_newer_letters
 from pipeline.ingest.senders import Senders
-from pipeline.ingest.transaction import Writes
+from pipeline.ingest.transaction import TransactionWrites
 from pipeline.model.errors import GapError, Retryable, WireError
 from pipeline.model.records import SECOND, Event, EventBatch, Rows
 from pipeline.store.append import NEVER
@@ -35,23 +35,23 @@ from pipeline.transport import Message, Partition, Transport, wire
 log = logging.getLogger("fleetpulse.ingest")
 
 COMMIT_ROWS = 122_880
-"""Rows of the fullest table per commit: one DuckDB row group goes to the file without passing the write-ahead log."""
+"""Maximum rows of the fullest table per commit: one DuckDB row group is written without the write-ahead log."""
 COMMIT_MESSAGES = 30_000
-"""Bound of messages per commit: twice what fills a row group with ticks of a node of 8 GPUs. Letters have no rows."""
-COMMIT_BYTES = 256 << 20  # bound of one commit's messages and what they decompress to, or of letters alone
-COMMIT_SAMPLES = 8_000_000  # bound of one commit's decoded values: 64 MB as float64
-_FETCH_BYTES = 64 << 20  # bound of fetched messages over all partitions; decoded they may be 8 times as large
+"""Maximum messages per commit, since dead letters have no rows: twice those that fill a row group with 8-GPU nodes."""
+COMMIT_BYTES = 256 << 20  # maximum per commit, of messages and their decompressed bodies, or of dead letters
+COMMIT_SAMPLES = 8_000_000  # maximum decoded values per commit: 64 MB as float64
+_FETCH_BYTES = 64 << 20  # maximum fetched bytes over all partitions; decoded up to 8 times as large
 _FETCH_MESSAGES = 256
-_SHAPES = 4096  # shapes of messages remembered as sound
-MUTE = 300 * SECOND
-"""How long a partition that does not answer while others do holds the watermark; then the fleet is judged without it,
-and what it holds will be late. Chosen: brokers choose a new leader within 30 s, so a longer silence wants a person."""
-_TRIES = 3  # of one commit before its poison message is looked for
+_SHAPES = 4096  # cached shapes of valid messages
+MAX_UNANSWERED = 300 * SECOND
+"""How long a partition without a response holds the watermark while others respond (us); then frames close without it,
+and its data will be late. Chosen: brokers elect a new leader within 30 s, so a longer outage needs a person."""
+_ATTEMPTS = 3  # of one commit before the poison message is searched for
 
 
 @dataclass(slots=True)
 class Committed:
-    """What one commit made durable, for the framer and the topology."""
+    """The result of one commit, for the framer and the topology."""
 
     rows: list[Rows] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -61,15 +61,15 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where ingest stood after its last step; other threads read this and nothing else of it.
+    """State of ingest after its last step; the only part that other threads read.
 
-    backlog: event time from which input waits.  newest: newest event time stored.  nodes: the same by sender.
-    passed: event time that all alive senders had passed before the step (Senders.passed). Not after it: an event is
-    sent before the telemetry of its tick, and may be read one step later.
-    arrivals: when the newest message of each sender arrived (UTC us, our clock or the brokers', never the sender's).
-    clock_errors: by how much (us) the clock of a sender is ahead, or behind if below 0; those whose clock is wrong.
-    unanswered: the partition that has not answered for longest, and since when (UTC us).
-    newer: nodes whose spools wait for an upgrade of the pipeline.
+    backlog: event time of the oldest waiting input.  newest: newest stored event time.  nodes: the same by sender.
+    passed: event time that all alive senders had passed before the step (Senders.find_passed_time). Before, because an
+    event is sent before the telemetry of its tick and may be read one step later.
+    arrivals: arrival time of the newest message per sender (UTC us, our clock or the brokers', never the sender's).
+    clock_errors: sender -> clock error (us), above 0: ahead, below 0: behind; only wrong clocks.
+    unanswered: the partition without a response for longest, and since when (UTC us).
+    newer: nodes whose spools are blocked until the pipeline is upgraded.
     """
 
     backlog: int | None = None
@@ -83,11 +83,11 @@ class Progress:
 
 
 class Ingest:
-    """Reads one transport into one database. One thread only.
+    """Reads one transport into one database. For one thread.
 
-    `clock` gives UTC microseconds, `lateness` and `bound` are those of [pipeline] (bound: clock_bound) in
-    microseconds. Raises Retryable from `step` when nothing can be committed now (disk full, out of memory, store
-    invalid): nothing is lost, and all is read again.
+    `clock` returns UTC microseconds; `lateness` and `bound` (clock_bound) are those of [pipeline], in microseconds.
+    `step` raises Retryable if nothing can be committed now (disk full, out of memory, invalid store): nothing is lost,
+    and everything is read again.
     """
 
     def __init__(
@@ -104,47 +104,56 @@ class Ingest:
         self.database, self.transport, self.devices, self.clock = database, transport, devices, clock
         with database.lock:
             self.offsets = Offsets(database.connection)
-            self.letters = LetterLimits.of_store(database.connection, letter_bytes)
+            self.letter_limits = LetterLimits.from_store(database.connection, letter_bytes)
         self.admission = admission or Admission(owners=load_owners(database))
         self.counters: Counter[str] = Counter()
-        self.rejected: Counter[str] = Counter()  # dead letters by rule of admission
+        self.rejected: Counter[str] = Counter()  # dead letters by admission rule
         self.rejections = Rejections()
-        self._waiting: dict[Partition, deque[Item]] = {}
+        self._queues: dict[Partition, deque[Item]] = {}
         self._at_end: dict[Partition, bool] = {}
-        self._newest: dict[Partition, int] = {}  # event time reached in each partition that carries telemetry
+        self._newest: dict[Partition, int] = {}  # newest event time of each telemetry partition
         clamp_latest(database, clock(), clock() + bound)
         self.senders = Senders(database, clock(), bound)
         self._catch_up, self._lateness = CatchUp(lateness), lateness
-        self._passed: int | None = None
-        self._newer: set[Partition] = set()  # spools that stand at a message which only an upgrade can read
+        self._passed_time: int | None = None
+        self._newer_spools: set[Partition] = set()  # spools blocked by a message of a newer version
         self._gaps: dict[Partition, GapError] = {}
-        self._unknown: dict[Partition, int] = {}  # since when their transport cannot say whether there is more
-        self._all_mute = 0  # when none of them answered last
+        self._unanswered_since: dict[
+            Partition, int
+        ] = {}  # since when the transport does not know whether there is more
+        self._all_unanswered_at = 0  # when last no partition responded
         self._fetch_bytes, self._closed = _FETCH_BYTES, NEVER
-        self._sound: set[wire.Shape] = set()
-        self._columns = Columns(self._types_of)
-        self._done = Committed()
-        self._reread, self._letter = False, -1  # whether all letters were read again, and the row of the last one
-        self._begun = False  # whether a step has ended well: before that, nobody knows what lies unread
+        self._valid_shapes: set[wire.Shape] = set()
+        self._columns = ColumnLimits(self._types_of)
+        self._committed = Committed()
+        self._letters_reread, self._last_letter = (
+            False,
+            -1,
+        )  # whether all letters were read again; row of the last one
+        self._has_stepped = False  # whether a step succeeded; before that, the backlog is unknown
         self._publish()
 
     # --- what is known about the input ------------------------------------------------------------------------------
 
     def backlog(self) -> int | None:
-        """Event time from which input still waits to be stored; None if everything was read to its end.
+        """Event time of the oldest input that is not stored yet; None if everything was read.
 
-        A sender that is catching up over Kafka counts as unread, from what came of it last. 0 until the first step has
-        ended, and while a partition of which nothing was read since the start cannot be asked: what it holds may be
-        old. One that stays mute while others answer is waited for no longer than MUTE.
+        A sender that is catching up over Kafka counts as unread, from its newest event time. 0 until the first step
+        succeeded, and while a partition that was never read does not respond: its data may be old. A partition without
+        a response while others respond is ignored after MAX_UNANSWERED.
         """
-        if not self._begun:
+        if not self._has_stepped:
             return 0
-        held = self._catch_up.hold(self.clock(), self.senders.newest)
-        waiting = [queue[0].time for queue in self._waiting.values() if queue] + ([] if held is None else [held])
-        mute = {p for p, since in self._unknown.items() if self.clock() - max(since, self._all_mute) > MUTE}
-        at_end = {p for p, ended in self._at_end.items() if ended} | mute | self._newer
-        unread = [t for p, t in self._newest.items() if p not in at_end and not self._waiting.get(p)]
-        unknown = [0 for p in self._unknown if p not in self._newest and p not in mute]
+        held = self._catch_up.limit_watermark(self.clock(), self.senders.newest)
+        waiting = [queue[0].time for queue in self._queues.values() if queue] + ([] if held is None else [held])
+        unanswered = {
+            p
+            for p, since in self._unanswered_since.items()
+            if self.clock() - max(since, self._all_unanswered_at) > MAX_UNANSWERED
+        }
+        at_end = {p for p, ended in self._at_end.items() if ended} | unanswered | self._newer_spools
+        unread = [t for p, t in self._newest.items() if p not in at_end and not self._queues.get(p)]
+        unknown = [0 for p in self._unanswered_since if p not in self._newest and p not in unanswered]
         return min(waiting + unread + unknown, default=None)
 
     def newest(self) -> int | None:
@@ -154,146 +163,146 @@ class Ingest:
     # --- one commit -------------------------------------------------------------------------------------------------
 
     def step(self, closed: int = NEVER) -> Committed | None:
-        """Commits what is there, at most one full commit; None if there was nothing.
+        """Commits available messages, at most one full commit; None if there are none.
 
-        closed: frames before it are closed, so that it is stored with each row and event that it came too late.
+        closed: frames before it are closed; stored with each row and event that came too late.
 
-        After any failure everything that is not durable is fetched again; what a failed step did make durable comes
-        with the next result.
+        After a failure everything that is not durable is fetched again. What a failed step made durable is part of the
+        next result.
         """
-        self._closed, self._passed = closed, self.senders.passed(self.clock(), self._lateness)
+        self._closed, self._passed_time = closed, self.senders.find_passed_time(self.clock(), self._lateness)
         try:
-            self._require_room()
+            self._check_disk_space()
             self._reread_letters()
             self._fetch()
             items = self._merge()
             if items or self._gaps:
-                self._commit(items, {p: gap for p, gap in self._gaps.items() if not self._waiting.get(p)})
-            self._begun = True
+                self._commit(items, {p: gap for p, gap in self._gaps.items() if not self._queues.get(p)})
+            self._has_stepped = True
         except (duckdb.Error, MemoryError) as error:
-            self._fetch_again()
+            self._discard_fetched()
             raise Retryable(f"cannot commit: {explained(self.database.path, error)}", after_s=1.0) from error
         except BaseException:
-            self._fetch_again()
+            self._discard_fetched()
             raise
         finally:
             self._publish()
-        done, self._done = self._done, Committed()
+        done, self._committed = self._committed, Committed()
         return done if done.messages or done.gaps else None
 
     def _publish(self) -> None:
-        known, unanswered = self.senders, min(self._unknown.items(), key=lambda item: item[1], default=None)
+        known, unanswered = self.senders, min(self._unanswered_since.items(), key=lambda item: item[1], default=None)
         self.progress = Progress(
             backlog=self.backlog(),
             newest=self.newest(),
-            passed=self._passed,
+            passed=self._passed_time,
             nodes=dict(known.newest),
             arrivals=dict(known.arrivals),
             clock_errors=known.clock_errors,
             unanswered=unanswered,
-            newer=tuple(sorted({partition.name for partition in self._newer})),
+            newer=tuple(sorted({partition.name for partition in self._newer_spools})),
         )
 
-    def forget(self, before: int) -> None:
-        """The store was trimmed: of gaps found before then (us), and of dead letters, less is there now."""
-        self.offsets.forget_gaps(before)
+    def apply_retention(self, before: int) -> None:
+        """Updates memory after retention removed gaps found before `before` (us) and dead letters."""
+        self.offsets.drop_gaps(before)
         with self.database.lock:
-            self.letters.size = stored_bytes(self.database.connection)
+            self.letter_limits.stored = count_letter_bytes(self.database.connection)
 
-    def _require_room(self) -> None:
-        """Raises Retryable if the disk has no room for a commit: what is not stored waits where it is."""
+    def _check_disk_space(self) -> None:
+        """Raises Retryable if the disk has no space for a commit; input then stays in the transport."""
         if trouble := self.database.short_of_room():
             raise Retryable(trouble, after_s=1.0)
 
     def _reread_letters(self) -> None:
-        """Once, after a start: stores what came in a newer version than the pipeline read then, and reads now."""
-        while not self._reread:
+        """Once after a start: stores dead letters of a newer version that this pipeline can read now."""
+        while not self._letters_reread:
             with self.database.lock:
-                messages, self._letter = newer_letters(self.database.connection, self._letter)
-            found = [self._decoded(message, self.clock(), False) for message in messages]
+                messages, self._last_letter = load_newer_letters(self.database.connection, self._last_letter)
+            found = [self._decode(message, self.clock(), False) for message in messages]
             if readable := [item for item in found if not isinstance(item.body, DeadLetter)]:
                 self._commit(readable, {})
                 self.counters["letters_reread"] += len(readable)
-            self._reread = not messages
+            self._letters_reread = not messages
 
-    def _fetch_again(self) -> None:
-        """Forgets what was fetched and not stored: the next step reads on from where the store stands."""
-        self._waiting.clear()
+    def _discard_fetched(self) -> None:
+        """Drops fetched messages that are not stored; the next step reads from the stored offsets."""
+        self._queues.clear()
         self._at_end.clear()
         self._gaps.clear()
-        self._unknown.clear()
+        self._unanswered_since.clear()
         self.offsets.fetched.clear()
-        self._letter = -1
+        self._last_letter = -1
 
     def _fetch(self) -> None:
         """Fills the queue of every partition whose queue is empty."""
         partitions = self.transport.partitions()
-        if len(self._sound) > _SHAPES:
-            self._sound.clear()
+        if len(self._valid_shapes) > _SHAPES:
+            self._valid_shapes.clear()
         self._fetch_bytes = min(1 << 20, max(64 << 10, _FETCH_BYTES // max(1, len(partitions))))
-        self._forget(set(partitions))
+        self._drop_partitions(set(partitions))
         for partition in partitions:
-            if not self._waiting.setdefault(partition, deque()):
-                self._fill(partition)
-        if len(self._unknown) == len(partitions):
-            self._all_mute = self.clock()
+            if not self._queues.setdefault(partition, deque()):
+                self._fetch_partition(partition)
+        if len(self._unanswered_since) == len(partitions):
+            self._all_unanswered_at = self.clock()
 
-    def _forget(self, present: set[Partition]) -> None:
-        """Lets go of partitions that vanished once all that was fetched of them is stored."""
-        for partition in [p for p, queue in self._waiting.items() if p not in present and not queue]:
-            del self._waiting[partition]
+    def _drop_partitions(self, present: set[Partition]) -> None:
+        """Drops partitions that disappeared, when all fetched messages are stored."""
+        for partition in [p for p, queue in self._queues.items() if p not in present and not queue]:
+            del self._queues[partition]
             self._at_end.pop(partition, None)
-        self._unknown = {p: since for p, since in self._unknown.items() if p in present}
-        self._newer &= present
+        self._unanswered_since = {p: since for p, since in self._unanswered_since.items() if p in present}
+        self._newer_spools &= present
 
-    def _fill(self, partition: Partition) -> None:
-        """Fetches and decodes what comes next in one partition; stops at a gap, which the next commit counts."""
-        if partition in self._gaps or partition in self._newer:
+    def _fetch_partition(self, partition: Partition) -> None:
+        """Fetches and decodes the next messages of a partition; stops at a gap, which the next commit records."""
+        if partition in self._gaps or partition in self._newer_spools:
             return
         live, self._at_end[partition] = self._at_end.get(partition, False), False
-        self._unknown.setdefault(partition, self.clock())
+        self._unanswered_since.setdefault(partition, self.clock())
         try:
-            start = self.offsets.next(partition, self.transport)
+            start = self.offsets.next_offset(partition, self.transport)
             messages = self.transport.read(partition, start, _FETCH_MESSAGES, self._fetch_bytes)
-        except Retryable:  # reachable() says why; the other partitions go on
+        except Retryable:  # find_problem() reports why; the other partitions continue
             return
         except GapError as gap:
-            self._gaps[partition], self._unknown[partition] = gap, self.clock()
+            self._gaps[partition], self._unanswered_since[partition] = gap, self.clock()
             self.offsets.fetched[partition] = gap.next_offset
             return
-        self._unknown.pop(partition, None)
+        self._unanswered_since.pop(partition, None)
         self._at_end[partition] = not messages
         size, now = 0, self.clock()
         for message in messages:
-            item = self._decoded(message, now, live)
+            item = self._decode(message, now, live)
             if partition.spooled and isinstance(item.body, DeadLetter) and item.body.rule == NEWER:
-                self._newer.add(partition)
+                self._newer_spools.add(partition)
                 break
-            self._waiting[partition].append(item)
+            self._queues[partition].append(item)
             self.offsets.fetched[partition] = message.offset + 1
             size += item.size
             if size > 8 * self._fetch_bytes:
-                break  # messages that compress so well are decoded a few at a time
+                break  # highly compressed messages are decoded a few at a time
 
-    def _decoded(self, message: Message, now: int, live: bool) -> Item:
-        arrival, confirm = self._arrival(message, now, live), self.admission.sender_check.check_sender
-        return decode_item(message, self._columns, self._sound, arrival, confirm)
+    def _decode(self, message: Message, now: int, live: bool) -> Item:
+        arrival, confirm = self._arrival_of(message, now, live), self.admission.sender_check.check_sender
+        return decode_item(message, self._columns, self._valid_shapes, arrival, confirm)
 
-    def _arrival(self, message: Message, now: int, live: bool) -> Arrival:
-        """When a message arrived: as the brokers say; else it is read now. live: all before it was read already."""
+    def _arrival_of(self, message: Message, now: int, live: bool) -> Arrival:
+        """Arrival time of a message: the broker's, else now. live: everything before it was read already."""
         time, exact = message.appended or now, live or message.appended > 0
         return Arrival(
-            time, time + self.senders.bound, lambda node, sent: self.senders.measure(node, sent, time, exact)
+            time, time + self.senders.bound, lambda node, sent: self.senders.measure_clock(node, sent, time, exact)
         )
 
     def _types_of(self, device_class: str) -> dict[str, str]:
-        """Wire types of the columns that exist, by column."""
+        """Wire type of each existing column of a class."""
         with self.database.lock:
-            return Writes.column_types(self.database.connection, device_class)
+            return TransactionWrites.column_types(self.database.connection, device_class)
 
     def _merge(self) -> list[Item]:
-        """Whole messages in order of event time, up to one commit; taken off their queues."""
-        heap = [(queue[0].time, i, queue) for i, queue in enumerate(self._waiting.values()) if queue]
+        """Removes whole messages from the queues, in order of event time, up to one commit."""
+        heap = [(queue[0].time, i, queue) for i, queue in enumerate(self._queues.values()) if queue]
         heapq.heapify(heap)
         taken: list[Item] = []
         rows: Counter[str] = Counter()
@@ -309,7 +318,7 @@ class Ingest:
             rows.update(item.rows)
             samples += item.samples
             if not queue:
-                self._fill(item.message.partition)
+                self._fetch_partition(item.message.partition)
             if queue:
                 heapq.heapreplace(heap, (queue[0].time, i, queue))
             else:
@@ -317,97 +326,101 @@ class Ingest:
         return taken
 
     def _commit(self, items: list[Item], gaps: Mapping[Partition, GapError]) -> None:
-        """Stores items, then gaps. A message whose content the store refuses becomes a dead letter by itself.
+        """Stores items, then gaps. A message whose content the store refuses becomes a dead letter.
 
-        Raises any error that is not of a message: none is looked for, and none given up.
+        Raises any error that is not caused by a message; then no message is searched for or dropped.
         """
         refusal: Exception | None = None
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return self._transaction(items, gaps)
+                return self._write_transaction(items, gaps)
             except Exception as error:
                 if not is_of_message(error):
                     raise
                 refusal = error
-                told = "commit of %d messages refused (try %d of %d): %s"
+                text = "commit of %d messages refused (attempt %d of %d): %s"
                 ours = not isinstance(error, (duckdb.Error, WireError))
-                log.warning(told, len(items), attempt, _TRIES, error, exc_info=ours)
+                log.warning(text, len(items), attempt, _ATTEMPTS, error, exc_info=ours)
         if len(items) > 1:
             half = len(items) // 2
             self._commit(items[:half], {})
             return self._commit(items[half:], gaps)
         if not items or isinstance(items[0].body, DeadLetter):
-            raise Retryable(f"store {self.database.path}: refuses what was lost: {refusal}", after_s=5.0) from refusal
-        return self._commit([Item.dead(DeadLetter(items[0].message, f"the store refused it: {refusal}"))], gaps)
+            raise Retryable(f"store {self.database.path}: refuses the gaps: {refusal}", after_s=5.0) from refusal
+        return self._commit(
+            [Item.from_dead_letter(DeadLetter(items[0].message, f"the store refused it: {refusal}"))], gaps
+        )
 
-    def _transaction(self, items: list[Item], gaps: Mapping[Partition, GapError]) -> None:
-        writes = Writes(self.offsets, self.clock(), self.letters)
-        self.letters.begin(writes.now)
+    def _write_transaction(self, items: list[Item], gaps: Mapping[Partition, GapError]) -> None:
+        writes = TransactionWrites(self.offsets, self.clock(), self.letter_limits)
+        self.letter_limits.begin(writes.now)
         self.admission.begin(writes.now)
-        fresh = [kept for item in items if (kept := writes.accept(item, self.admission)) is not None]
+        fresh = [kept for item in items if (kept := writes.accept_item(item, self.admission)) is not None]
         for partition, gap in gaps.items():
-            writes.lost(partition, gap)
+            writes.record_lost(partition, gap)
         events = [item.body for item in fresh if isinstance(item.body, EventBatch)]
-        clocks, refused = self.senders.clock_events(writes.now), self.rejections.events(writes.now)
+        clocks, refused = self.senders.clock_events(writes.now), self.rejections.due_events(writes.now)
         events += clocks + refused
-        rows = self._rows(fresh)
+        rows = self._build_rows(fresh)
         writes.counters["samples"] += sum(len(block.time) * len(block.columns) for block in rows)
         with self.database.transaction() as connection:
-            writes.check(connection)
+            writes.check_offsets(connection)
             self.devices.save(connection)
-            self.admission.save(connection)
-            writes.write(connection, rows, events, self._closed)
+            self.admission.save_owners(connection)
+            writes.write_all(connection, rows, events, self._closed)
             saved = self.senders.save(connection, writes.now)
         self.devices.saved()
         self.admission.commit()
-        self.senders.reported(clocks)
-        self.rejections.told(refused)
-        self.letters.commit()
+        self.senders.mark_reported(clocks)
+        self.rejections.mark_reported(refused)
+        self.letter_limits.commit()
         if saved:
-            self.senders.saved(writes.now)
-        self.offsets.advance(writes.next_offsets, writes.marks, writes.last, writes.sent, writes.gaps, writes.gone)
-        self._done.rows += rows
-        self._done.events += [event for batch in events for event in batch.events]
-        self._done.messages += len(items)
-        self._done.gaps += len(gaps)
-        self._after(fresh, writes)
+            self.senders.mark_saved(writes.now)
+        self.offsets.advance(
+            writes.next_offsets, writes.marks, writes.last, writes.sent, writes.gaps, writes.dropped_spools
+        )
+        self._committed.rows += rows
+        self._committed.events += [event for batch in events for event in batch.events]
+        self._committed.messages += len(items)
+        self._committed.gaps += len(gaps)
+        self._update_memory(fresh, writes)
 
-    def _rows(self, fresh: Iterable[Item]) -> list[Rows]:
-        """Rows of messages, together for all that bar the same entities: most bar none."""
+    def _build_rows(self, fresh: Iterable[Item]) -> list[Rows]:
+        """Rows of messages, built together for messages with the same excluded entities (usually none)."""
         alike: defaultdict[frozenset[str], list[wire.Body]] = defaultdict(list)
         for item in fresh:
             if isinstance(item.body, wire.Body):
-                alike[item.barred].append(item.body)
-        return [rows for barred, bodies in alike.items() for rows in to_rows(bodies, self.devices, barred)]
+                alike[item.excluded].append(item.body)
+        return [rows for excluded, bodies in alike.items() for rows in build_rows(bodies, self.devices, excluded)]
 
-    def _after(self, fresh: list[Item], writes: Writes) -> None:
-        """Memory follows what is durable now."""
+    def _update_memory(self, fresh: list[Item], writes: TransactionWrites) -> None:
+        """Updates the state in memory after a durable commit."""
         self.counters.update(writes.counters)
         self.rejected.update(writes.rejected)
         admitted = {item.body.layout.node for item in fresh if isinstance(item.body, wire.Body) and not item.is_letter}
-        self.rejections.take(writes.refused, admitted, self.senders.arrivals.keys(), writes.now)
+        self.rejections.record_commit(writes.rejected_messages, admitted, self.senders.arrivals.keys(), writes.now)
         for letter, _ in writes.letters:
             self.transport.send_dead_letter(letter.message, letter.reason)
         for item in fresh:
-            self.counters["messages_moved"] += item.moved != 0
-            self._reached(item, writes.now)
+            self.counters["messages_moved"] += item.shift != 0
+            self._record_times(item, writes.now)
         for partition, next_offset in writes.next_offsets.items():
             if partition in self._gaps and self._gaps[partition].next_offset == next_offset:
                 del self._gaps[partition]
             self.transport.commit_offset(partition, next_offset)
 
-    def _reached(self, item: Item, now: int) -> None:
-        """Moves on the event times of a message's partition and sender."""
+    def _record_times(self, item: Item, now: int) -> None:
+        """Records the event times of a stored message for its partition and sender."""
         partition, newest = item.message.partition, item.newest
-        if item.is_letter:  # it arrived long ago
+        if item.is_letter:  # it arrived long before
             return
         if isinstance(item.body, EventBatch):
-            self.senders.told(item.body.origin.node, item.arrived, item.body.events)
-            self.senders.record(item.body.origin.node, item.arrived, None)
+            self.senders.record_disk_events(item.body.origin.node, item.arrived, item.body.events)
+            self.senders.record_message(item.body.origin.node, item.arrived, None)
         if newest is None or not isinstance(item.body, wire.Body):
             return
         node = item.body.layout.node
         if item.message.appended:
-            self._catch_up.heard(node, newest, item.message.appended, now, self.senders.newest)
+            self._catch_up.record_message(node, newest, item.message.appended, now, self.senders.newest)
         self._newest[partition] = max(self._newest.get(partition, newest), newest)
-        self.senders.record(node, item.arrived, newest)
+        self.senders.record_message(node, item.arrived, newest)

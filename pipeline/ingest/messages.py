@@ -1,4 +1,4 @@
-"""What ingest makes of one message: is it sound, when does it belong, which rows does it bring."""
+"""Decodes one message: checks it, corrects its times and builds its rows."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.ingest.columns import Columns
+from pipeline.ingest.columns import ColumnLimits
 from pipeline.model.errors import NewerWireError, Rejected, WireError
 from pipeline.model.records import Event, EventBatch, Rows, select_rows
 from pipeline.store.devices import BARRED, Devices
 from pipeline.transport import Message, wire
 
-_EARLIEST = 946_684_800_000_000  # year 2000: before it a clock is broken
-NEWER = "newer"  # the rule of messages that an upgrade of the pipeline can read
+_EARLIEST = 946_684_800_000_000  # year 2000; an earlier clock is broken
+NEWER = "newer"  # rule of messages that only an upgraded pipeline can read
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a message arrived (us), and how its times are corrected.
+    """Arrival time of a message (us), and the correction of its times.
 
-    latest:  no event of it can have happened later: its arrival and the bound of clock errors.
-    measure: (node, sent) -> by how much its times are to be moved back (Senders.measure).
+    latest:  upper bound of its event times: arrival plus the clock bound.
+    measure: (node, sent) -> how far its times are shift back (Senders.measure_clock).
     """
 
     time: int
@@ -41,10 +41,10 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A fetched message: its content, and what the merge needs to know of it.
+    """A fetched message: its content, and what the merge needs.
 
-    rows: class -> number of rows.  barred: entities whose rows are not stored (pipeline/ingest/admission.py).
-    arrived: when it arrived (us).  moved: by how much its times were moved back, since the sender's clock is wrong.
+    rows: class -> number of rows.  excluded: entities whose rows are not stored (admission.py).
+    arrived: arrival time (us).  shift: how far its times were shift back, because of a wrong clock.
     """
 
     message: Message
@@ -54,59 +54,60 @@ class Item:
     rows: Mapping[str, int]
     samples: int
     arrived: int = 0
-    moved: int = 0
-    barred: frozenset[str] = frozenset()
+    shift: int = 0
+    excluded: frozenset[str] = frozenset()
 
     @property
     def is_letter(self) -> bool:
-        """Whether it comes from the dead letters of the store (letters.newer_letters), and from no transport."""
+        """Whether it comes from the stored dead letters (load_newer_letters), not from a transport."""
         return not self.message.partition.incarnation
 
     @property
     def size(self) -> int:
-        """Bytes of the message and of what it holds."""
+        """Bytes of the message and of its decompressed body."""
         return len(self.message.value) + (len(self.body.data) if isinstance(self.body, wire.Body) else 0)
 
     @classmethod
-    def dead(cls, letter: DeadLetter) -> Item:
+    def from_dead_letter(cls, letter: DeadLetter) -> Item:
+        """An item without content."""
         return cls(letter.message, letter, 0, None, {}, 0)
 
 
 def decode_item(
     message: Message,
-    columns: Columns,
+    columns: ColumnLimits,
     sound: set[wire.Shape],
     arrival: Arrival,
     confirm: Callable[[Message, str | None], None],
 ) -> Item:
-    """The message opened and checked, its times corrected; a DeadLetter if that fails.
+    """Decodes and checks a message and corrects its times; the body is a DeadLetter if that fails.
 
-    columns: which signals may have one.  sound: shapes that passed before; those found sound are added.
-    confirm: raises Rejected unless the message comes from that node; None where it cannot be read.
+    columns: checks new signals.  sound: shapes that passed before; valid ones are added.
+    confirm: raises Rejected unless the message comes from that node; None if the node is unreadable.
     """
     try:
-        _refuse_newer(message, confirm)
+        _reject_newer(message, confirm)
         envelope = wire.unpack_envelope(message.value)
         if envelope.kind == wire.EVENTS_KIND:
             batch = wire.decode_events(message.value)
             confirm(message, batch.origin.node)
-            return _event_item(message, batch, envelope.sent, arrival)
+            return _build_event_item(message, batch, envelope.sent, arrival)
         body = wire.open_telemetry(message.value)
         confirm(message, body.layout.node)
         if body.layout.shape not in sound:
-            columns.check(body.layout.node, body.layout.shape)
+            columns.check_signals(body.layout.node, body.layout.shape)
             sound.add(body.layout.shape)
-        return _telemetry_item(message, body, arrival)
+        return _build_telemetry_item(message, body, arrival)
     except NewerWireError as error:
-        return Item.dead(DeadLetter(message, str(error), NEWER))
+        return Item.from_dead_letter(DeadLetter(message, str(error), NEWER))
     except Rejected as error:
-        return Item.dead(DeadLetter(message, str(error), error.rule))
+        return Item.from_dead_letter(DeadLetter(message, str(error), error.rule))
     except WireError as error:
-        return Item.dead(DeadLetter(message, str(error)))
+        return Item.from_dead_letter(DeadLetter(message, str(error)))
 
 
-def _refuse_newer(message: Message, confirm: Callable[[Message, str | None], None]) -> None:
-    """Raises NewerWireError for a message of a later version. Without its signature it is none: it is kept whole."""
+def _reject_newer(message: Message, confirm: Callable[[Message, str | None], None]) -> None:
+    """Raises NewerWireError for a message of a newer version, after its sender is confirmed: it is kept whole."""
     try:
         wire.check_not_newer(message.value)
     except NewerWireError:
@@ -114,19 +115,19 @@ def _refuse_newer(message: Message, confirm: Callable[[Message, str | None], Non
         raise
 
 
-def _event_item(message: Message, batch: EventBatch, sent: int, arrival: Arrival) -> Item:
-    """Each event by itself is at most as late as `latest`: one of them may announce what is to come."""
-    moved = arrival.measure(batch.origin.node, sent)
-    events = tuple(_moved_event(event, moved, arrival.latest) for event in batch.events)
+def _build_event_item(message: Message, batch: EventBatch, sent: int, arrival: Arrival) -> Item:
+    """An item of events; each event time is limited to `latest`, since an event may announce a future time."""
+    shift = arrival.measure(batch.origin.node, sent)
+    events = tuple(_shift_event(event, shift, arrival.latest) for event in batch.events)
     stamps = [event.time for event in events] or [_EARLIEST]
     _check_times(min(stamps))
     batch = replace(batch, events=events)
-    return Item(message, batch, stamps[0], None, {"events": len(events)}, 0, arrival.time, moved)
+    return Item(message, batch, stamps[0], None, {"events": len(events)}, 0, arrival.time, shift)
 
 
-def _moved_event(event: Event, moved: int, latest: int) -> Event:
-    """The event with its time corrected, and that of `since`, which edge rules send."""
-    time = min(event.time - moved, latest)
+def _shift_event(event: Event, shift: int, latest: int) -> Event:
+    """The event with `time` corrected, and `since` in its data, which edge rules send."""
+    time = min(event.time - shift, latest)
     if time == event.time:
         return event
     since = event.data.get("since")
@@ -134,45 +135,45 @@ def _moved_event(event: Event, moved: int, latest: int) -> Event:
     return replace(event, time=time, data=data)
 
 
-def _telemetry_item(message: Message, body: wire.Body, arrival: Arrival) -> Item:
-    """All ticks of a message are moved by the same, so that they keep their distances."""
+def _build_telemetry_item(message: Message, body: wire.Body, arrival: Arrival) -> Item:
+    """An item of telemetry; all ticks are shifted by the same amount, to keep their distances."""
     shape = body.layout.shape
     stamps = np.frombuffer(body.data, "<i8", body.ticks)
     first, last = int(stamps.min()), int(stamps.max())
-    moved = max(arrival.measure(body.layout.node, body.envelope.sent), last - arrival.latest)
-    if moved:
-        body = replace(body, data=memoryview((stamps - moved).tobytes() + body.data[stamps.nbytes :]))
-    _check_times(first - moved)
+    shift = max(arrival.measure(body.layout.node, body.envelope.sent), last - arrival.latest)
+    if shift:
+        body = replace(body, data=memoryview((stamps - shift).tobytes() + body.data[stamps.nbytes :]))
+    _check_times(first - shift)
     rows = {device_class: devices * body.ticks for device_class, devices, _ in shape.blocks}
     samples = shape.samples * body.ticks
-    return Item(message, body, first - moved, last - moved, rows, samples, arrival.time, moved)
+    return Item(message, body, first - shift, last - shift, rows, samples, arrival.time, shift)
 
 
 def _check_times(first: int) -> None:
     if first < _EARLIEST:
-        raise WireError(f"event time {first} us, wanted the year 2000 or later: the node's clock is broken")
+        raise WireError(f"event time {first} us, expected the year 2000 or later: the node's clock is broken")
 
 
-def to_rows(bodies: Sequence[wire.Body], devices: Devices, barred: Collection[str] = ()) -> list[Rows]:
-    """Rows of the bodies, one Rows per block of each shape; values are copied once, into contiguous columns.
+def build_rows(bodies: Sequence[wire.Body], devices: Devices, excluded: Collection[str] = ()) -> list[Rows]:
+    """Builds rows from bodies: one Rows per block of each shape; values are copied once, into contiguous columns.
 
-    barred: entities that get no id and no rows.
+    excluded: entities without id and rows.
     """
     out = []
-    for joined in wire.decode_together(bodies):
-        messages, ticks = joined.times.shape
-        for device_class, names, columns in joined.blocks:
+    for group in wire.decode_together(bodies):
+        messages, ticks = group.times.shape
+        for device_class, names, columns in group.blocks:
             width = len(names[0])
             if not width:
                 continue
             ids = np.stack(
                 [
-                    devices.ids(device_class, b.layout.site, b.layout.node, b.envelope.simulated, entities, barred)
-                    for b, entities in zip(joined.bodies, names, strict=True)
+                    devices.ids(device_class, b.layout.site, b.layout.node, b.envelope.simulated, entities, excluded)
+                    for b, entities in zip(group.bodies, names, strict=True)
                 ]
             )
-            time = np.repeat(joined.times.reshape(-1), width)
+            time = np.repeat(group.times.reshape(-1), width)
             device = np.broadcast_to(ids[:, None, :], (messages, ticks, width)).reshape(-1)
             rows = Rows(device_class, time, device, {n: v.reshape(-1) for n, v in columns.items()})
-            out.append(rows if not barred else select_rows(rows, device != BARRED))
+            out.append(rows if not excluded else select_rows(rows, device != BARRED))
     return [rows for rows in out if len(rows.time)]

@@ -34,25 +34,26 @@ NODE_KINDS = frozenset(
         *("agent", "collector"),
     }
 )
-"""Kinds whose entities are parts of a host, which its own agent reports."""
+"""Kinds of parts of a host, reported by its own agent."""
 MIXED_KINDS = frozenset({"port", "sensor", "psu"})
-"""Kinds that hosts have, but also switches and chassis, which another host's agent reports."""
+"""Kinds of parts of hosts, but also of switches and chassis, which another host's agent reports."""
 SHARED_KINDS = frozenset({"job", "stage"})
+"""Kinds that several nodes report."""
 RANK_TAKEOVER = 60 * SECOND
 """Silence after which a rank may have another owner; chosen: ranks move when a job restarts, within minutes."""
 KEEP_RANKS, KEEP_CLAIMS = 3600 * SECOND, 7 * 24 * 3600 * SECOND
-"""How long claims are kept that nobody renews; chosen: job names are not used again, facilities may rest for a week."""
-SENDERS = 200_000
-"""Senders that are known by name, those heard last: 40 MB. Chosen: twice those of senders.py, which a start brings."""
+"""How long unrenewed claims are kept; chosen: job ids are not reused, facilities may be off for a week."""
+MAX_SENDERS = 200_000
+"""Most recent senders known by name: 40 MB. Chosen: twice those of senders.py, which a start loads."""
 Verdict = Literal["own", "claim"]
 
 
 @dataclass(slots=True)
 class Claim:
-    """An entity's owner by claim. Times in UTC us.
+    """The owner of an entity by claim. Times in UTC us.
 
-    since: when the owner got it.  seen: when the owner last reported it.  measured: whether telemetry reports it, not
-    only inventory.  former: the owner before, which lost it without letting go; "" if there is none.
+    since: start of the claim.  seen: last report by the owner.  measured: reported by telemetry, not only inventory.
+    former: the previous owner, which lost it without a release; "" if none.
     """
 
     owner: str
@@ -64,18 +65,18 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What is known of one layout: entities that its sender may never report, with the reason; and those by claim."""
+class _LayoutOwners:
+    """Classified entities of one layout: those that its sender may never report, with the reason; those by claim."""
 
     refused: Mapping[str, str]
     claimed: tuple[str, ...]
 
 
 class Owners:
-    """Who owns what. For one thread. claims: as stored.  senders: name -> newest event time, as stored (UTC us).
+    """Owners of entities. For one thread. claims: as stored.  senders: name -> newest event time, as stored (UTC us).
 
-    `changed` and `gone` are the entities whose claims the store does not have yet. Memory: one Claim for each entity by
-    claim, which admission bounds by sender.
+    `changed` and `dropped` are entities whose claims are not saved yet. Memory: one Claim per entity by claim, bounded
+    by admission per sender.
     """
 
     def __init__(
@@ -86,31 +87,31 @@ class Owners:
     ) -> None:
         rules = rules or Admission()
         self._takeover, self._speaks_for = round(rules.takeover * SECOND), rules.speaks_for
-        self._heard: dict[str, int] = dict(senders or {})
+        self._newest_of: dict[str, int] = dict(senders or {})
         self.claims: dict[str, Claim] = dict(claims or {})
         self._by_owner: defaultdict[str, set[str]] = defaultdict(set)
         for entity, claim in self.claims.items():
             self._by_owner[claim.owner].add(entity)
-        self._layouts: WeakKeyDictionary[wire.Layout, _Known] = WeakKeyDictionary()
+        self._layouts: WeakKeyDictionary[wire.Layout, _LayoutOwners] = WeakKeyDictionary()
         self.changed: set[str] = set()
-        self.gone: set[str] = set()
+        self.dropped: set[str] = set()
 
-    def hear(self, sender: str, time: int) -> None:
-        """A message of `sender` arrived, made at `time`."""
-        before = self._heard.get(sender)
+    def record_message(self, sender: str, time: int) -> None:
+        """Records a message of `sender` with time `time`."""
+        before = self._newest_of.get(sender)
         if before is None:
-            self._layouts.clear()  # the name of an entity may begin with that of the new sender
-            if len(self._heard) >= SENDERS:  # a tenth at once, as this looks at all of them
-                for oldest in sorted(self._heard, key=self._heard.__getitem__)[: SENDERS // 10]:
-                    del self._heard[oldest]
+            self._layouts.clear()  # entity names may begin with the name of the new sender
+            if len(self._newest_of) >= MAX_SENDERS:  # a tenth at once, since this sorts all of them
+                for oldest in sorted(self._newest_of, key=self._newest_of.__getitem__)[: MAX_SENDERS // 10]:
+                    del self._newest_of[oldest]
         if before is None or time > before:
-            self._heard[sender] = time
+            self._newest_of[sender] = time
 
-    def refused(self, layout: wire.Layout, time: int) -> Mapping[str, str]:
-        """Entities of a telemetry message that its sender may not report -> why; the others are claimed."""
+    def find_refused(self, layout: wire.Layout, time: int) -> Mapping[str, str]:
+        """Entity -> reason for those that the sender of a telemetry message may not report; claims the others."""
         known = self._layouts.get(layout)
         if known is None:
-            known = self._layouts[layout] = self._look(layout)
+            known = self._layouts[layout] = self._classify_layout(layout)
         if not known.claimed:
             return known.refused
         found = dict(known.refused)
@@ -119,19 +120,19 @@ class Owners:
                 found[entity] = reason
         return found
 
-    def _look(self, layout: wire.Layout) -> _Known:
+    def _classify_layout(self, layout: wire.Layout) -> _LayoutOwners:
         refused: dict[str, str] = {}
         claimed: list[str] = []
         for entity in (entity for block in layout.blocks for entity in block.entities):
-            verdict = self._verdict(layout.node, entity)
+            verdict = self._classify_entity(layout.node, entity)
             if verdict == "claim":
                 claimed.append(entity)
             elif verdict != "own":
                 refused[entity] = verdict
-        return _Known(refused, tuple(claimed))
+        return _LayoutOwners(refused, tuple(claimed))
 
-    def _verdict(self, sender: str, entity: str) -> Verdict | str:
-        """Whether `entity` is the sender's own or goes by claim; otherwise why it belongs to another sender."""
+    def _classify_entity(self, sender: str, entity: str) -> Verdict | str:
+        """ "own", "claim", or the reason why `entity` belongs to another sender."""
         kind, _, name = entity.partition(":")
         if (named := self._configured(entity)) is not None:
             return (
@@ -139,7 +140,7 @@ class Owners:
                 if sender in named
                 else f"{entity[:80]!a}: [[admission.speaks_for]] gives it to {', '.join(named)}"
             )
-        bearer = self._bearer(name)
+        bearer = self._sender_in_name(name)
         if kind in SHARED_KINDS or (bearer == sender and kind in NODE_KINDS | MIXED_KINDS):
             return "own"
         if kind in NODE_KINDS or (kind in MIXED_KINDS and bearer is not None):
@@ -147,51 +148,55 @@ class Owners:
         return "claim"
 
     def _configured(self, entity: str) -> tuple[str, ...] | None:
-        """The senders that the configuration gives `entity` to; None if it does not name it."""
+        """The senders that own `entity` by configuration; None if it is not configured."""
         found = (s.node for s in self._speaks_for if any(fnmatchcase(entity, pattern) for pattern in s.entities))
         return tuple(found) or None
 
-    def _bearer(self, name: str) -> str | None:
-        """The known sender whose name is `name` or its beginning up to a dot; of several the longest."""
+    def _sender_in_name(self, name: str) -> str | None:
+        """The known sender with the longest name that is `name` or a prefix of it up to a dot."""
         end = len(name)
         while end > 0:
-            if name[:end] in self._heard:
+            if name[:end] in self._newest_of:
                 return name[:end]
             end = name.rfind(".", 0, end)
         return None
 
     # --- claims -----------------------------------------------------------------------------------------------------
 
-    def check(self, sender: str, entity: str, time: int) -> str | None:
-        """Why `sender` may not speak of `entity` at `time`; None if it may. Claims nothing."""
-        verdict = self._verdict(sender, entity)
+    def check_owner(self, sender: str, entity: str, time: int) -> str | None:
+        """Describes why `sender` may not report `entity` at `time`; None if it may. Claims nothing."""
+        verdict = self._classify_entity(sender, entity)
         if verdict != "claim":
             return None if verdict == "own" else verdict
         claim = self.claims.get(entity)
-        return None if claim is None or self._may(claim, sender, entity, time) else self._reason(entity, claim)
+        return (
+            None
+            if claim is None or self._may_claim(claim, sender, entity, time)
+            else self._describe_owner(entity, claim)
+        )
 
-    def holds(self, sender: str, entity: str) -> bool:
-        """Whether `entity` is the sender's by name, claim or configuration, and not only nobody's or everybody's."""
-        verdict = self._verdict(sender, entity)
+    def is_owner(self, sender: str, entity: str) -> bool:
+        """Whether `sender` owns `entity` by name, claim or configuration; False for shared and unclaimed entities."""
+        verdict = self._classify_entity(sender, entity)
         if verdict == "claim":
             claim = self.claims.get(entity)
             return claim is not None and claim.owner == sender
         return verdict == "own" and (kind_of(entity) not in SHARED_KINDS or self._configured(entity) is not None)
 
-    def claim(self, sender: str, entity: str, time: int, measured: bool = False) -> str | None:
-        """As `check`; what goes by claim is the sender's from then on."""
-        verdict = self._verdict(sender, entity)
+    def claim_entity(self, sender: str, entity: str, time: int, measured: bool = False) -> str | None:
+        """Like `check_owner`, and claims the entity if it goes by claim."""
+        verdict = self._classify_entity(sender, entity)
         if verdict != "claim":
             return None if verdict == "own" else verdict
         return self._claim(sender, entity, time, measured)
 
     def may_describe(self, sender: str, entity: str, time: int) -> bool:
-        """Whether what `sender` says of a job or stage holds: no other node of the job describes it."""
+        """Whether `sender` may set attributes of a job or stage: no other node of the job does."""
         claim = self.claims.get(entity)
-        return claim is None or self._may(claim, sender, entity, time)
+        return claim is None or self._may_claim(claim, sender, entity, time)
 
-    def describe(self, sender: str, entity: str, time: int) -> None:
-        """What is said of a job or stage is the sender's from then on."""
+    def claim_description(self, sender: str, entity: str, time: int) -> None:
+        """Claims the attributes of a job or stage for `sender`."""
         self._claim(sender, entity, time, measured=False)
 
     def _claim(self, sender: str, entity: str, time: int, measured: bool) -> str | None:
@@ -203,19 +208,19 @@ class Owners:
                 claim.released = False
                 self.changed.add(entity)
             return None
-        if claim is not None and not self._may(claim, sender, entity, time):
-            return self._reason(entity, claim)
-        if claim is None or time >= claim.since:  # what is older than the owner's claim came late from the owner before
+        if claim is not None and not self._may_claim(claim, sender, entity, time):
+            return self._describe_owner(entity, claim)
+        if claim is None or time >= claim.since:  # an older report came late from the previous owner
             self._hand_over(sender, entity, claim, Claim(sender, time, time, measured))
         return None
 
-    def _may(self, claim: Claim, sender: str, entity: str, time: int) -> bool:
-        return sender in (claim.owner, claim.former) or claim.released or self._silent(claim, entity, time)
+    def _may_claim(self, claim: Claim, sender: str, entity: str, time: int) -> bool:
+        return sender in (claim.owner, claim.former) or claim.released or self._is_silent(claim, entity, time)
 
-    def _silent(self, claim: Claim, entity: str, time: int) -> bool:
-        """Whether the owner no longer reports the entity; of what only inventory reports, whether it sends nothing."""
+    def _is_silent(self, claim: Claim, entity: str, time: int) -> bool:
+        """Whether the owner stopped reporting the entity; for entities only in inventories: stopped sending at all."""
         patience = min(self._takeover, RANK_TAKEOVER) if kind_of(entity) == "rank" else self._takeover
-        last = claim.seen if claim.measured else max(claim.seen, self._heard.get(claim.owner, claim.seen))
+        last = claim.seen if claim.measured else max(claim.seen, self._newest_of.get(claim.owner, claim.seen))
         return time - last > patience
 
     def _hand_over(self, sender: str, entity: str, before: Claim | None, now: Claim) -> None:
@@ -225,42 +230,42 @@ class Owners:
         self.claims[entity] = now
         self._by_owner[sender].add(entity)
         self.changed.add(entity)
-        self.gone.discard(entity)
+        self.dropped.discard(entity)
 
     @staticmethod
-    def _reason(entity: str, claim: Claim) -> str:
+    def _describe_owner(entity: str, claim: Claim) -> str:
         return f"{entity[:80]!a}: belongs to {claim.owner}, which reports it; see [admission] takeover and speaks_for"
 
-    def release(self, sender: str, entities: Iterable[str]) -> None:
-        """`sender` says that these are no longer there."""
+    def release_entities(self, sender: str, entities: Iterable[str]) -> None:
+        """Releases claims of `sender`: the entities no longer exist."""
         for entity in entities:
             claim = self.claims.get(entity)
             if claim is not None and claim.owner == sender and not claim.released:
                 claim.released = True
                 self.changed.add(entity)
 
-    def release_all_but(self, sender: str, entities: Collection[str]) -> None:
-        """`sender` says that of what it has only these are there."""
-        self.release(sender, [entity for entity in self._by_owner.get(sender, ()) if entity not in entities])
+    def release_unlisted(self, sender: str, entities: Collection[str]) -> None:
+        """Releases all claims of `sender` except `entities`."""
+        self.release_entities(sender, [entity for entity in self._by_owner.get(sender, ()) if entity not in entities])
 
-    def saved(self) -> None:
-        """The store has all claims."""
+    def mark_saved(self) -> None:
+        """Records that all claims are stored."""
         self.changed.clear()
-        self.gone.clear()
+        self.dropped.clear()
 
-    def expire(self, now: int) -> None:
-        """Drops claims that nobody renewed for long."""
-        for entity in [e for e, claim in self.claims.items() if now - self._renewed(claim) > _kept(e)]:
+    def drop_expired(self, now: int) -> None:
+        """Drops claims that were not renewed for KEEP_RANKS or KEEP_CLAIMS."""
+        for entity in [e for e, claim in self.claims.items() if now - self._renewed_at(claim) > _keep_time(e)]:
             claim = self.claims.pop(entity)
             self._by_owner[claim.owner].discard(entity)
             self.changed.discard(entity)
-            self.gone.add(entity)
+            self.dropped.add(entity)
 
-    def _renewed(self, claim: Claim) -> int:
-        return claim.seen if claim.measured or claim.released else max(claim.seen, self._heard.get(claim.owner, 0))
+    def _renewed_at(self, claim: Claim) -> int:
+        return claim.seen if claim.measured or claim.released else max(claim.seen, self._newest_of.get(claim.owner, 0))
 
 
-def _kept(entity: str) -> int:
+def _keep_time(entity: str) -> int:
     return KEEP_RANKS if kind_of(entity) == "rank" else KEEP_CLAIMS
 
 
@@ -274,11 +279,11 @@ FROM device d LEFT JOIN entities e ON e.entity = d.entity
 WHERE NOT starts_with(split_part(d.entity, ':', 2) || '.', d.node || '.') AND d.entity NOT IN (SELECT entity FROM owner)
 GROUP BY d.entity
 """
-"""Devices that are not called like their sender, from before there were claims: who reported them first has them."""
+"""Devices without the name of their sender, from versions without claims: they belong to their first sender."""
 
 
 def load_owners(database: Database, rules: Admission | None = None) -> Owners:
-    """What the store knows of owners. A claim was last seen when its entity's newest row was measured."""
+    """Loads owners from the store. `seen` of a claim is the time of its entity's newest row."""
     with database.lock:
         connection = database.connection
         rows = connection.execute(_STORED).fetchall() + connection.execute(_BEFORE).fetchall()
@@ -292,9 +297,9 @@ def load_owners(database: Database, rules: Admission | None = None) -> Owners:
 
 
 def save_claims(connection: duckdb.DuckDBPyConnection, owners: Owners) -> None:
-    """Writes what changed since the last save that became durable."""
-    if owners.gone:
-        connection.execute("DELETE FROM owner WHERE list_contains(?, entity)", [sorted(owners.gone)])
+    """Writes the claims that changed since the last durable save."""
+    if owners.dropped:
+        connection.execute("DELETE FROM owner WHERE list_contains(?, entity)", [sorted(owners.dropped)])
     if not owners.changed:
         return
     entities = sorted(owners.changed)

@@ -1,4 +1,4 @@
-"""What is known of every sender: when it was heard last by our clock, its newest event time, the error of its clock."""
+"""Senders: last arrival, newest event time and clock error of every node, and which senders hold the watermark."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from pipeline.store.append import insert, times
 from pipeline.store.database import Database
 from pipeline.store.events import clock_errors
 
-MOST = 100_000
-"""Senders that are known; of more, those heard longest ago are forgotten. Chosen: eight times a fleet of 12,500 nodes,
+MAX_SENDERS = 100_000
+"""Maximum senders; above it, those with the oldest message are dropped. Chosen: eight times a fleet of 12,500 nodes,
 100 MB."""
 ALIVE = 10 * SECOND
-"""A sender with a message within so long is alive: agents send at least every 5 s, and 5 s for the way."""
-LOOKS = 3
-"""And so are slower senders, for so many of their intervals; chosen: one message may be late, one lost."""
+"""A sender with a message within this time is alive: agents send at least every 5 s, plus 5 s transit."""
+INTERVALS = 3
+"""Slower senders are alive for so many of their intervals; chosen: one message may be late, one lost."""
 KIND = "clock_error"
-ALL = "site:all"
-"""What is blamed for an error that most senders share, as for a silence of all that nothing known holds."""
-REPORTED = 256
-"""Wrong clocks that are reported at once, those longest reported first; chosen: a person reads fewer. All are corrected
-and counted (`fleetpulse_clocks_wrong`); made-up senders store no more events, and open no more tickets, than this."""
-GONE = 3600 * SECOND
-"""A sender that is not heard for so long has no clock that could be wrong; chosen."""
+ALL_SITES = "site:all"
+"""Entity of an error that most senders share."""
+MAX_REPORTED = 256
+"""Maximum wrong clocks reported at once, in order of detection; chosen: a person reads fewer. All are corrected and
+counted (`fleetpulse_clocks_wrong`); made-up senders cannot store more events or open more tickets than this."""
+CLOCK_EXPIRY = 3600 * SECOND
+"""After this silence the clock of a sender is no longer reported; chosen."""
 DISK = "disk_slow"
-SLOW = 3600 * SECOND
-"""So long after an agent says that its disk is slow, its messages prove no clock behind: each waits for the disk alike.
-Chosen: an agent that is killed meanwhile never says that it is over."""
+SLOW_DISK = 3600 * SECOND
+"""How long after a disk_slow event messages do not prove that a clock is behind: all wait for the disk. Chosen: an
+agent that is killed never reports the end."""
 WITNESS = 60 * SECOND
-"""How long a sender counts for what most say of our clock, or LOOKS of its intervals; chosen: as long as an agent
-counts as heard."""
+"""How long a sender counts in the majority about our clock, or INTERVALS of its own; chosen: as long as an agent counts
+as present."""
 SAVE_EVERY = 10 * SECOND
-"""Least time between two writes of what a restart needs; chosen: a sixth of what makes a node silent."""
+"""Minimum time between two writes of sender state; chosen: a sixth of the silence timeout."""
 
 
 class Senders:
-    """All senders by node. For one thread; `bound` as [pipeline] clock_bound, in us.
+    """State of all senders, by node. For one thread; `bound` is [pipeline] clock_bound in us.
 
-    arrivals: when the newest message of each arrived (UTC us, our clock or that of the brokers).
-    newest:   event time that the telemetry of each has reached; a node that sent events alone has none.
+    arrivals: arrival time of the newest message (UTC us, our clock or the brokers').
+    newest:   newest event time of telemetry; none for a node that only sent events.
     """
 
     def __init__(self, database: Database, now: int, bound: int = BOUND) -> None:
@@ -51,88 +51,87 @@ class Senders:
         self.arrivals: dict[str, int] = {}
         self.newest: dict[str, int] = {}
         self._intervals: dict[str, int] = {}  # event time between the last two messages of telemetry
-        self._heard: dict[str, int] = {}  # when the newest telemetry arrived
+        self._telemetry_at: dict[str, int] = {}  # arrival of the newest telemetry
         self._clocks: dict[str, SenderClock] = {}
-        self._slow: dict[str, int] = {}  # senders with a slow disk, and when they said so
-        self._reported: dict[str, int] = {}  # entity -> error of its clock that is stored as event
+        self._slow_disks: dict[str, int] = {}  # senders with a slow disk, and since when
+        self._reported: dict[str, int] = {}  # entity -> clock error in its last event
         self._common = CommonClock(bound)
         self._changed: set[str] = set()
-        self._forgotten: list[str] = []
+        self._dropped: list[str] = []
         self._restore(database, now)
 
-    def interval(self, node: str) -> int:
-        """Event time between the last two messages of a node's telemetry (us); 0 while that is not known."""
+    def interval_of(self, node: str) -> int:
+        """Event time between the last two telemetry messages of a node (us); 0 if unknown."""
         return self._intervals.get(node, 0)
 
     @property
     def clock_errors(self) -> dict[str, int]:
-        """Node -> measured error of its clock (us), of those whose clock is wrong."""
+        """Node -> measured clock error (us), for wrong clocks only."""
         return {node: clock.error for node, clock in self._clocks.items() if clock.error}
 
     def clock_events(self, now: int) -> list[EventBatch]:
-        """An event `clock_error` for each clock that became wrong, wrong by another amount, or right again; one of ALL
-        in place of those that share an error with most senders."""
-        errors = {n: e for n, e in self.clock_errors.items() if now - self.arrivals.get(n, now) < GONE}
-        heard = self._heard.items() if errors else ()
-        alive = {n: self.interval(n) for n, last in heard if -ALIVE <= now - last <= self._witness(n)}
-        common, own = self._common.split(errors, alive, now)
+        """Events `clock_error` for clocks that became wrong, changed, or became right; one of ALL_SITES for an error
+        that most senders share."""
+        errors = {n: e for n, e in self.clock_errors.items() if now - self.arrivals.get(n, now) < CLOCK_EXPIRY}
+        heard = self._telemetry_at.items() if errors else ()
+        alive = {n: self.interval_of(n) for n, last in heard if -ALIVE <= now - last <= self._witness_time(n)}
+        common, own = self._common.split_errors(errors, alive, now)
         due = {f"node:{node}": error for node, error in own.items()}
-        # what is reported stays until it is right, or turns out to be shared
+        # a reported clock stays reported until it is right or the error is shared
         shared = {n for n in errors if common is not None and abs(errors[n] - common[0]) <= self.bound}
         due |= {e: errors[n] for n in errors if (e := f"node:{n}") in self._reported and n not in shared}
-        due |= {} if common is None else {ALL: common[0]}
+        due |= {} if common is None else {ALL_SITES: common[0]}
         over = self._reported.keys() - due.keys()
-        fresh = sorted(due.keys() - self._reported.keys())[: max(0, REPORTED - len(self._reported) + len(over))]
-        fresh = [*fresh, *({ALL} & due.keys() - self._reported.keys() - set(fresh))]
+        fresh = sorted(due.keys() - self._reported.keys())[: max(0, MAX_REPORTED - len(self._reported) + len(over))]
+        fresh = [*fresh, *({ALL_SITES} & due.keys() - self._reported.keys() - set(fresh))]
         news = {e: due[e] for e in fresh if abs(due[e]) > self.bound}
         news |= {e: n for e, n in due.items() if e in self._reported and abs(n - self._reported[e]) > self.bound}
         news |= dict.fromkeys(over, 0)
         return [_clock_event(now, entity, error, common) for entity, error in sorted(news.items())]
 
-    def reported(self, batches: Iterable[EventBatch]) -> None:
-        """Events of `clock_events` are stored."""
+    def mark_reported(self, batches: Iterable[EventBatch]) -> None:
+        """Records that events of `clock_events` are stored."""
         for event in (event for batch in batches for event in batch.events):
             self._reported[event.entity] = round(event.data["seconds"] * SECOND)
             if not self._reported[event.entity]:
                 del self._reported[event.entity]
 
-    def measure(self, node: str, sent: int, arrived: int, exact: bool) -> int:
-        """By how much the times of a message are to be moved back (us): see SenderClock.measure."""
+    def measure_clock(self, node: str, sent: int, arrived: int, exact: bool) -> int:
+        """How far the times of a message are moved back (us): see `SenderClock.measure_message`."""
         if node not in self._clocks:
             self._make_room()
             self._clocks[node] = SenderClock()
-        exact = exact and not 0 <= arrived - self._slow.get(node, -SLOW) < SLOW
-        return self._clocks[node].measure(sent, arrived, exact, self.bound)
+        exact = exact and not 0 <= arrived - self._slow_disks.get(node, -SLOW_DISK) < SLOW_DISK
+        return self._clocks[node].measure_message(sent, arrived, exact, self.bound)
 
-    def told(self, node: str, arrived: int, events: Iterable[Event]) -> None:
-        """Events of `node` are stored: whether messages wait for its disk."""
+    def record_disk_events(self, node: str, arrived: int, events: Iterable[Event]) -> None:
+        """Records stored disk_slow events of `node`."""
         for event in events:
             if event.kind != DISK or event.entity != f"node:{node}" or node not in self._clocks:
                 continue
-            self._clocks[node].forget_windows()
-            self._slow.pop(node, None)
+            self._clocks[node].reset_windows()
+            self._slow_disks.pop(node, None)
             if event.data.get("state") == "active":
-                self._slow[node] = arrived
+                self._slow_disks[node] = arrived
 
-    def record(self, node: str, arrived: int, newest: int | None) -> None:
-        """A message of `node` is stored; newest: event time of its last telemetry, None for events alone."""
-        self.arrivals[node] = arrived  # not the latest: a clock of ours that was set back would hide all arrivals
+    def record_message(self, node: str, arrived: int, newest: int | None) -> None:
+        """Records a stored message of `node`. newest: event time of its last telemetry, None for events."""
+        self.arrivals[node] = arrived  # not the maximum: if our clock was set back, that would hide all arrivals
         if newest is not None:
             before = self.newest.get(node, newest)
             if newest > before or node not in self._intervals:
-                self._intervals[node] = newest - before if node in self._heard else self._intervals.get(node, 0)
-            self.newest[node], self._heard[node] = max(newest, before), arrived
+                self._intervals[node] = newest - before if node in self._telemetry_at else self._intervals.get(node, 0)
+            self.newest[node], self._telemetry_at[node] = max(newest, before), arrived
         self._changed.add(node)
 
-    def passed(self, now: int, lateness: int) -> int | None:
-        """Event time that every sender that is alive has passed, and at least `lateness` before the newest.
+    def find_passed_time(self, now: int, lateness: int) -> int | None:
+        """Event time that every alive sender has passed, but at least the newest minus `lateness`.
 
-        A sender without a message for a while holds nothing up, nor does one whose clock is wrong: neither is waited
-        for, and a wrong clock takes the lateness from no other that is alive. Nor does one whose messages lie further
-        apart than `lateness`: it would hold up every frame for so long, and what it sends comes as soon as it is
-        measured. None before the first telemetry.
+        Silent senders and wrong clocks are not waited for, and a wrong clock does not shorten the lateness of others. A
+        sender with an interval over `lateness` is not waited for either: it would delay every frame, and its samples
+        arrive as soon as they are measured. None before the first telemetry.
         """
-        alive = {node: time for node, time in self.newest.items() if self._alive(node, now)}
+        alive = {node: time for node, time in self.newest.items() if self._is_alive(node, now)}
         right = {node: time for node, time in alive.items() if not self._is_wrong(node)} or alive
         if not right:
             right = {n: time for n, time in self.newest.items() if not self._is_wrong(n)} or self.newest
@@ -145,25 +144,32 @@ class Senders:
     def _is_wrong(self, node: str) -> bool:
         return node in self._clocks and self._clocks[node].error != 0
 
-    def _alive(self, node: str, now: int) -> bool:
-        """A time of hearing that lies in the future is of before our clock was set back."""
-        heard = self._heard.get(node)
-        return heard is not None and -ALIVE <= now - heard <= max(ALIVE, LOOKS * self._intervals.get(node, 0))
+    def _is_alive(self, node: str, now: int) -> bool:
+        """Whether a sender is alive. An arrival in the future is from before our clock was set back."""
+        heard = self._telemetry_at.get(node)
+        return heard is not None and -ALIVE <= now - heard <= max(ALIVE, INTERVALS * self._intervals.get(node, 0))
 
-    def _witness(self, node: str) -> int:
-        """How long after its last message (us) a sender counts for what most senders say of our clock."""
-        return max(WITNESS, LOOKS * self.interval(node))
+    def _witness_time(self, node: str) -> int:
+        """How long after its last message (us) a sender counts in the majority about our clock."""
+        return max(WITNESS, INTERVALS * self.interval_of(node))
 
     def _make_room(self) -> None:
-        while len(self._clocks) >= MOST:
+        while len(self._clocks) >= MAX_SENDERS:
             oldest = min(self._clocks, key=lambda node: self.arrivals.get(node, 0))
-            for known in (self._clocks, self.arrivals, self.newest, self._intervals, self._heard, self._slow):
+            for known in (
+                self._clocks,
+                self.arrivals,
+                self.newest,
+                self._intervals,
+                self._telemetry_at,
+                self._slow_disks,
+            ):
                 known.pop(oldest, None)
             self._changed.discard(oldest)
-            self._forgotten.append(oldest)
+            self._dropped.append(oldest)
 
     def save(self, connection: duckdb.DuckDBPyConnection, now: int) -> bool:
-        """Writes what changed, at most every SAVE_EVERY; whether it did. `saved` follows once that is durable."""
+        """Writes changed senders, at most every SAVE_EVERY; returns whether it did. Call `mark_saved` when durable."""
         if not self._changed or abs(now - self._saved) < SAVE_EVERY:
             return False
         nodes, fresh = sorted(self._changed), SenderClock()
@@ -172,22 +178,22 @@ class Senders:
             "arrived": times([self.arrivals[node] for node in nodes]),
             "newest": times([self.newest.get(node, 0) for node in nodes]),
             "clock_error": [self._clocks.get(node, fresh).error for node in nodes],
-            "apart": [self.interval(node) for node in nodes],
+            "apart": [self.interval_of(node) for node in nodes],
         }
         renew = ", ".join(f"{name} = excluded.{name}" for name in columns if name != "node")
         insert(connection, "sender", columns, f"ON CONFLICT (node) DO UPDATE SET {renew}")
-        if self._forgotten:
-            connection.execute("DELETE FROM sender WHERE list_contains(?, node)", [self._forgotten])
+        if self._dropped:
+            connection.execute("DELETE FROM sender WHERE list_contains(?, node)", [self._dropped])
         return True
 
-    def saved(self, now: int) -> None:
-        """The last `save` is durable."""
+    def mark_saved(self, now: int) -> None:
+        """Records that the last `save` is durable."""
         self._changed.clear()
-        self._forgotten.clear()
+        self._dropped.clear()
         self._saved = now
 
     def _restore(self, database: Database, now: int) -> None:
-        """Every node that ever sent telemetry, as the store has it: a restart must not forget which nodes exist."""
+        """Loads every node that ever sent telemetry: a restart must not forget which nodes exist."""
         each = " UNION ALL ".join(
             f"SELECT d.node, l.time FROM latest_{c} l JOIN device d ON d.id = l.device AND d.class = '{c}'"
             for c in CLASSES
@@ -197,16 +203,16 @@ class Senders:
                 SELECT node, epoch_us(greatest(s.arrived, d.newest)), epoch_us(greatest(s.newest, d.newest)),
                        coalesce(s.clock_error, 0), coalesce(s.apart, 0)
                 FROM sender s FULL JOIN (SELECT node, max(time) AS newest FROM ({each}) GROUP BY node) d USING (node)
-                ORDER BY 2 DESC LIMIT {MOST}""").fetchall()
+                ORDER BY 2 DESC LIMIT {MAX_SENDERS}""").fetchall()
             disks = database.connection.execute(
                 """SELECT entity[6:], epoch_us(max(time)) FROM events WHERE kind = ? AND starts_with(entity, 'node:')
                 GROUP BY entity HAVING json_extract_string(arg_max(data, time), '$.state') = 'active'
                 ORDER BY 2 DESC LIMIT ?""",
-                [DISK, MOST],
+                [DISK, MAX_SENDERS],
             ).fetchall()
-        self._slow = dict(disks)
+        self._slow_disks = dict(disks)
         for node, arrived, newest, error, apart in rows:
-            # later times are of our own clock, which came back
+            # later times are from our own clock before it was set back
             heard = now if arrived > now + self.bound else arrived
             newest = now if newest is not None and newest > now + self.bound else newest
             self._clocks[node], self.arrivals[node] = SenderClock(error), heard
@@ -215,17 +221,19 @@ class Senders:
             if apart:
                 self._intervals[node] = apart
         self._reported = {e: round(s * SECOND) for e, s in clock_errors(database).items()}
-        self._expect_the_last(now)
+        self._restore_alive(now)
 
-    def _expect_the_last(self, now: int) -> None:
-        """Who was alive when the last pipeline ended is alive for ALIVE: the first one heard is not all there are."""
+    def _restore_alive(self, now: int) -> None:
+        """Treats senders that were alive at the last stop as alive for ALIVE: the first message is not from all."""
         last = max((self.arrivals[node] for node in self.newest), default=0)
-        self._heard = dict.fromkeys((n for n in self.newest if last - self.arrivals[n] <= ALIVE + SAVE_EVERY), now)
+        self._telemetry_at = dict.fromkeys(
+            (n for n in self.newest if last - self.arrivals[n] <= ALIVE + SAVE_EVERY), now
+        )
 
 
 def _clock_event(now: int, entity: str, error: int, common: tuple[int, int] | None) -> EventBatch:
-    """What is stored of one clock; of an error that senders share, also how many they are."""
+    """The event of one clock; for a shared error also the number of senders."""
     data: dict[str, object] = {"seconds": error / SECOND}
-    if entity == ALL and common is not None:
+    if entity == ALL_SITES and common is not None:
         data["senders"] = common[1]
     return EventBatch(Origin("", entity.partition(":")[2], b""), (Event(now, entity, KIND, data),))

@@ -1,7 +1,7 @@
-"""What is remembered of senders' newest messages, so that a message sent again is told from another one.
+"""Recent messages of each sender, by checksum, to distinguish a repeated message from a different one.
 
-A repeat has the sequence and the content of a message that came before. Another content under a known sequence means
-that two senders use one name and one spool: a forgery, or a copied machine.
+A repeat has sequence number and content of an earlier message. Different content under a known sequence number means
+that two senders share a name and a spool: a forgery, or a cloned machine.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pipeline.store.gaps import Sender
 from pipeline.transport.wire import read_checksum
 
 WINDOW = 256
-"""Messages of each sender whose checksums are kept, 1 KiB; chosen: twice what an agent has in flight (512 KiB)."""
+"""Checksums kept per sender (1 KiB); chosen: twice the messages that an agent has in flight (512 KiB)."""
 SENDERS = 65_536
-"""Senders of which checksums are kept, those that sent last: 100 MB at most. Chosen: two topics of 32,768 nodes."""
+"""Most recent senders with checksums: at most 100 MB. Chosen: two topics of 32,768 nodes."""
 SECOND_MESSAGES = 4096
-"""Second messages that are remembered, over all senders; chosen: 0.5 MB, and far more than a sender has in flight."""
+"""Different messages under a known sequence number that are kept, over all senders; chosen: 0.5 MB."""
 
 
 class _Window:
@@ -26,10 +26,11 @@ class _Window:
     __slots__ = ("_checksums", "_newest")
 
     def __init__(self) -> None:
-        self._checksums = array("I", bytes(4 * WINDOW))  # by sequence modulo WINDOW; 0: not known
+        self._checksums = array("I", bytes(4 * WINDOW))  # by sequence modulo WINDOW; 0: unknown
         self._newest = -1
 
-    def add(self, sequence: int, found: int) -> None:
+    def add_checksum(self, sequence: int, found: int) -> None:
+        """Stores the checksum of a message; one older than the window is ignored."""
         if sequence == self._newest + 1:
             self._newest = sequence
         elif sequence > self._newest:
@@ -39,13 +40,13 @@ class _Window:
         if sequence > self._newest - WINDOW:
             self._checksums[sequence % WINDOW] = found
 
-    def of(self, sequence: int) -> int:
-        """The checksum of a message; 0 if it is not known."""
+    def checksum_of(self, sequence: int) -> int:
+        """The checksum of a message; 0 if unknown."""
         return self._checksums[sequence % WINDOW] if self._newest - WINDOW < sequence <= self._newest else 0
 
 
-class Sequences:
-    """Checksums of newest messages by sender. Second messages count once `commit` says that they are durable."""
+class RecentMessages:
+    """Checksums of recent messages by sender. Different messages take effect with `commit`."""
 
     def __init__(self) -> None:
         self._windows: OrderedDict[Sender, _Window] = OrderedDict()
@@ -53,17 +54,17 @@ class Sequences:
         self._pending: dict[tuple[Sender, int, int], None] = {}
 
     def begin(self) -> None:
-        """A transaction begins."""
+        """Starts a transaction; drops what a failed one left."""
         self._pending.clear()
 
     def commit(self) -> None:
-        """The transaction is durable."""
+        """Keeps the changes of the durable transaction."""
         self._second.update(self._pending)
         while len(self._second) > SECOND_MESSAGES:
             del self._second[next(iter(self._second))]
 
-    def add(self, sender: Sender, sequence: int, message: bytes) -> None:
-        """Remembers a message whose sequence is new. Harmless if its transaction fails: it comes again as it is."""
+    def add_message(self, sender: Sender, sequence: int, message: bytes) -> None:
+        """Adds a message with a new sequence number. Harmless if the transaction fails: it comes again."""
         window = self._windows.get(sender)
         if window is None:
             window = self._windows[sender] = _Window()
@@ -71,18 +72,18 @@ class Sequences:
                 self._windows.popitem(last=False)
         else:
             self._windows.move_to_end(sender)
-        window.add(sequence, read_checksum(message))
+        window.add_checksum(sequence, read_checksum(message))
 
-    def repeats(self, sender: Sender, sequence: int, message: bytes, made: int | None, newest: int | None) -> bool:
-        """Whether a message whose sequence is not new is one that came before; one that is not is remembered.
+    def is_repeat(self, sender: Sender, sequence: int, message: bytes, made: int | None, newest: int | None) -> bool:
+        """Whether a message with a known sequence number is a repeat; a different message is recorded.
 
-        made: when it was made, None where its clock is wrong.  newest: when the newest known message of its sender was,
-        None if the store does not know. An honest sender makes its messages in order, so what is made later than all
-        known ones is no repeat, however many sequences a forger took ahead of it.
+        made: `sent` time, None if its clock is wrong.  newest: newest `sent` time of the sender, None if unknown. A
+        real sender creates messages in order, so a message later than all known ones is not a repeat, however many
+        sequence numbers a forger used before.
         """
         found = read_checksum(message)
         window = self._windows.get(sender)
-        known = window.of(sequence) if window is not None else 0
+        known = window.checksum_of(sequence) if window is not None else 0
         key = (sender, sequence, found)
         if known == found or key in self._second or key in self._pending:
             return True

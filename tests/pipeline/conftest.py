@@ -13,7 +13,7 @@ import pytest
 from agents.node.spool.spool import Spool
 from pipeline.config import sections
 from pipeline.config.sections import Limits
-from pipeline.ingest.admission import Admission, Stored
+from pipeline.ingest.admission import Admission, StoredState
 from pipeline.ingest.entities import load_entities
 from pipeline.ingest.ingest import Ingest
 from pipeline.ingest.ownership import load_owners
@@ -80,7 +80,7 @@ class Site:
         self.database = Database(self.folder / "store.duckdb")
         self.transport = SpoolTransport(self.folder / "spool")
         stored = load_entities(self.database.connection, NOW)
-        known, owners = Stored(stored.known, ParentGraph(stored.parents)), load_owners(self.database, self.rules)
+        known, owners = StoredState(stored.known, ParentGraph(stored.parents)), load_owners(self.database, self.rules)
         admission = Admission(self.limits, known, owners)
         devices = Devices(self.database.connection)
         return Ingest(self.database, self.transport, devices, lambda: NOW, admission=admission)

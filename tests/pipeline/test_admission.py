@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pipeline.commands.assembly import known_topology
 from pipeline.config.sections import Config, Limits
 from pipeline.ingest.admission import MAX_DATA, MAX_NESTING, MAX_PARENTS, Admission
-from pipeline.ingest.columns import MOST_NEW, MOST_OF_SENDER
-from pipeline.ingest.entities import FORGET, Population, load_entities
+from pipeline.ingest.columns import MAX_NEW, MAX_PER_SENDER
+from pipeline.ingest.entities import EXPIRY, EntityCounts, load_entities
 from pipeline.model.names import MAX_NAME, MAX_TEXT
 from pipeline.model.records import SECOND, Batch, Block, Event, EventBatch, Origin
 from pipeline.model.topology import MAX_DEPTH
@@ -139,7 +139,7 @@ def test_parents_deeper_than_the_bound_are_rejected_however_they_are_put_togethe
     site.send_events("n3", inventory("n3", {"y:leaf": ["x:0"]}, T0 + 2))
     site.drain()
     assert [rule for rule, _ in rejected(site)] == ["topology", "topology"]
-    assert len(topology_at_start(site).above("x:0")) == MAX_DEPTH
+    assert len(topology_at_start(site).ancestors("x:0")) == MAX_DEPTH
 
 
 def test_more_parents_of_one_entity_than_the_bound_are_rejected(site):
@@ -170,7 +170,7 @@ def test_a_store_with_rows_that_could_not_be_admitted_starts_without_them(site, 
     assert topology.parents["node:n1"] == ("rack:a",)
     assert {"row:d", "gpu:j", "gpu:l", "gpu:\u202egpj"} <= found.skipped.keys()
     assert max(len(topology.ancestors(f"deep:{i:05}")) for i in range(2000)) == MAX_DEPTH
-    assert "rows of entity skipped" in caplog.text
+    assert "rows of table entity skipped" in caplog.text
     assert "\u202e" not in caplog.text
 
 
@@ -367,7 +367,7 @@ def test_a_restart_counts_what_the_store_holds(site):
 def test_an_entity_that_nobody_names_any_more_makes_room():
     admission = Admission(Limits(entities_per_sender=10))
     for job in range(100):  # ranks that come and go, an hour each
-        admission.begin(T0 + job * FORGET)
+        admission.begin(T0 + job * EXPIRY)
         lines = {f"rank:{job}.{i}": [f"job:{job}"] for i in range(3)}
         batch = EventBatch(Origin("local", "n1", b""), (inventory("n1", lines),))
         assert admit(admission, batch).rejected == ()
@@ -409,14 +409,14 @@ def test_signals_that_senders_make_up_take_no_column_from_others(site):
     assert site.rows("SELECT count(*) FROM gpu WHERE entity LIKE 'gpu:n1.%'") == [(2,)]
     query = "SELECT count(*) FROM duckdb_columns() WHERE table_name = 'hot_gpu' AND column_name LIKE 'x%'"
     [(columns,)] = site.rows(query)
-    assert columns <= MOST_NEW
+    assert columns <= MAX_NEW
     assert ingest.rejected["signals"] == 0
     assert {rule for rule, _ in rejected(site)} == {"signals"}
 
 
 def test_one_sender_brings_so_many_signals_and_those_that_are_known_stay_his(site):
     ingest = site.open()
-    site.send_raw("n1", signals("n1", *(f"x.{i}" for i in range(MOST_OF_SENDER))))
+    site.send_raw("n1", signals("n1", *(f"x.{i}" for i in range(MAX_PER_SENDER))))
     site.send_raw("n1", signals("n1", "y.1"))
     site.send_raw("n1", signals("n1", "x.1", "gpu.temperature"))
     site.send_raw("n2", signals("n2", "y.2"))
@@ -427,7 +427,7 @@ def test_one_sender_brings_so_many_signals_and_those_that_are_known_stay_his(sit
 
 
 def test_made_up_sites_of_entities_that_are_refused_take_no_memory():
-    population = Population(Limits(entities_per_sender=1))
+    population = EntityCounts(Limits(entities_per_sender=1))
     for i in range(100):
-        population.name(f"site{i}", "n1", ["gpu:n1.0"])
+        population.add_entities(f"site{i}", "n1", ["gpu:n1.0"])
     assert len(population._recent) == 1

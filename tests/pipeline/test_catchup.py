@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.ingest.catch_up import PATIENCE, TOGETHER, CatchUp
+from pipeline.ingest.catch_up import MAX_WAIT, OUTAGE_SPREAD, CatchUp
 from pipeline.model.records import SECOND
 
 T0 = 1_780_000_000 * SECOND
@@ -21,12 +21,12 @@ class Fleet:
 
     def sends(self, node: str, newest: int, after: int = 0) -> None:
         self.clock += after
-        self.catch_up.heard(node, newest, self.clock, self.clock, self.newest)
+        self.catch_up.record_message(node, newest, self.clock, self.clock, self.newest)
         self.newest[node] = newest
 
     @property
     def hold(self) -> int | None:
-        return self.catch_up.hold(self.clock, self.newest)
+        return self.catch_up.limit_watermark(self.clock, self.newest)
 
 
 def test_nobody_is_waited_for_while_messages_are_fresh() -> None:
@@ -58,7 +58,7 @@ def test_the_wait_ends_when_all_have_caught_up() -> None:
 def test_one_that_stays_silent_is_not_waited_for_longer_than_patience() -> None:
     fleet = Fleet("a", "dead")
     fleet.sends("a", T0 + SECOND)
-    fleet.sends("a", fleet.clock, after=PATIENCE)
+    fleet.sends("a", fleet.clock, after=MAX_WAIT)
     assert fleet.hold == T0
     fleet.clock += 1
     assert fleet.hold is None
@@ -67,9 +67,9 @@ def test_one_that_stays_silent_is_not_waited_for_longer_than_patience() -> None:
 def test_one_that_gains_on_the_clock_is_waited_for_however_long_it_takes() -> None:
     fleet = Fleet("a", "slow")
     fleet.sends("slow", T0)
-    fleet.clock += PATIENCE
+    fleet.clock += MAX_WAIT
     for i in range(1, 25):
-        fleet.sends("slow", T0 + i * 20 * SECOND, after=PATIENCE - SECOND)
+        fleet.sends("slow", T0 + i * 20 * SECOND, after=MAX_WAIT - SECOND)
         assert fleet.hold == T0 + i * 20 * SECOND
 
 
@@ -91,7 +91,7 @@ def test_a_clock_far_ahead_keeps_nobody_from_being_waited_for() -> None:
     assert fleet.hold == T0
 
 
-@pytest.mark.parametrize("alone", [TOGETHER + 1, 10 * TOGETHER])
+@pytest.mark.parametrize("alone", [OUTAGE_SPREAD + 1, 10 * OUTAGE_SPREAD])
 def test_a_node_that_was_cut_off_alone_holds_nobody(alone: int) -> None:
     fleet = Fleet("cut", "a", "b")
     for node in ("a", "b"):

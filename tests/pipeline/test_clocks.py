@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.ingest.clocks import BOUND, WINDOW, SenderClock
 from pipeline.ingest.ingest import Ingest
-from pipeline.ingest.senders import SAVE_EVERY, SLOW
+from pipeline.ingest.senders import SAVE_EVERY, SLOW_DISK
 from pipeline.model.records import SECOND, Batch, Block, Event, EventBatch, Origin
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
@@ -23,7 +23,7 @@ HOUR, DAY = 3600 * SECOND, 86_400 * SECOND
 
 def heard(clock: SenderClock, errors: list[int], begun: int = T0, step: int = 5 * SECOND) -> list[int]:
     """What a clock answers to messages every `step` whose `sent` differs from their arrival by `errors`."""
-    return [clock.measure(begun + i * step + e, begun + i * step, True, BOUND) for i, e in enumerate(errors)]
+    return [clock.measure_message(begun + i * step + e, begun + i * step, True, BOUND) for i, e in enumerate(errors)]
 
 
 def test_one_message_proves_a_clock_that_is_ahead() -> None:
@@ -50,7 +50,7 @@ def test_a_backlog_that_is_sent_twice_as_fast_as_it_was_measured_is_no_wrong_clo
 def test_messages_that_waited_for_us_prove_no_clock_behind() -> None:
     clock = SenderClock()
     for i in range(100):
-        assert clock.measure(T0 + i * SECOND, T0 + DAY + i * SECOND, False, BOUND) == 0
+        assert clock.measure_message(T0 + i * SECOND, T0 + DAY + i * SECOND, False, BOUND) == 0
 
 
 def test_a_clock_that_was_set_right_is_right_again() -> None:
@@ -225,7 +225,7 @@ def test_what_waits_for_a_slow_disk_is_no_clock_behind(rig: Rig) -> None:
 def test_an_agent_that_never_says_that_its_disk_is_well_hides_its_clock_for_an_hour(rig: Rig) -> None:
     rig.send_event("a", Event(rig.clock, "node:a", "disk_slow", {"state": "active"}), rig.clock)
     rig.drain()
-    rig.clock += SLOW
+    rig.clock += SLOW_DISK
     assert for_two_minutes(rig, 12 * SECOND) == {"a": -12 * SECOND}
 
 
@@ -268,7 +268,7 @@ def wrong_clocks(rig: Rig) -> tuple[int, int]:
 def test_made_up_nodes_with_wrong_clocks_store_no_more_events_than_the_bound(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.ingest.senders.REPORTED", 5)
+    monkeypatch.setattr("pipeline.ingest.senders.MAX_REPORTED", 5)
     rig.send("a", error=HOUR)
     rig.drain()
     for second in range(31):
@@ -284,7 +284,7 @@ def test_made_up_nodes_with_wrong_clocks_store_no_more_events_than_the_bound(
 def test_a_wrong_clock_that_is_not_heard_for_an_hour_makes_room_for_others(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.ingest.senders.REPORTED", 1)
+    monkeypatch.setattr("pipeline.ingest.senders.MAX_REPORTED", 1)
     rig.send("ghost", error=HOUR)
     rig.drain()
     rig.clock += HOUR
@@ -303,7 +303,7 @@ def drained(rig: Rig, seconds: int, *senders: tuple[str, int], lateness: int = 3
             rig.send(node, error=-late)
         rig.drain()
         rig.clock += SECOND
-    return rig.ingest.senders.passed(rig.clock, lateness)
+    return rig.ingest.senders.find_passed_time(rig.clock, lateness)
 
 
 def test_a_frame_closes_as_soon_as_every_sender_has_passed_it(rig: Rig) -> None:
@@ -329,7 +329,7 @@ def test_a_sender_with_a_wrong_clock_takes_the_lateness_from_nobody(rig: Rig) ->
         rig.send("b", error=-late)
         rig.drain()
         rig.clock += SECOND
-    assert rig.ingest.senders.passed(rig.clock, 30 * SECOND) == rig.clock - SECOND - late
+    assert rig.ingest.senders.find_passed_time(rig.clock, 30 * SECOND) == rig.clock - SECOND - late
 
 
 @pytest.mark.slow
@@ -338,7 +338,7 @@ def test_a_sender_that_is_slower_than_the_lateness_holds_nobody_up(rig: Rig) -> 
         if second % 60 == 0:
             rig.send("slow")
         drained(rig, 1, ("a", 0), ("b", 0))
-    assert rig.ingest.senders.passed(rig.clock, 30 * SECOND) == rig.clock - SECOND
+    assert rig.ingest.senders.find_passed_time(rig.clock, 30 * SECOND) == rig.clock - SECOND
 
 
 def test_a_stall_of_the_pipeline_makes_no_sender_slow(rig: Rig) -> None:
@@ -369,7 +369,7 @@ def test_a_clock_of_ours_that_is_set_back_keeps_no_dead_sender_alive(rig: Rig) -
         rig.send("a", error=back)
         rig.drain()
         rig.clock += SECOND
-    assert rig.ingest.senders.passed(rig.clock, 30 * SECOND) == rig.ingest.senders.newest["a"]
+    assert rig.ingest.senders.find_passed_time(rig.clock, 30 * SECOND) == rig.ingest.senders.newest["a"]
     assert rig.ingest.progress.arrivals["a"] == rig.clock - SECOND
 
 

@@ -228,7 +228,7 @@ def test_no_error_of_the_disk_or_of_memory_gives_a_message_up(
     """Whatever is not of a message leaves all messages where they are: in order, none a dead letter."""
     service = service_over(tmp_path, tmp_path / "store.duckdb", 0)
     ingest: Ingest = service.ingest
-    transaction = ingest._transaction
+    transaction = ingest._write_transaction
     try:
         service.start()
         senders.send(40)
@@ -236,11 +236,11 @@ def test_no_error_of_the_disk_or_of_memory_gives_a_message_up(
         def failing(*_: object) -> None:
             raise error
 
-        monkeypatch.setattr(ingest, "_transaction", failing)
+        monkeypatch.setattr(ingest, "_write_transaction", failing)
         for _ in range(3):
             with pytest.raises((Retryable, OSError, RuntimeError)):
                 service.turn()
-        monkeypatch.setattr(ingest, "_transaction", transaction)
+        monkeypatch.setattr(ingest, "_write_transaction", transaction)
         while service.turn():
             pass
         assert losses(service) == (0, 0)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.ingest.ingest import Ingest
-from pipeline.ingest.offsets import SPOOLS
+from pipeline.ingest.offsets import MAX_SPOOLS
 from pipeline.model.records import EVENTS, SECOND, TELEMETRY, Event, EventBatch, Origin
 from pipeline.store.database import Database
 from pipeline.store.devices import Devices
@@ -248,9 +248,9 @@ def test_spools_that_a_sender_makes_up_are_forgotten_but_the_newest_and_cost_nob
     while ingest.step() is not None:
         pass
     query = "SELECT node, topic, count(*) FROM producer_mark GROUP BY ALL ORDER BY ALL"
-    stored = [("h1", EVENTS, 1), ("h1", TELEMETRY, SPOOLS), ("h2", TELEMETRY, 1)]
+    stored = [("h1", EVENTS, 1), ("h1", TELEMETRY, MAX_SPOOLS), ("h2", TELEMETRY, 1)]
     assert site.rows(query) == stored
-    assert len(ingest.offsets.marks) == 2 + SPOOLS
+    assert len(ingest.offsets.marks) == 2 + MAX_SPOOLS
     site.send_events("h1", Event(T0, "node:h1", "gap", told | {"epoch": "f" * 32}))
     site.drain()
     assert site.rows(query) == stored

@@ -59,11 +59,11 @@ def test_a_message_that_is_no_batch_becomes_a_dead_letter_and_stops_nothing(site
 @pytest.mark.parametrize(
     ("device_class", "signal", "values", "reason"),
     [
-        ("gpu", "gpu.sm_clock", np.ones((1, 1), "f4"), "values of type f4, wanted u2"),
+        ("gpu", "gpu.sm_clock", np.ones((1, 1), "f4"), "values of type f4, expected u2"),
         ("gpu", 'gpu."; DROP TABLE hot_gpu; --', np.ones((1, 1), "f4"), "lower-case"),
-        ("GPU", "gpu.x", np.ones((1, 1), "f4"), "wanted one of gpu"),
-        ("entities", "entities.x", np.ones((1, 1), "f4"), "wanted one of gpu"),
-        ("gpu", "gpu.time", np.ones((1, 1), "f4"), "taken by the store"),
+        ("GPU", "gpu.x", np.ones((1, 1), "f4"), "expected one of gpu"),
+        ("entities", "entities.x", np.ones((1, 1), "f4"), "expected one of gpu"),
+        ("gpu", "gpu.time", np.ones((1, 1), "f4"), "reserved by the store"),
     ],
 )
 def test_a_batch_that_does_not_fit_the_store_is_refused_with_its_reason(site, device_class, signal, values, reason):
@@ -265,7 +265,7 @@ def test_text_that_no_store_can_write_is_a_dead_letter(site):
     site.send_raw("n1", one_signal("n1", "gpu.power", np.ones((1, 1), "f4")))
     site.send_events("n2", Event(T0, "gpu:n2.0", "xid", {"text": "\\ud800"}))
     site.drain()
-    assert "no Unicode" in site.rows("SELECT reason FROM dead_letter")[0][0]
+    assert "not valid Unicode" in site.rows("SELECT reason FROM dead_letter")[0][0]
     assert site.rows("SELECT count(*) FROM gpu") == [(1,)]
 
 
@@ -299,7 +299,7 @@ def test_a_disk_that_fills_while_a_poison_message_is_looked_for_loses_nothing(si
     for second in range(4):
         site.send("n1", T0 + second * SECOND)
     ingest = site.open()
-    transaction = ingest._transaction
+    transaction = ingest._write_transaction
     failures = [*[duckdb.ConversionException("poison")] * 3, None, duckdb.IOException("disk full")]
 
     def failing(items, gaps):
@@ -308,7 +308,7 @@ def test_a_disk_that_fills_while_a_poison_message_is_looked_for_loses_nothing(si
             raise error
         transaction(items, gaps)
 
-    monkeypatch.setattr(ingest, "_transaction", failing)
+    monkeypatch.setattr(ingest, "_write_transaction", failing)
     with pytest.raises(Retryable, match="disk full"):
         ingest.step()
     assert site.rows("SELECT count(*) FROM gpu") == [(4,)]
@@ -322,14 +322,14 @@ def test_an_error_that_is_not_the_stores_is_told_and_the_message_set_aside(site,
     site.send("n1", T0)
     site.send("n2", T0, first=13.0)
     ingest = site.open()
-    rows = pipeline.ingest.ingest.to_rows
+    rows = pipeline.ingest.ingest.build_rows
 
     def unlucky(bodies, devices, barred):
         if any(b.layout.node == "n2" for b in bodies):
             raise ZeroDivisionError("a fault of ours")
         return rows(bodies, devices, barred)
 
-    monkeypatch.setattr(pipeline.ingest.ingest, "to_rows", unlucky)
+    monkeypatch.setattr(pipeline.ingest.ingest, "build_rows", unlucky)
     assert ingest.step().messages == 2
     assert site.rows("SELECT count(*) FROM gpu") == [(2,)]
     assert "a fault of ours" in site.rows("SELECT reason FROM dead_letter")[0][0]
@@ -342,7 +342,7 @@ def test_messages_that_compress_too_well_are_decoded_a_few_at_a_time(site):
         site.send_raw("n1", body)
     ingest = site.open()
     ingest._fetch()
-    assert sum(len(queue) for queue in ingest._waiting.values()) <= 3
+    assert sum(len(queue) for queue in ingest._queues.values()) <= 3
 
 
 def test_other_threads_read_only_what_the_last_step_published(site):

@@ -9,7 +9,7 @@ from typing import NoReturn
 import duckdb
 import pytest
 
-from pipeline.ingest.ingest import MUTE, Ingest
+from pipeline.ingest.ingest import MAX_UNANSWERED, Ingest
 from pipeline.model.errors import Retryable
 from pipeline.model.records import SECOND
 from pipeline.store.database import Database
@@ -86,7 +86,7 @@ def test_a_partition_that_does_not_answer_while_others_do_is_waited_for_but_not_
     rig.log.mute = {mute}
     rig.send("a", T0)
     assert rig.drain() == 0
-    rig.clock += MUTE + SECOND
+    rig.clock += MAX_UNANSWERED + SECOND
     rig.send("a", rig.clock)
     assert rig.drain() is None
 
@@ -97,7 +97,7 @@ def test_partitions_that_all_fell_silent_are_waited_for_anew_when_the_first_answ
     assert rig.drain() is None
     rig.log.mute = {ONE, TWO, WORD}
     rig.drain()
-    rig.clock += 10 * MUTE
+    rig.clock += 10 * MAX_UNANSWERED
     rig.drain()
     rig.log.mute = {TWO}
     assert rig.drain() == T0

@@ -32,7 +32,7 @@ def letter(size: int = 100, rule: str = "wire", partition: Partition = PARTITION
 
 
 def kept(limits: LetterLimits, one: DeadLetter, times: int) -> int:
-    return sum(limits.payload(one) is not None for _ in range(times))
+    return sum(limits.payload_to_keep(one) is not None for _ in range(times))
 
 
 def test_a_minute_admits_so_many_letters_of_one_partition_and_rule() -> None:
@@ -53,7 +53,7 @@ def test_a_transaction_that_fails_uses_nothing_up() -> None:
     for _ in range(100):
         limits.begin(NOW)
         assert kept(limits, letter(), PER_MINUTE) == PER_MINUTE
-    assert limits.size == 0
+    assert limits.stored == 0
 
 
 def test_the_bytes_are_bounded_and_half_of_them_are_for_what_an_upgrade_can_read() -> None:
@@ -62,7 +62,7 @@ def test_the_bytes_are_bounded_and_half_of_them_are_for_what_an_upgrade_can_read
         limits.begin(NOW + minute * 60 * SECOND)
         kept(limits, letter(900), 10)
         limits.commit()
-    assert limits.size == 4500
+    assert limits.stored == 4500
     limits.begin(NOW)
     assert kept(limits, letter(900, NEWER), 100) == 6
 
@@ -70,8 +70,8 @@ def test_the_bytes_are_bounded_and_half_of_them_are_for_what_an_upgrade_can_read
 def test_a_payload_is_cut_unless_an_upgrade_can_read_it() -> None:
     limits = LetterLimits(1 << 30)
     limits.begin(NOW)
-    assert len(limits.payload(letter(1 << 20)) or b"") == PAYLOAD_BYTES
-    assert len(limits.payload(letter(1 << 20, NEWER)) or b"") == 1 << 20
+    assert len(limits.payload_to_keep(letter(1 << 20)) or b"") == PAYLOAD_BYTES
+    assert len(limits.payload_to_keep(letter(1 << 20, NEWER)) or b"") == 1 << 20
 
 
 def test_a_flood_of_what_nobody_can_read_is_bounded_and_each_message_is_accounted_for(
@@ -88,7 +88,7 @@ def test_a_flood_of_what_nobody_can_read_is_bounded_and_each_message_is_accounte
     ingest = site.drain()
     [(letter_rows, size)] = site.rows("SELECT count(*), sum(octet_length(payload)) FROM dead_letter")
     assert letter_rows == PER_MINUTE
-    assert ingest.letters.size == size
+    assert ingest.letter_limits.stored == size
     gaps = site.rows("SELECT cause, count(*), sum(next_sequence - first_sequence) FROM gaps GROUP BY ALL")
     assert gaps == [("dead letter not kept: wire", 2, 2000 - PER_MINUTE)]
     assert site.rows("SELECT count(*) FROM gpu") == [(6,)]
@@ -204,7 +204,7 @@ def test_what_a_newer_agent_signed_is_stored_after_the_upgrade_and_what_it_did_n
 def test_letters_that_leave_the_table_make_room_for_new_ones(site: Any) -> None:
     site.send_raw("n1", b"rubbish")
     ingest = site.drain()
-    assert ingest.letters.size > 0
+    assert ingest.letter_limits.stored > 0
     trim(site.database, Store(), NOW + 200 * HOUR)
-    ingest.forget(0)
-    assert ingest.letters.size == 0
+    ingest.apply_retention(0)
+    assert ingest.letter_limits.stored == 0

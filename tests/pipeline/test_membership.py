@@ -10,7 +10,7 @@ from pipeline.config.sections import Config
 from pipeline.config.settings import build_section
 from pipeline.engine.engine import Engine
 from pipeline.incidents.desk import QUIET_PERIOD, Desk
-from pipeline.ingest.entities import Entities
+from pipeline.ingest.entities import StoredEntities
 from pipeline.ingest.ingest import Committed
 from pipeline.judging.frames import Framer
 from pipeline.judging.presence import LastSeen
@@ -230,7 +230,7 @@ def test_no_inventory_replaces_a_line_of_the_topology_file(tmp_path):
         'version = 1\n[rack]\nr0 = ["row:a"]\n[node]\nn0 = ["rack:r0"]\n'
         '[attributes]\n"rack:r0" = { location = "hall 1" }\n'
     )
-    topology = known_topology(Entities(), build_section(Config, {"topology": {"path": str(path)}}, "test"))
+    topology = known_topology(StoredEntities(), build_section(Config, {"topology": {"path": str(path)}}, "test"))
     lines = {
         "rack:r0": {"parents": ["row:evil"], "attributes": {"location": "moon"}},
         "node:n0": {"parents": ["rack:evil"], "attributes": {"sku": "hgx"}},

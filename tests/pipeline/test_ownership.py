@@ -91,7 +91,7 @@ def test_each_value_stays_with_its_entity_when_others_of_its_block_are_rejected(
 )
 def test_what_bears_the_name_of_a_host_belongs_to_it(sender, entity, allowed):
     owners = Owners(senders=dict.fromkeys(("h1", "h2", "h2.example"), NOW))
-    assert (owners.claim(sender, entity, NOW) is None) == allowed
+    assert (owners.claim_entity(sender, entity, NOW) is None) == allowed
 
 
 def test_a_port_that_somebody_else_reported_first_is_its_hosts_from_its_first_message_on(site):
@@ -141,9 +141,9 @@ def test_an_owner_that_is_silent_is_replaced_and_gets_its_entity_back_when_it_re
 
 def test_what_an_owner_sent_before_it_was_replaced_is_stored_however_late_it_arrives():
     owners = Owners()
-    owners.claim("row3", "cdu:c1", NOW)
-    assert owners.claim("h1", "cdu:c1", NOW + 2 * TAKEOVER) is None
-    assert owners.claim("row3", "cdu:c1", NOW + TAKEOVER) is None
+    owners.claim_entity("row3", "cdu:c1", NOW)
+    assert owners.claim_entity("h1", "cdu:c1", NOW + 2 * TAKEOVER) is None
+    assert owners.claim_entity("row3", "cdu:c1", NOW + TAKEOVER) is None
     assert owners.claims["cdu:c1"].owner == "h1"
 
 
@@ -167,18 +167,18 @@ def test_who_lets_go_of_an_entity_in_its_inventory_can_be_followed_at_once(site)
 
 def test_what_only_inventory_reports_is_its_owners_as_long_as_it_sends_anything():
     owners = Owners()
-    owners.claim("fabric", "leaf:l4", NOW)
-    owners.hear("fabric", NOW + 5 * TAKEOVER)
-    assert owners.claim("h1", "leaf:l4", NOW + 5 * TAKEOVER + SECOND) is not None
-    assert owners.claim("h1", "leaf:l4", NOW + 6 * TAKEOVER + SECOND) is None
+    owners.claim_entity("fabric", "leaf:l4", NOW)
+    owners.record_message("fabric", NOW + 5 * TAKEOVER)
+    assert owners.claim_entity("h1", "leaf:l4", NOW + 5 * TAKEOVER + SECOND) is not None
+    assert owners.claim_entity("h1", "leaf:l4", NOW + 6 * TAKEOVER + SECOND) is None
 
 
 def test_claims_that_nobody_renews_are_dropped_from_memory_and_store(site):
     blocks(site, "row3", NOW, coolant=("cdu:c1",))
     ingest = site.drain()
-    ingest.admission.owners.expire(NOW + KEEP_CLAIMS)
+    ingest.admission.owners.drop_expired(NOW + KEEP_CLAIMS)
     assert ingest.admission.owners.claims
-    ingest.admission.owners.expire(NOW + KEEP_CLAIMS + SECOND)
+    ingest.admission.owners.drop_expired(NOW + KEEP_CLAIMS + SECOND)
     assert not ingest.admission.owners.claims
     site.send("h1", NOW)
     ingest.step()
@@ -191,10 +191,10 @@ def test_claims_that_nobody_renews_are_dropped_from_memory_and_store(site):
 def test_the_configuration_gives_entities_to_a_sender_and_to_no_other():
     rules = sections.Admission(speaks_for=(SpeaksFor("row3", ("cdu:row3-*", "gpu:wafer*")),))
     owners = Owners(rules, {"cdu:row3-1": Claim("h1", NOW, NOW, True)}, {"h1": NOW, "row3": NOW})
-    assert owners.claim("row3", "cdu:row3-1", NOW) is None
-    assert owners.claim("row3", "gpu:wafer7.0", NOW) is None
-    assert "gives it to row3" in owners.claim("h1", "cdu:row3-1", NOW)
-    assert owners.claim("row3", "gpu:h1.0", NOW) is not None
+    assert owners.claim_entity("row3", "cdu:row3-1", NOW) is None
+    assert owners.claim_entity("row3", "gpu:wafer7.0", NOW) is None
+    assert "gives it to row3" in owners.claim_entity("h1", "cdu:row3-1", NOW)
+    assert owners.claim_entity("row3", "gpu:h1.0", NOW) is not None
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_the_end_of_a_job_ends_the_senders_own_ranks_alone(site):
     site.drain()
     assert site.rows("SELECT data FROM events WHERE kind = 'job_end'") == [('{"ranks": ["rank:81.0"]}',)]
     assert [reason.split(":", 1)[0] for reason in reasons(site)] == ["owner", "owner"]
-    assert "without its ranks" in reasons(site)[1] + reasons(site)[0]
+    assert "without `ranks`" in reasons(site)[1] + reasons(site)[0]
 
 
 def test_a_checkpoint_of_a_rank_that_another_node_runs_is_rejected(site):
@@ -365,13 +365,13 @@ def test_ranks_that_are_no_text_cost_an_event_nothing_else(site):
 
 
 def test_senders_that_are_made_up_are_forgotten_before_those_that_are_heard(monkeypatch):
-    monkeypatch.setattr("pipeline.ingest.ownership.SENDERS", 20)
+    monkeypatch.setattr("pipeline.ingest.ownership.MAX_SENDERS", 20)
     owners = Owners()
     for i in range(100):
-        owners.hear(f"m{i}", NOW)
-        owners.hear("h1", NOW + i)
-    assert len(owners._heard) <= 20
-    assert "h1" in owners._heard
+        owners.record_message(f"m{i}", NOW)
+        owners.record_message("h1", NOW + i)
+    assert len(owners._newest_of) <= 20
+    assert "h1" in owners._newest_of
 
 
 @pytest.mark.slow
@@ -389,9 +389,9 @@ def test_no_sender_quietens_what_is_not_its_own(site, kind, entity):
 
 def test_a_scheduler_announces_work_on_what_the_configuration_gives_it():
     owners = Owners(sections.Admission(speaks_for=(SpeaksFor("slurm", ("rack:*", "job:*")),)))
-    assert owners.holds("slurm", "rack:a")
-    assert owners.holds("slurm", "job:81")
-    assert not owners.holds("h1", "rack:a")
+    assert owners.is_owner("slurm", "rack:a")
+    assert owners.is_owner("slurm", "job:81")
+    assert not owners.is_owner("h1", "rack:a")
 
 
 def test_the_end_of_a_job_of_no_rank_is_rejected(site):

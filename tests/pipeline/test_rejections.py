@@ -62,7 +62,7 @@ def test_a_single_sender_that_is_rejected_is_no_reason_and_its_silence_names_the
     rows = line.rows("SELECT entity, kind, data ->> '$.rules' FROM events")
     assert [row[:2] for row in rows] == [("node:n5", "messages_rejected")]
     [(summary,)] = line.rows("SELECT DISTINCT summary FROM findings WHERE entity = 'node:n5' AND level = 'ticket'")
-    assert "what it sends arrives and is rejected (rule wire): see dead letters" in summary
+    assert "its messages are rejected (wire)" in summary
 
 
 def test_messages_that_were_rejected_once_are_no_reason(line: Line) -> None:

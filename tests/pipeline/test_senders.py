@@ -9,7 +9,7 @@ from pipeline.config import sections
 from pipeline.ingest.admission import Admission
 from pipeline.ingest.ingest import Ingest
 from pipeline.ingest.ownership import load_owners
-from pipeline.ingest.sequences import WINDOW, Sequences
+from pipeline.ingest.sequences import WINDOW, RecentMessages
 from pipeline.model.errors import Retryable
 from pipeline.model.records import SECOND, Batch, Block, Origin
 from pipeline.store.database import Database
@@ -140,15 +140,15 @@ def test_a_log_that_is_read_again_from_its_start_brings_duplicates_alone(bench):
 
 
 def test_a_second_message_counts_only_once_its_transaction_is_durable():
-    sequences, sender = Sequences(), ("telemetry.v1", "h2", "e")
-    sequences.add(sender, 1, message("h2", 1, 999.0))
+    sequences, sender = RecentMessages(), ("telemetry.v1", "h2", "e")
+    sequences.add_message(sender, 1, message("h2", 1, 999.0))
     sequences.begin()
-    assert not sequences.repeats(sender, 1, message("h2", 1, 41.0), None, None)
+    assert not sequences.is_repeat(sender, 1, message("h2", 1, 41.0), None, None)
     sequences.begin()  # that transaction failed
-    assert not sequences.repeats(sender, 1, message("h2", 1, 41.0), None, None)
+    assert not sequences.is_repeat(sender, 1, message("h2", 1, 41.0), None, None)
     sequences.commit()
     sequences.begin()
-    assert sequences.repeats(sender, 1, message("h2", 1, 41.0), None, None)
+    assert sequences.is_repeat(sender, 1, message("h2", 1, 41.0), None, None)
 
 
 # --- signatures ------------------------------------------------------------------------------------------------------

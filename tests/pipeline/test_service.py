@@ -99,7 +99,7 @@ def test_until_the_first_step_has_ended_nobody_takes_the_history_for_judged(site
     """The demo opens its dashboard when there is no backlog: that moment lay between the first commit and its end."""
     service.start()
     site.send("n1", T0)
-    committed, seen = service.transport.committed, []
+    committed, seen = service.transport.commit_offset, []
 
     def ask(partition, next_offset):
         seen.append(service.health()["backlog"])
