@@ -118,18 +118,13 @@ class Ingest:
         self._passed_time: int | None = None
         self._newer_spools: set[Partition] = set()  # spools blocked by a message of a newer version
         self._gaps: dict[Partition, GapError] = {}
-        self._unanswered_since: dict[
-            Partition, int
-        ] = {}  # since when the transport does not know whether there is more
+        self._unanswered_since: dict[Partition, int] = {}  # transport does not know whether there is more
         self._all_unanswered_at = 0  # when last no partition responded
         self._fetch_bytes, self._closed = _FETCH_BYTES, NEVER
         self._valid_shapes: set[wire.Shape] = set()
         self._columns = ColumnLimits(self._types_of)
         self._committed = Committed()
-        self._letters_reread, self._last_letter = (
-            False,
-            -1,
-        )  # whether all letters were read again; row of the last one
+        self._letters_reread, self._last_letter = False, -1  # all letters were read again; row of the last one
         self._has_stepped = False  # whether a step succeeded; before that, the backlog is unknown
         self._publish()
 
